@@ -1,0 +1,158 @@
+#!/usr/bin/env bash
+# Sets up what this project needs on a machine, says what it does, and is silent when nothing is to be done.
+#
+#   tools/setup.sh env      .venv/ from requirements.lock, made by uv
+#   tools/setup.sh engine   ssh, rsync and a running container engine for the lab
+#
+# Exit codes: 0 ready, 2 something is missing that this script may not or cannot install.
+set -euo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+build="$root/.build"
+venv="$root/.venv"
+mkdir -p "$build"
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+fail() {
+    printf 'setup: error: %s\n' "$1" >&2
+    [ $# -lt 2 ] || printf '       fix: %s\n' "$2" >&2
+    exit 2
+}
+
+# uv and pip bring their own certificate bundles; behind a TLS-inspecting proxy only the system's is right.
+system_ca=/etc/ssl/certs/ca-certificates.crt
+if [ -z "${SSL_CERT_FILE:-}" ] && [ -r "$system_ca" ]; then
+    export SSL_CERT_FILE="$system_ca"
+fi
+
+sudo_cmd=()
+if [ "$(id -u)" != 0 ]; then
+    sudo_cmd=(sudo)
+fi
+
+apt_updated=
+apt_install() {
+    command -v apt-get >/dev/null ||
+        fail "this machine has no apt-get and lacks: $*" "install these packages with the machine's own package manager"
+    [ "$(id -u)" = 0 ] || command -v sudo >/dev/null ||
+        fail "installing $* needs root, and sudo is not there" "run as root, or have an administrator install: $*"
+    say "installing packages: $*"
+    local log="$build/apt.log"
+    if [ -z "$apt_updated" ]; then
+        "${sudo_cmd[@]}" apt-get update -qq >"$log" 2>&1 || {
+            tail -n 5 "$log" >&2
+            fail "apt-get update failed (log: $log)" "check the network and the apt sources, then run this again"
+        }
+        apt_updated=1
+    fi
+    "${sudo_cmd[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >"$log" 2>&1 || {
+        tail -n 15 "$log" >&2
+        fail "apt-get install $* failed (log: $log)" "mend the package system, then run this again"
+    }
+}
+
+# Prints the path of a Python that requires-python accepts; fails where the machine has none.
+find_python() {
+    local candidate
+    for candidate in python3.13 python3.12 python3.11 python3; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; then
+            "$candidate" -c 'import sys; print(sys.executable)'
+            return
+        fi
+    done
+    return 1
+}
+
+# Prints the path of uv: the machine's own, or one installed below .build/.
+find_uv() {
+    if command -v uv >/dev/null; then
+        command -v uv
+        return
+    fi
+    local own="$build/uv/bin/uv"
+    if [ ! -x "$own" ]; then
+        command -v python3 >/dev/null || apt_install python3 python3-venv
+        python3 -c 'import ensurepip, venv' 2>/dev/null || apt_install python3-venv
+        say "installing uv below .build/"
+        rm -rf "$build/uv"
+        python3 -m venv "$build/uv"
+        PIP_CERT="${PIP_CERT:-${SSL_CERT_FILE:-}}" "$build/uv/bin/pip" install -q --disable-pip-version-check uv 2>"$build/pip.log" || {
+            tail -n 5 "$build/pip.log" >&2
+            rm -rf "$build/uv"
+            fail "uv could not be installed from the package index" "check the network (and PIP_CERT, PIP_INDEX_URL), then run this again"
+        }
+    fi
+    printf '%s\n' "$own"
+}
+
+setup_env() {
+    local stamp="$venv/.requirements.sha256" want have=
+    want=$(cat "$root/requirements.lock" "$root/pyproject.toml" | sha256sum | cut -d' ' -f1)
+    [ ! -r "$stamp" ] || have=$(cat "$stamp")
+    if [ "$want" = "$have" ] && "$venv/bin/python" -c '' 2>/dev/null; then
+        return
+    fi
+    local uv python
+    uv=$(find_uv)
+    python=$(find_python) || python=3.12
+    say "making .venv/ from requirements.lock"
+    rm -f "$stamp"
+    "$venv/bin/python" -c '' 2>/dev/null || "$uv" venv -q --clear --python "$python" "$venv"
+    "$uv" pip sync -q --python "$venv/bin/python" --require-hashes "$root/requirements.lock"
+    "$uv" pip install -q --python "$venv/bin/python" --no-deps --no-build-isolation --editable "$root"
+    printf '%s\n' "$want" >"$stamp"
+}
+
+engine_answers() {
+    local engine
+    for engine in ${TPU_OPS_ENGINE:-docker podman}; do
+        command -v "$engine" >/dev/null || continue
+        "$engine" info >/dev/null 2>&1 && return
+        "${sudo_cmd[@]}" -n "$engine" info >/dev/null 2>&1 && [ "$(id -u)" != 0 ] && return
+    done
+    return 1
+}
+
+start_dockerd() {
+    if [ -d /run/systemd/system ]; then
+        say "starting the docker service"
+        "${sudo_cmd[@]}" systemctl start docker
+    else
+        say "starting dockerd in the background (log: .build/dockerd.log)"
+        "${sudo_cmd[@]}" setsid dockerd >"$build/dockerd.log" 2>&1 </dev/null &
+        printf '%s\n' "$!" >"$build/dockerd.pid"
+    fi
+    local deadline=$((SECONDS + 60))
+    until engine_answers; do
+        if [ "$SECONDS" -ge "$deadline" ]; then
+            tail -n 10 "$build/dockerd.log" >&2 2>/dev/null || true
+            fail "dockerd did not answer within 60 s (log: .build/dockerd.log)" "start a container engine by hand, then run this again"
+        fi
+        sleep 0.2 # polls the engine until it answers or the deadline passes
+    done
+}
+
+setup_engine() {
+    local missing=() tool
+    for tool in ssh:openssh-client rsync:rsync ip:iproute2; do
+        command -v "${tool%%:*}" >/dev/null || missing+=("${tool##*:}")
+    done
+    # The lab builds its worker image with mmdebstrap where no image registry answers.
+    if command -v apt-get >/dev/null && ! command -v mmdebstrap >/dev/null; then
+        missing+=(mmdebstrap)
+    fi
+    [ ${#missing[@]} = 0 ] || apt_install "${missing[@]}"
+    engine_answers && return
+    if [ -n "${TPU_OPS_ENGINE:-}" ]; then
+        fail "TPU_OPS_ENGINE is $TPU_OPS_ENGINE, which does not answer" "start it, or unset TPU_OPS_ENGINE"
+    fi
+    # Some machines have a docker client without an engine.
+    command -v dockerd >/dev/null || apt_install docker.io
+    start_dockerd
+}
+
+case "${1:-}" in
+    env) setup_env ;;
+    engine) setup_engine ;;
+    *) fail "unknown step '${1:-}'" "use: tools/setup.sh env|engine" ;;
+esac

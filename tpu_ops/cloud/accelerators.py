@@ -1,0 +1,128 @@
+"""The accelerator table: how many chips and workers an accelerator type has.
+
+Source: the public documentation of Cloud TPU versions, and the node sizes that the API reports. For v5e and v6e
+the documentation's "hosts" column is not the number of VMs: up to eight chips fit one VM, above that every VM
+carries four.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_NAME = re.compile(r"^(?P<generation>v\d+(?:litepod|p|e)?)-(?P<count>[1-9]\d*)$")
+
+
+@dataclass(frozen=True)
+class _Generation:
+    """One row of the table: how to read the number in an accelerator type's name."""
+
+    label: str
+    cores_per_chip: int
+    counts_cores: bool
+    device_files: str
+    sizes: tuple[int, ...]
+    dimensions: int
+
+
+def _doubling(first: int, last: int) -> tuple[int, ...]:
+    sizes = [first]
+    while sizes[-1] < last:
+        sizes.append(sizes[-1] * 2)
+    return tuple(sizes)
+
+
+_V5P_SIZES = (8, 16, 32, 64, 128, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1664, 1792, 1920, 2048)
+_V5P_LARGE = (2176, 2304, 2432, 2560, 2688, 2816, 2944, 3072, 4096, 5120, 6144, 8192, 10240, 12288)
+
+_GENERATIONS = {
+    "v2": _Generation("V2", 2, True, "/dev/accel", (8, 32, 128, 256, 512), 2),
+    "v3": _Generation("V3", 2, True, "/dev/accel", (8, *_doubling(32, 2048)), 2),
+    "v4": _Generation("V4", 2, True, "/dev/accel", _doubling(8, 4096), 3),
+    "v5litepod": _Generation("V5LITE_POD", 1, False, "/dev/vfio/", (1, 4, *_doubling(8, 256)), 2),
+    "v5p": _Generation("V5P", 2, True, "/dev/vfio/", _V5P_SIZES + _V5P_LARGE, 3),
+    "v6e": _Generation("V6E", 1, False, "/dev/vfio/", (1, 4, *_doubling(8, 256)), 2),
+}
+
+
+@dataclass(frozen=True)
+class AcceleratorType:
+    """What an accelerator type's name means.
+
+    Attributes:
+        name: As the API spells it, for example ``v4-32``.
+        generation: The part before the dash, for example ``v4`` or ``v5litepod``.
+        api_version: The ``AcceleratorConfig.Type`` name, for example ``V5LITE_POD``.
+        cores: TensorCores of the whole slice.
+        chips: Chips of the whole slice.
+        workers: Number of VMs.
+        chips_per_worker: Chips of each VM.
+        topology: Chips per dimension, for example ``2x2x4``.
+        device_files: Prefix of the chips' device files, ``/dev/accel`` or ``/dev/vfio/``.
+    """
+
+    name: str
+    generation: str
+    api_version: str
+    cores: int
+    chips: int
+    workers: int
+    chips_per_worker: int
+    topology: str
+    device_files: str
+
+
+def _topology(chips: int, dimensions: int) -> str:
+    """Given a number of chips, return the most cubic grid of it; 2D grids put the smaller side first."""
+    sides = [1] * dimensions
+    rest, factor = chips, 2
+    factors: list[int] = []
+    while rest > 1:
+        if rest % factor:
+            factor += 1
+        else:
+            factors.append(factor)
+            rest //= factor
+    for prime in sorted(factors, reverse=True):
+        sides[sides.index(min(sides))] *= prime
+    return "x".join(str(side) for side in sorted(sides))
+
+
+def accelerator_type(name: str) -> AcceleratorType:
+    """Given the name of an accelerator type, return what it means.
+
+    Raises:
+        ValueError: The name has another form, an unknown generation, or a size that no VM layout divides.
+    """
+    match = _NAME.match(name)
+    generation = _GENERATIONS.get(match["generation"]) if match else None
+    if match is None or generation is None:
+        known = ", ".join(f"{key}-N" for key in _GENERATIONS)
+        raise ValueError(f"unknown accelerator type {name!r}: known forms are {known}")
+    count = int(match["count"])
+    if generation.counts_cores:
+        if count % 8:
+            raise ValueError(f"accelerator type {name!r}: {match['generation']} comes in multiples of 8 cores")
+        chips, workers, cores = count // generation.cores_per_chip, count // 8, count
+    else:
+        if count > 8 and count % 4:
+            raise ValueError(f"accelerator type {name!r}: past 8 chips, {match['generation']} comes in multiples of 4")
+        chips, workers, cores = count, 1 if count <= 8 else count // 4, count * generation.cores_per_chip
+    return AcceleratorType(
+        name=name,
+        generation=match["generation"],
+        api_version=generation.label,
+        cores=cores,
+        chips=chips,
+        workers=workers,
+        chips_per_worker=chips // workers,
+        topology=_topology(chips, generation.dimensions),
+        device_files=generation.device_files,
+    )
+
+
+def catalogue() -> tuple[AcceleratorType, ...]:
+    """Return every accelerator type that the API offers somewhere."""
+    return tuple(
+        accelerator_type(f"{name}-{size}") for name, generation in _GENERATIONS.items() for size in generation.sizes
+    )

@@ -1,0 +1,66 @@
+"""The one table of exit codes and the errors that carry them.
+
+Every error that a user may meet says what failed, where, and what to do. The command line prints these three
+parts and ends with the error's exit code; nothing else decides an exit code.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process tells its caller."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    CLOUD = 3
+    UNREACHABLE = 4
+    INTERRUPTED = 130
+
+
+class OpsError(Exception):
+    """An error that a user can act on.
+
+    Args:
+        what: What failed, one sentence without a full stop.
+        where: The node, worker, file and key, or address it failed at.
+        fix: What to do about it, as an instruction.
+    """
+
+    exit_code = ExitCode.FAILED
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text} ({self.fix})" if self.fix else text
+
+
+class UsageError(OpsError):
+    """Wrong arguments or wrong configuration."""
+
+    exit_code = ExitCode.USAGE
+
+
+class CloudError(OpsError):
+    """The Cloud TPU API refused or did not answer."""
+
+    exit_code = ExitCode.CLOUD
+
+
+class UnreachableError(OpsError):
+    """A worker did not answer over ssh."""
+
+    exit_code = ExitCode.UNREACHABLE
+
+
+class HostError(OpsError):
+    """A worker answered, and what it was asked to do failed."""
+
+    exit_code = ExitCode.FAILED

@@ -1,0 +1,167 @@
+"""A node and its workers as plain data: the only form in which the fleet travels through the rooms.
+
+API objects become these at the boundary (`tpu_ops.cloud`); nothing past it sees a protobuf. Both classes are made
+of JSON types, so that a snapshot or an inventory cache is their dictionary form and nothing more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+Json = dict[str, Any]
+
+#: States in which a node's workers can serve (google.cloud.tpu.v2.Node.State).
+SERVING_STATES = ("READY",)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One TPU VM of the API, all workers of it.
+
+    Attributes:
+        name: Short name, unique within project and zone.
+        project: Project id.
+        zone: For example ``us-central2-b``.
+        node_id: The API's numeric id, a string of digits; another node made later under the same name has another.
+        accelerator_type: For example ``v4-32``.
+        runtime_version: For example ``tpu-ubuntu2204-base``.
+        state: Name of google.cloud.tpu.v2.Node.State, for example ``READY``.
+        health: Name of google.cloud.tpu.v2.Node.Health.
+        internal_ips: Internal address of each worker in order; empty string where there is none.
+        external_ips: External address of each worker in order; empty string where there is none.
+        chips: Chips of the whole slice; 0 for an accelerator type that the table does not know.
+        chips_per_worker: Chips of each worker, likewise.
+        topology: For example ``2x2x4``; empty where unknown.
+        labels: As the API gives them: data, never a template.
+        symptoms: One ``{"worker_id", "type", "details", "create_time"}`` per symptom.
+        queued_resource: Short name of the queued resource that made the node, or empty.
+        preemptible: Whether the node may be preempted (preemptible or spot).
+        data_disks: One ``{"source", "mode"}`` per data disk.
+        service_account: E-mail of the service account, or empty.
+        create_time: RFC 3339, UTC.
+        metadata_keys: Names of the node's metadata entries (never the values: they may hold secrets).
+    """
+
+    name: str
+    project: str
+    zone: str
+    node_id: str
+    accelerator_type: str
+    runtime_version: str = ""
+    state: str = "STATE_UNSPECIFIED"
+    health: str = "HEALTH_UNSPECIFIED"
+    health_description: str = ""
+    internal_ips: tuple[str, ...] = ()
+    external_ips: tuple[str, ...] = ()
+    chips: int = 0
+    chips_per_worker: int = 0
+    topology: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    symptoms: tuple[Json, ...] = ()
+    queued_resource: str = ""
+    preemptible: bool = False
+    spot: bool = False
+    reserved: bool = False
+    data_disks: tuple[Json, ...] = ()
+    service_account: str = ""
+    create_time: str = ""
+    metadata_keys: tuple[str, ...] = ()
+
+    @property
+    def region(self) -> str:
+        """The zone without its last part."""
+        return self.zone.rsplit("-", 1)[0]
+
+    @property
+    def worker_count(self) -> int:
+        """Number of workers that the API lists endpoints for."""
+        return len(self.internal_ips)
+
+    @property
+    def full_name(self) -> str:
+        """The API's resource name."""
+        return f"projects/{self.project}/locations/{self.zone}/nodes/{self.name}"
+
+    def to_json(self) -> Json:
+        """Return the node as a dictionary of JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Json) -> Node:
+        """Given what `to_json` returned, possibly through JSON text, return the node.
+
+        Raises:
+            ValueError: The data is not of that form.
+        """
+        known = {entry.name: entry.type for entry in fields(cls)}
+        try:
+            values = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+            if unknown := set(values) - set(known):
+                raise ValueError(f"unknown keys {sorted(unknown)}")
+            return cls(**values)
+        except (TypeError, AttributeError) as exc:
+            raise ValueError(f"not a node: {exc}") from exc
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One host VM of a node.
+
+    Attributes:
+        host: Inventory host name, for example ``pod-w0``.
+        node: The node it belongs to.
+        index: From 0, in the order of the API's network endpoints.
+    """
+
+    host: str
+    node: Node
+    index: int
+
+    @property
+    def internal_ip(self) -> str:
+        """Internal address, or the empty string."""
+        return self.node.internal_ips[self.index]
+
+    @property
+    def external_ip(self) -> str:
+        """External address, or the empty string."""
+        return self.node.external_ips[self.index] if self.index < len(self.node.external_ips) else ""
+
+    @property
+    def host_key_alias(self) -> str:
+        """Name under which known_hosts keeps this worker's keys: bound to the node's id, not to its address."""
+        return f"tpu-{self.node.node_id}-w{self.index}"
+
+
+def node_labels(nodes: Iterable[Node]) -> dict[str, str]:
+    """Given all nodes in scope (before any filter), return the unique short label of each by its full name.
+
+    A node alone under its name keeps it. Where several share one, all of them become ``<name>.<zone>``, and
+    ``<name>.<zone>.<project>`` where that is still shared.
+    """
+    nodes = list(nodes)
+    by_name = Counter(node.name for node in nodes)
+    by_zone = Counter((node.name, node.zone) for node in nodes)
+    labels = {}
+    for node in nodes:
+        if by_name[node.name] == 1:
+            labels[node.full_name] = node.name
+        elif by_zone[node.name, node.zone] == 1:
+            labels[node.full_name] = f"{node.name}.{node.zone}"
+        else:
+            labels[node.full_name] = f"{node.name}.{node.zone}.{node.project}"
+    return labels
+
+
+def workers_of(nodes: Iterable[Node]) -> list[Worker]:
+    """Given all nodes in scope, return every worker of them, sorted by node label and index."""
+    nodes = list(nodes)
+    labels = node_labels(nodes)
+    return [
+        Worker(host=f"{labels[node.full_name]}-w{index}", node=node, index=index)
+        for node in sorted(nodes, key=lambda node: labels[node.full_name])
+        for index in range(node.worker_count)
+    ]

@@ -1,0 +1,1 @@
+"""The program that every worker carries. Standard library only, Python 3.8, imports nothing else of tpu_ops."""

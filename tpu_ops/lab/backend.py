@@ -1,0 +1,143 @@
+"""What the lab's API asks of whatever plays its workers, and a backend that plays none.
+
+The API's state decides which workers exist, with which addresses; a backend makes that true. Every method is
+idempotent, so that an API process that was killed in the middle simply asks again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network
+from typing import Protocol
+
+
+class BackendError(Exception):
+    """A worker could not be booted, stopped or removed; the text names it and the reason."""
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """One worker as the API's state wants it.
+
+    Attributes:
+        project: Project id.
+        zone: Zone.
+        node: Short name of the node.
+        node_id: The API's numeric id of the node, digits.
+        index: Worker index, from 0.
+        peers: Internal addresses of all workers of the node, in order.
+        external_ip: External address; empty for a node without external addresses.
+        runtime_version: Decides the image.
+        accelerator_type: For example ``v4-32``.
+        chip_devices: Device files of the worker's chips, for example ``/dev/accel0``.
+        metadata: The node's metadata entries, ``ssh-keys`` among them.
+    """
+
+    project: str
+    zone: str
+    node: str
+    node_id: str
+    index: int
+    peers: tuple[str, ...]
+    external_ip: str
+    runtime_version: str
+    accelerator_type: str
+    chip_devices: tuple[str, ...]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def internal_ip(self) -> str:
+        """This worker's internal address."""
+        return self.peers[self.index]
+
+    @property
+    def hostname(self) -> str:
+        """The worker's own host name, formed as on a TPU VM."""
+        return f"t1v-n-{hashlib.sha256(self.node_id.encode()).hexdigest()[:8]}-w-{self.index}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What lets JAX on CPU form the same group of processes that it forms from a real pod's metadata.
+
+        The three empty values keep JAX from asking a metadata server about several slices.
+        """
+        return {
+            "JAX_FORCE_TPU_INIT": "1",
+            "JAX_PLATFORMS": "cpu",
+            "TPU_WORKER_ID": str(self.index),
+            "TPU_WORKER_HOSTNAMES": ",".join(self.peers),
+            "MEGASCALE_COORDINATOR_ADDRESS": "",
+            "MEGASCALE_NUM_SLICES": "",
+            "MEGASCALE_SLICE_ID": "",
+        }
+
+
+@dataclass(frozen=True)
+class Networks:
+    """The two networks that workers' addresses are taken from."""
+
+    internal: IPv4Network
+    external: IPv4Network
+
+
+class Backend(Protocol):
+    """Plays the workers of the lab's nodes."""
+
+    @property
+    def networks(self) -> Networks:
+        """The networks that the API's state takes addresses from. The first eight addresses of each are not for workers."""
+
+    async def boot(self, workers: Sequence[WorkerSpec]) -> None:
+        """Make these workers exist and run under exactly these addresses; return when each serves ssh.
+
+        Serves for creation, for start after `halt`, and after a change of addresses (called after `halt`).
+
+        Raises:
+            BackendError: A worker did not come up; the others may have.
+        """
+
+    async def halt(self, workers: Sequence[WorkerSpec]) -> None:
+        """Shut these workers down and keep their disks. Workers that do not run are left as they are."""
+
+    async def kill(self, workers: Sequence[WorkerSpec]) -> None:
+        """End these workers at once, as a preemption does; their disks are kept until `remove`."""
+
+    async def remove(self, workers: Sequence[WorkerSpec]) -> None:
+        """Remove these workers and their disks. Workers that do not exist are passed over."""
+
+    async def publish(self, workers: Sequence[WorkerSpec]) -> None:
+        """Hand the workers' metadata to their guest agents."""
+
+    async def guest_attributes(self, worker: WorkerSpec) -> dict[str, dict[str, str]]:
+        """Return what the worker's guest agent published: namespace -> key -> value (empty before its first boot)."""
+
+    async def prune(self, workers: Sequence[WorkerSpec]) -> None:
+        """Remove whatever this instance's backend holds that belongs to none of these workers."""
+
+    def image(self, runtime_version: str) -> str:
+        """Return what really stands behind a runtime version, for people to read."""
+
+
+class NoWorkers:
+    """A backend for a fleet that exists in the API only: addresses and host keys are made up, nothing runs."""
+
+    networks = Networks(IPv4Network("10.128.0.0/12"), IPv4Network("100.64.0.0/12"))
+
+    async def boot(self, workers: Sequence[WorkerSpec]) -> None:
+        """There is nothing to boot."""
+
+    halt = kill = remove = publish = prune = boot
+
+    async def guest_attributes(self, worker: WorkerSpec) -> dict[str, dict[str, str]]:
+        """Return a host key derived from the node id and index: of the right form, and no one's."""
+        seed = hashlib.sha256(f"{worker.node_id}/{worker.index}".encode()).digest()
+        name = b"ssh-ed25519"
+        blob = len(name).to_bytes(4, "big") + name + len(seed).to_bytes(4, "big") + seed
+        return {"hostkeys": {name.decode(): b64encode(blob).decode()}}
+
+    def image(self, runtime_version: str) -> str:
+        """No image stands behind any runtime version."""
+        return "none (API only)"

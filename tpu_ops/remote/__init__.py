@@ -1,0 +1,1 @@
+"""One command on many workers, over multiplexed OpenSSH connections."""

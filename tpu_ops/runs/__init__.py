@@ -1,0 +1,1 @@
+"""Training runs seen from the controller: preflight, launch, follow, stop."""
