@@ -96,11 +96,10 @@ class Node:
         Raises:
             ValueError: The data is not of that form.
         """
-        known = {entry.name: entry.type for entry in fields(cls)}
         try:
-            values = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-            if unknown := set(values) - set(known):
-                raise ValueError(f"unknown keys {sorted(unknown)}")
+            values: Json = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+            if unknown := set(values) - {entry.name for entry in fields(cls)}:
+                raise ValueError(f"not a node: unknown keys {sorted(unknown)}")
             return cls(**values)
         except (TypeError, AttributeError) as exc:
             raise ValueError(f"not a node: {exc}") from exc

@@ -88,7 +88,7 @@ class Backend(Protocol):
 
     @property
     def networks(self) -> Networks:
-        """The networks that the API's state takes addresses from. The first eight addresses of each are not for workers."""
+        """Where the API's state takes addresses from; the first eight addresses of each are not for workers."""
 
     async def boot(self, workers: Sequence[WorkerSpec]) -> None:
         """Make these workers exist and run under exactly these addresses; return when each serves ssh.

@@ -1,0 +1,188 @@
+"""`tpu_ops lab`: bring the lab up and down, look at it, and let happen to it what happens to real pods."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from tpu_ops.cli import output
+from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
+from tpu_ops.lab import environment, instance
+from tpu_ops.lab.instance import Instance
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the subcommands of `tpu_ops lab`."""
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    up = commands.add_parser("up", help="start the lab's API (nodes are created through it)")
+    up.add_argument("--port", type=int, help="gRPC port; REST takes the next one (default 18470)")
+    up.add_argument("--seconds", type=float, default=1.0, help="least duration of an operation (default 1)")
+    up.add_argument("--json", action="store_true")
+    down = commands.add_parser("down", help="remove the lab's workers, networks and processes")
+    down.add_argument("--json", action="store_true")
+    env = commands.add_parser("env", help='print variables for a shell: eval "$(tpu_ops lab env)"')
+    env.add_argument("--json", action="store_true")
+    status = commands.add_parser("status", help="show the lab's nodes, workers and the images behind them")
+    status.add_argument("--json", action="store_true")
+    for name, text in (
+        ("maintenance", "a maintenance event: all workers of a node reboot under new external addresses"),
+        ("preempt", "preempt a node: its workers are killed"),
+    ):
+        event = commands.add_parser(name, help=text)
+        event.add_argument("node", help="name of the node")
+        event.add_argument("--zone", help="its zone, where several nodes share the name")
+    api = commands.add_parser("api", help="serve a fleet without containers, in the foreground")
+    api.add_argument("--state", required=True, help="the file that holds the fleet")
+    api.add_argument("--port", type=int, help="gRPC port; REST takes the next one (default: free ports)")
+    api.add_argument("--bind", default="127.0.0.1", help="address to serve on (default 127.0.0.1)")
+    api.add_argument("--seconds", type=float, default=1.0, help="least duration of an operation (default 1)")
+    api.add_argument("--projects", default=instance.PROJECT, help="projects that exist, comma-separated")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one subcommand."""
+    lab = instance.instance()
+    if args.command == "up":
+        return _up(lab, args)
+    if args.command == "down":
+        return _down(lab, args)
+    if args.command == "env":
+        return _env(lab, args)
+    if args.command == "status":
+        return _status(lab, args)
+    if args.command == "api":
+        return _api(args)
+    return _event(lab, args)
+
+
+def _up(lab: Instance, args: argparse.Namespace) -> int:
+    from tpu_ops.lab import engine
+
+    found = engine.find()
+    with instance.locked(lab):
+        endpoints = lab.endpoints()
+        if endpoints is None:
+            output.info(f"lab {lab.name}: starting the API ({found.name} plays the workers)")
+            instance.ensure_key(lab)
+            environment.write_inventory(lab)
+            ports = instance.ports_of(lab, args.port)
+            endpoints = instance.start_api(lab, ports, seconds=args.seconds)
+        elif args.port and not endpoints.grpc.endswith(f":{args.port}"):
+            raise UsageError(
+                f"lab {lab.name!r} already serves on {endpoints.grpc}",
+                where="--port",
+                fix="leave --port out, or take the lab down first: `tpu_ops lab down`",
+            )
+    if args.json:
+        output.as_json({"instance": lab.name, "grpc": endpoints.grpc, "rest": endpoints.rest})
+    else:
+        output.line(f"lab {lab.name} is up: gRPC {endpoints.grpc}, REST {endpoints.rest}")
+        output.line('next: eval "$(tpu_ops lab env)"')
+    return ExitCode.OK
+
+
+def _down(lab: Instance, args: argparse.Namespace) -> int:
+    from tpu_ops.lab import workers
+
+    with instance.locked(lab):
+        stopped = instance.stop_api(lab)
+        removed = workers.teardown(lab.name)
+        left = workers.leftovers(lab.name)
+    if left:
+        raise OpsError(
+            f"lab {lab.name!r} could not be removed whole: {', '.join(left)} still there",
+            fix="run `tpu_ops lab down` again; what stays must be removed with the container engine's own command",
+        )
+    shutil.rmtree(lab.directory, ignore_errors=True)
+    if lab.directory.exists():
+        raise OpsError("the lab's files could not be removed", where=str(lab.directory), fix="remove them as root")
+    if args.json:
+        output.as_json({"instance": lab.name, "api_stopped": stopped, "removed": removed})
+    else:
+        output.line(f"lab {lab.name} is down: nothing of it is left" if stopped or removed else "no lab was up")
+    return ExitCode.OK
+
+
+def _env(lab: Instance, args: argparse.Namespace) -> int:
+    endpoints = lab.endpoints()
+    if endpoints is None:
+        raise CloudError(f"lab {lab.name!r} is not up", fix="start it: `tpu_ops lab up`")
+    found = environment.variables(lab, endpoints, _fleet_inventory())
+    if args.json:
+        output.as_json(found)
+    else:
+        for name, value in found.items():
+            output.line(f"export {name}={shlex.quote(value)}")
+    return ExitCode.OK
+
+
+def _fleet_inventory() -> Path | None:
+    """Return the tpu_vm.yml of the fleet around the working directory, or None."""
+    explicit = os.environ.get("TPU_OPS_FLEET")
+    here = Path(explicit) if explicit else Path.cwd()
+    for folder in (here, *here.parents):
+        found = folder / "inventory" / "tpu_vm.yml"
+        if found.is_file():
+            return found.resolve()
+    return None
+
+
+def _workers(lab: Instance) -> list[dict[str, object]]:
+    rows = instance.call(lab, "GET", "/lab/workers")["workers"]
+    if not isinstance(rows, list):
+        raise CloudError("the lab's API gave no list of workers", where="/lab/workers")
+    return rows
+
+
+def _status(lab: Instance, args: argparse.Namespace) -> int:
+    rows = _workers(lab)
+    if args.json:
+        output.as_json({"instance": lab.name, "workers": rows})
+        return ExitCode.OK
+    endpoints = lab.endpoints()
+    output.line(f"lab {lab.name}: {endpoints.grpc if endpoints else 'API not running'}, {len(rows)} workers")
+    output.table(rows, ["node", "index", "state", "internal_ip", "external_ip", "container", "image"])
+    return ExitCode.OK
+
+
+def _event(lab: Instance, args: argparse.Namespace) -> int:
+    wanted = {
+        str(row["name"])
+        for row in _workers(lab)
+        if row["node"] == args.node and (args.zone is None or row["zone"] == args.zone)
+    }
+    if len(wanted) != 1:
+        raise UsageError(
+            f"{'no node' if not wanted else 'more than one node'} of the lab is named {args.node!r}",
+            fix="`tpu_ops lab status` lists them; --zone tells two of one name apart",
+        )
+    name = wanted.pop()
+    if args.command == "preempt":
+        instance.call(lab, "POST", "/lab/preempt", {"node": name})
+        output.line(f"{args.node} is preempted")
+        return ExitCode.OK
+    started = instance.call(lab, "POST", f"/v2alpha1/{name}:simulateMaintenanceEvent", {})
+    operation = started
+    deadline = time.monotonic() + 300
+    while not operation.get("done"):
+        if time.monotonic() > deadline:
+            raise CloudError("the maintenance event did not end within 300 s", where=str(operation.get("name")))
+        time.sleep(0.2)  # polls the operation until the deadline
+        operation = instance.call(lab, "GET", f"/v2alpha1/{started['name']}")
+    if failure := operation.get("error"):
+        raise CloudError(f"the maintenance event failed: {failure}", where=name)
+    output.line(f"{args.node} went through a maintenance event: its external addresses are new")
+    return ExitCode.OK
+
+
+def _api(args: argparse.Namespace) -> int:
+    ports = (args.port, args.port + 1) if args.port else (0, 0)
+    command = [sys.executable, "-m", "tpu_ops.lab.api", "--state", args.state, "--bind", args.bind]
+    command += ["--grpc-port", str(ports[0]), "--rest-port", str(ports[1])]
+    command += ["--seconds", str(args.seconds), "--projects", args.projects]
+    os.execv(sys.executable, command)  # noqa: S606 - an argument list, no shell

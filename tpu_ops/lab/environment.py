@@ -1,0 +1,84 @@
+"""What a shell needs to talk to the lab instead of the real service, and the group_vars for workers in containers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from tpu_ops.lab.instance import PROJECT, USER, Endpoints, Instance
+
+#: Where workers of the lab find the variables that stand for a pod's metadata.
+WORKER_ENVIRONMENT = "/etc/tpu-lab/environment"
+#: Where all workers of all labs share what they download.
+WORKER_CACHE = "/var/cache/tpu-lab"
+_SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
+
+
+def variables(lab: Instance, endpoints: Endpoints, fleet_inventory: Path | None) -> dict[str, str]:
+    """Return the environment variables for ansible, tpu_ops and gcloud.
+
+    Args:
+        lab: The instance.
+        endpoints: Where its API answers.
+        fleet_inventory: The fleet's own tpu_vm.yml; None takes the plain one that the lab keeps.
+    """
+    own = lab.inventory_file.parent / "tpu_vm.yml"
+    found = {
+        "TPU_OPS_LAB": lab.name,
+        "TPU_OPS_ENDPOINT": endpoints.grpc,
+        "TPU_OPS_REST_ENDPOINT": endpoints.rest,
+        "TPU_OPS_PROJECT": PROJECT,
+        "TPU_OPS_USER": USER,
+        "TPU_OPS_PRIVATE_KEY": str(lab.private_key),
+        "ANSIBLE_INVENTORY": f"{fleet_inventory or own},{lab.inventory_file}",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{endpoints.rest}/",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{endpoints.rest}/compute/v1/",
+        "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
+        "CLOUDSDK_CORE_PROJECT": PROJECT,
+        "CLOUDSDK_CONFIG": str(lab.directory / "gcloud"),
+        # Credentials that do not exist: a command that lost its endpoint fails instead of reaching the real service.
+        "GOOGLE_APPLICATION_CREDENTIALS": str(lab.directory / "no-credentials.json"),
+    }
+    if fleet_inventory is None:
+        found["TPU_OPS_FLEET"] = str(lab.directory)
+    return found
+
+
+def write_inventory(lab: Instance, environ: Mapping[str, str] = os.environ) -> None:
+    """Write the inventory files that stand beside the fleet's own while the lab is used.
+
+    They are JSON, which is YAML: what the fleet's own group_vars say goes on to hold for all that is not named here.
+    """
+    bundle = next((path for path in (environ.get("SSL_CERT_FILE"), _SYSTEM_CA) if path and Path(path).is_file()), None)
+    public_key = lab.private_key.with_suffix(".pub").read_text().strip()
+    group_vars = {
+        "base_ca_certificates": [bundle] if bundle else [],
+        # Containers of one machine share their downloads; the images' own Python is new enough for JAX.
+        "python_source": "distribution",
+        "python_uv_cache_dir": f"{WORKER_CACHE}/uv",
+        "jax_platform": "cpu",
+        "jax_packages": ["scikit-learn"],
+        "launcher_environment_files": [WORKER_ENVIRONMENT],
+        "users_people": [
+            {
+                "name": "ada",
+                "comment": "Ada of the lab",
+                "keys": [public_key],
+                "sudo": "launcher",
+                "shell": "/usr/bin/zsh",
+            }
+        ],
+    }
+    folder = lab.inventory_file.parent
+    (folder / "group_vars").mkdir(parents=True, exist_ok=True)
+    _write(lab.inventory_file, {"all": {}})
+    _write(folder / "group_vars" / "all.yml", group_vars)
+    _write(folder / "tpu_vm.yml", {"plugin": "tpu_vm"})
+
+
+def _write(path: Path, value: object) -> None:
+    partial = path.with_suffix(".new")
+    partial.write_text(json.dumps(value, indent=2) + "\n")
+    partial.replace(path)

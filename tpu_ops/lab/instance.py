@@ -1,0 +1,296 @@
+"""One instance of the lab on this machine: where its files are, how its API process is started and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpu_ops.errors import CloudError, OpsError, UsageError
+
+DEFAULT_PORTS = (18470, 18471)
+PROJECT = "lab"
+USER = "tpu"
+_NAME = re.compile(r"^[a-z][a-z0-9]{0,15}$")
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Where a running API answers: gRPC as host:port, REST as URL."""
+
+    grpc: str
+    rest: str
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One lab of this machine.
+
+    Attributes:
+        name: Lower-case letters and digits, at most 16; part of every name that the lab makes.
+        directory: Everything that the instance keeps on disk.
+    """
+
+    name: str
+    directory: Path
+
+    @property
+    def state_file(self) -> Path:
+        """What the API knows; survives its restart."""
+        return self.directory / "api.json"
+
+    @property
+    def log_file(self) -> Path:
+        """What the API process wrote."""
+        return self.directory / "api.log"
+
+    @property
+    def process_file(self) -> Path:
+        """Process id and endpoints of the API process."""
+        return self.directory / "process.json"
+
+    @property
+    def private_key(self) -> Path:
+        """The key that opens the lab's workers."""
+        return self.directory / "ssh_key"
+
+    @property
+    def inventory_file(self) -> Path:
+        """The static inventory whose group_vars hold what workers in containers need."""
+        return self.directory / "inventory" / "lab.yml"
+
+    def endpoints(self) -> Endpoints | None:
+        """Return the endpoints of the running API process, or None when none runs."""
+        record = self._process()
+        return Endpoints(record["grpc"], record["rest"]) if record else None
+
+    def process_id(self) -> int | None:
+        """Return the id of the running API process, or None."""
+        record = self._process()
+        return int(record["pid"]) if record else None
+
+    def _process(self) -> dict[str, str] | None:
+        """Return the record of the API process if that very process still runs (pids are used again)."""
+        try:
+            record: dict[str, str] = json.loads(self.process_file.read_text())
+            same = _start_time(int(record["pid"])) == record["started"]
+        except (OSError, ValueError, KeyError):
+            return None
+        return record if same else None
+
+
+def _start_time(pid: int) -> str:
+    """Return when a process started, in clock ticks since boot; raises OSError when there is none."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+
+
+def state_root(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the directory below which tpu_ops keeps what it must remember."""
+    if explicit := environ.get("TPU_OPS_STATE"):
+        return Path(explicit)
+    return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "tpu_ops"
+
+
+def instance(environ: Mapping[str, str] = os.environ) -> Instance:
+    """Return the instance that the environment names (TPU_OPS_LAB, else ``default``).
+
+    Raises:
+        UsageError: The name cannot be part of container and network names.
+    """
+    name = environ.get("TPU_OPS_LAB") or "default"
+    if not _NAME.match(name):
+        raise UsageError(
+            f"{name!r} is no name for a lab",
+            where="TPU_OPS_LAB",
+            fix="use up to 16 lower-case letters and digits",
+        )
+    return Instance(name, state_root(environ) / "lab" / name)
+
+
+@contextlib.contextmanager
+def locked(lab: Instance) -> Iterator[None]:
+    """Hold the instance while it is brought up or taken down, so that two commands do not do it at once."""
+    lab.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (lab.directory / "lock").open("w") as handle:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise OpsError(
+                        f"another command has been working on lab {lab.name!r} for two minutes",
+                        where=str(lab.directory / "lock"),
+                        fix="wait for it, or end it, then run this again",
+                    ) from None
+                time.sleep(0.1)  # polls the lock until the deadline
+        yield
+
+
+def ensure_key(lab: Instance) -> None:
+    """Make the instance's ssh key pair unless it is there."""
+    if lab.private_key.exists() and lab.private_key.with_suffix(".pub").exists():
+        return
+    lab.private_key.unlink(missing_ok=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"lab-{lab.name}", "-f", str(lab.private_key)],
+        check=True,
+        stdin=subprocess.DEVNULL,
+        timeout=30,
+    )
+
+
+def ports_of(lab: Instance, asked: int | None) -> tuple[int, int]:
+    """Return the ports to serve gRPC and REST on.
+
+    The default instance has fixed ports, so that an environment set once stays right. Other instances keep the
+    ports they had, else take free ones (0).
+
+    Raises:
+        UsageError: A fixed port is in use by another process.
+    """
+    wanted = (asked, asked + 1) if asked else _ports_before(lab)
+    for port in wanted:
+        if port and not _free(port):
+            raise UsageError(
+                f"port {port} is in use by another process",
+                where=f"127.0.0.1:{port}",
+                fix=f"end it (`ss -ltnp 'sport = :{port}'` names it), or choose others: `tpu_ops lab up --port N`",
+            )
+    return wanted
+
+
+def _ports_before(lab: Instance) -> tuple[int, int]:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        record = json.loads(lab.process_file.read_text())
+        grpc, rest = (int(record[wire].rsplit(":", 1)[1]) for wire in ("grpc", "rest"))
+        if lab.name == "default" or (_free(grpc) and _free(rest)):
+            return grpc, rest
+    return DEFAULT_PORTS if lab.name == "default" else (0, 0)
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def start_api(lab: Instance, ports: tuple[int, int], *, seconds: float, timeout: float = 180) -> Endpoints:
+    """Start the instance's API process in the background and return its endpoints once it serves.
+
+    Args:
+        lab: The instance; its lock is held by the caller.
+        ports: gRPC and REST port; 0 takes a free one.
+        seconds: Least time that a long-running operation takes.
+        timeout: How long to wait for it to serve, in seconds; workers that are to run are booted after that.
+
+    Raises:
+        OpsError: The process ended or did not serve in time; the error quotes its log.
+    """
+    command = [sys.executable, "-m", "tpu_ops.lab.api", "--state", str(lab.state_file)]
+    command += ["--grpc-port", str(ports[0]), "--rest-port", str(ports[1]), "--seconds", str(seconds)]
+    command += ["--containers", lab.name]
+    ready = lab.directory / "ready.json"
+    with ready.open("w") as stdout, lab.log_file.open("a") as stderr:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True, cwd="/"
+        )
+    deadline = time.monotonic() + timeout
+    while not (text := ready.read_text()).endswith("\n"):
+        code = process.poll()
+        if code is not None or time.monotonic() > deadline:
+            reason = f"ended with code {code}" if code is not None else f"did not serve within {timeout:.0f} s"
+            if code is None:
+                process.terminate()
+            raise OpsError(
+                f"the lab's API {reason}: {_tail(lab.log_file)}",
+                where=str(lab.log_file),
+                fix="mend what the log names, then run `tpu_ops lab up` again",
+            )
+        time.sleep(0.05)  # polls for the process's first line until the deadline
+    record = json.loads(text)
+    record |= {"pid": process.pid, "started": _start_time(process.pid)}
+    partial = lab.process_file.with_suffix(".new")
+    partial.write_text(json.dumps(record))
+    partial.replace(lab.process_file)
+    ready.unlink()
+    return Endpoints(record["grpc"], record["rest"])
+
+
+def stop_api(lab: Instance, timeout: float = 30) -> bool:
+    """End the instance's API process in order; return whether one ran."""
+    pid = lab.process_id()
+    if pid is None:
+        return False
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + timeout
+    while lab.process_id() is not None and not _zombie(pid):
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            deadline += timeout
+        time.sleep(0.05)  # polls for the process's end
+    return True
+
+
+def _zombie(pid: int) -> bool:
+    """Return whether a process has ended and only waits to be reaped, as under an init that does not reap."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def _tail(path: Path, lines: int = 3) -> str:
+    try:
+        return " / ".join(path.read_text(errors="replace").strip().splitlines()[-lines:]) or "its log is empty"
+    except OSError:
+        return "it left no log"
+
+
+def call(lab: Instance, method: str, path: str, body: object = None, timeout: float = 30) -> dict[str, object]:
+    """Send one REST request to the instance's API and return the answer.
+
+    Raises:
+        CloudError: No API runs, it does not answer, or it refuses.
+    """
+    endpoints = lab.endpoints()
+    if endpoints is None:
+        raise CloudError(f"lab {lab.name!r} is not up", where=str(lab.directory), fix="start it: `tpu_ops lab up`")
+    request = urllib.request.Request(  # noqa: S310 - the URL is this machine's own, http on loopback
+        endpoints.rest + path,
+        method=method,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=timeout) as answer:
+            return dict(json.load(answer))
+    except urllib.error.HTTPError as exc:
+        detail = exc.read().decode(errors="replace")
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            detail = json.loads(detail)["error"]["message"]
+        raise CloudError(detail, where=f"lab {lab.name!r}, {method} {path}") from exc
+    except OSError as exc:
+        raise CloudError(
+            f"the lab's API does not answer: {exc}",
+            where=endpoints.rest,
+            fix="start it again: `tpu_ops lab up`",
+        ) from exc
