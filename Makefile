@@ -1,0 +1,56 @@
+# make demo: set everything up and run the main job on the local lab
+# make test: set everything up and pass the tests
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+BIN := .venv/bin
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.PHONY: help env engine demo demo-record test check lab-test demo-test molecule format lock clean
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+env:
+	@tools/setup.sh env
+
+engine: env
+	@tools/setup.sh engine
+
+demo: engine ## Run the main job once, from bare workers to a trained model, on the local lab
+	@$(BIN)/python tools/demo.py
+
+demo-record: engine ## Run the demo and write docs/demo.md from what it printed
+	@$(BIN)/python tools/demo.py --record docs/demo.md
+
+test: check lab-test demo-test molecule ## Run every test: the fast ones, the lab, the demo's way, Molecule
+
+check: env ## Run the fast part: style, types, roles, rooms, tests without containers
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/mypy
+	@$(BIN)/yamllint --strict .
+	@$(BIN)/python tools/check_rooms.py
+	@$(BIN)/python tools/check_roles.py
+	@$(BIN)/ansible-lint --offline --quiet
+	@$(BIN)/pytest -q -n 2 -m "not lab"
+
+lab-test: engine
+	@$(BIN)/pytest -v -m lab --ignore=tests/demo_way --durations=5
+
+demo-test: engine
+	@$(BIN)/pytest -v -m lab tests/demo_way --durations=12
+
+molecule: engine
+	@tools/molecule.sh test -s site
+
+format: env ## Format the code and mend what ruff can mend
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format --quiet .
+
+lock: env ## Resolve requirements.lock anew
+	@uv=$$(command -v uv || echo .build/uv/bin/uv); \
+	$$uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra dev \
+		--custom-compile-command "make lock" --upgrade pyproject.toml -o requirements.lock
+
+clean: ## Take down every lab and remove what the other targets made
+	@tools/clean.sh

@@ -1,0 +1,61 @@
+"""A two-layer perceptron for 8 x 8 images of handwritten digits, its data and its checkpoints."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.datasets import load_digits
+
+PIXELS, HIDDEN, CLASSES = 64, 128, 10
+
+
+def load_split():
+    """Return (train images, train labels, test images, test labels); images are float32 [n, 64] from 0 to 1."""
+    digits = load_digits()
+    images, labels = digits.data.astype(np.float32) / 16, digits.target.astype(np.int32)
+    order = np.random.default_rng(0).permutation(len(images))
+    train, test = order[:1437], order[1437:]
+    return images[train], labels[train], images[test], labels[test]
+
+
+def initial_parameters(seed: int = 0):
+    """Return the parameters every process starts from: equal on all of them, since the seed is."""
+    first, second = jax.random.split(jax.random.key(seed))
+    return {
+        "w1": jax.random.normal(first, (PIXELS, HIDDEN)) * (2 / PIXELS) ** 0.5,
+        "b1": jnp.zeros(HIDDEN),
+        "w2": jax.random.normal(second, (HIDDEN, CLASSES)) * (2 / HIDDEN) ** 0.5,
+        "b2": jnp.zeros(CLASSES),
+    }
+
+
+def logits(parameters, images):
+    """Return the unnormalised scores [n, 10] of images [n, 64]."""
+    hidden = jax.nn.relu(images @ parameters["w1"] + parameters["b1"])
+    return hidden @ parameters["w2"] + parameters["b2"]
+
+
+def accuracy(parameters, images, labels):
+    """Return the share of images that are named rightly."""
+    return jnp.mean(jnp.argmax(logits(parameters, images), axis=1) == labels)
+
+
+def save(path: Path, parameters, epoch: int) -> None:
+    """Write a checkpoint whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        np.savez(file, epoch=epoch, **{name: np.asarray(value) for name, value in parameters.items()})
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def load(path: Path):
+    """Return (parameters, epoch) of a checkpoint."""
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files if name != "epoch"}, int(file["epoch"])

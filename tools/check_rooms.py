@@ -1,0 +1,82 @@
+"""Checks that the rooms of tpu_ops import only what docs/architecture.md allows them to."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "tpu_ops"
+ROOMS = ("cli", "runs", "fleet", "lab", "remote", "cloud", "host")
+
+#: Room -> what of tpu_ops it may import. `errors` lies below all rooms but the host program.
+ALLOWED: dict[str, set[str]] = {
+    "host": {"host"},
+    "cloud": {"cloud", "errors"},
+    "remote": {"remote", "cloud", "errors"},
+    "lab": {"lab", "cloud.accelerators", "errors"},
+    "config": {"cloud", "errors"},
+    "fleet": {"fleet", "cloud", "remote", "config", "errors"},
+    "runs": {"runs", "fleet", "remote", "cloud", "host.build", "config", "errors"},
+    "cli": {"cli", "runs", "fleet", "lab", "remote", "cloud", "config", "errors"},
+    "errors": set(),
+}
+#: Only the lab's own command may use the lab.
+LAB_USERS = {"cli/lab.py"}
+#: Where the word would betray a test for the lab.
+LAB_BLIND = ("tpu_ops/cloud", "tpu_ops/fleet", "tpu_ops/remote", "tpu_ops/runs", "tpu_ops/host", "tpu_ops/config.py")
+LAB_BLIND_ANSIBLE = ("roles", "playbooks", "inventory_plugins", "site.yml")
+LAB_WORD = re.compile(r"\b(tpu-lab|tpu_ops\.lab|TPU_OPS_LAB|/lab/|is_lab|in_lab|/\.dockerenv|virtualization_type)\b")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the dotted names below tpu_ops that a module imports, relative imports included."""
+    found: set[str] = set()
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for statement in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(statement, ast.Import):
+            found |= {alias.name for alias in statement.names}
+        elif isinstance(statement, ast.ImportFrom):
+            base = ".".join(package[: len(package) - statement.level + 1]) if statement.level else ""
+            module = ".".join(part for part in (base, statement.module) if part)
+            found |= {f"{module}.{alias.name}" for alias in statement.names}
+    return {name.removeprefix(f"{PACKAGE}.") for name in found if name.startswith(f"{PACKAGE}.")}
+
+
+def room_of(path: Path) -> str:
+    """Return the room that a module stands in; for a module at the top of the package its own name."""
+    first = path.relative_to(ROOT / PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def faults() -> list[str]:
+    """Return one line for each import and each word that is out of place."""
+    found = []
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        room, shown = room_of(path), path.relative_to(ROOT / PACKAGE).as_posix()
+        if room == "__init__":
+            continue
+        allowed = set(ALLOWED[room])
+        if room == "cli" and shown not in LAB_USERS:
+            allowed.discard("lab")
+        for name in sorted(imports_of(path)):
+            if name == "__version__" or any(name == entry or name.startswith(f"{entry}.") for entry in allowed):
+                continue
+            found.append(f"{PACKAGE}/{shown}: may not import {PACKAGE}.{name}")
+    for top in (*LAB_BLIND, *LAB_BLIND_ANSIBLE):
+        start = ROOT / top
+        files = [start] if start.is_file() else sorted(start.rglob("*"))
+        for path in files:
+            if path.is_file() and path.suffix in {".py", ".yml", ".yaml", ".j2", ".md", ""}:
+                for number, text in enumerate(path.read_text(errors="replace").splitlines(), 1):
+                    if LAB_WORD.search(text):
+                        found.append(f"{path.relative_to(ROOT)}:{number}: knows the lab: {text.strip()}")
+    return found
+
+
+if __name__ == "__main__":
+    problems = faults()
+    print("\n".join(problems) or "rooms: every import points the right way")
+    sys.exit(bool(problems))

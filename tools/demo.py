@@ -1,0 +1,341 @@
+"""The main job, once, on the local lab: from bare workers to a trained model and through a change of addresses.
+
+Every line of the closing summary is a value that this program checked, not what a command said of itself: the
+statistics that Ansible counted, an accuracy computed again from the checkpoint by another process, the answer of
+an address. Ends with exit code 1 at the first step that does not hold, and says how to look and how to go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = ROOT / ".venv" / "bin"
+POD_WORKERS = 4
+
+
+class StepFailed(Exception):
+    """A step did not do what it should; the text says what was expected and what was seen."""
+
+
+def require(condition: bool, text: str) -> None:
+    """Fail the step with this text unless the condition holds."""
+    if not condition:
+        raise StepFailed(text)
+
+
+def answers(address: str, port: int = 22, timeout: float = 3) -> bool:
+    """Return whether an ssh server greets at this address."""
+    try:
+        with socket.create_connection((address, port), timeout=timeout) as connection:
+            connection.settimeout(timeout)
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+@dataclass
+class Shell:
+    """Runs commands visibly: shows each as typed, passes its output through, and keeps it for checks and record."""
+
+    environ: dict[str, str]
+    transcript: list[str] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        """Print a line and keep it for the record."""
+        self.transcript.append(text)
+        print(text, flush=True)
+
+    def show(self, *argv: str, **variables: str) -> str:
+        """Run a command with its output on the screen; return its standard output."""
+        self.say(f"$ {shlex.join(argv)}")
+        process = subprocess.Popen(
+            argv,
+            cwd=ROOT,
+            env=self.environ | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        lines: list[str] = []
+
+        def pump(stream: Any, kept: list[str] | None) -> None:
+            for text in stream:
+                if kept is not None:
+                    kept.append(text)
+                self.say(f"  {text.rstrip()}")
+
+        pumps = [
+            threading.Thread(target=pump, args=(process.stdout, lines)),
+            threading.Thread(target=pump, args=(process.stderr, None)),
+        ]
+        for thread in pumps:
+            thread.start()
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.wait()
+            raise
+        finally:
+            for thread in pumps:
+                thread.join()
+        require(code == 0, f"`{shlex.join(argv)}` ended with exit code {code}")
+        return "".join(lines)
+
+    def ask(self, *argv: str) -> str:
+        """Run a command out of sight and return its standard output."""
+        done = subprocess.run(
+            argv, cwd=ROOT, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        require(done.returncode == 0, f"`{shlex.join(argv)}` ended with {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return the workers that the API lists."""
+        rows: list[dict[str, Any]] = json.loads(self.ask("tpu_ops", "list", "--json"))
+        return rows
+
+
+def lab_up(shell: Shell) -> str:
+    """Bring the lab up and take over the environment that points to it."""
+    shell.show("tpu_ops", "lab", "up")
+    shell.environ |= json.loads(shell.ask("tpu_ops", "lab", "env", "--json"))
+    shell.say('$ eval "$(tpu_ops lab env)"')
+    for wire in (shell.environ["TPU_OPS_ENDPOINT"], shell.environ["TPU_OPS_REST_ENDPOINT"].removeprefix("http://")):
+        host, port = wire.rsplit(":", 1)
+        socket.create_connection((host, int(port)), timeout=5).close()
+    return f"the API answers: gRPC {shell.environ['TPU_OPS_ENDPOINT']}, REST {shell.environ['TPU_OPS_REST_ENDPOINT']}"
+
+
+def create_nodes(shell: Shell) -> str:
+    """Create the pod and the single host through the API."""
+    shell.show(
+        *("tpu_ops", "create", "pod", "--type", "v4-32", "--zone", "us-central2-b"),
+        *("--runtime", "tpu-ubuntu2204-base"),
+    )
+    shell.show("tpu_ops", "create", "solo", "--type", "v2-8", "--zone", "us-central1-f")
+    rows = shell.workers()
+    serving = [row["host"] for row in rows if row["state"] == "READY" and answers(row["external_ip"])]
+    expected = [*(f"pod-w{index}" for index in range(POD_WORKERS)), "solo-w0"]
+    require(sorted(serving) == expected, f"expected {expected} to be READY and to answer, got {serving}")
+    return f"{len(serving)} workers are READY and their sshd answers"
+
+
+def inventory(shell: Shell) -> str:
+    """Read the fleet with Ansible."""
+    shell.show("ansible-inventory", "--graph")
+    listing = json.loads(shell.ask("ansible-inventory", "--list"))
+    hosts = listing["_meta"]["hostvars"]
+    require(len(hosts) == POD_WORKERS + 1, f"expected five hosts, got {sorted(hosts)}")
+    groups = {
+        "node_pod": POD_WORKERS,
+        "node_solo": 1,
+        "zone_us_central2_b": POD_WORKERS,
+        "type_v4_32": POD_WORKERS,
+        "state_ready": POD_WORKERS + 1,
+    }
+    for name, size in groups.items():
+        found = listing.get(name, {}).get("hosts", [])
+        require(len(found) == size, f"expected {size} hosts in group {name}, got {found}")
+    return f"{len(hosts)} hosts, grouped by node, zone, accelerator type and state"
+
+
+def configure(shell: Shell) -> str:
+    """Configure the fleet, then again: the second time nothing changes."""
+    counts = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in ("first", "second"):
+            stats = Path(folder) / number
+            shell.show(
+                "ansible-playbook",
+                "site.yml",
+                ANSIBLE_CALLBACK_PLUGINS=str(ROOT / "tools" / "callback_plugins"),
+                ANSIBLE_CALLBACKS_ENABLED="stats_file",
+                ANSIBLE_DISPLAY_OK_HOSTS="false",
+                STATS_FILE=str(stats),
+            )
+            counts.append(json.loads(stats.read_text()))
+    first, second = counts
+    require(len(second) == POD_WORKERS + 1, f"expected five hosts in Ansible's statistics, got {sorted(second)}")
+    changed = {host: row["changed"] for host, row in second.items() if row["changed"]}
+    require(not changed, f"the second run still changed {changed}")
+    tasks = max(row["ok"] for row in second.values())
+    most = max(row["changed"] for row in first.values())
+    return f"first run changed up to {most} tasks on a host; second run of {tasks} tasks: changed=0 on all five"
+
+
+def train(shell: Shell) -> str:
+    """Train on the whole pod, then compute the accuracy again from the checkpoint."""
+    log = shell.show(
+        *("tpu_ops", "train", "pod", "--sync", "examples/digits"),
+        *("--", "python", "train.py", "--epochs", "5"),
+    )
+    losses = [float(value) for value in re.findall(r"^\[0\] epoch \d+ loss ([0-9.]+)", log, re.MULTILINE)]
+    require(len(losses) == 5, f"expected five epochs of rank 0 in the log, got {len(losses)}")
+    require(losses[-1] < losses[0] / 2, f"the loss did not fall: {losses}")
+    require(f"process 0 of {POD_WORKERS}," in log, "the ranks did not form one group of four processes")
+    again = shell.show(
+        *("tpu_ops", "run", "pod-w0", "--"),
+        *("sh", "-c", "cd ~/tpu_ops/digits && exec /opt/venvs/jax/bin/python evaluate.py"),
+    )
+    found = re.search(r"\{.*\}", again)
+    require(found is not None, "the evaluation printed no result")
+    result = json.loads(found[0]) if found else {}
+    right = float(result["test_accuracy"])
+    require(result["epoch"] == 5 and right > 0.9, f"expected accuracy over 0.9 after epoch 5, got {result}")
+    fall = f"{losses[0]:.2f} -> {losses[-1]:.2f}"
+    return f"loss {fall} on four workers; accuracy of the checkpoint, loaded anew: {right:.3f}"
+
+
+def change_addresses(shell: Shell) -> str:
+    """Let the pod's external addresses change, and find it again with host-key checking on."""
+    before = {row["host"]: row["external_ip"] for row in shell.workers() if row["node"] == "pod"}
+    shell.show("tpu_ops", "lab", "maintenance", "pod")
+    shell.show("tpu_ops", "refresh")
+    after = {row["host"]: row["external_ip"] for row in shell.workers() if row["node"] == "pod"}
+    kept = [host for host in before if before[host] == after[host]]
+    require(not kept, f"addresses that did not change: {kept}")
+    alive = [address for address in before.values() if answers(address, timeout=1)]
+    require(not alive, f"old addresses that still answer: {alive}")
+    dead = [address for address in after.values() if not answers(address)]
+    require(not dead, f"new addresses that do not answer: {dead}")
+    shell.show("tpu_ops", "run", "pod", "--", "hostname")
+    names = json.loads(shell.ask("tpu_ops", "run", "pod", "--json", "--", "hostname"))
+    hostnames = {row["stdout"].strip() for row in names}
+    require(len(hostnames) == POD_WORKERS, f"expected four host names, got {sorted(hostnames)}")
+    return "four old addresses refuse, four new ones answer, same host keys, checking on throughout"
+
+
+def lab_down(shell: Shell) -> str:
+    """Take the lab down and look for anything it left."""
+    name = shell.environ["TPU_OPS_LAB"]
+    folder = Path(shell.environ["TPU_OPS_PRIVATE_KEY"]).parent
+    shell.show("tpu_ops", "lab", "down")
+    engine = os.environ.get("TPU_OPS_ENGINE") or ("docker" if _engine_answers("docker") else "podman")
+    containers = shell.ask(engine, "ps", "-aq", "--filter", f"label=tpu-ops.lab={name}").split()
+    networks = shell.ask(engine, "network", "ls", "-q", "--filter", f"label=tpu-ops.lab={name}").split()
+    mounts = [entry for entry in Path("/proc/mounts").read_text().splitlines() if str(folder) in entry]
+    processes = [
+        path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if str(folder) in _command_line(path)
+    ]
+    left = [*containers, *networks, *mounts, *processes]
+    require(not left and not folder.exists(), f"still there: {left or folder}")
+    return "no container, network, process or mount is left"
+
+
+def _engine_answers(engine: str) -> bool:
+    try:
+        return subprocess.run([engine, "info"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def _command_line(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+STEPS: tuple[tuple[str, Callable[[Shell], str]], ...] = (
+    ("bring the lab up", lab_up),
+    ("create two nodes", create_nodes),
+    ("list the fleet", inventory),
+    ("configure the fleet, twice", configure),
+    ("train on four workers", train),
+    ("change the addresses", change_addresses),
+    ("take the lab down", lab_down),
+)
+
+
+def fail(step: str, text: str) -> NoReturn:
+    """End the demo, saying what failed and how to go on."""
+    print(f"\ndemo: step {step!r} failed: {text}", file=sys.stderr)
+    print('  look:  eval "$(.venv/bin/tpu_ops lab env)"; .venv/bin/tpu_ops lab status', file=sys.stderr)
+    print("  again: make demo goes on from what is there; .venv/bin/tpu_ops lab down removes it", file=sys.stderr)
+    sys.exit(1)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as people read it."""
+    return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s" if seconds >= 60 else f"{seconds:.1f} s"
+
+
+def summary(rows: list[tuple[str, str, float]]) -> list[str]:
+    """Return the closing lines: each step, what was checked, how long it took, what to try next."""
+    lines = ["", "What ran, and what was checked:"]
+    lines += [f"  {name:<27}{duration(seconds):>13}  {value}" for name, value, seconds in rows]
+    lines += [
+        f"  {'all':<27}{duration(sum(row[2] for row in rows)):>13}",
+        "",
+        "Try next:",
+        '  .venv/bin/tpu_ops lab up && eval "$(.venv/bin/tpu_ops lab env)"   the lab again, by hand',
+        "  README.md, section From the lab to your project               the same on real TPUs",
+    ]
+    return lines
+
+
+def write_record(path: Path, shell: Shell) -> None:
+    """Write the transcript as a page, without this machine's paths."""
+    text = "\n".join(shell.transcript)
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
+    for place, name in ((str(ROOT), "."), (str(Path.home()), "~")):
+        text = text.replace(place, name)
+    text = "\n".join(line.rstrip() for line in text.splitlines())
+    cores, memory = os.cpu_count(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    system = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    path.write_text(
+        "# The demo, recorded\n\n"
+        "`make demo-record` wrote this page from what `make demo` printed on a machine with "
+        f"{cores} cores, {memory:.0f} GB of memory, {system}, Python {platform.python_version()}.\n\n"
+        f"```text\n{text.strip()}\n```\n"
+    )
+
+
+def main() -> None:
+    """Run all steps and print the summary."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--record", type=Path, help="write the transcript to this file")
+    arguments = parser.parse_args()
+    # Only the lab's own variables, set by its first step, may point anywhere.
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("TPU_OPS_EN", "ANSIBLE_"))}
+    shell = Shell(clean | {"PATH": f"{BIN}:{clean['PATH']}", "PYTHONUNBUFFERED": "1", "ANSIBLE_FORCE_COLOR": "false"})
+    rows = []
+    for number, (name, step) in enumerate(STEPS, 1):
+        shell.say(f"\n=== {number}/{len(STEPS)} {name} ===")
+        start = time.monotonic()
+        try:
+            value = step(shell)
+        except StepFailed as exc:
+            fail(name, str(exc))
+        except KeyboardInterrupt:
+            print("\ndemo: interrupted; make demo goes on from what is there", file=sys.stderr)
+            sys.exit(130)
+        rows.append((name, value, time.monotonic() - start))
+        shell.say(f"ok: {value} ({duration(rows[-1][2])})")
+    for text in summary(rows):
+        shell.say(text)
+    if arguments.record:
+        write_record(arguments.record, shell)
+        print(f"\nwrote {arguments.record}")
+
+
+if __name__ == "__main__":
+    main()
