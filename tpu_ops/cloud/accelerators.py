@@ -1,8 +1,8 @@
 """The accelerator table: how many chips and workers an accelerator type has.
 
-Source: the public documentation of Cloud TPU versions, and the node sizes that the API reports. For v5e and v6e
+Source: the documentation of each Cloud TPU version (cloud.google.com/tpu/docs/v4, v5e, v5p, v6e). For v5e and v6e
 the documentation's "hosts" column is not the number of VMs: up to eight chips fit one VM, above that every VM
-carries four.
+carries four. For v5p the sizes are the documented common ones; names of other sizes are understood as well.
 """
 
 from __future__ import annotations
@@ -32,36 +32,12 @@ def _doubling(first: int, last: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-_V5P_SIZES = (
-    8,
-    16,
-    32,
-    64,
-    128,
-    256,
-    384,
-    512,
-    640,
-    768,
-    896,
-    1024,
-    1152,
-    1280,
-    1408,
-    1536,
-    1664,
-    1792,
-    1920,
-    2048,
-)
-_V5P_LARGE = (2176, 2304, 2432, 2560, 2688, 2816, 2944, 3072, 4096, 5120, 6144, 8192, 10240, 12288)
-
 _GENERATIONS = {
     "v2": _Generation("V2", 2, True, "/dev/accel", (8, 32, 128, 256, 512), 2),
     "v3": _Generation("V3", 2, True, "/dev/accel", (8, *_doubling(32, 2048)), 2),
     "v4": _Generation("V4", 2, True, "/dev/accel", _doubling(8, 4096), 3),
     "v5litepod": _Generation("V5LITE_POD", 1, False, "/dev/vfio/", (1, 4, *_doubling(8, 256)), 2),
-    "v5p": _Generation("V5P", 2, True, "/dev/vfio/", _V5P_SIZES + _V5P_LARGE, 3),
+    "v5p": _Generation("V5P", 2, True, "/dev/vfio/", (8, 16, *_doubling(64, 8192), 12288), 3),
     "v6e": _Generation("V6E", 1, False, "/dev/vfio/", (1, 4, *_doubling(8, 256)), 2),
 }
 
@@ -94,7 +70,7 @@ class AcceleratorType:
 
 
 def _topology(chips: int, dimensions: int) -> str:
-    """Given a number of chips, return the most cubic grid of it; 2D grids put the smaller side first."""
+    """Given a number of chips, return the most cubic grid of it: smaller sides first, sides of one chip last."""
     sides = [1] * dimensions
     rest, factor = chips, 2
     factors: list[int] = []
@@ -106,7 +82,7 @@ def _topology(chips: int, dimensions: int) -> str:
             rest //= factor
     for prime in sorted(factors, reverse=True):
         sides[sides.index(min(sides))] *= prime
-    return "x".join(str(side) for side in sorted(sides))
+    return "x".join(str(side) for side in sorted(sides, key=lambda side: (side == 1, side)))
 
 
 def accelerator_type(name: str) -> AcceleratorType:
