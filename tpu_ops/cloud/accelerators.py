@@ -37,7 +37,7 @@ _GENERATIONS = {
     "v3": _Generation("V3", 2, True, "/dev/accel", (8, *_doubling(32, 2048)), 2),
     "v4": _Generation("V4", 2, True, "/dev/accel", _doubling(8, 4096), 3),
     "v5litepod": _Generation("V5LITE_POD", 1, False, "/dev/vfio/", (1, 4, *_doubling(8, 256)), 2),
-    "v5p": _Generation("V5P", 2, True, "/dev/vfio/", (8, 16, *_doubling(64, 8192), 12288), 3),
+    "v5p": _Generation("V5P", 2, True, "/dev/vfio/", (*_doubling(8, 8192), 12288), 3),
     "v6e": _Generation("V6E", 1, False, "/dev/vfio/", (1, 4, *_doubling(8, 256)), 2),
 }
 

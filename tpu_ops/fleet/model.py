@@ -120,6 +120,11 @@ class Worker:
     index: int
 
     @property
+    def label(self) -> str:
+        """The node's unique short label (`node_labels`), for example ``pod``."""
+        return self.host.rsplit("-w", 1)[0]
+
+    @property
     def internal_ip(self) -> str:
         """Internal address, or the empty string."""
         return self.node.internal_ips[self.index]

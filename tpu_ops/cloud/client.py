@@ -1,0 +1,201 @@
+"""One way to call the Cloud TPU API: endpoint, credentials, retries, a time-out on everything, errors in words.
+
+google-cloud-tpu is imported only when a client is made: its import costs half a second.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tpu_ops.errors import CloudError
+
+Answer = TypeVar("Answer")
+
+#: Status codes after which the same call may succeed; transport errors arrive as UNAVAILABLE.
+RETRIED = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED")
+
+#: Seconds before the second attempt; doubled for each further one, up to the longest.
+FIRST_DELAY, LONGEST_DELAY = 0.25, 8.0
+
+#: Seconds of retries where nothing listens at the endpoint: a closed port rarely opens.
+REFUSED_PATIENCE = 3.0
+
+_FIXES = {
+    "UNAUTHENTICATED": "log in: gcloud auth application-default login",
+    "PERMISSION_DENIED": "check the project's name, that the Cloud TPU API is enabled in it, and that your account "
+    "has the role TPU Viewer (TPU Admin for changes)",
+    "NOT_FOUND": "check the project's and zone's names",
+    "RESOURCE_EXHAUSTED": "wait, or ask for more quota of this accelerator type in this zone",
+    "DEADLINE_EXCEEDED": "try again, or raise request_timeout in inventory/tpu_vm.yml",
+}
+
+
+class ApiError(CloudError):
+    """The API answered with an error, or did not answer.
+
+    Attributes:
+        status: Name of the gRPC status code, for example ``NOT_FOUND``.
+    """
+
+    def __init__(self, what: str, *, status: str, where: str = "", fix: str = "") -> None:
+        super().__init__(what, where=where, fix=fix or _FIXES.get(status, ""))
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Tpu:
+    """An open client.
+
+    Attributes:
+        client: The google.cloud.tpu_v2.TpuClient.
+        endpoint: What errors call the service.
+        timeout: Seconds that one call may take, its retries included.
+        closed: Set when nobody waits for answers any more, so that retries end.
+    """
+
+    client: Any
+    endpoint: str
+    timeout: float
+    closed: threading.Event
+
+    def call(self, method: str, request: dict[str, Any], where: str, *, repeat: bool = True) -> Any:
+        """Call a method and return its answer.
+
+        Args:
+            method: Name of a method of TpuClient's transport-level interface, for example ``get_node``.
+            request: Its request as a dictionary.
+            where: What is asked about, for an error.
+            repeat: Whether the call may be sent again after it may have reached the service.
+
+        Raises:
+            ApiError: With the status that the API answered.
+        """
+        function = getattr(self.client, method)
+        return attempt(
+            lambda left: function(request=request, timeout=left, retry=None),
+            where=f"{where} ({self.endpoint})" if self.endpoint != REAL_SERVICE else where,
+            timeout=self.timeout,
+            retried=RETRIED if repeat else ("RESOURCE_EXHAUSTED",),
+            pause=self.closed.wait,
+        )
+
+
+REAL_SERVICE = "tpu.googleapis.com"
+
+
+@contextmanager
+def connect(endpoint: str = "", timeout: float = 60.0) -> Iterator[Tpu]:
+    """Open a client for as long as the block lasts.
+
+    Args:
+        endpoint: ``host:port`` on loopback, spoken to in plaintext without credentials; empty means the real
+            service with application default credentials.
+        timeout: Seconds that one call may take, its retries included.
+
+    Raises:
+        CloudError: There are no credentials for the real service.
+    """
+    from google.cloud.tpu_v2.services.tpu import TpuClient
+    from google.cloud.tpu_v2.services.tpu.transports import TpuGrpcTransport
+
+    if endpoint:
+        import grpc
+
+        options = [
+            # Proxy variables are for the way out, never for loopback.
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.initial_reconnect_backoff_ms", 200),
+            ("grpc.max_reconnect_backoff_ms", 2000),
+        ]
+        channel = grpc.insecure_channel(endpoint, options=options)
+        client = TpuClient(transport=TpuGrpcTransport(channel=channel))
+    else:
+        client = TpuClient(credentials=_default_credentials())
+    tpu = Tpu(client, endpoint or REAL_SERVICE, timeout, threading.Event())
+    try:
+        yield tpu
+    finally:
+        tpu.closed.set()
+        client.transport.close()
+
+
+def _default_credentials() -> Any:
+    import google.auth
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
+    except GoogleAuthError as exc:
+        raise CloudError(
+            "no credentials for Google Cloud",
+            where="application default credentials",
+            fix="run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS; for the "
+            'local lab: eval "$(tpu_ops lab env)"',
+        ) from exc
+    return credentials
+
+
+def attempt(
+    send: Callable[[float], Answer],
+    *,
+    where: str,
+    timeout: float,
+    retried: tuple[str, ...] = RETRIED,
+    pause: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Answer:
+    """Send a request until it is answered, with growing delays between attempts.
+
+    Args:
+        send: Given the seconds left, sends the request once and returns its answer.
+        where: What is asked about, for an error.
+        timeout: Seconds that all attempts together may take.
+        retried: Status codes after which it is sent again.
+        pause: Waits between attempts; a true answer means that nobody wants the answer any more.
+        clock: Monotonic time in seconds.
+
+    Raises:
+        ApiError: The last attempt's error.
+    """
+    from google.api_core.exceptions import GoogleAPICallError
+    from google.auth.exceptions import GoogleAuthError
+
+    start, delay = clock(), FIRST_DELAY
+    while True:
+        try:
+            return send(max(0.1, timeout - (clock() - start)))
+        except GoogleAPICallError as exc:
+            failure = api_error(exc, where)
+            patience = REFUSED_PATIENCE if _refused(failure) else timeout
+        except GoogleAuthError as exc:
+            raise ApiError(f"no access: {exc}", status="UNAUTHENTICATED", where=where) from exc
+        # Delays differ a little, so that many clients do not come back at the same moment.
+        wait = delay * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
+        if failure.status not in retried or clock() - start + wait > min(patience, timeout) or pause(wait):
+            raise failure
+        delay = min(delay * 2, LONGEST_DELAY)
+
+
+def _refused(failure: ApiError) -> bool:
+    return failure.status == "UNAVAILABLE" and "onnection refused" in failure.what
+
+
+def api_error(exc: Any, where: str) -> ApiError:
+    """Given a GoogleAPICallError, return it as an error in words."""
+    status = exc.grpc_status_code.name if getattr(exc, "grpc_status_code", None) is not None else "UNKNOWN"
+    message = str(getattr(exc, "message", "") or exc).strip()
+    if status == "UNAVAILABLE":
+        refused = "onnection refused" in message
+        what = "nothing listens there: Connection refused" if refused else f"the API did not answer: {message}"
+        fix = 'is the lab up? `tpu_ops lab up`, then eval "$(tpu_ops lab env)"' if refused else "check the network"
+        return ApiError(what, status=status, where=where, fix=fix)
+    if status == "DEADLINE_EXCEEDED":
+        message = "no answer in time"
+    return ApiError(f"{message} ({status})", status=status, where=where)

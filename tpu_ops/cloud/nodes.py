@@ -1,0 +1,264 @@
+"""Nodes of the Cloud TPU API as plain dictionaries; changes to them as operations.
+
+A node's dictionary has only JSON types and is read from the raw protobuf: the wrappers around it cost fifteen
+times as much. Text in it is as the API gave it: data, and not to be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_ops.cloud.client import ApiError, Tpu
+
+Json = dict[str, Any]
+
+#: Nodes per answer of a list; the API's largest.
+PAGE_SIZE = 1000
+
+#: Requests in flight at once.
+CONCURRENCY = 16
+
+#: Failures of one project or zone among several that leave the rest of the fleet worth listing.
+_PARTIAL = ("PERMISSION_DENIED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The nodes that the API listed, and what it could not list.
+
+    Attributes:
+        nodes: One dictionary per node (`node_data`).
+        unanswered: (project, zone) that did not answer; zone ``-`` stands for all zones of the project.
+        warnings: What went wrong with them, in words.
+    """
+
+    nodes: tuple[Json, ...]
+    unanswered: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def list_nodes(tpu: Tpu, projects: Sequence[str], zones: Sequence[str] = ()) -> Listing:
+    """List the nodes of several projects, all zones of them or those named, concurrently.
+
+    Raises:
+        ApiError: No project and zone could be listed, or one does not exist.
+    """
+    scopes = [(project, zone) for project in projects for zone in (zones or ("-",))]
+    with ThreadPoolExecutor(min(CONCURRENCY, len(scopes))) as pool:
+        answers = list(pool.map(lambda scope: _list_scope(tpu, *scope), scopes))
+    return combine(scopes, answers)
+
+
+def _list_scope(tpu: Tpu, project: str, zone: str) -> tuple[list[Json], list[str]] | ApiError:
+    """Return a scope's nodes and unreachable locations, or the error that it ended with."""
+    parent = f"projects/{project}/locations/{zone}"
+    where = f"project {project}" if zone == "-" else f"project {project}, zone {zone}"
+    nodes: list[Json] = []
+    unreachable: list[str] = []
+    token = ""
+    try:
+        while True:
+            request = {"parent": parent, "page_size": PAGE_SIZE, "page_token": token}
+            # The pager's own next pages would be without retries.
+            page = _raw(tpu.call("list_nodes", request, where).pages.__next__())
+            nodes.extend(node_data(node) for node in page.nodes)
+            unreachable.extend(page.unreachable)
+            token = page.next_page_token
+            if not token:
+                return nodes, unreachable
+    except ApiError as exc:
+        return exc
+
+
+def combine(scopes: Sequence[tuple[str, str]], answers: Sequence[tuple[list[Json], list[str]] | ApiError]) -> Listing:
+    """Given what each scope answered, return the whole listing.
+
+    Raises:
+        ApiError: All scopes failed, or one failed in a way that means it is named wrongly.
+    """
+    failures = [answer for answer in answers if isinstance(answer, ApiError)]
+    for failure in failures:
+        if failure.status not in _PARTIAL or len(failures) == len(answers):
+            raise failure
+    nodes: dict[tuple[str, str], Json] = {}
+    unanswered: list[tuple[str, str]] = []
+    warnings: list[str] = []
+    for (project, zone), answer in zip(scopes, answers, strict=True):
+        if isinstance(answer, ApiError):
+            unanswered.append((project, zone))
+            warnings.append(f"{answer.where}: not listed: {answer.what}")
+            continue
+        nodes |= {(node["name"], node["node_id"]): node for node in answer[0]}
+        for location in dict.fromkeys(answer[1]):
+            lost = location.rsplit("/", 1)[-1]
+            unanswered.append((project, lost))
+            warnings.append(f"project {project}, zone {lost}: not listed: the API could not reach this location")
+    return Listing(tuple(nodes.values()), tuple(unanswered), tuple(warnings))
+
+
+def get_node(tpu: Tpu, name: str) -> Json:
+    """Return the node of a resource name.
+
+    Raises:
+        ApiError: NOT_FOUND where there is none.
+    """
+    return node_data(_raw(tpu.call("get_node", {"name": name}, _short(name))))
+
+
+def create_node(tpu: Tpu, parent: str, node_id: str, node: Json) -> str:
+    """Begin to create a node; return the operation's name.
+
+    Args:
+        tpu: The client.
+        parent: ``projects/P/locations/Z``.
+        node_id: The node's short name.
+        node: Fields of google.cloud.tpu.v2.Node.
+
+    Raises:
+        ApiError: The API refused.
+    """
+    request = {"parent": parent, "node_id": node_id, "node": node}
+    return _operation(tpu.call("create_node", request, _short(f"{parent}/nodes/{node_id}"), repeat=False))
+
+
+def delete_node(tpu: Tpu, name: str) -> str:
+    """Begin to delete a node; return the operation's name."""
+    return _operation(tpu.call("delete_node", {"name": name}, _short(name), repeat=False))
+
+
+def start_node(tpu: Tpu, name: str) -> str:
+    """Begin to start a stopped node; return the operation's name."""
+    return _operation(tpu.call("start_node", {"name": name}, _short(name), repeat=False))
+
+
+def stop_node(tpu: Tpu, name: str) -> str:
+    """Begin to stop a node; return the operation's name."""
+    return _operation(tpu.call("stop_node", {"name": name}, _short(name), repeat=False))
+
+
+def host_keys(tpu: Tpu, name: str, worker_count: int) -> list[dict[str, str]]:
+    """Return the host keys that each worker of a node published, in order: key type -> base64 blob.
+
+    A worker that published none has an empty dictionary.
+
+    Raises:
+        ApiError: The API refused.
+    """
+    answers = _host_keys(tpu, name, [""])
+    if len(answers) != worker_count:
+        # The answer names no worker, so it is of use only when every worker is in it.
+        answers = [(_host_keys(tpu, name, [str(index)]) or [{}])[0] for index in range(worker_count)]
+    return answers
+
+
+def _host_keys(tpu: Tpu, name: str, worker_ids: list[str]) -> list[dict[str, str]]:
+    request = {"name": name, "query_path": "hostkeys/", "worker_ids": worker_ids}
+    answer = _raw(tpu.call("get_guest_attributes", request, _short(name)))
+    return [
+        {entry.key: entry.value for entry in attributes.query_value.items if entry.namespace == "hostkeys"}
+        for attributes in answer.guest_attributes
+    ]
+
+
+def accelerator_types(tpu: Tpu, project: str, zone: str) -> list[str]:
+    """Return the names of the accelerator types that a zone has, in the API's order."""
+    return _names(tpu, "list_accelerator_types", project, zone, lambda page: [e.type for e in page.accelerator_types])
+
+
+def runtime_versions(tpu: Tpu, project: str, zone: str) -> list[str]:
+    """Return the names of the runtime versions that a zone has, in the API's order."""
+    return _names(tpu, "list_runtime_versions", project, zone, lambda page: [e.version for e in page.runtime_versions])
+
+
+def locations(tpu: Tpu, project: str) -> list[str]:
+    """Return the zones that a project can use."""
+    found: list[str] = []
+    request = {"name": f"projects/{project}", "page_size": PAGE_SIZE, "page_token": ""}
+    while True:
+        page = tpu.call("list_locations", request, f"project {project}")
+        found.extend(location.location_id for location in page.locations)
+        if not page.next_page_token:
+            return sorted(found)
+        request["page_token"] = page.next_page_token
+
+
+def _names(tpu: Tpu, method: str, project: str, zone: str, read: Callable[[Any], Iterable[str]]) -> list[str]:
+    found: list[str] = []
+    token = ""
+    while True:
+        request = {"parent": f"projects/{project}/locations/{zone}", "page_size": PAGE_SIZE, "page_token": token}
+        page = _raw(tpu.call(method, request, f"project {project}, zone {zone}").pages.__next__())
+        found.extend(read(page))
+        token = page.next_page_token
+        if not token:
+            return found
+
+
+def _raw(answer: Any) -> Any:
+    """Return the protobuf behind an answer of google-cloud-tpu."""
+    return type(answer).pb(answer)
+
+
+def _operation(answer: Any) -> str:
+    return str(answer.operation.name)
+
+
+def _short(name: str) -> str:
+    """``projects/P/locations/Z/nodes/N`` in words."""
+    _, project, _, zone, _, node = name.split("/")
+    return f"node {node}, zone {zone}, project {project}"
+
+
+def node_data(node: Any) -> Json:
+    """Given a raw google.cloud.tpu.v2.Node, return its dictionary.
+
+    Values of the node's metadata are left out: they may hold secrets.
+    """
+    endpoints = node.network_endpoints
+    scheduling = node.scheduling_config
+    return {
+        "name": node.name,
+        "node_id": str(node.id) if node.id else "",
+        "accelerator_type": node.accelerator_type,
+        "topology": node.accelerator_config.topology,
+        "runtime_version": node.runtime_version,
+        "state": _enum(node, "state", node.state),
+        "health": _enum(node, "health", node.health),
+        "health_description": node.health_description,
+        "network_configs": len(node.network_configs),
+        "internal_ips": [endpoint.ip_address for endpoint in endpoints],
+        "external_ips": [endpoint.access_config.external_ip for endpoint in endpoints],
+        "labels": dict(node.labels),
+        "symptoms": [
+            {
+                "worker_id": symptom.worker_id,
+                "type": _enum(symptom, "symptom_type", symptom.symptom_type),
+                "details": symptom.details,
+                "create_time": _time(symptom, "create_time"),
+            }
+            for symptom in node.symptoms
+        ],
+        "queued_resource": node.queued_resource,
+        "preemptible": scheduling.preemptible,
+        "spot": scheduling.spot,
+        "reserved": scheduling.reserved,
+        "data_disks": [
+            {"source": disk.source_disk, "mode": _enum(disk, "mode", disk.mode)} for disk in node.data_disks
+        ],
+        "service_account": node.service_account.email,
+        "create_time": _time(node, "create_time"),
+        "metadata_keys": sorted(node.metadata),
+    }
+
+
+def _enum(message: Any, field: str, number: int) -> str:
+    """Return the name of an enum's number; the number itself where it is newer than the installed client."""
+    value = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(number)
+    return value.name if value else str(number)
+
+
+def _time(message: Any, field: str) -> str:
+    return str(getattr(message, field).ToJsonString()) if message.HasField(field) else ""

@@ -1,0 +1,94 @@
+"""Waits for the API's long-running operations and for the states of nodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tpu_ops.cloud.client import ApiError, Tpu
+from tpu_ops.cloud.nodes import get_node
+from tpu_ops.errors import CloudError
+
+Json = dict[str, Any]
+
+#: Seconds between two looks; the first look comes sooner, for operations that take no time.
+FIRST_LOOK, LONGEST_LOOK = 0.2, 5.0
+
+#: Told now and then what is waited for: seconds since the beginning, and the state in words.
+Progress = Callable[[float, str], None]
+
+
+def wait(tpu: Tpu, operation: str, *, what: str, timeout: float, progress: Progress) -> None:
+    """Wait until an operation is done.
+
+    Raises:
+        ApiError: It ended with an error.
+        CloudError: It was not done in time; it goes on.
+    """
+
+    def look() -> bool:
+        answer = tpu.call("get_operation", {"name": operation}, what)
+        if answer.done and answer.HasField("error"):
+            raise ApiError(answer.error.message, status=_status(answer.error.code), where=what)
+        return bool(answer.done)
+
+    _until(look, what=what, timeout=timeout, progress=lambda elapsed: progress(elapsed, "working"))
+
+
+def wait_for_state(
+    tpu: Tpu, name: str, *, through: tuple[str, ...], what: str, timeout: float, progress: Progress
+) -> Json | None:
+    """Wait until a node has left certain states; return it, or None where it is gone.
+
+    Args:
+        tpu: The client.
+        name: The node's resource name.
+        through: States to wait through, for example ``CREATING``.
+        what: What is waited for, for an error.
+        timeout: Seconds to wait at most.
+        progress: Told what is waited for.
+
+    Raises:
+        CloudError: The node was still in one of these states when the time was over.
+    """
+    node: Json | None = {}
+
+    def look() -> bool:
+        nonlocal node
+        try:
+            node = get_node(tpu, name)
+        except ApiError as exc:
+            if exc.status != "NOT_FOUND":
+                raise
+            node = None
+        return node is None or node["state"] not in through
+
+    _until(
+        look,
+        what=what,
+        timeout=timeout,
+        progress=lambda elapsed: progress(elapsed, node["state"] if node else "gone"),
+    )
+    return node
+
+
+def _until(look: Callable[[], bool], *, what: str, timeout: float, progress: Callable[[float], None]) -> None:
+    start, delay = time.monotonic(), FIRST_LOOK
+    while not look():
+        elapsed = time.monotonic() - start
+        if elapsed >= timeout:
+            raise CloudError(
+                f"not done after {timeout:.0f} s; it goes on without this command",
+                where=what,
+                fix="run the same command again to wait on, or give more --timeout",
+            )
+        progress(elapsed)
+        time.sleep(min(delay, max(0.0, timeout - elapsed)))
+        delay = min(delay * 1.5, LONGEST_LOOK)
+
+
+def _status(code: int) -> str:
+    import grpc
+
+    return next((status.name for status in grpc.StatusCode if status.value[0] == code), "UNKNOWN")

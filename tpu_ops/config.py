@@ -1,0 +1,395 @@
+"""The settings of a fleet: `inventory/tpu_vm.yml` and the environment, read once, typed.
+
+The inventory plugin and the command line read the same file. The environment wins over the file, so that a fleet
+can be pointed at another endpoint or project without an edit. Every error names the file and the key, or the
+variable, that it came from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import getpass
+import hashlib
+import ipaddress
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tpu_ops.errors import UsageError
+
+#: Where a fleet directory keeps its file.
+FLEET_FILE = Path("inventory/tpu_vm.yml")
+
+#: Keys of the file that say how to reach the API and the workers; `load` turns them into `Settings`.
+OWN_KEYS = (
+    "projects",
+    "zones",
+    "endpoint",
+    "request_timeout",
+    "states",
+    "connect_with",
+    "user",
+    "private_key",
+)
+
+#: Keys of the file that only the inventory plugin reads (its own, `constructed` and `inventory_cache`).
+PLUGIN_KEYS = (
+    "plugin",
+    "hostvars_prefix",
+    "strict",
+    "compose",
+    "groups",
+    "keyed_groups",
+    "leading_separator",
+    "use_extra_vars",
+    "cache",
+    "cache_plugin",
+    "cache_timeout",
+    "cache_connection",
+    "cache_prefix",
+)
+
+#: Names of google.cloud.tpu.v2.Node.State that a filter may name.
+STATES = (
+    "CREATING",
+    "READY",
+    "RESTARTING",
+    "REIMAGING",
+    "DELETING",
+    "REPAIRING",
+    "STOPPED",
+    "STOPPING",
+    "STARTING",
+    "PREEMPTED",
+    "TERMINATED",
+    "HIDING",
+    "HIDDEN",
+    "UNHIDING",
+    "UNKNOWN",
+)
+
+#: Private keys that are looked for, in this order, where none is set. The second is the one gcloud makes.
+PRIVATE_KEYS = ("id_ed25519", "google_compute_engine", "id_rsa")
+
+#: Seconds that one API call may take, its retries included.
+REQUEST_TIMEOUT = 60.0
+
+_PROJECT = re.compile(r"^(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]*$")
+_ZONE = re.compile(r"^[a-z]+(?:-[a-z0-9]+)+$")
+_USER = re.compile(r"^[A-Za-z0-9_.][A-Za-z0-9_.-]*$")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a fleet's file and the environment say, checked.
+
+    Attributes:
+        path: The fleet directory.
+        file: The file that was read.
+        projects: Project ids, at least one, without repetition.
+        zones: Zones to ask; empty means all.
+        endpoint: ``host:port`` of a plaintext gRPC endpoint on loopback; empty means the real service.
+        request_timeout: Seconds that one API call may take, its retries included.
+        states: States of the nodes that the inventory lists.
+        connect_with: ``external`` and ``internal`` in order of preference.
+        user: Login name on the workers.
+        private_key: The person's private key, or None where the ssh client should find one by itself.
+        state_dir: Where this fleet's snapshot, ssh config and known_hosts are kept. A file that is not a fleet
+            directory's `inventory/tpu_vm.yml` has a state of its own.
+    """
+
+    path: Path
+    file: Path
+    projects: tuple[str, ...]
+    zones: tuple[str, ...]
+    endpoint: str
+    request_timeout: float
+    states: tuple[str, ...]
+    connect_with: tuple[str, ...]
+    user: str
+    private_key: Path | None
+    state_dir: Path
+
+
+def load(fleet: str | None = None) -> Settings:
+    """Return the settings of a fleet.
+
+    Args:
+        fleet: The fleet directory (`--fleet`); else TPU_OPS_FLEET, else the nearest parent directory that has
+            `inventory/tpu_vm.yml`.
+
+    Raises:
+        UsageError: No fleet is found, or its settings are wrong; names file and key.
+    """
+    return load_file(find_fleet(fleet, os.environ, Path.cwd()) / FLEET_FILE)
+
+
+def load_file(file: Path) -> Settings:
+    """Return the settings that a fleet's file and the environment give.
+
+    Raises:
+        UsageError: The file cannot be read or its settings are wrong; names file and key.
+    """
+    file = file.parent.resolve() / file.name
+    return from_data(read_file(file), file, os.environ)
+
+
+def find_fleet(fleet: str | None, environ: Mapping[str, str], start: Path) -> Path:
+    """Given `--fleet`, the environment and the working directory, return the fleet directory.
+
+    Raises:
+        UsageError: There is none.
+    """
+    named = fleet or environ.get("TPU_OPS_FLEET", "")
+    if named:
+        path = Path(named).expanduser().resolve()
+        if not (path / FLEET_FILE).is_file():
+            raise UsageError(
+                f"the fleet directory has no {FLEET_FILE}",
+                where=f"{path} (from {'--fleet' if fleet else 'TPU_OPS_FLEET'})",
+                fix=f"name a directory that holds {FLEET_FILE}",
+            )
+        return path
+    for path in (start.resolve(), *start.resolve().parents):
+        if (path / FLEET_FILE).is_file():
+            return path
+    raise UsageError(
+        f"no fleet: neither this directory nor one above it has {FLEET_FILE}",
+        where=str(start),
+        fix="change to the fleet directory, or name it by --fleet or TPU_OPS_FLEET",
+    )
+
+
+def read_file(file: Path) -> Mapping[str, Any]:
+    """Return the mapping that a fleet's file holds.
+
+    Raises:
+        UsageError: The file cannot be read, is no YAML, or is no mapping.
+    """
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
+        raise UsageError(f"cannot read the fleet's file: {reason}", where=str(file)) from exc
+    except yaml.YAMLError as exc:
+        mark = getattr(exc, "problem_mark", None)
+        place = f"{file}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(file)
+        raise UsageError(f"not valid YAML: {getattr(exc, 'problem', exc)}", where=place) from exc
+    if not isinstance(data, dict):
+        raise UsageError("the file is no mapping of options", where=str(file), fix="begin it with `plugin: tpu_vm`")
+    return data
+
+
+def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -> Settings:
+    """Given the mapping of a fleet's file and the environment, return the settings.
+
+    Raises:
+        UsageError: An unknown key, a wrong type, a value out of range, or no project.
+    """
+    _check_keys(data, file)
+    options = _Options(data, file, environ)
+    in_fleet = file.parts[-2:] == FLEET_FILE.parts
+    origin = file.parent.parent if in_fleet else file
+    endpoint = options.text("endpoint", "TPU_OPS_ENDPOINT")
+    if endpoint.value:
+        _check_endpoint(endpoint)
+    return Settings(
+        path=origin if in_fleet else file.parent,
+        file=file,
+        projects=_projects(options),
+        zones=options.names("zones", "TPU_OPS_ZONES", _ZONE, "a zone, as in us-central2-b"),
+        endpoint=endpoint.value,
+        request_timeout=options.seconds("request_timeout", REQUEST_TIMEOUT),
+        states=options.choices("states", STATES, ("READY",)),
+        connect_with=options.choices("connect_with", ("external", "internal"), ("external", "internal")),
+        user=_user(options),
+        private_key=_private_key(options, environ),
+        state_dir=_state_root(environ) / "fleets" / _state_name(origin, endpoint.value),
+    )
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A text and where it stands, for the error that it may cause."""
+
+    value: str
+    where: str
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Reads options of the right type from the file and the environment."""
+
+    data: Mapping[str, Any]
+    file: Path
+    environ: Mapping[str, str]
+
+    def at(self, key: str) -> str:
+        """Return the place of a key, for an error."""
+        return f"{self.file}, key {key!r}"
+
+    def wrong(self, key: str, expected: str) -> UsageError:
+        """Return the error for a value of the wrong type."""
+        value = self.data[key]
+        return UsageError(f"expected {expected}, found {value!r} ({type(value).__name__})", where=self.at(key))
+
+    def text(self, key: str, variable: str) -> _Value:
+        """Return a text option; empty where it is not set."""
+        if value := self.environ.get(variable, ""):
+            return _Value(value, f"environment variable {variable}")
+        entry = self.data.get(key)
+        if entry is None:
+            return _Value("", self.at(key))
+        if not isinstance(entry, str):
+            raise self.wrong(key, "a text")
+        return _Value(entry, self.at(key))
+
+    def names(self, key: str, variable: str, form: re.Pattern[str], expected: str) -> tuple[str, ...]:
+        """Return a list of names; the file may hold a list or one name, the variable a comma list."""
+        if text := self.environ.get(variable, ""):
+            where, values = f"environment variable {variable}", [part.strip() for part in text.split(",")]
+            values = [part for part in values if part]
+        else:
+            where, values = self.at(key), self._list(key)
+        for value in values:
+            if not form.match(value):
+                raise UsageError(f"{value!r} is not {expected}", where=where)
+        return tuple(dict.fromkeys(values))
+
+    def choices(self, key: str, known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
+        """Return a list of words out of those known; the default where it is not set."""
+        if self.data.get(key) is None:
+            return default
+        values = self._list(key)
+        for value in values:
+            if value not in known:
+                raise UsageError(
+                    f"unknown value {value!r}{_did_you_mean(value, known)}",
+                    where=self.at(key),
+                    fix=f"use one or more of {', '.join(known)}",
+                )
+        if not values:
+            raise UsageError("the list is empty", where=self.at(key), fix=f"use {', '.join(default)}")
+        return tuple(dict.fromkeys(values))
+
+    def seconds(self, key: str, default: float) -> float:
+        """Return a positive number of seconds."""
+        value = self.data.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 86400:
+            raise self.wrong(key, "a positive number of seconds")
+        return float(value)
+
+    def _list(self, key: str) -> list[str]:
+        value = self.data.get(key)
+        if value is None:
+            return []
+        if isinstance(value, str):
+            return [value]
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            raise self.wrong(key, "a list of texts")
+        return value
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def _check_keys(data: Mapping[str, Any], file: Path) -> None:
+    known = OWN_KEYS + PLUGIN_KEYS
+    for key in data:
+        if key not in known:
+            raise UsageError(
+                f"unknown key {key!r}{_did_you_mean(str(key), known)}",
+                where=str(file),
+                fix="`ansible-doc -t inventory tpu_vm` lists the keys",
+            )
+    if data.get("plugin") != "tpu_vm":
+        raise UsageError(
+            "the file does not say which inventory plugin reads it",
+            where=f"{file}, key 'plugin'",
+            fix="begin it with `plugin: tpu_vm`",
+        )
+
+
+def _projects(options: _Options) -> tuple[str, ...]:
+    projects = options.names("projects", "TPU_OPS_PROJECT", _PROJECT, "a project id")
+    if not projects:
+        raise UsageError(
+            "no project is set",
+            where=options.at("projects"),
+            fix="list your Google Cloud project ids there, or set TPU_OPS_PROJECT",
+        )
+    return projects
+
+
+def _check_endpoint(endpoint: _Value) -> None:
+    """A plaintext endpoint carries no credentials and so must be on this machine."""
+    fix = "use HOST:PORT of this machine's loopback, as in 127.0.0.1:18470; unset it for the real service"
+    host, colon, port = endpoint.value.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in host:
+        raise UsageError(f"{endpoint.value!r} is not of the form HOST:PORT", where=endpoint.where, fix=fix)
+    try:
+        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback:
+        raise UsageError(
+            f"endpoint {endpoint.value!r} is not on loopback; it would be spoken to in plaintext",
+            where=endpoint.where,
+            fix=fix,
+        )
+
+
+def _user(options: _Options) -> str:
+    """The login name, by default the local one: the same that gcloud takes."""
+    user = options.text("user", "TPU_OPS_USER")
+    if not user.value:
+        try:
+            user = _Value(getpass.getuser(), "this machine's login name")
+        except (KeyError, OSError) as exc:
+            raise UsageError("no login name for the workers", where=options.at("user"), fix="set it") from exc
+    if not _USER.match(user.value):
+        raise UsageError(f"{user.value!r} is not a login name", where=user.where, fix="set key 'user' or TPU_OPS_USER")
+    return user.value
+
+
+def _private_key(options: _Options, environ: Mapping[str, str]) -> Path | None:
+    """The key that is set, else the first of PRIVATE_KEYS below ~/.ssh, else none."""
+    home = Path(environ.get("HOME") or Path.home())
+    key = options.text("private_key", "TPU_OPS_PRIVATE_KEY")
+    if not key.value:
+        return next((path for name in PRIVATE_KEYS if (path := home / ".ssh" / name).is_file()), None)
+    text = str(home) + key.value[1:] if key.value.startswith("~/") else key.value
+    base = Path.cwd() if environ.get("TPU_OPS_PRIVATE_KEY") else options.file.parent
+    path = base / text
+    if not path.is_file():
+        raise UsageError(
+            f"the private key {path} does not exist",
+            where=key.where,
+            fix=f"make it (ssh-keygen -t ed25519 -f {path}) or name another",
+        )
+    if any(char in str(path) for char in '"\n\r'):
+        raise UsageError("the private key's path holds a quote or a line end", where=key.where, fix="name another")
+    return path
+
+
+def _state_root(environ: Mapping[str, str]) -> Path:
+    """The directory below which everything of this machine's fleets is kept."""
+    if own := environ.get("TPU_OPS_STATE", ""):
+        return Path(own).expanduser().absolute()
+    home = Path(environ.get("HOME") or Path.home())
+    return Path(environ.get("XDG_STATE_HOME") or home / ".local/state").absolute() / "tpu_ops"
+
+
+def _state_name(path: Path, endpoint: str) -> str:
+    """Name of a fleet's state: its own for each endpoint, so that lab and real service never mix."""
+    digest = hashlib.sha256(f"{path}\n{endpoint}".encode()).hexdigest()[:8]
+    return f"{path.name}-{digest}"

@@ -1,0 +1,146 @@
+"""The text of ssh_config and known_hosts, and the one set of ssh options behind it.
+
+Ansible, the command line and the user's own ssh get the same options, so that each uses the connections that
+another has opened. A worker is known by an alias bound to its node's id and its index: its address may change,
+its host key may not.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import shlex
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from tpu_ops.errors import OpsError
+from tpu_ops.fleet.model import Worker
+
+#: Host keys of one alias: key type -> base64 blob.
+Keys = dict[str, str]
+
+#: Longest directory in which OpenSSH can make a control socket: the address of a socket has 108 bytes with its
+#: final NUL, and %C takes 40 of them, two separators 2, and the random suffix of the socket's first name 16.
+_LONGEST_MUX_DIR = 108 - 1 - 40 - 2 - 16
+
+_KEY_TYPE = re.compile(r"^[a-z0-9@.-]{3,64}$")
+
+
+def mux_dir(environ: Mapping[str, str], uid: int) -> Path:
+    """Given the environment and the user id, return the directory of the control sockets; makes nothing."""
+    runtime = environ.get("XDG_RUNTIME_DIR") or os.path.join(environ.get("HOME", "/"), ".cache")  # noqa: PTH118
+    path = Path(runtime) / "tpu_ops" / "mux"
+    return path if len(os.fsencode(path)) <= _LONGEST_MUX_DIR else Path(f"/tmp/tpu_ops-{uid}")  # noqa: S108 - checked
+
+
+def make_mux_dir(path: Path) -> None:
+    """Make the directory of the control sockets, for this user only.
+
+    Raises:
+        OpsError: It exists and is another user's, or no directory.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    info = path.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        raise OpsError(
+            "the directory of the ssh control sockets is not this user's own",
+            where=str(path),
+            fix="remove it, or set XDG_RUNTIME_DIR to a short directory of your own",
+        )
+    if stat.S_IMODE(info.st_mode) != 0o700:
+        path.chmod(0o700)
+
+
+def _quoted(path: Path) -> str:
+    """A path as ssh's options take it: in quotes where it must be, with no percent token in it."""
+    text = str(path).replace("%", "%%")
+    return f'"{text}"' if re.search(r"[\s#'\\]", text) else text
+
+
+def common_options(known_hosts: Path, mux: Path) -> tuple[tuple[str, str], ...]:
+    """Return the ssh options that are the same for every worker, as (keyword, value)."""
+    return (
+        ("UserKnownHostsFile", _quoted(known_hosts)),
+        ("StrictHostKeyChecking", "yes"),
+        ("ControlMaster", "auto"),
+        ("ControlPath", f'"{mux}/%C"' if " " in str(mux) else f"{mux}/%C"),
+        ("ControlPersist", "10m"),
+        ("ServerAliveInterval", "5"),
+        ("ServerAliveCountMax", "3"),
+        ("ConnectTimeout", "10"),
+        # The default key exchange of OpenSSH 9 costs ten times the processor time of this one.
+        ("KexAlgorithms", "^curve25519-sha256"),
+    )
+
+
+def common_args(worker: Worker, options: Iterable[tuple[str, str]]) -> str:
+    """Return the same options as arguments of ssh in one string, as Ansible takes them."""
+    pairs = [("HostKeyAlias", worker.host_key_alias), *options]
+    return " ".join(f"-o {shlex.quote(f'{key}={value}')}" for key, value in pairs)
+
+
+def address(worker: Worker, connect_with: Sequence[str]) -> str:
+    """Return the address to reach a worker by, of the preferred kind it has; empty where it has none."""
+    for kind in connect_with:
+        if found := worker.external_ip if kind == "external" else worker.internal_ip:
+            return found
+    return ""
+
+
+def ssh_config(
+    workers: Sequence[Worker],
+    *,
+    connect_with: Sequence[str],
+    user: str,
+    private_key: Path | None,
+    options: Sequence[tuple[str, str]],
+) -> str:
+    """Return the text of an OpenSSH configuration with one host per worker, fit to be included from another.
+
+    A worker without an address gets a name that cannot be resolved, so that no other machine of its name answers.
+    """
+    lines = ["# Written by tpu_ops from the Cloud TPU API; changes are lost at the next refresh."]
+    for worker in workers:
+        lines += [
+            "",
+            f"Host {worker.host}",
+            f"    HostName {address(worker, connect_with) or f'{worker.host}.has-no-address.invalid'}",
+            f"    HostKeyAlias {worker.host_key_alias}",
+        ]
+    if workers:
+        lines += ["", "Host " + " ".join(worker.host for worker in workers), f"    User {user}"]
+        if private_key is not None:
+            lines.append(f"    IdentityFile {_quoted(private_key)}")
+        lines += [f"    {key} {value}" for key, value in options]
+    return "\n".join(lines) + "\n"
+
+
+def valid_key(key_type: str, blob: str) -> bool:
+    """Return whether a published host key is one: a blob of base64 that begins with the name of its type."""
+    if not _KEY_TYPE.match(key_type):
+        return False
+    try:
+        raw = base64.b64decode(blob, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    length = int.from_bytes(raw[:4], "big")
+    return raw[4 : 4 + length] == key_type.encode() and len(raw) > 4 + length
+
+
+def known_hosts(keys: Mapping[str, Keys]) -> str:
+    """Given the keys of each alias, return the text of known_hosts, in a fixed order."""
+    lines = [f"{alias} {key_type} {blob}" for alias in sorted(keys) for key_type, blob in sorted(keys[alias].items())]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def parse_known_hosts(text: str) -> dict[str, Keys]:
+    """Return the keys of each alias; lines that this program did not write are passed over."""
+    keys: dict[str, Keys] = {}
+    for line in text.splitlines():
+        match line.split():
+            case [alias, key_type, blob] if alias.startswith("tpu-") and valid_key(key_type, blob):
+                keys.setdefault(alias, {})[key_type] = blob
+    return keys

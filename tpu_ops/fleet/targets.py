@@ -1,0 +1,107 @@
+"""Which workers a target on the command line means."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+from tpu_ops.errors import UsageError
+from tpu_ops.fleet.model import Worker
+
+#: The operators of a node set that stand outside of brackets: union, difference, intersection, symmetric difference.
+_OPERATOR = re.compile(r"([,!&^])(?![^\[]*\])")
+
+
+def select(workers: Sequence[Worker], target: str) -> list[Worker]:
+    """Return the workers that a target means, in the fleet's order.
+
+    Args:
+        workers: All workers of the fleet.
+        target: A node's label (`pod`), a host (`pod-w0`), a ClusterShell node set of either (`pod-w[0-3]`), or
+            several of them joined by `,` (and), `!` (without), `&` (common to both) or `^` (in one of both).
+
+    Raises:
+        UsageError: A part of the target is unknown or means several things, or nothing is left of it.
+    """
+    names = _Names(workers)
+    parts = _OPERATOR.split(target.replace(" ", ""))
+    chosen = names.expand(parts[0], target)
+    for operator, part in zip(parts[1::2], parts[2::2], strict=True):
+        hosts = names.expand(part, target)
+        match operator:
+            case ",":
+                chosen |= hosts
+            case "!":
+                chosen -= hosts
+            case "&":
+                chosen &= hosts
+            case _:
+                chosen ^= hosts
+    if not chosen:
+        raise UsageError("the target means no worker", where=f"target {target!r}")
+    return [worker for worker in workers if worker.host in chosen]
+
+
+class _Names:
+    """Every name of a fleet and the hosts it stands for."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.hosts = {worker.host for worker in workers}
+        self.nodes: dict[str, set[str]] = {}
+        self.shared: dict[str, list[str]] = {}
+        for worker in workers:
+            label = worker.label
+            if label not in self.nodes and label != worker.node.name:
+                self.shared.setdefault(worker.node.name, []).append(label)
+            self.nodes.setdefault(label, set()).add(worker.host)
+
+    def expand(self, part: str, target: str) -> set[str]:
+        """Return the hosts of one node set without operators outside its brackets."""
+        return set().union(*(self._hosts_of(name, target) for name in _fold_out(part, target)))
+
+    def _hosts_of(self, name: str, target: str) -> set[str]:
+        where = f"target {target!r}"
+        if name in self.nodes and name in self.hosts:
+            raise UsageError(
+                f"{name!r} is the name of a node and of another node's worker",
+                where=where,
+                fix=f"use {name}-w[0-{len(self.nodes[name]) - 1}] for the node",
+            )
+        if name in self.nodes:
+            return self.nodes[name]
+        if name in self.hosts:
+            return {name}
+        if name in self.shared:
+            raise UsageError(
+                f"several nodes are called {name!r}", where=where, fix=f"use {' or '.join(self.shared[name])}"
+            )
+        raise UsageError(f"no node or worker is called {name!r}", where=where, fix=self._hint(name))
+
+    def _hint(self, name: str) -> str:
+        if close := difflib.get_close_matches(name, [*self.nodes, *self.hosts], n=3):
+            return f"did you mean {' or '.join(close)}? `tpu_ops refresh` looks for new nodes"
+        if self.nodes:
+            return f"known nodes: {_some(sorted(self.nodes))}; `tpu_ops refresh` looks for new ones"
+        return "the fleet has no worker: `tpu_ops create` makes a node, `tpu_ops refresh` looks for new ones"
+
+
+def _some(names: Sequence[str], limit: int = 8) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def _fold_out(part: str, target: str) -> Iterable[str]:
+    """Return the names of a node set, `pod-w[0-1]` or a single one."""
+    # Imported here: most commands never need it, and `tpu_ops --help` must stay fast.
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
+    from ClusterShell.NodeUtils import GroupResolver
+
+    if not part:
+        raise UsageError("a name is missing", where=f"target {target!r}", fix="name a node, as in `pod`")
+    if "[" not in part:
+        return [part]
+    try:
+        return [str(name) for name in NodeSet(part, resolver=GroupResolver())]
+    except NodeSetException as exc:
+        raise UsageError(f"not a node set: {exc}", where=f"target {target!r}", fix="write it as pod-w[0-3]") from exc
