@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_NAME = re.compile(r"^(?P<generation>v\d+(?:litepod|p|e)?)-(?P<count>[1-9]\d*)$")
+_NAME = re.compile(r"(?P<generation>v\d+(?:litepod|p|e)?)-(?P<count>[1-9]\d*)")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def accelerator_type(name: str) -> AcceleratorType:
     Raises:
         ValueError: The name has another form, an unknown generation, or a size that no VM layout divides.
     """
-    match = _NAME.match(name)
+    match = _NAME.fullmatch(name)
     generation = _GENERATIONS.get(match["generation"]) if match else None
     if match is None or generation is None:
         known = ", ".join(f"{key}-N" for key in _GENERATIONS)

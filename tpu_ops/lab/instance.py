@@ -23,7 +23,7 @@ from tpu_ops.errors import CloudError, OpsError, UsageError
 DEFAULT_PORTS = (18470, 18471)
 PROJECT = "lab"
 USER = "tpu"
-_NAME = re.compile(r"^[a-z][a-z0-9]{0,15}$")
+_NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Instance:
         try:
             record: dict[str, str] = json.loads(self.process_file.read_text())
             same = _start_time(int(record["pid"])) == record["started"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
         return record if same else None
 
@@ -110,7 +110,7 @@ def instance(environ: Mapping[str, str] = os.environ) -> Instance:
         UsageError: The name cannot be part of container and network names.
     """
     name = environ.get("TPU_OPS_LAB") or "default"
-    if not _NAME.match(name):
+    if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} is no name for a lab",
             where="TPU_OPS_LAB",
@@ -174,7 +174,7 @@ def ports_of(lab: Instance, asked: int | None) -> tuple[int, int]:
 
 
 def _ports_before(lab: Instance) -> tuple[int, int]:
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         record = json.loads(lab.process_file.read_text())
         grpc, rest = (int(record[wire].rsplit(":", 1)[1]) for wire in ("grpc", "rest"))
         if lab.name == "default" or (_free(grpc) and _free(rest)):
