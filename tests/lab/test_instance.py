@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -82,7 +83,7 @@ def test_the_shell_is_pointed_to_the_lab_and_away_from_any_credentials(lab, tmp_
     assert found["ANSIBLE_INVENTORY"] == f"{fleet},{lab.inventory_file}"
     assert found["CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"] == "http://127.0.0.1:2/"
     assert found["CLOUDSDK_AUTH_DISABLE_CREDENTIALS"] == "1"
-    assert not os.path.exists(found["GOOGLE_APPLICATION_CREDENTIALS"])
+    assert not Path(found["GOOGLE_APPLICATION_CREDENTIALS"]).exists()
     assert "TPU_OPS_FLEET" not in found
 
 

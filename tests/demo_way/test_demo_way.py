@@ -1,0 +1,260 @@
+"""The main job, step by step in order, with assertions on what each step did.
+
+The tests of this module build on one another: the lab they share is what the demo builds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.lab
+
+POD = [f"pod-w{index}" for index in range(4)]
+TRAIN = ("tpu_ops", "train", "pod", "--sync", "examples/digits")
+
+
+def greets(address: str) -> bool:
+    try:
+        with socket.create_connection((address, 22), timeout=2) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def test_create_boots_every_worker_that_the_type_has(desk):
+    desk.do(
+        "tpu_ops", "create", "pod", "--type", "v4-32", "--zone", "us-central2-b", "--runtime", "tpu-ubuntu2204-base"
+    )
+    desk.do("tpu_ops", "create", "solo", "--type", "v2-8", "--zone", "us-central1-f")
+    rows = desk.workers()
+    assert [row["host"] for row in rows] == [*POD, "solo-w0"]
+    assert {row["state"] for row in rows} == {"READY"}
+    assert all(greets(row["external_ip"]) for row in rows)
+    running = desk.engine("ps", "-q", "--filter", "label=tpu-ops.lab=way").split()
+    assert len(running) == len(rows)
+
+
+def test_each_worker_is_a_host_of_its_own(desk):
+    containers = desk.containers()
+    boot_ids, machine_ids, keys = set(), set(), set()
+    for container in containers.values():
+        boot_ids.add(desk.inside(container, "cat", "/proc/sys/kernel/random/boot_id"))
+        machine_ids.add(desk.inside(container, "cat", "/etc/machine-id"))
+        keys.add(desk.inside(container, "cat", "/etc/ssh/ssh_host_ed25519_key.pub").split()[1])
+        chips = desk.inside(container, "sh", "-c", "stat -c '%F %t:%T' /dev/accel*").splitlines()
+        assert chips == ["character special file 1:3"] * 4
+        assert desk.inside(container, "cat", "/proc/1/comm").strip() == "systemd"
+    assert len(boot_ids) == len(machine_ids) == len(keys) == len(containers) == 5
+
+
+def test_creating_it_again_finds_it_there(desk):
+    before = {row["host"]: row["node_id"] for row in desk.workers()}
+    desk.do(
+        "tpu_ops", "create", "pod", "--type", "v4-32", "--zone", "us-central2-b", "--runtime", "tpu-ubuntu2204-base"
+    )
+    assert {row["host"]: row["node_id"] for row in desk.workers()} == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (("create", "x", "--type", "v4-12", "--zone", "us-central2-b"), 3, ["v4-12"]),
+        (("create", "x", "--type", "v6e-8", "--zone", "us-central2-b"), 3, ["v6e-8", "us-central2-b"]),
+        (("create", "x", "--type", "v4-8", "--zone", "mars-north1-a"), 3, ["mars-north1-a"]),
+        (("create", "pod", "--type", "v4-8", "--zone", "us-central2-b"), 3, ["pod"]),
+        (("run", "nowhere", "--", "true"), 2, ["nowhere"]),
+        (("train", "pod-w1", "--", "true"), 2, ["pod-w1"]),
+        (("delete", "nowhere", "--yes"), 2, ["nowhere"]),
+        (("list", "--state", "SLEEPY"), 2, ["SLEEPY"]),
+    ],
+)
+def test_bad_input_ends_with_one_message_and_the_documented_code(desk, argv, code, words):
+    done = desk.try_("tpu_ops", *argv)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("error:") == 1
+    assert all(word in done.stderr for word in words)
+    assert len(desk.workers()) == 5
+
+
+def test_a_project_that_does_not_exist_is_an_error_and_no_empty_fleet(desk):
+    done = desk.try_("tpu_ops", "list", TPU_OPS_PROJECT="nobodys")
+    assert (done.returncode, "nobodys" in done.stderr) == (3, True)
+    done = desk.try_("ansible-inventory", "--graph", TPU_OPS_PROJECT="nobodys")
+    assert done.returncode != 0
+    assert "nobodys" in done.stderr
+
+
+def test_ansible_sees_the_same_fleet_in_groups(desk):
+    listing = desk.json("ansible-inventory", "--list")
+    assert sorted(listing["_meta"]["hostvars"]) == [*POD, "solo-w0"]
+    for group, hosts in {
+        "node_pod": POD,
+        "node_solo": ["solo-w0"],
+        "zone_us_central2_b": POD,
+        "zone_us_central1_f": ["solo-w0"],
+        "type_v4_32": POD,
+        "type_v2_8": ["solo-w0"],
+        "state_ready": [*POD, "solo-w0"],
+    }.items():
+        assert sorted(listing[group]["hosts"]) == hosts
+
+
+def test_site_yml_configures_the_fleet_and_then_changes_nothing(desk, tmp_path):
+    first = desk.playbook(tmp_path, "site.yml")
+    assert sorted(first) == [*POD, "solo-w0"]
+    assert all(row["changed"] > 0 and not row["failures"] and not row["unreachable"] for row in first.values())
+    second = desk.playbook(tmp_path, "site.yml")
+    assert {host: row["changed"] for host, row in second.items()} == dict.fromkeys([*POD, "solo-w0"], 0)
+    assert not any(row["failures"] or row["unreachable"] for row in second.values())
+
+
+def test_every_worker_has_the_same_environment(desk):
+    versions = "import jax, jaxlib, sklearn; print(jax.__version__, jaxlib.__version__, sklearn.__version__)"
+    seen = {desk.inside(name, "/opt/venvs/jax/bin/python", "-c", versions) for name in desk.containers().values()}
+    assert len(seen) == 1
+
+
+def test_a_person_of_group_vars_logs_in_and_may_start_runs_but_nothing_else(desk):
+    rows = desk.json("tpu_ops", "run", "pod", "--json", "--", "id", "-un")
+    assert {row["stdout"].strip() for row in rows} == {"tpu"}
+    ada = {"TPU_OPS_USER": "ada"}
+    desk.do("tpu_ops", "refresh", **ada)
+    try:
+        rows = json.loads(desk.do("tpu_ops", "run", "pod", "--json", "--", "id", "-un", **ada))
+        assert {row["stdout"].strip() for row in rows} == {"ada"}
+        refused = desk.try_("tpu_ops", "run", "pod-w0", "--", "sudo", "-n", "id", **ada)
+        assert refused.returncode == 1
+        log = desk.do("tpu_ops", "train", "pod", "--rank", "all", "--", "id", "-un", **ada)
+        assert sorted(re.findall(r"^\[(\d)\] ada$", log, re.MULTILINE)) == ["0", "1", "2", "3"]
+    finally:
+        desk.do("tpu_ops", "refresh")
+
+
+def test_training_learns_on_four_processes(desk):
+    log = desk.do(*TRAIN, "--", "python", "train.py", "--epochs", "5")
+    assert re.search(r"^\[0\] process 0 of 4, 1 of 4 devices$", log, re.MULTILINE)
+    losses = [float(value) for value in re.findall(r"^\[0\] epoch \d loss ([0-9.]+)", log, re.MULTILINE)]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0] / 2
+    rows = desk.json(
+        *("tpu_ops", "run", "pod-w0", "--json", "--"),
+        *("sh", "-c", "cd tpu_ops/digits && exec /opt/venvs/jax/bin/python evaluate.py"),
+    )
+    result = json.loads(rows[0]["stdout"])
+    assert (result["epoch"], result["test_rows"]) == (5, 360)
+    assert result["test_accuracy"] > 0.9
+
+
+def test_the_run_leaves_nothing_running(desk):
+    for container in desk.containers().values():
+        assert desk.inside(container, "sh", "-c", "systemctl list-units --no-legend --all 'tpu-run*'").strip() == ""
+        assert "train.py" not in desk.inside(container, "ps", "axww")
+
+
+def test_a_failing_rank_fails_the_run_and_ends_the_others(desk):
+    script = "import os, sys, time\nif os.environ['TPU_OPS_RANK'] == '2': sys.exit(7)\ntime.sleep(600)"
+    start = time.monotonic()
+    done = desk.try_("tpu_ops", "train", "pod", "--", "python", "-c", script)
+    assert done.returncode == 1
+    assert "rank 2" in done.stderr + done.stdout
+    assert "7" in done.stderr + done.stdout
+    assert time.monotonic() - start < 90
+    for container in desk.containers().values():
+        assert "time.sleep(600)" not in desk.inside(container, "ps", "axww")
+
+
+def test_a_detached_run_goes_on_and_is_stopped_by_name(desk):
+    desk.do("tpu_ops", "train", "pod", "--detach", "--name", "sleeper", "--", "sleep", "3600")
+    containers = [name for host, name in desk.containers().items() if host in POD]
+    assert all("sleep 3600" in desk.inside(name, "ps", "axww") for name in containers)
+    refused = desk.try_("tpu_ops", "train", "pod", "--", "true")
+    assert refused.returncode == 1
+    assert "sleeper" in refused.stderr
+    desk.do("tpu_ops", "stop", "sleeper")
+    assert not any("sleep 3600" in desk.inside(name, "ps", "axww") for name in containers)
+
+
+def test_new_addresses_are_found_and_the_host_keys_are_the_old_ones(desk):
+    known_hosts = next(Path(desk.environ["TPU_OPS_STATE"]).glob("fleets/*/known_hosts"))
+    before, keys = {row["host"]: row["external_ip"] for row in desk.workers("pod")}, known_hosts.read_text()
+    desk.do("tpu_ops", "lab", "maintenance", "pod")
+    changes = desk.do("tpu_ops", "refresh")
+    after = {row["host"]: row["external_ip"] for row in desk.workers("pod")}
+    assert not set(before.values()) & set(after.values())
+    assert all(address in changes for address in [*before.values(), *after.values()])
+    assert not any(greets(address) for address in before.values())
+    rows = desk.json("tpu_ops", "run", "pod", "--json", "--", "hostname")
+    assert len({row["stdout"].strip() for row in rows}) == 4
+    assert known_hosts.read_text() == keys
+    options = desk.do("ssh", "-F", str(known_hosts.parent / "ssh_config"), "-G", "pod-w0")
+    assert "stricthostkeychecking true" in options
+    assert f"userknownhostsfile {known_hosts}" in options
+
+
+def test_another_host_under_a_known_address_is_refused(desk):
+    """Host-key checking is really on: with the keys of two workers exchanged, ssh to them fails."""
+    known_hosts = next(Path(desk.environ["TPU_OPS_STATE"]).glob("fleets/*/known_hosts"))
+    kept = known_hosts.read_text()
+    swapped = re.sub(r"-w([01])\b", lambda match: f"-w{1 - int(match[1])}", kept)
+    assert swapped != kept
+    config = str(known_hosts.parent / "ssh_config")
+    try:
+        known_hosts.write_text(swapped)
+        done = desk.try_("ssh", "-F", config, "-o", "ControlPath=none", "-o", "BatchMode=yes", "pod-w0", "true")
+        assert done.returncode == 255
+        assert "host key" in done.stderr.lower()
+    finally:
+        known_hosts.write_text(kept)
+    desk.do("ssh", "-F", config, "-o", "ControlPath=none", "-o", "BatchMode=yes", "pod-w0", "true")
+
+
+def test_a_killed_api_comes_back_with_the_fleet(desk):
+    record = Path(desk.environ["TPU_OPS_STATE"]) / "lab" / "way" / "process.json"
+    before = desk.workers()
+    os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
+    done = desk.try_("tpu_ops", "list")
+    assert done.returncode == 3
+    desk.do("tpu_ops", "lab", "up")
+    desk.environ |= desk.json("tpu_ops", "lab", "env", "--json")
+    assert desk.workers() == before
+
+
+@pytest.mark.gcloud
+def test_gcloud_reaches_all_workers_of_the_pod(desk):
+    seen = desk.do(
+        *("gcloud", "compute", "tpus", "tpu-vm", "ssh", "tpu@pod", "--zone", "us-central2-b", "--worker", "all"),
+        *("--command", "hostname", "--quiet"),
+        HOME=desk.environ["TPU_OPS_STATE"],
+    )
+    assert len(set(seen.split())) == 4
+
+
+def test_delete_removes_the_node_and_its_container(desk):
+    desk.do("tpu_ops", "delete", "solo", "--yes")
+    assert [row["host"] for row in desk.workers()] == POD
+    assert len(desk.engine("ps", "-aq", "--filter", "label=tpu-ops.lab=way").split()) == 4
+
+
+def test_down_leaves_nothing(desk):
+    folder = Path(desk.environ["TPU_OPS_STATE"]) / "lab" / "way"
+    pid = json.loads((folder / "process.json").read_text())["pid"]
+    desk.do("tpu_ops", "lab", "down")
+    assert desk.engine("ps", "-aq", "--filter", "label=tpu-ops.lab=way") == ""
+    assert desk.engine("network", "ls", "-q", "--filter", "label=tpu-ops.lab=way") == ""
+    assert not folder.exists()
+    assert not Path(f"/proc/{pid}").exists() or "zombie" in Path(f"/proc/{pid}/status").read_text()
+    assert str(folder) not in Path("/proc/mounts").read_text()
+    again = desk.try_("tpu_ops", "lab", "down")
+    assert again.returncode == 0
+    listed = subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout
+    assert str(folder) not in listed
