@@ -1,0 +1,7 @@
+# The cheap top layer: what makes a base system a worker of the lab.
+ARG BASE
+FROM ${BASE}
+COPY root/ /
+RUN sh /usr/local/lib/tpu-lab/setup.sh
+STOPSIGNAL SIGRTMIN+3
+ENTRYPOINT ["/usr/local/lib/tpu-lab/init"]

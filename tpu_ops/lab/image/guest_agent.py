@@ -1,0 +1,255 @@
+"""Guest agent of a worker: plays what Google's guest agent does on a TPU VM.
+
+Runs inside the worker on its system Python (3.8 or newer), standard library only. The lab and the agent share one
+directory: the lab writes ``metadata.json``; the agent writes ``guest_attributes.json`` (the host keys) and
+``status.json`` (which metadata it has applied, and whether the worker serves logins).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pwd
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Iterator, List, Tuple
+
+STATE = Path("/var/lib/tpu-lab/worker")
+ENVIRONMENT = Path("/etc/tpu-lab/environment")
+MANAGED_USERS = Path("/var/lib/tpu-lab/users.json")
+SSH = Path("/etc/ssh")
+KEY_TYPES = ("ed25519", "ecdsa")
+MARK = "# Added by Google"
+GROUP = "google-sudoers"
+POLL_SECONDS = 0.5
+#: What useradd accepts as a name on Debian and Ubuntu.
+USER_NAME = re.compile(r"^[a-z_][a-z0-9_-]{0,31}$")
+
+
+def parse_ssh_keys(text: str, now: float) -> dict[str, list[str]]:
+    """Given the ``ssh-keys`` metadata value, return each user's keys in order; malformed and expired lines are left out.
+
+    Args:
+        text: Lines of the form ``USER:KEYTYPE BASE64 COMMENT``.
+        now: Seconds since the epoch, for keys that carry a ``google-ssh {"expireOn": ...}`` comment.
+    """
+    users: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        user, colon, key = line.strip().partition(":")
+        words = key.split(None, 2)
+        if not colon or len(words) < 2 or not USER_NAME.match(user) or user == "root":
+            continue
+        if len(words) == 3 and expired(words[2], now):
+            continue
+        keys = users.setdefault(user, [])
+        if key.strip() not in keys:
+            keys.append(key.strip())
+    return users
+
+
+def expired(comment: str, now: float) -> bool:
+    """Return whether a key's comment is Google's and says that its time is over."""
+    if not comment.startswith("google-ssh "):
+        return False
+    try:
+        until = json.loads(comment[len("google-ssh ") :])["expireOn"]
+        moment = time.strptime(re.sub(r"(\+00:?00|Z)$", "+0000", until), "%Y-%m-%dT%H:%M:%S%z")
+    except (ValueError, KeyError, TypeError):
+        return True
+    import calendar  # noqa: PLC0415 - rarely needed, and the agent should stay small in memory
+
+    return calendar.timegm(moment) <= now
+
+
+def with_own_block(text: str, keys: list[str]) -> str:
+    """Given an authorized_keys text, return it with the agent's own lines replaced and all others kept."""
+    kept: list[str] = []
+    lines = iter(text.splitlines())
+    for line in lines:
+        if line.strip() == MARK:
+            next(lines, None)
+        else:
+            kept.append(line)
+    for key in keys:
+        kept += [MARK, key]
+    return "".join(f"{line}\n" for line in kept)
+
+
+def with_own_name(hosts: str, hostname: str, address: str) -> str:
+    """Given an /etc/hosts text, return it with the worker's own name bound to its internal address only."""
+    kept = [line for line in hosts.splitlines() if hostname not in line.split("#", 1)[0].split()[1:]]
+    return "".join(f"{line}\n" for line in [*kept, f"{address}\t{hostname}"])
+
+
+def write(path: Path, text: str, mode: int = 0o644) -> None:
+    """Replace a file at once."""
+    partial = path.with_name(path.name + ".new")
+    partial.write_text(text)
+    partial.chmod(mode)
+    partial.replace(path)
+
+
+@contextlib.contextmanager
+def acting_as(user: pwd.struct_passwd) -> Iterator[None]:
+    """Touch files with the rights of a user, so that a link planted in the home directory leads nowhere new."""
+    os.setegid(user.pw_gid)
+    os.seteuid(user.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+def command(*args: str) -> bool:
+    """Run a command of the system; say so in the journal and return False when it fails."""
+    done = subprocess.run(args, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        say(f"{' '.join(args[:1])} failed for {args[-1]}: {done.stderr.strip() or done.returncode}")
+    return done.returncode == 0
+
+
+def say(text: str) -> None:
+    """Write a line to the journal."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def apply_user(name: str, keys: list[str]) -> bool:
+    """Make a user exist with sudo rights and these keys; no keys takes the rights away. Return whether it worked."""
+    try:
+        user = pwd.getpwnam(name)
+    except KeyError:
+        if not keys:
+            return True
+        if not command("useradd", "--create-home", "--shell", "/bin/bash", "--groups", GROUP, name):
+            return False
+        user = pwd.getpwnam(name)
+    else:
+        change = ("--add", name, GROUP) if keys else ("--delete", name, GROUP)
+        done = subprocess.run(["id", "-nG", name], capture_output=True, text=True, timeout=10, check=False)
+        if (GROUP in done.stdout.split()) != bool(keys) and not command("gpasswd", *change):
+            return False
+    try:
+        with acting_as(user):
+            folder = Path(user.pw_dir) / ".ssh"
+            folder.mkdir(mode=0o700, exist_ok=True)
+            file = folder / "authorized_keys"
+            before = file.read_text() if file.exists() else ""
+            after = with_own_block(before, keys)
+            if after != before:
+                write(file, after, 0o600)
+    except (OSError, UnicodeDecodeError) as exc:
+        say(f"authorized_keys of {name}: {exc}")
+        return False
+    return True
+
+
+def apply_users(text: str) -> bool:
+    """Apply the ``ssh-keys`` metadata, also to users that it no longer names. Return whether all of it worked."""
+    users = parse_ssh_keys(text, time.time())
+    managed: list[str] = json.loads(MANAGED_USERS.read_text()) if MANAGED_USERS.exists() else []
+    worked = True
+    for name in sorted({*users, *managed}):
+        worked = apply_user(name, users.get(name, [])) and worked
+    if sorted(users) != managed:
+        write(MANAGED_USERS, json.dumps(sorted(users)))
+    return worked
+
+
+def apply(raw: bytes) -> bool:
+    """Apply one version of the metadata file. Return whether all of it worked."""
+    data: dict[str, Any] = json.loads(raw)
+    lines = "".join(f"{key}={value}\n" for key, value in data["environment"].items())
+    if not ENVIRONMENT.exists() or ENVIRONMENT.read_text() != lines:
+        write(ENVIRONMENT, lines)
+    hosts = Path("/etc/hosts")
+    before = hosts.read_text()
+    after = with_own_name(before, data["hostname"], data["internal_ip"])
+    if after != before:
+        hosts.write_text(after)  # in place: the container engine mounts this very file
+    return apply_users(data["metadata"].get("ssh-keys", ""))
+
+
+def host_keys() -> dict[str, str]:
+    """Make the host keys unless they are there; return the public ones by type."""
+    found = {}
+    for kind in KEY_TYPES:
+        path = SSH / f"ssh_host_{kind}_key"
+        public = path.with_name(path.name + ".pub")
+        if not (path.exists() and public.exists()):
+            path.unlink() if path.exists() else None
+            made = ("ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "", "-f", str(path))
+            subprocess.run(made, stdin=subprocess.DEVNULL, timeout=60, check=True)
+        name, blob = public.read_text().split()[:2]
+        found[name] = blob
+    return found
+
+
+def serves_logins() -> bool:
+    """Return whether sshd answers and people are let in (systemd keeps them out until the boot is far enough)."""
+    if os.path.lexists("/run/nologin") or os.path.lexists("/etc/nologin"):
+        return False
+    try:
+        with socket.create_connection(("127.0.0.1", 22), timeout=2) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def notify(text: str) -> None:
+    """Tell systemd about the state of this service."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+            connection.connect("\0" + address[1:] if address.startswith("@") else address)
+            connection.sendall(text.encode())
+
+
+def read_metadata() -> Tuple[bytes, Tuple[int, int]]:
+    """Return the metadata file's content and what tells one version of it from another."""
+    with (STATE / "metadata.json").open("rb") as file:
+        details = os.fstat(file.fileno())
+        return file.read(), (details.st_ino, details.st_mtime_ns)
+
+
+def main() -> None:
+    """Serve until the worker shuts down."""
+    status = STATE / "status.json"
+    with contextlib.suppress(FileNotFoundError):
+        status.unlink()
+    MANAGED_USERS.parent.mkdir(parents=True, exist_ok=True)
+    write(STATE / "guest_attributes.json", json.dumps({"hostkeys": host_keys()}))
+    seen: Tuple[int, int] | None = None
+    digest, ready, retries, notified = "", False, 0, False
+    written: List[Any] = []
+    while True:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            details = (STATE / "metadata.json").stat()
+            changed = (details.st_ino, details.st_mtime_ns) != seen
+            if changed or retries:
+                raw, version = read_metadata()
+                retries = 5 if changed else retries - 1
+                if apply(raw):
+                    retries = 0
+                seen = version
+                digest = hashlib.sha256(raw).hexdigest()
+        if digest and not notified:
+            notify("READY=1")
+            notified = True
+        ready = ready or serves_logins()
+        if written != [digest, ready]:
+            written = [digest, ready]
+            boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            write(status, json.dumps({"boot_id": boot_id, "applied": digest, "ready": ready}))
+        time.sleep(POLL_SECONDS if ready and not retries else 0.1)  # polls for new metadata as long as it serves
+
+
+if __name__ == "__main__":
+    main()
