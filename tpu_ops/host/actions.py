@@ -1,0 +1,203 @@
+"""The actions of this program but `follow`: start, status, stop, probe, holders."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Dict
+
+from . import proc, spec, unit
+from .person import Person, asking, require_control
+from .probe import describe
+from .store import FINAL, Store
+from .wire import PROTOCOL, Refused
+
+_POLL = 0.05
+#: How long a start waits for the unit of a run that has already ended to leave its name, in seconds.
+_NAME_LIMIT = 10.0
+
+
+def require_protocol(request: Dict[str, Any]) -> None:
+    """Return where the controller speaks this program's version.
+
+    Raises:
+        Refused: It does not.
+    """
+    if request.get("protocol") != PROTOCOL:
+        raise Refused(
+            "invalid",
+            "this worker's launcher speaks version {}, the controller {}".format(PROTOCOL, request.get("protocol")),
+            "run site.yml again with the controller's version",
+        )
+
+
+def require_root() -> None:
+    """Return where this process is root.
+
+    Raises:
+        Refused: It is not.
+    """
+    if os.geteuid() != 0:
+        raise Refused("denied", "this needs root", "call it as: sudo -n /usr/local/sbin/tpu-host")
+
+
+def held(holder: Dict[str, Any]) -> Refused:
+    """Return the refusal that names who has this worker."""
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"]))
+    message = "run {} of {} is on this worker since {}".format(holder["run_id"], holder["person"], since)
+    fix = "wait for it, or `tpu_ops stop {}`".format(holder["run_id"])
+    return Refused("held", message, fix, holder=holder)
+
+
+def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
+    """Start a run and return its record once its command is about to be executed.
+
+    Raises:
+        Refused: The spec is wrong, another run is on, or the command cannot be executed as asked.
+    """
+    require_root()
+    require_protocol(request)
+    data = spec.check(request.get("spec"))
+    person = asking()
+    run_id = data["run_id"]
+    if store.read(run_id) is not None:
+        raise Refused("held", "run {} has been on this worker before".format(run_id), "choose another --name")
+    holder = store.holder()
+    if holder is not None:
+        raise held(holder)
+    spec.sweep(store.run_dir)
+    spec.put(store.run_dir, data, person.uid)
+    try:
+        _start_unit(store, data)
+    finally:
+        spec.discard(store.run_dir, run_id)
+    record = store.observe(run_id)
+    if record is None or record["state"] == "refused":
+        reason = record["reason"] if record else "the unit {} left no record".format(unit.UNIT)
+        raise Refused("failed", reason)
+    return {"ok": True, "record": record}
+
+
+def _start_unit(store: Store, data: Dict[str, Any]) -> None:
+    """Start the unit; a name that an ended run is just leaving is waited for."""
+    program = os.path.realpath(sys.argv[0])
+    command = unit.start_command(program, data["run_id"], data["grace_stop"])
+    deadline = time.monotonic() + _NAME_LIMIT
+    while True:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+            timeout=unit.START_LIMIT + 15,
+            check=False,
+        )
+        text = done.stdout.decode("utf-8", "replace").strip()
+        if done.returncode == 0:
+            return
+        record = store.read(data["run_id"])
+        if record is not None and record["state"] == "refused":
+            raise Refused("failed", record["reason"])
+        holder = store.holder()
+        if holder is not None and holder["run_id"] != data["run_id"]:
+            raise held(holder)
+        if "already" not in text:
+            raise Refused("failed", text, "journalctl -u {} on this worker says more".format(unit.UNIT))
+        if time.monotonic() > deadline:
+            raise Refused("held", "the unit {} is taken: {}".format(unit.UNIT, text))
+        time.sleep(_POLL)
+
+
+def status(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
+    """Return one run's record, or the newest runs of this worker, and who has it now."""
+    require_root()
+    require_protocol(request)
+    run_id = request.get("run_id")
+    answer: Dict[str, Any] = {"ok": True, "holder": store.holder()}
+    if run_id:
+        answer["record"] = store.observe(spec.check_run_id(run_id))
+    else:
+        answer["records"] = store.recent(int(request.get("count", 10)))
+    return answer
+
+
+def stop(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
+    """End a run and return its final record. Without a run id: whatever run is on.
+
+    The request's ``kind`` is ``stop`` (a person wants it), or ``failed`` (another rank failed), ``reason`` says more.
+
+    Raises:
+        Refused: There is no such run, it belongs to another person, or it did not end in time.
+    """
+    require_root()
+    require_protocol(request)
+    person = asking()
+    run_id = request.get("run_id") or (store.holder() or {}).get("run_id")
+    if not run_id:
+        return {"ok": True, "record": None}
+    record = store.observe(spec.check_run_id(run_id))
+    if record is None:
+        raise Refused("missing", "this worker knows no run {}".format(run_id))
+    if record["state"] in FINAL:
+        return {"ok": True, "record": record}
+    owner = record["person"]
+    require_control(person, owner["uid"], owner["name"], bool(request.get("force")))
+    intent = _intent(request, person)
+    store.put_intent(run_id, intent)
+    supervisor = record["supervisor"]
+    if proc.start_time(supervisor["pid"]) == supervisor["start"]:
+        os.kill(supervisor["pid"], signal.SIGTERM)
+    grace = record["grace"]["stop"]
+    return {"ok": True, "record": _await_end(store, run_id, grace + unit.STOP_MARGIN + 5)}
+
+
+def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
+    kind = request.get("kind", "stop")
+    if kind not in ("stop", "failed"):
+        raise Refused("invalid", "{!r} is no reason to stop a run".format(kind))
+    reason = str(request.get("reason") or "stopped by {}".format(person.name))[:500]
+    intent = {"kind": kind, "by": person.name, "at": time.time(), "reason": reason}
+    grace = request.get("grace")
+    if isinstance(grace, (int, float)) and not isinstance(grace, bool) and 0 <= grace <= spec.MAX_GRACE:
+        intent["grace"] = grace
+    return intent
+
+
+def _await_end(store: Store, run_id: str, limit: float) -> Dict[str, Any]:
+    """Wait until a run has ended; what does not listen is ended by systemd."""
+    deadline = time.monotonic() + limit
+    asked_systemd = False
+    while True:
+        record = store.observe(run_id)
+        if record is None or (record["state"] in FINAL and record["state"] != "lost"):
+            return record or {}
+        if time.monotonic() > deadline:
+            if asked_systemd:
+                raise Refused("failed", "run {} did not end within {:.0f} s".format(run_id, limit))
+            subprocess.run(
+                ["systemctl", "kill", "--signal=KILL", unit.UNIT],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=15,
+                check=False,
+            )
+            asked_systemd = True
+            deadline = time.monotonic() + 20
+        time.sleep(_POLL)
+
+
+def probe(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
+    """Describe this host."""
+    return {"ok": True, "probe": describe(store, str(request.get("venv") or ""))}
+
+
+def holders(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
+    """Return who holds the chips, and the run that has this worker."""
+    del request
+    require_root()
+    return {"ok": True, "holders": proc.holders(), "holder": store.holder()}

@@ -1,0 +1,72 @@
+"""Builds the host program: one file, the same bytes from the same sources on every machine.
+
+`python -m tpu_ops.host.build` prints ``{"path", "digest"}`` as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+
+_SHEBANG = b"#!/usr/bin/python3 -IS\n"
+_ENTRY = b"import sys\n\nfrom tpu_ops.host.main import main\n\nsys.exit(main())\n"
+#: The oldest time that a zip archive can hold.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_CONTROLLER_ONLY = {"build.py"}
+
+
+def archive() -> bytes:
+    """Return the program's bytes: the interpreter line and a zip archive of this package."""
+    here = Path(__file__).resolve().parent
+    members = {"__main__.py": _ENTRY, "tpu_ops/__init__.py": b""}
+    for path in here.glob("*.py"):
+        if path.name not in _CONTROLLER_ONLY:
+            members[f"tpu_ops/host/{path.name}"] = path.read_bytes()
+    buffer = io.BytesIO()
+    # Stored, not deflated: zlib's versions do not all write the same bytes.
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
+        for name in sorted(members):
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.create_system = 3
+            info.external_attr = 0o644 << 16
+            file.writestr(info, members[name])
+    return _SHEBANG + buffer.getvalue()
+
+
+def build(cache: Path | None = None) -> tuple[Path, str]:
+    """Build the program where it is not built yet.
+
+    Args:
+        cache: Directory of built programs; default ``${XDG_CACHE_HOME:-~/.cache}/tpu_ops/host``.
+
+    Returns:
+        The program's path and its digest (12 hexadecimal digits of SHA-256).
+    """
+    if cache is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpu_ops" / "host"
+    data = archive()
+    digest = hashlib.sha256(data).hexdigest()[:12]
+    path = cache / digest / "tpu-host"
+    if not (path.is_file() and path.read_bytes() == data):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        Path(temporary).chmod(0o755)
+        Path(temporary).replace(path)
+    return path, digest
+
+
+def main() -> None:
+    """Build and say where."""
+    path, digest = build()
+    print(json.dumps({"path": str(path), "digest": digest}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""The process that becomes the command: forked early, made the person's, checked, held, and only then executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import traceback
+from typing import Any, Dict
+
+from .person import Person
+from .spec import encode
+
+#: Exit code of a child whose command could not be executed; nobody but the supervisor sees it.
+NOT_EXECUTED = 127
+
+
+class NotReady(Exception):
+    """The command cannot be executed as asked; the text says why."""
+
+
+def find_program(name: bytes, path: bytes) -> bytes:
+    """Return what an argument vector's first word names, with the rights of this process.
+
+    Raises:
+        NotReady: There is no such executable file.
+    """
+    if b"/" in name:
+        if os.path.isfile(name) and os.access(name, os.X_OK):
+            return name
+        raise NotReady("{} is no executable file".format(os.fsdecode(name)))
+    for folder in path.split(b":"):
+        candidate = os.path.join(folder or b".", name)
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+            return candidate
+    raise NotReady("{} is not on PATH ({})".format(os.fsdecode(name), os.fsdecode(path)))
+
+
+def become(person: Person) -> None:
+    """Give up root for good: groups, group, user."""
+    if os.geteuid() == 0:
+        os.initgroups(person.name, person.gid)
+        os.setgid(person.gid)
+        os.setuid(person.uid)
+
+
+class Child:
+    """The command of one rank, held until `go`.
+
+    Args:
+        pid: The child's process id.
+        go: Writing end of the pipe that holds it.
+        report: Reading end of the pipe on which it reports; its end means that the command is being executed.
+    """
+
+    def __init__(self, pid: int, go: int, report: int) -> None:
+        self.pid = pid
+        self._go = go
+        self._report = report
+
+    @classmethod
+    def fork(cls, argv: list[str], env: Dict[bytes, bytes], cwd: str, person: Person, output: int) -> Child:
+        """Fork the child and wait until it is ready to be executed. To be called before any thread is started.
+
+        Args:
+            argv: The command.
+            env: Its whole environment.
+            cwd: Where it starts.
+            person: Who it runs as.
+            output: Descriptor that standard output and standard error go to.
+
+        Raises:
+            NotReady: Directory or program are not there for this person.
+        """
+        go_read, go_write = os.pipe()
+        report_read, report_write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(go_write)
+                os.close(report_read)
+                _live(argv=argv, env=env, cwd=cwd, person=person, output=output, go=go_read, report=report_write)
+            finally:
+                os._exit(NOT_EXECUTED)
+        os.close(go_read)
+        os.close(report_write)
+        child = cls(pid, go_write, report_read)
+        message = child._read_report()
+        if message.get("ready"):
+            return child
+        os.close(go_write)
+        os.waitpid(pid, 0)
+        raise NotReady(message.get("error") or "the process ended before it was ready")
+
+    def go(self) -> str:
+        """Let the child execute the command; return why that failed, or the empty string."""
+        os.write(self._go, b"g")
+        os.close(self._go)
+        error = str(self._read_report().get("error", ""))
+        os.close(self._report)
+        return error
+
+    def _read_report(self) -> Dict[str, Any]:
+        """Return the child's next message; an empty one when its end of the pipe was closed by executing."""
+        line = b""
+        while not line.endswith(b"\n"):
+            byte = os.read(self._report, 1)
+            if not byte:
+                return {}
+            line += byte
+        message = json.loads(line.decode("ascii"))
+        return message if isinstance(message, dict) else {}
+
+
+def _live(
+    *,
+    argv: list[str],
+    env: Dict[bytes, bytes],
+    cwd: str,
+    person: Person,
+    output: int,
+    go: int,
+    report: int,
+) -> None:
+    """Be the child; returns only when the command was not executed."""
+
+    def say(message: Dict[str, Any]) -> None:
+        os.write(report, json.dumps(message).encode("ascii") + b"\n")
+
+    try:
+        os.setsid()
+        _plain_signals()
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("0")
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        become(person)
+        os.umask(0o022)
+        try:
+            os.chdir(encode(cwd))
+        except OSError as exc:
+            raise NotReady("working directory {}: {}".format(cwd, exc.strerror)) from exc
+        words = [encode(word) for word in argv]
+        program = find_program(words[0], env.get(b"PATH", b""))
+        say({"ready": True})
+        if os.read(go, 1) != b"g":
+            return  # the supervisor is gone: this run does not happen
+        os.execve(program, words, env)  # noqa: S606 - the command is the person's own, as the person
+    except NotReady as exc:
+        say({"error": str(exc)})
+    except OSError as exc:
+        say({"error": "{}: {}".format(argv[0], exc.strerror or exc)})
+    except Exception:
+        say({"error": traceback.format_exc()})
+
+
+def _plain_signals() -> None:
+    """Undo what Python and the supervisor changed: a command expects the default of every signal."""
+    for number in range(1, signal.NSIG):
+        try:
+            if signal.getsignal(number) not in (signal.SIG_DFL, None):
+                signal.signal(number, signal.SIG_DFL)
+        except (OSError, ValueError):
+            continue
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -1,0 +1,112 @@
+"""The environment of the command: built from nothing, so that no variable arrives that nobody asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from .person import Person
+from .spec import encode
+from .wire import Refused
+
+CONFIG = "/etc/tpu_ops/launcher.json"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
+
+
+def load_config(path: str = CONFIG) -> dict[str, Any]:
+    """Return this host's configuration: ``environment_files`` (a list) and ``venv`` (a path or empty).
+
+    Raises:
+        Refused: The file is there and cannot be understood.
+    """
+    config: dict[str, Any] = {"environment_files": [], "venv": ""}
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = json.load(file)
+        config["environment_files"] = [str(entry) for entry in data.get("environment_files") or []]
+        config["venv"] = str(data.get("venv") or "")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, AttributeError) as exc:
+        raise Refused("failed", "{}: {}".format(path, exc), "run the role launcher again on this host") from exc
+    return config
+
+
+def parse_file(text: str) -> dict[str, str]:
+    """Given the text of an environment file (KEY=VALUE lines, # comments, optional quotes), return its variables."""
+    found = {}
+    for line in text.splitlines():
+        name, sign, value = line.strip().partition("=")
+        if not sign or name.startswith("#"):
+            continue
+        name, value = name.strip(), value.strip()
+        if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
+            value = value[1:-1]
+        found[name] = value
+    return found
+
+
+def from_files(paths: list[str]) -> dict[str, str]:
+    """Return the variables of all these files, later files over earlier ones.
+
+    Raises:
+        Refused: A file that this host's configuration names cannot be read.
+    """
+    found: dict[str, str] = {}
+    for path in paths:
+        try:
+            with open(path, encoding="utf-8", errors="surrogateescape") as file:
+                found.update(parse_file(file.read()))
+        except OSError as exc:
+            raise Refused(
+                "failed",
+                "{}: {}".format(path, exc.strerror),
+                "{} names this file; run the role launcher again on this host".format(CONFIG),
+            ) from exc
+    return found
+
+
+def build(
+    spec: dict[str, Any], person: Person, venv: str, from_host: dict[str, str], run_files: str
+) -> dict[bytes, bytes]:
+    """Return the environment of one rank's command.
+
+    What the host's files say is overridden by what the person asked for; TPU_OPS_* always tell the truth. No TPU_*
+    or MEGASCALE_* variable is set or inherited here: on a TPU VM JAX finds its slice by itself.
+
+    Args:
+        spec: The run, as `tpu_ops.host.spec` checked it.
+        person: Who the command runs as.
+        venv: The virtual environment that comes first on PATH, or empty.
+        from_host: Variables of the files that this host's configuration names.
+        run_files: A directory of this run that the person may write to.
+    """
+    env = {
+        "HOME": person.home,
+        "USER": person.name,
+        "LOGNAME": person.name,
+        "SHELL": person.shell,
+        "LANG": "C.UTF-8",
+        "PATH": SYSTEM_PATH,
+        # Output goes to a pipe; without this its lines would wait in Python's buffer.
+        "PYTHONUNBUFFERED": "1",
+    }
+    if venv:
+        env["VIRTUAL_ENV"] = venv
+        env["PATH"] = os.path.join(venv, "bin") + ":" + SYSTEM_PATH
+    env.update(from_host)
+    env.update(spec["env"])
+    env["TPU_OPS_RUN_ID"] = spec["run_id"]
+    env["TPU_OPS_ATTEMPT"] = str(spec["attempt"])
+    env["TPU_OPS_RANK"] = str(spec["rank"])
+    env["TPU_OPS_WORLD_SIZE"] = str(spec["world_size"])
+    env["TPU_OPS_NODE"] = spec["node"]
+    env["TPU_OPS_SLICE"] = str(spec["slice"])
+    env["TPU_OPS_RUN_DIR"] = run_files
+    return {encode(name): encode(value) for name, value in env.items()}
+
+
+def working_directory(spec: dict[str, Any], person: Person) -> str:
+    """Return where the command starts: absolute as asked, else below the person's home."""
+    return os.path.join(person.home, spec["cwd"]) if spec["cwd"] else person.home

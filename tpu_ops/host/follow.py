@@ -1,0 +1,71 @@
+"""`follow`: the log of a rank as frames, from any offset, until the rank has ended or the peer has gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import time
+from typing import Any, Dict
+
+from . import logs, wire
+from .actions import require_protocol, require_root
+from .spec import check_run_id
+from .store import FINAL, Store
+
+_POLL_MS = 100
+#: How long a run may look lost before it is called so: systemd is closing its record meanwhile, in seconds.
+_CLOSING_LIMIT = 30.0
+#: How much of the log's end goes with the final frame, in bytes.
+_TAIL = 4096
+
+
+def follow(request: Dict[str, Any], store: Store, source: int, sink: int) -> None:
+    """Answer, then send frames until the rank has ended; the END frame carries the record and the log's last lines.
+
+    Request: ``run_id``; ``offset`` (default 0); ``lines`` (default true: send the log); ``live`` (default true: wait
+    for the end, else send what there is).
+
+    Raises:
+        Refused: There is no such run here.
+    """
+    require_root()
+    require_protocol(request)
+    run_id = check_run_id(request.get("run_id"))
+    record = store.observe(run_id)
+    if record is None:
+        raise wire.Refused("missing", "this worker knows no run {}".format(run_id))
+    wire.answer(sink, request["marker"], {"ok": True, "record": record})
+    directory = store.logs(run_id)
+    offset = max(0, int(request.get("offset") or 0))
+    lines, live = request.get("lines", True), request.get("live", True)
+    peer = select.poll()
+    peer.register(source, select.POLLIN | select.POLLHUP)
+    lost_since = 0.0
+    while True:
+        # The record first: what a rank wrote before its end is then read after its end was seen.
+        record = store.observe(run_id)
+        if lines:
+            offset = _send_log(sink, directory, offset)
+        state = record["state"] if record else "lost"
+        if state == "lost":
+            lost_since = lost_since or time.monotonic()
+        closing = state == "lost" and record is not None and time.monotonic() - lost_since < _CLOSING_LIMIT
+        if not live or (state in FINAL and not closing):
+            break
+        if peer.poll(_POLL_MS) and not os.read(source, 4096):
+            return
+    value = {"record": record, "tail": logs.tail(directory, _TAIL).decode("utf-8", "replace")}
+    wire.write_all(sink, wire.frame(wire.END, offset, json.dumps(value).encode("ascii")))
+
+
+def _send_log(sink: int, directory: str, offset: int) -> int:
+    """Send what the log holds from an offset on; return the offset behind it."""
+    while True:
+        start, data = logs.read(directory, offset)
+        if not data:
+            return offset
+        if start > offset:
+            wire.write_all(sink, wire.frame(wire.GAP, start))
+        wire.write_all(sink, wire.frame(wire.DATA, start, data))
+        offset = start + len(data)

@@ -1,0 +1,68 @@
+"""Entry: one request on standard input, or one of the two internal words that systemd starts this program with."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any, Callable, Dict
+
+from . import actions, follow, spec, supervise, wire
+from .store import Store
+
+_ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
+    "probe": actions.probe,
+    "start": actions.start,
+    "status": actions.status,
+    "stop": actions.stop,
+    "holders": actions.holders,
+}
+
+
+def _action(name: str) -> Callable[[Dict[str, Any], Store], Dict[str, Any]]:
+    """Return what carries out an action.
+
+    Raises:
+        Refused: There is no such action.
+    """
+    try:
+        return _ACTIONS[name]
+    except KeyError:
+        raise wire.Refused("invalid", "unknown action {!r}".format(name)) from None
+
+
+def serve(store: Store, source: int = 0, sink: int = 1) -> int:
+    """Answer one request; return the exit code (a refusal is an answer, so its code is 0)."""
+    try:
+        request = wire.read_request(source)
+    except wire.Refused as refusal:
+        sys.stderr.write("tpu-host: {}\n".format(refusal.message))
+        return 2
+    marker = request["marker"]
+    try:
+        if request["action"] == "follow":
+            follow.follow(request, store, source, sink)
+            return 0
+        value = _action(request["action"])(request, store)
+    except wire.Refused as refusal:
+        value = refusal.to_json()
+    except BrokenPipeError:
+        return 0
+    except Exception:
+        error = {"kind": "failed", "message": "the launcher failed:\n" + traceback.format_exc(), "fix": ""}
+        value = {"ok": False, "error": error}
+    wire.answer(sink, marker, value)
+    return 0
+
+
+def main() -> int:
+    """Run this program and return its exit code."""
+    words = sys.argv[1:]
+    store = Store()
+    if not words:
+        return serve(store)
+    if len(words) == 2 and words[0] == "supervise":
+        return supervise.Supervisor(store, spec.check_run_id(words[1])).run()
+    if len(words) == 2 and words[0] == "after":
+        return supervise.after(store, spec.check_run_id(words[1]))
+    sys.stderr.write("tpu-host: takes one JSON request on standard input and no arguments\n")
+    return 2

@@ -1,0 +1,80 @@
+"""Who asks, and what they may do. sudo names the person; nothing in a request can."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+from typing import Mapping
+
+from .wire import Refused
+
+#: Members of these groups administer the host anyway (Google's guest agent uses the first).
+ADMIN_GROUPS = ("google-sudoers", "sudo", "wheel", "admin")
+
+
+class Person:
+    """A user of this host as the password database describes them."""
+
+    def __init__(self, entry: pwd.struct_passwd) -> None:
+        self.uid = entry.pw_uid
+        self.gid = entry.pw_gid
+        self.name = entry.pw_name
+        self.home = entry.pw_dir
+        self.shell = entry.pw_shell or "/bin/sh"
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether this person has all rights on the host anyway."""
+        return self.uid == 0 or bool(set(groups_of(self)) & set(ADMIN_GROUPS))
+
+
+def groups_of(person: Person) -> list[str]:
+    """Return the names of all groups that a person belongs to."""
+    names = []
+    for gid in os.getgrouplist(person.name, person.gid):
+        try:
+            names.append(grp.getgrgid(gid).gr_name)
+        except KeyError:
+            continue
+    return names
+
+
+def asking(environ: Mapping[str, str] = os.environ) -> Person:
+    """Return the person who asks: the one that sudo names, else the one who runs this program.
+
+    Raises:
+        Refused: The user id has no entry in the password database.
+    """
+    text = environ.get("SUDO_UID", "")
+    uid = int(text) if text.isdigit() and os.geteuid() == 0 else os.getuid()
+    return by_uid(uid)
+
+
+def by_uid(uid: int) -> Person:
+    """Return the person with a user id.
+
+    Raises:
+        Refused: There is none.
+    """
+    try:
+        return Person(pwd.getpwuid(uid))
+    except KeyError:
+        raise Refused("denied", "user id {} has no entry in the password database".format(uid)) from None
+
+
+def require_control(person: Person, owner_uid: int, owner_name: str, force: bool) -> None:
+    """Return where a person may end a run of this owner.
+
+    Raises:
+        Refused: It is another person's run, and the asking one is no administrator or did not insist.
+    """
+    if person.uid == owner_uid or (person.is_admin and force):
+        return
+    if person.is_admin:
+        raise Refused("denied", "the run belongs to {}".format(owner_name), "ask them, or use --force")
+    raise Refused(
+        "denied",
+        "the run belongs to {}, and {} is no administrator of this host".format(owner_name, person.name),
+        "ask {} or an administrator to stop it".format(owner_name),
+    )

@@ -1,0 +1,110 @@
+"""What a controller wants to know of a host before a run, as one JSON object; read from files, nothing is started."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+import socket
+import sys
+import time
+from typing import Any, Dict
+
+from . import environment, proc
+from .ending import LOCKFILES
+from .store import Store
+from .wire import PROTOCOL
+
+#: Where LD_PRELOAD may have been set for everybody on a TPU VM.
+PRELOAD_FILES = (
+    "/etc/environment",
+    "/etc/profile",
+    "/etc/bash.bashrc",
+    "/etc/security/pam_env.conf",
+    "/etc/ld.so.preload",
+    "/etc/environment.d/*",
+    "/etc/profile.d/*",
+)
+_DIST_INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
+_SHOWN_PACKAGES = ("jax", "jaxlib", "libtpu", "libtpu-nightly", "torch", "torch_xla", "numpy", "flax")
+
+
+def venv_facts(venv: str) -> Dict[str, Any]:
+    """Return what a virtual environment holds: ``path``, ``exists``, ``python``, ``packages``, ``digest``.
+
+    The digest is of every installed package's name and version, so that two hosts can be compared by one word.
+    """
+    facts: Dict[str, Any] = {
+        "path": venv,
+        "exists": os.path.exists(os.path.join(venv, "bin/python")) if venv else False,
+    }
+    found = {}
+    for path in glob.glob(os.path.join(glob.escape(venv), "lib/python3*/site-packages/*.dist-info")) if venv else ():
+        match = _DIST_INFO.fullmatch(os.path.basename(path))
+        if match:
+            found[re.sub(r"[-_.]+", "-", match.group("name")).lower()] = match.group("version")
+    version = ""
+    for line in proc.read_text(os.path.join(venv, "pyvenv.cfg")).splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() in ("version", "version_info"):
+            version = value.strip()
+    listed = "\n".join(["python=" + version] + ["{}={}".format(*item) for item in sorted(found.items())])
+    shown = [name.replace("_", "-") for name in _SHOWN_PACKAGES]
+    facts["python"] = version
+    facts["packages"] = {name: found[name] for name in shown if name in found}
+    facts["digest"] = hashlib.sha256(listed.encode("utf-8")).hexdigest()[:12] if facts["exists"] else ""
+    return facts
+
+
+def preloads() -> list[Dict[str, str]]:
+    """Return where LD_PRELOAD is set: ``{"file", "line"}`` each."""
+    found = []
+    for pattern in PRELOAD_FILES:
+        for path in sorted(glob.glob(pattern)):
+            for line in proc.read_text(path).splitlines():
+                text = line.strip()
+                if text.startswith("#") or not text:
+                    continue
+                if "LD_PRELOAD" in text or path == "/etc/ld.so.preload":
+                    found.append({"file": path, "line": text[:200]})
+    return found
+
+
+def space() -> Dict[str, Dict[str, int]]:
+    """Return free and total bytes of each file system that a run writes to, by its first path."""
+    found: Dict[str, Dict[str, int]] = {}
+    seen = set()
+    for path in ("/", "/home", "/tmp", "/var/lib", "/dev/shm"):  # noqa: S108 - asks for their size alone
+        try:
+            device = os.stat(path).st_dev
+            facts = os.statvfs(path)
+        except OSError:
+            continue
+        if device not in seen:
+            seen.add(device)
+            found[path] = {"free": facts.f_bavail * facts.f_frsize, "total": facts.f_blocks * facts.f_frsize}
+    return found
+
+
+def describe(store: Store, venv: str = "") -> Dict[str, Any]:
+    """Return everything about this host that a run depends on."""
+    boot, init_start = store.boot()
+    config = environment.load_config()
+    return {
+        "protocol": PROTOCOL,
+        "program": os.path.realpath(sys.argv[0]),
+        "hostname": socket.gethostname(),
+        "boot_id": boot,
+        "init_start": init_start,
+        "clock": time.time(),
+        "python": "{}.{}.{}".format(*sys.version_info[:3]),
+        "venv": venv_facts(venv or config["venv"]),
+        "environment_files": {path: os.path.exists(path) for path in config["environment_files"]},
+        "chips": proc.chips(),
+        "holders": proc.holders(),
+        "lockfiles": [path for path in LOCKFILES if os.path.lexists(path)],
+        "preloads": preloads(),
+        "space": space(),
+        "holder": store.holder(),
+    }

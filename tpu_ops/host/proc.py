@@ -1,0 +1,185 @@
+"""What the kernel says: boot, processes, control groups, and who holds the chips. Nothing here changes anything."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from typing import Any, Iterable, Iterator
+
+#: Device files of TPU chips; /dev/vfio/vfio is the container that every user of a vfio chip opens too.
+_CHIP = re.compile(r"/dev/(?:accel\d+|vfio/\d+)")
+_CHIP_OR_CONTAINER = re.compile(r"/dev/(?:accel\d+|vfio/(?:\d+|vfio))(?: \(deleted\))?")
+#: Longest command line shown of a holder, in characters.
+_SHOWN_COMMAND = 200
+
+
+def read_text(path: str, default: str = "") -> str:
+    """Return a file's text, stripped, or the default where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return default
+
+
+def boot_id(root: str = "/") -> str:
+    """Return the id of this boot."""
+    return read_text(os.path.join(root, "proc/sys/kernel/random/boot_id"))
+
+
+def parse_stat(text: str) -> dict[str, Any]:
+    """Given the text of /proc/PID/stat, return state, parent and start time (in clock ticks since the kernel's boot).
+
+    The command's name stands in brackets and may itself hold brackets and spaces.
+    """
+    fields = text[text.rindex(")") + 2 :].split()
+    return {"state": fields[0], "parent": int(fields[1]), "start": int(fields[19])}
+
+
+def start_time(pid: int, root: str = "/") -> int:
+    """Return when a process started, in clock ticks since the kernel's boot; 0 where it does not exist.
+
+    Together with the pid this names one process for good: a pid alone is used again.
+    """
+    text = read_text(os.path.join(root, "proc", str(pid), "stat"))
+    return parse_stat(text)["start"] if ")" in text else 0
+
+
+def process_state(pid: int, root: str = "/") -> str:
+    """Return the one-letter state of a process, or the empty string where it does not exist."""
+    text = read_text(os.path.join(root, "proc", str(pid), "stat"))
+    return parse_stat(text)["state"] if ")" in text else ""
+
+
+def pids(root: str = "/") -> Iterator[int]:
+    """Yield the id of every process."""
+    for name in os.listdir(os.path.join(root, "proc")):
+        if name.isdigit():
+            yield int(name)
+
+
+def person_name(uid: int) -> str:
+    """Return the login name of a user id, or the id itself where there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def chips(root: str = "/") -> list[str]:
+    """Return the device files of this host's chips, in order."""
+    found = []
+    for folder in ("dev", "dev/vfio"):
+        try:
+            names = os.listdir(os.path.join(root, folder))
+        except OSError:
+            continue
+        found += ["/{}/{}".format(folder, name) for name in names]
+    return sorted(filter(_CHIP.fullmatch, found), key=lambda path: (len(path), path))
+
+
+def holders(root: str = "/", only: Iterable[int] | None = None) -> list[dict[str, Any]]:
+    """Return who holds a chip: one ``{"pid", "uid", "user", "command", "devices"}`` per process, by pid.
+
+    Args:
+        root: Where /proc is looked for.
+        only: Look at these processes alone.
+    """
+    found = []
+    for pid in sorted(pids(root) if only is None else only):
+        folder = os.path.join(root, "proc", str(pid))
+        devices = set()
+        try:
+            for number in os.listdir(os.path.join(folder, "fd")):
+                try:
+                    target = os.readlink(os.path.join(folder, "fd", number))
+                except OSError:
+                    continue
+                if _CHIP_OR_CONTAINER.fullmatch(target):
+                    devices.add(target.replace(" (deleted)", ""))
+            uid = os.stat(folder).st_uid
+        except OSError:
+            continue  # ended while we looked
+        if devices:
+            command = read_text(os.path.join(folder, "cmdline")).replace("\0", " ").strip()
+            found.append(
+                {
+                    "pid": pid,
+                    "uid": uid,
+                    "user": person_name(uid),
+                    "command": (command or read_text(os.path.join(folder, "comm")))[:_SHOWN_COMMAND],
+                    "devices": sorted(devices),
+                }
+            )
+    return found
+
+
+def parse_cgroup(text: str) -> list[tuple[str, str]]:
+    """Given the text of /proc/PID/cgroup, return (controller list, path) pairs that systemd may manage, best first.
+
+    systemd keeps processes in the ``name=systemd`` hierarchy on version 1 and hybrid hosts, else in the unified one.
+    """
+    entries: list[tuple[str, str]] = []
+    for line in text.splitlines():
+        number, controllers, path = line.split(":", 2)
+        if controllers == "name=systemd":
+            entries.insert(0, (controllers, path))
+        elif number == "0" and not controllers:
+            entries.append(("", path))
+    return entries
+
+
+def parse_cgroup_mounts(text: str) -> list[tuple[str, str, str]]:
+    """Given the text of /proc/self/mountinfo, return (controller list, root, mount point) of systemd's hierarchies."""
+    mounts = []
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, tail = before.split(), after.split()
+        if len(fields) < 5 or len(tail) < 3:
+            continue
+        if tail[0] == "cgroup" and "name=systemd" in tail[2].split(","):
+            mounts.append(("name=systemd", fields[3], fields[4]))
+        elif tail[0] == "cgroup2":
+            mounts.append(("", fields[3], fields[4]))
+    return mounts
+
+
+def cgroup_candidates(cgroup: str, mountinfo: str) -> list[str]:
+    """Given both texts, return the directories that may stand for a process's control group, best first."""
+    found = []
+    for controllers, path in parse_cgroup(cgroup):
+        for mounted, top, point in parse_cgroup_mounts(mountinfo):
+            if mounted != controllers:
+                continue
+            if top in ("/", path) or path.startswith(top + "/"):
+                below = path if top == "/" else path[len(top) :]
+                found.append(os.path.normpath(point + "/" + below))
+    return found
+
+
+def own_cgroup() -> str:
+    """Return the directory of this process's control group, the one that really lists this process.
+
+    Raises:
+        OSError: There is none, so that a run could not be ended completely.
+    """
+    with open("/proc/self/cgroup", encoding="utf-8") as file:
+        cgroup = file.read()
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        mountinfo = file.read()
+    for directory in cgroup_candidates(cgroup, mountinfo):
+        if os.getpid() in cgroup_pids(directory):
+            return directory
+    raise OSError("no mounted control group lists this process")
+
+
+def cgroup_pids(directory: str) -> list[int]:
+    """Return every process in a control group and in the groups below it."""
+    found = set()
+    for folder, _, files in os.walk(directory):
+        if "cgroup.procs" in files:
+            for word in read_text(os.path.join(folder, "cgroup.procs")).split():
+                if word.isdigit() and word != "0":
+                    found.add(int(word))
+    return sorted(found)

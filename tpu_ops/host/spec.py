@@ -1,0 +1,148 @@
+"""What one rank is asked to do: checked once, handed to the supervisor through a file that only root can read."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+from typing import Any
+
+from .wire import Refused
+
+RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,78}")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Spec files that no supervisor took within this many seconds are removed.
+STALE_AFTER = 300.0
+#: Longest grace accepted, in seconds.
+MAX_GRACE = 3600.0
+_KEYS = {
+    "run_id": str,
+    "attempt": int,
+    "rank": int,
+    "world_size": int,
+    "node": str,
+    "slice": int,
+    "worker": str,
+    "argv": list,
+    "env": dict,
+    "cwd": str,
+    "venv": str,
+    "grace_failure": (int, float),
+    "grace_stop": (int, float),
+    "code_digest": str,
+    "started_from": str,
+}
+
+
+def check(data: Any) -> dict[str, Any]:
+    """Given the spec of a request, return it.
+
+    Raises:
+        Refused: A key is missing, unknown or of the wrong type, or a value cannot be carried out.
+    """
+    if not isinstance(data, dict):
+        raise Refused("invalid", "the spec is no object")
+    if set(data) != set(_KEYS):
+        wrong = sorted(set(data) ^ set(_KEYS))
+        raise Refused("invalid", "the spec's keys are not those of this version: {}".format(", ".join(wrong)))
+    for key, kind in _KEYS.items():
+        if not isinstance(data[key], kind) or isinstance(data[key], bool):  # type: ignore[arg-type]
+            raise Refused("invalid", "the spec's {} is of the wrong type".format(key))
+    check_run_id(data["run_id"])
+    if not 0 <= data["rank"] < data["world_size"]:
+        raise Refused("invalid", "rank {} of {}".format(data["rank"], data["world_size"]))
+    for key in ("grace_failure", "grace_stop"):
+        if not 0 <= data[key] <= MAX_GRACE:
+            raise Refused("invalid", "the spec's {} is not within 0 and {:.0f} s".format(key, MAX_GRACE))
+    if not data["argv"] or not data["argv"][0]:
+        raise Refused("invalid", "the command is empty")
+    texts = list(data["argv"]) + list(data["env"].values()) + [data["cwd"], data["venv"]]
+    for text in texts:
+        if not isinstance(text, str) or "\0" in text:
+            raise Refused("invalid", "arguments and environment are text without NUL bytes")
+    for name in data["env"]:
+        if not _ENV_NAME.fullmatch(name):
+            raise Refused("invalid", "{!r} is no name of an environment variable".format(name))
+    return data
+
+
+def check_run_id(text: Any) -> str:
+    """Return the text where it is a run id (it becomes part of a path).
+
+    Raises:
+        Refused: It is none.
+    """
+    if not isinstance(text, str) or not RUN_ID.fullmatch(text):
+        raise Refused("invalid", "{!r} is no run id".format(text))
+    return text
+
+
+def digest(spec: dict[str, Any]) -> str:
+    """Return the digest of what all ranks of a run have in common."""
+    common = {key: value for key, value in spec.items() if key not in ("rank", "worker", "node", "slice")}
+    return hashlib.sha256(json.dumps(common, sort_keys=True).encode("ascii")).hexdigest()[:12]
+
+
+def encode(text: str) -> bytes:
+    """Return the bytes that a text of a request stands for; bytes that are no UTF-8 travel as lone surrogates."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def path_of(run_dir: str, run_id: str) -> str:
+    """Return where the spec of a run waits for its supervisor."""
+    return os.path.join(run_dir, "specs", run_id + ".json")
+
+
+def put(run_dir: str, spec: dict[str, Any], uid: int) -> None:
+    """Write the spec for the supervisor, readable by root alone, together with who asks.
+
+    Raises:
+        Refused: A spec of this run waits already.
+    """
+    path = path_of(run_dir, spec["run_id"])
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        raise Refused("held", "run {} is being started here already".format(spec["run_id"])) from None
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        json.dump({"spec": spec, "uid": uid}, file)
+
+
+def take(run_dir: str, run_id: str) -> tuple[dict[str, Any], int]:
+    """Read the spec of a run and who asked for it, and remove the file.
+
+    Raises:
+        OSError: There is none.
+    """
+    path = path_of(run_dir, run_id)
+    with open(path, encoding="ascii") as file:
+        data = json.load(file)
+    os.unlink(path)
+    return check(data["spec"]), int(data["uid"])
+
+
+def discard(run_dir: str, run_id: str) -> None:
+    """Remove the spec of a run where it still waits."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path_of(run_dir, run_id))
+
+
+def sweep(run_dir: str, now: float | None = None) -> None:
+    """Remove specs that no supervisor took: their starters died."""
+    folder = os.path.join(run_dir, "specs")
+    limit = (time.time() if now is None else now) - STALE_AFTER
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return
+    for name in names:
+        path = os.path.join(folder, name)
+        try:
+            if os.stat(path).st_mtime < limit:
+                os.unlink(path)
+        except FileNotFoundError:
+            continue

@@ -1,0 +1,161 @@
+"""Where runs are kept on this host: records and logs below /var/lib (they outlive a reboot), locks below /run."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from typing import Any, TextIO
+
+from . import proc
+
+#: States that a record never leaves.
+FINAL = ("succeeded", "failed", "stopped", "refused", "lost")
+
+
+class Store:
+    """The directories of this host's runs.
+
+    Args:
+        root: The root of the file system; tests put another directory here.
+    """
+
+    def __init__(self, root: str = "/") -> None:
+        self.root = root
+        self.run_dir = os.path.join(root, "run/tpu_ops")
+        self.runs_dir = os.path.join(root, "var/lib/tpu_ops/runs")
+
+    def directory(self, run_id: str) -> str:
+        """Return the directory of a run."""
+        return os.path.join(self.runs_dir, run_id)
+
+    def logs(self, run_id: str) -> str:
+        """Return the directory of a run's log segments."""
+        return os.path.join(self.directory(run_id), "log")
+
+    def files(self, run_id: str) -> str:
+        """Return the directory of a run that its person may write to."""
+        return os.path.join(self.directory(run_id), "files")
+
+    def prepare(self, run_id: str, uid: int, gid: int) -> None:
+        """Make the directories of a new run.
+
+        Raises:
+            FileExistsError: The run has been here before.
+        """
+        os.makedirs(self.run_dir, mode=0o700, exist_ok=True)
+        os.makedirs(self.runs_dir, mode=0o755, exist_ok=True)
+        os.mkdir(self.directory(run_id), 0o711)
+        os.mkdir(self.logs(run_id), 0o700)
+        os.mkdir(self.files(run_id), 0o700)
+        os.chown(self.files(run_id), uid, gid)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Write a run's record; a reader sees the old one or the new one, never a part."""
+        path = os.path.join(self.directory(record["run_id"]), "record.json")
+        temporary = "{}.{}".format(path, os.getpid())
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            json.dump(record, file, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+
+    def read(self, run_id: str) -> dict[str, Any] | None:
+        """Return a run's record, or None where this host has never heard of it."""
+        try:
+            with open(os.path.join(self.directory(run_id), "record.json"), encoding="ascii") as file:
+                data = json.load(file)
+        except (FileNotFoundError, ValueError):
+            return None
+        return data if isinstance(data, dict) else None
+
+    def observe(self, run_id: str) -> dict[str, Any] | None:
+        """Return a run's record with the state that holds now: what died without a word is lost, not running."""
+        record = self.read(run_id)
+        if record is None or record["state"] in FINAL:
+            return record
+        if (record["boot_id"], record["init_start"]) != self.boot():
+            return dict(record, state="lost", reason="the host was restarted while the run was on")
+        supervisor = record["supervisor"]
+        if proc.start_time(supervisor["pid"]) != supervisor["start"]:
+            return dict(record, state="lost", reason="the supervisor ended without a final record")
+        return record
+
+    @staticmethod
+    def boot() -> tuple[str, int]:
+        """Return what distinguishes this boot of this host from every other."""
+        return proc.boot_id(), proc.start_time(1)
+
+    def recent(self, count: int) -> list[dict[str, Any]]:
+        """Return the records of the newest runs, newest first."""
+        try:
+            names = os.listdir(self.runs_dir)
+        except FileNotFoundError:
+            return []
+        records = [record for record in map(self.observe, names) if record]
+        records.sort(key=lambda record: -float(record["since"]))
+        return records[:count]
+
+    # --- the lock: whoever holds it is the run of this host -------------------------------------------------
+
+    def lock(self, holder: dict[str, Any]) -> TextIO | None:
+        """Take this host's run lock and name its holder in it; return None where another run has it.
+
+        The lock goes with the returned file, at the latest with the process.
+        """
+        os.makedirs(self.run_dir, mode=0o700, exist_ok=True)
+        file = open(self._lock_path(), "a+", encoding="ascii")  # noqa: SIM115 - kept open, it is the lock
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        file.truncate(0)
+        json.dump(holder, file, sort_keys=True)
+        file.flush()
+        return file
+
+    def holder(self) -> dict[str, Any] | None:
+        """Return who has this host's run lock now: ``run_id``, ``person``, ``uid``, ``since`` (seconds since 1970).
+
+        The lock itself is left alone: asking must never be in the way of a supervisor that takes it.
+        """
+        try:
+            data = json.loads(proc.read_text(self._lock_path()))
+            supervisor = data["supervisor"]
+            alive = proc.start_time(supervisor["pid"]) == supervisor["start"]
+        except (ValueError, KeyError, TypeError):
+            return None
+        return dict(data) if alive else None
+
+    def _lock_path(self) -> str:
+        return os.path.join(self.run_dir, "lock")
+
+    # --- intent: why a run is being ended, written before anything is signalled -----------------------------
+
+    def put_intent(self, run_id: str, intent: dict[str, Any]) -> None:
+        """Record why a run is about to be ended; the first intent stays."""
+        path = self._intent_path(run_id)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        temporary = "{}.{}".format(path, os.getpid())
+        with open(temporary, "w", encoding="ascii") as file:
+            json.dump(intent, file)
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+        os.unlink(temporary)
+
+    def take_intent(self, run_id: str) -> dict[str, Any] | None:
+        """Return the recorded intent and remove its file; None where nobody recorded one."""
+        path = self._intent_path(run_id)
+        try:
+            with open(path, encoding="ascii") as file:
+                data = json.load(file)
+            os.unlink(path)
+        except (FileNotFoundError, ValueError):
+            return None
+        return data if isinstance(data, dict) else None
+
+    def _intent_path(self, run_id: str) -> str:
+        return os.path.join(self.run_dir, "intents", run_id + ".json")

@@ -1,0 +1,70 @@
+"""The transient systemd unit that is a run on this host, and the notifications its supervisor sends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+UNIT = "tpu-run.service"
+INTERPRETER = ["/usr/bin/python3", "-IS"]
+#: The supervisor reports more often than every this many seconds, or systemd ends the unit.
+WATCHDOG = 20
+#: How long the supervisor may take until the command is ready to be executed, in seconds.
+START_LIMIT = 30
+#: How much longer than the grace the end of a run may take, in seconds.
+STOP_MARGIN = 15
+
+
+def properties(program: str, run_id: str, grace: float) -> list[str]:
+    """Return the unit's properties.
+
+    Nothing that the person gave stands in them: systemd expands ``${X}`` and ``%n``, and everyone can read them.
+
+    Args:
+        program: Path of this program; a versioned one, so that an upgrade never touches a running one.
+        run_id: The run; a checked run id is free of whatever systemd would expand.
+        grace: Seconds between SIGTERM and SIGKILL when the run is stopped.
+    """
+    after = " ".join([*INTERPRETER, program, "after", run_id])
+    return [
+        # mixed: SIGTERM reaches the supervisor alone, which ends the tree in order; SIGKILL reaches everything.
+        "KillMode=mixed",
+        "Restart=no",
+        # A failed unit would keep its name, and the next run would be refused.
+        "CollectMode=inactive-or-failed",
+        # One process that runs out of memory is the supervisor's to report, not a reason to end the unit.
+        "OOMPolicy=continue",
+        "OOMScoreAdjust=-900",
+        "NotifyAccess=main",
+        "WatchdogSec={}".format(WATCHDOG),
+        "TimeoutStartSec={}".format(START_LIMIT),
+        "TimeoutStopSec={:.0f}".format(grace + STOP_MARGIN),
+        "After=network-online.target",
+        "LimitMEMLOCK=infinity",
+        "LimitNOFILE=1048576",
+        "TasksMax=infinity",
+        "UMask=0022",
+        "ExecStopPost={}".format(after),
+    ]
+
+
+def start_command(program: str, run_id: str, grace: float) -> list[str]:
+    """Return the command that starts the unit and returns once the supervisor has said that it is ready."""
+    command = ["systemd-run", "--quiet", "--unit=" + UNIT, "--service-type=notify"]
+    command.append("--description=tpu_ops run {}".format(run_id))
+    command += ["--property=" + entry for entry in properties(program, run_id, grace)]
+    return [*command, "--", *INTERPRETER, program, "supervise", run_id]
+
+
+def notify(text: str) -> None:
+    """Tell systemd something (READY=1, WATCHDOG=1, STATUS=...); nothing happens where nobody listens."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    # A message that is not heard is sent again soon.
+    with sender, contextlib.suppress(OSError):
+        sender.sendto(text.encode("utf-8"), address)

@@ -1,0 +1,107 @@
+"""What travels between a controller and this program: one request line in, an answer or frames out.
+
+The request is one JSON object on one line of standard input. Shells print what they like before this program
+starts, so the answer stands behind a line that holds the random marker of the request. `follow` goes on after the
+answer with length-prefixed frames; its standard input stays open, and its end is the peer's good-bye.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from typing import Any
+
+#: Version of requests, answers and frames. A controller of another version is told so, never misunderstood.
+PROTOCOL = 1
+#: Longest request accepted, in bytes: argument vectors and environments of 100 KB fit many times.
+MAX_REQUEST = 8 * 1024 * 1024
+#: One frame: kind, absolute log offset of its first byte, number of bytes that follow.
+FRAME = struct.Struct(">cQI")
+#: Bytes of the log, from the frame's offset.
+DATA = b"D"
+#: The log's first bytes are gone; the next DATA frame starts at this frame's offset.
+GAP = b"G"
+#: JSON: the run has ended (or is not to be waited for); no frame follows.
+END = b"E"
+
+_MARKER = re.compile(r"[0-9a-zA-Z]{8,64}")
+
+
+class Refused(Exception):
+    """A request that is answered with a reason instead of a result.
+
+    Args:
+        kind: One word for programs: ``invalid``, ``denied``, ``held``, ``missing`` or ``failed``.
+        message: What is wrong, for people.
+        fix: What to do about it.
+        facts: More for programs, for example who holds the worker.
+    """
+
+    def __init__(self, kind: str, message: str, fix: str = "", **facts: Any) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.fix = fix
+        self.facts = facts
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer that stands for this refusal."""
+        error = {"kind": self.kind, "message": self.message, "fix": self.fix}
+        error.update(self.facts)
+        return {"ok": False, "error": error}
+
+
+def read_request(descriptor: int) -> dict[str, Any]:
+    """Read one line from a descriptor and return the request in it; what follows the line stays unread or is dropped.
+
+    Raises:
+        Refused: The line is too long, not JSON, or carries no usable marker.
+    """
+    chunks = []
+    size = 0
+    while True:
+        chunk = os.read(descriptor, 65536)
+        chunks.append(chunk)
+        size += len(chunk)
+        if not chunk or b"\n" in chunk or size > MAX_REQUEST:
+            break
+    if size > MAX_REQUEST:
+        raise Refused("invalid", "the request is longer than {} bytes".format(MAX_REQUEST))
+    return parse_request(b"".join(chunks).split(b"\n", 1)[0])
+
+
+def parse_request(line: bytes) -> dict[str, Any]:
+    """Given the request line, return the request.
+
+    Raises:
+        Refused: It is not a JSON object with a marker and an action.
+    """
+    try:
+        request = json.loads(line.decode("utf-8"))
+    except ValueError as exc:
+        raise Refused("invalid", "the request is not JSON: {}".format(exc)) from exc
+    if not isinstance(request, dict) or not _MARKER.fullmatch(str(request.get("marker", ""))):
+        raise Refused("invalid", "the request carries no marker")
+    if not isinstance(request.get("action"), str):
+        raise Refused("invalid", "the request names no action")
+    return request
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of the data, however often the descriptor takes only a part."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def answer(descriptor: int, marker: str, value: dict[str, Any]) -> None:
+    """Write the marker's line and the answer's line."""
+    text = "\n{}\n{}\n".format(marker, json.dumps(value, sort_keys=True))
+    write_all(descriptor, text.encode("ascii"))
+
+
+def frame(kind: bytes, offset: int, payload: bytes = b"") -> bytes:
+    """Return one frame as bytes."""
+    return FRAME.pack(kind, offset, len(payload)) + payload
