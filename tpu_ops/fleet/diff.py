@@ -1,0 +1,95 @@
+"""What changed between two views of a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tpu_ops.fleet.model import Node, node_labels, workers_of
+
+
+@dataclass(frozen=True)
+class StateChange:
+    """A node's state was another."""
+
+    node: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class AddressChange:
+    """A worker's address was another; `kind` is ``external`` or ``internal``, an address may be empty."""
+
+    host: str
+    kind: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Changes:
+    """News of a fleet, in the order of its nodes.
+
+    Attributes:
+        first: There was nothing to compare with.
+        new: Labels of nodes that were not there.
+        gone: Labels, as they were, of nodes that are no longer there.
+        recreated: Labels of nodes that were made anew under their name.
+        states: Nodes whose state is another.
+        addresses: Workers whose address is another.
+    """
+
+    first: bool = False
+    new: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    recreated: tuple[str, ...] = ()
+    states: tuple[StateChange, ...] = ()
+    addresses: tuple[AddressChange, ...] = ()
+
+    def __bool__(self) -> bool:
+        return any((self.new, self.gone, self.recreated, self.states, self.addresses))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the changes as a dictionary of JSON types."""
+        return asdict(self)
+
+
+def diff(old: Iterable[Node] | None, new: Iterable[Node]) -> Changes:
+    """Given the nodes of the view before (None where there was none) and those of now, return what changed.
+
+    A recreated node is reported as that, and its addresses not as changes of addresses.
+    """
+    before = {node.full_name: node for node in old or ()}
+    now = {node.full_name: node for node in new}
+    labels, old_labels = node_labels(now.values()), node_labels(before.values())
+    kept = [(before[name], node) for name, node in now.items() if name in before]
+    same = [(was, node) for was, node in kept if was.node_id == node.node_id]
+    return Changes(
+        first=old is None,
+        new=tuple(labels[name] for name in now if name not in before),
+        gone=tuple(old_labels[name] for name in before if name not in now),
+        recreated=tuple(labels[node.full_name] for was, node in kept if was.node_id != node.node_id),
+        states=tuple(
+            StateChange(labels[node.full_name], was.state, node.state) for was, node in kept if was.state != node.state
+        ),
+        addresses=_addresses(same, now.values()),
+    )
+
+
+def _addresses(same: list[tuple[Node, Node]], now: Iterable[Node]) -> tuple[AddressChange, ...]:
+    before = {node.full_name: was for was, node in same}
+    changes = []
+    for worker in workers_of(now):
+        was = before.get(worker.node.full_name)
+        if was is None:
+            continue
+        for kind, old, new in (
+            ("internal", was.internal_ips, worker.internal_ip),
+            ("external", was.external_ips, worker.external_ip),
+        ):
+            address = old[worker.index] if worker.index < len(old) else ""
+            if address != new:
+                changes.append(AddressChange(worker.host, kind, address, new))
+    return tuple(changes)

@@ -1,0 +1,114 @@
+"""Learns workers' host keys from guest attributes and guards those that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tpu_ops.cloud import nodes as cloud_nodes
+from tpu_ops.cloud.client import ApiError, Tpu
+from tpu_ops.errors import OpsError
+from tpu_ops.fleet.model import SERVING_STATES, Node, Worker
+from tpu_ops.fleet.ssh_files import Keys, valid_key
+
+
+class HostKeyAlarm(OpsError):
+    """A worker publishes another host key than the one known for the same node id."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Host keys that the API published: alias -> keys, and why some are missing, by the node's full name."""
+
+    keys: dict[str, Keys] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+def wanted(workers: Iterable[Worker], known: Mapping[str, Keys], *, verify: bool) -> list[Node]:
+    """Return the serving nodes whose keys are to be asked for: those not wholly known, or all when verifying."""
+    nodes = {
+        worker.node.full_name: worker.node
+        for worker in workers
+        if worker.node.state in SERVING_STATES
+        and worker.node.node_id
+        and (verify or worker.host_key_alias not in known)
+    }
+    return list(nodes.values())
+
+
+def fetch(tpu: Tpu, nodes: Sequence[Node]) -> Learned:
+    """Ask for the host keys of nodes, concurrently; a node that cannot be asked is left out with its reason."""
+    learned = Learned()
+    if not nodes:
+        return learned
+    with ThreadPoolExecutor(min(cloud_nodes.CONCURRENCY, len(nodes))) as pool:
+        for node, answer in zip(nodes, pool.map(lambda node: _fetch(tpu, node), nodes), strict=True):
+            if isinstance(answer, ApiError):
+                learned.reasons[node.full_name] = answer.what
+                continue
+            for index, published in enumerate(answer):
+                keys = {kind: blob for kind, blob in published.items() if valid_key(kind, blob)}
+                if keys:
+                    learned.keys[Worker("", node, index).host_key_alias] = keys
+    return learned
+
+
+def _fetch(tpu: Tpu, node: Node) -> list[dict[str, str]] | ApiError:
+    try:
+        return cloud_nodes.host_keys(tpu, node.full_name, node.worker_count)
+    except ApiError as exc:
+        return exc
+
+
+def merge(
+    known: Mapping[str, Keys], learned: Mapping[str, Keys], workers: Iterable[Worker], file: Path
+) -> dict[str, Keys]:
+    """Return the known and the learned keys of the nodes that are there; keys of other node ids are dropped.
+
+    Args:
+        known: From known_hosts.
+        learned: From guest attributes.
+        workers: All workers of the fleet.
+        file: The known_hosts file, for the error.
+
+    Raises:
+        HostKeyAlarm: A learned key differs from the known one of the same alias.
+    """
+    workers = list(workers)
+    hosts = {worker.host_key_alias: worker.host for worker in workers}
+    for alias, keys in learned.items():
+        # A worker may publish a further type of key; one that is known may not change or be replaced.
+        old = known.get(alias, keys)
+        if not any(old.get(kind) == blob for kind, blob in keys.items()) or any(
+            old.get(kind, blob) != blob for kind, blob in keys.items()
+        ):
+            raise HostKeyAlarm(
+                "the host key CHANGED although the node is the same; nothing was written. Either the worker's disk "
+                "was replaced, or another machine answers in its place",
+                where=f"worker {hosts.get(alias, alias)} (alias {alias})",
+                fix=f"find out why first; then forget the old key with `ssh-keygen -R {alias} -f {file}` and refresh",
+            )
+    present = {worker.node.node_id for worker in workers}
+    kept = {alias: keys for alias, keys in known.items() if _node_id(alias) in present}
+    return kept | {alias: kept.get(alias, {}) | keys for alias, keys in learned.items() if _node_id(alias) in present}
+
+
+def _node_id(alias: str) -> str:
+    return alias.removeprefix("tpu-").rsplit("-w", 1)[0]
+
+
+def missing(workers: Iterable[Worker], keys: Mapping[str, Keys], reasons: Mapping[str, str]) -> list[str]:
+    """Return one warning per serving node of which workers have no known host key."""
+    lacking: dict[str, list[Worker]] = {}
+    for worker in workers:
+        if worker.node.state in SERVING_STATES and worker.host_key_alias not in keys:
+            lacking.setdefault(worker.label, []).append(worker)
+    return [
+        f"node {label}: no host key published for {', '.join(w.host for w in few[:4])}"
+        f"{' and others' if len(few) > 4 else ''}, so ssh to it is refused"
+        f" ({reasons.get(few[0].node.full_name) or 'its guest agent may still be starting'});"
+        " run `tpu_ops refresh` to ask again"
+        for label, few in lacking.items()
+    ]

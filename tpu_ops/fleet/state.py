@@ -1,0 +1,151 @@
+"""A fleet's files on this machine: snapshot.json, ssh_config, known_hosts. Written atomically, one writer at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpu_ops.errors import OpsError
+from tpu_ops.fleet.model import Node
+
+#: Form of the snapshot; one of another form is not read.
+VERSION = 1
+
+#: Seconds to wait for another process that writes the same files.
+LOCK_TIMEOUT = 30.0
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What was asked for; a snapshot answers only the same question."""
+
+    projects: tuple[str, ...]
+    zones: tuple[str, ...]
+    endpoint: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the scope as a dictionary of JSON types."""
+        return {"projects": sorted(self.projects), "zones": sorted(self.zones), "endpoint": self.endpoint}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The nodes as the API last listed them.
+
+    Attributes:
+        asked_at: When the API was asked, seconds since 1970.
+        nodes: In the order of their full names.
+    """
+
+    asked_at: float
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Files:
+    """Paths of a fleet's files."""
+
+    directory: Path
+
+    @property
+    def snapshot(self) -> Path:
+        """Nodes as the API last listed them."""
+        return self.directory / "snapshot.json"
+
+    @property
+    def ssh_config(self) -> Path:
+        """OpenSSH configuration, one host per worker."""
+        return self.directory / "ssh_config"
+
+    @property
+    def known_hosts(self) -> Path:
+        """Host keys, under each worker's alias."""
+        return self.directory / "known_hosts"
+
+    def read_snapshot(self, scope: Scope) -> Snapshot | None:
+        """Return the snapshot, or None where there is none, it answers another question, or is damaged."""
+        try:
+            data = json.loads(self.snapshot.read_text(encoding="utf-8"))
+            if data["version"] != VERSION or data["scope"] != scope.to_json():
+                return None
+            return Snapshot(float(data["asked_at"]), tuple(Node.from_json(entry) for entry in data["nodes"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write_snapshot(self, scope: Scope, snapshot: Snapshot) -> None:
+        """Replace the snapshot."""
+        data = {
+            "version": VERSION,
+            "scope": scope.to_json(),
+            "asked_at": snapshot.asked_at,
+            "nodes": [node.to_json() for node in snapshot.nodes],
+        }
+        replace(self.snapshot, json.dumps(data, indent=1) + "\n", 0o600)
+
+    def text(self, path: Path) -> str:
+        """Return a file's text; empty where there is none."""
+        try:
+            return path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    @contextmanager
+    def lock(self, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
+        """Keep other writers out for as long as the block lasts.
+
+        Raises:
+            OpsError: Another writer did not end in time, or the directory cannot be written.
+        """
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise OpsError(
+                f"cannot write the fleet's state: {exc.strerror}",
+                where=str(self.directory),
+                fix="make it writable, or set TPU_OPS_STATE to a directory that is",
+            ) from exc
+        try:
+            deadline = time.monotonic() + timeout
+            while not _locked(handle):
+                if time.monotonic() > deadline:
+                    raise OpsError(
+                        f"another process held the fleet's state for more than {timeout:.0f} s",
+                        where=str(self.directory / "lock"),
+                        fix="see which with `fuser` on that file, and run this again when it has ended",
+                    )
+                time.sleep(0.05)
+            yield
+        finally:
+            os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def replace(path: Path, text: str, mode: int) -> None:
+    """Replace a file's text at once: a reader sees the old text or the new, never a part."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(handle)
+        Path(name).chmod(mode)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
