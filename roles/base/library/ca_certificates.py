@@ -1,0 +1,143 @@
+#!/usr/bin/python
+"""Module that keeps a set of certificate authorities in the system's store; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import ssl
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: ca_certificates
+short_description: Keep a set of certificate authorities in the store of a Debian or Ubuntu system
+description:
+  - Makes O(directory) hold exactly the given certificates, one file each, and runs C(update-ca-certificates) whenever
+    the system's bundle does not agree with them, also when an earlier run died between the two.
+options:
+  certificates:
+    description: PEM texts; each may hold several certificates.
+    type: list
+    elements: str
+    required: true
+  directory:
+    description: Directory of the files, below /usr/local/share/ca-certificates. Nothing else may use it.
+    type: path
+    default: /usr/local/share/ca-certificates/tpu_ops
+  bundle:
+    description: The bundle that update-ca-certificates writes.
+    type: path
+    default: /etc/ssl/certs/ca-certificates.crt
+author: [tpu_ops]
+"""
+
+EXAMPLES = r"""
+- name: Trust the proxy's certificate authority
+  ca_certificates:
+    certificates: ["{{ lookup('ansible.builtin.file', '/etc/ssl/proxy.pem') }}"]
+"""
+
+RETURN = r"""
+added:
+  description: Files that were or would be written.
+  type: list
+  returned: always
+removed:
+  description: Files that were or would be removed.
+  type: list
+  returned: always
+"""
+
+PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+
+def split_pem(text: str) -> dict[str, str]:
+    """Given PEM text, return its certificates as a dict of digest -> PEM in one canonical form.
+
+    Raises:
+        ValueError: The text holds no certificate, or one that is not base64.
+    """
+    found = {}
+    for block in PEM.findall(text):
+        der = ssl.PEM_cert_to_DER_cert(block)
+        found[hashlib.sha256(der).hexdigest()] = ssl.DER_cert_to_PEM_cert(der)
+    if not found:
+        raise ValueError("no certificate in PEM form")
+    return found
+
+
+def read(path: str) -> str:
+    """Return the text of a file, empty where there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return ""
+
+
+def bundled(path: str) -> set[str]:
+    """Return the digests of all certificates in the bundle; empty where there is no usable bundle."""
+    try:
+        return set(split_pem(read(path)))
+    except ValueError:
+        return set()
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "certificates": {"type": "list", "elements": "str", "required": True},
+            "directory": {"type": "path", "default": "/usr/local/share/ca-certificates/tpu_ops"},
+            "bundle": {"type": "path", "default": "/etc/ssl/certs/ca-certificates.crt"},
+        },
+        supports_check_mode=True,
+    )
+    directory = module.params["directory"]
+    present = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+    known = bundled(module.params["bundle"])
+    # What the system trusts without this directory needs no file in it.
+    others = known - {digest for name in present for digest in bundled(os.path.join(directory, name))}
+    wanted: dict[str, str] = {}
+    for position, text in enumerate(module.params["certificates"]):
+        try:
+            wanted.update(split_pem(text))
+        except ValueError as exc:
+            module.fail_json(msg="certificates[%d]: %s" % (position, exc))
+    files = {"%s.crt" % digest[:16]: text for digest, text in wanted.items() if digest not in others}
+    added = [name for name in sorted(files) if read(os.path.join(directory, name)) != files[name]]
+    removed = [name for name in present if name not in files]
+    stale = not set(wanted) <= known
+    changed = bool(added or removed or stale)
+    if changed and not module.check_mode:
+        tool = module.get_bin_path("update-ca-certificates", opt_dirs=["/usr/sbin"])
+        os.makedirs(directory, mode=0o755, exist_ok=True)
+        for name in removed:
+            os.unlink(os.path.join(directory, name))
+        for name in added:
+            path = os.path.join(directory, name)
+            with open(path + ".new", "w", encoding="utf-8") as stream:
+                stream.write(files[name])
+            os.chmod(path + ".new", 0o644)
+            os.replace(path + ".new", path)
+        if tool is None:
+            # The package's own installation reads the directory.
+            module.warn("update-ca-certificates is missing; the certificates count once ca-certificates is installed")
+        else:
+            # --fresh also drops the links of certificates that left.
+            module.run_command([tool, "--fresh"], check_rc=True)
+    module.exit_json(
+        changed=changed,
+        added=added,
+        removed=removed,
+        diff={
+            "before": "".join(name + "\n" for name in present),
+            "after": "".join(name + "\n" for name in sorted(files)),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
