@@ -51,6 +51,21 @@ class Changes:
     def __bool__(self) -> bool:
         return any((self.new, self.gone, self.recreated, self.states, self.addresses))
 
+    def news(self) -> list[str]:
+        """Return one line per change; none at the first look, where everything would be new."""
+        if self.first:
+            return []
+        return [
+            *(f"new        {label}" for label in self.new),
+            *(f"gone       {label}" for label in self.gone),
+            *(f"recreated  {label}" for label in self.recreated),
+            *(f"state      {change.node}: {change.old} -> {change.new}" for change in self.states),
+            *(
+                f"address    {change.host} {change.kind}: {change.old or '-'} -> {change.new or '-'}"
+                for change in self.addresses
+            ),
+        ]
+
     def to_json(self) -> dict[str, Any]:
         """Return the changes as a dictionary of JSON types."""
         return asdict(self)

@@ -1,0 +1,267 @@
+"""Makes and removes nodes, such that the same command again goes on where an interrupted one ended."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tpu_ops.cloud import nodes as cloud
+from tpu_ops.cloud import operations
+from tpu_ops.cloud.client import ApiError, Tpu
+from tpu_ops.cloud.operations import Progress
+from tpu_ops.config import Settings
+from tpu_ops.errors import CloudError, UsageError
+from tpu_ops.fleet.ssh_files import valid_key
+
+Json = dict[str, Any]
+
+#: Runtime version of a new node by generation: the documentation's for JAX and PyTorch.
+RUNTIMES = {
+    "v2": "tpu-ubuntu2204-base",
+    "v3": "tpu-ubuntu2204-base",
+    "v4": "tpu-ubuntu2204-base",
+    "v5litepod": "v2-alpha-tpuv5-lite",
+    "v5p": "v2-alpha-tpuv5",
+    "v6e": "v2-alpha-tpuv6e",
+}
+
+#: States that a node passes through on its way to READY without anyone's doing.
+ON_THE_WAY = ("CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING")
+
+#: Answers to a creation after which the node may be there: someone was faster, or only the answer was lost.
+_MAY_EXIST = ("ALREADY_EXISTS", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+
+_NAME = re.compile(r"^[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?$")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The node that is wanted."""
+
+    name: str
+    project: str
+    zone: str
+    accelerator_type: str
+    runtime_version: str
+    spot: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def parent(self) -> str:
+        """Resource name of the node's location."""
+        return f"projects/{self.project}/locations/{self.zone}"
+
+    @property
+    def full_name(self) -> str:
+        """Resource name of the node."""
+        return f"{self.parent}/nodes/{self.name}"
+
+    @property
+    def where(self) -> str:
+        """The node in words."""
+        return f"node {self.name}, zone {self.zone}, project {self.project}"
+
+
+def check_name(name: str) -> str:
+    """Return a node's name.
+
+    Raises:
+        UsageError: The API would not take it.
+    """
+    if not _NAME.match(name):
+        raise UsageError(
+            f"{name!r} cannot be a node's name",
+            fix="use up to 63 lower-case letters, digits and dashes, a letter first, no dash last",
+        )
+    return name
+
+
+def default_runtime(accelerator_type: str) -> str:
+    """Return the runtime version for an accelerator type; empty where its generation is not known."""
+    return RUNTIMES.get(accelerator_type.split("-", 1)[0], "")
+
+
+def ssh_keys(settings: Settings) -> str:
+    """Return the `ssh-keys` metadata that lets the fleet's user in with the fleet's key.
+
+    Raises:
+        UsageError: There is no key, or no public half beside it.
+    """
+    private = settings.private_key
+    if private is None:
+        raise UsageError(
+            "no ssh key to let you in on the new node",
+            where=f"{settings.file}, key 'private_key'",
+            fix="make one (ssh-keygen -t ed25519) or name yours there or in TPU_OPS_PRIVATE_KEY",
+        )
+    public = Path(f"{private}.pub")
+    fix = f"write it: ssh-keygen -y -f {private} > {public}"
+    try:
+        words = public.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError("the public half of the ssh key cannot be read", where=str(public), fix=fix) from exc
+    if len(words) < 2 or not valid_key(words[0], words[1]):
+        raise UsageError("this is no ssh public key", where=str(public), fix=fix)
+    return f"{settings.user}:{words[0]} {words[1]} {settings.user}"
+
+
+def request(wish: Wish, keys: str) -> Json:
+    """Return the fields of google.cloud.tpu.v2.Node that ask for the node."""
+    body: Json = {
+        "accelerator_type": wish.accelerator_type,
+        "runtime_version": wish.runtime_version,
+        "network_config": {"enable_external_ips": True},
+        "metadata": {"ssh-keys": keys},
+    }
+    if wish.labels:
+        body["labels"] = dict(wish.labels)
+    if wish.spot:
+        body["scheduling_config"] = {"spot": True}
+    return body
+
+
+def find(tpu: Tpu, wish: Wish) -> Json | None:
+    """Return the node that has the wished name, or None.
+
+    Raises:
+        CloudError: The API refused; where the zone does not exist, the error lists those that do.
+    """
+    try:
+        return cloud.get_node(tpu, wish.full_name)
+    except ApiError as exc:
+        if exc.status == "NOT_FOUND":
+            return None
+        raise explained(tpu, wish, exc) from exc
+
+
+def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, progress: Progress) -> str:
+    """Make the node, or go on waiting for one that an earlier command began.
+
+    Returns:
+        What happened: ``created``, ``resumed``, ``already there``, or ``begun`` when not waiting.
+
+    Raises:
+        CloudError: The API refused, the node exists in another form or state, or it was not ready in time.
+    """
+    existing = find(tpu, wish)
+    if existing is None:
+        try:
+            operation = cloud.create_node(tpu, wish.parent, wish.name, body)
+        except ApiError as exc:
+            existing = find(tpu, wish) if exc.status in _MAY_EXIST else None
+            if existing is None:
+                raise explained(tpu, wish, exc) from exc
+        else:
+            if not wait:
+                return "begun"
+            operations.wait(tpu, operation, what=wish.where, timeout=timeout, progress=progress)
+            _must_be_ready(wish, cloud.get_node(tpu, wish.full_name))
+            return "created"
+    must_match(wish, existing)
+    if existing["state"] == "READY":
+        return "already there"
+    if existing["state"] not in ON_THE_WAY:
+        _must_be_ready(wish, existing)
+    if not wait:
+        return "begun"
+    node = operations.wait_for_state(
+        tpu, wish.full_name, through=ON_THE_WAY, what=wish.where, timeout=timeout, progress=progress
+    )
+    _must_be_ready(wish, node)
+    return "resumed"
+
+
+def must_match(wish: Wish, node: Json) -> None:
+    """Check that the node of the wished name is the wished one.
+
+    Raises:
+        CloudError: It has another type or runtime version.
+    """
+    for what in ("accelerator_type", "runtime_version"):
+        if node[what] != getattr(wish, what):
+            raise CloudError(
+                f"a node of this name exists with {what.replace('_', ' ')} {node[what]}, not {getattr(wish, what)}",
+                where=wish.where,
+                fix=f"take another name, or remove it first: tpu_ops delete {wish.name} --zone {wish.zone}",
+            )
+
+
+def _must_be_ready(wish: Wish, node: Json | None) -> None:
+    if node is None:
+        raise CloudError(
+            "the node is gone: its creation failed, or someone deleted it",
+            where=wish.where,
+            fix="run the same command again",
+        )
+    if node["state"] != "READY":
+        raise CloudError(
+            f"the node is in state {node['state']}",
+            where=wish.where,
+            fix=f"remove it (tpu_ops delete {wish.name} --zone {wish.zone}) and run the same command again",
+        )
+
+
+def delete(tpu: Tpu, name: str, *, what: str, wait: bool, timeout: float, progress: Progress) -> None:
+    """Remove a node, or go on waiting for a removal that an earlier command began.
+
+    Raises:
+        CloudError: The API refused, or the node was still there when the time was over.
+    """
+    try:
+        if cloud.get_node(tpu, name)["state"] != "DELETING":
+            operation = cloud.delete_node(tpu, name)
+            if wait:
+                operations.wait(tpu, operation, what=what, timeout=timeout, progress=progress)
+    except ApiError as exc:
+        if exc.status != "NOT_FOUND":
+            raise
+    if wait:
+        node = operations.wait_for_state(
+            tpu, name, through=("DELETING",), what=what, timeout=timeout, progress=progress
+        )
+        if node is not None:
+            raise CloudError(f"the node is still there, in state {node['state']}", where=what)
+
+
+def explained(tpu: Tpu, wish: Wish, refusal: ApiError) -> ApiError:
+    """Given the API's refusal, return it with what would be right where zone, type or runtime is unknown."""
+    if refusal.status not in ("INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED"):
+        return refusal
+    try:
+        fix = unknown(tpu, wish)
+    except ApiError:
+        return refusal
+    return ApiError(refusal.what, status=refusal.status, where=refusal.where, fix=fix) if fix else refusal
+
+
+def unknown(tpu: Tpu, wish: Wish) -> str:
+    """Return what to use instead of the first of zone, type and runtime that the API does not list, or nothing.
+
+    Raises:
+        ApiError: The API does not list them.
+    """
+    known = cloud.locations(tpu, wish.project)
+    if wish.zone not in known:
+        return f"project {wish.project} has no zone {wish.zone!r}; it has {nearest(wish.zone, known)}"
+    known = cloud.accelerator_types(tpu, wish.project, wish.zone)
+    if wish.accelerator_type not in known:
+        kinds = nearest(wish.accelerator_type, known)
+        return f"zone {wish.zone} has no accelerator type {wish.accelerator_type!r}; it has {kinds}"
+    known = cloud.runtime_versions(tpu, wish.project, wish.zone)
+    if wish.runtime_version and wish.runtime_version not in known:
+        versions = nearest(wish.runtime_version, known)
+        return f"zone {wish.zone} has no runtime version {wish.runtime_version!r}; it has {versions}"
+    return ""
+
+
+def nearest(value: str, known: Sequence[str], limit: int = 16) -> str:
+    """Return names in words, the most alike first."""
+    if not known:
+        return "none"
+    alike = difflib.get_close_matches(value, known, n=limit, cutoff=0.3)
+    names = [*alike, *(name for name in known if name not in alike)]
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
