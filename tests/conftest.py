@@ -1,0 +1,20 @@
+"""What every test gets: no way to the real service, no state of the person who runs the tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["tests.support.lab_api"]
+
+
+@pytest.fixture(autouse=True)
+def _no_real_service(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Void credentials and a state directory of the test's own."""
+    home: Path = tmp_path_factory.mktemp("home")
+    for name in ("TPU_OPS_ENDPOINT", "TPU_OPS_REST_ENDPOINT", "TPU_OPS_PROJECT", "TPU_OPS_ZONES", "TPU_OPS_FLEET"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(home / "void.json"))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(home / "gcloud"))
+    monkeypatch.setenv("TPU_OPS_STATE", str(home / "state"))

@@ -1,0 +1,108 @@
+"""What the lab's cloud offers: which zones, which accelerator types there, which runtime versions.
+
+The zones follow the public documentation of regions and zones; that table changes often and is no promise about
+the real service. Sizes come from `tpu_ops.cloud.accelerators`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+
+from tpu_ops.cloud.accelerators import AcceleratorType, catalogue
+from tpu_ops.lab.api.errors import ApiError, Code, invalid
+
+#: Zone -> generations that it has.
+ZONES: dict[str, tuple[str, ...]] = {
+    "asia-east1-c": ("v2",),
+    "asia-northeast1-b": ("v6e",),
+    "asia-southeast1-b": ("v5litepod",),
+    "europe-west4-a": ("v2", "v3", "v6e"),
+    "europe-west4-b": ("v5litepod", "v5p"),
+    "southamerica-west1-a": ("v6e",),
+    "us-central1-a": ("v2", "v3", "v5litepod", "v5p"),
+    "us-central1-b": ("v2", "v3", "v6e"),
+    "us-central1-c": ("v2", "v6e"),
+    "us-central1-f": ("v2", "v3"),
+    "us-central2-b": ("v4", "v6e"),
+    "us-east1-c": ("v5litepod",),
+    "us-east1-d": ("v2", "v3", "v5litepod", "v5p", "v6e"),
+    "us-east5-a": ("v5p", "v6e"),
+    "us-east5-b": ("v6e",),
+    "us-south1-a": ("v5litepod", "v6e"),
+    "us-west1-c": ("v5litepod",),
+    "us-west4-a": ("v5litepod",),
+    "us-west4-b": ("v5litepod",),
+}
+
+RUNTIME_VERSIONS = (
+    "tpu-ubuntu2204-base",
+    "tpu-vm-base",
+    "tpu-vm-pt-2.0",
+    "tpu-vm-tf-2.15.0-pjrt",
+    "tpu-vm-tf-2.15.0-pod-pjrt",
+    "tpu-vm-tf-2.16.1-pjrt",
+    "tpu-vm-tf-2.16.1-pod-pjrt",
+    "v2-alpha-tpuv5",
+    "v2-alpha-tpuv5-lite",
+    "v2-alpha-tpuv6e",
+)
+
+
+def check_zone(zone: str) -> str:
+    """Return the zone if the lab has it.
+
+    Raises:
+        ApiError: PERMISSION_DENIED, as the service itself answers for a location that it does not know
+            (seen in dstackai/gpuhunt issue 98).
+    """
+    if zone not in ZONES:
+        raise ApiError(Code.PERMISSION_DENIED, f"Location {zone} is not found or access is unauthorized.")
+    return zone
+
+
+@cache
+def types_of(zone: str) -> dict[str, AcceleratorType]:
+    """Return the accelerator types of a zone by name."""
+    return {entry.name: entry for entry in catalogue() if entry.generation in ZONES[zone]}
+
+
+def find_type(zone: str, name: str) -> AcceleratorType:
+    """Return an accelerator type that the zone has.
+
+    Raises:
+        ApiError: INVALID_ARGUMENT.
+    """
+    found = types_of(zone).get(name)
+    if found is None:
+        raise invalid(
+            f"Cloud TPU received a bad request. the accelerator {name} was not found in zone {zone} "
+            f"(it has {', '.join(f'{generation}-*' for generation in ZONES[zone])})"
+        )
+    return found
+
+
+def find_config(zone: str, label: str, topology: str) -> AcceleratorType:
+    """Given an AcceleratorConfig's type and topology, return the zone's accelerator type of that many chips.
+
+    Raises:
+        ApiError: INVALID_ARGUMENT.
+    """
+    sides = topology.split("x")
+    if all(side.isdigit() and int(side) > 0 for side in sides):
+        chips = prod(int(side) for side in sides)
+        for entry in types_of(zone).values():
+            if entry.api_version == label and entry.chips == chips and entry.topology.count("x") == len(sides) - 1:
+                return entry
+    raise invalid(f"accelerator_config: type {label} with topology {topology!r} was not found in zone {zone}")
+
+
+def check_runtime(version: str) -> str:
+    """Return the runtime version if it exists.
+
+    Raises:
+        ApiError: INVALID_ARGUMENT.
+    """
+    if version not in RUNTIME_VERSIONS:
+        raise invalid(f"runtime_version: {version!r} is unknown; known are {', '.join(RUNTIME_VERSIONS)}")
+    return version

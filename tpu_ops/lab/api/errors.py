@@ -1,0 +1,65 @@
+"""The errors of the API as values: one code, one text, the same on both wires."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Code(Enum):
+    """Status codes of google.rpc.Code, each with its number and the HTTP status that stands for it."""
+
+    CANCELLED = (1, 499)
+    UNKNOWN = (2, 500)
+    INVALID_ARGUMENT = (3, 400)
+    NOT_FOUND = (5, 404)
+    ALREADY_EXISTS = (6, 409)
+    PERMISSION_DENIED = (7, 403)
+    RESOURCE_EXHAUSTED = (8, 429)
+    FAILED_PRECONDITION = (9, 400)
+    UNIMPLEMENTED = (12, 501)
+    INTERNAL = (13, 500)
+    UNAVAILABLE = (14, 503)
+
+    @property
+    def number(self) -> int:
+        """Number in google.rpc.Code."""
+        return self.value[0]
+
+    @property
+    def http(self) -> int:
+        """HTTP status."""
+        return self.value[1]
+
+
+class ApiError(Exception):
+    """What the API answers instead of a result.
+
+    Args:
+        code: One of google.rpc.Code.
+        message: One sentence that names the resource or the field.
+    """
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def invalid(message: str) -> ApiError:
+    """A request that can never succeed as it is."""
+    return ApiError(Code.INVALID_ARGUMENT, message)
+
+
+def not_found(name: str) -> ApiError:
+    """A resource that does not exist."""
+    return ApiError(Code.NOT_FOUND, f"Resource '{name}' was not found")
+
+
+def already_exists(name: str) -> ApiError:
+    """A resource that exists already."""
+    return ApiError(Code.ALREADY_EXISTS, f"Resource '{name}' already exists")
+
+
+def precondition(message: str) -> ApiError:
+    """A request that the resource's present state forbids."""
+    return ApiError(Code.FAILED_PRECONDITION, message)

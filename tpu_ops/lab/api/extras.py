@@ -1,0 +1,87 @@
+"""What stands beside the Cloud TPU API on the REST port: a stub of Compute Engine's, and the lab's own controls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from aiohttp import web
+
+from tpu_ops.lab.api import nodes
+from tpu_ops.lab.api.catalogue import RUNTIME_VERSIONS
+from tpu_ops.lab.api.errors import invalid
+from tpu_ops.lab.api.rest import json_response, read_json
+from tpu_ops.lab.api.service import Service
+from tpu_ops.lab.api.wire import Json
+
+
+def _container(service: Service, worker: object) -> str:
+    """Return the name of the worker's container, where the backend has containers."""
+    name = getattr(service.backend, "container_name", None)
+    return str(name(worker)) if name is not None else ""
+
+
+def add_routes(app: web.Application, service: Service) -> None:
+    """Add ``/compute/v1/projects/P`` and everything below ``/lab/``."""
+
+    async def compute_project(http: web.Request) -> web.Response:
+        # gcloud's ssh reads the project's keys from here before it looks at the node's.
+        project = service.check_project(http.match_info["project"])
+        return json_response(
+            json.dumps(
+                {
+                    "kind": "compute#project",
+                    "name": project,
+                    "commonInstanceMetadata": {"kind": "compute#metadata", "fingerprint": "bGFi", "items": []},
+                }
+            )
+        )
+
+    async def preempt(http: web.Request) -> web.Response:
+        name = (await read_json(http)).get("node")
+        if not isinstance(name, str):
+            raise invalid("node: the full name of a node is missing")
+        operation = nodes.preempt(service, name)
+        task = service.running.get(operation.name)
+        if task is not None:
+            await asyncio.wait({task})
+        return json_response(service.state.nodes.get(name).text("v2"))
+
+    async def workers(http: web.Request) -> web.Response:
+        found: list[Json] = [
+            {
+                "node": node.name,
+                "state": node.state,
+                "index": worker.index,
+                "hostname": worker.hostname,
+                "container": _container(service, worker),
+                "image": service.backend.image(worker.runtime_version),
+                "internal_ip": worker.internal_ip,
+                "external_ip": worker.external_ip,
+            }
+            for node in service.state.nodes
+            for worker in node.workers()
+        ]
+        return json_response(json.dumps({"workers": found}))
+
+    async def info(http: web.Request) -> web.Response:
+        networks = service.backend.networks
+        return json_response(
+            json.dumps(
+                {
+                    "projects": list(service.projects),
+                    "seconds": service.seconds,
+                    "state": str(service.store.path),
+                    "backend": type(service.backend).__name__,
+                    "networks": {"internal": str(networks.internal), "external": str(networks.external)},
+                    "images": {version: service.backend.image(version) for version in RUNTIME_VERSIONS},
+                    "nodes": len(service.state.nodes),
+                    "queued_resources": len(service.state.queued),
+                }
+            )
+        )
+
+    app.router.add_get("/compute/v1/projects/{project}", compute_project)
+    app.router.add_post("/lab/preempt", preempt)
+    app.router.add_get("/lab/workers", workers)
+    app.router.add_get("/lab/info", info)

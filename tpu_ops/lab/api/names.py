@@ -1,0 +1,85 @@
+"""Resource names: ``projects/P``, ``projects/P/locations/Z`` and what lies below."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tpu_ops.lab.api.errors import invalid
+
+#: Any location of a project, in lists.
+ANY_LOCATION = "-"
+
+_LOCATION = re.compile(r"^projects/(?P<project>[^/]+)/locations/(?P<zone>[^/]+)$")
+_RESOURCE = re.compile(r"^(?P<parent>projects/[^/]+/locations/[^/]+)/(?P<collection>[A-Za-z]+)/(?P<id>[^/]+)$")
+_NODE_ID = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
+_QUEUED_ID = re.compile(r"^[A-Za-z0-9_.~+%-]{1,128}$")
+
+
+@dataclass(frozen=True)
+class Location:
+    """A zone of a project; the zone is ``-`` where a list asks for all of them."""
+
+    project: str
+    zone: str
+
+    @property
+    def name(self) -> str:
+        """The resource name."""
+        return f"projects/{self.project}/locations/{self.zone}"
+
+    def child(self, collection: str, short: str) -> str:
+        """Return the name of a resource below this location."""
+        return f"{self.name}/{collection}/{short}"
+
+
+def location(name: str, field: str = "parent") -> Location:
+    """Given ``projects/P/locations/Z``, return its parts.
+
+    Raises:
+        ApiError: INVALID_ARGUMENT; the name has another form.
+    """
+    match = _LOCATION.match(name)
+    if match is None:
+        raise invalid(f"{field}: {name!r} does not have the form projects/PROJECT/locations/ZONE")
+    return Location(match["project"], match["zone"])
+
+
+def resource(name: str, collection: str, field: str = "name") -> tuple[Location, str]:
+    """Given the name of a resource of a collection, return its location and its short name.
+
+    Raises:
+        ApiError: INVALID_ARGUMENT; the name has another form.
+    """
+    match = _RESOURCE.match(name)
+    if match is None or match["collection"] != collection:
+        raise invalid(f"{field}: {name!r} does not have the form projects/PROJECT/locations/ZONE/{collection}/NAME")
+    return location(match["parent"], field), match["id"]
+
+
+def split(name: str) -> tuple[Location, str]:
+    """Return location and short name of a resource name that is known to be well-formed."""
+    parent, _, short = name.rsplit("/", 2)
+    return location(parent), short
+
+
+def check_node_id(short: str, field: str = "node_id") -> str:
+    """Return a new node's short name if it is a valid one (the form of a DNS label).
+
+    Raises:
+        ApiError: INVALID_ARGUMENT.
+    """
+    if not _NODE_ID.match(short):
+        raise invalid(f"{field}: {short!r} must be 1 to 63 of a-z, 0-9 and '-', beginning with a letter")
+    return short
+
+
+def check_queued_id(short: str) -> str:
+    """Return a new queued resource's short name if it is a valid one.
+
+    Raises:
+        ApiError: INVALID_ARGUMENT.
+    """
+    if not _QUEUED_ID.match(short):
+        raise invalid(f"queued_resource_id: {short!r} must be 1 to 128 of A-Z, a-z, 0-9 and _.~+%-")
+    return short

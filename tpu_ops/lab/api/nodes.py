@@ -1,0 +1,225 @@
+"""The node methods of google.cloud.tpu.<version>.Tpu: what may be asked, and the operation that does it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from tpu_ops.lab.api import lifecycle, operations, wire
+from tpu_ops.lab.api.catalogue import check_runtime, find_config, find_type
+from tpu_ops.lab.api.errors import invalid, precondition
+from tpu_ops.lab.api.names import Location, check_node_id
+from tpu_ops.lab.api.records import NodeRecord
+from tpu_ops.lab.api.service import Service, paged
+from tpu_ops.lab.api.wire import Json, Message, Page
+
+#: Field mask path -> key of the internal form. The service documents the first five; data_disks is what gcloud's
+#: attach-disk and detach-disk send.
+UPDATABLE = {
+    "description": "description",
+    "tags": "tags",
+    "labels": "labels",
+    "metadata": "metadata",
+    "network_config.enable_external_ips": "networkConfig",
+    "data_disks": "dataDisks",
+}
+_EMPTY: Json = {"description": "", "tags": [], "labels": {}, "metadata": {}, "dataDisks": []}
+
+
+def complete(location: Location, body: Json, field: str = "node") -> Json:
+    """Given what a client wants a node to be, return it with the service's defaults filled in.
+
+    Raises:
+        ApiError: INVALID_ARGUMENT; the message names the field.
+    """
+    body = dict(body)
+    config = body.get("acceleratorConfig")
+    if not body.get("acceleratorType") and not config:
+        raise invalid(f"{field}.accelerator_type: missing")
+    by_config = find_config(location.zone, config.get("type", ""), config.get("topology", "")) if config else None
+    entry = find_type(location.zone, body["acceleratorType"]) if body.get("acceleratorType") else by_config
+    if entry is None or (by_config and by_config != entry):
+        raise invalid(f"{field}: accelerator_type and accelerator_config name different accelerators")
+    body["acceleratorType"] = entry.name
+    body["acceleratorConfig"] = {"type": entry.api_version, "topology": entry.topology} | (config or {})
+    if not body.get("runtimeVersion"):
+        raise invalid(f"{field}.runtime_version: missing")
+    check_runtime(body["runtimeVersion"])
+    if len(several := body.pop("networkConfigs", [])) > 1:
+        raise invalid(f"{field}.network_configs: workers of the lab have one network interface")
+    # Without any network configuration workers get external addresses; with one, its flag decides.
+    network = body["networkConfig"] if "networkConfig" in body else (several or [{"enableExternalIps": True}])[0]
+    region = location.zone.rsplit("-", 1)[0]
+    body["networkConfig"] = {
+        "network": f"projects/{location.project}/global/networks/default",
+        "subnetwork": f"projects/{location.project}/regions/{region}/subnetworks/default",
+        **network,
+    }
+    body["schedulingConfig"] = body.get("schedulingConfig", {})
+    body["serviceAccount"] = {
+        "email": f"{location.project}-compute@developer.gserviceaccount.com",
+        "scope": ["https://www.googleapis.com/auth/cloud-platform"],
+        **body.get("serviceAccount", {}),
+    }
+    return body
+
+
+def find(service: Service, name: str) -> NodeRecord:
+    """Return a node.
+
+    Raises:
+        ApiError: INVALID_ARGUMENT, PERMISSION_DENIED or NOT_FOUND.
+    """
+    service.resource(name, "nodes")
+    return service.state.nodes.get(name)
+
+
+def require(record: NodeRecord, action: str, states: Collection[str]) -> None:
+    """Refuse an action that a node's state forbids.
+
+    Raises:
+        ApiError: FAILED_PRECONDITION.
+    """
+    if record.state not in states:
+        hint = ": delete it and create it again" if record.state == "PREEMPTED" else ""
+        raise precondition(
+            f"node {record.name} is {record.state} and cannot be {action} (only when {' or '.join(states)}){hint}"
+        )
+
+
+def _begin(service: Service, api: str, verb: str, record: NodeRecord, *, request_id: str = "", **args: Json) -> Message:
+    args["id"] = record.body["id"]
+    return operations.start(service, api, verb, record.name, args=args, request_id=request_id)
+
+
+async def list_nodes(service: Service, api: str, request: Message) -> Page:
+    """ListNodes; the location ``-`` lists every zone of the project."""
+    location = service.location(request.parent, wildcard=True)
+    return paged(
+        api,
+        request,
+        lambda last: service.state.nodes.below(location, last),
+        response="ListNodesResponse",
+        field="nodes",
+    )
+
+
+async def get_node(service: Service, api: str, request: Message) -> Message:
+    """GetNode."""
+    return find(service, request.name).pb(api)
+
+
+async def create_node(service: Service, api: str, request: Message) -> Message:
+    """CreateNode."""
+    location = service.location(request.parent)
+    name = location.child("nodes", check_node_id(request.node_id))
+    request_id = getattr(request, "request_id", "")
+    if earlier := operations.repeated(service, api, "create", name, request_id):
+        return earlier
+    record = lifecycle.add(service, name, complete(location, wire.node_input(request.node)))
+    return _begin(service, api, "create", record, request_id=request_id)
+
+
+async def delete_node(service: Service, api: str, request: Message) -> Message:
+    """DeleteNode."""
+    service.resource(request.name, "nodes")
+    request_id = getattr(request, "request_id", "")
+    if earlier := operations.repeated(service, api, "delete", request.name, request_id):
+        return earlier
+    record = service.state.nodes.get(request.name)
+    if record.state == "DELETING":
+        raise precondition(f"node {record.name} is being deleted already")
+    lifecycle.become(service, record, "DELETING")
+    return _begin(service, api, "delete", record, request_id=request_id)
+
+
+async def stop_node(service: Service, api: str, request: Message) -> Message:
+    """StopNode."""
+    record = find(service, request.name)
+    require(record, "stopped", ("READY",))
+    lifecycle.become(service, record, "STOPPING")
+    return _begin(service, api, "stop", record)
+
+
+async def start_node(service: Service, api: str, request: Message) -> Message:
+    """StartNode."""
+    record = find(service, request.name)
+    require(record, "started", ("STOPPED",))
+    lifecycle.renew_external(service, record)
+    lifecycle.become(service, record, "STARTING")
+    return _begin(service, api, "start", record)
+
+
+async def update_node(service: Service, api: str, request: Message) -> Message:
+    """UpdateNode: every field that the mask names is replaced as a whole."""
+    record = find(service, request.node.name)
+    paths = list(request.update_mask.paths)
+    if not paths:
+        raise invalid("update_mask: missing")
+    wanted = wire.node_input(request.node)
+    changes: Json = {}
+    for path in paths:
+        key = UPDATABLE.get(path)
+        if key is None:
+            raise invalid(f"update_mask: {path!r} cannot be updated; {', '.join(UPDATABLE)} can")
+        if key == "networkConfig":
+            flag = wanted.get(key, {}).get("enableExternalIps", False)
+            changes[key] = {**record.body[key], "enableExternalIps": flag}
+        else:
+            changes[key] = wanted.get(key, _EMPTY[key])
+    require(record, "updated", ("READY", "STOPPED"))
+    return _begin(service, api, "update", record, changes=changes)
+
+
+async def simulate_maintenance_event(service: Service, api: str, request: Message) -> Message:
+    """SimulateMaintenanceEvent (v2alpha1): whichever worker is named, the whole slice goes through it."""
+    record = find(service, request.name)
+    for worker in request.worker_ids:
+        _worker_index(record, worker)
+    return _maintain(service, api, record)
+
+
+async def perform_maintenance(service: Service, api: str, request: Message) -> Message:
+    """PerformMaintenance (v2alpha1)."""
+    return _maintain(service, api, find(service, request.name))
+
+
+def _maintain(service: Service, api: str, record: NodeRecord) -> Message:
+    require(record, "maintained", ("READY",))
+    lifecycle.become(service, record, "REPAIRING", "UNHEALTHY_MAINTENANCE", "maintenance event")
+    return _begin(service, api, "simulateMaintenanceEvent", record)
+
+
+def preempt(service: Service, name: str) -> Message:
+    """Preempt a node (only the lab can be asked to) and return the operation that kills its workers."""
+    record = find(service, name)
+    require(record, "preempted", ("READY",))
+    lifecycle.become(service, record, "PREEMPTED")
+    return _begin(service, "v2", "preempt", record)
+
+
+def _worker_index(record: NodeRecord, worker: str) -> int:
+    if not worker.isdecimal() or int(worker) >= len(record.internal_ips):
+        raise invalid(
+            f"worker_ids: {worker!r} is no worker of {record.name}, which has 0 to {len(record.internal_ips) - 1}"
+        )
+    return int(worker)
+
+
+async def get_guest_attributes(service: Service, api: str, request: Message) -> Message:
+    """GetGuestAttributes: one entry per worker asked for, in that order; no ids, or one empty id, asks all."""
+    record = find(service, request.name)
+    asked = [worker for worker in request.worker_ids if worker]
+    workers = record.workers()
+    chosen = [workers[_worker_index(record, worker)] for worker in asked] if asked else workers
+    found = await asyncio.gather(*(service.backend.guest_attributes(worker) for worker in chosen))
+    namespace, _, key = request.query_path.strip("/").partition("/")
+    response = wire.message(api, "GetGuestAttributesResponse")()
+    for attributes in found:
+        entry = response.guest_attributes.add(query_path=request.query_path)
+        entry.query_value.SetInParent()
+        for space, values in sorted(attributes.items()):
+            for name, value in sorted(values.items()):
+                if namespace in ("", space) and key in ("", name):
+                    entry.query_value.items.add(namespace=space, key=name, value=value)
+    return response

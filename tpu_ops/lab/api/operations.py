@@ -1,0 +1,159 @@
+"""Long-running operations: started, run to their end even across restarts, listed, waited for, cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from google.longrunning import operations_pb2
+from google.protobuf import empty_pb2
+
+from tpu_ops.lab.api import wire
+from tpu_ops.lab.api.errors import ApiError, Code, precondition
+from tpu_ops.lab.api.names import split
+from tpu_ops.lab.api.records import OperationRecord, Record
+from tpu_ops.lab.api.service import Service, paged
+from tpu_ops.lab.api.wire import Json, Message
+from tpu_ops.lab.backend import BackendError
+
+#: Ended operations are forgotten after this many seconds, and the oldest where there are more than this many.
+KEEP_SECONDS = 3600.0
+KEEP_COUNT = 2000
+
+#: Verb -> what does it. It is called again after a restart, whatever it had done before, and returns the result's
+#: JSON form.
+Effect = Callable[[Service, OperationRecord], Awaitable[Json]]
+EFFECTS: dict[str, Effect] = {}
+
+#: Verbs that do not wait for the shortest time of an operation.
+AT_ONCE = ("preempt",)
+
+EMPTY: Json = {"@type": "type.googleapis.com/google.protobuf.Empty"}
+
+
+def effect(verb: str) -> Callable[[Effect], Effect]:
+    """Register what an operation of this verb does."""
+
+    def register(function: Effect) -> Effect:
+        EFFECTS[verb] = function
+        return function
+
+    return register
+
+
+def result(api: str, kind: str, record: Record) -> Json:
+    """Return a resource as the result of an operation of one API version."""
+    return {"@type": f"type.googleapis.com/google.cloud.tpu.{api}.{kind}", **wire.to_json(record.pb(api))}
+
+
+def start(service: Service, api: str, verb: str, target: str, *, args: Json, request_id: str = "") -> Message:
+    """Begin an operation and return it as the client sees it."""
+    _forget_old(service)
+    name = service.state.new_operation_name(split(target)[0])
+    record = OperationRecord(name, api, verb, target, time.time(), args=args, request_id=request_id)
+    service.state.operations.add(record)
+    service.store.changed()
+    service.spawn(name, run(service, record))
+    return record.pb(api)
+
+
+def repeated(service: Service, api: str, verb: str, target: str, request_id: str) -> Message | None:
+    """Return the operation that an earlier request with the same idempotency key began, if there was one."""
+    if not request_id:
+        return None
+    for record in service.state.operations.below(split(target)[0]):
+        if record.request_id == request_id and record.verb == verb and record.target == target:
+            return record.pb(api)
+    return None
+
+
+async def run(service: Service, record: OperationRecord) -> None:
+    """Bring an operation to its end, not before its shortest time is over."""
+    await service.store.flush()
+    if record.verb not in AT_ONCE:
+        await asyncio.sleep(record.created + service.seconds - time.time())
+    try:
+        response = await EFFECTS[record.verb](service, record)
+    except ApiError as failure:
+        record.finish(time.time(), failure=failure)
+    except BackendError as failure:
+        record.finish(time.time(), failure=ApiError(Code.INTERNAL, str(failure)))
+    else:
+        record.finish(time.time(), response=response)
+    service.store.changed()
+    await service.store.flush()
+
+
+def resume(service: Service) -> None:
+    """Go on with the operations that an earlier process left unfinished."""
+    for record in sorted(service.state.operations, key=lambda record: record.created):
+        if not record.done:
+            service.spawn(record.name, run(service, record))
+
+
+def _forget_old(service: Service) -> None:
+    operations = service.state.operations
+    if len(operations) <= KEEP_COUNT:
+        return
+    ended = sorted((record for record in operations if record.done), key=lambda record: record.ended)
+    surplus = len(operations) - KEEP_COUNT
+    for index, record in enumerate(ended):
+        if index < surplus or record.ended < time.time() - KEEP_SECONDS:
+            operations.remove(record.name)
+
+
+def _find(service: Service, name: str) -> OperationRecord:
+    service.resource(name, "operations")
+    return service.state.operations.get(name)
+
+
+async def get_operation(service: Service, api: str, request: Message) -> Message:
+    """google.longrunning.Operations.GetOperation."""
+    return _find(service, request.name).pb(api)
+
+
+async def list_operations(service: Service, api: str, request: Message) -> Message:
+    """google.longrunning.Operations.ListOperations: newest last only by chance, sorted by name."""
+    if request.filter:
+        raise ApiError(Code.UNIMPLEMENTED, "filter: the lab does not filter operations")
+    location = service.location(request.name, wildcard=True)
+    page = paged(
+        api,
+        request,
+        lambda last: service.state.operations.below(location, last),
+        parent=request.name,
+    )
+    return operations_pb2.ListOperationsResponse(
+        operations=[record.pb(api) for record in page.items], next_page_token=page.token
+    )
+
+
+async def delete_operation(service: Service, api: str, request: Message) -> Message:
+    """google.longrunning.Operations.DeleteOperation."""
+    record = _find(service, request.name)
+    if not record.done:
+        raise precondition(f"operation {record.name} is still running")
+    service.state.operations.remove(record.name)
+    service.store.changed()
+    return empty_pb2.Empty()
+
+
+async def cancel_operation(service: Service, api: str, request: Message) -> Message:
+    """google.longrunning.Operations.CancelOperation: a wish; only the creation of a node follows it."""
+    record = _find(service, request.name)
+    if not record.done:
+        record.cancel_requested = True
+        record.touch()
+        service.store.changed()
+    return empty_pb2.Empty()
+
+
+async def wait_operation(service: Service, api: str, request: Message) -> Message:
+    """google.longrunning.Operations.WaitOperation: return when it has ended or the request's time is over."""
+    record = _find(service, request.name)
+    task = service.running.get(record.name)
+    if task is not None:
+        limit = request.timeout.ToMilliseconds() / 1000 if request.HasField("timeout") else None
+        await asyncio.wait({task}, timeout=limit)
+    return record.pb(api)

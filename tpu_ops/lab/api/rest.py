@@ -1,0 +1,212 @@
+"""The API as REST/JSON: the same handlers behind Google's HTTP rules."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler as Handling
+
+from tpu_ops.lab.api import wire
+from tpu_ops.lab.api.errors import ApiError, Code, invalid
+from tpu_ops.lab.api.methods import MIXINS, TPU
+from tpu_ops.lab.api.service import Handler, Service
+from tpu_ops.lab.api.wire import Message, Page
+
+_LOCATION = "projects/*/locations/*"
+_NODE = f"{_LOCATION}/nodes/*"
+_QUEUED = f"{_LOCATION}/queuedResources/*"
+_OPERATION = f"{_LOCATION}/operations/*"
+
+#: HTTP method, {field=path}rest, method of the API, field that the body fills ("*": all, "": no body).
+RULES = (
+    ("GET", f"{{parent={_LOCATION}}}/nodes", "ListNodes", ""),
+    ("POST", f"{{parent={_LOCATION}}}/nodes", "CreateNode", "node"),
+    ("GET", f"{{name={_NODE}}}", "GetNode", ""),
+    ("DELETE", f"{{name={_NODE}}}", "DeleteNode", ""),
+    ("PATCH", f"{{node.name={_NODE}}}", "UpdateNode", "node"),
+    ("POST", f"{{name={_NODE}}}:stop", "StopNode", "*"),
+    ("POST", f"{{name={_NODE}}}:start", "StartNode", "*"),
+    ("POST", f"{{name={_NODE}}}:getGuestAttributes", "GetGuestAttributes", "*"),
+    ("POST", f"{{name={_NODE}}}:simulateMaintenanceEvent", "SimulateMaintenanceEvent", "*"),
+    ("POST", f"{{name={_NODE}}}:performMaintenance", "PerformMaintenance", "*"),
+    ("GET", f"{{parent={_LOCATION}}}/queuedResources", "ListQueuedResources", ""),
+    ("POST", f"{{parent={_LOCATION}}}/queuedResources", "CreateQueuedResource", "queued_resource"),
+    ("GET", f"{{name={_QUEUED}}}", "GetQueuedResource", ""),
+    ("DELETE", f"{{name={_QUEUED}}}", "DeleteQueuedResource", ""),
+    ("POST", f"{{name={_QUEUED}}}:reset", "ResetQueuedResource", "*"),
+    ("POST", f"{{name={_QUEUED}}}:performMaintenanceQueuedResource", "PerformMaintenanceQueuedResource", "*"),
+    ("GET", f"{{parent={_LOCATION}}}/acceleratorTypes", "ListAcceleratorTypes", ""),
+    ("GET", f"{{name={_LOCATION}/acceleratorTypes/*}}", "GetAcceleratorType", ""),
+    ("GET", f"{{parent={_LOCATION}}}/runtimeVersions", "ListRuntimeVersions", ""),
+    ("GET", f"{{name={_LOCATION}/runtimeVersions/*}}", "GetRuntimeVersion", ""),
+    ("GET", f"{{parent={_LOCATION}}}/reservations", "ListReservations", ""),
+    ("POST", f"{{parent={_LOCATION}}}:generateServiceIdentity", "GenerateServiceIdentity", "*"),
+    ("GET", "{name=projects/*}/locations", "google.cloud.location.Locations.ListLocations", ""),
+    ("GET", f"{{name={_LOCATION}}}", "google.cloud.location.Locations.GetLocation", ""),
+    ("GET", f"{{name={_LOCATION}}}/operations", "google.longrunning.Operations.ListOperations", ""),
+    ("GET", f"{{name={_OPERATION}}}", "google.longrunning.Operations.GetOperation", ""),
+    ("DELETE", f"{{name={_OPERATION}}}", "google.longrunning.Operations.DeleteOperation", ""),
+    ("POST", f"{{name={_OPERATION}}}:cancel", "google.longrunning.Operations.CancelOperation", "*"),
+    ("POST", f"{{name={_OPERATION}}}:wait", "google.longrunning.Operations.WaitOperation", "*"),
+)
+#: What v1 still serves: gcloud lists locations and accelerator types through it.
+_V1 = ("Locations.ListLocations", "Locations.GetLocation", "ListAcceleratorTypes", "GetAcceleratorType")
+
+
+@dataclass(frozen=True)
+class Route:
+    """One rule, ready to be matched."""
+
+    verb: str
+    pattern: re.Pattern[str]
+    field: str
+    api: str
+    request: Any
+    body: str
+    handler: Handler
+
+
+def _routes() -> list[Route]:
+    found = []
+    for prefix, api in (("v2", "v2"), ("v2alpha1", "v2alpha1"), ("v1", "v2")):
+        for verb, template, method, body in RULES:
+            if prefix == "v1" and not method.endswith(_V1):
+                continue
+            field, path, rest = re.fullmatch(r"\{([a-z.]+)=([^}]+)\}(.*)", template).groups()  # type: ignore[union-attr]
+            pattern = f"/{prefix}/({path.replace('*', '[^/:]+')}){re.escape(rest)}"
+            mixin, _, name = method.rpartition(".")
+            request: Any
+            if mixin:
+                request, _, handler = MIXINS[mixin][name]
+            elif method in wire.methods(api):
+                request, handler = wire.request_class(api, method), TPU[method]
+            else:
+                continue
+            found.append(Route(verb, re.compile(pattern), field, api, request, body, handler))
+    return found
+
+
+def _snake(path: str) -> str:
+    return re.sub(r"[A-Z]", lambda match: f"_{match[0].lower()}", path)
+
+
+def _query_value(descriptor: Any, text: str) -> Any:
+    """Return a query parameter in the form that the JSON of its field has."""
+    if descriptor.type == descriptor.TYPE_BOOL:
+        if text.lower() not in {"true", "false"}:
+            raise invalid(f"{descriptor.name}: {text!r} is neither true nor false")
+        return text.lower() == "true"
+    if descriptor.type in (descriptor.TYPE_INT32, descriptor.TYPE_INT64) and not re.fullmatch(r"-?\d+", text):
+        raise invalid(f"{descriptor.name}: {text!r} is not a number")
+    return text
+
+
+def _fill_query(request: Message, query: Any) -> None:
+    """Fill a request's simple fields from query parameters; those it does not know are passed over."""
+    fields = {**request.DESCRIPTOR.fields_by_camelcase_name, **request.DESCRIPTOR.fields_by_name}
+    values: dict[str, Any] = {}
+    for key, text in query.items():
+        descriptor = fields.get(key)
+        if descriptor is None:
+            continue
+        if descriptor.message_type is None:
+            values[descriptor.name] = _query_value(descriptor, text)
+        elif descriptor.message_type.full_name == "google.protobuf.FieldMask":
+            # Clients write masks in either case; the protobuf parser only knows one.
+            getattr(request, descriptor.name).paths.extend(_snake(path.strip()) for path in text.split(",") if path)
+    wire.parse(values, request)
+
+
+def _set(request: Message, path: str, value: str) -> None:
+    *parents, last = path.split(".")
+    for parent in parents:
+        request = getattr(request, parent)
+    setattr(request, last, value)
+
+
+async def read_json(http: web.Request) -> Any:
+    """Return the body as a JSON object; an absent one is empty.
+
+    Raises:
+        ApiError: INVALID_ARGUMENT.
+    """
+    text = await http.text()
+    try:
+        body = json.loads(text) if text.strip() else {}
+    except ValueError as failure:
+        raise invalid(f"Invalid JSON payload received. {failure}") from failure
+    if not isinstance(body, dict):
+        raise invalid("Invalid JSON payload received. It is not an object")
+    return body
+
+
+async def _build(http: web.Request, route: Route, name: str) -> Message:
+    request = route.request()
+    _fill_query(request, http.query)
+    if route.body:
+        into = request if route.body == "*" else getattr(request, route.body)
+        wire.parse(await read_json(http), into)
+        if route.body != "*":
+            into.SetInParent()
+    _set(request, route.field, name)
+    return request
+
+
+def json_response(text: str, status: int = 200) -> web.Response:
+    """Return JSON text as an answer."""
+    return web.Response(text=text, status=status, content_type="application/json", charset="utf-8")
+
+
+def error_response(failure: ApiError) -> web.Response:
+    """Return an error as the service writes it."""
+    error = {"code": failure.code.http, "message": failure.message, "status": failure.code.name}
+    return json_response(json.dumps({"error": error}), failure.code.http)
+
+
+@web.middleware
+async def errors(request: web.Request, handler: Handling) -> web.StreamResponse:
+    """Turn every refusal into the service's JSON error, unknown paths included."""
+    try:
+        answer: web.StreamResponse = await handler(request)
+    except ApiError as failure:
+        return error_response(failure)
+    except web.HTTPException as failure:
+        if failure.status < 400:
+            raise
+        code = Code.NOT_FOUND if failure.status in (404, 405) else Code.INVALID_ARGUMENT
+        return error_response(ApiError(code, f"{request.method} {request.path}: {failure.reason}"))
+    return answer
+
+
+def application(service: Service) -> web.Application:
+    """Return the REST side of the API."""
+    routes = _routes()
+
+    async def answer(http: web.Request) -> web.Response:
+        for route in routes:
+            match = route.pattern.fullmatch(http.path) if route.verb == http.method else None
+            if match is not None:
+                found = await service.call(route.handler, route.api, await _build(http, route, match[1]))
+                return json_response(found.text(route.api) if isinstance(found, Page) else wire.json_text(found))
+        raise ApiError(Code.NOT_FOUND, f"{http.method} {http.path} is no method of this API")
+
+    app = web.Application(middlewares=[errors], client_max_size=16 * 1024 * 1024)
+    for prefix in ("v1", "v2", "v2alpha1"):
+        app.router.add_route("*", f"/{prefix}/{{rest:.*}}", answer)
+    return app
+
+
+async def serve(app: web.Application, bind: str, port: int) -> tuple[web.AppRunner, int]:
+    """Serve an application and return its runner and its port.
+
+    Raises:
+        OSError: The port cannot be had.
+    """
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2)
+    await runner.setup()
+    await web.TCPSite(runner, bind, port).start()
+    return runner, int(runner.addresses[0][1])

@@ -1,0 +1,128 @@
+"""Everything the API knows, in memory: resources by name, the address pools, and who waits for what."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import secrets
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+from tpu_ops.lab.api.addresses import RESERVED, Pool
+from tpu_ops.lab.api.errors import not_found
+from tpu_ops.lab.api.names import ANY_LOCATION, Location
+from tpu_ops.lab.api.records import NodeRecord, OperationRecord, QueuedRecord, Record
+from tpu_ops.lab.api.wire import Json
+from tpu_ops.lab.backend import Networks
+
+#: What a state file says it is; another value means a file of something else.
+FORMAT = "tpu-ops-lab-api"
+FORMAT_VERSION = 1
+
+R = TypeVar("R", bound=Record)
+
+
+class Collection(Generic[R]):
+    """Records of one kind by full name, always in the order of their names."""
+
+    def __init__(self, records: list[R]) -> None:
+        self._records = {record.name: record for record in records}
+        self._names = sorted(self._records)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._records
+
+    def __iter__(self) -> Iterator[R]:
+        return iter([self._records[name] for name in self._names])
+
+    def get(self, name: str) -> R:
+        """Return a record.
+
+        Raises:
+            ApiError: NOT_FOUND.
+        """
+        record = self._records.get(name)
+        if record is None:
+            raise not_found(name)
+        return record
+
+    def find(self, name: str) -> R | None:
+        """Return a record if it exists."""
+        return self._records.get(name)
+
+    def add(self, record: R) -> R:
+        """Take in a record under a name that is still free, and return it."""
+        self._records[record.name] = record
+        bisect.insort(self._names, record.name)
+        return record
+
+    def remove(self, name: str) -> None:
+        """Forget a record; one that is not there is passed over."""
+        if self._records.pop(name, None) is not None:
+            del self._names[bisect.bisect_left(self._names, name)]
+
+    def below(self, location: Location, after: str = "") -> Iterator[R]:
+        """Yield the records of a location (``-``: of the whole project) whose names come after a given one."""
+        prefix = f"projects/{location.project}/locations/"
+        if location.zone != ANY_LOCATION:
+            prefix += f"{location.zone}/"
+        for index in range(bisect.bisect_right(self._names, max(prefix, after)), len(self._names)):
+            name = self._names[index]
+            if not name.startswith(prefix):
+                return
+            yield self._records[name]
+
+
+class State:
+    """All resources of the lab's cloud.
+
+    Args:
+        networks: Where addresses come from.
+        data: What `text` wrote, parsed; empty for a new state.
+
+    Raises:
+        ValueError: The data is not of that form.
+    """
+
+    def __init__(self, networks: Networks, data: Json | None = None) -> None:
+        data = data or {"format": FORMAT, "version": FORMAT_VERSION}
+        if data.get("format") != FORMAT:
+            raise ValueError(f"it is not a state of the lab's API (no format {FORMAT!r})")
+        if data.get("version") != FORMAT_VERSION:
+            raise ValueError(f"it has format version {data.get('version')!r}, this program knows {FORMAT_VERSION}")
+        try:
+            self.nodes = Collection([NodeRecord.from_file(entry) for entry in data.get("nodes", [])])
+            self.queued = Collection([QueuedRecord.from_file(entry) for entry in data.get("queued_resources", [])])
+            self.operations = Collection([OperationRecord.from_file(entry) for entry in data.get("operations", [])])
+            for node in self.nodes:
+                node.workers()
+            internal = [address for node in self.nodes for address in node.internal_ips]
+            external = [address for node in self.nodes for address in node.external_ips if address]
+            self.internal = Pool(networks.internal, internal, rotate=False)
+            self.external = Pool(networks.external, external, int(data.get("next_external", RESERVED)), rotate=True)
+        except (TypeError, KeyError, AttributeError, IndexError, ValueError) as failure:
+            raise ValueError(f"it is damaged ({type(failure).__name__}: {failure})") from failure
+
+    def text(self) -> str:
+        """Return the whole state as JSON text; only records that changed are rendered anew."""
+        parts: dict[str, Any] = {
+            "nodes": self.nodes,
+            "queued_resources": self.queued,
+            "operations": self.operations,
+        }
+        lists = [
+            f'"{key}": [' + ",\n".join(record.file_text() for record in records) + "]" for key, records in parts.items()
+        ]
+        head = {"format": FORMAT, "version": FORMAT_VERSION, "next_external": self.external.cursor}
+        return json.dumps(head)[:-1] + ",\n" + ",\n".join(lists) + "}\n"
+
+    def new_node_id(self) -> str:
+        """Return a fresh id: a positive int64, as digits, out of so many that no two nodes ever share one."""
+        return str(secrets.randbelow(2**63 - 10**17) + 10**17)
+
+    def new_operation_name(self, location: Location) -> str:
+        """Return a name that no operation has."""
+        return location.child("operations", f"operation-{secrets.token_hex(12)}")

@@ -1,0 +1,100 @@
+"""The state file: one JSON file, written atomically, held by one process."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from tpu_ops.errors import UsageError
+from tpu_ops.lab.api.wire import Json
+
+
+class Store:
+    """Keeps a state on disk.
+
+    Writing is a group commit: everything that changed while one write is on its way goes out with the next.
+
+    Args:
+        path: The state file. Beside it lies ``<name>.lock``.
+
+    Raises:
+        UsageError: Another process holds the file, or it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._render: Callable[[], str] = str
+        self._wanted = self._written = 0
+        self._writing = asyncio.Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as failure:
+            raise UsageError(
+                "another lab API serves this state",
+                where=str(path),
+                fix="stop that process, or give each API a --state of its own",
+            ) from failure
+        except OSError as failure:
+            raise UsageError(f"cannot use the state file: {failure.strerror}", where=str(path)) from failure
+
+    def read(self) -> Json | None:
+        """Return what the file holds, or None where there is none yet.
+
+        Raises:
+            UsageError: It cannot be read, or is not a JSON object.
+        """
+        try:
+            data = json.loads(self.path.read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+        except OSError as failure:
+            raise UsageError(f"cannot read the state file: {failure.strerror}", where=str(self.path)) from failure
+        except ValueError as failure:
+            raise self.damaged(f"it is not JSON ({failure})") from failure
+        if not isinstance(data, dict):
+            raise self.damaged("it is not a JSON object")
+        return data
+
+    def damaged(self, why: str) -> UsageError:
+        """Return the error for a file that this program cannot serve; the file is left as it is."""
+        return UsageError(
+            f"cannot use the state file: {why}",
+            where=str(self.path),
+            fix="move it away to start with an empty lab, or name another file with --state",
+        )
+
+    def bind(self, render: Callable[[], str]) -> None:
+        """Say how the present state is rendered."""
+        self._render = render
+
+    def changed(self) -> None:
+        """Say that the state differs from the file."""
+        self._wanted += 1
+
+    async def flush(self) -> None:
+        """Return when everything that has changed so far is in the file."""
+        wanted = self._wanted
+        while self._written < wanted:
+            async with self._writing:
+                if self._written < wanted:
+                    including, text = self._wanted, self._render()
+                    await asyncio.to_thread(self._write, text)
+                    self._written = including
+
+    def close(self) -> None:
+        """Let another process have the file."""
+        os.close(self._lock)
+
+    def _write(self, text: str) -> None:
+        new = self.path.with_name(self.path.name + ".new")
+        with new.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        new.replace(self.path)

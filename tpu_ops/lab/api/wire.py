@@ -1,0 +1,177 @@
+"""The wire definitions, taken from google-cloud-tpu, and the one internal form that both API versions share.
+
+Internally a resource is the JSON of v2 plus the fields that only v2alpha1 has. What differs between the versions
+is renamed here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from google.cloud.tpu_v2.types import cloud_tpu as v2
+from google.cloud.tpu_v2alpha1.types import cloud_tpu as v2alpha1
+from google.protobuf import json_format
+
+from tpu_ops.lab.api.errors import invalid
+
+Json = dict[str, Any]
+#: A protobuf message; the protobuf package's own types say no more.
+Message = Any
+
+VERSIONS = {"v2": v2, "v2alpha1": v2alpha1}
+
+OPERATION = "google.longrunning.Operation"
+#: Method of google.cloud.tpu.<version>.Tpu -> message that it answers with. The request is <method>Request.
+METHODS = {
+    "ListNodes": "ListNodesResponse",
+    "GetNode": "Node",
+    "CreateNode": OPERATION,
+    "DeleteNode": OPERATION,
+    "StopNode": OPERATION,
+    "StartNode": OPERATION,
+    "UpdateNode": OPERATION,
+    "ListQueuedResources": "ListQueuedResourcesResponse",
+    "GetQueuedResource": "QueuedResource",
+    "CreateQueuedResource": OPERATION,
+    "DeleteQueuedResource": OPERATION,
+    "ResetQueuedResource": OPERATION,
+    "GenerateServiceIdentity": "GenerateServiceIdentityResponse",
+    "ListAcceleratorTypes": "ListAcceleratorTypesResponse",
+    "GetAcceleratorType": "AcceleratorType",
+    "ListRuntimeVersions": "ListRuntimeVersionsResponse",
+    "GetRuntimeVersion": "RuntimeVersion",
+    "GetGuestAttributes": "GetGuestAttributesResponse",
+}
+#: Methods that only v2alpha1 has.
+ALPHA_METHODS = {
+    "SimulateMaintenanceEvent": OPERATION,
+    "PerformMaintenance": OPERATION,
+    "PerformMaintenanceQueuedResource": OPERATION,
+    "ListReservations": "ListReservationsResponse",
+}
+
+#: Fields of a Node that only the service sets.
+NODE_OUTPUT = (
+    "name",
+    "state",
+    "healthDescription",
+    "createTime",
+    "networkEndpoints",
+    "health",
+    "id",
+    "apiVersion",
+    "symptoms",
+    "queuedResource",
+    "multislice",
+    "multisliceNode",
+    "upcomingMaintenance",
+)
+
+
+def methods(api: str) -> dict[str, str]:
+    """Return the methods of one API version."""
+    return METHODS | ALPHA_METHODS if api == "v2alpha1" else METHODS
+
+
+def message(api: str, name: str) -> Callable[..., Message]:
+    """Return the protobuf class of a message of one API version."""
+    found: Callable[..., Message] = getattr(VERSIONS[api], name).pb()
+    return found
+
+
+def request_class(api: str, method: str) -> Callable[..., Message]:
+    """Return the protobuf class of a method's request."""
+    return message(api, f"{method}Request")
+
+
+def to_json(value: Message) -> Json:
+    """Return a message as the dictionary of its JSON form."""
+    found: Json = json_format.MessageToDict(value)
+    return found
+
+
+def json_text(value: Message) -> str:
+    """Return a message as JSON text."""
+    return json.dumps(to_json(value))
+
+
+def parse(value: Json, into: Message) -> Message:
+    """Fill a message from its JSON form; unknown fields are ignored, as newer clients send them.
+
+    Raises:
+        ApiError: INVALID_ARGUMENT; a value has the wrong type.
+    """
+    try:
+        return json_format.ParseDict(value, into, ignore_unknown_fields=True)
+    except json_format.ParseError as failure:
+        raise invalid(f"Invalid JSON payload received. {failure}") from failure
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of a list, kept as records so that each wire takes the form that it has ready.
+
+    Attributes:
+        response: Name of the list's response message.
+        field: Its repeated field, as in the protobuf.
+        items: Records with ``pb(api)`` and ``text(api)``.
+        token: Token of the next page, or empty.
+    """
+
+    response: str
+    field: str
+    items: tuple[Any, ...]
+    token: str
+
+    def message(self, api: str) -> Message:
+        """Return the page as a protobuf."""
+        response = message(api, self.response)()
+        getattr(response, self.field).extend(item.pb(api) for item in self.items)
+        response.next_page_token = self.token
+        return response
+
+    def text(self, api: str) -> str:
+        """Return the page as JSON text."""
+        head, *rest = self.field.split("_")
+        parts = []
+        if self.items:
+            inner = ",".join(item.text(api) for item in self.items)
+            parts.append(f'"{head}{"".join(part.title() for part in rest)}":[{inner}]')
+        if self.token:
+            parts.append(f'"nextPageToken":{json.dumps(self.token)}')
+        return "{" + ",".join(parts) + "}"
+
+
+def node_input(node: Message) -> Json:
+    """Given a Node of either version as a client sent it, return what the client may decide."""
+    body = to_json(node)
+    return {key: value for key, value in body.items() if key not in NODE_OUTPUT}
+
+
+def queued_input(queued: Message) -> Json:
+    """Given a QueuedResource of either version as a client sent it, return it in the internal form."""
+    body = to_json(queued)
+    for key in ("name", "createTime", "state"):
+        body.pop(key, None)
+    for spec in body.get("tpu", {}).get("nodeSpec", []):
+        _rename(spec, "multiNodeParams", "multisliceParams")
+        spec["node"] = {key: value for key, value in spec.get("node", {}).items() if key not in NODE_OUTPUT}
+    return body
+
+
+def queued_message(api: str, body: Json) -> Message:
+    """Return a queued resource's internal form as a protobuf of one version."""
+    if api == "v2alpha1":
+        specs = [dict(spec) for spec in body.get("tpu", {}).get("nodeSpec", [])]
+        for spec in specs:
+            _rename(spec, "multisliceParams", "multiNodeParams")
+        body = {**body, "tpu": {**body.get("tpu", {}), "nodeSpec": specs}}
+    return parse(body, message(api, "QueuedResource")())
+
+
+def _rename(data: Json, old: str, new: str) -> None:
+    if old in data:
+        data[new] = data.pop(old)
