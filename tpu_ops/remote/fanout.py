@@ -1,0 +1,322 @@
+"""One command, or one request to the host program, on many workers at once over multiplexed OpenSSH.
+
+Nothing here raises for a worker that fails: every worker has its own result, and the caller sees all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import shlex
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tpu_ops.remote import ssh, wire
+from tpu_ops.remote.ssh import Unreachable
+
+#: Sessions at once over one master: OpenSSH's default MaxSessions is 10, and others use the master too.
+SESSIONS = 6
+#: ssh processes of one command at once; each costs the controller a few milliseconds of processor time.
+WIDTH = 64
+#: What ssh itself ends with when it fails; a remote command may end with the same.
+SSH_FAILED = 255
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended on one worker.
+
+    Attributes:
+        host: The worker.
+        code: The command's own exit code (128 + n for signal n); None where its end was not seen.
+        stdout: What it printed, without what the login shell printed before it.
+        stderr: What it and the login shell printed there.
+        problem: Why there is no exit code; empty where there is one.
+        reached: Whether the worker was reached at all.
+    """
+
+    host: str
+    code: int | None
+    stdout: bytes = b""
+    stderr: bytes = b""
+    problem: str = ""
+    reached: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command ended with 0."""
+        return self.code == 0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the host program of one worker answered.
+
+    Attributes:
+        host: The worker.
+        value: The answer; empty where there is none.
+        kind: Empty for success; else ``unreachable``, ``no-launcher``, ``timeout``, or the refusal's own kind.
+        problem: What went wrong, for people.
+        fix: What to do about it; may be empty.
+    """
+
+    host: str
+    value: Mapping[str, Any]
+    kind: str = ""
+    problem: str = ""
+    fix: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the request was carried out."""
+        return not self.kind
+
+    @property
+    def reached(self) -> bool:
+        """Whether the worker was reached at all."""
+        return self.kind != "unreachable"
+
+
+class Broken(Exception):
+    """A stream ended before its END frame; the text says why."""
+
+
+class Fanout:
+    """Reaches the workers of one fleet.
+
+    Args:
+        ssh_config: The fleet's OpenSSH configuration, which names every worker.
+    """
+
+    def __init__(self, ssh_config: Path) -> None:
+        self.ssh_config = ssh_config
+        self.masters = ssh.Masters(ssh_config)
+        self._width = asyncio.Semaphore(WIDTH)
+        self._sessions: dict[str, asyncio.Semaphore] = {}
+
+    async def run(
+        self,
+        hosts: Iterable[str],
+        argv: Sequence[str],
+        *,
+        limit: float,
+        stdin: bytes | Mapping[str, bytes] = b"",
+        done: Callable[[Result], None] | None = None,
+    ) -> dict[str, Result]:
+        """Run a command on all these workers at once, as the person who logs in.
+
+        Args:
+            hosts: The workers.
+            argv: The command; every word arrives as it is.
+            limit: Seconds for each worker, its connection included.
+            stdin: What the command reads, for all workers or for each.
+            done: Called with each result as it comes.
+        """
+
+        async def one(host: str) -> Result:
+            data = stdin if isinstance(stdin, bytes) else stdin.get(host, b"")
+            result = await self._run(host, argv, data, limit)
+            if done:
+                done(result)
+            return result
+
+        return await _all(hosts, one)
+
+    async def call(
+        self,
+        requests: Mapping[str, Mapping[str, Any]],
+        action: str,
+        *,
+        limit: float,
+        done: Callable[[Reply], None] | None = None,
+    ) -> dict[str, Reply]:
+        """Send a request to the host program of each of these workers at once.
+
+        Args:
+            requests: Values of the request by worker.
+            action: What the host program is to do.
+            limit: Seconds for each worker, its connection included.
+            done: Called with each reply as it comes.
+        """
+
+        async def one(host: str) -> Reply:
+            reply = await self._call(host, action, requests[host], limit)
+            if done:
+                done(reply)
+            return reply
+
+        return await _all(requests, one)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, host: str, action: str, values: Mapping[str, Any]) -> AsyncIterator[Stream]:
+        """Open a request that is answered with frames; it ends on the worker when the block is left.
+
+        Raises:
+            Unreachable: There is no connection to the worker.
+        """
+        await self.masters.ensure(host)
+        async with self._session(host):
+            process = await asyncio.create_subprocess_exec(
+                *ssh.session(self.ssh_config, host, wire.COMMAND),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                limit=wire.MAX_FRAME,
+                start_new_session=True,
+            )
+            marker = secrets.token_hex(16)
+            try:
+                assert process.stdin is not None  # noqa: S101 - for the type checker
+                process.stdin.write(wire.request(marker, action, values))
+                yield Stream(host, process, marker)
+            finally:
+                await ssh.end(process)
+
+    # --- one worker -----------------------------------------------------------------------------------------
+
+    def _session(self, host: str) -> asyncio.Semaphore:
+        return self._sessions.setdefault(host, asyncio.Semaphore(SESSIONS))
+
+    async def _run(self, host: str, argv: Sequence[str], stdin: bytes, limit: float) -> Result:
+        marker = secrets.token_hex(16)
+        command = shlex.join(["/bin/sh", "-c", wire.ENVELOPE, marker, *argv])
+        try:
+            async with asyncio.timeout(limit):
+                code, stdout, stderr = await self._exchange(host, command, stdin, f"\n{marker}\n".encode())
+        except Unreachable as exc:
+            return Result(host, None, problem=str(exc), reached=False)
+        except TimeoutError:
+            return Result(host, None, problem=f"did not end within {limit:g} s")
+        body, own, started = wire.open_envelope(stdout, marker)
+        if own is not None:
+            return Result(host, own, body, stderr)
+        said = ssh.reason(stderr.decode(errors="replace"), code)
+        if not started:
+            return Result(host, None, body, stderr, said, reached=code != SSH_FAILED)
+        return Result(host, None, body, stderr, f"the connection ended before the command: {said}")
+
+    async def _call(self, host: str, action: str, values: Mapping[str, Any], limit: float) -> Reply:
+        marker = secrets.token_hex(16)
+        try:
+            async with asyncio.timeout(limit):
+                code, stdout, stderr = await self._exchange(
+                    host, wire.COMMAND, wire.request(marker, action, values), f"\n{marker}\n".encode()
+                )
+        except Unreachable as exc:
+            return Reply(host, {}, "unreachable", str(exc))
+        except TimeoutError:
+            return Reply(host, {}, "timeout", f"the launcher did not answer within {limit:g} s")
+        return reply_of(host, wire.find_answer(stdout, marker), stderr.decode(errors="replace"), code)
+
+    async def _exchange(self, host: str, command: str, stdin: bytes, begun: bytes) -> tuple[int | None, bytes, bytes]:
+        """Run one command line over the master; a master that turns out to be stale is replaced once.
+
+        `begun` in the output proves that the command was started: what was started is never started again.
+        """
+        for attempt in (1, 2):
+            await self.masters.ensure(host)
+            async with self._session(host), self._width:
+                code, stdout, stderr = await self._session_once(host, command, stdin)
+            if code != SSH_FAILED or begun in stdout or attempt == 2:
+                break
+            await self.masters.drop(host)
+        return code, stdout, stderr
+
+    async def _session_once(self, host: str, command: str, stdin: bytes) -> tuple[int | None, bytes, bytes]:
+        process = await asyncio.create_subprocess_exec(
+            *ssh.session(self.ssh_config, host, command),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            stdout, stderr = await process.communicate(stdin)
+        finally:
+            await ssh.end(process)
+        return process.returncode, stdout, stderr
+
+
+class Stream:
+    """An answer of the host program that goes on as frames."""
+
+    def __init__(self, host: str, process: asyncio.subprocess.Process, marker: str) -> None:
+        self.host = host
+        self._process = process
+        self._marker = marker.encode("ascii")
+
+    async def answer(self) -> Reply:
+        """Return the answer that comes before the frames; a refusal is the whole of it."""
+        assert self._process.stdout is not None  # noqa: S101 - for the type checker
+        try:
+            await self._process.stdout.readuntil(b"\n" + self._marker + b"\n")
+            line = await self._process.stdout.readuntil(b"\n")
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            code, said = await self._last_words()
+            return reply_of(self.host, None, said, code)
+        answer = b"\n" + self._marker + b"\n" + line
+        return reply_of(self.host, wire.find_answer(answer, self._marker.decode()), "", 0)
+
+    async def frames(self) -> AsyncIterator[wire.Frame]:
+        """Yield frames until the END frame, that one included.
+
+        Raises:
+            Broken: The connection ended before.
+        """
+        assert self._process.stdout is not None  # noqa: S101 - for the type checker
+        while True:
+            try:
+                kind, offset, size = wire.FRAME.unpack(await self._process.stdout.readexactly(wire.FRAME.size))
+                if size > wire.MAX_FRAME:
+                    raise Broken(f"a frame of {size} bytes")
+                payload = await self._process.stdout.readexactly(size)
+            except asyncio.IncompleteReadError:
+                code, said = await self._last_words()
+                raise Broken(ssh.reason(said, code)) from None
+            yield wire.Frame(kind, offset, payload)
+            if kind == wire.END:
+                return
+
+    async def _last_words(self) -> tuple[int | None, str]:
+        """Return how ssh ended and what it said."""
+        assert self._process.stderr is not None  # noqa: S101 - for the type checker
+        try:
+            async with asyncio.timeout(ssh.CONTROL_LIMIT):
+                said = await self._process.stderr.read()
+                await self._process.wait()
+        except TimeoutError:
+            return None, "ssh closed its output and did not end"
+        return self._process.returncode, said.decode(errors="replace")
+
+
+def reply_of(host: str, answer: Any, stderr: str, code: int | None) -> Reply:
+    """Given the host program's answer, or None and what was said instead, return the reply."""
+    if isinstance(answer, dict):
+        if answer.get("ok"):
+            return Reply(host, answer)
+        error = answer.get("error") or {}
+        return Reply(
+            host, error, str(error.get("kind", "failed")), str(error.get("message", "")), str(error.get("fix", ""))
+        )
+    said = ssh.reason(stderr, code)
+    if code == SSH_FAILED:
+        return Reply(host, {}, "unreachable", said)
+    configure = f"ansible-playbook site.yml --limit {host}"
+    if "password is required" in stderr or "not allowed" in stderr or "not in the sudoers" in stderr:
+        return Reply(host, {}, "denied", "sudo does not let you use the launcher there", f"{configure} (role users)")
+    if "not found" in stderr or "No such file" in stderr:
+        return Reply(host, {}, "no-launcher", "the launcher is not installed", configure)
+    return Reply(host, {}, "failed", f"the launcher did not answer: {said}", configure)
+
+
+async def _all(hosts: Iterable[str], one: Callable[[str], Coroutine[Any, Any, T]]) -> dict[str, T]:
+    """Do something for every worker at once; keep the order of the workers."""
+    names = list(hosts)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(host)) for host in names]
+    return {host: task.result() for host, task in zip(names, tasks, strict=True)}

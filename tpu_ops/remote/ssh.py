@@ -1,0 +1,152 @@
+"""OpenSSH's command lines, and the one locked place in which master connections are opened."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shlex
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+#: Seconds within which a master must be authenticated; ConnectTimeout covers the TCP connection alone.
+OPEN_LIMIT = 25.0
+#: Seconds that ssh may take to talk to a master of this machine.
+CONTROL_LIMIT = 5.0
+_POLL = 0.05
+
+
+class Unreachable(Exception):
+    """No connection to a worker; the text says why, in ssh's own words where it has some."""
+
+
+def base(ssh_config: Path) -> list[str]:
+    """Return the words that every call of ssh starts with."""
+    return ["ssh", "-F", str(ssh_config), "-o", "BatchMode=yes"]
+
+
+def open_master(ssh_config: Path, host: str) -> list[str]:
+    """Return the command that opens a master connection and leaves it in the background."""
+    return [*base(ssh_config), "-o", "ControlMaster=yes", "-f", "-N", "-T", host]
+
+
+def control(ssh_config: Path, host: str, word: str) -> list[str]:
+    """Return the command that tells a master something: ``check``, ``exit`` or ``stop``."""
+    return [*base(ssh_config), "-O", word, host]
+
+
+def session(ssh_config: Path, host: str, command: str) -> list[str]:
+    """Return the command that runs a remote command line over the master and opens none itself."""
+    return [*base(ssh_config), "-o", "ControlMaster=no", "-T", host, command]
+
+
+def rsync_shell(ssh_config: Path) -> str:
+    """Return what rsync takes as its remote shell, to go over the same masters."""
+    return shlex.join([*base(ssh_config), "-o", "ControlMaster=no", "-T"])
+
+
+def reason(stderr: str, code: int | None) -> str:
+    """Given what ssh said, return the one line that tells why it failed."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    known = [line for line in lines if "IDENTIFICATION HAS CHANGED" in line or "Host key verification" in line]
+    if known:
+        return "host key verification failed: another machine answers there, or its key is not known yet"
+    return lines[-1] if lines else f"ssh ended with {code}"
+
+
+async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
+    """Run a command without input; return its exit code (None: not ended in time, and killed) and what it said.
+
+    Its output goes to a file, not a pipe: a master in the background may keep it open for minutes.
+    """
+    with tempfile.TemporaryFile() as said:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+        )
+        try:
+            async with asyncio.timeout(limit):
+                await process.wait()
+        except TimeoutError:
+            return None, ""
+        finally:
+            await end(process)
+        said.seek(0)
+        return process.returncode, said.read().decode(errors="replace")
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    """Kill a process that has not ended, and collect it."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+class Masters:
+    """Opens master connections: one at a time per worker, over all processes that use the same ssh configuration."""
+
+    def __init__(self, ssh_config: Path) -> None:
+        self._config = ssh_config
+        self._locks = ssh_config.parent / "masters"
+        self._ready: set[str] = set()
+        self._gates: dict[str, asyncio.Lock] = {}
+
+    async def ensure(self, host: str) -> None:
+        """Return once a master connection to a worker is open.
+
+        Raises:
+            Unreachable: It could not be opened.
+        """
+        async with self._gates.setdefault(host, asyncio.Lock()):
+            if host in self._ready:
+                return
+            if not await self._alive(host):
+                async with self._locked(host):
+                    if not await self._alive(host):
+                        await self._open(host)
+            self._ready.add(host)
+
+    async def drop(self, host: str) -> None:
+        """Retire a master that no longer serves, so that the next `ensure` opens another.
+
+        `stop`, not `exit`: sessions that other processes have over it, if it still serves them, go on.
+        """
+        self._ready.discard(host)
+        await quiet(control(self._config, host, "stop"), CONTROL_LIMIT)
+
+    async def _alive(self, host: str) -> bool:
+        code, _ = await quiet(control(self._config, host, "check"), CONTROL_LIMIT)
+        return code == 0
+
+    async def _open(self, host: str) -> None:
+        code, said = await quiet(open_master(self._config, host), OPEN_LIMIT)
+        if code is None:
+            raise Unreachable(f"no ssh connection within {OPEN_LIMIT:.0f} s")
+        if code:
+            raise Unreachable(reason(said, code))
+
+    @contextlib.asynccontextmanager
+    async def _locked(self, host: str) -> AsyncIterator[None]:
+        """Keep other processes from opening a master to this worker meanwhile."""
+        self._locks.mkdir(mode=0o700, exist_ok=True)
+        handle = os.open(self._locks / host, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            deadline = asyncio.get_running_loop().time() + OPEN_LIMIT + CONTROL_LIMIT
+            while not _take(handle):
+                if asyncio.get_running_loop().time() > deadline:
+                    raise Unreachable("another process has been opening a connection to it for too long")
+                # Another process holds the lock: there is no event of ours to wait for.
+                await asyncio.sleep(_POLL)
+            yield
+        finally:
+            os.close(handle)
+
+
+def _take(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,73 @@
+"""The controller's side of what the host program speaks; `tpu_ops/host/wire.py` is the workers' side.
+
+The two are kept apart on purpose: an installed host program may be older than this controller, and a test holds
+them against each other.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: Version of requests, answers and frames that this controller speaks.
+PROTOCOL = 1
+#: The one command line that reaches the host program: login shells parse it again, so nothing in it ever varies.
+COMMAND = "sudo -n /usr/local/sbin/tpu-host"
+FRAME = struct.Struct(">cQI")
+DATA, GAP, END = b"D", b"G", b"E"
+#: Longest frame accepted, in bytes; the host program sends far shorter ones.
+MAX_FRAME = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of `follow`: its kind, the absolute log offset of its first byte, and its bytes."""
+
+    kind: bytes
+    offset: int
+    payload: bytes
+
+
+def request(marker: str, action: str, values: Mapping[str, Any]) -> bytes:
+    """Return the request line; lone surrogates carry bytes that are no UTF-8."""
+    body = {"marker": marker, "protocol": PROTOCOL, "action": action, **values}
+    return json.dumps(body).encode("ascii") + b"\n"
+
+
+def find_answer(output: bytes, marker: str) -> Any:
+    """Given all that a worker printed, return the answer behind the marker; None where there is none."""
+    _, found, rest = output.partition(f"\n{marker}\n".encode("ascii"))
+    if not found:
+        return None
+    line, ended, _ = rest.partition(b"\n")
+    if not ended:
+        return None
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+#: Runs a command and says in-band where its output begins and how it ended: rc files print before it, and an exit
+#: code of 255 is otherwise that of ssh itself. Arguments: the marker, then the command's own vector.
+ENVELOPE = (
+    'printf "\\n%s\\n" "$0"; "$@"; tpu_ops_code=$?; printf "\\n%s %d\\n" "$0" "$tpu_ops_code"; exit "$tpu_ops_code"'
+)
+
+
+def open_envelope(output: bytes, marker: str) -> tuple[bytes, int | None, bool]:
+    """Given what a command in the envelope printed, return its output, its exit code, and whether it was started.
+
+    The code is None where the command's end was not seen.
+    """
+    word = marker.encode("ascii")
+    _, started, rest = output.partition(b"\n" + word + b"\n")
+    if not started:
+        return b"", None, False
+    body, ended, code = rest.rpartition(b"\n" + word + b" ")
+    if not ended or not code.strip().isdigit():
+        return rest, None, True
+    return body, int(code), True
