@@ -71,7 +71,8 @@ class Tpu:
             method: Name of a method of TpuClient's transport-level interface, for example ``get_node``.
             request: Its request as a dictionary.
             where: What is asked about, for an error.
-            repeat: Whether the call may be sent again after it may have reached the service.
+            repeat: Whether the call may be sent again after a failure: not where a second one would mean more,
+                or where RESOURCE_EXHAUSTED speaks of quota and not of too many requests.
 
         Raises:
             ApiError: With the status that the API answered.
@@ -81,7 +82,7 @@ class Tpu:
             lambda left: function(request=request, timeout=left, retry=None),
             where=f"{where} ({self.endpoint})" if self.endpoint != REAL_SERVICE else where,
             timeout=self.timeout,
-            retried=RETRIED if repeat else ("RESOURCE_EXHAUSTED",),
+            retried=RETRIED if repeat else (),
             pause=self.closed.wait,
         )
 

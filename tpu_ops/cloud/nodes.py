@@ -165,7 +165,7 @@ def _host_keys(tpu: Tpu, name: str, worker_ids: list[str]) -> list[dict[str, str
 
 def accelerator_types(tpu: Tpu, project: str, zone: str) -> list[str]:
     """Return the names of the accelerator types that a zone has, in the API's order."""
-    return _names(tpu, "list_accelerator_types", project, zone, lambda page: [e.type for e in page.accelerator_types])
+    return _names(tpu, "list_accelerator_types", project, zone, lambda page: [e.type_ for e in page.accelerator_types])
 
 
 def runtime_versions(tpu: Tpu, project: str, zone: str) -> list[str]:
