@@ -133,10 +133,15 @@ def _fleet_inventory() -> Path | None:
 
 
 def _workers(lab: Instance) -> list[dict[str, object]]:
+    """Return the lab's workers: the API's rows, with the node's resource name taken apart."""
     rows = instance.call(lab, "GET", "/lab/workers")["workers"]
     if not isinstance(rows, list):
         raise CloudError("the lab's API gave no list of workers", where="/lab/workers")
-    return rows
+    found = []
+    for row in rows:
+        _, project, _, zone, _, node = str(row["node"]).split("/")
+        found.append({**row, "name": row["node"], "node": node, "zone": zone, "project": project})
+    return found
 
 
 def _status(lab: Instance, args: argparse.Namespace) -> int:
@@ -146,7 +151,7 @@ def _status(lab: Instance, args: argparse.Namespace) -> int:
         return ExitCode.OK
     endpoints = lab.endpoints()
     output.line(f"lab {lab.name}: {endpoints.grpc if endpoints else 'API not running'}, {len(rows)} workers")
-    output.table(rows, ["node", "index", "state", "internal_ip", "external_ip", "container", "image"])
+    output.table(rows, ["node", "zone", "index", "state", "internal_ip", "external_ip", "container", "image"])
     return ExitCode.OK
 
 
