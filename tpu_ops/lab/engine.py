@@ -56,7 +56,7 @@ class Engine:
         """Whether this is Podman."""
         return self.name == "podman"
 
-    async def run(self, *args: str, timeout: float = 120, check: bool = True) -> Result:
+    async def run(self, *args: str, timeout: float = 120, check: bool = True) -> Result:  # noqa: ASYNC109 - the deadline of one process
         """Run one command without blocking the event loop.
 
         Args:
@@ -106,7 +106,8 @@ def _shown(engine: Engine, args: Sequence[str]) -> str:
 
 def _too_long(engine: Engine, args: Sequence[str], timeout: float) -> EngineError:
     return EngineError(
-        f"`{_shown(engine, args)}` did not end within {timeout:.0f} s", fix="look at the engine's own log, then try again"
+        f"`{_shown(engine, args)}` did not end within {timeout:.0f} s",
+        fix="look at the engine's own log, then try again",
     )
 
 

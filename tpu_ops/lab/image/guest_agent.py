@@ -13,12 +13,14 @@ import json
 import os
 import pwd
 import re
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Iterator, List, Tuple
+from typing import Any
 
 STATE = Path("/var/lib/tpu-lab/worker")
 ENVIRONMENT = Path("/etc/tpu-lab/environment")
@@ -33,7 +35,7 @@ USER_NAME = re.compile(r"^[a-z_][a-z0-9_-]{0,31}$")
 
 
 def parse_ssh_keys(text: str, now: float) -> dict[str, list[str]]:
-    """Given the ``ssh-keys`` metadata value, return each user's keys in order; malformed and expired lines are left out.
+    """Given the ``ssh-keys`` metadata value, return each user's keys in order, without malformed and expired ones.
 
     Args:
         text: Lines of the form ``USER:KEYTYPE BASE64 COMMENT``.
@@ -62,7 +64,7 @@ def expired(comment: str, now: float) -> bool:
         moment = time.strptime(re.sub(r"(\+00:?00|Z)$", "+0000", until), "%Y-%m-%dT%H:%M:%S%z")
     except (ValueError, KeyError, TypeError):
         return True
-    import calendar  # noqa: PLC0415 - rarely needed, and the agent should stay small in memory
+    import calendar
 
     return calendar.timegm(moment) <= now
 
@@ -212,43 +214,57 @@ def notify(text: str) -> None:
             connection.sendall(text.encode())
 
 
-def read_metadata() -> Tuple[bytes, Tuple[int, int]]:
+def read_metadata() -> tuple[bytes, tuple[int, int]]:
     """Return the metadata file's content and what tells one version of it from another."""
     with (STATE / "metadata.json").open("rb") as file:
         details = os.fstat(file.fileno())
         return file.read(), (details.st_ino, details.st_mtime_ns)
 
 
-def main() -> None:
-    """Serve until the worker shuts down."""
-    status = STATE / "status.json"
-    with contextlib.suppress(FileNotFoundError):
-        status.unlink()
-    MANAGED_USERS.parent.mkdir(parents=True, exist_ok=True)
-    write(STATE / "guest_attributes.json", json.dumps({"hostkeys": host_keys()}))
-    seen: Tuple[int, int] | None = None
-    digest, ready, retries, notified = "", False, 0, False
-    written: List[Any] = []
+def stop(_signal: int, _frame: object) -> None:
+    """End through the usual way out."""
+    raise SystemExit(0)
+
+
+def serve(status: Path) -> None:
+    """Apply the metadata whenever it changes and say what the worker's state is, for ever."""
+    seen: tuple[int, int] | None = None
+    applied, ready, retries = "", False, 0
+    said: tuple[str, bool] | None = None
     while True:
         with contextlib.suppress(OSError, ValueError, KeyError):
             details = (STATE / "metadata.json").stat()
             changed = (details.st_ino, details.st_mtime_ns) != seen
             if changed or retries:
-                raw, version = read_metadata()
+                raw, seen = read_metadata()
                 retries = 5 if changed else retries - 1
                 if apply(raw):
                     retries = 0
-                seen = version
-                digest = hashlib.sha256(raw).hexdigest()
-        if digest and not notified:
-            notify("READY=1")
-            notified = True
+                if not retries:
+                    if not applied:
+                        notify("READY=1")
+                    applied = hashlib.sha256(raw).hexdigest()
         ready = ready or serves_logins()
-        if written != [digest, ready]:
-            written = [digest, ready]
+        if said != (applied, ready):
+            said = (applied, ready)
             boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            write(status, json.dumps({"boot_id": boot_id, "applied": digest, "ready": ready}))
+            write(status, json.dumps({"boot_id": boot_id, "applied": applied, "ready": ready}))
         time.sleep(POLL_SECONDS if ready and not retries else 0.1)  # polls for new metadata as long as it serves
+
+
+def main() -> None:
+    """Serve until the worker shuts down; the status file says only while it is there that the worker serves."""
+    signal.signal(signal.SIGTERM, stop)
+    status = STATE / "status.json"
+    with contextlib.suppress(FileNotFoundError):
+        status.unlink()
+    MANAGED_USERS.parent.mkdir(parents=True, exist_ok=True)
+    write(STATE / "guest_attributes.json", json.dumps({"hostkeys": host_keys()}))
+    try:
+        serve(status)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            status.unlink()
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def read(apt: Path = Path("/etc/apt"), os_release: Mapping[str, str] | None = No
         raise UsageError(
             "no image registry answers, and this machine has no apt source of its own distribution to build from",
             where=str(apt),
-            fix="make an image registry reachable, or run the lab on Debian or Ubuntu with its archive among the sources",
+            fix="make an image registry reachable, or run the lab on Debian or Ubuntu with its archive in the sources",
         )
     return usable
 
@@ -148,7 +148,9 @@ def _resolved(source: Source) -> Source:
     if not source.uri.startswith(prefix):
         return source
     path = Path("/" + source.uri.removeprefix(prefix).lstrip("/"))
-    first = next((line.split()[0] for line in path.read_text().splitlines() if line.strip()), "") if path.is_file() else ""
+    first = (
+        next((line.split()[0] for line in path.read_text().splitlines() if line.strip()), "") if path.is_file() else ""
+    )
     return Source(first, source.suite, source.components, source.signed_by, source.trusted)
 
 

@@ -31,7 +31,7 @@ systemctl mask -q \
     systemd-udevd.service systemd-udev-trigger.service systemd-udevd-kernel.socket systemd-udevd-control.socket \
     systemd-modules-load.service systemd-networkd.service systemd-networkd.socket systemd-resolved.service \
     systemd-timesyncd.service systemd-remount-fs.service systemd-journald-audit.socket \
-    dev-hugepages.mount dev-mqueue.mount sys-kernel-config.mount sys-kernel-debug.mount sys-kernel-tracing.mount \
+    dev-hugepages.mount sys-kernel-config.mount sys-kernel-debug.mount sys-kernel-tracing.mount \
     sys-fs-fuse-connections.mount proc-sys-fs-binfmt_misc.mount proc-sys-fs-binfmt_misc.automount tmp.mount \
     apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer fstrim.timer motd-news.timer
 systemctl disable -q ssh.socket 2>/dev/null || true # Ubuntu 24.04 starts sshd by socket, the others have no such unit

@@ -1,0 +1,202 @@
+"""Pure part of the lab's workers: names, labels, the engine's arguments, and the meaning of what it answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpu_ops.errors import UsageError
+from tpu_ops.lab.backend import WorkerSpec
+from tpu_ops.lab.networks import network_name
+
+LABEL = "tpu-ops.lab"
+CACHE_VOLUME = "tpu-ops-lab-cache"
+CACHE_MOUNT = "/var/cache/tpu-lab"
+STATE_MOUNT = "/var/lib/tpu-lab/worker"
+#: What root on a TPU VM may do and the lab needs. No CAP_SYS_RESOURCE: some machines cannot give it.
+CAPABILITIES = (
+    "SYS_ADMIN",  # systemd mounts, and the boot id is a mount
+    "NET_ADMIN",  # firewall rules and interface settings in a worker's own network
+    "NET_RAW",  # ping; not in Podman's default set
+    "MKNOD",  # device nodes
+    "AUDIT_WRITE",  # sshd and sudo; not in Podman's default set
+    "SYS_PTRACE",  # root reads /proc/*/fd of other people's processes: who holds the chips
+    "SYS_NICE",  # units with a scheduling priority
+    "IPC_LOCK",  # locked memory
+)
+#: First major version of systemd that refuses cgroup v1.
+SYSTEMD_WITHOUT_V1 = 256
+#: Exit codes of the image's init.
+STATE_UNSEEN, BOOT_ID_REFUSED = 78, 79
+
+
+def container_name(instance: str, worker: WorkerSpec) -> str:
+    """Return the name of a worker's container."""
+    return f"tpu-lab-{instance}-{worker.node_id}-w{worker.index}"
+
+
+def cgroup_args(layout: str, systemd: int) -> list[str]:
+    """Return the arguments that give a worker's systemd its cgroups.
+
+    Args:
+        layout: The machine's cgroup layout: ``v1``, ``hybrid`` or ``v2``.
+        systemd: Major version of the image's systemd.
+
+    Raises:
+        UsageError: This systemd cannot run on this machine.
+    """
+    source = "/sys/fs/cgroup"
+    if systemd >= SYSTEMD_WITHOUT_V1 and layout != "v2":
+        if layout == "v1":
+            raise UsageError(
+                f"systemd {systemd} of the worker image needs cgroup v2, and this machine has none mounted",
+                fix="boot it with systemd.unified_cgroup_hierarchy=1, or mount a cgroup2 file system on "
+                "/sys/fs/cgroup/unified",
+            )
+        source = "/sys/fs/cgroup/unified"
+    return ["--cgroupns=host", "--volume", f"{source}:/sys/fs/cgroup:rw"]
+
+
+def cgroup_layout(root: Path = Path("/sys/fs/cgroup")) -> str:
+    """Return this machine's cgroup layout: ``v1``, ``hybrid`` or ``v2``."""
+    if (root / "cgroup.controllers").exists():
+        return "v2"
+    return "hybrid" if (root / "unified" / "cgroup.procs").exists() else "v1"
+
+
+def create_args(instance: str, worker: WorkerSpec, *, image: str, directory: Path, cgroup: Iterable[str]) -> list[str]:
+    """Return the engine's arguments that create a worker's container on the internal network.
+
+    Args:
+        instance: Name of the lab.
+        worker: The worker.
+        image: Tag of its image.
+        directory: What the lab and the worker's guest agent share.
+        cgroup: What `cgroup_args` returned.
+    """
+    labels = {
+        LABEL: instance,
+        f"{LABEL}.node": worker.node_id,
+        f"{LABEL}.index": str(worker.index),
+        f"{LABEL}.name": f"projects/{worker.project}/locations/{worker.zone}/nodes/{worker.node}",
+    }
+    args = ["create", "--name", container_name(instance, worker), "--hostname", worker.hostname]
+    args += [part for name, value in labels.items() for part in ("--label", f"{name}={value}")]
+    # `reboot` in a worker ends its container: the engine starts it again, unless the lab itself stopped it.
+    args += ["--restart", "unless-stopped"]
+    args += ["--network", network_name(instance, "internal"), "--ip", worker.internal_ip]
+    args += ["--network-alias", worker.hostname]
+    args += [part for name in CAPABILITIES for part in ("--cap-add", name)]
+    args += ["--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined"]
+    args += [*cgroup, "--tmpfs", "/run", "--tmpfs", "/run/lock", "--shm-size", "1g"]
+    args += ["--mount", f"type=bind,source={directory},target={STATE_MOUNT}"]
+    args += ["--volume", f"{CACHE_VOLUME}:{CACHE_MOUNT}"]
+    # The null device in the place of a chip: a process can open and hold it.
+    args += [part for path in worker.chip_devices for part in ("--device", f"/dev/null:{path}")]
+    return [*args, image]
+
+
+def connect_args(instance: str, worker: WorkerSpec, kind: str) -> list[str]:
+    """Return the engine's arguments that give a worker its address on one of the two networks."""
+    address = worker.internal_ip if kind == "internal" else worker.external_ip
+    alias = ("--alias", worker.hostname) if kind == "internal" else ()
+    name = container_name(instance, worker)
+    return ["network", "connect", "--ip", address, *alias, network_name(instance, kind), name]
+
+
+def disconnect_args(instance: str, worker: WorkerSpec, kind: str) -> list[str]:
+    """Return the engine's arguments that take a worker off a network."""
+    return ["network", "disconnect", "--force", network_name(instance, kind), container_name(instance, worker)]
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container as the engine describes it.
+
+    Attributes:
+        name: Its name.
+        status: The engine's word: ``created``, ``running``, ``paused``, ``restarting``, ``exited``, ``dead``.
+        exit_code: Of its last end.
+        addresses: Address by network name; the configured one for a container that does not run.
+    """
+
+    name: str
+    status: str
+    exit_code: int
+    addresses: Mapping[str, str]
+
+
+def parse_container(description: Mapping[str, Any]) -> Container:
+    """Given one entry of the engine's `container inspect`, return the container."""
+    addresses = {}
+    for name, network in (description["NetworkSettings"].get("Networks") or {}).items():
+        configured = (network.get("IPAMConfig") or {}).get("IPv4Address")
+        addresses[name] = configured or network.get("IPAddress") or ""
+    state = description["State"]
+    return Container(description["Name"].lstrip("/"), state["Status"], int(state.get("ExitCode") or 0), addresses)
+
+
+def wrong_networks(instance: str, worker: WorkerSpec, container: Container) -> tuple[list[str], list[str]]:
+    """Return which kinds of network a container must be taken off, and which it must then be connected to."""
+    leave, join = [], []
+    for kind, address in (("internal", worker.internal_ip), ("external", worker.external_ip)):
+        have = container.addresses.get(network_name(instance, kind))
+        if have is not None and have != address:
+            leave.append(kind)
+        if address and have != address:
+            join.append(kind)
+    return leave, join
+
+
+def metadata_file(worker: WorkerSpec) -> bytes:
+    """Return what a worker's guest agent reads."""
+    content = {
+        "hostname": worker.hostname,
+        "internal_ip": worker.internal_ip,
+        "external_ip": worker.external_ip,
+        "environment": worker.environment,
+        "metadata": dict(worker.metadata),
+    }
+    return json.dumps(content, indent=1, sort_keys=True).encode()
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a worker's guest agent says about itself."""
+
+    boot_id: str = ""
+    applied: str = ""
+    ready: bool = False
+
+
+def parse_status(text: str) -> Status:
+    """Given the agent's status file, return its content; a worker's root may write anything there."""
+    try:
+        data = json.loads(text)
+        return Status(str(data["boot_id"]), str(data["applied"]), data["ready"] is True)
+    except (ValueError, KeyError, TypeError):
+        return Status()
+
+
+def parse_attributes(text: str) -> dict[str, dict[str, str]]:
+    """Given the agent's guest attributes file, return namespace -> key -> value; nothing that is not text."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return {}
+    if not isinstance(data, dict):
+        return {}
+    return {
+        namespace: {key: value for key, value in entries.items() if isinstance(value, str)}
+        for namespace, entries in data.items()
+        if isinstance(entries, dict)
+    }
+
+
+def serves(status: Status, metadata: bytes) -> bool:
+    """Return whether a worker lets people in and has applied this very metadata."""
+    return status.ready and status.applied == hashlib.sha256(metadata).hexdigest()

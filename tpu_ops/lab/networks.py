@@ -1,0 +1,136 @@
+"""The two container networks of a lab: subnets that collide with nothing on this machine, remembered by the engine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+from tpu_ops.errors import OpsError
+from tpu_ops.lab.backend import Networks
+from tpu_ops.lab.engine import Engine, EngineError
+
+KINDS = ("internal", "external")
+#: Where the subnets are taken from. External addresses come from the range that is reserved for benchmarks (RFC 2544):
+#: it looks like no private network, and no real host has an address in it.
+POOLS = {"internal": IPv4Network("10.160.0.0/12"), "external": IPv4Network("198.18.0.0/15")}
+#: 1022 addresses each: more workers than any machine boots.
+PREFIX = 22
+
+
+def network_name(instance: str, kind: str) -> str:
+    """Return the engine's name of a lab's network."""
+    return f"tpu-lab-{instance}-{kind}"
+
+
+def candidates(instance: str, kind: str) -> Iterator[IPv4Network]:
+    """Yield every subnet of a pool, starting where the instance's name says, so that a lab tends to keep its own."""
+    subnets = list(POOLS[kind].subnets(new_prefix=PREFIX))
+    start = int.from_bytes(hashlib.sha256(f"{instance}/{kind}".encode()).digest()[:4], "big") % len(subnets)
+    yield from subnets[start:]
+    yield from subnets[:start]
+
+
+def choose(instance: str, kind: str, taken: Iterable[IPv4Network]) -> IPv4Network:
+    """Return the first candidate that overlaps nothing taken.
+
+    Raises:
+        OpsError: Everything overlaps.
+    """
+    taken = list(taken)
+    for subnet in candidates(instance, kind):
+        if not any(subnet.overlaps(other) for other in taken):
+            return subnet
+    raise OpsError(
+        f"no free subnet of {POOLS[kind]} for the lab's {kind} network",
+        fix="remove unused container networks, or a route that covers the whole range",
+    )
+
+
+def parse_routes(text: str) -> list[IPv4Network]:
+    """Given /proc/net/route, return its destinations without the default route."""
+    found = []
+    for line in text.splitlines()[1:]:
+        words = line.split()
+        if len(words) < 8:
+            continue
+        address, mask = (int.from_bytes(bytes.fromhex(word), "little") for word in (words[1], words[7]))
+        if mask:
+            found.append(IPv4Network((address & mask, mask.bit_count())))
+    return found
+
+
+def default_device(text: str) -> str:
+    """Given /proc/net/route, return the device of the default route, or the empty string."""
+    for line in text.splitlines()[1:]:
+        words = line.split()
+        if len(words) >= 8 and words[1] == words[7] == "00000000":
+            return words[0]
+    return ""
+
+
+def subnets_of(description: dict[str, Any]) -> list[IPv4Network]:
+    """Return the IPv4 subnets of a network as Docker or Podman describes it."""
+    entries = (description.get("IPAM") or {}).get("Config") or description.get("subnets") or []
+    texts = [entry.get("Subnet") or entry.get("subnet") or "" for entry in entries]
+    return [IPv4Network(text) for text in texts if text and ":" not in text]
+
+
+def create_args(engine: Engine, instance: str, kind: str, subnet: IPv4Network, mtu: int) -> list[str]:
+    """Return the engine's arguments that create a lab's network."""
+    option = "mtu" if engine.is_podman else "com.docker.network.driver.mtu"
+    return [
+        *("network", "create", "--driver", "bridge"),
+        *("--subnet", str(subnet), "--gateway", str(subnet.network_address + 1)),
+        *("--label", f"tpu-ops.lab={instance}", "--label", f"tpu-ops.lab.network={kind}"),
+        *("--opt", f"{option}={mtu}", network_name(instance, kind)),
+    ]
+
+
+def ensure(engine: Engine, instance: str) -> Networks:
+    """Return the instance's networks, made unless they are there.
+
+    Raises:
+        OpsError: The engine cannot make them.
+    """
+    found = {}
+    for kind in KINDS:
+        found[kind] = _existing(engine, instance, kind) or _create(engine, instance, kind)
+    return Networks(internal=found["internal"], external=found["external"])
+
+
+def _existing(engine: Engine, instance: str, kind: str) -> IPv4Network | None:
+    shown = engine.call("network", "inspect", network_name(instance, kind), check=False)
+    if shown.code:
+        return None
+    subnets = subnets_of(json.loads(shown.stdout)[0])
+    return subnets[0] if subnets else None
+
+
+def _create(engine: Engine, instance: str, kind: str) -> IPv4Network:
+    route_file = Path("/proc/net/route")
+    table = route_file.read_text() if route_file.exists() else ""
+    names = engine.call("network", "ls", "--format", "{{.Name}}").stdout.split()
+    shown = engine.call("network", "inspect", *names, check=False).stdout if names else "[]"
+    taken = parse_routes(table)
+    for description in json.loads(shown or "[]"):
+        taken += subnets_of(description)
+    mtu_file = Path(f"/sys/class/net/{default_device(table) or 'lo'}/mtu")
+    mtu = min(1500, int(mtu_file.read_text())) if mtu_file.exists() else 1500
+    for _ in range(8):
+        subnet = choose(instance, kind, taken)
+        try:
+            engine.call(*create_args(engine, instance, kind, subnet, mtu))
+        except EngineError as exc:
+            # Another lab of this machine may have taken the subnet, or this very network, in the meantime.
+            if existing := _existing(engine, instance, kind):
+                return existing
+            if "overlap" not in exc.what.lower() and "already" not in exc.what.lower():
+                raise
+            taken.append(subnet)
+        else:
+            return subnet
+    raise OpsError(f"the engine refused eight subnets for {network_name(instance, kind)}", fix="look at its own log")

@@ -1,0 +1,112 @@
+"""What the lab and its workers share: the directories of their guest agents, the network, the kernel's limits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tpu_ops.lab.backend import BackendError
+from tpu_ops.lab.instance import state_root
+
+#: No file of an agent is larger; a worker's root may write what it likes.
+MAX_BYTES = 1 << 20
+#: inotify instances of a worker that has booted, and of one that several people are logged in to (both measured).
+INOTIFY_AT_BOOT, INOTIFY_IN_USE = 7, 16
+INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
+_log = logging.getLogger(__name__)
+
+
+def worker_directories(instance: str) -> Path:
+    """Return the directory that holds one directory for each worker of a lab."""
+    return state_root() / "lab" / instance / "workers"
+
+
+def directories(instance: str) -> list[Path]:
+    """Return the workers' directories that exist."""
+    parent = worker_directories(instance)
+    return sorted(parent.iterdir()) if parent.is_dir() else []
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a worker's directory; what root made below it through root's rights."""
+    shutil.rmtree(path, ignore_errors=True)
+    if path.exists() and os.geteuid() != 0:
+        command = ["sudo", "-n", "rm", "-rf", "--one-file-system", "--", str(path)]
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+
+
+def read(path: Path) -> str:
+    """Return a small file's text, or the empty string; a link that a worker planted is not followed."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            return file.read(MAX_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Replace a file at once, readable by its owner only; leave it alone if it already says the same."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if read(path) == content.decode():
+        return
+    partial = path.with_name(f".{path.name}.new")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+    partial.replace(path)
+
+
+async def ssh_answers(address: str, port: int = 22) -> bool:
+    """Return whether an ssh server sends its banner within two seconds."""
+    try:
+        async with asyncio.timeout(2):
+            reader, writer = await asyncio.open_connection(address, port)
+            try:
+                return await reader.readexactly(4) == b"SSH-"
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return False
+
+
+def inotify_limit(workers: int, limit: int) -> int | None:
+    """Return the limit of inotify instances to ask for, or None where the present one does.
+
+    Args:
+        workers: How many workers of all labs are to run at once.
+        limit: fs.inotify.max_user_instances.
+    """
+    wanted = workers * INOTIFY_IN_USE + 64
+    return None if limit >= wanted else max(1024, 2 * wanted)
+
+
+def allow_inotify(workers: int) -> None:
+    """Raise the kernel's limit of inotify instances where this many workers need it: systemd holds several each.
+
+    Raises:
+        BackendError: It is too low and may not be raised.
+    """
+    try:
+        limit = int(INOTIFY.read_text())
+    except OSError:
+        return
+    wanted = inotify_limit(workers, limit)
+    if wanted is None:
+        return
+    setting = f"fs.inotify.max_user_instances={wanted}"
+    command = [*([] if os.geteuid() == 0 else ["sudo", "-n"]), "sysctl", "-q", "-w", setting]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False)
+    if done.returncode == 0:
+        _log.info("raised fs.inotify.max_user_instances from %d to %d for the lab's workers", limit, wanted)
+        return
+    if workers * INOTIFY_AT_BOOT < limit:
+        _log.warning("fs.inotify.max_user_instances stays at %d: logins on many workers at once may fail", limit)
+        return
+    raise BackendError(
+        f"{workers} workers need more than the {limit} inotify instances that this machine allows, and raising "
+        f"that was refused: run `sudo sysctl -w {setting}`, or ask for fewer workers"
+    )

@@ -1,0 +1,340 @@
+"""The lab's workers as containers: makes true what the API's state says, through the container engine's command line.
+
+Everything made carries the instance's name and label, so that two labs run side by side and either can be removed
+whole. Each worker has a directory below the lab's own, shared with the guest agent in its container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tpu_ops.errors import OpsError
+from tpu_ops.lab import containers, networks, shared
+from tpu_ops.lab.backend import BackendError, Networks, WorkerSpec
+from tpu_ops.lab.containers import Container, container_name
+from tpu_ops.lab.engine import Engine, find, last_line
+from tpu_ops.lab.image import build
+
+BOOT_TIMEOUT = 180.0
+HALT_SECONDS = 30
+PUBLISH_SECONDS = 10.0
+#: Commands of the engine at a time; more only wait for the same two cores.
+PARALLEL = 4
+
+
+class ContainerBackend:
+    """Plays the workers of one lab with containers (`tpu_ops.lab.backend.Backend`).
+
+    Args:
+        instance: Name of the lab.
+        engine: The container engine; None takes the one that answers.
+
+    Raises:
+        UsageError: No container engine answers.
+        OpsError: The engine cannot make the lab's networks.
+    """
+
+    def __init__(self, instance: str, engine: Engine | None = None) -> None:
+        self.instance = instance
+        self.engine = engine or find()
+        self._networks = networks.ensure(self.engine, instance)
+        self._slots = asyncio.Semaphore(PARALLEL)
+
+    @property
+    def networks(self) -> Networks:
+        """The two networks of the lab; they exist as long as the lab does."""
+        return self._networks
+
+    def image(self, runtime_version: str) -> str:
+        """Return what really stands behind a runtime version, for people to read."""
+        return build.describe(self.engine, runtime_version)
+
+    def directory(self, worker: WorkerSpec) -> Path:
+        """Return what the lab and a worker's guest agent share."""
+        return shared.worker_directories(self.instance) / container_name(self.instance, worker)
+
+    async def boot(self, workers: Sequence[WorkerSpec]) -> None:
+        """Make these workers exist and run under exactly these addresses; return when each serves ssh.
+
+        Raises:
+            BackendError: A worker did not come up; the others may have.
+        """
+        with _as_backend_error():
+            images = {
+                version: await build.ensure(self.engine, version)
+                for version in sorted({worker.runtime_version for worker in workers})
+            }
+            self._networks = await asyncio.to_thread(networks.ensure, self.engine, self.instance)
+            found = await self._found()
+            await self._allow_inotify(len({container_name(self.instance, worker) for worker in workers} - set(found)))
+        layout = containers.cgroup_layout()
+
+        async def create(worker: WorkerSpec) -> None:
+            self._write_metadata(worker)
+            name = container_name(self.instance, worker)
+            if name not in found:
+                image = images[worker.runtime_version]
+                cgroup = containers.cgroup_args(layout, image.systemd)
+                args = containers.create_args(
+                    self.instance, worker, image=image.tag, directory=self.directory(worker), cgroup=cgroup
+                )
+                done = await self.engine.run(*args, check=False)
+                # An engine's command may outlive a lab that was killed, and so come first.
+                if done.code and "already in use" not in done.stderr:
+                    raise BackendError(f"{name} could not be created: {last_line(done.stderr)}")
+
+        async def leave(worker: WorkerSpec) -> None:
+            container = found.get(container_name(self.instance, worker))
+            for kind in containers.wrong_networks(self.instance, worker, container)[0] if container else ():
+                await self.engine.run(*containers.disconnect_args(self.instance, worker, kind))
+
+        async def join(worker: WorkerSpec) -> None:
+            container = found[container_name(self.instance, worker)]
+            for kind in containers.wrong_networks(self.instance, worker, container)[1]:
+                await self.engine.run(*containers.connect_args(self.instance, worker, kind))
+            if container.status == "paused":
+                await self.engine.run("unpause", container.name)
+            elif container.status not in ("running", "restarting"):
+                (self.directory(worker) / "status.json").unlink(missing_ok=True)
+                await self.engine.run("start", container.name)
+
+        # All addresses are given up before any is taken, so that workers may swap them.
+        await self._each(workers, create)
+        found = await self._found()
+        await self._each(workers, leave)
+        found = await self._found()
+        await self._each(workers, join)
+        await self._each(workers, self._wait_until_it_serves, slots=False)
+
+    async def halt(self, workers: Sequence[WorkerSpec]) -> None:
+        """Shut these workers down and keep their disks. Workers that do not run are left as they are."""
+
+        async def stop(name: str) -> None:
+            await self.engine.run("stop", "-t", str(HALT_SECONDS), name, timeout=HALT_SECONDS + 60)
+
+        await self._end(workers, stop)
+
+    async def kill(self, workers: Sequence[WorkerSpec]) -> None:
+        """End these workers at once, as a preemption does; their disks are kept until `remove`."""
+
+        async def kill(name: str) -> None:
+            if (await self.engine.run("kill", name, check=False)).code:
+                # Between two starts there is no process to kill, but the engine would start it again.
+                await self.engine.run("stop", "-t", "0", name)
+
+        await self._end(workers, kill)
+
+    async def _end(self, workers: Sequence[WorkerSpec], end: Callable[[str], Awaitable[None]]) -> None:
+        with _as_backend_error():
+            found = await self._found()
+
+        async def one(worker: WorkerSpec) -> None:
+            container = found.get(container_name(self.instance, worker))
+            if container is None or container.status not in ("running", "restarting", "paused"):
+                return
+            if container.status == "paused":
+                await self.engine.run("unpause", container.name)
+            await end(container.name)
+            (self.directory(worker) / "status.json").unlink(missing_ok=True)
+
+        await self._each(workers, one)
+
+    async def remove(self, workers: Sequence[WorkerSpec]) -> None:
+        """Remove these workers and their disks. Workers that do not exist are passed over."""
+        with _as_backend_error():
+            found = await self._found()
+
+        async def one(worker: WorkerSpec) -> None:
+            name = container_name(self.instance, worker)
+            if name in found:
+                await self.engine.run("rm", "-f", "-v", name)
+            shared.remove_directory(self.directory(worker))
+
+        await self._each(workers, one)
+
+    async def publish(self, workers: Sequence[WorkerSpec]) -> None:
+        """Hand the workers' metadata to their guest agents; wait a moment for those that run to have applied it."""
+        for worker in workers:
+            self._write_metadata(worker)
+        deadline = asyncio.get_running_loop().time() + PUBLISH_SECONDS
+        for worker in workers:
+            content = containers.metadata_file(worker)
+            while (status := self._status(worker)).ready and not containers.serves(status, content):
+                if asyncio.get_running_loop().time() > deadline:
+                    return
+                await asyncio.sleep(0.1)  # polls the agent's answer until the deadline
+
+    async def guest_attributes(self, worker: WorkerSpec) -> dict[str, dict[str, str]]:
+        """Return what the worker's guest agent published: namespace -> key -> value (empty before its first boot)."""
+        return containers.parse_attributes(shared.read(self.directory(worker) / "guest_attributes.json"))
+
+    async def prune(self, workers: Sequence[WorkerSpec]) -> None:
+        """Remove whatever this instance holds that belongs to none of these workers."""
+        keep = {container_name(self.instance, worker) for worker in workers}
+        with _as_backend_error():
+            extra = sorted(set(await self._found()) - keep)
+            await _remove_containers(self.engine, extra)
+        for path in shared.directories(self.instance):
+            if path.name not in keep:
+                shared.remove_directory(path)
+
+    async def _found(self) -> dict[str, Container]:
+        """Return the instance's containers by name."""
+        names = await _container_names(self.engine, self.instance)
+        if not names:
+            return {}
+        # A container that went away in between is missing in the answer.
+        shown = await self.engine.run("container", "inspect", *names, check=False)
+        described = [containers.parse_container(entry) for entry in json.loads(shown.stdout or "[]")]
+        return {container.name: container for container in described}
+
+    async def _each(
+        self, workers: Iterable[WorkerSpec], act: Callable[[WorkerSpec], Awaitable[None]], *, slots: bool = True
+    ) -> None:
+        """Do one thing for every worker, a few at a time; report all failures as one.
+
+        Raises:
+            BackendError: It failed for some worker; the text names up to three.
+        """
+
+        async def guarded(worker: WorkerSpec) -> None:
+            async with self._slots if slots else contextlib.nullcontext():
+                await act(worker)
+
+        workers = list(workers)
+        results = await asyncio.gather(*(guarded(worker) for worker in workers), return_exceptions=True)
+        failures = []
+        for worker, result in zip(workers, results, strict=True):
+            if isinstance(result, OpsError | BackendError | OSError):
+                failures.append(f"{worker.node} worker {worker.index}: {result}")
+            elif result is not None:
+                raise result
+        if failures:
+            more = f" (and {len(failures) - 3} more)" if len(failures) > 3 else ""
+            raise BackendError("; ".join(failures[:3]) + more)
+
+    def _write_metadata(self, worker: WorkerSpec) -> None:
+        shared.replace(self.directory(worker) / "metadata.json", containers.metadata_file(worker))
+
+    def _status(self, worker: WorkerSpec) -> containers.Status:
+        return containers.parse_status(shared.read(self.directory(worker) / "status.json"))
+
+    async def _wait_until_it_serves(self, worker: WorkerSpec) -> None:
+        """Return once a worker's agent has applied its metadata, people are let in, and sshd answers on its address."""
+        name, content = container_name(self.instance, worker), containers.metadata_file(worker)
+        loop = asyncio.get_running_loop()
+        deadline, look = loop.time() + BOOT_TIMEOUT, loop.time() + 3
+        address = worker.external_ip or worker.internal_ip
+        while not (containers.serves(self._status(worker), content) and await shared.ssh_answers(address)):
+            if loop.time() > look:
+                look = loop.time() + 3
+                await self._complain_if_down(name)
+            if loop.time() > deadline:
+                raise BackendError(
+                    f"sshd did not serve on {address} within {BOOT_TIMEOUT:.0f} s; last lines of its journal: "
+                    f"{await self._journal(name)}"
+                )
+            await asyncio.sleep(0.1)  # polls the agent's status until the deadline
+
+    async def _complain_if_down(self, name: str) -> None:
+        """Raise BackendError if a container has ended or ends again and again."""
+        container = (await self._found()).get(name)
+        if container is None:
+            raise BackendError("its container was removed while it booted")
+        if container.status == "running" or (container.status == "restarting" and container.exit_code == 0):
+            return
+        await self.engine.run("stop", "-t", "0", name, check=False)
+        hint = ""
+        if container.exit_code == containers.STATE_UNSEEN:
+            seen = shared.worker_directories(self.instance)
+            hint = f" (it does not see {seen}: set TPU_OPS_STATE to a directory that the engine shares)"
+        logs = await self.engine.run("logs", "--tail", "5", name, check=False)
+        said = " / ".join((logs.stdout + logs.stderr).split("\n")[-6:]).strip(" /")
+        raise BackendError(f"its container ended with code {container.exit_code}{hint}: {said or 'it said nothing'}")
+
+    async def _journal(self, name: str) -> str:
+        shown = await self.engine.run(
+            "exec", name, "journalctl", "--no-pager", "-o", "cat", "-n", "8", check=False, timeout=20
+        )
+        return " / ".join((shown.stdout or shown.stderr).strip().splitlines()) or "empty"
+
+    async def _allow_inotify(self, new: int) -> None:
+        running = await self.engine.run("ps", "-q", "--filter", f"label={containers.LABEL}")
+        await asyncio.to_thread(shared.allow_inotify, len(running.stdout.split()) + new)
+
+
+@contextlib.contextmanager
+def _as_backend_error() -> Iterator[None]:
+    """Turn the errors of the rooms below into the one that the API expects."""
+    try:
+        yield
+    except OpsError as exc:
+        raise BackendError(str(exc)) from exc
+
+
+async def _container_names(engine: Engine, instance: str) -> list[str]:
+    """Return the names of all containers of a lab, whatever their state."""
+    shown = await engine.run("ps", "-a", "--filter", f"label={containers.LABEL}={instance}", "--format", "{{.Names}}")
+    return shown.stdout.split()
+
+
+async def _remove_containers(engine: Engine, names: Sequence[str]) -> None:
+    """Remove containers, a few at a time."""
+    slots = asyncio.Semaphore(PARALLEL)
+
+    async def remove(name: str) -> None:
+        async with slots:
+            await engine.run("rm", "-f", "-v", name)
+
+    await asyncio.gather(*(remove(name) for name in names))
+
+
+async def _network_names(engine: Engine, instance: str) -> list[str]:
+    label = f"label={containers.LABEL}={instance}"
+    return (await engine.run("network", "ls", "--filter", label, "--format", "{{.Name}}")).stdout.split()
+
+
+async def _teardown(engine: Engine, instance: str) -> list[str]:
+    removed = []
+    # A command of a lab that was killed may still be making a container: look again until there is none.
+    while names := await _container_names(engine, instance):
+        await _remove_containers(engine, names)
+        removed += [f"container {name}" for name in names]
+    for name in await _network_names(engine, instance):
+        shown = json.loads((await engine.run("network", "inspect", name)).stdout)[0]
+        for guest in shown.get("Containers") or shown.get("containers") or {}:
+            await engine.run("network", "disconnect", "--force", name, guest, check=False)
+        await engine.run("network", "rm", name)
+        removed.append(f"network {name}")
+    for path in shared.directories(instance):
+        shared.remove_directory(path)
+        removed.append(f"directory {path}")
+    return removed
+
+
+async def _leftovers(engine: Engine, instance: str) -> list[str]:
+    left = [f"container {name}" for name in await _container_names(engine, instance)]
+    left += [f"network {name}" for name in await _network_names(engine, instance)]
+    return left + [f"directory {path}" for path in shared.directories(instance)]
+
+
+def teardown(instance: str, engine: Engine | None = None) -> list[str]:
+    """Remove every container, network and worker directory of a lab, also of one half made; return what was there.
+
+    What belongs to the lab is known by its labels and its directory, whatever the API's state file says. The cache
+    that all labs share and the images stay.
+
+    Raises:
+        UsageError: No container engine answers.
+        EngineError: The engine refuses to remove something.
+    """
+    return asyncio.run(_teardown(engine or find(), instance))
+
+
+def leftovers(instance: str, engine: Engine | None = None) -> list[str]:
+    """Return what of a lab still exists, for people to read; nothing after `teardown`."""
+    return asyncio.run(_leftovers(engine or find(), instance))
