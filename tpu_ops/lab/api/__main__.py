@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.lab.backend import Backend, BackendError, NoWorkers
+
+if TYPE_CHECKING:
+    from tpu_ops.lab.api.service import Service
 
 GRPC_PORT, REST_PORT = 18470, 18471
 
@@ -48,50 +52,53 @@ def _backend(instance: str | None) -> Backend:
     return ContainerBackend(instance=instance)
 
 
-async def _serve(options: argparse.Namespace) -> None:
-    # The wire definitions take most of a second to import: after the arguments are known to be right.
-    from tpu_ops.lab.api import extras, grpc_server, operations, queued, rest
+async def _service(options: argparse.Namespace, stack: contextlib.AsyncExitStack) -> Service:
+    """Return the service over the state file, with the backend rid of what the state does not know."""
     from tpu_ops.lab.api.service import Service
     from tpu_ops.lab.api.state import State
     from tpu_ops.lab.api.store import Store
 
     store = Store(options.state)
+    stack.callback(store.close)
+    data = store.read()
+    backend = _backend(options.containers)
     try:
-        data = store.read()
-        backend = _backend(options.containers)
-        try:
-            state = State(backend.networks, data)
-        except ValueError as failure:
-            raise store.damaged(str(failure)) from failure
-        store.bind(state.text)
-        service = Service(state, store, backend, seconds=options.seconds, projects=options.projects)
-        await backend.prune([worker for node in state.nodes for worker in node.workers()])
+        state = State(backend.networks, data)
+    except ValueError as failure:
+        raise store.damaged(str(failure)) from failure
+    if options.containers:
+        state.renumber(backend.networks)
+    store.bind(state.text)
+    await backend.prune([worker for node in state.nodes for worker in node.workers()])
+    service = Service(state, store, backend, seconds=options.seconds, projects=options.projects)
+    stack.push_async_callback(service.close)
+    return service
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    """Serve until a signal asks to end."""
+    # The wire definitions take most of a second to import: after the arguments are known to be right.
+    from tpu_ops.lab.api import extras, grpc_server, lifecycle, operations, queued, rest
+
+    async with contextlib.AsyncExitStack() as stack:
+        service = await _service(options, stack)
+        bind, ports = options.bind, (options.grpc_port, options.rest_port)
+        grpc_api, grpc_port = await _listen(grpc_server.serve(service, bind, ports[0]), bind, ports[0], "--grpc-port")
+        stack.push_async_callback(grpc_api.stop, grace=1)
         app = rest.application(service)
         extras.add_routes(app, service)
-        grpc_api, grpc_port = await _listen(
-            grpc_server.serve(service, options.bind, options.grpc_port), options.bind, options.grpc_port, "--grpc-port"
-        )
-        try:
-            rest_api, rest_port = await _listen(
-                rest.serve(app, options.bind, options.rest_port), options.bind, options.rest_port, "--rest-port"
-            )
-            try:
-                operations.resume(service)
-                queued.resume(service)
-                store.changed()
-                await store.flush()
-                host = f"[{options.bind}]" if ":" in options.bind else options.bind
-                where = {"grpc": f"{host}:{grpc_port}", "rest": f"http://{host}:{rest_port}"}
-                sys.stdout.write(json.dumps(where) + "\n")
-                sys.stdout.flush()
-                await _signalled()
-            finally:
-                await rest_api.cleanup()
-        finally:
-            await grpc_api.stop(grace=1)
-            await service.close()
-    finally:
-        store.close()
+        rest_api, rest_port = await _listen(rest.serve(app, bind, ports[1]), bind, ports[1], "--rest-port")
+        stack.push_async_callback(rest_api.cleanup)
+        operations.resume(service)
+        queued.resume(service)
+        lifecycle.resume(service)
+        service.store.changed()
+        await service.store.flush()
+        host = f"[{bind}]" if ":" in bind else bind
+        where = {"grpc": f"{host}:{grpc_port}", "rest": f"http://{host}:{rest_port}"}
+        sys.stdout.write(json.dumps(where) + "\n")
+        sys.stdout.flush()
+        await _signalled()
 
 
 async def _listen(starting: Awaitable[tuple[Any, int]], bind: str, port: int, option: str) -> tuple[Any, int]:
@@ -128,6 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(OpsError("the lab's workers cannot be served", where=str(failure)))
     except OpsError as failure:
         return _say(failure)
+    except OSError as failure:
+        return _say(UsageError(f"cannot write the state: {failure.strerror}", where=str(options.state)))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Iterable
 
 from aiohttp import web
 
@@ -13,12 +14,22 @@ from tpu_ops.lab.api.errors import invalid
 from tpu_ops.lab.api.rest import json_response, read_json
 from tpu_ops.lab.api.service import Service
 from tpu_ops.lab.api.wire import Json
+from tpu_ops.lab.backend import WorkerSpec
 
 
-def _container(service: Service, worker: object) -> str:
-    """Return the name of the worker's container, where the backend has containers."""
-    name = getattr(service.backend, "container_name", None)
-    return str(name(worker)) if name is not None else ""
+def _container_of(service: Service) -> Callable[[WorkerSpec], str]:
+    """Return what names a worker's container; empty names where the backend has no containers."""
+    instance = getattr(service.backend, "instance", None)
+    if instance is None:
+        return lambda worker: ""
+    from tpu_ops.lab.containers import container_name
+
+    return lambda worker: container_name(instance, worker)
+
+
+async def _images(service: Service, versions: Iterable[str]) -> dict[str, str]:
+    """Return what stands behind each runtime version; a backend may have to ask its engine."""
+    return {version: await asyncio.to_thread(service.backend.image, version) for version in sorted(set(versions))}
 
 
 def add_routes(app: web.Application, service: Service) -> None:
@@ -48,14 +59,16 @@ def add_routes(app: web.Application, service: Service) -> None:
         return json_response(service.state.nodes.get(name).text("v2"))
 
     async def workers(http: web.Request) -> web.Response:
+        container = _container_of(service)
+        images = await _images(service, (node.body["runtimeVersion"] for node in service.state.nodes))
         found: list[Json] = [
             {
                 "node": node.name,
                 "state": node.state,
                 "index": worker.index,
                 "hostname": worker.hostname,
-                "container": _container(service, worker),
-                "image": service.backend.image(worker.runtime_version),
+                "container": container(worker),
+                "image": images[worker.runtime_version],
                 "internal_ip": worker.internal_ip,
                 "external_ip": worker.external_ip,
             }
@@ -66,6 +79,7 @@ def add_routes(app: web.Application, service: Service) -> None:
 
     async def info(http: web.Request) -> web.Response:
         networks = service.backend.networks
+        images = await _images(service, RUNTIME_VERSIONS)
         return json_response(
             json.dumps(
                 {
@@ -74,7 +88,7 @@ def add_routes(app: web.Application, service: Service) -> None:
                     "state": str(service.store.path),
                     "backend": type(service.backend).__name__,
                     "networks": {"internal": str(networks.internal), "external": str(networks.external)},
-                    "images": {version: service.backend.image(version) for version in RUNTIME_VERSIONS},
+                    "images": images,
                     "nodes": len(service.state.nodes),
                     "queued_resources": len(service.state.queued),
                 }

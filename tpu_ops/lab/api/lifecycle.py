@@ -6,6 +6,7 @@ in the operation's arguments, and asks the backend again, whose methods are idem
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from tpu_ops.lab.api.errors import ApiError, Code, already_exists
@@ -171,6 +172,20 @@ async def maintain(service: Service, record: NodeRecord, operation: OperationRec
         operation.touch()
     await _boot(service, record)
     _arrive(service, record, "REPAIRING", "READY", "HEALTHY")
+
+
+def resume(service: Service) -> None:
+    """Boot the workers of nodes that should be running: they may have gone down while no API served."""
+
+    async def mind(record: NodeRecord) -> None:
+        async with service.lock(record.name):
+            if record.state == "READY":
+                with contextlib.suppress(BackendError):  # the node says it: UNKNOWN, with the reason
+                    await _boot(service, record)
+
+    for record in service.state.nodes:
+        if record.state == "READY":
+            service.spawn(record.name, mind(record))
 
 
 @effect("create")

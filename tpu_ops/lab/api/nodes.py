@@ -45,16 +45,12 @@ def complete(location: Location, body: Json, field: str = "node") -> Json:
     if not body.get("runtimeVersion"):
         raise invalid(f"{field}.runtime_version: missing")
     check_runtime(body["runtimeVersion"])
+    _check_disks(body.get("dataDisks", []), entry.workers, f"{field}.data_disks")
     if len(several := body.pop("networkConfigs", [])) > 1:
         raise invalid(f"{field}.network_configs: workers of the lab have one network interface")
     # Without any network configuration workers get external addresses; with one, its flag decides.
     network = body["networkConfig"] if "networkConfig" in body else (several or [{"enableExternalIps": True}])[0]
-    region = location.zone.rsplit("-", 1)[0]
-    body["networkConfig"] = {
-        "network": f"projects/{location.project}/global/networks/default",
-        "subnetwork": f"projects/{location.project}/regions/{region}/subnetworks/default",
-        **network,
-    }
+    body["networkConfig"] = {**network, **_network_names(location, network)}
     body["schedulingConfig"] = body.get("schedulingConfig", {})
     body["serviceAccount"] = {
         "email": f"{location.project}-compute@developer.gserviceaccount.com",
@@ -62,6 +58,27 @@ def complete(location: Location, body: Json, field: str = "node") -> Json:
         **body.get("serviceAccount", {}),
     }
     return body
+
+
+def _network_names(location: Location, network: Json) -> Json:
+    """Return network and subnetwork as full names; both are ``default`` where they are not given."""
+    parents = {
+        "network": f"projects/{location.project}/global/networks",
+        "subnetwork": f"projects/{location.project}/regions/{location.zone.rsplit('-', 1)[0]}/subnetworks",
+    }
+    given = {key: network.get(key) or "default" for key in parents}
+    return {key: name if "/" in name else f"{parents[key]}/{name}" for key, name in given.items()}
+
+
+def _check_disks(disks: list[Json], workers: int, field: str) -> None:
+    """Refuse data disks that cannot be attached: a disk shared by several workers must be read-only."""
+    sources = [disk.get("sourceDisk", "") for disk in disks]
+    if "" in sources:
+        raise invalid(f"{field}: source_disk is missing")
+    if len(set(sources)) < len(sources):
+        raise invalid(f"{field}: the same disk is listed twice")
+    if workers > 1 and any(disk.get("mode") != "READ_ONLY" for disk in disks):
+        raise invalid(f"{field}: a node with {workers} workers takes disks in mode READ_ONLY only")
 
 
 def find(service: Service, name: str) -> NodeRecord:
@@ -144,7 +161,7 @@ async def stop_node(service: Service, api: str, request: Message) -> Message:
 async def start_node(service: Service, api: str, request: Message) -> Message:
     """StartNode."""
     record = find(service, request.name)
-    require(record, "started", ("STOPPED",))
+    require(record, "started", ("STOPPED", "UNKNOWN"))
     lifecycle.renew_external(service, record)
     lifecycle.become(service, record, "STARTING")
     return _begin(service, api, "start", record)
@@ -167,6 +184,7 @@ async def update_node(service: Service, api: str, request: Message) -> Message:
             changes[key] = {**record.body[key], "enableExternalIps": flag}
         else:
             changes[key] = wanted.get(key, _EMPTY[key])
+    _check_disks(changes.get("dataDisks", []), len(record.internal_ips), "node.data_disks")
     require(record, "updated", ("READY", "STOPPED"))
     return _begin(service, api, "update", record, changes=changes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from typing import Any
@@ -56,8 +57,14 @@ class Service:
         Raises:
             ApiError: The request failed.
         """
-        answer = await handler(self, api, request)
-        await self.store.flush()
+        try:
+            answer = await handler(self, api, request)
+            await self.store.flush()
+        except ApiError:
+            raise
+        except Exception as failure:
+            logging.getLogger(__name__).exception("%s failed", getattr(handler, "__name__", handler))
+            raise ApiError(Code.INTERNAL, f"the lab's API failed: {type(failure).__name__}: {failure}") from failure
         return answer
 
     def lost(self, record: NodeRecord) -> None:

@@ -6,10 +6,11 @@ import bisect
 import json
 import secrets
 from collections.abc import Iterator
+from ipaddress import IPv4Address
 from typing import Any, Generic, TypeVar
 
 from tpu_ops.lab.api.addresses import RESERVED, Pool
-from tpu_ops.lab.api.errors import not_found
+from tpu_ops.lab.api.errors import ApiError, not_found
 from tpu_ops.lab.api.names import ANY_LOCATION, Location
 from tpu_ops.lab.api.records import NodeRecord, OperationRecord, QueuedRecord, Record
 from tpu_ops.lab.api.wire import Json
@@ -99,12 +100,24 @@ class State:
             self.operations = Collection([OperationRecord.from_file(entry) for entry in data.get("operations", [])])
             for node in self.nodes:
                 node.workers()
+            for queued in self.queued:
+                queued.specs()
             internal = [address for node in self.nodes for address in node.internal_ips]
             external = [address for node in self.nodes for address in node.external_ips if address]
             self.internal = Pool(networks.internal, internal, rotate=False)
             self.external = Pool(networks.external, external, int(data.get("next_external", RESERVED)), rotate=True)
-        except (TypeError, KeyError, AttributeError, IndexError, ValueError) as failure:
+        except (ApiError, TypeError, KeyError, AttributeError, IndexError, ValueError) as failure:
             raise ValueError(f"it is damaged ({type(failure).__name__}: {failure})") from failure
+
+    def renumber(self, networks: Networks) -> None:
+        """Give workers whose addresses are not of these networks new ones, as when the networks were made anew."""
+        for node in self.nodes:
+            if any(IPv4Address(address) not in networks.internal for address in node.internal_ips):
+                node.internal_ips = self.internal.take(len(node.internal_ips))
+                node.touch()
+            if any(IPv4Address(address) not in networks.external for address in node.external_ips if address):
+                node.external_ips = self.external.take(len(node.external_ips))
+                node.touch()
 
     def text(self) -> str:
         """Return the whole state as JSON text; only records that changed are rendered anew."""
