@@ -22,6 +22,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "run a command on all workers of a target at once"),
     "train": ("train", "start a training run on all workers of a node"),
     "stop": ("stop", "stop a training run"),
+    "status": ("status", "show how a training run is, rank by rank"),
+    "logs": ("logs", "show the lines of a training run"),
     "lab": ("lab", "the local lab: a Cloud TPU API whose workers are containers"),
 }
 
@@ -54,7 +56,13 @@ def _dispatch(argv: Sequence[str]) -> int:
     module = importlib.import_module(f"tpu_ops.cli.{module_name}")
     parser = argparse.ArgumentParser(prog=f"tpu_ops {name}", description=text.capitalize() + ".")
     module.add_arguments(parser)
-    return int(module.run(parser.parse_args(rest)))
+    if not getattr(module, "TAKES_COMMAND", False):
+        return int(module.run(parser.parse_args(rest)))
+    # What stands behind the first `--` is another program's business: argparse never sees it.
+    front = rest[: rest.index("--")] if "--" in rest else rest
+    args = parser.parse_args(front)
+    args.command = rest[len(front) + 1 :]
+    return int(module.run(args))
 
 
 class OpsUsage(OpsError):

@@ -1,0 +1,115 @@
+"""`tpu_ops run`: one command on all workers of a target at once, equal output shown once."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from tpu_ops import config
+from tpu_ops.cli import options, output
+from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.fleet import targets, view
+from tpu_ops.remote.fanout import Fanout, Result
+
+#: Seconds that the command may take on each worker where --timeout does not say.
+TIMEOUT = 300.0
+
+
+#: What stands behind `--` is the command.
+TAKES_COMMAND = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `tpu_ops run`."""
+    options.add_fleet(parser)
+    options.add_json(parser)
+    parser.add_argument(
+        "--timeout",
+        type=options.seconds,
+        default=TIMEOUT,
+        metavar="SECONDS",
+        help=f"for each worker, its connection included (default: {TIMEOUT:.0f})",
+    )
+    parser.add_argument("target", help="a node (pod), a worker (pod-w0) or a node set (pod-w[0-1])")
+    parser.usage = "%(prog)s TARGET [OPTION...] -- COMMAND..."
+    parser.epilog = "The command and its arguments arrive as they are; for a shell line: -- sh -c 'LINE'"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command everywhere and show what it printed."""
+    command = words(args.command)
+    fleet = view.current(config.load(args.fleet))
+    hosts = [worker.host for worker in targets.select(fleet.workers, args.target)]
+    results = list(asyncio.run(_on_all(fleet, hosts, command, args.timeout)).values())
+    if args.json:
+        output.as_json([row(result) for result in results])
+    else:
+        for result_hosts, result in gathered(results):
+            _show(result_hosts, len(hosts), result)
+    return exit_code(results)
+
+
+def words(command: Sequence[str]) -> list[str]:
+    """Given what stands behind `--`, return the command.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if not command or not command[0]:
+        raise UsageError("no command to run", fix="write it behind `--`, as in: tpu_ops run pod -- hostname")
+    return list(command)
+
+
+async def _on_all(
+    fleet: view.Fleet, hosts: Sequence[str], command: Sequence[str], limit: float
+) -> Mapping[str, Result]:
+    return await Fanout(fleet.ssh_config).run(hosts, command, limit=limit)
+
+
+def row(result: Result) -> dict[str, object]:
+    """Return a result for --json."""
+    return {
+        "host": result.host,
+        "code": result.code,
+        "stdout": result.stdout.decode(errors="replace"),
+        "stderr": result.stderr.decode(errors="replace"),
+        "problem": result.problem,
+        "reached": result.reached,
+    }
+
+
+def gathered(results: Sequence[Result]) -> list[tuple[list[str], Result]]:
+    """Return the workers whose result is equal, and that result; larger groups first, then as the workers stand."""
+    groups: dict[tuple[object, ...], list[Result]] = {}
+    for result in results:
+        key = (result.code, result.stdout, result.stderr, result.problem, result.reached)
+        groups.setdefault(key, []).append(result)
+    ordered = sorted(groups.values(), key=lambda group: -len(group))
+    return [([result.host for result in group], group[0]) for group in ordered]
+
+
+def folded(hosts: Sequence[str]) -> str:
+    """Return several workers as one node set, as in ``pod-w[0-3]``."""
+    # Imported here: most commands never need it.
+    from ClusterShell.NodeSet import NodeSet
+
+    return str(NodeSet.fromlist(list(hosts))) if len(hosts) > 1 else hosts[0]
+
+
+def _show(hosts: Sequence[str], total: int, result: Result) -> None:
+    if total > 1 or not result.ok:
+        count = f" ({len(hosts)} workers)" if len(hosts) > 1 else ""
+        ending = "" if result.ok else f": {result.problem or f'exit code {result.code}'}"
+        output.info(f"--- {folded(hosts)}{count}{ending}")
+    if result.stdout:
+        output.line(result.stdout.decode(errors="replace").removesuffix("\n"))
+    if result.stderr:
+        output.info(result.stderr.decode(errors="replace").removesuffix("\n"))
+
+
+def exit_code(results: Sequence[Result]) -> int:
+    """Return the command's exit code: a worker that was not reached counts before one where the command failed."""
+    if any(not result.reached for result in results):
+        return ExitCode.UNREACHABLE
+    return ExitCode.OK if all(result.ok for result in results) else ExitCode.FAILED

@@ -1,0 +1,132 @@
+"""How runs are shown: lines with their rank, tables of ranks, and the exit code that follows from them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tpu_ops.cli import output
+from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.runs.follow import Outcome, first_cause
+
+#: Lines shown of a failed rank whose log was not followed.
+TAIL_LINES = 20
+
+
+def ranks(text: str, count: int) -> list[int]:
+    """Given `--rank`, return the ranks it means: ``all``, or a list like ``0,3`` or ``0-2``.
+
+    Raises:
+        UsageError: It is neither, or names a rank that the run does not have.
+    """
+    if text == "all":
+        return list(range(count))
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(f"{text!r} is no list of ranks", where="--rank", fix="use all, or a list like 0,3 or 0-2")
+        found += range(int(first), int(last if dash else first) + 1)
+    if wrong := [rank for rank in found if rank >= count]:
+        raise UsageError(f"there is no rank {wrong[0]}: the run has {count}", where="--rank")
+    return sorted(set(found))
+
+
+def line(rank: int, text: str) -> None:
+    """Print one line of a rank's log."""
+    output.line(f"[{rank}] {text}")
+
+
+def line_aside(rank: int, text: str) -> None:
+    """Print one line of a rank's log where the result is JSON."""
+    output.info(f"[{rank}] {text}")
+
+
+def ending(outcome: Outcome) -> str:
+    """Return how a rank ended, in a few words."""
+    exit_ = outcome.exit or {}
+    if "code" in exit_:
+        return f"exit code {exit_['code']}"
+    return f"signal {exit_['signal']}" if "signal" in exit_ else ""
+
+
+def summary(run_id: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return a run's result for --json."""
+    cause = first_cause(outcomes)
+    return {
+        "run_id": run_id,
+        "state": run_state(outcomes),
+        "first_failure": cause.to_json() if cause else None,
+        "ranks": [outcome.to_json() for outcome in outcomes],
+    }
+
+
+def run_state(outcomes: Sequence[Outcome]) -> str:
+    """Return the state of a whole run: that of its worst rank."""
+    states = {outcome.state for outcome in outcomes}
+    if any(outcome.is_cause for outcome in outcomes):
+        return "failed"
+    for state in ("unreachable", "unknown", "stopped", "starting", "running", "ending"):
+        if state in states:
+            return state
+    return "succeeded"
+
+
+def exit_code(outcomes: Sequence[Outcome]) -> int:
+    """Return the exit code of a command that waited for a run, or looked at one."""
+    state = run_state(outcomes)
+    if state in {"unreachable", "unknown"}:
+        return ExitCode.UNREACHABLE
+    return ExitCode.OK if state in {"succeeded", "running", "starting", "ending"} else ExitCode.FAILED
+
+
+def table(outcomes: Sequence[Outcome], say: bool = True) -> None:
+    """Print one row per rank."""
+    rows = [
+        {
+            "rank": outcome.rank,
+            "worker": outcome.host,
+            "state": outcome.state,
+            "end": ending(outcome),
+            "lasted": _lasted(outcome.record),
+            "reason": outcome.reason,
+        }
+        for outcome in outcomes
+    ]
+    if say:
+        output.table(rows, ("rank", "worker", "state", "end", "lasted", "reason"))
+
+
+def _lasted(record: Mapping[str, Any] | None) -> str:
+    if not record:
+        return ""
+    end = record.get("ended") or time.time()
+    return f"{max(0.0, float(end) - float(record['since'])):.0f} s"
+
+
+def failure(outcomes: Sequence[Outcome], shown: Sequence[int]) -> None:
+    """Say which rank failed first and why, and show its last lines where they were not followed."""
+    cause = first_cause(outcomes)
+    if cause is None:
+        return
+    how = ending(cause)
+    what = cause.reason or cause.state
+    output.info(f"rank {cause.rank} ({cause.host}) {cause.state} first: {what}{f' ({how})' if how not in what else ''}")
+    if cause.rank not in shown and cause.tail:
+        output.info(f"its last lines ({cause.host}):")
+        for text in cause.tail.splitlines()[-TAIL_LINES:]:
+            output.info(f"[{cause.rank}] {text}")
+    leftovers(outcomes)
+
+
+def leftovers(outcomes: Sequence[Outcome]) -> None:
+    """Warn of processes that could not be ended and of chips that are still held."""
+    for outcome in outcomes:
+        record = outcome.record or {}
+        for process in record.get("stuck") or ():
+            what = f"pid {process['pid']} ({process['command']})"
+            output.warning(f"{outcome.host}: {what} could not be ended, state {process['state']}")
+        for holder in (record.get("chips") or {}).get("holders") or ():
+            who = f"pid {holder['pid']} of {holder['user']}: {holder['command']}"
+            output.warning(f"{outcome.host}: the chips are still held by {who}")

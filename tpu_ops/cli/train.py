@@ -1,0 +1,212 @@
+"""`tpu_ops train`: a command on all workers of a node at once, followed to its end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpu_ops import config
+from tpu_ops.cli import options, output, runs_output
+from tpu_ops.cli.run import words
+from tpu_ops.errors import ExitCode
+from tpu_ops.fleet import targets, view
+from tpu_ops.fleet.model import Worker
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.runs import control, launch, preflight, records, spec, sync
+from tpu_ops.runs.follow import Follower, Outcome
+
+#: What stands behind `--` is the command.
+TAKES_COMMAND = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `tpu_ops train`."""
+    options.add_fleet(parser)
+    options.add_json(parser)
+    parser.add_argument(
+        "--sync",
+        type=Path,
+        metavar="DIR",
+        help="bring this directory to ~/tpu_ops/<its name> on every worker and start there (.gitignore is honoured)",
+    )
+    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="set a variable (repeatable)")
+    parser.add_argument(
+        "--env-file", type=Path, action="append", default=[], metavar="FILE", help="variables, KEY=VALUE lines"
+    )
+    parser.add_argument("--venv", default="", metavar="PATH", help="a virtual environment on the workers")
+    parser.add_argument("--name", default="", metavar="ID", help="the run's id (default: made from what runs and when)")
+    parser.add_argument(
+        "--rank", default="0", metavar="all|LIST", help="whose lines to show, as in all, 0,3 or 0-2 (default: 0)"
+    )
+    parser.add_argument("--detach", action="store_true", help="return once the command runs on every worker")
+    parser.add_argument("--dry-run", action="store_true", help="check the workers and say what would be started")
+    parser.add_argument("target", help="a node (pod)")
+    parser.usage = "%(prog)s TARGET [OPTION...] -- COMMAND..."
+    parser.epilog = "The command and its arguments arrive as they are; for a shell line: -- sh -c 'LINE'"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, sync, start, follow."""
+    command = words(args.command)
+    fleet = view.current(config.load(args.fleet))
+    workers = control.whole_node(targets.select(fleet.workers, args.target), args.target)
+    shown = runs_output.ranks(args.rank, len(workers))
+    tree = sync.read(args.sync) if args.sync else None
+    env: dict[str, str] = {}
+    for path in args.env_file:
+        env |= spec.read_env_file(path)
+    run_spec = spec.RunSpec(
+        run_id=args.name or spec.new_run_id(spec.name_of(command, tree.name if tree else "")),
+        argv=tuple(command),
+        env=env | spec.parse_env(args.env),
+        cwd=tree.cwd if tree else "",
+        venv=args.venv,
+        code_digest=tree.digest if tree else "",
+    )
+    job = _Job(fleet, workers, run_spec, tree, shown, args)
+    try:
+        return asyncio.run(job.run())
+    except preflight.PreflightError as exc:
+        rows = [{"worker": fault.worker, "problem": fault.problem, "fix": fault.fix} for fault in exc.faults]
+        if args.json:
+            output.as_json({"run_id": run_spec.run_id, "state": "refused", "faults": rows})
+        else:
+            output.table(rows, ("worker", "problem", "fix"))
+        raise
+    except KeyboardInterrupt:
+        return job.detached()
+
+
+@dataclass
+class _Job:
+    """One call of `tpu_ops train`."""
+
+    fleet: view.Fleet
+    workers: Sequence[Worker]
+    spec: spec.RunSpec
+    tree: sync.Tree | None
+    shown: Sequence[int]
+    args: argparse.Namespace
+    started: bool = False
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The workers by rank."""
+        return tuple(worker.host for worker in self.workers)
+
+    async def run(self) -> int:
+        """Do it and return the exit code."""
+        fanout = Fanout(self.fleet.ssh_config)
+        await self._check(fanout)
+        if self.args.dry_run:
+            return self._would()
+        if self.tree:
+            begun = time.monotonic()
+            await sync.push(fanout, self.hosts, self.tree)
+            output.info(
+                f"synced {self.tree.source} to ~/{self.tree.cwd} on {len(self.hosts)} workers: "
+                f"{len(self.tree.files)} files, digest {self.tree.digest}, {time.monotonic() - begun:.1f} s"
+            )
+        await self._start(fanout)
+        if self.args.detach:
+            return self._detach()
+        return self._finish(await self._follow(fanout))
+
+    async def _check(self, fanout: Fanout) -> None:
+        begun = time.monotonic()
+        probes = await preflight.check(fanout, self.workers, self.spec.venv)
+        venv = next(iter(probes.values()))["venv"]
+        packages = ", ".join(f"{name} {version}" for name, version in venv["packages"].items() if name != "numpy")
+        environment = f"{venv['path']} (Python {venv['python']}{', ' if packages else ''}{packages}, {venv['digest']})"
+        output.info(
+            f"{len(self.workers)} workers ready in {time.monotonic() - begun:.1f} s: "
+            f"{environment if venv['path'] else 'no environment configured'}"
+        )
+
+    def _would(self) -> int:
+        plan = {
+            "run_id": self.spec.run_id,
+            "workers": list(self.hosts),
+            "command": list(self.spec.argv),
+            "cwd": f"~/{self.spec.cwd}",
+            "env_names": sorted(self.spec.env),
+            "sync_files": len(self.tree.files) if self.tree else 0,
+            "code_digest": self.spec.code_digest,
+        }
+        if self.args.json:
+            output.as_json(plan)
+        else:
+            output.info(f"would start {self.spec.run_id}: {shlex.join(self.spec.argv)} in ~/{self.spec.cwd}")
+            output.info(f"on {', '.join(self.hosts)}; nothing was changed")
+        return ExitCode.OK
+
+    async def _start(self, fanout: Fanout) -> None:
+        state_dir = self.fleet.settings.state_dir
+        node = self.workers[0].node
+        begun = time.monotonic()
+        records.write(
+            state_dir,
+            records.new(self.spec.run_id, self.workers[0].label, node.node_id, self.hosts, self.spec.argv),
+        )
+        try:
+            await launch.start(fanout, self.spec, self.workers)
+        except launch.NotStarted:
+            records.forget(state_dir, self.spec.run_id)
+            raise
+        self.started = True
+        output.info(
+            f"run {self.spec.run_id} started on {len(self.hosts)} workers in {time.monotonic() - begun:.1f} s: "
+            f"{shlex.join(self.spec.argv)}"
+        )
+
+    async def _follow(self, fanout: Fanout) -> list[Outcome]:
+        follower = Follower(
+            fanout,
+            self.spec.run_id,
+            self.hosts,
+            shown=self.shown,
+            line=runs_output.line_aside if self.args.json else runs_output.line,
+            say=output.info,
+            fail_fast=True,
+            grace=self.spec.grace_failure,
+        )
+        return await follower.run()
+
+    def _finish(self, outcomes: Sequence[Outcome]) -> int:
+        state = runs_output.run_state(outcomes)
+        if self.args.json:
+            output.as_json(runs_output.summary(self.spec.run_id, outcomes))
+        if state == "succeeded":
+            runs_output.leftovers(outcomes)
+            output.info(f"run {self.spec.run_id} succeeded on all {len(outcomes)} ranks")
+            return ExitCode.OK
+        if not self.args.json:
+            runs_output.table(outcomes)
+        runs_output.failure(outcomes, self.shown)
+        output.info(f"run {self.spec.run_id}: {state}")
+        code = runs_output.exit_code(outcomes)
+        return code or ExitCode.FAILED
+
+    def _detach(self) -> int:
+        if self.args.json:
+            output.as_json({"run_id": self.spec.run_id, "state": "running", "workers": list(self.hosts)})
+        self._hints()
+        return ExitCode.OK
+
+    def _hints(self) -> None:
+        output.info(f"  follow: tpu_ops logs {self.spec.run_id} --follow")
+        output.info(f"  stop:   tpu_ops stop {self.spec.run_id}")
+
+    def detached(self) -> int:
+        """Say after Ctrl-C what goes on and how to get at it; return the exit code."""
+        if self.started:
+            output.info(f"\ndetached: run {self.spec.run_id} goes on")
+            self._hints()
+        else:
+            output.info("\ninterrupted before the run was started")
+        return ExitCode.INTERRUPTED

@@ -1,0 +1,158 @@
+"""What is asked of all workers before a run: one round trip each, and every fault of every worker in one list."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from tpu_ops.errors import ExitCode, OpsError
+from tpu_ops.fleet.model import SERVING_STATES, Worker
+from tpu_ops.remote.fanout import Fanout, Reply
+
+#: Seconds for each worker, a cold connection included.
+LIMIT = 45.0
+#: A file system with less than this much free space is not trained on, in bytes.
+SMALLEST_SPACE = 256 * 1024 * 1024
+#: Clocks of two workers may differ by this much, the time of the round trip included, in seconds.
+CLOCK_LIMIT = 60.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One reason why a run cannot start.
+
+    Attributes:
+        worker: Where.
+        problem: What is wrong.
+        fix: What to do about it; may be empty.
+        unreachable: Whether the worker did not answer at all.
+    """
+
+    worker: str
+    problem: str
+    fix: str = ""
+    unreachable: bool = False
+
+
+class PreflightError(OpsError):
+    """Some workers are not fit for a run."""
+
+    def __init__(self, faults: Sequence[Fault], total: int) -> None:
+        workers = {fault.worker for fault in faults}
+        super().__init__(
+            f"{len(workers)} of {total} workers {'is' if len(workers) == 1 else 'are'} not ready for a run",
+            where=", ".join(sorted(workers)),
+            fix=next((fault.fix for fault in faults if fault.fix), "see the table above"),
+        )
+        self.faults = tuple(faults)
+        if any(fault.unreachable for fault in faults):
+            self.exit_code = ExitCode.UNREACHABLE
+
+
+def configure(worker: str) -> str:
+    """Return the command that configures one worker."""
+    return f"ansible-playbook site.yml --limit {worker}"
+
+
+def held(holder: Mapping[str, Any]) -> str:
+    """Given who has a worker, return one line for people."""
+    since = datetime.fromtimestamp(float(holder["since"]), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"run {holder['run_id']} of {holder['person']} is on it since {since}"
+
+
+def faults_of(worker: Worker, probe: Mapping[str, Any]) -> list[Fault]:
+    """Given what one worker says about itself, return what is wrong with it alone."""
+    found: list[Fault] = []
+
+    def add(problem: str, fix: str = "") -> None:
+        found.append(Fault(worker.host, problem, fix))
+
+    if not probe["boot_id"]:
+        add("it does not say which boot this is", "look at /proc/sys/kernel/random/boot_id there")
+    venv = probe["venv"]
+    if venv["path"] and not venv["exists"]:
+        add(f"no environment at {venv['path']}", configure(worker.host))
+    missing = [path for path, there in probe["environment_files"].items() if not there]
+    if missing:
+        add(f"the launcher's environment file {missing[0]} is missing", configure(worker.host))
+    if worker.node.chips_per_worker and not probe["chips"]:
+        add(f"no chip's device file, {worker.node.chips_per_worker} expected", "reboot it, or recreate the node")
+    holder = probe["holder"]
+    if holder:
+        add(held(holder), f"wait for it, or `tpu_ops stop {holder['run_id']}`")
+    else:
+        for process in probe["holders"]:
+            add(
+                f"its chips are held by pid {process['pid']} of {process['user']}: {process['command']}",
+                f"ask {process['user']} to end it",
+            )
+    for path, space in probe["space"].items():
+        if space["free"] < SMALLEST_SPACE:
+            add(f"{path} has {space['free'] // 2**20} MiB free", "remove what is not needed there")
+    return found
+
+
+def differences(probes: Mapping[str, Mapping[str, Any]]) -> list[Fault]:
+    """Given what all workers say about themselves, return which of them differ from the most, and in what."""
+    found: list[Fault] = []
+    usual = Counter(probe["venv"]["digest"] for probe in probes.values()).most_common(1)[0][0] if probes else ""
+    example = next((probe["venv"] for probe in probes.values() if probe["venv"]["digest"] == usual), None)
+    boots = Counter(probe["boot_id"] for probe in probes.values())
+    clocks = sorted(float(probe["clock"]) for probe in probes.values())
+    for host, probe in probes.items():
+        venv = probe["venv"]
+        if example and venv["exists"] and venv["digest"] != usual:
+            found.append(Fault(host, f"its environment differs: {_venv_difference(venv, example)}", configure(host)))
+        if probe["boot_id"] and boots[probe["boot_id"]] > 1:
+            same = ", ".join(name for name in probes if name != host and probes[name]["boot_id"] == probe["boot_id"])
+            found.append(Fault(host, f"it is the same machine as {same}", "tpu_ops refresh"))
+        middle = clocks[len(clocks) // 2]
+        if abs(float(probe["clock"]) - middle) > CLOCK_LIMIT:
+            off = float(probe["clock"]) - middle
+            found.append(Fault(host, f"its clock is {off:+.0f} s off", configure(host)))
+    return found
+
+
+def _venv_difference(venv: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    names = sorted({*venv["packages"], *usual["packages"]})
+    parts = [
+        f"{name} {venv['packages'].get(name, 'missing')} (others {usual['packages'].get(name, 'none')})"
+        for name in names
+        if venv["packages"].get(name) != usual["packages"].get(name)
+    ]
+    if venv["python"] != usual["python"]:
+        parts.insert(0, f"Python {venv['python']} (others {usual['python']})")
+    return ", ".join(parts) or f"digest {venv['digest']} (others {usual['digest']})"
+
+
+def fault_of_reply(reply: Reply) -> Fault:
+    """Given that a worker did not describe itself, return the fault that this is."""
+    return Fault(reply.host, reply.problem, reply.fix, unreachable=reply.kind in {"unreachable", "timeout"})
+
+
+async def check(fanout: Fanout, workers: Sequence[Worker], venv: str = "") -> dict[str, Mapping[str, Any]]:
+    """Ask all workers at once; return what each says about itself.
+
+    Raises:
+        PreflightError: Some are not fit; it lists every fault of every worker.
+    """
+    faults = [
+        Fault(worker.host, f"its node is in state {worker.node.state}", "if that is old: tpu_ops refresh", True)
+        for worker in workers
+        if worker.node.state not in SERVING_STATES
+    ]
+    if faults:
+        raise PreflightError(faults, len(workers))
+    replies = await fanout.call({worker.host: {"venv": venv} for worker in workers}, "probe", limit=LIMIT)
+    faults = [fault_of_reply(reply) for reply in replies.values() if not reply.ok]
+    probes = {host: reply.value["probe"] for host, reply in replies.items() if reply.ok}
+    for worker in workers:
+        if worker.host in probes:
+            faults += faults_of(worker, probes[worker.host])
+    faults += differences(probes)
+    if faults:
+        raise PreflightError(faults, len(workers))
+    return probes

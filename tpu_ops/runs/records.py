@@ -1,0 +1,73 @@
+"""What this machine remembers of the runs it started: which workers to ask. The truth stands on the workers."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tpu_ops.fleet.state import replace
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run as its starter knows it.
+
+    Attributes:
+        run_id: The run.
+        node: Label of the node.
+        node_id: The API's id of the node.
+        hosts: Its workers, by rank.
+        argv: The command.
+        since: When it was started, seconds since 1970.
+        attempt: As in the spec.
+    """
+
+    run_id: str
+    node: str
+    node_id: str
+    hosts: tuple[str, ...]
+    argv: tuple[str, ...]
+    since: float
+    attempt: int = 1
+
+
+def _path(state_dir: Path, run_id: str) -> Path:
+    return state_dir / "runs" / f"{run_id}.json"
+
+
+def write(state_dir: Path, record: RunRecord) -> None:
+    """Remember a run."""
+    path = _path(state_dir, record.run_id)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    replace(path, json.dumps(asdict(record)) + "\n", 0o600)
+
+
+def forget(state_dir: Path, run_id: str) -> None:
+    """Forget a run that never was."""
+    _path(state_dir, run_id).unlink(missing_ok=True)
+
+
+def read(state_dir: Path, run_id: str) -> RunRecord | None:
+    """Return what this machine remembers of a run; None where it remembers nothing."""
+    if "/" in run_id or run_id.startswith("."):
+        return None
+    try:
+        data = json.loads(_path(state_dir, run_id).read_text(encoding="utf-8"))
+        return RunRecord(
+            run_id=data["run_id"],
+            node=data["node"],
+            node_id=data["node_id"],
+            hosts=tuple(data["hosts"]),
+            argv=tuple(data["argv"]),
+            since=float(data["since"]),
+            attempt=int(data["attempt"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def new(run_id: str, node: str, node_id: str, hosts: tuple[str, ...], argv: tuple[str, ...]) -> RunRecord:
+    """Return the record of a run that starts now."""
+    return RunRecord(run_id, node, node_id, hosts, argv, time.time())

@@ -1,0 +1,151 @@
+"""What a run is, before it is anywhere: checked once, the same for every rank but for the rank itself."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import Any
+
+from tpu_ops.errors import UsageError
+from tpu_ops.fleet.model import Worker
+
+#: Seconds between SIGTERM and SIGKILL: after another rank's failure the survivors hang in a collective, so that a
+#: long grace helps nobody; a stop that a person asks for leaves time to write a checkpoint.
+GRACE_FAILURE = 10.0
+GRACE_STOP = 30.0
+
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,78}")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One training run.
+
+    Attributes:
+        run_id: Its name on every worker.
+        argv: The command; no shell ever sees it.
+        env: Variables that the person asked for.
+        cwd: Where the command starts: absolute, or below the person's home; empty is the home itself.
+        venv: A virtual environment in place of the workers' configured one; empty is that one.
+        attempt: 1 for the first start, one more for each recovery.
+        grace_failure: Seconds between SIGTERM and SIGKILL when another rank has failed.
+        grace_stop: The same when a person stops the run.
+        code_digest: Digest of the synced tree; empty where nothing was synced.
+    """
+
+    run_id: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = ""
+    venv: str = ""
+    attempt: int = 1
+    grace_failure: float = GRACE_FAILURE
+    grace_stop: float = GRACE_STOP
+    code_digest: str = ""
+
+    def __post_init__(self) -> None:
+        """Check what only a person can get wrong."""
+        if not _RUN_ID.fullmatch(self.run_id):
+            raise UsageError(
+                f"{self.run_id!r} is no name for a run",
+                where="--name",
+                fix="use lower-case letters, digits, dots and dashes, at most 79, a letter or digit first",
+            )
+        if not self.argv or not self.argv[0]:
+            raise UsageError("no command to run", fix="write it behind `--`, as in: -- python train.py")
+        for name, value in self.env.items():
+            if not _ENV_NAME.fullmatch(name):
+                raise UsageError(f"{name!r} is no name of an environment variable", where="--env")
+            if "\0" in value:
+                raise UsageError(f"the value of {name} holds a NUL byte", where="--env")
+
+    def for_rank(self, worker: Worker, rank: int, world_size: int) -> dict[str, Any]:
+        """Return what the host program of one worker is told."""
+        return {
+            "run_id": self.run_id,
+            "attempt": self.attempt,
+            "rank": rank,
+            "world_size": world_size,
+            "node": worker.label,
+            "slice": 0,
+            "worker": worker.host,
+            "argv": list(self.argv),
+            "env": dict(self.env),
+            "cwd": self.cwd,
+            "venv": self.venv,
+            "grace_failure": self.grace_failure,
+            "grace_stop": self.grace_stop,
+            "code_digest": self.code_digest,
+            "started_from": f"{_user()}@{socket.gethostname()}",
+        }
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
+
+
+def new_run_id(word: str, now: datetime | None = None, token: str | None = None) -> str:
+    """Return a run id that says what and when, as in ``digits-20261120-181500-ab12``.
+
+    Args:
+        word: What the run is about; what a run id cannot hold becomes a dash.
+        now: The time; default now, UTC.
+        token: Four characters that set apart runs of one second; default random ones.
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-")[:40] or "run"
+    time = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
+    return f"{name}-{time}-{token or secrets.token_hex(2)}"
+
+
+def name_of(argv: Sequence[str], synced: str = "") -> str:
+    """Return the word that a run is called by: the synced directory, else the script, else the program."""
+    if synced:
+        return synced
+    script = next((word for word in argv[1:] if word.endswith(".py")), argv[0] if argv else "run")
+    return PurePath(script).name.removesuffix(".py")
+
+
+def parse_env(pairs: Sequence[str]) -> dict[str, str]:
+    """Given KEY=VALUE words, return the variables.
+
+    Raises:
+        UsageError: A word has another form.
+    """
+    found = {}
+    for pair in pairs:
+        name, sign, value = pair.partition("=")
+        if not sign or not _ENV_NAME.fullmatch(name):
+            raise UsageError(f"{name!r} is not of the form KEY=VALUE", where="--env")
+        found[name] = value
+    return found
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """Given a file of KEY=VALUE lines, comments and empty lines, return the variables; values stand as they are.
+
+    Raises:
+        UsageError: The file cannot be read or a line has another form; the value is never shown.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as exc:
+        raise UsageError(f"cannot read the file: {exc.strerror}", where=f"--env-file {path}") from exc
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, sign, value = line.partition("=")
+        if not sign or not _ENV_NAME.fullmatch(name.strip()):
+            raise UsageError("not of the form KEY=VALUE", where=f"--env-file {path}, line {number}")
+        found[name.strip()] = value
+    return found

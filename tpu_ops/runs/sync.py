@@ -1,0 +1,202 @@
+"""Brings a directory to all workers: what .gitignore leaves, the same tree everywhere.
+
+Only what an earlier sync put on a worker is ever removed there: checkpoints and logs beside the code stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import stat
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
+from tpu_ops.remote import ssh
+from tpu_ops.remote.fanout import SSH_FAILED, Fanout, Result
+
+#: Below the person's home on every worker.
+PARENT = "tpu_ops"
+#: Seconds for one worker to receive the tree.
+LIMIT = 600.0
+_STEP_LIMIT = 60.0
+#: rsync processes at once: each costs the controller processor time for hashing and encryption.
+WIDTH = 8
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_FILTERS = ("--exclude=.git", "--exclude=__pycache__/", "--filter=:- .gitignore")
+#: Makes the place and prints what an earlier sync put there. $1 is the directory's name.
+_PREPARE = 'mkdir -p "tpu_ops/$1" tpu_ops/.synced && if [ -f "tpu_ops/.synced/$1" ]; then cat "tpu_ops/.synced/$1"; fi'
+#: Removes files named on standard input.
+_REMOVE = 'cd "tpu_ops/$1" && xargs -0 -r rm -f --'
+#: Remembers what this sync has put there.
+_REMEMBER = 'cat >"tpu_ops/.synced/$1.new" && mv "tpu_ops/.synced/$1.new" "tpu_ops/.synced/$1"'
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A directory as it is brought to the workers.
+
+    Attributes:
+        source: The directory on this machine.
+        name: Its name below ~/tpu_ops on the workers.
+        entries: Paths below it, directories with a slash at the end.
+        digest: Of all files' names, executable bits and contents; 12 hexadecimal digits.
+    """
+
+    source: Path
+    name: str
+    entries: tuple[str, ...]
+    digest: str
+
+    @property
+    def cwd(self) -> str:
+        """Where it stands on the workers, below the person's home."""
+        return f"{PARENT}/{self.name}"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Its entries without directories."""
+        return tuple(entry for entry in self.entries if not entry.endswith("/"))
+
+
+def listing_command(source: Path, empty: Path) -> list[str]:
+    """Return the command with which rsync itself lists what it would bring to an empty directory."""
+    return ["rsync", "-a", "--dry-run", "--out-format=%n", *_FILTERS, f"{source}/", f"{empty}/"]
+
+
+def transfer_command(tree: Tree, host: str, ssh_config: Path) -> list[str]:
+    """Return the command that brings the listed entries to one worker; the list comes on standard input."""
+    shell = ssh.rsync_shell(ssh_config)
+    options = ["-a", "--no-owner", "--no-group", "--from0", "--files-from=-", "--timeout=60", f"--rsh={shell}"]
+    return ["rsync", *options, f"{tree.source}/", f"{host}:{tree.cwd}/"]
+
+
+def stale(before: bytes, tree: Tree) -> list[str]:
+    """Given what an earlier sync put on a worker (NUL-separated), return the files that are no longer in the tree."""
+    wanted = set(tree.files)
+    found = [os.fsdecode(entry) for entry in before.split(b"\0") if entry]
+    return [
+        entry for entry in found if entry not in wanted and not entry.startswith("/") and ".." not in entry.split("/")
+    ]
+
+
+def read(source: Path) -> Tree:
+    """List and digest a directory.
+
+    Raises:
+        UsageError: It is no directory, or its name or a file's name cannot be used.
+    """
+    source = source.expanduser().resolve()
+    where = f"--sync {source}"
+    if not source.is_dir():
+        raise UsageError("no such directory", where=where)
+    if not _NAME.fullmatch(source.name):
+        raise UsageError(
+            "the directory's name becomes a directory on the workers and must be plain",
+            where=where,
+            fix="use letters, digits, dots, dashes and underscores",
+        )
+    with tempfile.TemporaryDirectory() as empty:
+        try:
+            done = subprocess.run(
+                listing_command(source, Path(empty)),
+                capture_output=True,
+                timeout=LIMIT,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        except FileNotFoundError:
+            raise OpsError("rsync is not installed on this machine", fix="apt-get install rsync") from None
+    if done.returncode:
+        raise UsageError(f"cannot be read: {done.stderr.decode(errors='replace').strip()}", where=where)
+    entries = tuple(sorted(os.fsdecode(line) for line in done.stdout.split(b"\n") if line and line != b"./"))
+    if not entries:
+        raise UsageError("there is nothing to bring to the workers", where=where, fix="look at its .gitignore")
+    return Tree(source, source.name, entries, _digest(source, entries))
+
+
+def _digest(source: Path, entries: Sequence[str]) -> str:
+    total = hashlib.sha256()
+    for entry in entries:
+        if entry.endswith("/"):
+            continue
+        path = source / entry
+        try:
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                kind, content = b"l", os.fsencode(path.readlink())
+            else:
+                kind, content = (b"x" if mode & stat.S_IXUSR else b"f"), hashlib.sha256(path.read_bytes()).digest()
+        except OSError as exc:
+            raise UsageError(f"cannot be read: {exc.strerror}", where=f"--sync {path}") from exc
+        total.update(b"\0".join((kind, os.fsencode(entry), content)) + b"\n")
+    return total.hexdigest()[:12]
+
+
+async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> None:
+    """Bring a tree to all these workers.
+
+    Raises:
+        UnreachableError: A worker did not answer.
+        HostError: A worker could not take the tree; names it and says why.
+    """
+    before = await _step(fanout, hosts, _PREPARE, tree, {})
+    slots = asyncio.Semaphore(WIDTH)
+
+    async def one(host: str) -> Result:
+        async with slots:
+            return await _transfer(fanout, host, tree)
+
+    results = await asyncio.gather(*(one(host) for host in hosts))
+    _require({result.host: result for result in results})
+    removed = {host: b"\0".join(map(os.fsencode, stale(result.stdout, tree))) for host, result in before.items()}
+    outdated = [host for host in hosts if removed[host]]
+    if outdated:
+        await _step(fanout, outdated, _REMOVE, tree, removed)
+    manifest = b"\0".join(map(os.fsencode, tree.files))
+    await _step(fanout, hosts, _REMEMBER, tree, dict.fromkeys(hosts, manifest))
+
+
+async def _step(
+    fanout: Fanout, hosts: Sequence[str], script: str, tree: Tree, stdin: dict[str, bytes]
+) -> dict[str, Result]:
+    results = await fanout.run(hosts, ["/bin/sh", "-c", script, "sh", tree.name], limit=_STEP_LIMIT, stdin=stdin)
+    _require(results)
+    return results
+
+
+async def _transfer(fanout: Fanout, host: str, tree: Tree) -> Result:
+    process = await asyncio.create_subprocess_exec(
+        *transfer_command(tree, host, fanout.ssh_config),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(LIMIT):
+            _, said = await process.communicate(b"\0".join(map(os.fsencode, tree.entries)))
+    except TimeoutError:
+        return Result(host, None, problem=f"the tree did not arrive within {LIMIT:.0f} s")
+    finally:
+        await ssh.end(process)
+    text = said.decode(errors="replace")
+    if process.returncode == SSH_FAILED:
+        return Result(host, None, problem=ssh.reason(text, process.returncode), reached=False)
+    problem = ssh.reason(text, process.returncode) if process.returncode else ""
+    return Result(host, process.returncode, stderr=said, problem=problem)
+
+
+def _require(results: dict[str, Result]) -> None:
+    bad = [result for result in results.values() if not result.ok]
+    if not bad:
+        return
+    first = bad[0]
+    what = first.problem or ssh.reason(first.stderr.decode(errors="replace"), first.code)
+    error = UnreachableError if not first.reached else HostError
+    raise error(f"the code could not be brought to the workers: {what}", where=", ".join(result.host for result in bad))
