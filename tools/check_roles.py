@@ -1,0 +1,133 @@
+"""Keeps the roles honest: argument_specs equal to defaults/, README generated from argument_specs.
+
+    tools/check_roles.py           fails where a role's files disagree
+    tools/check_roles.py --write   writes the READMEs anew
+
+Exit codes: 0 all agree, 1 something differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+Spec = dict[str, Any]
+
+
+def load(path: Path) -> Any:
+    """Return a YAML file's content; None where there is no such file."""
+    return yaml.safe_load(path.read_text()) if path.is_file() else None
+
+
+def option_faults(name: str, option: Spec) -> list[str]:
+    """Given a variable and its specification, return what the specification lacks, options of options included."""
+    faults = [f"{name} has no {key}" for key in ("type", "description") if key not in option]
+    if ("default" in option) == bool(option.get("required")):
+        faults.append(f"{name} needs either a default or required: true")
+    if option.get("type") == "list" and "elements" not in option:
+        faults.append(f"{name} is a list without elements")
+    for inner, value in option.get("options", {}).items():
+        faults += option_faults(f"{name}.{inner}", value)
+    return faults
+
+
+def role_faults(role: str, spec: Spec, defaults: Spec) -> list[str]:
+    """Given a role's main entry point and its defaults, return every disagreement."""
+    options = spec.get("options", {})
+    faults = [] if spec.get("short_description") else ["the entry point has no short_description"]
+    for name, option in options.items():
+        if not name.startswith(f"{role}_"):
+            faults.append(f"{name} does not start with {role}_")
+        faults += option_faults(name, option)
+    if list(options) != sorted(options) or list(defaults) != sorted(defaults):
+        faults.append("variables are not sorted by name")
+    faults += [
+        f"{name} is in argument_specs only" for name in options if "default" in options[name] and name not in defaults
+    ]
+    faults += [f"{name} is in defaults only" for name in defaults if name not in options]
+    for name in defaults.keys() & options.keys():
+        stated = options[name].get("default")
+        if stated != defaults[name] or type(stated) is not type(defaults[name]):
+            faults.append(f"{name} defaults to {defaults[name]!r}, and argument_specs says {stated!r}")
+    return faults
+
+
+def code(text: str) -> str:
+    """Return text as Markdown code that stands in a cell of a table."""
+    return f"`{text}`".replace("|", "\\|")
+
+
+def prose(text: str) -> str:
+    """Return a description as Markdown: Ansible's markup for options and values becomes code."""
+    return re.sub(r"\b[OCV]\(([^)]*)\)", r"`\1`", " ".join(text.split()))
+
+
+def shown(value: Any) -> str:
+    """Return a default for people: YAML in one line."""
+    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
+
+
+def rows(options: Spec, prefix: str = "") -> list[str]:
+    """Return a table's rows for options; options of options follow their parent."""
+    lines = []
+    for name, option in options.items():
+        kind = f"list of {option['elements']}" if option["type"] == "list" else option["type"]
+        if "choices" in option:
+            kind = ", ".join(map(str, option["choices"]))
+        default = "required" if option.get("required") else code(shown(option["default"]))
+        description = prose(option["description"]).replace("|", "\\|")
+        lines.append(f"| {code(prefix + name)} | {kind} | {default} | {description} |")
+        lines += rows(option.get("options", {}), f"{prefix}{name}[].")
+    return lines
+
+
+def readme(role: str, spec: Spec) -> str:
+    """Return the text of a role's README."""
+    description = spec.get("description", [])
+    paragraphs = [prose(text) for text in ([description] if isinstance(description, str) else description)]
+    table = ["| variable | type | default | meaning |", "|---|---|---|---|", *rows(spec.get("options", {}))]
+    note = "Generated from `meta/argument_specs.yml` by `tools/check_roles.py --write`."
+    return "\n\n".join([f"# {role}", f"{spec['short_description']}.", *paragraphs, "\n".join(table), note]) + "\n"
+
+
+def check(folder: Path, *, write: bool) -> list[str]:
+    """Check one role, and write its README where asked; return every fault with its file."""
+    role = folder.name
+    specs = load(folder / "meta" / "argument_specs.yml")
+    if not isinstance(specs, dict) or "main" not in specs.get("argument_specs", {}):
+        return [f"{folder}/meta/argument_specs.yml: no entry point main"]
+    spec = specs["argument_specs"]["main"]
+    if faults := role_faults(role, spec, load(folder / "defaults" / "main.yml") or {}):
+        return [f"{folder}: {fault}" for fault in faults]
+    path, text = folder / "README.md", readme(role, spec)
+    if write:
+        path.write_text(text)
+    elif not path.is_file() or path.read_text() != text:
+        return [f"{path}: differs from meta/argument_specs.yml; run tools/check_roles.py --write"]
+    return []
+
+
+def main() -> int:
+    """Check all roles."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write the READMEs")
+    write = parser.parse_args().write
+    faults = [
+        fault
+        for folder in sorted((ROOT / "roles").iterdir())
+        if (folder / "tasks").is_dir()
+        for fault in check(folder, write=write)
+    ]
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
