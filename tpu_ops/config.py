@@ -257,7 +257,7 @@ class _Options:
         else:
             where, values = self.at(key), self._list(key)
         for value in values:
-            if not form.match(value):
+            if not form.fullmatch(value):
                 raise UsageError(f"{value!r} is not {expected}", where=where)
         return tuple(dict.fromkeys(values))
 
@@ -356,7 +356,7 @@ def _user(options: _Options) -> str:
             user = _Value(getpass.getuser(), "this machine's login name")
         except (KeyError, OSError) as exc:
             raise UsageError("no login name for the workers", where=options.at("user"), fix="set it") from exc
-    if not _USER.match(user.value):
+    if not _USER.fullmatch(user.value):
         raise UsageError(f"{user.value!r} is not a login name", where=user.where, fix="set key 'user' or TPU_OPS_USER")
     return user.value
 

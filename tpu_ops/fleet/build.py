@@ -26,7 +26,7 @@ def node(data: dict[str, Any]) -> Node:
     Raises:
         CloudError: Its resource name is not of the documented form.
     """
-    match = _NAME.match(data["name"])
+    match = _NAME.fullmatch(data["name"])
     if match is None:
         raise CloudError(f"the API listed a node whose name is not of the documented form: {data['name']!r}")
     chips, chips_per_worker, topology = _shape(data["accelerator_type"])

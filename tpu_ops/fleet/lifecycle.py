@@ -72,7 +72,7 @@ def check_name(name: str) -> str:
     Raises:
         UsageError: The API would not take it.
     """
-    if not _NAME.match(name):
+    if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} cannot be a node's name",
             fix="use up to 63 lower-case letters, digits and dashes, a letter first, no dash last",

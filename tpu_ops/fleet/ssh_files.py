@@ -120,7 +120,7 @@ def ssh_config(
 
 def valid_key(key_type: str, blob: str) -> bool:
     """Return whether a published host key is one: a blob of base64 that begins with the name of its type."""
-    if not _KEY_TYPE.match(key_type):
+    if not _KEY_TYPE.fullmatch(key_type):
         return False
     try:
         raw = base64.b64decode(blob, validate=True)

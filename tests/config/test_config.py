@@ -1,0 +1,209 @@
+"""Settings of a fleet: what is accepted, what wins, and how every mistake is named."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tpu_ops import config
+from tpu_ops.errors import UsageError
+
+MINIMAL = {"plugin": "tpu_vm", "projects": ["lab"], "user": "ada"}
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """An environment with an empty home."""
+    return {"HOME": str(tmp_path / "home"), "TPU_OPS_STATE": str(tmp_path / "state")}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Where the fleet's file would be."""
+    return tmp_path / "fleet" / "inventory" / "tpu_vm.yml"
+
+
+def settings(file, environ, **options):
+    return config.from_data({**MINIMAL, **options}, file, environ)
+
+
+def test_defaults(file, environ):
+    found = settings(file, environ)
+    assert (found.projects, found.zones, found.endpoint) == (("lab",), (), "")
+    assert (found.states, found.connect_with) == (("READY",), ("external", "internal"))
+    assert found.private_key is None
+    assert found.path == file.parent.parent
+    assert found.state_dir.parent == Path(environ["TPU_OPS_STATE"]) / "fleets"
+    assert found.state_dir.name.startswith("fleet-")
+
+
+def test_settings_cannot_be_changed(file, environ):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings(file, environ).user = "eve"
+
+
+def test_the_environment_wins_over_the_file(file, environ, tmp_path):
+    key = tmp_path / "key"
+    key.touch()
+    environ |= {
+        "TPU_OPS_PROJECT": "one,two",
+        "TPU_OPS_ZONES": "us-west4-a, us-west4-b",
+        "TPU_OPS_ENDPOINT": "127.0.0.1:18470",
+        "TPU_OPS_USER": "grace",
+        "TPU_OPS_PRIVATE_KEY": str(key),
+    }
+    found = settings(
+        file, environ, zones=["us-central2-b"], endpoint="localhost:1", user="ada", private_key="/nowhere/key"
+    )
+    assert found.projects == ("one", "two")
+    assert found.zones == ("us-west4-a", "us-west4-b")
+    assert (found.endpoint, found.user, found.private_key) == ("127.0.0.1:18470", "grace", key)
+
+
+def test_one_name_may_stand_without_a_list(file, environ):
+    assert settings(file, environ, projects="lab", zones="us-central2-b").zones == ("us-central2-b",)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"project": "lab"}, ["tpu_vm.yml", "'project'", "did you mean 'projects'"]),
+        ({"zoness": []}, ["'zoness'", "'zones'"]),
+        ({"colour": "blue"}, ["'colour'", "ansible-doc"]),
+        ({7: "x"}, ["7"]),
+        ({"projects": []}, ["'projects'", "TPU_OPS_PROJECT"]),
+        ({"projects": None}, ["'projects'", "TPU_OPS_PROJECT"]),
+        ({"projects": {"lab": 1}}, ["'projects'", "a list of texts", "dict"]),
+        ({"projects": [7]}, ["'projects'", "a list of texts"]),
+        ({"projects": ["lab\n"]}, ["'projects'", "project id"]),
+        ({"projects": ["Lab!"]}, ["'projects'", "'Lab!'", "project id"]),
+        ({"zones": ["us central"]}, ["'zones'", "'us central'", "a zone"]),
+        ({"zones": True}, ["'zones'", "bool"]),
+        ({"states": ["REDAY"]}, ["'states'", "did you mean 'READY'"]),
+        ({"states": []}, ["'states'", "empty"]),
+        ({"connect_with": ["wormhole"]}, ["'connect_with'", "external, internal"]),
+        ({"request_timeout": "soon"}, ["'request_timeout'", "number of seconds", "'soon'"]),
+        ({"request_timeout": 0}, ["'request_timeout'"]),
+        ({"request_timeout": True}, ["'request_timeout'", "bool"]),
+        ({"user": 7}, ["'user'", "a text", "int"]),
+        ({"user": "-oProxyCommand=x"}, ["'user'", "not a login name"]),
+        ({"private_key": "nowhere"}, ["'private_key'", "nowhere", "ssh-keygen"]),
+        ({"endpoint": "10.0.0.1:80"}, ["'endpoint'", "loopback"]),
+        ({"endpoint": "tpu.example.com:443"}, ["'endpoint'", "loopback"]),
+        ({"endpoint": "http://127.0.0.1:80"}, ["'endpoint'", "HOST:PORT"]),
+        ({"endpoint": "127.0.0.1"}, ["'endpoint'", "HOST:PORT"]),
+        ({"endpoint": "127.0.0.1:99999"}, ["'endpoint'", "HOST:PORT"]),
+        ({"plugin": "gcp_compute"}, ["'plugin'", "plugin: tpu_vm"]),
+    ],
+)
+def test_a_mistake_in_the_file_names_file_and_key(file, environ, options, words):
+    with pytest.raises(UsageError) as caught:
+        config.from_data({**MINIMAL, **options}, file, environ)
+    text = str(caught.value)
+    assert str(file) in text
+    assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TPU_OPS_ENDPOINT", "192.168.1.1:80"),
+        ("TPU_OPS_PROJECT", "no such name"),
+        ("TPU_OPS_ZONES", "mars"),
+        ("TPU_OPS_USER", "a b"),
+        ("TPU_OPS_PRIVATE_KEY", "/nowhere/key"),
+    ],
+)
+def test_a_mistake_in_the_environment_names_the_variable(file, environ, name, value):
+    with pytest.raises(UsageError, match=f"environment variable {name}"):
+        settings(file, environ | {name: value})
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:1", "127.8.8.8:18470", "localhost:18470", "[::1]:18470"])
+def test_loopback_endpoints_are_taken(file, environ, endpoint):
+    assert settings(file, environ, endpoint=endpoint).endpoint == endpoint
+
+
+def test_keys_of_ansible_stand_in_the_same_file(file, environ):
+    assert settings(file, environ, keyed_groups=[{"key": "tpu_zone"}], compose={}, strict=True, cache=True)
+
+
+def test_the_first_private_key_that_exists_is_taken(file, environ):
+    ssh = Path(environ["HOME"]) / ".ssh"
+    ssh.mkdir(parents=True)
+    for name in reversed(config.PRIVATE_KEYS):
+        (ssh / name).touch()
+        assert settings(file, environ).private_key == ssh / name
+
+
+def test_a_private_key_starts_at_home_or_at_the_file(file, environ):
+    for path in (Path(environ["HOME"]) / "a", file.parent / "b"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert settings(file, environ, private_key="~/a").private_key == Path(environ["HOME"]) / "a"
+    assert settings(file, environ, private_key="b").private_key == file.parent / "b"
+
+
+def test_every_endpoint_and_every_file_has_a_state_of_its_own(file, environ):
+    dirs = {
+        settings(file, environ).state_dir,
+        settings(file, environ, endpoint="127.0.0.1:1").state_dir,
+        settings(file, environ, endpoint="127.0.0.1:2").state_dir,
+        settings(file.with_name("other.tpu_vm.yml"), environ).state_dir,
+    }
+    assert len(dirs) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("plugin: tpu_vm\nprojects: [", ["not valid YAML", "line 2"]),
+        ("- plugin", ["no mapping"]),
+        ("", ["no mapping"]),
+        (b"\xff\xfe\x00", ["not UTF-8"]),
+        (None, ["cannot read", "No such file"]),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, text, words):
+    file = tmp_path / "tpu_vm.yml"
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError) as caught:
+        config.load_file(file)
+    assert [word for word in [str(file), *words] if word not in str(caught.value)] == []
+
+
+def test_the_fleet_is_the_nearest_directory_upwards(tmp_path):
+    (tmp_path / "inventory").mkdir()
+    (tmp_path / "inventory/tpu_vm.yml").touch()
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    assert config.find_fleet(None, {}, below) == tmp_path
+    other = tmp_path / "other" / "inventory"
+    other.mkdir(parents=True)
+    (other / "tpu_vm.yml").touch()
+    assert config.find_fleet(None, {"TPU_OPS_FLEET": str(other.parent)}, below) == other.parent
+    assert config.find_fleet(str(tmp_path), {"TPU_OPS_FLEET": str(other.parent)}, below) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("fleet", "environ", "words"),
+    [
+        (None, {}, ["no fleet", "--fleet"]),
+        ("here", {}, ["--fleet", "inventory/tpu_vm.yml"]),
+        (None, {"TPU_OPS_FLEET": "there"}, ["TPU_OPS_FLEET", "inventory/tpu_vm.yml"]),
+    ],
+)
+def test_no_fleet_is_an_error_that_says_where_it_looked(tmp_path, fleet, environ, words):
+    with pytest.raises(UsageError) as caught:
+        config.find_fleet(fleet, environ, tmp_path)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_the_example_fleet_asks_for_a_project():
+    example = Path(__file__).parents[2] / "inventory" / "tpu_vm.yml"
+    with pytest.raises(UsageError, match=r"'projects'.*TPU_OPS_PROJECT"):
+        config.from_data(config.read_file(example), example, {"HOME": "/"})
+    assert config.from_data(config.read_file(example), example, {"HOME": "/", "TPU_OPS_PROJECT": "lab"}).zones == ()
