@@ -24,18 +24,20 @@ class LabApi:
         grpc: ``host:port``.
         rest: ``http://host:port``.
         state: The state file.
+        seconds: Shortest time of an operation; what is set here holds from the next start on.
     """
 
-    def __init__(self, state: Path, *options: str) -> None:
+    def __init__(self, state: Path, *, seconds: float = 0.05, projects: str = "lab,other") -> None:
         self.state = state
-        self._options = options
+        self.seconds = seconds
+        self.projects = projects
         self._process: subprocess.Popen[str] | None = None
         self.grpc = self.rest = ""
 
     def command(self) -> list[str]:
         """Return the command line of the process."""
-        ports = ["--grpc-port", "0", "--rest-port", "0"]
-        return [sys.executable, "-m", "tpu_ops.lab.api", "--state", str(self.state), *ports, *self._options]
+        options = ["--grpc-port", "0", "--rest-port", "0", "--seconds", str(self.seconds), "--projects", self.projects]
+        return [sys.executable, "-m", "tpu_ops.lab.api", "--state", str(self.state), *options]
 
     def start(self) -> None:
         """Start the process and wait until it serves."""
@@ -56,9 +58,13 @@ class LabApi:
 
     def restart(self) -> None:
         """Start a new process over the same state, on new ports; the old one is ended in order if it still runs."""
+        self.close()
+        self.start()
+
+    def close(self) -> None:
+        """End the process in order if it still runs."""
         if self._process is not None:
             self.stop()
-        self.start()
 
     def _end(self, how: str) -> int:
         assert self._process is not None
@@ -109,8 +115,7 @@ class LabApi:
 @pytest.fixture
 def lab_api(tmp_path: Path) -> Iterator[LabApi]:
     """A lab API of its own, empty, with operations that take 50 ms; projects ``lab`` and ``other``."""
-    api = LabApi(tmp_path / "lab" / "state.json", "--seconds", "0.05", "--projects", "lab,other")
+    api = LabApi(tmp_path / "lab" / "state.json")
     api.start()
     yield api
-    if api._process is not None:
-        api.stop()
+    api.close()

@@ -51,9 +51,9 @@ def _check(location: Location, short: str, body: Json) -> Json:
         if spec.get("parent", location.name) != location.name:
             raise invalid(f"{field}.parent: {spec['parent']!r} is not {location.name}")
         several = spec.get("multisliceParams")
-        if several and spec.get("nodeId"):
+        if several is not None and spec.get("nodeId"):
             raise invalid(f"{field}: node_id and multislice_params exclude each other")
-        if several:
+        if several is not None:
             if not 1 <= several.get("nodeCount", 0) <= _MAX_SLICES:
                 raise invalid(f"{field}.multislice_params.node_count: must be 1 to {_MAX_SLICES}")
             prefix = several.get("nodeIdPrefix") or short

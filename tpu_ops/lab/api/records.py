@@ -181,7 +181,7 @@ class QueuedRecord(Record):
         found = []
         for spec in self.body["tpu"]["nodeSpec"]:
             parent = spec.get("parent") or self.location.name
-            if several := spec.get("multisliceParams"):
+            if (several := spec.get("multisliceParams")) is not None:
                 prefix = several.get("nodeIdPrefix") or self.short
                 shorts = [f"{prefix}-{index}" for index in range(several["nodeCount"])]
             else:

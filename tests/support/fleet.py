@@ -1,0 +1,113 @@
+"""A fleet directory whose API is a lab API process, shared by many tests: each has projects of its own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.lab_api import LabApi
+from tpu_ops import config
+from tpu_ops.config import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+ZONE = "us-central2-b"
+
+#: Pairs of projects that the shared process serves; a test takes one pair.
+PAIRS = 100
+_pairs = itertools.count()
+
+
+class FleetDir:
+    """A fleet directory, and the two projects of its API that belong to it.
+
+    Attributes:
+        api: Its API.
+        path: The directory.
+        project: The project that its file names.
+        second: Another project.
+        private_key: The person's key; its public half lies beside it.
+    """
+
+    def __init__(self, api: LabApi, root: Path) -> None:
+        pair = next(_pairs)
+        self.api = api
+        self.project, self.second = f"lab{pair}", f"other{pair}"
+        self.path = root / "fleet"
+        self.private_key = root / "home" / ".ssh" / "id_ed25519"
+        self.private_key.parent.mkdir(parents=True)
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.private_key], check=True)
+        (self.path / "inventory").mkdir(parents=True)
+        self.write()
+
+    @property
+    def file(self) -> Path:
+        """The fleet's file."""
+        return self.path / "inventory" / "tpu_vm.yml"
+
+    def write(self, **options: Any) -> None:
+        """Write the fleet's file; options replace the usual ones."""
+        usual = {"plugin": "tpu_vm", "projects": [self.project], "user": "ada", "endpoint": self.api.grpc}
+        self.file.write_text(yaml.safe_dump(usual | options))
+
+    def settings(self) -> Settings:
+        """Return the fleet's settings."""
+        return config.load(str(self.path))
+
+    def location(self, zone: str = ZONE, project: str = "") -> str:
+        """Return the resource name of a zone of the fleet's project or another."""
+        return f"projects/{project or self.project}/locations/{zone}"
+
+    def create(
+        self, name: str, accelerator_type: str = "v4-8", *, zone: str = ZONE, project: str = "", **fields: Any
+    ) -> Any:
+        """Create a node and return it when it is READY."""
+        return self.api.create(name, accelerator_type, location=self.location(zone, project), **fields)
+
+    def act(self, verb: str, name: str, zone: str = ZONE) -> None:
+        """Stop, start or delete a node and wait until that is done."""
+        path = f"v2/{self.location(zone)}/nodes/{name}"
+        done = self.api.done("DELETE", path) if verb == "delete" else self.api.done("POST", f"{path}:{verb}", {})
+        assert "error" not in done, done
+
+    def ansible(self, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run one of Ansible's commands on the fleet, with the project's own ansible.cfg."""
+        command = [str(Path(sys.executable).parent / argv[0]), "-i", str(self.file), *argv[1:]]
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", **environ},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+
+@pytest.fixture(scope="session")
+def fleet_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabApi]:
+    """One lab API process for all tests that have projects of their own."""
+    projects = ",".join(f"lab{pair},other{pair}" for pair in range(PAIRS))
+    api = LabApi(tmp_path_factory.mktemp("api") / "state.json", seconds=0.05, projects=projects)
+    api.start()
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def fleet(fleet_api: LabApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetDir:
+    """A fleet directory over projects without nodes, with a home of its own."""
+    made = FleetDir(fleet_api, tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    for name in ("TPU_OPS_USER", "TPU_OPS_PRIVATE_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(made.path)
+    return made
