@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.support.lab_api"]
+pytest_plugins = ["tests.support.lab_api", "tests.support.fleet"]
 
 
 @pytest.fixture(autouse=True)

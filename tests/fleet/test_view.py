@@ -1,0 +1,195 @@
+"""The view of the fleet: what is learned, written, kept and refused, against a real API process."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from tpu_ops.cloud import nodes as cloud_nodes
+from tpu_ops.cloud.client import ApiError
+from tpu_ops.errors import CloudError
+from tpu_ops.fleet import hostkeys, view
+from tpu_ops.fleet.hostkeys import HostKeyAlarm
+from tpu_ops.fleet.ssh_files import parse_known_hosts
+
+
+def files(settings):
+    return {path.name: path.read_text() for path in settings.state_dir.iterdir() if path.name != "lock"}
+
+
+def test_a_first_look_writes_everything(fleet):
+    fleet.create("pod", "v4-16")
+    settings = fleet.settings()
+    seen, changes = view.refresh(settings)
+    assert changes.first
+    assert [worker.host for worker in seen.workers] == ["pod-w0", "pod-w1"]
+    assert seen.warnings == ()
+    assert sorted(parse_known_hosts(seen.known_hosts.read_text())) == [worker.host_key_alias for worker in seen.workers]
+    assert f"HostName {seen.workers[1].external_ip}" in seen.ssh_config.read_text()
+    assert {path.name: path.stat().st_mode & 0o777 for path in settings.state_dir.iterdir()} == {
+        "lock": 0o600,
+        "snapshot.json": 0o600,
+        "ssh_config": 0o600,
+        "known_hosts": 0o644,
+    }
+    assert settings.state_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_known_is_read_without_the_api(fleet, monkeypatch):
+    fleet.create("pod", "v4-16")
+    seen = view.current(fleet.settings())
+    monkeypatch.setattr(view, "api", None)
+    again = view.current(fleet.settings())
+    assert (again.nodes, again.workers, again.asked_at) == (seen.nodes, seen.workers, seen.asked_at)
+
+
+def test_an_ssh_config_of_other_settings_is_written_anew(fleet):
+    fleet.create("pod", "v4-16")
+    view.refresh(fleet.settings())
+    fleet.write(user="grace", connect_with=["internal"])
+    seen = view.current(fleet.settings())
+    text = seen.ssh_config.read_text()
+    assert "User grace" in text
+    assert f"HostName {seen.workers[0].internal_ip}" in text
+
+
+def test_another_project_is_another_question(fleet):
+    fleet.create("pod", "v4-16")
+    view.refresh(fleet.settings())
+    fleet.write(projects=[fleet.second])
+    assert view.current(fleet.settings()).nodes == ()
+
+
+def test_a_look_writes_nothing(fleet):
+    settings = fleet.settings()
+    view.refresh(settings)
+    before = files(settings)
+    fleet.create("pod")
+    assert view.look(settings)[1].new == ("pod",)
+    assert files(settings) == before
+
+
+def test_a_changed_address_is_news_and_the_host_keys_stay(fleet):
+    fleet.create("pod", "v4-16")
+    settings = fleet.settings()
+    before, _ = view.refresh(settings)
+    keys = before.known_hosts.read_text()
+    fleet.act("stop", "pod")
+    view.refresh(settings)
+    assert before.known_hosts.read_text() == keys
+    fleet.act("start", "pod")
+    after, changes = view.refresh(settings)
+    assert before.known_hosts.read_text() == keys
+    assert [change.new for change in changes.addresses if change.kind == "external"] == [
+        worker.external_ip for worker in after.workers
+    ]
+    assert {worker.external_ip for worker in before.workers}.isdisjoint(worker.external_ip for worker in after.workers)
+    assert all(worker.external_ip in after.ssh_config.read_text() for worker in after.workers)
+
+
+def test_a_recreated_node_is_accepted_with_its_new_keys(fleet):
+    fleet.create("pod", "v4-16")
+    settings = fleet.settings()
+    before, _ = view.refresh(settings)
+    fleet.act("delete", "pod")
+    fleet.create("pod", "v4-16")
+    after, changes = view.refresh(settings)
+    assert changes.recreated == ("pod",)
+    assert changes.addresses == ()
+    known = parse_known_hosts(after.known_hosts.read_text())
+    assert sorted(known) == sorted(worker.host_key_alias for worker in after.workers)
+    assert not set(known) & {worker.host_key_alias for worker in before.workers}
+
+
+def test_a_changed_key_on_the_same_node_stops_and_writes_nothing(fleet):
+    fleet.create("pod", "v4-16")
+    fleet.create("solo")
+    settings = fleet.settings()
+    seen, _ = view.refresh(settings)
+    first, second = (worker.host_key_alias for worker in seen.workers[:2])
+    swapped = seen.known_hosts.read_text().replace(first, "tmp").replace(second, first).replace("tmp", second)
+    seen.known_hosts.write_text(swapped)
+    fleet.act("delete", "solo")
+    before = files(settings)
+    with pytest.raises(HostKeyAlarm, match=r"pod-w0.*CHANGED"):
+        view.refresh(settings, verify_keys=True)
+    assert files(settings) == before
+
+
+def test_known_nodes_are_not_asked_for_their_keys_again(fleet, monkeypatch):
+    fleet.create("pod", "v4-16")
+    view.refresh(fleet.settings())
+    asked: list[int] = []
+    fetch = hostkeys.fetch
+
+    def counted(tpu, nodes):
+        asked.append(len(nodes))
+        return fetch(tpu, nodes)
+
+    monkeypatch.setattr(hostkeys, "fetch", counted)
+    view.refresh(fleet.settings())
+    fleet.create("solo")
+    view.refresh(fleet.settings())
+    assert asked == [0, 1]
+
+
+def test_nodes_of_a_project_that_does_not_answer_are_not_gone(fleet, monkeypatch):
+    fleet.create("pod", "v4-16")
+    fleet.create("theirs", project=fleet.second)
+    fleet.write(projects=[fleet.project, fleet.second])
+    before, _ = view.refresh(fleet.settings())
+    keys = before.known_hosts.read_text()
+    list_scope = cloud_nodes._list_scope
+    failure = ApiError("denied", status="PERMISSION_DENIED", where=f"project {fleet.second}")
+    monkeypatch.setattr(
+        cloud_nodes,
+        "_list_scope",
+        lambda tpu, project, zone: failure if project == fleet.second else list_scope(tpu, project, zone),
+    )
+    after, changes = view.refresh(fleet.settings())
+    assert not changes
+    assert after.nodes == before.nodes
+    assert any(f"project {fleet.second}" in text for text in after.warnings)
+    assert after.known_hosts.read_text() == keys
+
+
+def test_a_wrong_project_is_an_error_and_writes_nothing(fleet):
+    fleet.write(projects=["nobodys"])
+    settings = fleet.settings()
+    with pytest.raises(CloudError, match="nobodys"):
+        view.refresh(settings)
+    assert not settings.state_dir.exists()
+
+
+def test_concurrent_refreshes_leave_whole_files(fleet):
+    fleet.create("pod", "v4-16")
+    settings, failures = fleet.settings(), []
+
+    def refresh() -> None:
+        try:
+            view.refresh(settings)
+        except Exception as exc:
+            failures.append(exc)
+
+    threads = [threading.Thread(target=refresh) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert sorted(files(settings)) == ["known_hosts", "snapshot.json", "ssh_config"]
+    assert len(view.current(settings).workers) == 2
+
+
+def test_an_older_answer_does_not_replace_a_newer_one(fleet, monkeypatch):
+    settings = fleet.settings()
+    fleet.create("pod", "v4-16")
+    view.refresh(settings)
+    before = files(settings)
+    monkeypatch.setattr(view, "time", SimpleNamespace(time=lambda: 1.0))
+    fleet.create("solo")
+    seen, changes = view.refresh(settings)
+    assert (not changes, [node.name for node in seen.nodes]) == (True, ["pod"])
+    assert files(settings) == before
