@@ -95,7 +95,7 @@ def strip_assignments(text: str, library: str, pattern: re.Pattern[str], *, comm
 
         new = pattern.sub(replace, line)
         rest = pattern.sub("", new) if emptied else new
-        if not emptied or rest.strip().rstrip(";").strip() not in ("", "export", "LD_PRELOAD", "export LD_PRELOAD"):
+        if not emptied or rest.strip("; \t\n") not in ("", "export", "LD_PRELOAD", "export LD_PRELOAD"):
             lines.append(new)
         elif commands and (line[0].isspace() or (lines and OPENS_BLOCK.search(lines[-1].rstrip("\n")))):
             lines.append(line[: len(line) - len(line.lstrip())] + ":\n")
