@@ -180,6 +180,7 @@ from typing import Any
 
 from ansible.errors import AnsibleError, AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
+from ansible.template import trust_as_template
 
 try:
     from tpu_ops import config
@@ -267,7 +268,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             variables = {f"{prefix}{name}": value for name, value in hostvars.facts(worker).items()}
             variables |= self._connection(settings, worker, options)
             for name, value in variables.items():
-                self.inventory.set_variable(worker.host, name, value)
+                self.inventory.set_variable(worker.host, name, _plain(value))
             self._set_composite_vars(self.get_option("compose"), variables, worker.host, strict=strict)
             self._add_host_to_composed_groups(self.get_option("groups"), variables, worker.host, strict=strict)
             self._add_host_to_keyed_groups(self.get_option("keyed_groups"), variables, worker.host, strict=strict)
@@ -287,6 +288,22 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         else:
             self.display.warning(f"worker {worker.host} has no {' or '.join(settings.connect_with)} address")
         return variables
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in which text that cannot be a template is marked as safe to evaluate.
+
+    `ansible-inventory --list` writes every unmarked text as an object instead of a string. Text that holds as much as
+    the beginning of a template, or the header that would redefine what a template is, stays unmarked: Ansible never
+    evaluates it.
+    """
+    if isinstance(value, str):
+        return value if "{" in value or "#" in value else trust_as_template(value)
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    return value
 
 
 def _digest(settings: config.Settings) -> str:
