@@ -1,0 +1,273 @@
+"""list, refresh, create, delete and ssh, against a real API process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tpu_ops.cli import create as create_command
+from tpu_ops.cli.main import main
+from tpu_ops.fleet import lifecycle
+
+POD = ("pod", "--type", "v4-16", "--zone", "us-central2-b")
+
+
+@pytest.fixture
+def tpu_ops(fleet, capfd):
+    """Runs a command and returns its exit code, output and what it said besides."""
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = main(argv)
+        return (code, *capfd.readouterr())
+
+    return run
+
+
+def failed(result, code, *words):
+    """Check that a command ended with one error that has these words, and no result."""
+    assert result[0] == code, result
+    assert result[2].count("error: ") == 1, result
+    assert [word for word in words if word not in result[2]] == []
+    assert "Traceback" not in result[2]
+
+
+def test_the_life_of_a_node(fleet, tpu_ops):
+    code, out, err = tpu_ops("create", *POD, "--label", "team=vision", "--spot")
+    assert code == 0, err
+    assert [line.split()[0] for line in out.splitlines()] == ["pod-w0", "pod-w1"]
+    node = fleet.api.node("pod", fleet.location())
+    public = fleet.private_key.with_suffix(".pub").read_text().split()
+    assert node["metadata"]["ssh-keys"] == f"ada:{public[0]} {public[1]} ada"
+    assert (node["labels"], node["schedulingConfig"]["spot"]) == ({"team": "vision"}, True)
+    assert node["runtimeVersion"] == "tpu-ubuntu2204-base"
+
+    code, out, _ = tpu_ops("list")
+    assert out.splitlines()[0].split() == ["HOST", "ZONE", "TYPE", "STATE", "HEALTH", "INTERNAL", "EXTERNAL"]
+    assert out.splitlines()[2].split()[:4] == ["pod-w1", "us-central2-b", "v4-16", "READY"]
+    rows = json.loads(tpu_ops("list", "--json")[1])
+    assert [row["host"] for row in rows] == ["pod-w0", "pod-w1"]
+    assert rows[0]["external_ip"] == node["networkEndpoints"][0]["accessConfig"]["externalIp"]
+
+    assert tpu_ops("delete", "pod", "--dry-run")[0] == 0
+    failed(tpu_ops("delete", "pod"), 2, "--yes")
+    assert fleet.api.node("pod", fleet.location())["state"] == "READY"
+    code, out, _ = tpu_ops("delete", "pod", "--yes")
+    assert (code, "deleted node pod" in out) == (0, True)
+    assert tpu_ops("list")[1] == ""
+    failed(tpu_ops("delete", "pod", "--yes"), 2, "'pod'")
+
+
+def test_creating_again_finds_the_node_there(fleet, tpu_ops):
+    tpu_ops("create", *POD)
+    before = fleet.api.node("pod", fleet.location())
+    code, out, _ = tpu_ops("create", *POD, "--json")
+    assert (code, json.loads(out)["outcome"]) == (0, "already there")
+    assert fleet.api.node("pod", fleet.location()) == before
+
+
+def test_creating_again_waits_for_the_node_that_an_interrupted_command_began(fleet, tpu_ops):
+    code, out, _ = tpu_ops("create", *POD, "--no-wait", "--json")
+    assert (code, json.loads(out)["outcome"]) == (0, "begun")
+    code, out, _ = tpu_ops("create", *POD, "--json")
+    assert (code, json.loads(out)["outcome"]) == (0, "resumed")
+    assert len(json.loads(out)["workers"]) == 2
+
+
+def test_a_node_of_that_name_but_another_form_is_an_error(fleet, tpu_ops):
+    fleet.create("pod", "v4-8")
+    failed(tpu_ops("create", *POD), 3, "v4-8, not v4-16", "tpu_ops delete pod")
+    failed(tpu_ops("create", *POD, "--dry-run"), 3, "v4-8, not v4-16")
+
+
+def test_a_stopped_node_is_an_error_that_says_what_to_do(fleet, tpu_ops):
+    fleet.create("pod", "v4-16")
+    fleet.act("stop", "pod")
+    failed(tpu_ops("create", *POD), 3, "STOPPED", "tpu_ops delete pod")
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["x", "--type", "v4-12", "--zone", "us-central2-b"], 3, ["v4-12", "v4-16"]),
+        (["x", "--type", "v9-8", "--zone", "us-central2-b"], 3, ["v9-8", "it has v4-8"]),
+        (["x", "--type", "v3-8", "--zone", "us-central2-b"], 3, ["v3-8", "us-central2-b", "v4-8"]),
+        (["x", "--type", "v4-8", "--zone", "mars-north1-a"], 3, ["mars-north1-a", "us-central2-b"]),
+        (["x", "--type", "v4-8", "--zone", "us-central2-b", "--runtime", "tpu-ubuntu"], 3, ["tpu-ubuntu2204-base"]),
+        (["x", "--type", "v4-8", "--zone", "us-central2-b", "--project", "nobodys"], 3, ["nobodys"]),
+        (["x", "--type", "v4-8"], 2, ["--zone"]),
+        (["X_x", "--type", "v4-8", "--zone", "us-central2-b"], 2, ["X_x", "lower-case"]),
+        (["x", "--type", "v4-8", "--zone", "us-central2-b", "--label", "novalue"], 2, ["--label", "KEY=VALUE"]),
+    ],
+)
+def test_what_cannot_be_created_is_explained_by_a_dry_run_too(tpu_ops, argv, code, words):
+    failed(tpu_ops("create", *argv), code, *words)
+    failed(tpu_ops("create", *argv, "--dry-run"), code, *words)
+    assert tpu_ops("list")[1] == ""
+
+
+def test_a_dry_run_creates_nothing_and_shows_the_request(tpu_ops):
+    code, out, _ = tpu_ops("create", *POD, "--dry-run", "--json")
+    assert code == 0
+    assert json.loads(out)["node"]["accelerator_type"] == "v4-16"
+    assert tpu_ops("list")[1] == ""
+
+
+def test_a_missing_public_key_is_named(fleet, tpu_ops):
+    public = fleet.private_key.with_suffix(".pub")
+    public.unlink()
+    failed(tpu_ops("create", *POD), 2, str(public), "ssh-keygen -y")
+    public.write_text("this is not a key")
+    failed(tpu_ops("create", *POD), 2, "no ssh public key")
+    fleet.private_key.unlink()
+    failed(tpu_ops("create", *POD), 2, "no ssh key", "ssh-keygen -t ed25519")
+
+
+def test_a_wait_that_ends_too_early_says_that_the_creation_goes_on(tpu_ops):
+    failed(tpu_ops("create", *POD, "--timeout", "0.001"), 3, "not done after", "same command")
+    assert tpu_ops("create", *POD)[0] == 0
+
+
+def test_host_keys_that_come_late_are_waited_for(fleet, tpu_ops, monkeypatch):
+    from tpu_ops.fleet import hostkeys
+
+    monkeypatch.setattr(create_command, "KEYS_DELAY", 0.01)
+    fetch, calls = hostkeys.fetch, []
+
+    def late(tpu, nodes):
+        calls.append(len(nodes))
+        return fetch(tpu, nodes if len(calls) > 2 else [])
+
+    monkeypatch.setattr(hostkeys, "fetch", late)
+    code, _, err = tpu_ops("create", *POD)
+    assert (code, len(calls)) == (0, 3)
+    assert "host keys" in err
+    assert "warning" not in err
+
+
+def test_every_generation_has_a_default_runtime():
+    from tpu_ops.cloud.accelerators import catalogue
+
+    assert all(lifecycle.default_runtime(kind.name) for kind in catalogue())
+
+
+def test_refresh_shows_old_and_new_addresses_once(fleet, tpu_ops):
+    tpu_ops("create", *POD)
+    before = [row["external_ip"] for row in json.loads(tpu_ops("list", "--json")[1])]
+    fleet.act("stop", "pod")
+    fleet.act("start", "pod")
+    out = tpu_ops("refresh", "--dry-run")[1]
+    shown = tpu_ops("refresh")[1]
+    after = [row["external_ip"] for row in json.loads(tpu_ops("list", "--json")[1])]
+    assert set(before).isdisjoint(after)
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        for text in (out, shown):
+            assert f"pod-w{index} external: {old} -> {new}" in text
+    assert "no change" in tpu_ops("refresh")[1]
+
+
+def test_refresh_as_json(fleet, tpu_ops):
+    assert json.loads(tpu_ops("refresh", "--json")[1])["first"] is True
+    fleet.create("pod", "v4-16")
+    told = json.loads(tpu_ops("refresh", "--json")[1])
+    assert (told["new"], told["workers"], told["warnings"]) == (["pod"], 2, [])
+    fleet.act("stop", "pod")
+    told = json.loads(tpu_ops("refresh", "--json")[1])
+    assert told["states"] == [{"node": "pod", "old": "READY", "new": "STOPPED"}]
+    fleet.act("delete", "pod")
+    assert json.loads(tpu_ops("refresh", "--json")[1])["gone"] == ["pod"]
+
+
+def test_list_filters_by_state_and_says_when_it_is_old(fleet, tpu_ops):
+    fleet.create("pod", "v4-16")
+    fleet.create("off", "v4-8")
+    assert tpu_ops("refresh")[0] == 0
+    fleet.act("stop", "off")
+    _, out, err = tpu_ops("list", "--state", "stopped")
+    assert [line.split()[0] for line in out.splitlines()] == ["HOST", "off-w0"]
+    assert "tpu_ops refresh" in err
+    assert "STOPPED" not in tpu_ops("list", "--cached")[1]
+    assert [row["host"] for row in json.loads(tpu_ops("list", "--json", "--state", "READY")[1])] == ["pod-w0", "pod-w1"]
+
+
+def test_two_nodes_of_one_name(fleet, tpu_ops):
+    fleet.create("twin", "v4-8")
+    fleet.create("twin", "v5litepod-4", zone="us-west4-a")
+    failed(tpu_ops("delete", "twin", "--yes"), 2, "twin.us-central2-b or twin.us-west4-a")
+    failed(tpu_ops("ssh", "twin"), 2, "twin.us-central2-b or twin.us-west4-a")
+    assert tpu_ops("delete", "twin", "--zone", "us-west4-a", "--yes")[0] == 0
+    assert [row["host"] for row in json.loads(tpu_ops("list", "--json")[1])] == ["twin-w0"]
+
+
+def test_a_wrong_project_is_an_error_and_no_empty_fleet(tpu_ops, monkeypatch):
+    monkeypatch.setenv("TPU_OPS_PROJECT", "nobodys")
+    failed(tpu_ops("list"), 3, "nobodys")
+    failed(tpu_ops("refresh"), 3, "nobodys")
+
+
+def test_an_endpoint_where_nothing_listens_is_named(tpu_ops, monkeypatch):
+    monkeypatch.setenv("TPU_OPS_ENDPOINT", "127.0.0.1:1")
+    monkeypatch.setattr("tpu_ops.cloud.client.REFUSED_PATIENCE", 0.1)
+    failed(tpu_ops("list"), 3, "127.0.0.1:1", "Connection refused")
+
+
+class Executed(Exception):
+    """Stands for the process that took this one's place."""
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """Returns the command line that this process would have become."""
+
+    def execvp(file, argv):
+        raise Executed(file, argv)
+
+    monkeypatch.setattr(os, "execvp", execvp)
+
+    def run(*argv: str) -> list[str]:
+        with pytest.raises(Executed) as caught:
+            main(argv)
+        return list(caught.value.args[1])
+
+    return run
+
+
+def test_ssh_becomes_ssh_with_the_fleets_config(fleet, executed):
+    fleet.create("pod", "v4-16")
+    config = str(fleet.settings().state_dir / "ssh_config")
+    assert executed("ssh", "pod-w1") == ["ssh", "-F", config, "pod-w1"]
+    assert executed("ssh", "pod") == ["ssh", "-F", config, "pod-w0"]
+    assert executed("ssh", "pod-w1", "--", "cd /tmp && ls") == ["ssh", "-F", config, "pod-w1", "--", "cd /tmp && ls"]
+    assert executed("ssh", "pod-w1", "--", "echo", "a b", "$HOME")[-2:] == ["--", "echo 'a b' '$HOME'"]
+
+
+def test_ssh_to_what_cannot_be_reached_is_refused_before_it_starts(fleet, tpu_ops):
+    fleet.create("pod", "v4-16")
+    fleet.create("off", "v4-8")
+    fleet.act("stop", "off")
+    failed(tpu_ops("ssh", "nowhere"), 2, "nowhere", "pod")
+    failed(tpu_ops("ssh", "pod-w[0-1],off"), 2, "several")
+    failed(tpu_ops("ssh", "off"), 4, "STOPPED", "off-w0")
+
+
+LOADED = """
+import sys
+from tpu_ops.cli.main import main
+try:
+    main([*sys.argv[1:], "--help"])
+except SystemExit:
+    pass
+heavy = {"google", "grpc", "ansible", "ClusterShell"}
+print(sorted(heavy & {name.split(".")[0] for name in sys.modules}))
+"""
+
+
+@pytest.mark.parametrize("command", [[], ["list"], ["refresh"], ["create"], ["delete"], ["ssh"]])
+def test_help_is_fast_because_nothing_heavy_is_imported(command):
+    done = subprocess.run([sys.executable, "-c", LOADED, *command], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0].startswith("usage: tpu_ops")
+    assert done.stdout.splitlines()[-1] == "[]"
