@@ -6,14 +6,15 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu_ops.errors import OpsError, UsageError
+from tpu_ops.lab.api.store import Store
 from tpu_ops.lab.backend import Backend, BackendError, NoWorkers
 
 if TYPE_CHECKING:
@@ -54,13 +55,13 @@ def _backend(instance: str | None) -> Backend:
 
 async def _service(options: argparse.Namespace, stack: contextlib.AsyncExitStack) -> Service:
     """Return the service over the state file, with the backend rid of what the state does not know."""
-    from tpu_ops.lab.api.service import Service
-    from tpu_ops.lab.api.state import State
-    from tpu_ops.lab.api.store import Store
-
     store = Store(options.state)
     stack.callback(store.close)
     data = store.read()
+    # The wire definitions take most of a second to import: after everything that can be refused without them.
+    from tpu_ops.lab.api.service import Service
+    from tpu_ops.lab.api.state import State
+
     backend = _backend(options.containers)
     try:
         state = State(backend.networks, data)
@@ -77,12 +78,13 @@ async def _service(options: argparse.Namespace, stack: contextlib.AsyncExitStack
 
 async def _serve(options: argparse.Namespace) -> None:
     """Serve until a signal asks to end."""
-    # The wire definitions take most of a second to import: after the arguments are known to be right.
-    from tpu_ops.lab.api import extras, grpc_server, lifecycle, operations, queued, rest
-
+    bind, ports = options.bind, (options.grpc_port, options.rest_port)
+    _check_free(bind, ports[0], "--grpc-port")
+    _check_free(bind, ports[1], "--rest-port")
     async with contextlib.AsyncExitStack() as stack:
         service = await _service(options, stack)
-        bind, ports = options.bind, (options.grpc_port, options.rest_port)
+        from tpu_ops.lab.api import extras, grpc_server, lifecycle, operations, queued, rest
+
         grpc_api, grpc_port = await _listen(grpc_server.serve(service, bind, ports[0]), bind, ports[0], "--grpc-port")
         stack.push_async_callback(grpc_api.stop, grace=1)
         app = rest.application(service)
@@ -110,11 +112,30 @@ async def _listen(starting: Awaitable[tuple[Any, int]], bind: str, port: int, op
     try:
         return await starting
     except OSError as failure:
-        raise UsageError(
-            f"cannot listen on {bind} port {port}: {os.strerror(failure.errno) if failure.errno else failure}",
-            where=f"{option} {port}",
-            fix=f"end what uses port {port}, or choose another with {option}",
-        ) from failure
+        raise _cannot_listen(failure, bind, port, option) from failure
+
+
+def _check_free(bind: str, port: int, option: str) -> None:
+    """Refuse an address that cannot be had before anything is touched.
+
+    Raises:
+        UsageError: Likewise.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as failure:
+        raise _cannot_listen(failure, bind, port, option) from failure
+
+
+def _cannot_listen(failure: OSError, bind: str, port: int, option: str) -> UsageError:
+    return UsageError(
+        f"cannot listen on {bind} port {port}: {failure.strerror or failure}",
+        where=f"{option} {port}",
+        fix=f"end what uses port {port}, or choose another with {option}",
+    )
 
 
 async def _signalled() -> None:

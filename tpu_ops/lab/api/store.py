@@ -8,9 +8,9 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tpu_ops.errors import UsageError
-from tpu_ops.lab.api.wire import Json
 
 
 class Store:
@@ -43,7 +43,7 @@ class Store:
         except OSError as failure:
             raise UsageError(f"cannot use the state file: {failure.strerror}", where=str(path)) from failure
 
-    def read(self) -> Json | None:
+    def read(self) -> dict[str, Any] | None:
         """Return what the file holds, or None where there is none yet.
 
         Raises:
