@@ -17,8 +17,8 @@ POD = ("pod", "--type", "v4-16", "--zone", "us-central2-b")
 
 
 @pytest.fixture
-def tpu_ops(fleet, capfd):
-    """Runs a command and returns its exit code, output and what it said besides."""
+def tpu_ops(capfd):
+    """Runs a command in the test's fleet directory and returns its exit code, output and what it said besides."""
 
     def run(*argv: str) -> tuple[int, str, str]:
         capfd.readouterr()
@@ -70,12 +70,22 @@ def test_creating_again_finds_the_node_there(fleet, tpu_ops):
     assert fleet.api.node("pod", fleet.location()) == before
 
 
-def test_creating_again_waits_for_the_node_that_an_interrupted_command_began(fleet, tpu_ops):
-    code, out, _ = tpu_ops("create", *POD, "--no-wait", "--json")
-    assert (code, json.loads(out)["outcome"]) == (0, "begun")
+def test_creating_again_waits_for_the_node_that_an_interrupted_command_began(slow_fleet, tpu_ops):
+    failed(tpu_ops("create", *POD, "--timeout", "0.3"), 3, "not done after", "same command")
+    assert "CREATING" in tpu_ops("list")[1]
     code, out, _ = tpu_ops("create", *POD, "--json")
     assert (code, json.loads(out)["outcome"]) == (0, "resumed")
     assert len(json.loads(out)["workers"]) == 2
+    code, out, _ = tpu_ops("delete", "pod", "--yes", "--no-wait")
+    assert (code, "deleting node pod" in out) == (0, True)
+    assert "DELETING" in tpu_ops("list")[1]
+    assert tpu_ops("delete", "pod", "--yes")[0] == 0
+    assert tpu_ops("list")[1] == ""
+
+
+def test_a_creation_need_not_be_waited_for(fleet, tpu_ops):
+    code, out, _ = tpu_ops("create", *POD, "--no-wait", "--json")
+    assert (code, json.loads(out)["outcome"]) == (0, "begun")
 
 
 def test_a_node_of_that_name_but_another_form_is_an_error(fleet, tpu_ops):
@@ -104,13 +114,13 @@ def test_a_stopped_node_is_an_error_that_says_what_to_do(fleet, tpu_ops):
         (["x", "--type", "v4-8", "--zone", "us-central2-b", "--label", "novalue"], 2, ["--label", "KEY=VALUE"]),
     ],
 )
-def test_what_cannot_be_created_is_explained_by_a_dry_run_too(tpu_ops, argv, code, words):
+def test_what_cannot_be_created_is_explained_by_a_dry_run_too(fleet, tpu_ops, argv, code, words):
     failed(tpu_ops("create", *argv), code, *words)
     failed(tpu_ops("create", *argv, "--dry-run"), code, *words)
     assert tpu_ops("list")[1] == ""
 
 
-def test_a_dry_run_creates_nothing_and_shows_the_request(tpu_ops):
+def test_a_dry_run_creates_nothing_and_shows_the_request(fleet, tpu_ops):
     code, out, _ = tpu_ops("create", *POD, "--dry-run", "--json")
     assert code == 0
     assert json.loads(out)["node"]["accelerator_type"] == "v4-16"
@@ -125,11 +135,6 @@ def test_a_missing_public_key_is_named(fleet, tpu_ops):
     failed(tpu_ops("create", *POD), 2, "no ssh public key")
     fleet.private_key.unlink()
     failed(tpu_ops("create", *POD), 2, "no ssh key", "ssh-keygen -t ed25519")
-
-
-def test_a_wait_that_ends_too_early_says_that_the_creation_goes_on(tpu_ops):
-    failed(tpu_ops("create", *POD, "--timeout", "0.001"), 3, "not done after", "same command")
-    assert tpu_ops("create", *POD)[0] == 0
 
 
 def test_host_keys_that_come_late_are_waited_for(fleet, tpu_ops, monkeypatch):
@@ -203,13 +208,13 @@ def test_two_nodes_of_one_name(fleet, tpu_ops):
     assert [row["host"] for row in json.loads(tpu_ops("list", "--json")[1])] == ["twin-w0"]
 
 
-def test_a_wrong_project_is_an_error_and_no_empty_fleet(tpu_ops, monkeypatch):
+def test_a_wrong_project_is_an_error_and_no_empty_fleet(fleet, tpu_ops, monkeypatch):
     monkeypatch.setenv("TPU_OPS_PROJECT", "nobodys")
     failed(tpu_ops("list"), 3, "nobodys")
     failed(tpu_ops("refresh"), 3, "nobodys")
 
 
-def test_an_endpoint_where_nothing_listens_is_named(tpu_ops, monkeypatch):
+def test_an_endpoint_where_nothing_listens_is_named(fleet, tpu_ops, monkeypatch):
     monkeypatch.setenv("TPU_OPS_ENDPOINT", "127.0.0.1:1")
     monkeypatch.setattr("tpu_ops.cloud.client.REFUSED_PATIENCE", 0.1)
     failed(tpu_ops("list"), 3, "127.0.0.1:1", "Connection refused")

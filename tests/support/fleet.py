@@ -20,8 +20,8 @@ from tpu_ops.config import Settings
 ROOT = Path(__file__).resolve().parents[2]
 ZONE = "us-central2-b"
 
-#: Pairs of projects that the shared process serves; a test takes one pair.
-PAIRS = 100
+#: Projects that the API serves; a test takes a pair of them.
+PROJECTS = ",".join(f"lab{pair},other{pair}" for pair in range(200))
 _pairs = itertools.count()
 
 
@@ -94,20 +94,32 @@ class FleetDir:
 @pytest.fixture(scope="session")
 def fleet_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabApi]:
     """One lab API process for all tests that have projects of their own."""
-    projects = ",".join(f"lab{pair},other{pair}" for pair in range(PAIRS))
-    api = LabApi(tmp_path_factory.mktemp("api") / "state.json", seconds=0.05, projects=projects)
+    api = LabApi(tmp_path_factory.mktemp("api") / "state.json", projects=PROJECTS)
     api.start()
     yield api
     api.close()
 
 
-@pytest.fixture
-def fleet(fleet_api: LabApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetDir:
-    """A fleet directory over projects without nodes, with a home of its own."""
-    made = FleetDir(fleet_api, tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+def _fleet(api: LabApi, root: Path, monkeypatch: pytest.MonkeyPatch) -> FleetDir:
+    made = FleetDir(api, root)
+    monkeypatch.setenv("HOME", str(root / "home"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     for name in ("TPU_OPS_USER", "TPU_OPS_PRIVATE_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(made.path)
     return made
+
+
+@pytest.fixture
+def fleet(fleet_api: LabApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetDir:
+    """A fleet directory over projects without nodes, with a home of its own."""
+    return _fleet(fleet_api, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def slow_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetDir]:
+    """The same over an API of its own, whose operations take a second."""
+    api = LabApi(tmp_path / "api" / "state.json", seconds=1, projects=PROJECTS)
+    api.start()
+    yield _fleet(api, tmp_path, monkeypatch)
+    api.close()
