@@ -101,7 +101,7 @@ def _show(hosts: Sequence[str], total: int, result: Result) -> None:
     if total > 1 or not result.ok:
         count = f" ({len(hosts)} workers)" if len(hosts) > 1 else ""
         ending = "" if result.ok else f": {result.problem or f'exit code {result.code}'}"
-        output.info(f"--- {folded(hosts)}{count}{ending}")
+        output.line(f"--- {folded(hosts)}{count}{ending}")
     if result.stdout:
         output.line(result.stdout.decode(errors="replace").removesuffix("\n"))
     if result.stderr:

@@ -173,8 +173,11 @@ def _await_end(store: Store, run_id: str, limit: float) -> Dict[str, Any]:
     asked_systemd = False
     while True:
         record = store.observe(run_id)
-        if record is None or (record["state"] in FINAL and record["state"] != "lost"):
-            return record or {}
+        if record is None:
+            return {}
+        closed = record["state"] in FINAL and record["state"] != "lost"
+        if closed and (store.settled(record) or asked_systemd):
+            return record
         if time.monotonic() > deadline:
             if asked_systemd:
                 raise Refused("failed", "run {} did not end within {:.0f} s".format(run_id, limit))

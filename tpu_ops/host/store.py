@@ -84,6 +84,11 @@ class Store:
         return record
 
     @staticmethod
+    def settled(record: dict[str, Any]) -> bool:
+        """Return whether nothing of an ended run is left: the unit's control group goes as the last thing."""
+        return not record.get("cgroup") or not os.path.isdir(record["cgroup"])
+
+    @staticmethod
     def boot() -> tuple[str, int]:
         """Return what distinguishes this boot of this host from every other."""
         return proc.boot_id(), proc.start_time(1)

@@ -39,6 +39,7 @@ def new_record(data: Dict[str, Any], uid: int, name: str) -> Dict[str, Any]:
         init_start=init_start,
         supervisor={"pid": os.getpid(), "start": proc.start_time(os.getpid())},
         pid=0,
+        cgroup="",
         since=time.time(),
         ended=None,
         state="starting",
@@ -131,7 +132,7 @@ class Supervisor:
         holders = proc.holders()
         if holders:
             raise NotReady(held_by(holders))
-        proc.own_cgroup()
+        self.record["cgroup"] = proc.own_cgroup()
         source, output = os.pipe()
         try:
             cwd = environment.working_directory(data, person)
@@ -170,7 +171,7 @@ class Supervisor:
         grace = data["grace_failure"]
         if intent is not None:
             grace = min(float(intent.get("grace", data["grace_stop"])), data["grace_stop"])
-        stuck = end_tree(proc.own_cgroup(), grace, self.pause)
+        stuck = end_tree(self.record["cgroup"], grace, self.pause)
         chips = chips_after()
         deadline = time.monotonic() + _DRAIN
         while logger.is_alive() and time.monotonic() < deadline:

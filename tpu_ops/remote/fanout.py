@@ -184,7 +184,7 @@ class Fanout:
 
     async def _run(self, host: str, argv: Sequence[str], stdin: bytes, limit: float) -> Result:
         marker = secrets.token_hex(16)
-        command = shlex.join(["/bin/sh", "-c", wire.ENVELOPE, marker, *argv])
+        command = shlex.join(["/bin/sh", "-c", wire.ENVELOPE, marker, *wire.limited(argv, limit)])
         try:
             async with asyncio.timeout(limit):
                 code, stdout, stderr = await self._exchange(host, command, stdin, f"\n{marker}\n".encode())
@@ -194,7 +194,7 @@ class Fanout:
             return Result(host, None, problem=f"did not end within {limit:g} s")
         body, own, started = wire.open_envelope(stdout, marker)
         if own is not None:
-            return Result(host, own, body, stderr)
+            return Result(host, own, body, wire.behind_marker(stderr, marker))
         said = ssh.reason(stderr.decode(errors="replace"), code)
         if not started:
             return Result(host, None, body, stderr, said, reached=code != SSH_FAILED)

@@ -77,11 +77,19 @@ async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
-    """Kill a process that has not ended, and collect it."""
+    """Kill a process that has not ended, collect it, and let go of its pipes.
+
+    The master of a connection holds these pipes too, as long as the remote command lives; Process.wait would wait
+    for that.
+    """
+    transport = process._transport  # type: ignore[attr-defined]
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        await process.wait()
+    transport.close()
+    # A killed process is collected at once, and asyncio has no event for that apart from its pipes' ends.
+    while process.returncode is None:
+        await asyncio.sleep(_POLL / 10)
 
 
 class Masters:

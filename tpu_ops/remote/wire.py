@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +54,23 @@ def find_answer(output: bytes, marker: str) -> Any:
 #: Runs a command and says in-band where its output begins and how it ended: rc files print before it, and an exit
 #: code of 255 is otherwise that of ssh itself. Arguments: the marker, then the command's own vector.
 ENVELOPE = (
-    'printf "\\n%s\\n" "$0"; "$@"; tpu_ops_code=$?; printf "\\n%s %d\\n" "$0" "$tpu_ops_code"; exit "$tpu_ops_code"'
+    'printf "\\n%s\\n" "$0"; printf "\\n%s\\n" "$0" >&2; "$@"; tpu_ops_code=$?; '
+    'printf "\\n%s %d\\n" "$0" "$tpu_ops_code"; exit "$tpu_ops_code"'
 )
+
+
+def limited(argv: Sequence[str], limit: float) -> list[str]:
+    """Return a command that ends by itself after so many seconds.
+
+    Whoever waits for it gives up at that time, and closing a multiplexed session ends nothing on the worker.
+    """
+    return ["timeout", "--kill-after=5", f"{limit:.3f}", *argv]
+
+
+def behind_marker(said: bytes, marker: str) -> bytes:
+    """Given what came on standard error, return what the command itself printed there."""
+    _, found, rest = said.partition(f"\n{marker}\n".encode("ascii"))
+    return rest if found else said
 
 
 def open_envelope(output: bytes, marker: str) -> tuple[bytes, int | None, bool]:

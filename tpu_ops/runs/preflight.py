@@ -42,8 +42,10 @@ class PreflightError(OpsError):
 
     def __init__(self, faults: Sequence[Fault], total: int) -> None:
         workers = {fault.worker for fault in faults}
+        verb = "is" if len(workers) == 1 else "are"
+        problem = next((fault.problem for fault in faults), "")
         super().__init__(
-            f"{len(workers)} of {total} workers {'is' if len(workers) == 1 else 'are'} not ready for a run",
+            f"{len(workers)} of {total} workers {verb} not ready for a run: {problem}",
             where=", ".join(sorted(workers)),
             fix=next((fault.fix for fault in faults if fault.fix), "see the table above"),
         )

@@ -197,6 +197,13 @@ def _require(results: dict[str, Result]) -> None:
     if not bad:
         return
     first = bad[0]
-    what = first.problem or ssh.reason(first.stderr.decode(errors="replace"), first.code)
+    said = first.stderr.decode(errors="replace")
+    what = first.problem or ssh.reason(said, first.code)
     error = UnreachableError if not first.reached else HostError
+    if "is your shell clean" in said:
+        raise HostError(
+            "the code could not be brought to the workers: your login shell there prints text before any command",
+            where=", ".join(result.host for result in bad),
+            fix="have its start-up files (.zshenv, .bashrc) print only in interactive shells",
+        )
     raise error(f"the code could not be brought to the workers: {what}", where=", ".join(result.host for result in bad))

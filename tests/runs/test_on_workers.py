@@ -1,0 +1,419 @@
+"""Runs on two real workers: what they leave, what they say, who may do what. Absence is read past tpu_ops."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs.conftest import INSTANCE, SIZE, Bench
+from tpu_ops.lab.containers import container_name
+
+pytestmark = pytest.mark.lab
+
+BOTH = range(SIZE)
+
+#: Ignores SIGTERM, and so do its children; one has left the session and holds a chip.
+STUBBORN = """
+# STUBBORN
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        chip = open("/dev/accel0")
+        time.sleep(900)
+    os._exit(0)
+open("/tmp/libtpu_lockfile", "w").close()
+print("settled", flush=True)
+time.sleep(900)
+"""
+
+HASHES = """
+import hashlib, json, os, sys
+digest = lambda data: hashlib.sha256(data).hexdigest()
+env = {name: digest(os.environb[name.encode()]) for name in ("PLAIN", "ODD", "EMPTY")}
+print(json.dumps({"argv": [digest(os.fsencode(word)) for word in sys.argv[1:]], "env": env}))
+"""
+
+
+def started(bench: Bench, *argv: str, name: str, person: str = "ada") -> None:
+    """Start a run that goes on by itself."""
+    done = bench.tpu_ops("train", "pod", "--detach", "--name", name, "--", *argv, person=person)
+    assert done.returncode == 0, done.stderr
+
+
+def clean(bench: Bench) -> None:
+    assert [bench.left(index) for index in BOTH] == [[] for _ in BOTH]
+
+
+def test_a_command_runs_on_every_worker_as_the_person(bench: Bench) -> None:
+    done = bench.tpu_ops(
+        "train", "pod", "--rank", "all", "--", "sh", "-c", 'id -un; pwd; echo "$TPU_OPS_RANK of $TPU_OPS_WORLD_SIZE"'
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in BOTH:
+        lines = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}] ")]
+        assert lines == [f"[{rank}] {text}" for text in ("ada", "/home/ada", f"{rank} of {SIZE}")]
+    clean(bench)
+
+
+def test_words_and_variables_arrive_byte_by_byte(bench: Bench) -> None:
+    """Worker 0's login shell is bash, worker 1's is zsh, and both print from their rc files."""
+    odd = [
+        b"$HOME",
+        b"${HOME} `id` $(id)",
+        b"%n %% $$",
+        b"a 'b' \"c\" \\d",
+        b"two\nlines\n",
+        b"",
+        b"\xff\xfe bytes",
+        b" ",
+        b"*",
+        b"x" * 100_000,
+    ]
+    words = [os.fsdecode(word) for word in odd]
+    env = ["--env", "PLAIN=1", "--env", "ODD=" + os.fsdecode(b"${A}%n\n'\"\xff"), "--env", "EMPTY="]
+    done = bench.tpu_ops("train", "pod", "--rank", "all", *env, "--", "python", "-c", HASHES, *words)
+    assert done.returncode == 0, done.stderr
+
+    def digest(data: bytes) -> str:
+        return hashlib.sha256(data).hexdigest()
+
+    expected = {
+        "argv": [digest(word) for word in odd],
+        "env": {"PLAIN": digest(b"1"), "ODD": digest(b"${A}%n\n'\"\xff"), "EMPTY": digest(b"")},
+    }
+    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert [json.loads(lines[f"[{rank}]"]) for rank in BOTH] == [expected] * SIZE
+
+
+def test_run_gathers_equal_output_and_keeps_words_and_codes(bench: Bench) -> None:
+    done = bench.tpu_ops(
+        "run", "pod", "--json", "--", "sh", "-c", 'printf "%s|" "$@"; exit 255', "sh", "$HOME", "a b", "", "'"
+    )
+    rows = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert [(row["host"], row["code"], row["stdout"], row["stderr"]) for row in rows] == [
+        (f"pod-w{index}", 255, "$HOME|a b||'|", "") for index in BOTH
+    ]
+    done = bench.tpu_ops("run", "pod", "--", "echo", "same")
+    assert done.stdout == "--- pod-w[0-1] (2 workers)\nsame\n"
+
+
+def test_run_names_the_worker_that_takes_too_long_and_leaves_nothing_there(bench: Bench) -> None:
+    begun = time.monotonic()
+    done = bench.tpu_ops(
+        "run", "pod", "--timeout", "1.5", "--", "sh", "-c", "case $(hostname) in *-0) ;; *) sleep 60;; esac"
+    )
+    assert done.returncode == 1
+    assert "pod-w1: did not end within 1.5 s" in done.stdout
+    assert time.monotonic() - begun < 5
+    bench.await_(lambda: bench.left(1) == [], "the command on the worker to be ended")
+
+
+def test_a_stop_ends_a_stubborn_tree_and_frees_the_chips(bench: Bench) -> None:
+    started(bench, "python", "-c", STUBBORN, name="stubborn")
+    for index in BOTH:
+        bench.await_log(index, "stubborn", "settled")
+        programs = [line for line in bench.left(index) if "STUBBORN" in line]
+        assert len(programs) == 2, "the program and its grandchild"
+    begun = time.monotonic()
+    done = bench.tpu_ops("stop", "stubborn", "--grace", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begun < 1 + 4
+    assert {rank["state"] for rank in json.loads(done.stdout)[0]["ranks"]} == {"stopped"}
+    for index in BOTH:
+        record = bench.record(index, "stubborn")
+        assert record["exit"] == {"signal": signal.SIGKILL}
+        assert record["intent"]["by"] == "ada"
+        assert (record["stuck"], record["chips"]["holders"]) == ([], [])
+        assert record["chips"]["lockfiles_removed"] == ["/tmp/libtpu_lockfile"]
+    clean(bench)
+
+
+def test_a_stopped_run_that_exits_with_0_did_not_succeed(bench: Bench) -> None:
+    started(bench, "sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.05; done", name="polite")
+    assert bench.tpu_ops("stop", "pod").returncode == 0
+    assert [bench.record(index, "polite")["state"] for index in BOTH] == ["stopped"] * SIZE
+    assert bench.record(0, "polite")["exit"] == {"code": 0}
+    assert bench.tpu_ops("status", "polite").returncode == 1
+
+
+def test_a_second_start_is_refused_and_told_by_whom(bench: Bench) -> None:
+    started(bench, "sleep", "600", name="first")
+    try:
+        refused = bench.tpu_ops("train", "pod", "--", "true", person="bob")
+        assert refused.returncode == 1
+        assert "first" in refused.stderr
+        assert "ada" in refused.stderr
+        # Past preflight, the workers themselves refuse: the request is what a controller would send.
+        spec = json.loads(bench.inside(0, "cat /var/lib/tpu_ops/runs/first/record.json"))
+        assert spec["person"]["name"] == "ada"
+        answer = ask(bench, "bob", "start", spec=bare_spec("second"))
+        assert answer["error"]["kind"] == "held"
+        assert answer["error"]["holder"]["run_id"] == "first"
+        denied = bench.tpu_ops("stop", "first", "--force", person="bob")
+        assert denied.returncode == 1
+        assert "ada" in denied.stdout + denied.stderr
+        assert bench.record(0, "first")["state"] == "running"
+    finally:
+        bench.tpu_ops("stop", "first")
+    clean(bench)
+
+
+def bare_spec(run_id: str, **changes: object) -> dict[str, object]:
+    """Return a spec as a controller sends it."""
+    spec: dict[str, object] = {
+        "run_id": run_id,
+        "attempt": 1,
+        "rank": 0,
+        "world_size": 1,
+        "node": "pod",
+        "slice": 0,
+        "worker": "pod-w0",
+        "argv": ["true"],
+        "env": {},
+        "cwd": "",
+        "venv": "",
+        "grace_failure": 1,
+        "grace_stop": 1,
+        "code_digest": "",
+        "started_from": "test",
+    }
+    return spec | changes
+
+
+def ask(bench: Bench, person: str, action: str, **values: object) -> Any:
+    """Send a request to worker 0's host program by hand, as a person, and return its answer."""
+    bench.tpu_ops("run", "pod-w0", "--", "true", person=person)
+    line = json.dumps({"marker": "0123456789abcdef", "protocol": 1, "action": action, **values}) + "\n"
+    done = subprocess.run(
+        ["ssh", "-F", str(bench.ssh_config(person)), "pod-w0", "sudo -n /usr/local/sbin/tpu-host"],
+        input=line,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return json.loads(done.stdout.partition("\n0123456789abcdef\n")[2])
+
+
+def test_the_sudo_rule_gives_no_more_than_a_request_as_oneself(bench: Bench) -> None:
+    def run_as_bob(*argv: str) -> subprocess.CompletedProcess[str]:
+        return bench.tpu_ops("run", "pod-w0", "--", *argv, person="bob")
+
+    assert run_as_bob("sudo", "-n", "/usr/local/sbin/tpu-host", "supervise", "x").returncode == 1
+    assert run_as_bob("sudo", "-n", "PYTHONPATH=/home/bob", "/usr/local/sbin/tpu-host").returncode == 1
+    assert run_as_bob("sudo", "-n", "id").returncode == 1
+    answer = ask(bench, "bob", "start", spec=bare_spec("as-root", uid=0))
+    assert answer["error"]["kind"] == "invalid"
+    request = {"marker": "0123456789", "protocol": 1, "action": "start", "spec": bare_spec("spoof", argv=["id", "-un"])}
+    pipe = "env SUDO_UID=0 PYTHONPATH=/tmp sudo -n /usr/local/sbin/tpu-host"
+    spoofed = run_as_bob("sh", "-c", f"echo '{json.dumps(request)}' | {pipe}")
+    assert '"ok": true' in spoofed.stdout
+    bench.await_(lambda: bench.record(0, "spoof")["state"] == "succeeded", "the run to end")
+    assert bench.inside(0, "cat /var/lib/tpu_ops/runs/spoof/log/*") == "bob\n"
+
+
+def test_a_failing_rank_fails_the_run_and_ends_the_other(bench: Bench) -> None:
+    script = 'echo "rank $TPU_OPS_RANK"; [ "$TPU_OPS_RANK" = 0 ] && exec sleep 600; echo last words; exit 7'
+    done = bench.tpu_ops("train", "pod", "--name", "seven", "--", "sh", "-c", script)
+    assert done.returncode == 1
+    assert "rank 1 (pod-w1) failed first: exit code 7" in done.stderr
+    assert "[1] last words" in done.stderr
+    records = [bench.record(index, "seven") for index in BOTH]
+    assert [(record["state"], record["exit"]) for record in records] == [
+        ("stopped", {"signal": signal.SIGTERM}),
+        ("failed", {"code": 7}),
+    ]
+    assert records[0]["intent"]["kind"] == "failed"
+    clean(bench)
+
+
+def test_death_by_a_signal_is_named(bench: Bench) -> None:
+    done = bench.tpu_ops("train", "pod", "--json", "--", "sh", "-c", "kill -SEGV $$")
+    assert done.returncode == 1
+    result = json.loads(done.stdout)
+    assert result["first_failure"]["exit"] == {"signal": signal.SIGSEGV}
+    assert result["first_failure"]["reason"] == "killed by SIGSEGV"
+
+
+def test_a_command_that_is_not_there_starts_nowhere(bench: Bench) -> None:
+    done = bench.tpu_ops("train", "pod", "--name", "absent", "--", "no-such-program", "--flag")
+    assert done.returncode == 1
+    assert "no-such-program is not on PATH" in done.stderr
+    assert [bench.record(index, "absent")["state"] for index in BOTH] == ["refused"] * SIZE
+    assert bench.tpu_ops("status", "absent").returncode == 1
+    clean(bench)
+
+
+def test_where_one_worker_refuses_the_other_is_stopped_again(bench: Bench) -> None:
+    path = "/home/ada/only-here"
+    bench.inside(0, f"printf '#!/bin/sh\\nsleep 600\\n' >{path} && chmod 755 {path}")
+    done = bench.tpu_ops("train", "pod", "--name", "half", "--", path)
+    assert done.returncode == 1
+    assert "pod-w1" in done.stderr
+    assert bench.record(0, "half")["state"] == "stopped"
+    clean(bench)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_dead_supervisor_leaves_nothing_and_a_final_record(bench: Bench, number: int) -> None:
+    name = f"orphan-{number}"
+    started(bench, "python", "-c", STUBBORN, name=name)
+    bench.await_log(0, name, "settled")
+    bench.inside(0, f"kill -{int(number)} {bench.record(0, name)['supervisor']['pid']}")
+    bench.await_(lambda: bench.left(0) == [], "nothing left")
+    record = bench.record(0, name)
+    assert record["state"] == "failed"
+    assert "the supervisor ended" in record["reason"]
+    assert record["chips"]["lockfiles_removed"] == ["/tmp/libtpu_lockfile"]
+    status = bench.tpu_ops("status", name, "--json")
+    assert [rank["state"] for rank in json.loads(status.stdout)[0]["ranks"]] == ["failed", "running"]
+    assert bench.tpu_ops("stop", name, "--grace", "0.5").returncode == 0
+    clean(bench)
+
+
+def test_a_run_outlives_every_ssh_session(bench: Bench) -> None:
+    started(bench, "sh", "-c", "while :; do echo tick; sleep 0.1; done", name="ticks")
+    for index in BOTH:
+        subprocess.run(
+            ["ssh", "-F", str(bench.ssh_config()), "-O", "exit", f"pod-w{index}"], capture_output=True, check=True
+        )
+        bench.inside(index, "pkill -u ada sshd", check=False)
+
+    def ticks() -> int:
+        return bench.inside(0, "cat /var/lib/tpu_ops/runs/ticks/log/*").count("tick")
+
+    before = ticks()
+    bench.await_(lambda: ticks() > before + 3, "the run to go on")
+    assert bench.tpu_ops("stop", "ticks").returncode == 0
+    clean(bench)
+
+
+def test_ctrl_c_detaches_and_the_log_is_complete_afterwards(bench: Bench) -> None:
+    script = "for i in $(seq 20); do echo line $i; sleep 0.1; done"
+    process = bench.popen("train", "pod", "--name", "left-alone", "--", "sh", "-c", script)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "[0] line 1\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "tpu_ops stop left-alone" in said
+    assert "tpu_ops logs left-alone --follow" in said
+    assert "Traceback" not in said
+    done = bench.tpu_ops("logs", "left-alone", "--follow", "--rank", "all")
+    assert done.returncode == 0, done.stderr
+    for rank in BOTH:
+        mine = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
+        assert mine == [f"[{rank}] line {number}" for number in range(1, 21)]
+    # Another person's machine has no record of the run and asks the workers.
+    assert bench.tpu_ops("logs", "left-alone", person="bob").stdout.count("line") == 20
+
+
+def test_remote_helpers_end_with_the_controller(bench: Bench) -> None:
+    started(bench, "sleep", "600", name="watched")
+    process = bench.popen("logs", "watched", "--follow")
+
+    def helpers() -> str:
+        return bench.inside(0, "pgrep -u root -f 'python3 -IS /usr/local/sbin/tpu-host$' || true").strip()
+
+    bench.await_(helpers, "a follower")
+    process.kill()
+    process.communicate(timeout=10)
+    bench.await_(lambda: not helpers(), "no follower")
+    bench.tpu_ops("stop", "watched")
+
+
+def test_much_output_arrives_whole_over_several_segments(bench: Bench) -> None:
+    script = "import sys; sys.stdout.write(''.join('%d %s\\n' % (i, 'x' * 60) for i in range(150000)))"
+    done = bench.tpu_ops("train", "pod", "--name", "chatty", "--", "python", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert [int(line.split()[1]) for line in done.stdout.splitlines()] == list(range(150000))
+    assert bench.inside(0, "ls /var/lib/tpu_ops/runs/chatty/log | wc -l").strip() == "2"
+
+
+def test_sync_brings_the_tree_and_removes_only_its_own(bench: Bench, tmp_path: Path) -> None:
+    source = tmp_path / "code"
+    (source / "pkg").mkdir(parents=True)
+    (source / "train.py").write_text("import pkg.part; print('synced', pkg.part.VALUE)")
+    (source / "pkg" / "part.py").write_text("VALUE = 1")
+    (source / "old.py").write_text("")
+    (source / ".gitignore").write_text("*.ckpt\nsecret/\n")
+    (source / "secret").mkdir()
+    (source / "secret" / "key").write_text("hidden")
+    train = ("train", "pod", "--sync", str(source), "--rank", "1", "--", "python", "train.py")
+    noisy = bench.tpu_ops(*train)
+    assert (noisy.returncode, "login shell there prints text" in noisy.stderr) == (1, True)
+    assert "[1] synced 1" in bench.tpu_ops(*train, person="bob").stdout
+    for index in BOTH:
+        assert "secret" not in bench.inside(index, "ls -A /home/bob/tpu_ops/code")
+        bench.inside(index, "touch /home/bob/tpu_ops/code/weights.ckpt /home/bob/tpu_ops/code/notes.txt")
+    (source / "old.py").unlink()
+    (source / "pkg" / "part.py").write_text("VALUE = 2")
+    done = bench.tpu_ops(*train, person="bob")
+    assert "[1] synced 2" in done.stdout
+    assert re.search(r"digest [0-9a-f]{12}", done.stderr)
+    for index in BOTH:
+        names = bench.inside(index, "ls /home/bob/tpu_ops/code").split()
+        assert sorted(names) == ["notes.txt", "pkg", "train.py", "weights.ckpt"]
+        assert bench.inside(index, "stat -c %U /home/bob/tpu_ops/code/train.py").strip() == "bob"
+
+
+def test_preflight_names_each_worker_and_what_is_wrong_with_it(bench: Bench) -> None:
+    bench.inside(0, "mv /usr/local/sbin/tpu-host /root/away")
+    holder = "exec 3</dev/accel1; exec sleep 300"
+    bench.inside(1, f"setsid sh -c '{holder}' >/dev/null 2>&1 </dev/null & echo $! >/root/holder")
+    try:
+        bench.await_(
+            lambda: "accel1" in bench.inside(1, "ls -l /proc/[0-9]*/fd 2>/dev/null | grep accel || true"), "a holder"
+        )
+        done = bench.tpu_ops("train", "pod", "--", "true")
+        assert done.returncode == 1
+        assert re.search(r"pod-w0 .*launcher is not installed.*ansible-playbook site.yml --limit pod-w0", done.stdout)
+        assert re.search(r"pod-w1 .*chips are held by pid \d+ of root: sleep 300", done.stdout)
+    finally:
+        bench.inside(0, "mv /root/away /usr/local/sbin/tpu-host")
+        bench.inside(1, "kill $(cat /root/holder) $(pgrep -x -f 'sleep 300')", check=False)
+
+
+def test_secrets_of_the_environment_stay_out_of_sight(bench: Bench, tmp_path: Path) -> None:
+    secret = "s3cr3t-value-of-the-test"
+    (tmp_path / "env").write_text(f"# comment\nWANDB_API_KEY={secret}\n")
+    done = bench.tpu_ops(
+        *("train", "pod", "--env-file", str(tmp_path / "env"), "--detach", "--name", "quiet", "--"),
+        *("sh", "-c", 'printf "${#WANDB_API_KEY}\\n"; unset WANDB_API_KEY; exec sleep 600'),
+    )
+    assert done.returncode == 0, done.stderr
+    try:
+        where = "systemctl show tpu-run.service; journalctl --no-pager; cat /proc/[0-9]*/cmdline; "
+        where += "cat /var/lib/tpu_ops/runs/quiet/record.json; grep -r s3cr3t /run/tpu_ops /run/systemd || true"
+        assert secret not in bench.inside(0, f"({where}) 2>/dev/null | tr '\\0' ' '")
+        assert f"{len(secret)}\n" == bench.inside(0, "cat /var/lib/tpu_ops/runs/quiet/log/*")
+    finally:
+        bench.tpu_ops("stop", "quiet")
+
+
+def test_a_reboot_is_not_a_running_run(bench: Bench) -> None:
+    started(bench, "sleep", "600", name="cut-short")
+    bench.backend.engine.call("kill", container_name(INSTANCE, bench.specs[1]))
+    bench.backend.engine.call("start", container_name(INSTANCE, bench.specs[1]))
+    bench.await_(lambda: bench.inside(1, "systemctl is-active ssh", check=False).strip() == "active", "sshd", 60)
+    done = bench.tpu_ops("status", "cut-short", "--json")
+    ranks = json.loads(done.stdout)[0]["ranks"]
+    assert [rank["state"] for rank in ranks] == ["running", "lost"]
+    assert "restarted" in ranks[1]["reason"]
+    assert done.returncode == 1
+    follow = bench.tpu_ops("logs", "cut-short", "--rank", "1")
+    assert follow.returncode == 0
+    assert bench.tpu_ops("stop", "cut-short").returncode == 0
+    clean(bench)
