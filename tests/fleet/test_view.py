@@ -10,7 +10,7 @@ import pytest
 from tpu_ops.cloud import nodes as cloud_nodes
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.errors import CloudError
-from tpu_ops.fleet import hostkeys, view
+from tpu_ops.fleet import hostkeys, masters, view
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
 from tpu_ops.fleet.ssh_files import parse_known_hosts
 
@@ -101,6 +101,22 @@ def test_a_recreated_node_is_accepted_with_its_new_keys(fleet):
     known = parse_known_hosts(after.known_hosts.read_text())
     assert sorted(known) == sorted(worker.host_key_alias for worker in after.workers)
     assert not set(known) & {worker.host_key_alias for worker in before.workers}
+
+
+def test_masters_of_addresses_that_were_left_are_ended(fleet, monkeypatch):
+    fleet.create("pod", "v4-16")
+    fleet.create("solo")
+    before, _ = view.refresh(fleet.settings())
+    ended: list[str] = []
+    monkeypatch.setattr(masters, "end", lambda addresses, user, mux: ended.extend(addresses))
+    fleet.act("stop", "pod")
+    fleet.act("start", "pod")
+    fleet.act("delete", "solo")
+    view.refresh(fleet.settings())
+    assert {worker.external_ip for worker in before.workers} <= set(ended)
+    ended.clear()
+    view.refresh(fleet.settings())
+    assert ended == []
 
 
 def test_a_changed_key_on_the_same_node_stops_and_writes_nothing(fleet):

@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
 
 def summary(fleet: Fleet, changes: Changes) -> str:
     """Return the last line: how large the fleet is, and whether anything changed."""
-    size = f"{len(fleet.nodes)} nodes, {len(fleet.workers)} workers"
+    counts = (("node", len(fleet.nodes)), ("worker", len(fleet.workers)))
+    size = ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in counts)
     if changes.first:
         return f"first look: {size}"
     return size if changes else f"{size}, no change"

@@ -130,7 +130,10 @@ def refresh(settings: Settings, *, verify_keys: bool = False) -> tuple[Fleet, Ch
         replace(files.ssh_config, ssh_config_text(settings, workers), 0o600)
         files.write_snapshot(scope, Snapshot(asked_at, nodes))
     changes = diff(old.nodes if old else None, nodes)
-    masters.end((change.old for change in changes.addresses if change.old), user=settings.user, mux=mux_dir())
+    left = {change.old for change in changes.addresses if change.old} | (
+        _addresses(old) - _addresses(Snapshot(0, nodes))
+    )
+    masters.end(left, user=settings.user, mux=mux_dir())
     warnings = (*listing.warnings, *hostkeys.missing(workers, keys, learned.reasons))
     return _fleet(settings, Snapshot(asked_at, nodes), warnings), changes
 
@@ -165,6 +168,11 @@ def ssh_config_text(settings: Settings, workers: Sequence[Worker]) -> str:
 
 def _fleet(settings: Settings, snapshot: Snapshot, warnings: tuple[str, ...] = ()) -> Fleet:
     return Fleet(settings, snapshot.nodes, tuple(workers_of(snapshot.nodes)), snapshot.asked_at, warnings)
+
+
+def _addresses(snapshot: Snapshot | None) -> set[str]:
+    nodes = snapshot.nodes if snapshot else ()
+    return {address for node in nodes for address in (*node.internal_ips, *node.external_ips) if address}
 
 
 def _with_unanswered(
