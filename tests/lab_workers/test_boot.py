@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,13 +17,13 @@ import pytest_asyncio
 
 from tpu_ops.lab import containers, shared, workers
 from tpu_ops.lab.backend import BackendError, WorkerSpec
-from tpu_ops.lab.engine import find
+from tpu_ops.lab.image import build
 from tpu_ops.lab.workers import ContainerBackend
 
 pytestmark = [pytest.mark.lab, pytest.mark.asyncio(loop_scope="module")]
 
 SIZE = 16
-HOST_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+HOST_BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @dataclass
@@ -94,41 +93,53 @@ def make_pod(backend: ContainerBackend, key: str, size: int, *, node_id: str, fi
     ]
 
 
-def memory(names: Sequence[str]) -> float:
-    """Return what containers use, in MiB, as the engine counts it."""
-    shown = find().call("stats", "--no-stream", "--format", "{{.MemUsage}}", *names).stdout
-    units = {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024, "kB": 1e3 / 2**20, "MB": 1e6 / 2**20, "GB": 1e9 / 2**20}
-    return sum(float(number) * units[unit] for number, unit in re.findall(r"^([\d.]+)([A-Za-z]+) /", shown, re.M))
+async def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait for a condition; fail when it does not come true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A state directory of this module's own."""
+    """A state directory of this module's own, with a key pair."""
     folder = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TPU_OPS_STATE", str(folder))
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")], check=True)
         yield folder
+
+
+@pytest.fixture(autouse=True)
+def _this_state(state: Path, _no_real_service: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the module's state directory also during each test."""
+    monkeypatch.setenv("TPU_OPS_STATE", str(state))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def lab(state: Path) -> AsyncIterator[Lab]:
     """Sixteen workers, booted at once; what this took is printed."""
     instance = f"t{os.getpid()}"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(state / "key")], check=True)
     key = (state / "key.pub").read_text().strip()
     backend = ContainerBackend(instance)
     try:
-        await workers.build.ensure(backend.engine, "tpu-ubuntu2204-base")
+        await build.ensure(backend.engine, "tpu-ubuntu2204-base")
         pod = make_pod(backend, key, SIZE, node_id="1")
         start = time.monotonic()
         await backend.boot(pod)
         took = time.monotonic() - start
-        used = await asyncio.to_thread(memory, [containers.container_name(instance, worker) for worker in pod])
-        sys.stderr.write(f"\n{SIZE} workers booted in {took:.1f} s and use {used:.0f} MiB\n")
-        assert took < 90
-        assert used < 1500
         made = Lab(backend, state, pod)
         await made.trust(pod)
+        # Each process's own memory and its share of what it shares, and what the worker keeps in memory as files.
+        command = (
+            "sudo -n sh -c 'cat /proc/[0-9]*/smaps_rollup' 2>/dev/null | awk '/^Pss:/ {sum += $2} END {print sum}'; "
+        )
+        command += "df --output=used /run /dev/shm | tail -n +2"
+        used = sum(int(word) for text in await made.everywhere(pod, command) for word in text.split()) // 1024
+        sys.stderr.write(f"\n{SIZE} workers booted in {took:.1f} s and use {used} MiB of memory\n")
+        assert took < 90
+        assert 100 < used < 1500
         yield made
     finally:
         await asyncio.to_thread(workers.teardown, instance)
@@ -142,7 +153,7 @@ async def test_sixteen_workers_are_machines_of_their_own(lab: Lab) -> None:
     )
     told = [text.splitlines() for text in await lab.everywhere(lab.pod, command)]
     boot_ids, machine_ids, names, states, keys, addresses = (list(column) for column in zip(*told, strict=True))
-    assert len({*boot_ids, HOST_BOOT_ID.read_text().strip()}) == SIZE + 1
+    assert len({*boot_ids, HOST_BOOT_ID}) == SIZE + 1
     assert len(set(machine_ids)) == SIZE
     assert len(set(keys)) == SIZE
     assert names == [worker.hostname for worker in lab.pod]
@@ -166,7 +177,7 @@ async def test_a_worker_is_what_the_roles_and_the_launcher_expect(lab: Lab) -> N
         test "$(sudo -n ls /proc/$$/fd/9)" = /proc/$$/fd/9
         printf '#!/bin/sh\\necho runs\\n' >/tmp/program && chmod +x /tmp/program && test "$(/tmp/program)" = runs
         ping -q -c 1 -W 5 {peer.internal_ip} >/dev/null
-        test "$(getent ahostsv4 {peer.hostname} | head -n1 | cut -d' ' -f1)" = {peer.internal_ip}
+        test "$(getent ahostsv4 {peer.hostname} | cut -d' ' -f1 | sort -u)" = {peer.internal_ip}
         touch /var/cache/tpu-lab/. 2>/dev/null || sudo -n touch /var/cache/tpu-lab/.
         command -v rsync
         grep -x TPU_WORKER_HOSTNAMES={",".join(worker.peers)} /etc/tpu-lab/environment
@@ -179,7 +190,8 @@ async def test_a_worker_is_what_the_roles_and_the_launcher_expect(lab: Lab) -> N
 async def test_packages_and_https_are_reached_from_inside(lab: Lab) -> None:
     told = await lab.ssh(
         lab.pod[2],
-        "set -e; sudo -n apt-get update -qq; sudo -n DEBIAN_FRONTEND=noninteractive apt-get install -y -qq tree >/dev/null; "
+        "set -e; sudo -n apt-get update -qq; sudo -n DEBIAN_FRONTEND=noninteractive apt-get install -y -qq tree "
+        ">/dev/null; "
         "command -v tree; python3 -m venv venv; venv/bin/pip download -q --disable-pip-version-check --no-deps six; "
         "ls six-*.whl",
     )
@@ -192,11 +204,9 @@ async def test_a_reboot_gives_a_new_boot_id_and_keeps_addresses_keys_and_disk(la
     keys = await lab.backend.guest_attributes(worker)
     await lab.ssh(worker, "sudo -n shutdown -r 0", check=False)
     status = lab.backend.directory(worker) / "status.json"
-    async with asyncio.timeout(30):
-        while not (now := containers.parse_status(shared.read(status))).ready or now.boot_id == before.strip():
-            await asyncio.sleep(0.1)
+    await until(lambda: (now := containers.parse_status(shared.read(status))).ready and now.boot_id != before.strip())
     after = await lab.ssh(worker, "test -e kept; cat /proc/sys/kernel/random/boot_id")
-    assert after.strip() == now.boot_id != before.strip()
+    assert after.strip() == containers.parse_status(shared.read(status)).boot_id
     assert await lab.backend.guest_attributes(worker) == keys
 
 
@@ -266,7 +276,7 @@ async def test_a_worker_that_cannot_boot_is_named_with_the_reason(lab: Lab, monk
     await lab.backend.prune(lab.pod)
     names = set(await lab.backend._found())
     assert names == {containers.container_name(lab.backend.instance, worker) for worker in lab.pod}
-    assert {path.name for path in shared.directories(lab.backend.instance)} == names
+    assert {path.name for path in shared.entries(shared.worker_directories(lab.backend.instance))} == names
 
 
 async def test_removed_workers_leave_nothing(lab: Lab) -> None:
@@ -281,22 +291,22 @@ async def test_removed_workers_leave_nothing(lab: Lab) -> None:
 
 async def test_a_second_lab_killed_in_the_middle_of_a_boot_recovers_beside_the_first(lab: Lab, state: Path) -> None:
     instance = f"u{os.getpid()}"
-    script = (
-        "import asyncio\n"
-        "from pathlib import Path\n"
-        "from tests.lab_workers.test_boot import make_pod\n"
-        "from tpu_ops.lab.workers import ContainerBackend\n"
-        f"backend = ContainerBackend({instance!r})\n"
-        f"asyncio.run(backend.boot(make_pod(backend, Path({str(state / 'key.pub')!r}).read_text().strip(), 3, node_id='1')))\n"
-    )
+    script = f"""
+import asyncio
+from pathlib import Path
+from tests.lab_workers.test_boot import make_pod
+from tpu_ops.lab.workers import ContainerBackend
+
+backend = ContainerBackend({instance!r})
+key = Path({str(state / "key.pub")!r}).read_text().strip()
+asyncio.run(backend.boot(make_pod(backend, key, 3, node_id="1")))
+"""
     try:
-        process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
-        engine = lab.backend.engine
-        async with asyncio.timeout(30):
-            while not await workers._container_names(engine, instance):
-                await asyncio.sleep(0.02)
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, cwd=Path(__file__).parents[2])
+        label = f"label={containers.LABEL}={instance}"
+        await until(lambda: bool(lab.backend.engine.call("ps", "-a", "-q", "--filter", label).stdout))
         process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        assert await process.wait() == -signal.SIGKILL
         second = ContainerBackend(instance)
         assert not second.networks.internal.overlaps(lab.backend.networks.internal)
         assert not second.networks.external.overlaps(lab.backend.networks.external)

@@ -54,8 +54,9 @@ def test_the_agent_rewrites_only_its_own_lines(before: str, keys: list[str], aft
     assert guest_agent.with_own_block(after, keys) == after
 
 
-def test_a_workers_own_name_means_its_internal_address_only() -> None:
+def test_workers_names_mean_internal_addresses_only() -> None:
+    hosts = {"t1v-w-0": "10.0.0.9", "t1v-w-1": "10.0.0.10"}
     before = "127.0.0.1\tlocalhost\n198.18.0.9\tt1v-w-0\n10.0.0.9\tt1v-w-0 # own\n10.0.0.5\tt1v-w-01\n"
-    after = "127.0.0.1\tlocalhost\n10.0.0.5\tt1v-w-01\n10.0.0.9\tt1v-w-0\n"
-    assert guest_agent.with_own_name(before, "t1v-w-0", "10.0.0.9") == after
-    assert guest_agent.with_own_name(after, "t1v-w-0", "10.0.0.9") == after
+    after = "127.0.0.1\tlocalhost\n10.0.0.5\tt1v-w-01\n10.0.0.9\tt1v-w-0\n10.0.0.10\tt1v-w-1\n"
+    assert guest_agent.with_names(before, hosts) == after
+    assert guest_agent.with_names(after, hosts) == after

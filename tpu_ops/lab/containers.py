@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,6 @@ def create_args(instance: str, worker: WorkerSpec, *, image: str, directory: Pat
     # `reboot` in a worker ends its container: the engine starts it again, unless the lab itself stopped it.
     args += ["--restart", "unless-stopped"]
     args += ["--network", network_name(instance, "internal"), "--ip", worker.internal_ip]
-    args += ["--network-alias", worker.hostname]
     args += [part for name in CAPABILITIES for part in ("--cap-add", name)]
     args += ["--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined"]
     args += [*cgroup, "--tmpfs", "/run", "--tmpfs", "/run/lock", "--shm-size", "1g"]
@@ -103,9 +102,7 @@ def create_args(instance: str, worker: WorkerSpec, *, image: str, directory: Pat
 def connect_args(instance: str, worker: WorkerSpec, kind: str) -> list[str]:
     """Return the engine's arguments that give a worker its address on one of the two networks."""
     address = worker.internal_ip if kind == "internal" else worker.external_ip
-    alias = ("--alias", worker.hostname) if kind == "internal" else ()
-    name = container_name(instance, worker)
-    return ["network", "connect", "--ip", address, *alias, network_name(instance, kind), name]
+    return ["network", "connect", "--ip", address, network_name(instance, kind), container_name(instance, worker)]
 
 
 def disconnect_args(instance: str, worker: WorkerSpec, kind: str) -> list[str]:
@@ -155,9 +152,8 @@ def wrong_networks(instance: str, worker: WorkerSpec, container: Container) -> t
 def metadata_file(worker: WorkerSpec) -> bytes:
     """Return what a worker's guest agent reads."""
     content = {
-        "hostname": worker.hostname,
-        "internal_ip": worker.internal_ip,
-        "external_ip": worker.external_ip,
+        # All workers of the node know each other by name; a name means the internal address, as on a TPU VM.
+        "hosts": {replace(worker, index=index).hostname: address for index, address in enumerate(worker.peers)},
         "environment": worker.environment,
         "metadata": dict(worker.metadata),
     }

@@ -25,9 +25,8 @@ def worker_directories(instance: str) -> Path:
     return state_root() / "lab" / instance / "workers"
 
 
-def directories(instance: str) -> list[Path]:
-    """Return the workers' directories that exist."""
-    parent = worker_directories(instance)
+def entries(parent: Path) -> list[Path]:
+    """Return what a directory holds; nothing where it does not exist."""
     return sorted(parent.iterdir()) if parent.is_dir() else []
 
 

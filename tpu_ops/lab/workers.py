@@ -41,6 +41,7 @@ class ContainerBackend:
     def __init__(self, instance: str, engine: Engine | None = None) -> None:
         self.instance = instance
         self.engine = engine or find()
+        self._directories = shared.worker_directories(instance)
         self._networks = networks.ensure(self.engine, instance)
         self._slots = asyncio.Semaphore(PARALLEL)
 
@@ -55,7 +56,7 @@ class ContainerBackend:
 
     def directory(self, worker: WorkerSpec) -> Path:
         """Return what the lab and a worker's guest agent share."""
-        return shared.worker_directories(self.instance) / container_name(self.instance, worker)
+        return self._directories / container_name(self.instance, worker)
 
     async def boot(self, workers: Sequence[WorkerSpec]) -> None:
         """Make these workers exist and run under exactly these addresses; return when each serves ssh.
@@ -178,7 +179,7 @@ class ContainerBackend:
         with _as_backend_error():
             extra = sorted(set(await self._found()) - keep)
             await _remove_containers(self.engine, extra)
-        for path in shared.directories(self.instance):
+        for path in shared.entries(self._directories):
             if path.name not in keep:
                 shared.remove_directory(path)
 
@@ -250,8 +251,7 @@ class ContainerBackend:
         await self.engine.run("stop", "-t", "0", name, check=False)
         hint = ""
         if container.exit_code == containers.STATE_UNSEEN:
-            seen = shared.worker_directories(self.instance)
-            hint = f" (it does not see {seen}: set TPU_OPS_STATE to a directory that the engine shares)"
+            hint = f" (it does not see {self._directories}: set TPU_OPS_STATE to a directory that the engine shares)"
         logs = await self.engine.run("logs", "--tail", "5", name, check=False)
         said = " / ".join((logs.stdout + logs.stderr).split("\n")[-6:]).strip(" /")
         raise BackendError(f"its container ended with code {container.exit_code}{hint}: {said or 'it said nothing'}")
@@ -310,7 +310,7 @@ async def _teardown(engine: Engine, instance: str) -> list[str]:
             await engine.run("network", "disconnect", "--force", name, guest, check=False)
         await engine.run("network", "rm", name)
         removed.append(f"network {name}")
-    for path in shared.directories(instance):
+    for path in shared.entries(shared.worker_directories(instance)):
         shared.remove_directory(path)
         removed.append(f"directory {path}")
     return removed
@@ -319,7 +319,7 @@ async def _teardown(engine: Engine, instance: str) -> list[str]:
 async def _leftovers(engine: Engine, instance: str) -> list[str]:
     left = [f"container {name}" for name in await _container_names(engine, instance)]
     left += [f"network {name}" for name in await _network_names(engine, instance)]
-    return left + [f"directory {path}" for path in shared.directories(instance)]
+    return left + [f"directory {path}" for path in shared.entries(shared.worker_directories(instance))]
 
 
 def teardown(instance: str, engine: Engine | None = None) -> list[str]:

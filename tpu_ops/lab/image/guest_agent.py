@@ -27,6 +27,7 @@ ENVIRONMENT = Path("/etc/tpu-lab/environment")
 MANAGED_USERS = Path("/var/lib/tpu-lab/users.json")
 SSH = Path("/etc/ssh")
 KEY_TYPES = ("ed25519", "ecdsa")
+HOSTS = Path("/etc/hosts")
 MARK = "# Added by Google"
 GROUP = "google-sudoers"
 POLL_SECONDS = 0.5
@@ -83,10 +84,10 @@ def with_own_block(text: str, keys: list[str]) -> str:
     return "".join(f"{line}\n" for line in kept)
 
 
-def with_own_name(hosts: str, hostname: str, address: str) -> str:
-    """Given an /etc/hosts text, return it with the worker's own name bound to its internal address only."""
-    kept = [line for line in hosts.splitlines() if hostname not in line.split("#", 1)[0].split()[1:]]
-    return "".join(f"{line}\n" for line in [*kept, f"{address}\t{hostname}"])
+def with_names(text: str, hosts: dict[str, str]) -> str:
+    """Given an /etc/hosts text, return it with these names bound to these addresses and to no others."""
+    kept = [line for line in text.splitlines() if not set(line.split("#", 1)[0].split()[1:]) & set(hosts)]
+    return "".join(f"{line}\n" for line in [*kept, *(f"{address}\t{name}" for name, address in hosts.items())])
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:
@@ -165,17 +166,20 @@ def apply_users(text: str) -> bool:
     return worked
 
 
-def apply(raw: bytes) -> bool:
-    """Apply one version of the metadata file. Return whether all of it worked."""
-    data: dict[str, Any] = json.loads(raw)
+def bind_names(hosts: dict[str, str]) -> None:
+    """Keep the workers' names in /etc/hosts; the container engine writes there, too, when an address changes."""
+    before = HOSTS.read_text()
+    after = with_names(before, hosts)
+    if after != before:
+        HOSTS.write_text(after)  # in place: the engine mounts this very file
+
+
+def apply(data: dict[str, Any]) -> bool:
+    """Apply one version of the metadata. Return whether all of it worked."""
     lines = "".join(f"{key}={value}\n" for key, value in data["environment"].items())
     if not ENVIRONMENT.exists() or ENVIRONMENT.read_text() != lines:
         write(ENVIRONMENT, lines)
-    hosts = Path("/etc/hosts")
-    before = hosts.read_text()
-    after = with_own_name(before, data["hostname"], data["internal_ip"])
-    if after != before:
-        hosts.write_text(after)  # in place: the container engine mounts this very file
+    bind_names(data["hosts"])
     return apply_users(data["metadata"].get("ssh-keys", ""))
 
 
@@ -231,6 +235,7 @@ def serve(status: Path) -> None:
     seen: tuple[int, int] | None = None
     applied, ready, retries = "", False, 0
     said: tuple[str, bool] | None = None
+    data: dict[str, Any] = {}
     while True:
         with contextlib.suppress(OSError, ValueError, KeyError):
             details = (STATE / "metadata.json").stat()
@@ -238,12 +243,14 @@ def serve(status: Path) -> None:
             if changed or retries:
                 raw, seen = read_metadata()
                 retries = 5 if changed else retries - 1
-                if apply(raw):
+                data = json.loads(raw)
+                if apply(data):
                     retries = 0
                 if not retries:
                     if not applied:
                         notify("READY=1")
                     applied = hashlib.sha256(raw).hexdigest()
+            bind_names(data["hosts"])
         ready = ready or serves_logins()
         if said != (applied, ready):
             said = (applied, ready)
