@@ -31,7 +31,7 @@ check: env ## Run the fast part: style, types, roles, rooms, tests without conta
 	@$(BIN)/yamllint --strict .
 	@$(BIN)/python tools/check_rooms.py
 	@$(BIN)/python tools/check_roles.py
-	@$(BIN)/ansible-lint --offline -q
+	@ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED=False $(BIN)/ansible-lint --offline -q
 	@$(BIN)/pytest -q -n 2 -m "not lab"
 
 lab-test: engine

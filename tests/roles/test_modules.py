@@ -255,3 +255,10 @@ def test_a_cache_that_another_installation_holds_is_waited_for_and_named(
         result = run(uv_environment, environment | {"timeout": 1})
     assert "another installation has held" in result["msg"]
     assert run(uv_environment, environment)["changed"] is True
+
+
+def test_a_missing_uv_is_named_with_the_role_that_installs_it(
+    run: Run, tmp_path: Path, environment: dict[str, Any]
+) -> None:
+    result = run(uv_environment, environment | {"uv": str(tmp_path / "none")})
+    assert "the role python installs it" in result["msg"]

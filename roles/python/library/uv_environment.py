@@ -136,6 +136,8 @@ class Environment:
                 timeout=self.timeout,
                 check=False,
             )
+        except OSError as exc:
+            self.module.fail_json(msg="%s does not run (%s); the role python installs it" % (self.uv, exc))
         except subprocess.TimeoutExpired:
             self.module.fail_json(msg="%s did not end within %d s" % (" ".join(command), self.timeout))
         if done.returncode:
