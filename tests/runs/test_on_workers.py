@@ -126,15 +126,14 @@ def test_a_stop_ends_a_stubborn_tree_and_frees_the_chips(bench: Bench) -> None:
         bench.await_log(index, "stubborn", "settled")
         programs = [line for line in bench.left(index) if "STUBBORN" in line]
         assert len(programs) == 2, "the program and its grandchild"
-    begun = time.monotonic()
     done = bench.tpu_ops("stop", "stubborn", "--grace", "1", "--json")
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - begun < 1 + 4
     assert {rank["state"] for rank in json.loads(done.stdout)[0]["ranks"]} == {"stopped"}
     for index in BOTH:
         record = bench.record(index, "stubborn")
         assert record["exit"] == {"signal": signal.SIGKILL}
         assert record["intent"]["by"] == "ada"
+        assert 1 <= record["ended"] - record["intent"]["at"] < 1 + 2, "the grace, and little more"
         assert (record["stuck"], record["chips"]["holders"]) == ([], [])
         assert record["chips"]["lockfiles_removed"] == ["/tmp/libtpu_lockfile"]
     clean(bench)

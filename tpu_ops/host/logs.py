@@ -109,7 +109,7 @@ class Logger(threading.Thread):
             while view:
                 if self._file < 0 or self.written - self._start >= self._segment:
                     self._open()
-                count = os.write(self._file, view)
+                count = os.write(self._file, view[: self._start + self._segment - self.written])
                 self.written += count
                 view = view[count:]
         except OSError as exc:

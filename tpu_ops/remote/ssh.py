@@ -88,7 +88,7 @@ async def end(process: asyncio.subprocess.Process) -> None:
             process.kill()
     transport.close()
     # A killed process is collected at once, and asyncio has no event for that apart from its pipes' ends.
-    while process.returncode is None:
+    while process.returncode is None:  # noqa: ASYNC110
         await asyncio.sleep(_POLL / 10)
 
 

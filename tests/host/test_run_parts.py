@@ -1,0 +1,349 @@
+"""The parts of a run on a worker that need no systemd: spec, environment, records, logs, verdicts, rights."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpu_ops.host import actions, child, environment, logs, person, proc, spec, supervise, unit
+from tpu_ops.host.ending import end_tree
+from tpu_ops.host.store import Store
+from tpu_ops.host.wire import Refused
+
+
+def good(**changes: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "run_id": "digits-1",
+        "attempt": 1,
+        "rank": 1,
+        "world_size": 4,
+        "node": "pod",
+        "slice": 0,
+        "worker": "pod-w1",
+        "argv": ["python", ""],
+        "env": {"A": "1"},
+        "cwd": "",
+        "venv": "",
+        "grace_failure": 10,
+        "grace_stop": 30.0,
+        "code_digest": "",
+        "started_from": "x",
+    }
+    return found | changes
+
+
+def myself() -> person.Person:
+    return person.Person(pwd.getpwuid(os.getuid()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run_id": "../x"},
+        {"run_id": "Upper"},
+        {"run_id": "a b"},
+        {"run_id": "x\n"},
+        {"rank": 4},
+        {"rank": True},
+        {"argv": []},
+        {"argv": [""]},
+        {"argv": ["a\0b"]},
+        {"argv": [1]},
+        {"argv": "ls"},
+        {"env": {"A=B": "1"}},
+        {"env": {"A": None}},
+        {"grace_stop": -1},
+        {"grace_stop": float("nan")},
+        {"uid": 0},
+    ],
+)
+def test_a_spec_that_cannot_be_carried_out_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(Refused):
+        spec.check(good(**changes))
+
+
+def test_a_spec_is_readable_by_root_alone_and_gone_when_taken(tmp_path: Path) -> None:
+    spec.put(str(tmp_path), good(), 1000)
+    path = Path(spec.path_of(str(tmp_path), "digits-1"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    with pytest.raises(Refused, match="being started"):
+        spec.put(str(tmp_path), good(), 1000)
+    assert spec.take(str(tmp_path), "digits-1") == (good(), 1000)
+    assert not path.exists()
+
+
+def test_specs_of_dead_starters_are_swept(tmp_path: Path) -> None:
+    spec.put(str(tmp_path), good(), 0)
+    spec.sweep(str(tmp_path), time.time() + spec.STALE_AFTER - 5)
+    assert Path(spec.path_of(str(tmp_path), "digits-1")).exists()
+    spec.sweep(str(tmp_path), time.time() + spec.STALE_AFTER + 5)
+    assert not Path(spec.path_of(str(tmp_path), "digits-1")).exists()
+
+
+def test_all_ranks_of_a_run_have_one_digest() -> None:
+    assert spec.digest(good()) == spec.digest(good(rank=2, worker="pod-w2"))
+    assert spec.digest(good()) != spec.digest(good(argv=["other"]))
+
+
+def test_the_environment_is_built_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGASCALE_SLICE_ID", "inherited")
+    monkeypatch.setenv("LD_PRELOAD", "inherited")
+    asked = good(env={"A": "\udcff", "JAX_PLATFORMS": "mine", "TPU_OPS_RANK": "9"})
+    from_host = {"JAX_PLATFORMS": "cpu", "TPU_WORKER_ID": "1"}
+    env = environment.build(asked, myself(), "/opt/v", from_host, "/files")
+    assert env[b"A"] == b"\xff"
+    assert env[b"JAX_PLATFORMS"] == b"mine"
+    assert env[b"TPU_WORKER_ID"] == b"1"
+    assert env[b"TPU_OPS_RANK"] == b"1"
+    assert env[b"PATH"].startswith(b"/opt/v/bin:/usr/local/sbin:")
+    expected = {"HOME", "USER", "LOGNAME", "SHELL", "LANG", "PATH", "PYTHONUNBUFFERED", "VIRTUAL_ENV", *from_host, "A"}
+    own = {"RUN_ID", "ATTEMPT", "RANK", "WORLD_SIZE", "NODE", "SLICE", "RUN_DIR"}
+    assert {name.decode() for name in env} == expected | {f"TPU_OPS_{name}" for name in own}
+
+
+def test_environment_files_keep_empty_values_and_skip_comments() -> None:
+    text = "# x=1\nA=\nB='two words'\n C = c=d \n\nnonsense\nD=\"q\"\n"
+    assert environment.parse_file(text) == {"A": "", "B": "two words", "C": "c=d", "D": "q"}
+
+
+def test_a_missing_environment_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"absent: No such file"):
+        environment.from_files([str(tmp_path / "absent")])
+
+
+@pytest.mark.parametrize(
+    ("status", "intent", "state", "ending"),
+    [
+        (0, None, "succeeded", {"code": 0}),
+        (3 << 8, None, "failed", {"code": 3}),
+        (9, None, "failed", {"signal": 9}),
+        (64, None, "failed", {"signal": 64}),
+        (0, {"reason": "stopped by ada"}, "stopped", {"code": 0}),
+        (15, {"reason": "x"}, "stopped", {"signal": 15}),
+        (None, {"reason": "x"}, "stopped", None),
+        (None, None, "failed", None),
+    ],
+)
+def test_only_an_own_exit_with_0_succeeds(status: int | None, intent: Any, state: str, ending: Any) -> None:
+    found = supervise.verdict(status, intent)
+    assert (found["state"], found["exit"]) == (state, ending)
+
+
+def test_nothing_of_the_person_stands_in_the_unit() -> None:
+    command = unit.start_command("/usr/local/lib/tpu_ops/0123/tpu-host", "digits-1", 30)
+    assert "--property=KillMode=mixed" in command
+    assert "--property=TimeoutStopSec=45" in command
+    assert "--property=CollectMode=inactive-or-failed" in command
+    assert command[-4:] == ["-IS", "/usr/local/lib/tpu_ops/0123/tpu-host", "supervise", "digits-1"]
+    assert not any(char in word for word in command for char in "$%")
+
+
+# --- records ------------------------------------------------------------------------------------------------
+
+
+def recorded(store: Store, **changes: Any) -> dict[str, Any]:
+    boot, init_start = store.boot()
+    record = {
+        "run_id": "r1",
+        "state": "running",
+        "since": time.time(),
+        "boot_id": boot,
+        "init_start": init_start,
+        "supervisor": {"pid": os.getpid(), "start": proc.start_time(os.getpid())},
+        **changes,
+    }
+    store.prepare("r1", os.getuid(), os.getgid())
+    store.write(record)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, "running"),
+        ({"boot_id": "another"}, "lost"),
+        ({"init_start": -1}, "lost"),
+        ({"supervisor": {"pid": 1, "start": -1}}, "lost"),
+        ({"boot_id": "another", "state": "succeeded"}, "succeeded"),
+    ],
+)
+def test_what_died_without_a_word_is_lost(tmp_path: Path, changes: dict[str, Any], state: str) -> None:
+    store = Store(str(tmp_path))
+    recorded(store, **changes)
+    record = store.observe("r1")
+    assert record is not None
+    assert record["state"] == state
+
+
+def test_a_run_of_unknown_name_has_no_record(tmp_path: Path) -> None:
+    assert Store(str(tmp_path)).observe("never") is None
+    assert Store(str(tmp_path)).recent(5) == []
+
+
+def test_one_lock_names_its_holder_as_long_as_it_lives(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    own = {"pid": os.getpid(), "start": proc.start_time(os.getpid())}
+    lock = store.lock({"run_id": "r1", "person": "ada", "uid": 1, "since": 2.0, "supervisor": own})
+    assert lock is not None
+    assert store.lock({}) is None
+    holder = store.holder()
+    assert holder is not None
+    assert (holder["run_id"], holder["person"]) == ("r1", "ada")
+    lock.close()
+    gone = store.lock({"run_id": "r2", "supervisor": {"pid": 1, "start": -1}})
+    assert gone is not None
+    assert store.holder() is None
+
+
+def test_the_first_intent_stays(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.put_intent("r1", {"kind": "failed"})
+    store.put_intent("r1", {"kind": "stop"})
+    assert store.take_intent("r1") == {"kind": "failed"}
+    assert store.take_intent("r1") is None
+
+
+class Someone(person.Person):
+    """A person of the test's own making."""
+
+    def __init__(self, uid: int, admin: bool) -> None:
+        self.uid, self.name, self._admin = uid, f"u{uid}", admin
+
+    @property
+    def is_admin(self) -> bool:
+        """As told."""
+        return self._admin
+
+
+@pytest.mark.parametrize(
+    ("uid", "admin", "force", "allowed"),
+    [(7, False, False, True), (8, False, True, False), (8, True, False, False), (8, True, True, True)],
+)
+def test_a_run_is_its_persons_and_an_insisting_administrators(
+    uid: int, admin: bool, force: bool, allowed: bool
+) -> None:
+    if allowed:
+        person.require_control(Someone(uid, admin), 7, "ada", force)
+        return
+    with pytest.raises(Refused, match="belongs to ada"):
+        person.require_control(Someone(uid, admin), 7, "ada", force)
+
+
+def test_a_longer_grace_than_asked_for_is_never_taken() -> None:
+    assert actions._intent({"grace": 5}, Someone(1, False))["grace"] == 5
+    for wrong in (-1, True, "5", float("inf"), 10**9):
+        assert "grace" not in actions._intent({"grace": wrong}, Someone(1, False))
+
+
+# --- logs ---------------------------------------------------------------------------------------------------
+
+
+def written(folder: Path, *pieces: bytes, segment: int = 10) -> logs.Logger:
+    source, sink = os.pipe()
+    logger = logs.Logger(source, str(folder), segment)
+    logger.start()
+    for piece in pieces:
+        os.write(sink, piece)
+    os.close(sink)
+    logger.join(10)
+    assert not logger.is_alive()
+    return logger
+
+
+def everything(folder: Path, offset: int = 0) -> bytes:
+    found = b""
+    while True:
+        start, data = logs.read(str(folder), offset, limit=7)
+        if not data:
+            return found
+        assert start == offset
+        found += data
+        offset += len(data)
+
+
+def test_a_log_is_read_from_any_offset_over_all_segments(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 2
+    logger = written(tmp_path, data[:100], data[100:300], data[300:])
+    assert logger.facts() == {"bytes": 512, "dropped": 0, "fault": ""}
+    assert len(logs.segments(str(tmp_path))) > 1
+    assert all(path == str(tmp_path / f"{offset:020d}.log") for offset, path in logs.segments(str(tmp_path)))
+    for offset in (0, 1, 99, 100, 101, 300, 511, 512, 600):
+        assert everything(tmp_path, offset) == data[offset:]
+    assert logs.tail(str(tmp_path), 20) == data[-20:]
+
+
+def test_a_reader_whose_segment_is_gone_starts_at_the_first_one_left(tmp_path: Path) -> None:
+    written(tmp_path, b"a" * 10, segment=10)
+    (tmp_path / f"{0:020d}.log").rename(tmp_path / f"{30:020d}.log")
+    assert logs.read(str(tmp_path), 5) == (30, b"a" * 10)
+
+
+def test_a_full_disk_drops_bytes_and_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / f"{0:020d}.log").symlink_to("/dev/full")
+    logger = written(tmp_path, b"x" * 1000)
+    assert logger.facts() == {"bytes": 0, "dropped": 1000, "fault": "No space left on device"}
+
+
+# --- child and ending ---------------------------------------------------------------------------------------
+
+
+def test_a_held_child_runs_nothing_until_it_may(tmp_path: Path) -> None:
+    source, sink = os.pipe()
+    env = {b"PATH": b"/usr/bin:/bin", b"X": b"\xff"}
+    held = child.Child.fork(["sh", "-c", 'printf "%s" "$X"; pwd; kill -TERM $$'], env, str(tmp_path), myself(), sink)
+    os.close(sink)
+    os.set_blocking(source, False)
+    with pytest.raises(BlockingIOError):
+        os.read(source, 1)
+    os.set_blocking(source, True)
+    assert held.go() == ""
+    with os.fdopen(source, "rb") as file:
+        assert file.read() == b"\xff" + str(tmp_path).encode() + b"\n"
+    assert os.WTERMSIG(os.waitpid(held.pid, 0)[1]) == 15
+
+
+@pytest.mark.parametrize(
+    ("argv", "cwd", "said"),
+    [
+        (["no-such-program"], "/", "no-such-program is not on PATH"),
+        (["./x"], "/", "./x is no executable file"),
+        (["/etc/passwd"], "/", "/etc/passwd is no executable file"),
+        (["true"], "/no/such/directory", "working directory /no/such/directory: No such file"),
+    ],
+)
+def test_what_cannot_be_executed_is_known_before_it_is_tried(argv: list[str], cwd: str, said: str) -> None:
+    with Path(os.devnull).open("wb") as sink, pytest.raises(child.NotReady, match=said):
+        child.Child.fork(argv, {b"PATH": b"/usr/bin:/bin"}, cwd, myself(), sink.fileno())
+
+
+def test_a_child_whose_supervisor_is_gone_ends_without_running(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    with Path(os.devnull).open("wb") as sink:
+        held = child.Child.fork(["touch", str(mark)], {b"PATH": b"/usr/bin:/bin"}, "/", myself(), sink.fileno())
+    os.close(held._go)
+    os.waitpid(held.pid, 0)
+    assert not mark.exists()
+
+
+def test_the_tree_is_told_first_and_killed_after_the_grace(tmp_path: Path) -> None:
+    """A directory of files plays the control group: this process and two others, one of which ignores SIGTERM."""
+    ready = tmp_path / "ready"
+    stubborn = subprocess.Popen(["sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done"])
+    polite = subprocess.Popen(["sleep", "60"])
+    deadline = time.monotonic() + 10
+    while not ready.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n{stubborn.pid}\n{polite.pid}\n")
+    begun = time.monotonic()
+    assert end_tree(str(tmp_path), 0.4, time.sleep) == []
+    assert 0.4 <= time.monotonic() - begun < 5
+    assert (polite.wait(5), stubborn.wait(5)) == (-15, -9)
