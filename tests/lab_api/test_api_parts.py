@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tpu_ops.errors import UsageError
 from tpu_ops.lab.api import catalogue, names
 from tpu_ops.lab.api.addresses import Pool
 from tpu_ops.lab.api.errors import ApiError, Code
@@ -91,18 +92,27 @@ def test_malformed_names_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "why"),
+    "data",
+    [{"nodes": 7}, {"nodes": [{"name": "x"}]}, {"operations": [{"name": "x", "api": 1}]}, {"next_external": "soon"}],
+)
+def test_a_state_that_cannot_be_understood_is_refused(data: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="damaged"):
+        State(NoWorkers.networks, data)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
     [
-        ({"format": "tpu-ops-lab-api", "version": 99}, "format version 99"),
-        ({"format": "tpu-ops-lab-api", "version": 1, "nodes": [{"name": "x"}]}, "damaged"),
-        ({"format": "tpu-ops-lab-api", "version": 1, "nodes": 7}, "damaged"),
-        ({"format": "tpu-ops-lab-api", "version": 1, "operations": [{"name": "x", "api": 1}]}, "damaged"),
-        ({"some": "other file"}, "not a state"),
+        ("", "not JSON"),
+        ("[]", "not a state of the lab's API"),
+        ('{"some": "other file"}', "not a state of the lab's API"),
+        ('{"format": "tpu-ops-lab-api", "version": 99}', "format version 99"),
     ],
 )
-def test_a_state_that_cannot_be_understood_is_refused(data: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        State(NoWorkers.networks, data)
+async def test_a_file_of_something_else_is_refused(tmp_path: Path, content: str, why: str) -> None:
+    (tmp_path / "state.json").write_text(content)
+    with pytest.raises(UsageError, match=why):
+        Store(tmp_path / "state.json").read()
 
 
 async def test_many_changes_at_once_share_their_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ in the operation's arguments, and asks the backend again, whose methods are idem
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 
 from tpu_ops.lab.api.errors import ApiError, Code, already_exists
@@ -44,6 +45,21 @@ def become(service: Service, record: NodeRecord, state: str, health: str = "", d
     record.state, record.health, record.health_description = state, health, description
     record.touch()
     service.store.changed()
+
+
+async def ask(service: Service, record: NodeRecord, action: str) -> None:
+    """Ask the backend to do something with all workers of a node.
+
+    Raises:
+        BackendError: It failed, in whatever way.
+    """
+    try:
+        await getattr(service.backend, action)(record.workers())
+    except BackendError:
+        raise
+    except Exception as failure:
+        logging.getLogger(__name__).exception("%s of the workers of %s failed", action, record.name)
+        raise BackendError(f"{type(failure).__name__}: {failure}") from failure
 
 
 def renew_external(service: Service, record: NodeRecord) -> None:
@@ -107,7 +123,7 @@ async def bring_up(service: Service, record: NodeRecord) -> None:
             had come up failed too). CANCELLED; the node is being deleted.
     """
     try:
-        await service.backend.boot(record.workers())
+        await ask(service, record, "boot")
     except BackendError as failure:
         await abandon(service, record)
         raise ApiError(Code.INTERNAL, f"node {record.name} could not be created: {failure}") from failure
@@ -117,7 +133,7 @@ async def bring_up(service: Service, record: NodeRecord) -> None:
 async def abandon(service: Service, record: NodeRecord) -> None:
     """Undo a creation; what cannot be undone stays listed."""
     try:
-        await service.backend.remove(record.workers())
+        await ask(service, record, "remove")
     except BackendError as failure:
         become(service, record, "UNKNOWN", "TIMEOUT", f"its creation failed, and so did removing it: {failure}")
     else:
@@ -134,7 +150,7 @@ async def remove(service: Service, record: NodeRecord) -> None:
         if service.state.nodes.find(record.name) is not record:
             return
         try:
-            await service.backend.remove(record.workers())
+            await ask(service, record, "remove")
         except BackendError as failure:
             become(service, record, "UNKNOWN", "TIMEOUT", f"removing it failed: {failure}")
             raise
@@ -144,7 +160,7 @@ async def remove(service: Service, record: NodeRecord) -> None:
 
 async def _halt(service: Service, record: NodeRecord) -> None:
     try:
-        await service.backend.halt(record.workers())
+        await ask(service, record, "halt")
     except BackendError as failure:
         become(service, record, "UNKNOWN", "TIMEOUT", f"halting its workers failed: {failure}")
         raise
@@ -154,7 +170,7 @@ async def _boot(service: Service, record: NodeRecord) -> None:
     # The addresses that the workers boot under must outlive this process.
     await service.store.flush()
     try:
-        await service.backend.boot(record.workers())
+        await ask(service, record, "boot")
     except BackendError as failure:
         become(service, record, "UNKNOWN", "TIMEOUT", f"its workers did not boot: {failure}")
         raise
@@ -248,7 +264,7 @@ async def _update(service: Service, operation: OperationRecord) -> Json:
         service.store.changed()
         await service.store.flush()
         if "metadata" in wanted and record.state == "READY":
-            await service.backend.publish(record.workers())
+            await ask(service, record, "publish")
         if record.state == "READY" and record.wants_external != any(record.external_ips):
             become(service, record, "RESTARTING")
         if record.state == "RESTARTING":
@@ -264,7 +280,7 @@ async def _preempt(service: Service, operation: OperationRecord) -> Json:
     record = _target(service, operation)
     async with service.lock(record.name):
         if record.state == "PREEMPTED":
-            await service.backend.kill(record.workers())
+            await ask(service, record, "kill")
             _drop_external(service, record)
             service.lost(record)
     return result(operation.api, "Node", record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 
@@ -17,9 +18,9 @@ from tpu_ops.lab.api.service import Service, paged
 from tpu_ops.lab.api.wire import Json, Message
 from tpu_ops.lab.backend import BackendError
 
-#: Ended operations are forgotten after this many seconds, and the oldest where there are more than this many.
-KEEP_SECONDS = 3600.0
-KEEP_COUNT = 2000
+#: Where there are more operations than this, those that ended longer ago than so many seconds are forgotten.
+KEEP_COUNT = 1000
+KEEP_SECONDS = 600.0
 
 #: Verb -> what does it. It is called again after a restart, whatever it had done before, and returns the result's
 #: JSON form.
@@ -79,6 +80,9 @@ async def run(service: Service, record: OperationRecord) -> None:
         record.finish(time.time(), failure=failure)
     except BackendError as failure:
         record.finish(time.time(), failure=ApiError(Code.INTERNAL, str(failure)))
+    except Exception as failure:
+        logging.getLogger(__name__).exception("%s of %s failed", record.verb, record.target)
+        record.finish(time.time(), failure=ApiError(Code.INTERNAL, f"{type(failure).__name__}: {failure}"))
     else:
         record.finish(time.time(), response=response)
     service.store.changed()
@@ -96,11 +100,8 @@ def _forget_old(service: Service) -> None:
     operations = service.state.operations
     if len(operations) <= KEEP_COUNT:
         return
-    ended = sorted((record for record in operations if record.done), key=lambda record: record.ended)
-    surplus = len(operations) - KEEP_COUNT
-    for index, record in enumerate(ended):
-        if index < surplus or record.ended < time.time() - KEEP_SECONDS:
-            operations.remove(record.name)
+    for record in [record for record in operations if record.done and record.ended < time.time() - KEEP_SECONDS]:
+        operations.remove(record.name)
 
 
 def _find(service: Service, name: str) -> OperationRecord:

@@ -13,12 +13,9 @@ from tpu_ops.lab.api.addresses import RESERVED, Pool
 from tpu_ops.lab.api.errors import ApiError, not_found
 from tpu_ops.lab.api.names import ANY_LOCATION, Location
 from tpu_ops.lab.api.records import NodeRecord, OperationRecord, QueuedRecord, Record
+from tpu_ops.lab.api.store import FORMAT, FORMAT_VERSION
 from tpu_ops.lab.api.wire import Json
 from tpu_ops.lab.backend import Networks
-
-#: What a state file says it is; another value means a file of something else.
-FORMAT = "tpu-ops-lab-api"
-FORMAT_VERSION = 1
 
 R = TypeVar("R", bound=Record)
 
@@ -89,11 +86,7 @@ class State:
     """
 
     def __init__(self, networks: Networks, data: Json | None = None) -> None:
-        data = data or {"format": FORMAT, "version": FORMAT_VERSION}
-        if data.get("format") != FORMAT:
-            raise ValueError(f"it is not a state of the lab's API (no format {FORMAT!r})")
-        if data.get("version") != FORMAT_VERSION:
-            raise ValueError(f"it has format version {data.get('version')!r}, this program knows {FORMAT_VERSION}")
+        data = data or {}
         try:
             self.nodes = Collection([NodeRecord.from_file(entry) for entry in data.get("nodes", [])])
             self.queued = Collection([QueuedRecord.from_file(entry) for entry in data.get("queued_resources", [])])

@@ -12,6 +12,10 @@ from typing import Any
 
 from tpu_ops.errors import UsageError
 
+#: What a state file says it is; another value means a file of something else.
+FORMAT = "tpu-ops-lab-api"
+FORMAT_VERSION = 1
+
 
 class Store:
     """Keeps a state on disk.
@@ -47,7 +51,7 @@ class Store:
         """Return what the file holds, or None where there is none yet.
 
         Raises:
-            UsageError: It cannot be read, or is not a JSON object.
+            UsageError: It cannot be read, is not JSON, or is the file of something else.
         """
         try:
             data = json.loads(self.path.read_text("utf-8"))
@@ -57,8 +61,10 @@ class Store:
             raise UsageError(f"cannot read the state file: {failure.strerror}", where=str(self.path)) from failure
         except ValueError as failure:
             raise self.damaged(f"it is not JSON ({failure})") from failure
-        if not isinstance(data, dict):
-            raise self.damaged("it is not a JSON object")
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise self.damaged(f"it is not a state of the lab's API (no format {FORMAT!r})")
+        if data.get("version") != FORMAT_VERSION:
+            raise self.damaged(f"it has format version {data.get('version')!r}, this program knows {FORMAT_VERSION}")
         return data
 
     def damaged(self, why: str) -> UsageError:
