@@ -91,6 +91,7 @@ async def base(engine: Engine, say: Say) -> str:
         command = mmdebstrap_command(release["VERSION_CODENAME"], scratch, root=os.geteuid() == 0)
         image = await _import(engine, command, "".join(f"{source.line()}\n" for source in found), scratch / "log")
         await engine.run("tag", image, tag)
+        await _remove_unnamed(engine)
     finally:
         await _remove_tree(scratch)
     return tag
