@@ -1,0 +1,188 @@
+"""Fan-out over a stand-in for ssh that plays masters and sessions on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tpu_ops.remote import ssh, wire
+from tpu_ops.remote.fanout import SESSIONS, Broken, Fanout, reply_of
+
+#: Plays OpenSSH: `-O check|stop`, `-f -N` (open a master), else a session, for hosts as files in $PLAY.
+STAND_IN = r"""#!/bin/sh
+echo "$*" >>"$PLAY/calls"
+for last; do :; done
+case "$*" in
+*"-O check"*) [ -e "$PLAY/master-$last" ]; exit ;;
+*"-O stop"*) rm -f "$PLAY/master-$last"; exit 0 ;;
+*"-f -N"*)
+    if [ -e "$PLAY/down-$last" ]; then echo "ssh: connect to host $last port 22: Connection refused" >&2; exit 255; fi
+    touch "$PLAY/master-$last"
+    exit 0 ;;
+esac
+shift $(($# - 2))
+if rm "$PLAY/stale-$1" 2>/dev/null; then echo "mux_client_request_session: read from master failed" >&2; exit 255; fi
+if [ -e "$PLAY/cut-$1" ]; then sh -c "$2" | head -c 40; echo "Connection to $1 closed by remote host." >&2; exit 255; fi
+echo "noise of the login shell"
+export HOST_NAME="$1"
+exec sh -c "$2"
+"""
+
+#: Plays the host program: echoes the request, or follows.
+PROGRAM = r"""#!{python}
+import json, struct, sys
+request = json.loads(sys.stdin.readline())
+sys.stdout.write("\n%s\n%s\n" % (request["marker"], json.dumps({{"ok": True, "request": request}})))
+sys.stdout.flush()
+if request["action"] == "follow":
+    for kind, offset, data in ((b"D", 0, b"ab"), (b"G", 10, b""), (b"D", 10, b"c"), (b"E", 11, b"{{}}")):
+        sys.stdout.buffer.write(struct.pack(">cQI", kind, offset, len(data)) + data)
+    if request.get("cut"):
+        sys.stdout.buffer.flush()
+"""
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that steers the stand-in, which is first on PATH."""
+    folder = tmp_path / "play"
+    (tmp_path / "bin").mkdir()
+    folder.mkdir()
+    for name, text in {"ssh": STAND_IN, "sudo": PROGRAM.format(python=sys.executable)}.items():
+        path = tmp_path / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PLAY", str(folder))
+    (folder / "calls").touch()
+    return folder
+
+
+def calls(play: Path, word: str) -> list[str]:
+    return [line for line in (play / "calls").read_text().splitlines() if word in line]
+
+
+async def test_each_worker_has_its_own_result_in_order(play: Path) -> None:
+    (play / "down-b").touch()
+    script = 'printf "%s" "$1"; cat; echo said >&2; [ "$HOST_NAME" = a ] || exit 3'
+    results = await Fanout(play / "config").run(
+        ["c", "b", "a"], ["sh", "-c", script, "sh", "$x '"], limit=20, stdin={"a": b"\0one", "c": b"two"}
+    )
+    assert list(results) == ["c", "b", "a"]
+    assert (results["a"].code, results["a"].stdout, results["a"].stderr) == (0, b"$x '\0one", b"said\n")
+    assert (results["c"].code, results["c"].stdout) == (3, b"$x 'two")
+    assert (results["b"].reached, results["b"].problem) == (False, "ssh: connect to host b port 22: Connection refused")
+
+
+async def test_a_master_is_opened_once_and_used_by_all(play: Path) -> None:
+    fanout = Fanout(play / "config")
+    await asyncio.gather(*(fanout.run(["a"], ["true"], limit=20) for _ in range(5)))
+    assert len(calls(play, "-f -N")) == 1
+    assert all("ControlMaster=no" in call for call in calls(play, "/bin/sh"))
+
+
+async def test_a_stale_master_is_replaced_once_before_the_command_begins(play: Path) -> None:
+    (play / "master-a").touch()
+    (play / "stale-a").touch()
+    result = (await Fanout(play / "config").run(["a"], ["echo", "hi"], limit=20))["a"]
+    assert (result.code, result.stdout) == (0, b"hi\n")
+    assert len(calls(play, "-O stop")) == len(calls(play, "-f -N")) == 1
+
+
+async def test_what_was_begun_is_never_begun_again(play: Path) -> None:
+    (play / "cut-a").touch()
+    mark = play / "times"
+    result = (await Fanout(play / "config").run(["a"], ["sh", "-c", f"echo x >>{mark}"], limit=20))["a"]
+    assert result.code is None
+    assert "ended before the command" in result.problem
+    assert mark.read_text() == "x\n"
+
+
+async def test_every_call_has_its_own_deadline(play: Path) -> None:
+    begun = time.monotonic()
+    result = (await Fanout(play / "config").run(["a"], ["sleep", "30"], limit=0.5))["a"]
+    assert result.problem == "did not end within 0.5 s"
+    assert time.monotonic() - begun < 5
+
+
+async def test_no_more_sessions_at_once_than_a_server_allows(play: Path) -> None:
+    log = play / "log"
+    script = f"echo + >>{log}; sleep 0.2; echo - >>{log}"
+    fanout = Fanout(play / "config")
+    await asyncio.gather(*(fanout.run(["a"], ["sh", "-c", script], limit=30) for _ in range(2 * SESSIONS)))
+    open_, most = 0, 0
+    for line in log.read_text().split():
+        open_ += 1 if line == "+" else -1
+        most = max(most, open_)
+    assert 1 < most <= SESSIONS
+
+
+async def test_a_request_reaches_the_host_program_as_one_constant_line(play: Path) -> None:
+    values = {"spec": {"argv": ["$x", "\udcff"]}}
+    reply = (await Fanout(play / "config").call({"a": values}, "start", limit=20))["a"]
+    assert reply.ok
+    assert reply.value["request"]["spec"] == values["spec"]
+    assert calls(play, wire.COMMAND)[0].endswith(f"a {wire.COMMAND}")
+
+
+async def test_frames_come_as_they_were_sent(play: Path) -> None:
+    async with Fanout(play / "config").stream("a", "follow", {}) as stream:
+        assert (await stream.answer()).ok
+        frames = [frame async for frame in stream.frames()]
+    assert [(frame.kind, frame.offset, frame.payload) for frame in frames] == [
+        (b"D", 0, b"ab"),
+        (b"G", 10, b""),
+        (b"D", 10, b"c"),
+        (b"E", 11, b"{}"),
+    ]
+
+
+async def test_a_stream_that_ends_early_is_broken(play: Path) -> None:
+    async with Fanout(play / "config").stream("a", "status", {}) as stream:
+        assert (await stream.answer()).ok
+        with pytest.raises(Broken):
+            [frame async for frame in stream.frames()]
+
+
+async def test_a_worker_that_cannot_be_reached_does_not_stream(play: Path) -> None:
+    (play / "down-a").touch()
+    with pytest.raises(ssh.Unreachable, match="Connection refused"):
+        async with Fanout(play / "config").stream("a", "follow", {}):
+            pytest.fail("there is no connection")
+
+
+@pytest.mark.parametrize(
+    ("answer", "stderr", "code", "kind", "words"),
+    [
+        ({"ok": True}, "", 0, "", ""),
+        ({"ok": False, "error": {"kind": "held", "message": "taken", "fix": "wait"}}, "", 0, "held", "taken"),
+        (None, "sudo: a password is required\n", 1, "denied", "sudo"),
+        (None, "sudo: /usr/local/sbin/tpu-host: command not found\n", 1, "no-launcher", "not installed"),
+        (None, "Connection to 10.0.0.1 closed\n", 255, "unreachable", "closed"),
+        (None, "", 7, "failed", "7"),
+    ],
+)
+def test_what_is_no_answer_is_explained(answer: object, stderr: str, code: int, kind: str, words: str) -> None:
+    reply = reply_of("pod-w1", answer, stderr, code)
+    assert reply.kind == kind
+    assert words in reply.problem
+    assert reply.ok or reply.kind in {"held", "unreachable"} or "--limit pod-w1" in reply.fix
+
+
+def test_a_changed_host_key_is_said_in_words() -> None:
+    said = "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nIt is possible ...\nHost key verification failed.\n"
+    assert "host key" in ssh.reason(said, 255)
+
+
+def test_words_of_a_command_line() -> None:
+    config = Path("/state/ssh config")
+    assert ssh.session(config, "pod-w0", "true")[-4:] == ["ControlMaster=no", "-T", "pod-w0", "true"]
+    assert ssh.open_master(config, "pod-w0")[-4:] == ["-f", "-N", "-T", "pod-w0"]
+    assert "'/state/ssh config'" in ssh.rsync_shell(config)
+    assert json.loads(wire.request("m" * 16, "probe", {}))["protocol"] == wire.PROTOCOL

@@ -1,0 +1,353 @@
+"""The parts of a run on the controller that need no worker."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.host.test_run_parts import good
+from tpu_ops.cli import run as run_command
+from tpu_ops.cli import runs_output
+from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.fleet.model import Node, Worker, workers_of
+from tpu_ops.host import spec as host_spec
+from tpu_ops.remote.fanout import Reply, Result
+from tpu_ops.runs import control, preflight, records, spec, sync
+from tpu_ops.runs.follow import Outcome, first_cause, outcome_of
+from tpu_ops.runs.lines import Lines
+
+
+def pod(size: int = 4, name: str = "pod") -> list[Worker]:
+    node = Node(
+        name=name,
+        project="lab",
+        zone="us-central2-b",
+        node_id="1",
+        accelerator_type="v4-32",
+        state="READY",
+        internal_ips=tuple(f"10.0.0.{index}" for index in range(size)),
+        chips_per_worker=4,
+    )
+    return workers_of([node])
+
+
+# --- spec ---------------------------------------------------------------------------------------------------
+
+
+def test_what_a_controller_sends_is_what_a_worker_takes() -> None:
+    run = spec.RunSpec("digits-1", ("python", "\udcff", ""), {"A": ""}, cwd="tpu_ops/digits")
+    sent = run.for_rank(pod()[2], 2, 4)
+    assert host_spec.check(sent) == sent
+    assert set(sent) == set(good())
+    assert (sent["rank"], sent["world_size"], sent["worker"], sent["node"]) == (2, 4, "pod-w2", "pod")
+
+
+@pytest.mark.parametrize("run_id", ["", "Upper", "a b", "../x", "-x", "x" * 80, "x\n"])
+def test_names_that_no_worker_takes_are_refused_here(run_id: str) -> None:
+    with pytest.raises(UsageError):
+        spec.RunSpec(run_id, ("true",))
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("digits", "digits-20261120-181500-ab12"),
+        ("My Run_2", "my-run-2-20261120-181500-ab12"),
+        ("--", "run-20261120-181500-ab12"),
+    ],
+)
+def test_a_run_is_called_by_what_and_when(word: str, expected: str) -> None:
+    made = spec.new_run_id(word, datetime(2026, 11, 20, 18, 15, tzinfo=UTC), "ab12")
+    assert made == expected
+    spec.RunSpec(made, ("true",))
+
+
+@pytest.mark.parametrize(
+    ("argv", "synced", "expected"),
+    [
+        (["python", "-u", "dir/train.py", "--x"], "", "train"),
+        (["python", "train.py"], "digits", "digits"),
+        (["/usr/bin/sleep", "1"], "", "sleep"),
+    ],
+)
+def test_a_run_is_called_by_its_code(argv: list[str], synced: str, expected: str) -> None:
+    assert spec.name_of(argv, synced) == expected
+
+
+def test_variables_are_taken_as_they_stand(tmp_path: Path) -> None:
+    assert spec.parse_env(["A=b=c", "B="]) == {"A": "b=c", "B": ""}
+    path = tmp_path / "env"
+    path.write_text("# x\n\nA= spaced \nB='kept'\n")
+    assert spec.read_env_file(path) == {"A": " spaced ", "B": "'kept'"}
+    path.write_text("A=1\nthe-secret without sign\n")
+    with pytest.raises(UsageError) as wrong:
+        spec.read_env_file(path)
+    assert "line 2" in str(wrong.value)
+    assert "secret" not in str(wrong.value)
+    with pytest.raises(UsageError):
+        spec.parse_env(["NO-SIGN"])
+
+
+def test_a_run_is_remembered_and_forgotten(tmp_path: Path) -> None:
+    record = records.new("digits-1", "pod", "1", ("pod-w0",), ("true",))
+    records.write(tmp_path, record)
+    assert records.read(tmp_path, "digits-1") == record
+    records.forget(tmp_path, "digits-1")
+    assert records.read(tmp_path, "digits-1") is None
+    assert records.read(tmp_path, "../../etc/passwd") is None
+
+
+def test_a_damaged_memory_is_none(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "x.json").write_text('{"run_id": "x"}')
+    assert records.read(tmp_path, "x") is None
+
+
+def test_a_run_takes_one_whole_node() -> None:
+    workers = pod()
+    assert [worker.index for worker in control.whole_node(workers[::-1], "pod")] == [0, 1, 2, 3]
+    with pytest.raises(UsageError, match="1 of its 4"):
+        control.whole_node(workers[1:2], "pod-w1")
+    with pytest.raises(UsageError, match="means 2: a, b"):
+        control.whole_node([*pod(1, "a"), *pod(1, "b")], "a,b")
+
+
+# --- preflight ----------------------------------------------------------------------------------------------
+
+
+def probe(**changes: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "boot_id": os.urandom(4).hex(),
+        "clock": 1000.0,
+        "venv": {"path": "/v", "exists": True, "python": "3.11", "packages": {"jax": "0.10.2"}, "digest": "d1"},
+        "environment_files": {"/etc/e": True},
+        "chips": ["/dev/accel0"],
+        "holders": [],
+        "holder": None,
+        "space": {"/": {"free": 10**10, "total": 10**11}},
+    }
+    return found | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, []),
+        ({"boot_id": ""}, ["boot"]),
+        ({"venv": {"path": "/v", "exists": False}}, ["no environment at /v"]),
+        ({"environment_files": {"/etc/e": False}}, ["/etc/e is missing"]),
+        ({"chips": []}, ["no chip's device file, 4 expected"]),
+        (
+            {"holder": {"run_id": "r1", "person": "ada", "since": 0}},
+            ["run r1 of ada is on it since 1970-01-01 00:00:00 UTC"],
+        ),
+        ({"holders": [{"pid": 7, "user": "bob", "command": "python x"}]}, ["held by pid 7 of bob: python x"]),
+        ({"space": {"/": {"free": 2**20, "total": 2**30}}}, ["/ has 1 MiB free"]),
+    ],
+)
+def test_what_is_wrong_with_a_worker_is_said(changes: dict[str, Any], words: list[str]) -> None:
+    faults = preflight.faults_of(pod()[1], probe(**changes))
+    assert [fault.worker for fault in faults] == ["pod-w1"] * len(words)
+    assert all(word in fault.problem for word, fault in zip(words, faults, strict=True))
+    assert all(fault.fix for fault in faults)
+
+
+def test_the_worker_that_differs_from_the_others_is_named() -> None:
+    odd = {"path": "/v", "exists": True, "python": "3.12", "packages": {"jax": "0.9"}, "digest": "d2"}
+    probes = {
+        "w0": probe(),
+        "w1": probe(venv=odd),
+        "w2": probe(clock=1400.0),
+        "w3": probe(boot_id="x"),
+        "w4": probe(boot_id="x"),
+    }
+    found = {fault.worker: fault.problem for fault in preflight.differences(probes)}
+    assert set(found) == {"w1", "w2", "w3", "w4"}
+    assert found["w1"] == "its environment differs: Python 3.12 (others 3.11), jax 0.9 (others 0.10.2)"
+    assert found["w2"] == "its clock is +400 s off"
+    assert found["w3"] == "it is the same machine as w4"
+
+
+def test_silence_counts_before_what_is_wrong() -> None:
+    silent = preflight.fault_of_reply(Reply("pod-w1", {}, "unreachable", "no route"))
+    wrong = preflight.fault_of_reply(Reply("pod-w0", {}, "no-launcher", "not installed", "configure it"))
+    assert preflight.PreflightError([wrong, silent], 4).exit_code == ExitCode.UNREACHABLE
+    error = preflight.PreflightError([wrong], 4)
+    assert (error.exit_code, error.fix, error.where) == (ExitCode.FAILED, "configure it", "pod-w0")
+
+
+# --- lines --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines", "rest"),
+    [
+        ([b"a\nb"], ["a"], ["b"]),
+        ([b"a", b"b\n\nc\n"], ["ab", "", "c"], []),
+        ([b"10%\r20%\r", b"done\n"], ["10%", "20%", "done"], []),
+        ([b"x\r\ny\n"], ["x", "y"], []),
+        ([b"x\r", b"\ny\n"], ["x", "y"], []),
+        ([b"abcdefghij", b"kl\n"], ["abcdefgh", "ijkl"], []),
+        ([b"abcdefghijklmnopqr\n"], ["abcdefgh", "ijklmnop", "qr"], []),
+        ([b"\xff\xc3", b"\xa4\n"], ["\ufffdä"], []),
+    ],
+)
+def test_bytes_become_lines_whatever_pieces_they_come_in(
+    pieces: list[bytes], lines: list[str], rest: list[str]
+) -> None:
+    splitter = Lines(longest=8)
+    assert [line for piece in pieces for line in splitter.feed(piece)] == lines
+    assert splitter.finish() == rest
+
+
+# --- outcomes -----------------------------------------------------------------------------------------------
+
+
+def ended(rank: int, state: str, at: float, exit_: dict[str, int] | None = None, intent: str = "") -> Outcome:
+    return Outcome(rank, f"pod-w{rank}", state, exit_, intent=intent, record={"ended": at})
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "rank"),
+    [
+        ([ended(0, "succeeded", 1.0), ended(1, "stopped", 2.0, intent="stop")], None),
+        ([ended(0, "failed", 5.0, {"code": 1}), ended(1, "failed", 3.0, {"code": 1})], 1),
+        ([ended(0, "failed", 3.1, {"code": 1}), ended(1, "failed", 3.9, {"signal": 9})], 1),
+        ([ended(0, "failed", 3.1, {"code": 1}), ended(1, "stopped", 3.0, {"signal": 15}, intent="failed")], 0),
+        ([ended(0, "succeeded", 3.1), ended(1, "stopped", 3.0, {"signal": 15}, intent="shutdown")], 1),
+        ([ended(0, "failed", 3.1, {"code": 1}), Outcome(1, "pod-w1", "lost")], 0),
+    ],
+)
+def test_the_first_cause_is_an_own_failure(outcomes: list[Outcome], rank: int | None) -> None:
+    cause = first_cause(outcomes)
+    assert (cause.rank if cause else None) == rank
+
+
+@pytest.mark.parametrize(
+    ("states", "state", "code"),
+    [
+        (["succeeded", "succeeded"], "succeeded", 0),
+        (["succeeded", "failed"], "failed", 1),
+        (["stopped", "succeeded"], "failed", 1),
+        (["running", "running"], "running", 0),
+        (["succeeded", "unknown"], "unknown", 4),
+        (["failed", "unknown"], "failed", 1),
+    ],
+)
+def test_a_run_is_as_good_as_its_worst_rank(states: list[str], state: str, code: int) -> None:
+    outcomes = [Outcome(rank, f"w{rank}", name) for rank, name in enumerate(states)]
+    assert (runs_output.run_state(outcomes), runs_output.exit_code(outcomes)) == (state, code)
+
+
+def test_a_stopped_run_is_never_a_success() -> None:
+    outcomes = [Outcome(0, "w0", "stopped", {"code": 0}, intent="stop"), Outcome(1, "w1", "succeeded", {"code": 0})]
+    assert (runs_output.run_state(outcomes), runs_output.exit_code(outcomes)) == ("stopped", 1)
+
+
+def test_a_worker_that_forgot_the_run_is_unknown() -> None:
+    assert outcome_of(0, "w0", None).state == "unknown"
+
+
+@pytest.mark.parametrize(("text", "expected"), [("all", [0, 1, 2, 3]), ("0,3", [0, 3]), ("1-2,2", [1, 2]), ("0", [0])])
+def test_ranks_are_chosen(text: str, expected: list[int]) -> None:
+    assert runs_output.ranks(text, 4) == expected
+
+
+@pytest.mark.parametrize("text", ["", "4", "a", "1-", "-1", "0,,1"])
+def test_ranks_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        runs_output.ranks(text, 4)
+
+
+# --- run ----------------------------------------------------------------------------------------------------
+
+
+def test_equal_output_is_gathered_the_most_first() -> None:
+    results = [Result(f"pod-w{index}", 0, b"a" if index in {0, 2, 3} else b"b") for index in range(5)]
+    groups = run_command.gathered(results)
+    assert [(run_command.folded(hosts), result.stdout) for hosts, result in groups] == [
+        ("pod-w[0,2-3]", b"a"),
+        ("pod-w[1,4]", b"b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("results", "code"),
+    [
+        ([Result("a", 0)], 0),
+        ([Result("a", 0), Result("b", 255)], 1),
+        ([Result("a", None, problem="late")], 1),
+        ([Result("a", 1), Result("b", None, problem="down", reached=False)], 4),
+    ],
+)
+def test_the_exit_code_is_honest(results: list[Result], code: int) -> None:
+    assert run_command.exit_code(results) == code
+
+
+# --- sync ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    folder = tmp_path / "digits"
+    for name, text in {
+        "train.py": "x",
+        "sub/part.py": "y",
+        "out/big.ckpt": "z",
+        "__pycache__/a.pyc": "",
+        ".git/HEAD": "",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / ".gitignore").write_text("*.ckpt\n")
+    (folder / "link").symlink_to("train.py")
+    return folder
+
+
+def test_a_tree_is_what_gitignore_leaves(code: Path) -> None:
+    tree = sync.read(code)
+    assert tree.files == (".gitignore", "link", "sub/part.py", "train.py")
+    assert (tree.name, tree.cwd) == ("digits", "tpu_ops/digits")
+    assert re.fullmatch("[0-9a-f]{12}", tree.digest)
+
+
+def test_the_digest_follows_content_names_and_executable_bits(code: Path) -> None:
+    seen = {sync.read(code).digest}
+    os.utime(code / "train.py", (1, 1))
+    assert sync.read(code).digest in seen
+    for change in (
+        lambda: (code / "train.py").write_text("other"),
+        lambda: (code / "train.py").chmod(0o755),
+        lambda: (code / "sub" / "part.py").rename(code / "part.py"),
+        lambda: (code / "link").rename(code / "other"),
+    ):
+        change()
+        seen.add(sync.read(code).digest)
+    assert len(seen) == 5
+
+
+def test_only_what_an_earlier_sync_put_there_is_stale(code: Path) -> None:
+    tree = sync.read(code)
+    before = b"train.py\0gone.py\0sub/old.py\0../escape\0/etc/passwd\0a/../../b\0"
+    assert sync.stale(before, tree) == ["gone.py", "sub/old.py"]
+    assert sync.stale(b"", tree) == []
+
+
+@pytest.mark.parametrize("name", ["missing", "with space", "-dash", "empty"])
+def test_directories_that_cannot_be_brought_are_refused(tmp_path: Path, name: str) -> None:
+    if name != "missing":
+        (tmp_path / name).mkdir()
+    with pytest.raises(UsageError):
+        sync.read(tmp_path / name)
+
+
+def test_the_tree_goes_over_the_fleets_own_connections(code: Path) -> None:
+    command = sync.transfer_command(sync.read(code), "pod-w3", Path("/s/ssh_config"))
+    assert command[-2:] == [f"{code}/", "pod-w3:tpu_ops/digits/"]
+    assert "--rsh=ssh -F /s/ssh_config -o BatchMode=yes -o ControlMaster=no -T" in command
+    assert not any(word.startswith("--delete") for word in command)
