@@ -204,9 +204,26 @@ def train(shell: Shell) -> str:
     return f"loss {fall} on four workers; accuracy of the checkpoint, loaded anew: {right:.3f}"
 
 
+def host_keys(shell: Shell) -> str:
+    """Return the host keys by which Ansible's ssh knows the pod's workers, after a look that it insists on them."""
+    listing = json.loads(shell.ask("ansible-inventory", "--list"))
+    options = listing["_meta"]["hostvars"]["pod-w0"]["ansible_ssh_common_args"]
+    effective = shell.ask("ssh", *shlex.split(options), "-G", "pod-w0")
+    require("stricthostkeychecking true" in effective, f"host-key checking is not on: {options}")
+    files = re.findall(r"^userknownhostsfile (\S+)$", effective, re.MULTILINE)
+    require(len(files) == 1, f"expected one known_hosts file, got {files}")
+    lines = Path(files[0]).read_text().splitlines()
+    kept = sorted(
+        line for line in lines if line.startswith(f"tpu-{listing['_meta']['hostvars']['pod-w0']['tpu_node_id']}-")
+    )
+    require(len({line.split()[0] for line in kept}) == POD_WORKERS, f"expected keys of four workers, got {kept}")
+    return "\n".join(kept)
+
+
 def change_addresses(shell: Shell) -> str:
     """Let the pod's external addresses change, and find it again with host-key checking on."""
     before = {row["host"]: row["external_ip"] for row in shell.workers() if row["node"] == "pod"}
+    keys = host_keys(shell)
     shell.show("tpu_ops", "lab", "maintenance", "pod")
     shell.show("tpu_ops", "refresh")
     after = {row["host"]: row["external_ip"] for row in shell.workers() if row["node"] == "pod"}
@@ -220,6 +237,7 @@ def change_addresses(shell: Shell) -> str:
     names = json.loads(shell.ask("tpu_ops", "run", "pod", "--json", "--", "hostname"))
     hostnames = {row["stdout"].strip() for row in names}
     require(len(hostnames) == POD_WORKERS, f"expected four host names, got {sorted(hostnames)}")
+    require(host_keys(shell) == keys, "the known host keys are not the ones from before")
     return "four old addresses refuse, four new ones answer, same host keys, checking on throughout"
 
 

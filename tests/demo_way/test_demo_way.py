@@ -68,7 +68,7 @@ def test_creating_it_again_finds_it_there(desk):
     ("argv", "code", "words"),
     [
         (("create", "x", "--type", "v4-12", "--zone", "us-central2-b"), 3, ["v4-12"]),
-        (("create", "x", "--type", "v6e-8", "--zone", "us-central2-b"), 3, ["v6e-8", "us-central2-b"]),
+        (("create", "x", "--type", "v2-8", "--zone", "us-central2-b"), 3, ["v2-8", "us-central2-b"]),
         (("create", "x", "--type", "v4-8", "--zone", "mars-north1-a"), 3, ["mars-north1-a"]),
         (("create", "pod", "--type", "v4-8", "--zone", "us-central2-b"), 3, ["pod"]),
         (("run", "nowhere", "--", "true"), 2, ["nowhere"]),
