@@ -237,6 +237,14 @@ def test_a_run_is_its_persons_and_an_insisting_administrators(
         person.require_control(Someone(uid, admin), 7, "ada", force)
 
 
+def test_files_are_opened_with_the_persons_own_rights(tmp_path: Path) -> None:
+    somebody = person.Person(pwd.getpwnam("nobody")) if os.geteuid() == 0 else myself()
+    before = (os.geteuid(), os.getegid(), os.getgroups())
+    with person.acting_as(somebody):
+        assert os.geteuid() == somebody.uid
+    assert (os.geteuid(), os.getegid(), os.getgroups()) == before
+
+
 def test_a_longer_grace_than_asked_for_is_never_taken() -> None:
     assert actions._intent({"grace": 5}, Someone(1, False))["grace"] == 5
     for wrong in (-1, True, "5", float("inf"), 10**9):

@@ -81,7 +81,7 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
     return ExitCode.OK if state in {"succeeded", "running", "starting", "ending"} else ExitCode.FAILED
 
 
-def table(outcomes: Sequence[Outcome], say: bool = True) -> None:
+def table(outcomes: Sequence[Outcome]) -> None:
     """Print one row per rank."""
     rows = [
         {
@@ -94,8 +94,7 @@ def table(outcomes: Sequence[Outcome], say: bool = True) -> None:
         }
         for outcome in outcomes
     ]
-    if say:
-        output.table(rows, ("rank", "worker", "state", "end", "lasted", "reason"))
+    output.table(rows, ("rank", "worker", "state", "end", "lasted", "reason"))
 
 
 def _lasted(record: Mapping[str, Any] | None) -> str:

@@ -196,7 +196,7 @@ def _await_end(store: Store, run_id: str, limit: float) -> Dict[str, Any]:
 
 def probe(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     """Describe this host."""
-    return {"ok": True, "probe": describe(store, str(request.get("venv") or ""))}
+    return {"ok": True, "probe": describe(store, asking(), str(request.get("venv") or ""))}
 
 
 def holders(request: Dict[str, Any], store: Store) -> Dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import pwd
-from typing import Mapping
+from typing import Iterator, Mapping
 
 from .wire import Refused
 
@@ -61,6 +62,24 @@ def by_uid(uid: int) -> Person:
         return Person(pwd.getpwuid(uid))
     except KeyError:
         raise Refused("denied", "user id {} has no entry in the password database".format(uid)) from None
+
+
+@contextlib.contextmanager
+def acting_as(person: Person) -> Iterator[None]:
+    """Open files with a person's rights for as long as the block lasts: what root may read is not theirs to ask."""
+    if os.geteuid() != 0:
+        yield
+        return
+    before = os.getgroups()
+    os.initgroups(person.name, person.gid)
+    os.setegid(person.gid)
+    os.seteuid(person.uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(before)
 
 
 def require_control(person: Person, owner_uid: int, owner_name: str, force: bool) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Dict
 
 from . import environment, proc
 from .ending import LOCKFILES
+from .person import Person, acting_as
 from .store import Store
 from .wire import PROTOCOL
 
@@ -87,10 +88,12 @@ def space() -> Dict[str, Dict[str, int]]:
     return found
 
 
-def describe(store: Store, venv: str = "") -> Dict[str, Any]:
-    """Return everything about this host that a run depends on."""
+def describe(store: Store, person: Person, venv: str = "") -> Dict[str, Any]:
+    """Return everything about this host that a run of this person depends on."""
     boot, init_start = store.boot()
     config = environment.load_config()
+    with acting_as(person):
+        venv_found = venv_facts(venv or config["venv"])
     return {
         "protocol": PROTOCOL,
         "program": os.path.realpath(sys.argv[0]),
@@ -99,7 +102,7 @@ def describe(store: Store, venv: str = "") -> Dict[str, Any]:
         "init_start": init_start,
         "clock": time.time(),
         "python": "{}.{}.{}".format(*sys.version_info[:3]),
-        "venv": venv_facts(venv or config["venv"]),
+        "venv": venv_found,
         "environment_files": {path: os.path.exists(path) for path in config["environment_files"]},
         "chips": proc.chips(),
         "holders": proc.holders(),
