@@ -284,6 +284,32 @@ async def test_slices_are_made_all_or_none(lab: Lab) -> None:
     assert lab.backend.actions().count("remove") == 3
 
 
+async def test_a_name_taken_while_it_waits_fails_it_and_makes_nothing(lab: Lab) -> None:
+    specs = [{"nodeId": node, "node": NODE} for node in ("a", "b")]
+    body = {"tpu": {"nodeSpec": specs}, "queueingPolicy": {"validAfterTime": "2999-01-01T00:00:00Z"}}
+    await lab.begin(
+        queued.create_queued_resource,
+        "CreateQueuedResource",
+        parent=LOCATION,
+        queuedResourceId="q",
+        queuedResource=body,
+    )
+    name = f"{LOCATION}/queuedResources/q"
+    await until(lambda: lab.service.state.queued.get(name).state == "WAITING_FOR_RESOURCES")
+    await lab.create("b")
+    waiting = lab.service.state.queued.get(name)
+    waiting.body["queueingPolicy"] = {}
+    waiting.touch()
+    lab.store.changed()
+    await lab.reopen()
+    await until(lambda: lab.service.state.queued.get(name).state == "FAILED")
+    error = lab.service.state.queued.get(name).error
+    assert error is not None
+    assert (error["code"], "nodes/b" in error["message"]) == (6, True)
+    assert lab.names() == ["b"]
+    assert lab.node("b").state == "READY"
+
+
 async def test_no_addresses_left_is_said_and_nothing_is_kept(lab: Lab) -> None:
     lab.service.state.external._end = 10
     await lab.create("one")

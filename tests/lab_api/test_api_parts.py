@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -138,4 +139,33 @@ async def test_many_changes_at_once_share_their_writes(tmp_path: Path, monkeypat
     await asyncio.gather(*(change() for _ in range(100)))
     assert len(written) <= 3
     assert store.path.read_text() == "100"
+    store.close()
+
+
+async def test_a_cancelled_writer_lets_go_only_when_its_write_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path / "state.json")
+    store.bind(lambda: "content")
+    started, go_on = threading.Event(), threading.Event()
+    write, overlapping = store._write, []
+
+    def slow(text: str) -> None:
+        if started.is_set() and not go_on.is_set():
+            overlapping.append(text)
+        started.set()
+        go_on.wait(5)
+        write(text)
+
+    monkeypatch.setattr(store, "_write", slow)
+    store.changed()
+    first = asyncio.create_task(store.flush())
+    await asyncio.to_thread(started.wait, 5)
+    first.cancel()
+    second = asyncio.create_task(store.flush())
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait({first, second}, timeout=5)
+    assert (first.cancelled(), second.exception(), overlapping) == (True, None, [])
+    assert store.path.read_text() == "content"
     store.close()

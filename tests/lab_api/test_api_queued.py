@@ -109,26 +109,6 @@ async def test_preemption_suspends_and_reset_makes_new_nodes(client: Client, sha
     assert (after.state.name, after.id != before.id) == ("READY", True)
 
 
-async def test_a_name_taken_meanwhile_fails_it_and_makes_nothing(client: Client, unique: str) -> None:
-    specs = [{"parent": LOCATION, "node_id": f"{unique}-{letter}", "node": NODE} for letter in "ab"]
-    start = time.time() + 0.5
-    await client.call(
-        "create_queued_resource",
-        parent=LOCATION,
-        queued_resource_id=unique,
-        queued_resource={
-            "tpu": {"node_spec": specs},
-            "queueing_policy": {"valid_after_time": {"seconds": int(start), "nanos": int(start % 1 * 1e9)}},
-        },
-    )
-    await client.call("create_node", parent=LOCATION, node_id=f"{unique}-b", node=NODE)
-    failed = await reaches(client, unique, "FAILED")
-    assert f"{unique}-b" in failed.state.failed_data.error.message
-    with pytest.raises(exceptions.NotFound):
-        await client.call("get_node", name=f"{LOCATION}/nodes/{unique}-a")
-    await client.do("delete_queued_resource", name=queued(unique))
-
-
 async def test_it_fails_when_its_valid_time_is_over(client: Client, unique: str) -> None:
     policy = {"valid_until_time": {"seconds": int(time.time()) - 5}}
     await client.call(

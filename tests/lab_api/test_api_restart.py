@@ -60,6 +60,7 @@ def test_everything_survives_an_orderly_end_and_a_kill(lab_api: LabApi) -> None:
     assert "networkEndpoints" not in lab_api.node("new")
     assert lab_api.call("GET", f"v2/{LOCATION}/queuedResources/q")[1]["state"]["state"] == "CREATING"
     assert not any(lab_api.call("GET", f"v2/{name}")[1].get("done") for name in operations)
+    assert not lab_api.call("POST", f"v2/{operations[0]}:wait", {"timeout": "0.05s"})[1].get("done")
     for node, action in (("new", "stop"), ("new", "start"), ("stops", "stop"), ("starts", "start"), ("goes", "stop")):
         status, refused = lab_api.call("POST", f"v2/{LOCATION}/nodes/{node}:{action}", {})
         assert (status, refused["error"]["status"]) == (400, "FAILED_PRECONDITION")

@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ class Store:
             async with self._writing:
                 if self._written < wanted:
                     including, text = self._wanted, self._render()
-                    await asyncio.to_thread(self._write, text)
+                    await _to_the_end(asyncio.to_thread(self._write, text))
                     self._written = including
 
     def close(self) -> None:
@@ -104,3 +104,13 @@ class Store:
             stream.flush()
             os.fsync(stream.fileno())
         new.replace(self.path)
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await something that goes on when its waiter is cancelled, and let the waiter go only when it has ended."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
