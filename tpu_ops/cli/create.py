@@ -1,0 +1,166 @@
+"""`tpu_ops create`: create a TPU node and wait until it is ready."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import time
+
+from tpu_ops import config
+from tpu_ops.cli import options, output
+from tpu_ops.cloud.client import Tpu
+from tpu_ops.config import Settings
+from tpu_ops.errors import CloudError, ExitCode, UsageError
+from tpu_ops.fleet import lifecycle, view
+from tpu_ops.fleet.hostvars import facts
+from tpu_ops.fleet.lifecycle import Wish
+from tpu_ops.fleet.view import Fleet
+
+#: Seconds that a new node's guest agents get to publish their host keys, and between two looks.
+KEYS_TIMEOUT, KEYS_DELAY = 180.0, 2.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `tpu_ops create`."""
+    parser.add_argument("name", help="name of the node")
+    parser.add_argument("--type", required=True, help="accelerator type, as in v4-32")
+    parser.add_argument("--zone", help="its zone (default: the fleet's, where it has one only)")
+    parser.add_argument("--project", help="its project (default: the fleet's, where it has one only)")
+    parser.add_argument("--runtime", help="runtime version (default: by the type's generation)")
+    parser.add_argument("--spot", action="store_true", help="a spot node: cheaper, and may be preempted")
+    parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label (repeatable)")
+    parser.add_argument("--no-wait", action="store_true", help="return when the API has accepted the request")
+    parser.add_argument("--timeout", type=options.seconds, default=1800, help="seconds to wait (default 1800)")
+    parser.add_argument("--dry-run", action="store_true", help="check and show the request; create nothing")
+    options.add_fleet(parser)
+    options.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Create a node."""
+    settings = config.load(args.fleet)
+    wish = wished(args, settings)
+    body = lifecycle.request(wish, lifecycle.ssh_keys(settings))
+    with view.api(settings) as tpu:
+        if not wish.runtime_version:
+            _refuse_unknown_generation(tpu, wish)
+        if args.dry_run:
+            return _dry_run(tpu, wish, body, as_json=args.json)
+        start = time.monotonic()
+        try:
+            outcome = lifecycle.create(
+                tpu,
+                wish,
+                body,
+                wait=not args.no_wait,
+                timeout=args.timeout,
+                progress=options.Waiting(f"node {wish.name}"),
+            )
+        except KeyboardInterrupt:
+            output.info("the creation goes on without this command; the same command waits on")
+            raise
+    if outcome == "begun":
+        return _say(args, wish, outcome, None)
+    fleet = _refresh(settings, wish)
+    output.info(f"node {wish.name}: {outcome}, {time.monotonic() - start:.0f} s")
+    return _say(args, wish, outcome, fleet)
+
+
+def wished(args: argparse.Namespace, settings: Settings) -> Wish:
+    """Return the node that the arguments ask for.
+
+    Raises:
+        UsageError: A name or label has a wrong form, or zone or project are not given and not plain.
+    """
+    return Wish(
+        name=lifecycle.check_name(args.name),
+        project=_only("project", args.project, settings.projects),
+        zone=_only("zone", args.zone, settings.zones),
+        accelerator_type=args.type,
+        runtime_version=args.runtime or lifecycle.default_runtime(args.type),
+        spot=args.spot,
+        labels=dict(_label(text) for text in args.label),
+    )
+
+
+def _only(name: str, given: str | None, known: tuple[str, ...]) -> str:
+    if given:
+        return given
+    if len(known) == 1:
+        return known[0]
+    choice = f"one of {', '.join(known)}" if known else "for example us-central2-b"
+    raise UsageError(f"no {name} is named", where=f"--{name}", fix=f"add --{name}, {choice}")
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise UsageError(f"{text!r} is no label", where="--label", fix="write it as KEY=VALUE")
+    return key, value
+
+
+def _refuse_unknown_generation(tpu: Tpu, wish: Wish) -> None:
+    """Without a runtime version nothing can be created: say whether the type or only the default is unknown."""
+    if unknown := lifecycle.unknown(tpu, wish):
+        raise CloudError("the API would refuse this node", where=wish.where, fix=unknown)
+    raise UsageError(
+        f"there is no default runtime version for accelerator type {wish.accelerator_type!r}",
+        where="--type",
+        fix="name the runtime version by --runtime",
+    )
+
+
+def _dry_run(tpu: Tpu, wish: Wish, body: dict[str, object], *, as_json: bool) -> int:
+    existing = lifecycle.find(tpu, wish)
+    if existing is not None:
+        lifecycle.must_match(wish, existing)
+    elif unknown := lifecycle.unknown(tpu, wish):
+        raise CloudError("the API would refuse this node", where=wish.where, fix=unknown)
+    if as_json:
+        state = existing["state"] if existing else None
+        output.as_json({"parent": wish.parent, "node_id": wish.name, "node": body, "exists": state})
+        return ExitCode.OK
+    if existing is not None:
+        output.line(f"exists already, state {existing['state']}: nothing would be created")
+        return ExitCode.OK
+    output.line(f"would create {wish.full_name}")
+    for key, value in body.items():
+        output.line(f"  {key}: {value}")
+    return ExitCode.OK
+
+
+def _refresh(settings: Settings, wish: Wish) -> Fleet:
+    """Refresh the fleet until the new node's host keys are known, or its time is over."""
+    start, progress = time.monotonic(), options.Waiting(f"node {wish.name}")
+    while True:
+        fleet, _ = view.refresh(settings)
+        workers = [worker for worker in fleet.workers if worker.node.full_name == wish.full_name]
+        elapsed = time.monotonic() - start
+        if not workers or view.has_keys(settings, workers) or elapsed > KEYS_TIMEOUT:
+            break
+        progress(elapsed, "waiting for its workers to publish their host keys")
+        time.sleep(KEYS_DELAY)
+    for text in fleet.warnings:
+        output.warning(text)
+    if not workers:
+        output.warning(
+            f"the new node is not part of this fleet: {settings.file} does not list project {wish.project}, "
+            f"zone {wish.zone}"
+        )
+    return fleet
+
+
+def _say(args: argparse.Namespace, wish: Wish, outcome: str, fleet: Fleet | None) -> int:
+    workers = [worker for worker in (fleet.workers if fleet else ()) if worker.node.full_name == wish.full_name]
+    if args.json:
+        listed = [facts(worker) | {"host": worker.host} for worker in workers]
+        output.as_json({"node": wish.full_name, "outcome": outcome, "workers": listed})
+        return ExitCode.OK
+    if fleet is None:
+        output.line(f"{wish.name}: the API creates it; `tpu_ops list` shows its state")
+        return ExitCode.OK
+    for worker in workers:
+        output.line(f"{worker.host}  {worker.internal_ip or '-'}  {worker.external_ip or '-'}")
+    if workers:
+        output.info(f"log in: tpu_ops ssh {shlex.quote(workers[0].label)}")
+    return ExitCode.OK

@@ -1,0 +1,93 @@
+"""`tpu_ops delete`: delete a TPU node."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tpu_ops import config
+from tpu_ops.cli import options, output
+from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.fleet import lifecycle, view
+from tpu_ops.fleet.model import Node, node_labels
+from tpu_ops.fleet.view import Fleet
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `tpu_ops delete`."""
+    parser.add_argument("name", help="name of the node")
+    parser.add_argument("--zone", help="its zone, where several nodes share the name")
+    parser.add_argument("--project", help="its project, where several nodes share name and zone")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--no-wait", action="store_true", help="return when the API has accepted the request")
+    parser.add_argument("--timeout", type=options.seconds, default=900, help="seconds to wait (default 900)")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be deleted")
+    options.add_fleet(parser)
+    options.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Delete a node."""
+    settings = config.load(args.fleet)
+    fleet, _ = view.look(settings)
+    for text in fleet.warnings:
+        output.warning(text)
+    node = chosen(fleet, args.name, zone=args.zone, project=args.project)
+    what = f"node {node.name}, zone {node.zone}, project {node.project}"
+    if args.dry_run:
+        return _say(args, node, f"would delete {what} ({node.accelerator_type}, {node.worker_count} workers)")
+    if not args.yes and not _confirmed(f"delete {what} ({node.accelerator_type}, {node.worker_count} workers)?"):
+        output.info("nothing was deleted")
+        return ExitCode.FAILED
+    with view.api(settings) as tpu:
+        try:
+            lifecycle.delete(
+                tpu,
+                node.full_name,
+                what=what,
+                wait=not args.no_wait,
+                timeout=args.timeout,
+                progress=options.Waiting(f"node {node.name}"),
+            )
+        except KeyboardInterrupt:
+            output.info("the deletion goes on without this command; the same command waits on")
+            raise
+    view.refresh(settings)
+    return _say(args, node, f"{'deleting' if args.no_wait else 'deleted'} {what}")
+
+
+def chosen(fleet: Fleet, name: str, *, zone: str | None, project: str | None) -> Node:
+    """Return the one node that is meant: by its name, or by its label where names are shared.
+
+    Raises:
+        UsageError: None or several are.
+    """
+    labels = node_labels(fleet.nodes)
+    found = [
+        node
+        for node in fleet.nodes
+        if name in (node.name, labels[node.full_name]) and zone in (None, node.zone) and project in (None, node.project)
+    ]
+    if not found:
+        known = ", ".join(sorted(labels.values())) or "none"
+        place = "".join(f", {kind} {value}" for kind, value in (("zone", zone), ("project", project)) if value)
+        raise UsageError(f"no node is called {name!r}", where=f"this fleet{place}", fix=f"known nodes: {known}")
+    if len(found) > 1:
+        names = " or ".join(sorted(labels[node.full_name] for node in found))
+        raise UsageError(f"several nodes are called {name!r}", fix=f"use {names}, or add --zone or --project")
+    return found[0]
+
+
+def _confirmed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise UsageError("deleting needs a confirmation, and nobody can be asked", fix="add --yes")
+    output.info(f"{question} [y/N]")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _say(args: argparse.Namespace, node: Node, text: str) -> int:
+    if args.json:
+        output.as_json({"node": node.full_name, "dry_run": args.dry_run, "waited": not args.no_wait})
+    else:
+        output.line(text)
+    return ExitCode.OK

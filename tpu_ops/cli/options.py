@@ -1,0 +1,45 @@
+"""Options and small habits that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+
+from tpu_ops.cli import output
+
+#: Seconds between two lines that say what is still waited for.
+PATIENCE = 10.0
+
+
+def add_fleet(parser: argparse.ArgumentParser) -> None:
+    """Declare --fleet."""
+    parser.add_argument(
+        "--fleet",
+        metavar="DIR",
+        help="the fleet directory (default: TPU_OPS_FLEET, else the nearest one upwards with inventory/tpu_vm.yml)",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Declare --json."""
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def seconds(text: str) -> float:
+    """Return a positive number of seconds, for argparse."""
+    value = float(text)
+    if not 0 < value < 10 * 86400:
+        raise argparse.ArgumentTypeError(f"{text} is no positive number of seconds")
+    return value
+
+
+class Waiting:
+    """Says now and then what is waited for: at once when the state changes, else every few seconds."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._state, self._said = what, "", 0.0
+
+    def __call__(self, elapsed: float, state: str) -> None:
+        """Be told the seconds since the beginning and the state in words."""
+        if state != self._state or elapsed - self._said >= PATIENCE:
+            self._state, self._said = state, elapsed
+            output.info(f"{self._what}: {state}, {elapsed:.0f} s")

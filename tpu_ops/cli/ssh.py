@@ -1,0 +1,73 @@
+"""`tpu_ops ssh`: log in on a worker."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Sequence
+
+from tpu_ops import config
+from tpu_ops.cli import options, output
+from tpu_ops.errors import OpsError, UnreachableError, UsageError
+from tpu_ops.fleet import ssh_files, targets, view
+from tpu_ops.fleet.model import SERVING_STATES, Worker
+from tpu_ops.fleet.view import Fleet
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `tpu_ops ssh`."""
+    options.add_fleet(parser)
+    parser.add_argument("target", help="a worker (pod-w2) or a node (pod: its worker 0)")
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="-- COMMAND",
+        help="run this instead of a login shell; a single word is a line for the remote shell",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Become ssh."""
+    fleet = view.current(config.load(args.fleet))
+    worker = one_worker(fleet, args.target)
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    argv = ssh_argv(fleet, worker, command)
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606 - ssh is to take this process's place
+    except OSError as exc:
+        raise OpsError(f"cannot start ssh: {exc.strerror}", fix="install an OpenSSH client") from exc
+
+
+def one_worker(fleet: Fleet, target: str) -> Worker:
+    """Return the worker to log in on: the one named, or worker 0 of the node named.
+
+    Raises:
+        UsageError: The target is unknown or means workers of several nodes.
+        UnreachableError: The worker has no address, or its node does not serve.
+    """
+    workers = targets.select(fleet.workers, target)
+    if len(workers) > 1 and (len({worker.label for worker in workers}) > 1 or workers[0].index != 0):
+        raise UsageError("the target means several workers", where=f"target {target!r}", fix="name one, as in pod-w2")
+    worker = workers[0]
+    if len(workers) > 1:
+        output.info(f"{target} has {len(workers)} workers: this is {worker.host}")
+    if worker.node.state not in SERVING_STATES:
+        raise UnreachableError(
+            f"its node is in state {worker.node.state}", where=worker.host, fix="if that is old: tpu_ops refresh"
+        )
+    if not ssh_files.address(worker, fleet.settings.connect_with):
+        kinds = " or ".join(fleet.settings.connect_with)
+        raise UnreachableError(
+            f"it has no {kinds} address", where=worker.host, fix="`tpu_ops refresh`, or see connect_with in tpu_vm.yml"
+        )
+    return worker
+
+
+def ssh_argv(fleet: Fleet, worker: Worker, command: Sequence[str]) -> list[str]:
+    """Return the command line of ssh.
+
+    One word of a command goes to the remote shell as it is; several arrive as the same several words.
+    """
+    remote = list(command) if len(command) < 2 else [shlex.join(command)]
+    return ["ssh", "-F", str(fleet.ssh_config), worker.host, *(["--", *remote] if remote else [])]
