@@ -39,7 +39,9 @@ def test_a_type_has_the_documented_size(name, workers, chips, chips_per_worker, 
     )
 
 
-@pytest.mark.parametrize("name", ["", "v4", "v4-", "v4-0", "v4-12", "v9-8", "v6e-10", "V4-8", "v4-8 ", "v4-8\n", "tpu7x-8"])
+@pytest.mark.parametrize(
+    "name", ["", "v4", "v4-", "v4-0", "v4-12", "v9-8", "v6e-10", "V4-8", "v4-8 ", "v4-8\n", "tpu7x-8"]
+)
 def test_another_name_is_refused_and_quoted(name):
     with pytest.raises(ValueError, match="accelerator type") as caught:
         accelerator_type(name)

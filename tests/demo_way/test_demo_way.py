@@ -236,7 +236,7 @@ def test_gcloud_reaches_all_workers_of_the_pod(desk):
         *("--command", "hostname", "--quiet"),
         HOME=desk.environ["TPU_OPS_STATE"],
     )
-    assert len(set(seen.split())) == 4
+    assert len(set(re.findall(r"^t1v-n-\w+-w-\d$", seen, re.MULTILINE))) == 4
 
 
 def test_delete_removes_the_node_and_its_container(desk):

@@ -55,8 +55,10 @@ def write_inventory(lab: Instance, environ: Mapping[str, str] = os.environ) -> N
     public_key = lab.private_key.with_suffix(".pub").read_text().strip()
     group_vars = {
         "base_ca_certificates": [bundle] if bundle else [],
-        # Containers of one machine share their downloads; the images' own Python is new enough for JAX.
-        "python_source": "distribution",
+        # Debian's own Python is new enough for JAX, Ubuntu 22.04's is not.
+        "python_source": "{{ 'deadsnakes' if ansible_facts['distribution_version'] == '22.04' else 'distribution' }}",
+        "python_version": "3.12",
+        # Containers of one machine share their downloads.
         "python_uv_cache_dir": f"{WORKER_CACHE}/uv",
         "jax_platform": "cpu",
         "jax_packages": ["scikit-learn"],
