@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tpu_ops.lab.engine import find as find_engine
+
 ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".venv" / "bin"
 POD_WORKERS = 4
@@ -246,9 +248,9 @@ def lab_down(shell: Shell) -> str:
     name = shell.environ["TPU_OPS_LAB"]
     folder = Path(shell.environ["TPU_OPS_PRIVATE_KEY"]).parent
     shell.show("tpu_ops", "lab", "down")
-    engine = os.environ.get("TPU_OPS_ENGINE") or ("docker" if _engine_answers("docker") else "podman")
-    containers = shell.ask(engine, "ps", "-aq", "--filter", f"label=tpu-ops.lab={name}").split()
-    networks = shell.ask(engine, "network", "ls", "-q", "--filter", f"label=tpu-ops.lab={name}").split()
+    engine = find_engine().command
+    containers = shell.ask(*engine, "ps", "-aq", "--filter", f"label=tpu-ops.lab={name}").split()
+    networks = shell.ask(*engine, "network", "ls", "-q", "--filter", f"label=tpu-ops.lab={name}").split()
     mounts = [entry for entry in Path("/proc/mounts").read_text().splitlines() if str(folder) in entry]
     processes = [
         path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if str(folder) in _command_line(path)
@@ -256,13 +258,6 @@ def lab_down(shell: Shell) -> str:
     left = [*containers, *networks, *mounts, *processes]
     require(not left and not folder.exists(), f"still there: {left or folder}")
     return "no container, network, process or mount is left"
-
-
-def _engine_answers(engine: str) -> bool:
-    try:
-        return subprocess.run([engine, "info"], capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        return False
 
 
 def _command_line(path: Path) -> str:

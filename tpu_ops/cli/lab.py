@@ -24,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     up.add_argument("--seconds", type=float, default=1.0, help="least duration of an operation (default 1)")
     up.add_argument("--json", action="store_true")
     down = commands.add_parser("down", help="remove the lab's workers, networks and processes")
+    down.add_argument("--all", action="store_true", help="every lab below TPU_OPS_STATE, not only this one")
+    down.add_argument("--cache", action="store_true", help="also the workers' images and downloads, which labs share")
     down.add_argument("--json", action="store_true")
     env = commands.add_parser("env", help='print variables for a shell: eval "$(tpu_ops lab env)"')
     env.add_argument("--json", action="store_true")
@@ -89,6 +91,23 @@ def _up(lab: Instance, args: argparse.Namespace) -> int:
 def _down(lab: Instance, args: argparse.Namespace) -> int:
     from tpu_ops.lab import workers
 
+    results = [_down_one(each) for each in (instance.known() if args.all else [lab])]
+    dropped = workers.remove_shared() if args.cache else []
+    if args.json:
+        output.as_json({"labs": results, "shared": dropped})
+        return ExitCode.OK
+    for result in results:
+        was_up = result["api_stopped"] or result["removed"]
+        output.line(f"lab {result['instance']} is down: nothing of it is left" if was_up else "no lab was up")
+    if args.cache:
+        output.line(f"removed {', '.join(dropped)}" if dropped else "no image and no cache was there")
+    return ExitCode.OK
+
+
+def _down_one(lab: Instance) -> dict[str, object]:
+    """Take one lab down and return what was there."""
+    from tpu_ops.lab import workers
+
     with instance.locked(lab):
         stopped = instance.stop_api(lab)
         removed = workers.teardown(lab.name)
@@ -101,11 +120,7 @@ def _down(lab: Instance, args: argparse.Namespace) -> int:
     shutil.rmtree(lab.directory, ignore_errors=True)
     if lab.directory.exists():
         raise OpsError("the lab's files could not be removed", where=str(lab.directory), fix="remove them as root")
-    if args.json:
-        output.as_json({"instance": lab.name, "api_stopped": stopped, "removed": removed})
-    else:
-        output.line(f"lab {lab.name} is down: nothing of it is left" if stopped or removed else "no lab was up")
-    return ExitCode.OK
+    return {"instance": lab.name, "api_stopped": stopped, "removed": removed}
 
 
 def _env(lab: Instance, args: argparse.Namespace) -> int:

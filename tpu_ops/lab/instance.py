@@ -119,6 +119,13 @@ def instance(environ: Mapping[str, str] = os.environ) -> Instance:
     return Instance(name, state_root(environ) / "lab" / name)
 
 
+def known(environ: Mapping[str, str] = os.environ) -> list[Instance]:
+    """Return every instance that has a directory, up or not."""
+    folder = state_root(environ) / "lab"
+    found = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    return [Instance(name, folder / name) for name in found if _NAME.fullmatch(name)]
+
+
 @contextlib.contextmanager
 def locked(lab: Instance) -> Iterator[None]:
     """Hold the instance while it is brought up or taken down, so that two commands do not do it at once."""

@@ -17,7 +17,7 @@ from tpu_ops.lab import containers, networks, shared
 from tpu_ops.lab.backend import BackendError, Networks, WorkerSpec
 from tpu_ops.lab.containers import Container, container_name
 from tpu_ops.lab.engine import Engine, find, last_line
-from tpu_ops.lab.image import build
+from tpu_ops.lab.image import bootstrap, build
 
 BOOT_TIMEOUT = 180.0
 HALT_SECONDS = 30
@@ -338,3 +338,26 @@ def teardown(instance: str, engine: Engine | None = None) -> list[str]:
 def leftovers(instance: str, engine: Engine | None = None) -> list[str]:
     """Return what of a lab still exists, for people to read; nothing after `teardown`."""
     return asyncio.run(_leftovers(engine or find(), instance))
+
+
+async def _remove_shared(engine: Engine) -> list[str]:
+    listing = await engine.run("image", "ls", "--filter", f"label={bootstrap.LABEL}", "--format", "{{.ID}}")
+    removed = []
+    for image in dict.fromkeys(listing.stdout.split()):
+        await engine.run("image", "rm", "--force", image)
+        removed.append(f"image {image}")
+    volumes = await engine.run("volume", "ls", "--quiet", "--filter", f"name=^{containers.CACHE_VOLUME}$")
+    for volume in volumes.stdout.split():
+        await engine.run("volume", "rm", volume)
+        removed.append(f"volume {volume}")
+    return removed
+
+
+def remove_shared(engine: Engine | None = None) -> list[str]:
+    """Remove the workers' images and the cache of what they downloaded; return what was there.
+
+    Raises:
+        UsageError: No container engine answers.
+        EngineError: A worker still uses them.
+    """
+    return asyncio.run(_remove_shared(engine or find()))
