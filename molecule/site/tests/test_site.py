@@ -123,3 +123,12 @@ def test_tcmalloc_is_gone_from_ld_preload_and_its_neighbours_are_not(ada: Ada, h
 def test_the_account_that_configures_can_still_do_so(host: Host) -> None:
     with host.sudo():
         assert host.user().name == "root"
+
+
+def test_shared_memory_outlives_the_last_ssh_session(ada: Ada, host: Host) -> None:
+    output(ada("head -c 4096 /dev/zero > /dev/shm/proof"))
+    closed = host.run("timeout 30 sh -c 'while loginctl show-user ada >/dev/null 2>&1; do sleep 0.2; done'")
+    assert closed.rc == 0, "logind still counts a session of ada after 30 s"
+    with host.sudo():
+        assert host.file("/dev/shm/proof").user == "ada"
+        host.run("rm /dev/shm/proof")
