@@ -122,13 +122,18 @@ start_dockerd() {
         "${sudo_cmd[@]}" setsid dockerd >"$build/dockerd.log" 2>&1 </dev/null &
         printf '%s\n' "$!" >"$build/dockerd.pid"
     fi
-    local deadline=$((SECONDS + 60))
+    local deadline=$((SECONDS + 60)) log="$build/dockerd.log"
     until engine_answers; do
-        if [ "$SECONDS" -ge "$deadline" ]; then
-            tail -n 10 "$build/dockerd.log" >&2 2>/dev/null || true
-            fail "dockerd did not answer within 60 s (log: .build/dockerd.log)" "start a container engine by hand, then run this again"
+        if [ -r "$build/dockerd.pid" ] && [ ! -d "/proc/$(cat "$build/dockerd.pid")" ]; then
+            rm -f "$build/dockerd.pid"
+            tail -n 3 "$log" >&2
+            fail "dockerd ended at once (log: $log)" "mend what the log names, or start a container engine by hand; then run this again"
         fi
-        sleep 0.2 # polls the engine until it answers or the deadline passes
+        if [ "$SECONDS" -ge "$deadline" ]; then
+            tail -n 10 "$log" >&2 2>/dev/null || true
+            fail "dockerd did not answer within 60 s" "start a container engine by hand, then run this again"
+        fi
+        sleep 0.2 # polls the engine until it answers, ends, or the deadline passes
     done
 }
 
