@@ -153,6 +153,8 @@ setup_engine() {
     fi
     # Some machines have a docker client without an engine.
     command -v dockerd >/dev/null || apt_install docker.io
+    # Debian 13 has the client in a package of its own.
+    command -v docker >/dev/null || apt_install docker-cli
     start_dockerd
 }
 
