@@ -72,3 +72,10 @@ async def test_a_failing_command_is_quoted_by_its_last_line(programs: Path) -> N
     program(programs, "docker", "echo one >&2; echo no such network >&2; exit 1")
     with pytest.raises(EngineError, match="`docker network rm` failed: no such network"):
         await Engine(("docker",)).run("network", "rm", "x")
+
+
+async def test_what_the_daemon_answered_comes_before_what_the_client_repeats(programs: Path) -> None:
+    complaint = "echo 'Error response from daemon: no space left'; echo 'Error: failed to start containers: x'"
+    program(programs, "docker", f"({complaint}) >&2; exit 1")
+    with pytest.raises(EngineError, match="failed: Error response from daemon: no space left$"):
+        await Engine(("docker",)).run("start", "x")

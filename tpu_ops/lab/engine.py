@@ -113,13 +113,19 @@ def _too_long(engine: Engine, args: Sequence[str], timeout: float) -> EngineErro
 
 def _checked(engine: Engine, args: Sequence[str], result: Result) -> Result:
     if result.code:
-        raise EngineError(f"`{_shown(engine, args)}` failed: {last_line(result.stderr) or f'exit code {result.code}'}")
+        raise EngineError(f"`{_shown(engine, args)}` failed: {reason(result.stderr) or f'exit code {result.code}'}")
     return result
 
 
-def last_line(text: str) -> str:
-    """Return the last line that says something, or the empty string."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+def reason(text: str) -> str:
+    """Return the line of an engine's complaint that says why, or the empty string.
+
+    Docker's client closes with a line of its own that only repeats which container it was about; what the daemon
+    answered stands before it.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    daemon = [line for line in lines if "response from daemon" in line]
+    return (daemon or lines or [""])[-1]
 
 
 def json_lines(text: str) -> list[Any]:
@@ -162,7 +168,7 @@ def _refusal(engine: Engine) -> str | None:
     except EngineError as exc:
         return exc.what
     if answer.code or not answer.stdout.strip():
-        return last_line(answer.stderr) or f"exit code {answer.code}"
+        return reason(answer.stderr) or f"exit code {answer.code}"
     if engine.is_podman and answer.stdout.strip() == "true":
         return "rootless, so the controller could not reach its workers' addresses"
     return None

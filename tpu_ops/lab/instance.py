@@ -17,10 +17,14 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TextIO
 
 from tpu_ops.errors import CloudError, OpsError, UsageError
 
+#: gRPC and REST port of the instance `default`.
 DEFAULT_PORTS = (18470, 18471)
+#: Seconds to wait for another command that brings the same lab up or takes it down.
+LOCK_TIMEOUT = 120.0
 PROJECT = "lab"
 USER = "tpu"
 _NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
@@ -74,17 +78,17 @@ class Instance:
     def endpoints(self) -> Endpoints | None:
         """Return the endpoints of the running API process, or None when none runs."""
         record = self._process()
-        return Endpoints(record["grpc"], record["rest"]) if record else None
+        return Endpoints(record["grpc"], record["rest"]) if record and record.get("serves", True) else None
 
     def process_id(self) -> int | None:
-        """Return the id of the running API process, or None."""
+        """Return the id of the API process that runs, serving or not yet, or None."""
         record = self._process()
         return int(record["pid"]) if record else None
 
-    def _process(self) -> dict[str, str] | None:
+    def _process(self) -> dict[str, Any] | None:
         """Return the record of the API process if that very process still runs (pids are used again)."""
         try:
-            record: dict[str, str] = json.loads(self.process_file.read_text())
+            record: dict[str, Any] = json.loads(self.process_file.read_text())
             same = _start_time(int(record["pid"])) == record["started"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -97,10 +101,14 @@ def _start_time(pid: int) -> str:
 
 
 def state_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory below which tpu_ops keeps what it must remember."""
+    """Return the directory below which tpu_ops keeps what it must remember, the same that `tpu_ops.config` finds.
+
+    Absolute, since the API's process works in another directory than the command that starts it.
+    """
     if explicit := environ.get("TPU_OPS_STATE"):
-        return Path(explicit)
-    return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "tpu_ops"
+        return Path(explicit).expanduser().absolute()
+    home = Path(environ.get("HOME") or Path.home())
+    return Path(environ.get("XDG_STATE_HOME") or home / ".local" / "state").absolute() / "tpu_ops"
 
 
 def instance(environ: Mapping[str, str] = os.environ) -> Instance:
@@ -128,36 +136,66 @@ def known(environ: Mapping[str, str] = os.environ) -> list[Instance]:
 
 @contextlib.contextmanager
 def locked(lab: Instance) -> Iterator[None]:
-    """Hold the instance while it is brought up or taken down, so that two commands do not do it at once."""
-    lab.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (lab.directory / "lock").open("w") as handle:
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise OpsError(
-                        f"another command has been working on lab {lab.name!r} for two minutes",
-                        where=str(lab.directory / "lock"),
-                        fix="wait for it, or end it, then run this again",
-                    ) from None
-                time.sleep(0.1)  # polls the lock until the deadline
+    """Hold the instance while it is brought up or taken down, so that two commands do not do it at once.
+
+    Raises:
+        OpsError: Another command held it for too long, or its directory cannot be made.
+    """
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    while (handle := _take_lock(lab)) is None:
+        if time.monotonic() > deadline:
+            raise OpsError(
+                f"another command has been working on lab {lab.name!r} for {LOCK_TIMEOUT:.0f} s",
+                where=str(lab.directory / "lock"),
+                fix="wait for it, or end it, then run this again",
+            )
+        time.sleep(0.1)  # polls the lock until the deadline
+    with handle:
         yield
 
 
+def _take_lock(lab: Instance) -> TextIO | None:
+    """Return the locked file, or None where another command has it or has just removed it with the whole lab."""
+    path = lab.directory / "lock"
+    try:
+        lab.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = path.open("w")
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise OpsError(
+            f"cannot write the lab's files: {exc.strerror}",
+            where=str(lab.directory),
+            fix="make it writable, or set TPU_OPS_STATE to a directory that is",
+        ) from exc
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(handle.fileno()), path.stat()):
+            return handle
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    handle.close()
+    return None
+
+
 def ensure_key(lab: Instance) -> None:
-    """Make the instance's ssh key pair unless it is there."""
+    """Make the instance's ssh key pair unless it is there.
+
+    Raises:
+        OpsError: ssh-keygen is missing or failed.
+    """
     if lab.private_key.exists() and lab.private_key.with_suffix(".pub").exists():
         return
     lab.private_key.unlink(missing_ok=True)
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"lab-{lab.name}", "-f", str(lab.private_key)],
-        check=True,
-        stdin=subprocess.DEVNULL,
-        timeout=30,
-    )
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"lab-{lab.name}", "-f", str(lab.private_key)]
+    try:
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=30)
+    except (OSError, subprocess.SubprocessError) as exc:
+        raise OpsError(
+            f"the lab's ssh key could not be made: {exc}",
+            where=str(lab.private_key),
+            fix="install an OpenSSH client (`tools/setup.sh engine` does), then run this again",
+        ) from exc
 
 
 def ports_of(lab: Instance, asked: int | None) -> tuple[int, int]:
@@ -219,41 +257,58 @@ def start_api(lab: Instance, ports: tuple[int, int], *, seconds: float, timeout:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True, cwd="/"
         )
+    # Known from now on, so that whatever interrupts this command, the next one finds the process.
+    record: dict[str, Any] = {"pid": process.pid, "started": _start_time(process.pid), "serves": False}
+    record |= {"grpc": f"127.0.0.1:{ports[0]}", "rest": f"http://127.0.0.1:{ports[1]}"}
+    _remember(lab, record)
     deadline = time.monotonic() + timeout
     while not (text := ready.read_text()).endswith("\n"):
         code = process.poll()
         if code is not None or time.monotonic() > deadline:
             reason = f"ended with code {code}" if code is not None else f"did not serve within {timeout:.0f} s"
-            if code is None:
-                process.terminate()
+            stop_api(lab)
             raise OpsError(
                 f"the lab's API {reason}: {_tail(lab.log_file)}",
                 where=str(lab.log_file),
                 fix="mend what the log names, then run `tpu_ops lab up` again",
             )
         time.sleep(0.05)  # polls for the process's first line until the deadline
-    record = json.loads(text)
-    record |= {"pid": process.pid, "started": _start_time(process.pid)}
-    partial = lab.process_file.with_suffix(".new")
-    partial.write_text(json.dumps(record))
-    partial.replace(lab.process_file)
+    record |= json.loads(text)
+    _remember(lab, record | {"serves": True})
     ready.unlink()
     return Endpoints(record["grpc"], record["rest"])
 
 
+def _remember(lab: Instance, record: dict[str, Any]) -> None:
+    partial = lab.process_file.with_suffix(".new")
+    partial.write_text(json.dumps(record))
+    partial.replace(lab.process_file)
+
+
 def stop_api(lab: Instance, timeout: float = 30) -> bool:
-    """End the instance's API process in order; return whether one ran."""
+    """End the instance's API process in order, one that does not serve yet too; return whether one ran.
+
+    Raises:
+        OpsError: It did not end, not even when it was killed.
+    """
     pid = lab.process_id()
     if pid is None:
         return False
-    os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + timeout
-    while lab.process_id() is not None and not _zombie(pid):
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-            deadline += timeout
-        time.sleep(0.05)  # polls for the process's end
-    return True
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        deadline = time.monotonic() + timeout
+        while lab.process_id() is not None and not _zombie(pid):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)  # polls for the process's end until the deadline
+        else:
+            return True
+    raise OpsError(
+        f"the API of lab {lab.name!r} cannot be ended",
+        where=f"process {pid}",
+        fix="see what it waits for in its log, end it, then run this again",
+    )
 
 
 def _zombie(pid: int) -> bool:

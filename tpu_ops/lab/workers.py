@@ -16,7 +16,7 @@ from tpu_ops.errors import OpsError
 from tpu_ops.lab import containers, networks, shared
 from tpu_ops.lab.backend import BackendError, Networks, WorkerSpec
 from tpu_ops.lab.containers import Container, container_name
-from tpu_ops.lab.engine import Engine, find, last_line
+from tpu_ops.lab.engine import Engine, find, reason
 from tpu_ops.lab.image import bootstrap, build
 
 BOOT_TIMEOUT = 180.0
@@ -86,7 +86,7 @@ class ContainerBackend:
                 done = await self.engine.run(*args, check=False)
                 # An engine's command may outlive a lab that was killed, and so come first.
                 if done.code and "already in use" not in done.stderr:
-                    raise BackendError(f"{name} could not be created: {last_line(done.stderr)}")
+                    raise BackendError(f"{name} could not be created: {reason(done.stderr)}")
 
         async def leave(worker: WorkerSpec) -> None:
             container = found.get(container_name(self.instance, worker))

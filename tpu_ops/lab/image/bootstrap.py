@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tpu_ops.errors import OpsError
-from tpu_ops.lab.engine import Engine, last_line
+from tpu_ops.lab.engine import Engine, reason
 from tpu_ops.lab.image import sources
 from tpu_ops.lab.instance import state_root
 
@@ -139,9 +139,9 @@ async def _import(engine: Engine, command: list[str], lines: str, log: Path) -> 
         return image
     if image:
         await engine.run("image", "rm", "-f", image, check=False)
-    reason = last_line(failed.decode(errors="replace")) if take.returncode else _tail(log)
+    why = reason(failed.decode(errors="replace")) if take.returncode else _tail(log)
     raise ImageError(
-        f"the base image could not be built: {reason}",
+        f"the base image could not be built: {why}",
         where=" ".join(command[: command.index("mmdebstrap") + 1]) if make.returncode else f"{engine.name} import",
         fix="mend what it names (network, apt sources, rights), then run this again",
     )
