@@ -77,5 +77,5 @@ async def test_a_failing_command_is_quoted_by_its_last_line(programs: Path) -> N
 async def test_what_the_daemon_answered_comes_before_what_the_client_repeats(programs: Path) -> None:
     complaint = "echo 'Error response from daemon: no space left'; echo 'Error: failed to start containers: x'"
     program(programs, "docker", f"({complaint}) >&2; exit 1")
-    with pytest.raises(EngineError, match="failed: Error response from daemon: no space left$"):
+    with pytest.raises(EngineError, match=r"failed: Error response from daemon: no space left$"):
         await Engine(("docker",)).run("start", "x")
