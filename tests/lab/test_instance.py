@@ -2,7 +2,11 @@
 
 import json
 import os
+import shutil
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,3 +108,52 @@ def test_a_certificate_bundle_of_the_controller_goes_to_the_workers(lab, tmp_pat
     written = json.loads((lab.inventory_file.parent / "group_vars" / "all.yml").read_text())
     assert written["base_ca_certificates"] == [str(bundle)]
     assert written["users_people"][0]["keys"] == [lab.private_key.with_suffix(".pub").read_text().strip()]
+
+
+def test_a_relative_state_directory_means_the_same_from_everywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = instance.instance({"TPU_OPS_STATE": "state"})
+    assert found.directory == tmp_path / "state" / "lab" / "default"
+
+
+def test_a_process_that_does_not_serve_yet_is_no_endpoint_and_is_ended_all_the_same(lab):
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        started = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        record = {"pid": process.pid, "started": started, "serves": False, "grpc": "127.0.0.1:0", "rest": ""}
+        lab.process_file.write_text(json.dumps(record))
+        assert lab.endpoints() is None
+        assert instance.stop_api(lab)
+        assert process.wait(timeout=10) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_that_ignores_sigterm_is_killed(lab):
+    script = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        started = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        lab.process_file.write_text(json.dumps({"pid": process.pid, "started": started, "grpc": "", "rest": ""}))
+        assert instance.stop_api(lab, timeout=0.2)
+        assert process.wait(timeout=10) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_lock_that_went_with_its_lab_locks_nobody_out_and_nobody_in(lab):
+    with instance.locked(lab):
+        shutil.rmtree(lab.directory)
+        with instance.locked(lab):
+            assert (lab.directory / "lock").exists()
+
+
+def test_a_lab_that_another_command_works_on_is_named(lab, monkeypatch):
+    monkeypatch.setattr(instance, "LOCK_TIMEOUT", 0.2)
+    with instance.locked(lab), pytest.raises(OpsError) as caught, instance.locked(lab):
+        pass
+    assert caught.value.where == str(lab.directory / "lock")

@@ -69,6 +69,8 @@ def _up(lab: Instance, args: argparse.Namespace) -> int:
     with instance.locked(lab):
         endpoints = lab.endpoints()
         if endpoints is None:
+            # One that an interrupted command left before it served still has the ports and the state file.
+            instance.stop_api(lab)
             output.info(f"lab {lab.name}: starting the API ({found.name} plays the workers)")
             instance.ensure_key(lab)
             environment.write_inventory(lab)
@@ -112,14 +114,15 @@ def _down_one(lab: Instance) -> dict[str, object]:
         stopped = instance.stop_api(lab)
         removed = workers.teardown(lab.name)
         left = workers.leftovers(lab.name)
-    if left:
-        raise OpsError(
-            f"lab {lab.name!r} could not be removed whole: {', '.join(left)} still there",
-            fix="run `tpu_ops lab down` again; what stays must be removed with the container engine's own command",
-        )
-    shutil.rmtree(lab.directory, ignore_errors=True)
-    if lab.directory.exists():
-        raise OpsError("the lab's files could not be removed", where=str(lab.directory), fix="remove them as root")
+        if left:
+            raise OpsError(
+                f"lab {lab.name!r} could not be removed whole: {', '.join(left)} still there",
+                fix="run `tpu_ops lab down` again; what stays must be removed with the container engine's own command",
+            )
+        # Under the lock, so that no other command's new lab is taken along; the lock's own file goes as well.
+        shutil.rmtree(lab.directory, ignore_errors=True)
+        if lab.directory.exists():
+            raise OpsError("the lab's files could not be removed", where=str(lab.directory), fix="remove them as root")
     return {"instance": lab.name, "api_stopped": stopped, "removed": removed}
 
 
