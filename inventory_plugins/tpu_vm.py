@@ -196,7 +196,7 @@ else:
 CACHE_VERSION = 1
 
 
-class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: ignore[misc]
+class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: ignore[misc] # Ansible ships no types
     """Options in, workers out; everything between is `tpu_ops`."""
 
     NAME = "tpu_vm"
@@ -209,7 +209,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         if IMPORT_ERROR is not None:
             raise AnsibleParserError(
                 f"the package tpu_ops cannot be imported ({IMPORT_ERROR}): run Ansible from the environment it is "
-                "installed in (.venv/bin/ansible-inventory after `make setup`)"
+                "installed in (.venv/bin/ansible-inventory after `make env`)"
             )
         try:
             # Checked before Ansible looks at it: Ansible passes over keys that it does not know.

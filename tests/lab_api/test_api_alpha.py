@@ -72,7 +72,7 @@ async def test_both_versions_show_one_queued_resource(alpha_client: Client, shar
     _, alpha = shared_api.call("GET", f"v2alpha1/{path}")
     assert alpha["tpu"]["nodeSpec"][0]["multiNodeParams"] == {"nodeCount": 2, "nodeIdPrefix": f"{unique}-x"}
     async with asyncio.timeout(PATIENCE):
-        while (await alpha_client.call("get_queued_resource", name=path)).state.state.name != "ACTIVE":  # noqa: ASYNC110
+        while (await alpha_client.call("get_queued_resource", name=path)).state.state.name != "ACTIVE":  # noqa: ASYNC110 - the API has no event
             await asyncio.sleep(0.01)  # polls until the time-out
     nodes = [f"{LOCATION}/nodes/{unique}-x-{index}" for index in range(2)]
     before = [(await alpha_client.call("get_node", name=name)).network_endpoints for name in nodes]

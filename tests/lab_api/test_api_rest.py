@@ -82,7 +82,7 @@ def test_a_body_that_is_not_json_is_refused(shared_api: LabApi) -> None:
     url = f"{shared_api.rest}/v2/{LOCATION}/nodes?nodeId=a"
     request = urllib.request.Request(url, method="POST", data=b"{half")  # noqa: S310 - the loopback process
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=5)  # noqa: S310
+        urllib.request.urlopen(request, timeout=5)  # noqa: S310 - http on loopback
     with refused.value as failure:
         assert json.load(failure)["error"]["status"] == "INVALID_ARGUMENT"
 

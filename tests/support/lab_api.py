@@ -86,7 +86,7 @@ class LabApi:
             headers={"Content-Type": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310 - http on loopback
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as failure:
             with failure:

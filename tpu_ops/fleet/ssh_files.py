@@ -31,7 +31,7 @@ _KEY_TYPE = re.compile(r"^[a-z0-9@.-]{3,64}$")
 
 def mux_dir(environ: Mapping[str, str], uid: int) -> Path:
     """Given the environment and the user id, return the directory of the control sockets; makes nothing."""
-    runtime = environ.get("XDG_RUNTIME_DIR") or os.path.join(environ.get("HOME", "/"), ".cache")  # noqa: PTH118
+    runtime = environ.get("XDG_RUNTIME_DIR") or os.path.join(environ.get("HOME", "/"), ".cache")  # noqa: PTH118 - beside a text
     path = Path(runtime) / "tpu_ops" / "mux"
     return path if len(os.fsencode(path)) <= _LONGEST_MUX_DIR else Path(f"/tmp/tpu_ops-{uid}")  # noqa: S108 - checked
 

@@ -82,7 +82,7 @@ async def end(process: asyncio.subprocess.Process) -> None:
     The master of a connection holds these pipes too, as long as the remote command lives; Process.wait would wait
     for that.
     """
-    transport = process._transport  # type: ignore[attr-defined]
+    transport = process._transport  # type: ignore[attr-defined] # asyncio has no public way to it
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

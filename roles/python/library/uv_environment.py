@@ -174,7 +174,7 @@ class Environment:
     def take_turn(self) -> TextIO:
         """Wait until no other installation uses the cache; the lock is held until the returned file is closed."""
         os.makedirs(self.cache, mode=0o755, exist_ok=True)
-        lock = open(os.path.join(self.cache, ".tpu_ops.lock"), "a")  # noqa: SIM115
+        lock = open(os.path.join(self.cache, ".tpu_ops.lock"), "a")  # noqa: SIM115 - kept open, it is the lock
         deadline = time.monotonic() + self.timeout
         while True:
             try:

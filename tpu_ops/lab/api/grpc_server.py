@@ -26,7 +26,7 @@ def _unary(service: Service, api: str, handler: Handler, request: Callable[..., 
 
     return grpc.unary_unary_rpc_method_handler(
         answer,
-        request_deserializer=request.FromString,  # type: ignore[attr-defined]
+        request_deserializer=request.FromString,  # type: ignore[attr-defined] # every message has it
         response_serializer=lambda response: response.SerializeToString(),
     )
 

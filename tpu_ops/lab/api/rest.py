@@ -76,6 +76,7 @@ def _routes() -> list[Route]:
         for verb, template, method, body in RULES:
             if prefix == "v1" and not method.endswith(_V1):
                 continue
+            # Every template of the table above has one such field.
             field, path, rest = re.fullmatch(r"\{([a-z.]+)=([^}]+)\}(.*)", template).groups()  # type: ignore[union-attr]
             pattern = f"/{prefix}/({path.replace('*', '[^/:]+')}){re.escape(rest)}"
             mixin, _, name = method.rpartition(".")

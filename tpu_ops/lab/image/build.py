@@ -54,7 +54,7 @@ class Image:
 
 
 def registry_reference(runtime_version: str) -> str:
-    """Return the registry's image that is nearest to a runtime version (FACTS: tpu-vm-* are Ubuntu 20.04)."""
+    """Return the registry's image that is nearest to a runtime version (the older tpu-vm-* are Ubuntu 20.04)."""
     release = "20.04" if runtime_version.startswith("tpu-vm-") else "22.04"
     return f"docker.io/library/ubuntu:{release}"
 
@@ -199,7 +199,7 @@ async def _pull(engine: Engine, reference: str, say: Say) -> bool:
     )
     last, limit = "no answer", REGISTRY_TIMEOUT
     try:
-        while line := await asyncio.wait_for(process.stdout.readline(), limit):  # type: ignore[union-attr]
+        while line := await asyncio.wait_for(process.stdout.readline(), limit):  # type: ignore[union-attr] # it is a pipe
             last = line.decode(errors="replace").strip()
             if not last.startswith("Trying to pull"):
                 limit = 120.0
