@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tpu_ops.lab import containers, shared, workers
+from tpu_ops.lab import containers, networks, shared, workers
 from tpu_ops.lab.backend import BackendError, WorkerSpec
 from tpu_ops.lab.image import build
 from tpu_ops.lab.workers import ContainerBackend
@@ -303,7 +303,7 @@ asyncio.run(backend.boot(make_pod(backend, key, 3, node_id="1")))
 """
     try:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, cwd=Path(__file__).parents[2])
-        label = f"label={containers.LABEL}={instance}"
+        label = f"label={networks.LABEL}={instance}"
         await until(lambda: bool(lab.backend.engine.call("ps", "-a", "-q", "--filter", label).stdout))
         process.send_signal(signal.SIGKILL)
         assert await process.wait() == -signal.SIGKILL

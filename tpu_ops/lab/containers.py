@@ -11,9 +11,8 @@ from typing import Any
 
 from tpu_ops.errors import UsageError
 from tpu_ops.lab.backend import WorkerSpec
-from tpu_ops.lab.networks import network_name
+from tpu_ops.lab.networks import LABEL, network_name
 
-LABEL = "tpu-ops.lab"
 CACHE_VOLUME = "tpu-ops-lab-cache"
 CACHE_MOUNT = "/var/cache/tpu-lab"
 STATE_MOUNT = "/var/lib/tpu-lab/worker"

@@ -14,6 +14,8 @@ from tpu_ops.lab.backend import Networks
 from tpu_ops.lab.engine import Engine, EngineError
 
 KINDS = ("internal", "external")
+#: Key of the label that names the lab which something of the engine belongs to.
+LABEL = "tpu-ops.lab"
 #: Where the subnets are taken from. External addresses come from the range that is reserved for benchmarks (RFC 2544):
 #: it looks like no private network, and no real host has an address in it.
 POOLS = {"internal": IPv4Network("10.160.0.0/12"), "external": IPv4Network("198.18.0.0/15")}
@@ -85,7 +87,7 @@ def create_args(engine: Engine, instance: str, kind: str, subnet: IPv4Network, m
     return [
         *("network", "create", "--driver", "bridge"),
         *("--subnet", str(subnet), "--gateway", str(subnet.network_address + 1)),
-        *("--label", f"tpu-ops.lab={instance}", "--label", f"tpu-ops.lab.network={kind}"),
+        *("--label", f"{LABEL}={instance}", "--label", f"{LABEL}.network={kind}"),
         *("--opt", f"{option}={mtu}", network_name(instance, kind)),
     ]
 

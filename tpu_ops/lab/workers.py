@@ -263,7 +263,7 @@ class ContainerBackend:
         return " / ".join((shown.stdout or shown.stderr).strip().splitlines()) or "empty"
 
     async def _allow_inotify(self, new: int) -> None:
-        running = await self.engine.run("ps", "-q", "--filter", f"label={containers.LABEL}")
+        running = await self.engine.run("ps", "-q", "--filter", f"label={networks.LABEL}")
         await asyncio.to_thread(shared.allow_inotify, len(running.stdout.split()) + new)
 
 
@@ -278,7 +278,7 @@ def _as_backend_error() -> Iterator[None]:
 
 async def _container_names(engine: Engine, instance: str) -> list[str]:
     """Return the names of all containers of a lab, whatever their state."""
-    shown = await engine.run("ps", "-a", "--filter", f"label={containers.LABEL}={instance}", "--format", "{{.Names}}")
+    shown = await engine.run("ps", "-a", "--filter", f"label={networks.LABEL}={instance}", "--format", "{{.Names}}")
     return shown.stdout.split()
 
 
@@ -294,7 +294,7 @@ async def _remove_containers(engine: Engine, names: Sequence[str]) -> None:
 
 
 async def _network_names(engine: Engine, instance: str) -> list[str]:
-    label = f"label={containers.LABEL}={instance}"
+    label = f"label={networks.LABEL}={instance}"
     return (await engine.run("network", "ls", "--filter", label, "--format", "{{.Name}}")).stdout.split()
 
 

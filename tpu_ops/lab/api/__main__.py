@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.lab.api.store import Store
 from tpu_ops.lab.backend import Backend, BackendError, NoWorkers
+from tpu_ops.lab.instance import DEFAULT_PORTS, PROJECT
 
 if TYPE_CHECKING:
     from tpu_ops.lab.api.service import Service
-
-GRPC_PORT, REST_PORT = 18470, 18471
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -29,12 +28,16 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--state", type=Path, required=True, metavar="FILE", help="where the API keeps its state")
     parser.add_argument("--bind", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    parser.add_argument("--grpc-port", type=int, default=GRPC_PORT, help="0 takes any free one (default %(default)s)")
-    parser.add_argument("--rest-port", type=int, default=REST_PORT, help="0 takes any free one (default %(default)s)")
+    parser.add_argument(
+        "--grpc-port", type=int, default=DEFAULT_PORTS[0], help="0 takes any free one (default %(default)s)"
+    )
+    parser.add_argument(
+        "--rest-port", type=int, default=DEFAULT_PORTS[1], help="0 takes any free one (default %(default)s)"
+    )
     parser.add_argument(
         "--seconds", type=float, default=1.0, help="shortest time of an operation (default %(default)s)"
     )
-    parser.add_argument("--projects", default="lab", help="comma-separated projects that exist (default %(default)s)")
+    parser.add_argument("--projects", default=PROJECT, help="comma-separated projects that exist (default %(default)s)")
     parser.add_argument("--containers", metavar="INSTANCE", help="play the workers as containers of this lab instance")
     options = parser.parse_args(argv)
     options.projects = [project for project in options.projects.split(",") if project]
