@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tpu_ops import __version__
 from tpu_ops.cli import output
-from tpu_ops.errors import ExitCode, OpsError
+from tpu_ops.errors import ExitCode, OpsError, UsageError
 
 #: Command -> (module of tpu_ops.cli, one line of help). `--help` reads only this table.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -51,7 +51,7 @@ def _dispatch(argv: Sequence[str]) -> int:
         return ExitCode.OK
     name, *rest = argv
     if name not in COMMANDS:
-        raise OpsUsage(name)
+        raise UsageError(f"unknown command {name!r}", fix="`tpu_ops --help` lists the commands")
     module_name, text = COMMANDS[name]
     module = importlib.import_module(f"tpu_ops.cli.{module_name}")
     parser = argparse.ArgumentParser(prog=f"tpu_ops {name}", description=text.capitalize() + ".")
@@ -63,15 +63,6 @@ def _dispatch(argv: Sequence[str]) -> int:
     args = parser.parse_args(front)
     args.command = rest[len(front) + 1 :]
     return int(module.run(args))
-
-
-class OpsUsage(OpsError):
-    """The first word is no command."""
-
-    exit_code = ExitCode.USAGE
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"unknown command {name!r}", fix="`tpu_ops --help` lists the commands")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,13 +12,11 @@ from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout, Reply
 from tpu_ops.runs import records
-from tpu_ops.runs.follow import Outcome, outcome_of
+from tpu_ops.runs.follow import STOP_MARGIN, Outcome, outcome_of
 from tpu_ops.runs.spec import GRACE_STOP
 
 #: Seconds for each worker to tell what it knows.
 LIMIT = 45.0
-#: Seconds beyond the grace that a stop may take.
-STOP_MARGIN = 60.0
 
 
 @dataclass(frozen=True)

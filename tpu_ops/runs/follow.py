@@ -18,7 +18,7 @@ RETRY_EVERY = 2.0
 RETRY_LIMIT = 120.0
 #: A connection that held this long makes the next break a new one, in seconds.
 HELD = 30.0
-#: Seconds beyond the grace that ending the other ranks may take.
+#: Seconds beyond the grace that ending ranks may take.
 STOP_MARGIN = 60.0
 
 
