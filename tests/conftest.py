@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -14,8 +15,10 @@ pytest_plugins = ["tests.support.lab_api", "tests.support.fleet"]
 def _no_real_service(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Void credentials and a state directory of the test's own."""
     home: Path = tmp_path_factory.mktemp("home")
-    for name in ("TPU_OPS_ENDPOINT", "TPU_OPS_REST_ENDPOINT", "TPU_OPS_PROJECT", "TPU_OPS_ZONES", "TPU_OPS_FLEET"):
-        monkeypatch.delenv(name, raising=False)
+    for name in list(os.environ):
+        # Of a shell that talks to a fleet or a lab, only the choice of the container engine holds for tests as well.
+        if name == "ANSIBLE_INVENTORY" or (name.startswith("TPU_OPS_") and name != "TPU_OPS_ENGINE"):
+            monkeypatch.delenv(name)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(home / "void.json"))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(home / "gcloud"))
     monkeypatch.setenv("TPU_OPS_STATE", str(home / "state"))

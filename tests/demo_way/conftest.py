@@ -87,7 +87,10 @@ class Desk:
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     """A shell whose lab is up with a four-worker pod and a single host; taken down at the end whatever happened."""
     folder = tmp_path_factory.mktemp("demo_way")
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("TPU_OPS_EN", "ANSIBLE_"))}
+    # Of a shell that talks to a fleet already, only the choice of the container engine holds.
+    engine = os.environ.get("TPU_OPS_ENGINE")
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("TPU_OPS_", "ANSIBLE_"))}
+    environ |= {"TPU_OPS_ENGINE": engine} if engine else {}
     shell = Desk(environ | {"PATH": f"{BIN}:{environ['PATH']}", "TPU_OPS_LAB": "way", "TPU_OPS_STATE": str(folder)})
     try:
         shell.do("tpu_ops", "lab", "up")
