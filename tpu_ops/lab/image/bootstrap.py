@@ -18,6 +18,7 @@ from tpu_ops.lab.instance import state_root
 
 LABEL = "tpu-ops.lab.image"
 BUILD_TIMEOUT = 900.0
+REMOVE_TIMEOUT = 120.0
 #: What every worker has from its first boot, as a TPU VM's image has; all else is for the roles to install.
 PACKAGES = tuple(
     """
@@ -84,7 +85,8 @@ async def base(engine: Engine, say: Say) -> str:
         )
     say(f"building the base image from this machine's archive ({release.get('PRETTY_NAME', tag)}): about a minute")
     await _remove_unnamed(engine)
-    scratch = state_root() / "lab" / "build"
+    # The dash: directories beside it are labs, and no lab's name has one.
+    scratch = state_root() / "lab" / "image-build"
     await _remove_tree(scratch)
     scratch.mkdir(parents=True, mode=0o755)
     try:
@@ -160,7 +162,15 @@ async def _remove_unnamed(engine: Engine) -> None:
 
 
 async def _remove_tree(path: Path) -> None:
-    """Remove a directory that may hold files of root."""
+    """Remove a directory that may hold files of root; not what an interrupted mmdebstrap left mounted below it."""
     command = [*([] if os.geteuid() == 0 else ["sudo", "-n"]), "rm", "-rf", "--one-file-system", "--", str(path)]
     process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
-    await process.wait()
+    try:
+        async with asyncio.timeout(REMOVE_TIMEOUT):
+            await process.wait()
+    except TimeoutError:
+        raise ImageError(f"removing it did not end within {REMOVE_TIMEOUT:.0f} s", where=str(path)) from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                process.kill()
