@@ -14,6 +14,7 @@ from tpu_ops.lab.backend import WorkerSpec
 from tpu_ops.lab.networks import LABEL, network_name
 
 CACHE_VOLUME = "tpu-ops-lab-cache"
+#: Where all workers of all labs share what they download.
 CACHE_MOUNT = "/var/cache/tpu-lab"
 STATE_MOUNT = "/var/lib/tpu-lab/worker"
 #: What root on a TPU VM may do and the lab needs. No CAP_SYS_RESOURCE: some machines cannot give it.

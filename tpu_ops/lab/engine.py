@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
 
 from tpu_ops.errors import OpsError, UsageError
 
@@ -126,11 +124,6 @@ def reason(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     daemon = [line for line in lines if "response from daemon" in line]
     return (daemon or lines or [""])[-1]
-
-
-def json_lines(text: str) -> list[Any]:
-    """Given output of one JSON value per line, return the values."""
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Engine:

@@ -7,13 +7,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from tpu_ops.lab import shared
+from tpu_ops.lab.containers import CACHE_MOUNT
 from tpu_ops.lab.instance import PROJECT, USER, Endpoints, Instance
 
 #: Where workers of the lab find the variables that stand for a pod's metadata.
 WORKER_ENVIRONMENT = "/etc/tpu-lab/environment"
-#: Where all workers of all labs share what they download.
-WORKER_CACHE = "/var/cache/tpu-lab"
-_SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
 
 
 def variables(lab: Instance, endpoints: Endpoints, fleet_inventory: Path | None) -> dict[str, str]:
@@ -51,15 +50,15 @@ def write_inventory(lab: Instance, environ: Mapping[str, str] = os.environ) -> N
 
     They are JSON, which is YAML: what the fleet's own group_vars say goes on to hold for all that is not named here.
     """
-    bundle = next((path for path in (environ.get("SSL_CERT_FILE"), _SYSTEM_CA) if path and Path(path).is_file()), None)
+    bundle = shared.certificate_bundle(environ)
     public_key = lab.private_key.with_suffix(".pub").read_text().strip()
     group_vars = {
-        "base_ca_certificates": [bundle] if bundle else [],
+        "base_ca_certificates": [str(bundle)] if bundle else [],
         # Debian's own Python is new enough for JAX, Ubuntu 22.04's is not.
         "python_source": "{{ 'deadsnakes' if ansible_facts['distribution_version'] == '22.04' else 'distribution' }}",
         "python_version": "3.12",
         # Containers of one machine share their downloads.
-        "python_uv_cache_dir": f"{WORKER_CACHE}/uv",
+        "python_uv_cache_dir": f"{CACHE_MOUNT}/uv",
         "jax_platform": "cpu",
         "jax_packages": ["scikit-learn"],
         "launcher_environment_files": [WORKER_ENVIRONMENT],
@@ -74,13 +73,10 @@ def write_inventory(lab: Instance, environ: Mapping[str, str] = os.environ) -> N
         ],
     }
     folder = lab.inventory_file.parent
-    (folder / "group_vars").mkdir(parents=True, exist_ok=True)
     _write(lab.inventory_file, {"all": {}})
     _write(folder / "group_vars" / "all.yml", group_vars)
     _write(folder / "tpu_vm.yml", {"plugin": "tpu_vm"})
 
 
 def _write(path: Path, value: object) -> None:
-    partial = path.with_suffix(".new")
-    partial.write_text(json.dumps(value, indent=2) + "\n")
-    partial.replace(path)
+    shared.replace(path, (json.dumps(value, indent=2) + "\n").encode())

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from tpu_ops.lab.backend import BackendError
@@ -17,12 +18,19 @@ MAX_BYTES = 1 << 20
 #: inotify instances of a worker that has booted, and of one that several people are logged in to (both measured).
 INOTIFY_AT_BOOT, INOTIFY_IN_USE = 7, 16
 INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
+_SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
 _log = logging.getLogger(__name__)
 
 
 def worker_directories(instance: str) -> Path:
     """Return the directory that holds one directory for each worker of a lab."""
     return state_root() / "lab" / instance / "workers"
+
+
+def certificate_bundle(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the file of the certificate authorities that this machine trusts, or None where it has none."""
+    named = (environ.get("SSL_CERT_FILE"), _SYSTEM_CA)
+    return next((Path(name) for name in named if name and Path(name).is_file()), None)
 
 
 def entries(parent: Path) -> list[Path]:

@@ -30,6 +30,7 @@ from tpu_ops.lab.engine import Engine, EngineError, Result, find
 from tpu_ops.lab.image import bootstrap, sources
 from tpu_ops.lab.image.bootstrap import BUILD_TIMEOUT, LABEL, PACKAGES, ImageError, Say, digest_of
 from tpu_ops.lab.instance import state_root
+from tpu_ops.lab.shared import certificate_bundle
 
 HERE = Path(__file__).parent
 LIBRARY = Path("usr/local/lib/tpu-lab")
@@ -67,11 +68,9 @@ def registry_base_tag(reference: str) -> str:
 
 
 def controller_ca(environ: Mapping[str, str] = os.environ) -> bytes:
-    """Return the controller's bundle of certificate authorities; empty where it has none."""
-    for name in (environ.get("SSL_CERT_FILE"), "/etc/ssl/certs/ca-certificates.crt"):
-        if name and Path(name).is_file():
-            return Path(name).read_bytes()
-    return b""
+    """Return the controller's certificate authorities; empty where it has none."""
+    bundle = certificate_bundle(environ)
+    return bundle.read_bytes() if bundle else b""
 
 
 def worker_files() -> dict[Path, bytes]:
