@@ -155,14 +155,19 @@ def find_fleet(fleet: str | None, environ: Mapping[str, str], start: Path) -> Pa
                 fix=f"name a directory that holds {FLEET_FILE}",
             )
         return path
-    for path in (start.resolve(), *start.resolve().parents):
-        if (path / FLEET_FILE).is_file():
-            return path
+    if found := nearest_fleet(start):
+        return found
     raise UsageError(
         f"no fleet: neither this directory nor one above it has {FLEET_FILE}",
         where=str(start),
         fix="change to the fleet directory, or name it by --fleet or TPU_OPS_FLEET",
     )
+
+
+def nearest_fleet(start: Path) -> Path | None:
+    """Return the nearest directory upwards that is a fleet directory, or None."""
+    folders = (start.resolve(), *start.resolve().parents)
+    return next((folder for folder in folders if (folder / FLEET_FILE).is_file()), None)
 
 
 def read_file(file: Path) -> Mapping[str, Any]:

@@ -7,12 +7,12 @@ import os
 import shlex
 import shutil
 import sys
-import time
 from pathlib import Path
 
+from tpu_ops import config
 from tpu_ops.cli import output
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
-from tpu_ops.lab import environment, instance
+from tpu_ops.lab import environment, events, instance
 from tpu_ops.lab.instance import Instance
 
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands of `tpu_ops lab`."""
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     up = commands.add_parser("up", help="start the lab's API (nodes are created through it)")
-    up.add_argument("--port", type=int, help="gRPC port; REST takes the next one (default 18470)")
+    up.add_argument("--port", type=_port, help="gRPC port; REST takes the next one (default 18470)")
     up.add_argument("--seconds", type=float, default=1.0, help="least duration of an operation (default 1)")
     up.add_argument("--json", action="store_true")
     down = commands.add_parser("down", help="remove the lab's workers, networks and processes")
@@ -40,10 +40,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         event.add_argument("--zone", help="its zone, where several nodes share the name")
     api = commands.add_parser("api", help="serve a fleet without containers, in the foreground")
     api.add_argument("--state", required=True, help="the file that holds the fleet")
-    api.add_argument("--port", type=int, help="gRPC port; REST takes the next one (default: free ports)")
+    api.add_argument("--port", type=_port, help="gRPC port; REST takes the next one (default: free ports)")
     api.add_argument("--bind", default="127.0.0.1", help="address to serve on (default 127.0.0.1)")
     api.add_argument("--seconds", type=float, default=1.0, help="least duration of an operation (default 1)")
     api.add_argument("--projects", default=instance.PROJECT, help="projects that exist, comma-separated")
+
+
+def _port(text: str) -> int:
+    """Return the gRPC port, for argparse; the next one is REST's."""
+    if not text.isdecimal() or not 0 < int(text) < 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port from 1 to 65534")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -140,30 +147,16 @@ def _env(lab: Instance, args: argparse.Namespace) -> int:
 
 
 def _fleet_inventory() -> Path | None:
-    """Return the tpu_vm.yml of the fleet around the working directory, or None."""
-    explicit = os.environ.get("TPU_OPS_FLEET")
-    here = Path(explicit) if explicit else Path.cwd()
-    for folder in (here, *here.parents):
-        found = folder / "inventory" / "tpu_vm.yml"
-        if found.is_file():
-            return found.resolve()
-    return None
-
-
-def _workers(lab: Instance) -> list[dict[str, object]]:
-    """Return the lab's workers: the API's rows, with the node's resource name taken apart."""
-    rows = instance.call(lab, "GET", "/lab/workers")["workers"]
-    if not isinstance(rows, list):
-        raise CloudError("the lab's API gave no list of workers", where="/lab/workers")
-    found = []
-    for row in rows:
-        _, project, _, zone, _, node = str(row["node"]).split("/")
-        found.append({**row, "name": row["node"], "node": node, "zone": zone, "project": project})
-    return found
+    """Return the tpu_vm.yml of the fleet that TPU_OPS_FLEET names or that is around the working directory, or None."""
+    if os.environ.get("TPU_OPS_FLEET"):
+        fleet: Path | None = config.find_fleet(None, os.environ, Path.cwd())
+    else:
+        fleet = config.nearest_fleet(Path.cwd())
+    return fleet / config.FLEET_FILE if fleet else None
 
 
 def _status(lab: Instance, args: argparse.Namespace) -> int:
-    rows = _workers(lab)
+    rows = events.workers(lab)
     if args.json:
         output.as_json({"instance": lab.name, "workers": rows})
         return ExitCode.OK
@@ -174,32 +167,13 @@ def _status(lab: Instance, args: argparse.Namespace) -> int:
 
 
 def _event(lab: Instance, args: argparse.Namespace) -> int:
-    wanted = {
-        str(row["name"])
-        for row in _workers(lab)
-        if row["node"] == args.node and (args.zone is None or row["zone"] == args.zone)
-    }
-    if len(wanted) != 1:
-        raise UsageError(
-            f"{'no node' if not wanted else 'more than one node'} of the lab is named {args.node!r}",
-            fix="`tpu_ops lab status` lists them; --zone tells two of one name apart",
-        )
-    name = wanted.pop()
+    name = events.node_name(lab, args.node, args.zone)
     if args.command == "preempt":
-        instance.call(lab, "POST", "/lab/preempt", {"node": name})
+        events.preempt(lab, name)
         output.line(f"{args.node} is preempted")
-        return ExitCode.OK
-    started = instance.call(lab, "POST", f"/v2alpha1/{name}:simulateMaintenanceEvent", {})
-    operation = started
-    deadline = time.monotonic() + 300
-    while not operation.get("done"):
-        if time.monotonic() > deadline:
-            raise CloudError("the maintenance event did not end within 300 s", where=str(operation.get("name")))
-        time.sleep(0.2)  # polls the operation until the deadline
-        operation = instance.call(lab, "GET", f"/v2alpha1/{started['name']}")
-    if failure := operation.get("error"):
-        raise CloudError(f"the maintenance event failed: {failure}", where=name)
-    output.line(f"{args.node} went through a maintenance event: its external addresses are new")
+    else:
+        events.maintain(lab, name)
+        output.line(f"{args.node} went through a maintenance event: its external addresses are new")
     return ExitCode.OK
 
 

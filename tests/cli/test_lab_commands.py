@@ -1,0 +1,101 @@
+"""lab env, status, maintenance and preempt, against a real API process without containers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tpu_ops.cli.main import main
+from tpu_ops.lab import instance
+
+
+@pytest.fixture
+def lab(lab_api):
+    """The instance `default`, whose API is the test's own."""
+    found = instance.instance()
+    found.directory.mkdir(parents=True)
+    pid = lab_api._process.pid
+    record = {"pid": pid, "started": instance._start_time(pid), "grpc": lab_api.grpc, "rest": lab_api.rest}
+    found.process_file.write_text(json.dumps(record))
+    return found
+
+
+@pytest.fixture
+def tpu_ops(capfd):
+    """Runs a command and returns its exit code, output and what it said besides."""
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = main(argv)
+        return (code, *capfd.readouterr())
+
+    return run
+
+
+def addresses(tpu_ops) -> dict[int, str]:
+    return {row["index"]: row["external_ip"] for row in json.loads(tpu_ops("lab", "status", "--json")[1])["workers"]}
+
+
+def test_a_maintenance_event_ends_with_all_addresses_new(lab, lab_api, tpu_ops):
+    lab_api.create("pod", "v4-16")
+    before = addresses(tpu_ops)
+    code, _, err = tpu_ops("lab", "maintenance", "pod")
+    assert code == 0, err
+    after = addresses(tpu_ops)
+    assert before.keys() == after.keys() == {0, 1}
+    assert not set(before.values()) & set(after.values())
+    assert lab_api.node("pod")["state"] == "READY"
+
+
+def test_a_preempted_node_is_preempted_and_cannot_be_maintained(lab, lab_api, tpu_ops):
+    lab_api.create("pod", "v4-8")
+    assert tpu_ops("lab", "preempt", "pod")[0] == 0
+    assert lab_api.node("pod")["state"] == "PREEMPTED"
+    code, out, err = tpu_ops("lab", "maintenance", "pod")
+    assert (code, out) == (3, "")
+    assert "PREEMPTED" in err
+
+
+def test_an_unknown_node_is_a_usage_error(lab, tpu_ops):
+    code, out, err = tpu_ops("lab", "preempt", "nobodys")
+    assert (code, out) == (2, "")
+    assert "nobodys" in err
+
+
+def test_nodes_of_one_name_are_told_apart_by_zone(lab, lab_api, tpu_ops):
+    lab_api.create("pod", "v4-8")
+    lab_api.create("pod", "v2-8", "projects/lab/locations/us-central1-f")
+    assert tpu_ops("lab", "preempt", "pod")[0] == 2
+    assert tpu_ops("lab", "preempt", "pod", "--zone", "us-central1-f")[0] == 0
+    assert lab_api.node("pod")["state"] == "READY"
+
+
+def test_env_takes_the_fleet_around_the_working_directory(lab, tmp_path, monkeypatch, tpu_ops):
+    file = tmp_path / "fleet" / "inventory" / "tpu_vm.yml"
+    below = tmp_path / "fleet" / "code" / "deep"
+    file.parent.mkdir(parents=True)
+    below.mkdir(parents=True)
+    file.write_text("plugin: tpu_vm\n")
+    monkeypatch.chdir(below)
+    found = json.loads(tpu_ops("lab", "env", "--json")[1])
+    assert found["ANSIBLE_INVENTORY"].split(",")[0] == str(file.resolve())
+
+
+def test_env_refuses_a_fleet_that_is_not_there_as_every_command_does(lab, tmp_path, monkeypatch, tpu_ops):
+    monkeypatch.setenv("TPU_OPS_FLEET", str(tmp_path))
+    code, out, err = tpu_ops("lab", "env")
+    assert (code, out) == (2, "")
+    assert "TPU_OPS_FLEET" in err
+
+
+def test_env_of_a_lab_that_is_down_exports_nothing(tpu_ops):
+    assert tpu_ops("lab", "env")[:2] == (3, "")
+
+
+@pytest.mark.parametrize("port", ["0", "65535", "70000", "x", "-1"])
+def test_a_port_that_cannot_be_is_refused_before_anything_happens(port, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["lab", "up", f"--port={port}"])
+    assert caught.value.code == 2
+    assert not instance.instance().directory.exists()

@@ -1,0 +1,74 @@
+"""What is seen of a running lab, and what happens to its nodes as it happens to real ones; asked of its API."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tpu_ops.errors import CloudError, UsageError
+from tpu_ops.lab.instance import Instance, call
+
+#: Seconds that a maintenance event may take: every worker of the node shuts down and boots.
+MAINTENANCE_TIMEOUT = 300.0
+#: Seconds that the API may hold one request until an operation ends.
+_WAIT = 10
+
+
+def workers(lab: Instance) -> list[dict[str, Any]]:
+    """Return the lab's workers: the API's rows, with the node's resource name taken apart.
+
+    Raises:
+        CloudError: The API does not answer.
+    """
+    rows = call(lab, "GET", "/lab/workers")["workers"]
+    if not isinstance(rows, list):
+        raise CloudError("the lab's API gave no list of workers", where="/lab/workers")
+    found = []
+    for row in rows:
+        _, project, _, zone, _, node = str(row["node"]).split("/")
+        found.append({**row, "name": row["node"], "node": node, "zone": zone, "project": project})
+    return found
+
+
+def node_name(lab: Instance, node: str, zone: str | None) -> str:
+    """Return the resource name of the one node that is meant.
+
+    Raises:
+        UsageError: None or several are.
+    """
+    found = {str(row["name"]) for row in workers(lab) if row["node"] == node and zone in (None, row["zone"])}
+    if len(found) != 1:
+        raise UsageError(
+            f"{'no node' if not found else 'more than one node'} of the lab is named {node!r}",
+            fix="`tpu_ops lab status` lists them; --zone tells two of one name apart",
+        )
+    return found.pop()
+
+
+def preempt(lab: Instance, name: str) -> None:
+    """Kill the workers of a node, as the service does that takes its chips away.
+
+    Raises:
+        CloudError: The API refuses, for example since the node is not READY.
+    """
+    call(lab, "POST", "/lab/preempt", {"node": name})
+
+
+def maintain(lab: Instance, name: str) -> None:
+    """Let a maintenance event happen to a node and return when its workers serve again, under new addresses.
+
+    Raises:
+        CloudError: The API refuses, or the event failed or did not end in time.
+    """
+    operation = call(lab, "POST", f"/v2alpha1/{name}:simulateMaintenanceEvent", {})
+    deadline = time.monotonic() + MAINTENANCE_TIMEOUT
+    while not operation.get("done"):
+        if time.monotonic() > deadline:
+            raise CloudError(
+                f"the maintenance event did not end within {MAINTENANCE_TIMEOUT:.0f} s",
+                where=name,
+                fix="`tpu_ops lab status` shows its state; the event goes on",
+            )
+        operation = call(lab, "POST", f"/v2/{operation['name']}:wait", {"timeout": f"{_WAIT}s"}, timeout=_WAIT + 20)
+    if failure := operation.get("error"):
+        raise CloudError(f"the maintenance event failed: {failure}", where=name)
