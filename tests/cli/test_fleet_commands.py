@@ -16,18 +16,6 @@ from tpu_ops.fleet import lifecycle
 POD = ("pod", "--type", "v4-16", "--zone", "us-central2-b")
 
 
-@pytest.fixture
-def tpu_ops(capfd):
-    """Runs a command in the test's fleet directory and returns its exit code, output and what it said besides."""
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = main(argv)
-        return (code, *capfd.readouterr())
-
-    return run
-
-
 def failed(result, code, *words):
     """Check that a command ended with one error that has these words, and no result."""
     assert result[0] == code, result

@@ -21,18 +21,6 @@ def lab(lab_api):
     return found
 
 
-@pytest.fixture
-def tpu_ops(capfd):
-    """Runs a command and returns its exit code, output and what it said besides."""
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = main(argv)
-        return (code, *capfd.readouterr())
-
-    return run
-
-
 def addresses(tpu_ops) -> dict[int, str]:
     return {row["index"]: row["external_ip"] for row in json.loads(tpu_ops("lab", "status", "--json")[1])["workers"]}
 

@@ -157,3 +157,11 @@ def test_a_lab_that_another_command_works_on_is_named(lab, monkeypatch):
     with instance.locked(lab), pytest.raises(OpsError) as caught, instance.locked(lab):
         pass
     assert caught.value.where == str(lab.directory / "lock")
+
+
+def test_a_state_directory_that_cannot_be_made_is_named_at_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    lab = Instance("test", tmp_path / "file" / "lab")
+    with pytest.raises(OpsError) as caught, instance.locked(lab):
+        pass
+    assert (caught.value.where, "TPU_OPS_STATE" in caught.value.fix) == (str(lab.directory), True)

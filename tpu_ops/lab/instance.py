@@ -160,9 +160,9 @@ def _take_lock(lab: Instance) -> TextIO | None:
     try:
         lab.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = path.open("w")
-    except FileNotFoundError:
-        return None
     except OSError as exc:
+        if isinstance(exc, FileNotFoundError) and lab.directory.parent.is_dir():
+            return None
         raise OpsError(
             f"cannot write the lab's files: {exc.strerror}",
             where=str(lab.directory),
