@@ -112,6 +112,12 @@ def read(source: Path) -> Tree:
             )
         except FileNotFoundError:
             raise OpsError("rsync is not installed on this machine", fix="apt-get install rsync") from None
+        except subprocess.TimeoutExpired:
+            raise UsageError(
+                f"could not be listed within {LIMIT:.0f} s",
+                where=where,
+                fix="name a smaller directory, on a local disk",
+            ) from None
     if done.returncode:
         raise UsageError(f"cannot be read: {done.stderr.decode(errors='replace').strip()}", where=where)
     entries = tuple(sorted(os.fsdecode(line) for line in done.stdout.split(b"\n") if line and line != b"./"))
