@@ -119,6 +119,13 @@ def test_a_directory_of_control_sockets_that_is_a_link_is_refused(tmp_path):
     assert (tmp_path / "a" / "mux").stat().st_mode & 0o777 == 0o700
 
 
+def test_a_directory_of_control_sockets_that_cannot_be_made_is_an_error_in_words(tmp_path):
+    (tmp_path / "runtime").write_text("")
+    with pytest.raises(OpsError) as caught:
+        ssh_files.make_mux_dir(tmp_path / "runtime" / "mux")
+    assert caught.value.where == str(tmp_path / "runtime" / "mux")
+
+
 def test_known_hosts_is_read_as_it_is_written():
     keys = {
         "tpu-1-w0": {"ssh-ed25519": key("a"), "ssh-rsa": key("b", "ssh-rsa")},

@@ -40,10 +40,17 @@ def make_mux_dir(path: Path) -> None:
     """Make the directory of the control sockets, for this user only.
 
     Raises:
-        OpsError: It exists and is another user's, or no directory.
+        OpsError: It cannot be made, or exists and is another user's or no directory.
     """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    info = path.lstat()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = path.lstat()
+    except OSError as exc:
+        raise OpsError(
+            f"the directory of the ssh control sockets cannot be made: {exc.strerror}",
+            where=str(path),
+            fix="set XDG_RUNTIME_DIR to a short directory of your own, or unset it",
+        ) from exc
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
         raise OpsError(
             "the directory of the ssh control sockets is not this user's own",
