@@ -88,7 +88,7 @@ def test_the_shell_is_pointed_to_the_lab_and_away_from_any_credentials(lab, tmp_
     assert found["CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"] == "http://127.0.0.1:2/"
     assert found["CLOUDSDK_AUTH_DISABLE_CREDENTIALS"] == "1"
     assert not Path(found["GOOGLE_APPLICATION_CREDENTIALS"]).exists()
-    assert "TPU_OPS_FLEET" not in found
+    assert found["TPU_OPS_FLEET"] == str(tmp_path / "fleet")
 
 
 def test_without_a_fleet_around_the_lab_brings_its_own(lab):
@@ -107,7 +107,7 @@ def test_a_certificate_bundle_of_the_controller_goes_to_the_workers(lab, tmp_pat
     environment.write_inventory(lab, {"SSL_CERT_FILE": str(bundle)})
     written = json.loads((lab.inventory_file.parent / "group_vars" / "all.yml").read_text())
     assert written["base_ca_certificates"] == [str(bundle)]
-    assert written["users_people"][0]["keys"] == [lab.private_key.with_suffix(".pub").read_text().strip()]
+    assert written["users_more_people"][0]["keys"] == [lab.private_key.with_suffix(".pub").read_text().strip()]
 
 
 def test_a_relative_state_directory_means_the_same_from_everywhere(tmp_path, monkeypatch):

@@ -24,13 +24,14 @@ def variables(lab: Instance, endpoints: Endpoints, fleet_inventory: Path | None)
         fleet_inventory: The fleet's own tpu_vm.yml; None takes the plain one that the lab keeps.
     """
     own = lab.inventory_file.parent / "tpu_vm.yml"
-    found = {
+    return {
         "TPU_OPS_LAB": lab.name,
         "TPU_OPS_ENDPOINT": endpoints.grpc,
         "TPU_OPS_REST_ENDPOINT": endpoints.rest,
         "TPU_OPS_PROJECT": PROJECT,
         "TPU_OPS_USER": USER,
         "TPU_OPS_PRIVATE_KEY": str(lab.private_key),
+        "TPU_OPS_FLEET": str(fleet_inventory.parent.parent if fleet_inventory else lab.directory),
         "ANSIBLE_INVENTORY": f"{fleet_inventory or own},{lab.inventory_file}",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{endpoints.rest}/",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{endpoints.rest}/compute/v1/",
@@ -40,15 +41,12 @@ def variables(lab: Instance, endpoints: Endpoints, fleet_inventory: Path | None)
         # Credentials that do not exist: a command that lost its endpoint fails instead of reaching the real service.
         "GOOGLE_APPLICATION_CREDENTIALS": str(lab.directory / "no-credentials.json"),
     }
-    if fleet_inventory is None:
-        found["TPU_OPS_FLEET"] = str(lab.directory)
-    return found
 
 
 def write_inventory(lab: Instance, environ: Mapping[str, str] = os.environ) -> None:
     """Write the inventory files that stand beside the fleet's own while the lab is used.
 
-    They are JSON, which is YAML: what the fleet's own group_vars say goes on to hold for all that is not named here.
+    They are JSON, which is YAML. They win over the fleet's own group_vars in what they name (docs/lab.md lists it).
     """
     bundle = shared.certificate_bundle(environ)
     public_key = lab.private_key.with_suffix(".pub").read_text().strip()
@@ -60,9 +58,8 @@ def write_inventory(lab: Instance, environ: Mapping[str, str] = os.environ) -> N
         # Containers of one machine share their downloads.
         "python_uv_cache_dir": f"{CACHE_MOUNT}/uv",
         "jax_platform": "cpu",
-        "jax_packages": ["scikit-learn"],
         "launcher_environment_files": [WORKER_ENVIRONMENT],
-        "users_people": [
+        "users_more_people": [
             {
                 "name": "ada",
                 "comment": "Ada of the lab",
