@@ -4,16 +4,25 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+labs="${TPU_OPS_STATE:-${XDG_STATE_HOME:-$HOME/.local/state}/tpu_ops}/lab"
 if [ ! -x .venv/bin/tpu_ops ]; then
     echo "clean: there is no .venv/, so no lab is looked for (make env makes it)" >&2
-elif ! .venv/bin/tpu_ops lab down --all --cache; then
-    echo "clean: labs, images or downloads may be left: make env and clean again when a container engine answers" >&2
+elif .venv/bin/python -c 'from tpu_ops.lab.engine import find; find()' 2>/dev/null; then
+    .venv/bin/tpu_ops lab down --all --cache
+elif compgen -G "$labs/*/" >/dev/null; then
+    echo "clean: error: there are labs in $labs, and no container engine answers" >&2
+    echo "       fix: make engine starts one; then make clean again" >&2
+    exit 1
 fi
 if [ -r .build/dockerd.pid ]; then
     pid=$(cat .build/dockerd.pid)
     if [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = dockerd ]; then
         if [ "$(id -u)" = 0 ]; then kill "$pid"; else sudo kill "$pid"; fi
-        timeout 60 tail --pid="$pid" -f /dev/null
+        if ! timeout 60 tail --pid="$pid" -f /dev/null; then
+            echo "clean: error: dockerd (process $pid) does not end" >&2
+            echo "       fix: end it by hand, then make clean again" >&2
+            exit 1
+        fi
         echo "clean: stopped the dockerd that make had started"
     fi
 fi

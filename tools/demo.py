@@ -25,10 +25,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tpu_ops.lab.engine import find as find_engine
+from tpu_ops.lab.networks import LABEL
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".venv" / "bin"
 POD_WORKERS = 4
+#: Seconds that one command may take: a first run of site.yml on a slow network is the longest.
+LIMIT = 1800
 
 
 class StepFailed(Exception):
@@ -91,10 +94,13 @@ class Shell:
         for thread in pumps:
             thread.start()
         try:
-            code = process.wait()
+            code = process.wait(timeout=LIMIT)
         except KeyboardInterrupt:
             process.wait()
             raise
+        except subprocess.TimeoutExpired as exc:
+            process.kill()
+            raise StepFailed(f"`{shlex.join(argv)}` did not end within {LIMIT} s") from exc
         finally:
             for thread in pumps:
                 thread.join()
@@ -103,9 +109,19 @@ class Shell:
 
     def ask(self, *argv: str) -> str:
         """Run a command out of sight and return its standard output."""
-        done = subprocess.run(
-            argv, cwd=ROOT, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
+        try:
+            done = subprocess.run(
+                argv,
+                cwd=ROOT,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=LIMIT,
+            )
+        except subprocess.TimeoutExpired as exc:
+            raise StepFailed(f"`{shlex.join(argv)}` did not end within {LIMIT} s") from exc
         require(done.returncode == 0, f"`{shlex.join(argv)}` ended with {done.returncode}: {done.stderr.strip()}")
         return done.stdout
 
@@ -249,8 +265,8 @@ def lab_down(shell: Shell) -> str:
     folder = Path(shell.environ["TPU_OPS_PRIVATE_KEY"]).parent
     shell.show("tpu_ops", "lab", "down")
     engine = find_engine().command
-    containers = shell.ask(*engine, "ps", "-aq", "--filter", f"label=tpu-ops.lab={name}").split()
-    networks = shell.ask(*engine, "network", "ls", "-q", "--filter", f"label=tpu-ops.lab={name}").split()
+    containers = shell.ask(*engine, "ps", "-aq", "--filter", f"label={LABEL}={name}").split()
+    networks = shell.ask(*engine, "network", "ls", "-q", "--filter", f"label={LABEL}={name}").split()
     mounts = [entry for entry in Path("/proc/mounts").read_text().splitlines() if str(folder) in entry]
     processes = [
         path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if str(folder) in _command_line(path)
@@ -327,8 +343,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", type=Path, help="write the transcript to this file")
     arguments = parser.parse_args()
-    # Only the lab's own variables, set by its first step, may point anywhere.
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("TPU_OPS_EN", "ANSIBLE_"))}
+    # Of a shell that talks to a fleet already, only what chooses the lab holds: its first step sets the rest.
+    kept = ("TPU_OPS_LAB", "TPU_OPS_STATE", "TPU_OPS_ENGINE")
+    clean = {
+        key: value for key, value in os.environ.items() if key in kept or not key.startswith(("TPU_OPS_", "ANSIBLE_"))
+    }
     shell = Shell(clean | {"PATH": f"{BIN}:{clean['PATH']}", "PYTHONUNBUFFERED": "1", "ANSIBLE_FORCE_COLOR": "false"})
     rows = []
     for number, (name, step) in enumerate(STEPS, 1):

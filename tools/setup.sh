@@ -103,35 +103,30 @@ setup_env() {
     printf '%s\n' "$want" >"$stamp"
 }
 
+# The lab itself says which engine it would use, so that both never disagree.
 engine_answers() {
-    local engine
-    for engine in ${TPU_OPS_ENGINE:-docker podman}; do
-        command -v "$engine" >/dev/null || continue
-        "$engine" info >/dev/null 2>&1 && return
-        "${sudo_cmd[@]}" -n "$engine" info >/dev/null 2>&1 && [ "$(id -u)" != 0 ] && return
-    done
-    return 1
+    "$venv/bin/python" -c 'from tpu_ops.lab.engine import find; find()' >/dev/null 2>&1
 }
 
 start_dockerd() {
+    local log="$build/dockerd.log" job=
     if [ -d /run/systemd/system ]; then
         say "starting the docker service"
         "${sudo_cmd[@]}" systemctl start docker
     else
-        say "starting dockerd in the background (log: .build/dockerd.log)"
-        "${sudo_cmd[@]}" setsid dockerd >"$build/dockerd.log" 2>&1 </dev/null &
-        printf '%s\n' "$!" >"$build/dockerd.pid"
+        say "starting dockerd in the background (log: $log)"
+        "${sudo_cmd[@]}" setsid dockerd --pidfile "$build/dockerd.pid" >"$log" 2>&1 </dev/null &
+        job=$!
     fi
-    local deadline=$((SECONDS + 60)) log="$build/dockerd.log"
+    local deadline=$((SECONDS + 60))
     until engine_answers; do
-        if [ -r "$build/dockerd.pid" ] && [ ! -d "/proc/$(cat "$build/dockerd.pid")" ]; then
-            rm -f "$build/dockerd.pid"
+        if [ -n "$job" ] && [ ! -d "/proc/$job" ]; then
             tail -n 3 "$log" >&2
             fail "dockerd ended at once (log: $log)" "mend what the log names, or start a container engine by hand; then run this again"
         fi
         if [ "$SECONDS" -ge "$deadline" ]; then
-            tail -n 10 "$log" >&2 2>/dev/null || true
-            fail "dockerd did not answer within 60 s" "start a container engine by hand, then run this again"
+            [ -z "$job" ] || tail -n 10 "$log" >&2
+            fail "docker did not answer within 60 s" "start a container engine by hand, then run this again"
         fi
         sleep 0.2 # polls the engine until it answers, ends, or the deadline passes
     done

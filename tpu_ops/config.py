@@ -395,6 +395,6 @@ def _state_root(environ: Mapping[str, str]) -> Path:
 
 
 def _state_name(path: Path, endpoint: str) -> str:
-    """Name of a fleet's state: its own for each endpoint, so that lab and real service never mix."""
+    """Name of a fleet's state: its own for each endpoint, so that a test service and the real one never mix."""
     digest = hashlib.sha256(f"{path}\n{endpoint}".encode()).hexdigest()[:8]
     return f"{path.name}-{digest}"

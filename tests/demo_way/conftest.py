@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tpu_ops.lab.engine import find as find_engine
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv" / "bin"
@@ -57,7 +58,7 @@ class Desk:
 
     def engine(self, *argv: str) -> str:
         """Run the container engine's own command, which knows nothing of tpu_ops."""
-        return self.do(self.environ.get("TPU_OPS_ENGINE") or ("docker" if shutil.which("docker") else "podman"), *argv)
+        return self.do(*find_engine(self.environ).command, *argv)
 
     def inside(self, container: str, *argv: str) -> str:
         """Run a command inside a worker's container, past ssh and tpu_ops."""

@@ -1,0 +1,58 @@
+"""The check of the rooms fails on what it is there to find."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def checker(tmp_path, monkeypatch):
+    """The checker, looking at an empty project."""
+    spec = importlib.util.spec_from_file_location("check_rooms", ROOT / "tools" / "check_rooms.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for folder in ("tpu_ops/cloud", "tpu_ops/fleet", "tpu_ops/cli", "tpu_ops/lab", "roles/base/tasks"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "tpu_ops/config.py").touch()
+    (tmp_path / "site.yml").touch()
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "said"),
+    [
+        ("tpu_ops/cloud/a.py", "from tpu_ops.fleet.model import Node\n", "may not import tpu_ops.fleet.model.Node"),
+        ("tpu_ops/cloud/a.py", "from ..fleet import model\n", "may not import tpu_ops.fleet.model"),
+        ("tpu_ops/cloud/a.py", "def f():\n    import tpu_ops.runs\n", "may not import tpu_ops.runs"),
+        (
+            "tpu_ops/lab/a.py",
+            "from tpu_ops.cloud.client import connect\n",
+            "may not import tpu_ops.cloud.client.connect",
+        ),
+        ("tpu_ops/cli/run.py", "from tpu_ops.lab import instance\n", "may not import tpu_ops.lab.instance"),
+        ("tpu_ops/fleet/a.py", 'if zone == "lab":\n    pass\n', "a.py:1: knows the lab"),
+        ("roles/base/tasks/main.yml", "---\n- when: in_lab\n", "main.yml:2: knows the lab"),
+    ],
+)
+def test_what_is_out_of_place_is_named(checker, tmp_path, path, text, said):
+    (tmp_path / path).write_text(text)
+    assert [fault for fault in checker.faults() if said in fault]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("tpu_ops/lab/a.py", "from tpu_ops.cloud.accelerators import accelerator_type\n"),
+        ("tpu_ops/cli/lab.py", "from tpu_ops.lab import instance\n"),
+        ("tpu_ops/fleet/a.py", "label = labels = 'available'\n"),
+    ],
+)
+def test_what_is_in_place_is_passed(checker, tmp_path, path, text):
+    (tmp_path / path).write_text(text)
+    assert checker.faults() == []
