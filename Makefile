@@ -10,10 +10,10 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
-env:
+env: ## Make .venv/ from requirements.lock
 	@tools/setup.sh env
 
-engine: env
+engine: env ## Install and start what the lab needs: ssh, rsync, a container engine
 	@tools/setup.sh engine
 
 demo: engine ## Run the main job once, from bare workers to a trained model, on the local lab
