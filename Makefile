@@ -34,13 +34,13 @@ check: env ## Run the fast part: style, types, roles, rooms, tests without conta
 	@ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED=False $(BIN)/ansible-lint --offline -q
 	@$(BIN)/pytest -q -n 2 -m "not lab"
 
-lab-test: engine
+lab-test: engine ## Run the tests of workers and runs in the lab
 	@$(BIN)/pytest -v -m lab --ignore=tests/demo_way --durations=5
 
-demo-test: engine
+demo-test: engine ## Run the demo's way as a test
 	@$(BIN)/pytest -v -m lab tests/demo_way --durations=12
 
-molecule: engine
+molecule: engine ## Run the roles' scenario on two workers of the lab
 	@tools/molecule.sh test -s site
 
 format: env ## Format the code and mend what ruff can mend
