@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tpu_ops.cli.main import main
-from tpu_ops.lab import instance
+from tpu_ops.lab import instance, process
 
 
 @pytest.fixture
@@ -16,8 +16,7 @@ def lab(lab_api):
     found = instance.instance()
     found.directory.mkdir(parents=True)
     pid = lab_api._process.pid
-    record = {"pid": pid, "started": instance._start_time(pid), "grpc": lab_api.grpc, "rest": lab_api.rest}
-    found.process_file.write_text(json.dumps(record))
+    process.Record(pid, process.start_time(pid), lab_api.grpc, lab_api.rest).write(found.process_file)
     return found
 
 

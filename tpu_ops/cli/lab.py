@@ -75,6 +75,10 @@ def _up(lab: Instance, args: argparse.Namespace) -> int:
     found = engine.find()
     with instance.locked(lab):
         endpoints = lab.endpoints()
+        if endpoints is not None and not instance.answers(lab):
+            output.warning(f"lab {lab.name}: the API runs but does not answer on {endpoints.rest}; it is ended")
+            instance.stop_api(lab, timeout=10)
+            endpoints = None
         if endpoints is None:
             # One that an interrupted command left before it served still has the ports and the state file.
             instance.stop_api(lab)

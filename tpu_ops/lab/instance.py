@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import http.client
 import json
 import os
 import re
@@ -17,9 +18,10 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from tpu_ops.errors import CloudError, OpsError, UsageError
+from tpu_ops.lab import process
 
 #: gRPC and REST port of the instance `default`.
 DEFAULT_PORTS = (18470, 18471)
@@ -77,27 +79,13 @@ class Instance:
 
     def endpoints(self) -> Endpoints | None:
         """Return the endpoints of the running API process, or None when none runs."""
-        record = self._process()
-        return Endpoints(record["grpc"], record["rest"]) if record and record.get("serves", True) else None
+        record = process.read(self.process_file)
+        return Endpoints(record.grpc, record.rest) if record and record.serves and record.runs() else None
 
-    def process_id(self) -> int | None:
-        """Return the id of the API process that runs, serving or not yet, or None."""
-        record = self._process()
-        return int(record["pid"]) if record else None
-
-    def _process(self) -> dict[str, Any] | None:
-        """Return the record of the API process if that very process still runs (pids are used again)."""
-        try:
-            record: dict[str, Any] = json.loads(self.process_file.read_text())
-            same = _start_time(int(record["pid"])) == record["started"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return record if same else None
-
-
-def _start_time(pid: int) -> str:
-    """Return when a process started, in clock ticks since boot; raises OSError when there is none."""
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    def process(self) -> process.Record | None:
+        """Return the API process that runs, serving or not yet, recorded or not, or None."""
+        record = process.read(self.process_file)
+        return record if record and record.runs() else process.unrecorded(self.state_file, self.name)
 
 
 def state_root(environ: Mapping[str, str] = os.environ) -> Path:
@@ -219,11 +207,9 @@ def ports_of(lab: Instance, asked: int | None) -> tuple[int, int]:
 
 
 def _ports_before(lab: Instance) -> tuple[int, int]:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        record = json.loads(lab.process_file.read_text())
-        grpc, rest = (int(record[wire].rsplit(":", 1)[1]) for wire in ("grpc", "rest"))
-        if lab.name == "default" or (_free(grpc) and _free(rest)):
-            return grpc, rest
+    record = process.read(lab.process_file)
+    if record and all(record.ports) and (lab.name == "default" or all(map(_free, record.ports))):
+        return record.ports
     return DEFAULT_PORTS if lab.name == "default" else (0, 0)
 
 
@@ -254,16 +240,15 @@ def start_api(lab: Instance, ports: tuple[int, int], *, seconds: float, timeout:
     command += ["--containers", lab.name]
     ready = lab.directory / "ready.json"
     with ready.open("w") as stdout, lab.log_file.open("a") as stderr:
-        process = subprocess.Popen(
+        child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True, cwd="/"
         )
     # Known from now on, so that whatever interrupts this command, the next one finds the process.
-    record: dict[str, Any] = {"pid": process.pid, "started": _start_time(process.pid), "serves": False}
-    record |= {"grpc": f"127.0.0.1:{ports[0]}", "rest": f"http://127.0.0.1:{ports[1]}"}
-    _remember(lab, record)
+    where = (f"127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}")
+    process.Record(child.pid, process.start_time(child.pid), *where, serves=False).write(lab.process_file)
     deadline = time.monotonic() + timeout
     while not (text := ready.read_text()).endswith("\n"):
-        code = process.poll()
+        code = child.poll()
         if code is not None or time.monotonic() > deadline:
             reason = f"ended with code {code}" if code is not None else f"did not serve within {timeout:.0f} s"
             stop_api(lab)
@@ -273,16 +258,20 @@ def start_api(lab: Instance, ports: tuple[int, int], *, seconds: float, timeout:
                 fix="mend what the log names, then run `tpu_ops lab up` again",
             )
         time.sleep(0.05)  # polls for the process's first line until the deadline
-    record |= json.loads(text)
-    _remember(lab, record | {"serves": True})
+    endpoints = Endpoints(**json.loads(text))
+    started = process.start_time(child.pid)
+    process.Record(child.pid, started, endpoints.grpc, endpoints.rest).write(lab.process_file)
     ready.unlink()
-    return Endpoints(record["grpc"], record["rest"])
+    return endpoints
 
 
-def _remember(lab: Instance, record: dict[str, Any]) -> None:
-    partial = lab.process_file.with_suffix(".new")
-    partial.write_text(json.dumps(record))
-    partial.replace(lab.process_file)
+def answers(lab: Instance, timeout: float = 3) -> bool:
+    """Return whether the instance's API answers a request that needs neither its disk nor the container engine."""
+    try:
+        call(lab, "GET", f"/compute/v1/projects/{PROJECT}", timeout=timeout)
+    except CloudError:
+        return False
+    return True
 
 
 def stop_api(lab: Instance, timeout: float = 30) -> bool:
@@ -291,32 +280,31 @@ def stop_api(lab: Instance, timeout: float = 30) -> bool:
     Raises:
         OpsError: It did not end, not even when it was killed.
     """
-    pid = lab.process_id()
-    if pid is None:
-        return False
+    ended = False
+    while (found := lab.process()) is not None:
+        _end(lab, found, timeout)
+        ended = True
+    return ended
+
+
+def _end(lab: Instance, found: process.Record, timeout: float) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
         deadline = time.monotonic() + timeout
-        while lab.process_id() is not None and not _zombie(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(found.pid, number)
+            # One that was stopped takes no notice of SIGTERM until it goes on.
+            os.kill(found.pid, signal.SIGCONT)
+        while found.runs():
             if time.monotonic() > deadline:
                 break
             time.sleep(0.05)  # polls for the process's end until the deadline
         else:
-            return True
+            return
     raise OpsError(
         f"the API of lab {lab.name!r} cannot be ended",
-        where=f"process {pid}",
+        where=f"process {found.pid}",
         fix="see what it waits for in its log, end it, then run this again",
     )
-
-
-def _zombie(pid: int) -> bool:
-    """Return whether a process has ended and only waits to be reaped, as under an init that does not reap."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def _tail(path: Path, lines: int = 3) -> str:
@@ -350,7 +338,7 @@ def call(lab: Instance, method: str, path: str, body: object = None, timeout: fl
         with contextlib.suppress(ValueError, KeyError, TypeError):
             detail = json.loads(detail)["error"]["message"]
         raise CloudError(detail, where=f"lab {lab.name!r}, {method} {path}") from exc
-    except OSError as exc:
+    except (OSError, ValueError, http.client.HTTPException) as exc:
         raise CloudError(
             f"the lab's API does not answer: {exc}",
             where=endpoints.rest,
