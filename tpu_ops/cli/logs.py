@@ -43,10 +43,12 @@ def run(args: argparse.Namespace) -> int:
 
 async def _follow(fleet: view.Fleet, args: argparse.Namespace) -> tuple[list[Outcome], list[int]]:
     fanout = Fanout(fleet.ssh_config)
-    runs = await control.find(fleet, fanout, args.run)
+    runs, _ = found = await control.find(fleet, fanout, args.run)
+    if not runs and (problem := found.problem()):
+        raise problem
     if len(runs) != 1:
-        found = ", ".join(run_.run_id for run_ in runs)
-        raise UsageError(f"{args.run} has {found or 'no run on it'}", fix="name the run")
+        names = ", ".join(run_.run_id for run_ in runs)
+        raise UsageError(f"{args.run} has {names or 'no run on it'}", fix="name the run")
     shown = runs_output.ranks(args.rank, len(runs[0].hosts))
     follower = Follower(
         fanout,

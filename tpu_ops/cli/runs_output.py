@@ -12,6 +12,7 @@ from tpu_ops.runs.follow import Outcome, first_cause
 
 #: Lines shown of a failed rank whose log was not followed.
 TAIL_LINES = 20
+_DIGITS = 9
 
 
 def ranks(text: str, count: int) -> list[int]:
@@ -27,9 +28,11 @@ def ranks(text: str, count: int) -> list[int]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(f"{text!r} is no list of ranks", where="--rank", fix="use all, or a list like 0,3 or 0-2")
-        found += range(int(first), int(last if dash else first) + 1)
-    if wrong := [rank for rank in found if rank >= count]:
-        raise UsageError(f"there is no rank {wrong[0]}: the run has {count}", where="--rank")
+        end = last if dash else first
+        if wrong := [number for number in (first, end) if len(number) > _DIGITS or int(number) >= count]:
+            fix = f"use 0 to {count - 1}" if count > 1 else "use 0"
+            raise UsageError(f"there is no rank {wrong[0][:20]}: the run has {count}", where="--rank", fix=fix)
+        found += range(int(first), int(end) + 1)
     return sorted(set(found))
 
 
@@ -67,7 +70,7 @@ def run_state(outcomes: Sequence[Outcome]) -> str:
     states = {outcome.state for outcome in outcomes}
     if any(outcome.is_cause for outcome in outcomes):
         return "failed"
-    for state in ("unreachable", "unknown", "stopped", "starting", "running", "ending"):
+    for state in ("unreachable", "unknown", "gone", "stopped", "starting", "running", "ending"):
         if state in states:
             return state
     return "succeeded"
@@ -76,7 +79,7 @@ def run_state(outcomes: Sequence[Outcome]) -> str:
 def exit_code(outcomes: Sequence[Outcome]) -> int:
     """Return the exit code of a command that waited for a run, or looked at one."""
     state = run_state(outcomes)
-    if state in {"unreachable", "unknown"}:
+    if state in {"unreachable", "unknown", "gone"}:
         return ExitCode.UNREACHABLE
     return ExitCode.OK if state in {"succeeded", "running", "starting", "ending"} else ExitCode.FAILED
 

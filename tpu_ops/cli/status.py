@@ -1,13 +1,16 @@
-"""`tpu_ops status`: how a run is, rank by rank."""
+"""`tpu_ops status`: how a run is, rank by rank; without a run, which there are."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import time
+from collections.abc import Sequence
 
 from tpu_ops import config
 from tpu_ops.cli import options, output, runs_output
-from tpu_ops.errors import ExitCode
+from tpu_ops.cli.run import folded
+from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import view
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control
@@ -18,25 +21,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops status`."""
     options.add_fleet(parser)
     options.add_json(parser)
-    parser.add_argument("run", help="a run, or a node or worker whose run is meant")
+    parser.add_argument(
+        "run",
+        nargs="?",
+        help="a run, or a node or worker whose run is meant (default: list the runs that are on and your recent ones)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask the workers and show what they say."""
     fleet = view.current(config.load(args.fleet))
-    seen = asyncio.run(_ask(fleet, args.run))
+    if not args.run:
+        return _overview(asyncio.run(control.overview(fleet, Fanout(fleet.ssh_config))), as_json=args.json)
+    seen, problem = asyncio.run(_ask(fleet, args.run))
     if args.json:
         output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes in seen])
-    elif not seen:
+    elif not seen and not problem:
         output.info(f"no run is on {args.run}")
     for run_, outcomes in seen:
         if not args.json:
             output.info(f"run {run_.run_id}: {runs_output.run_state(outcomes)}")
             runs_output.table(outcomes)
+    if problem:
+        raise problem
     return max((runs_output.exit_code(outcomes) for _, outcomes in seen), default=ExitCode.OK)
 
 
-async def _ask(fleet: view.Fleet, word: str) -> list[tuple[control.RunRef, list[Outcome]]]:
+async def _ask(fleet: view.Fleet, word: str) -> tuple[list[tuple[control.RunRef, list[Outcome]]], OpsError | None]:
     fanout = Fanout(fleet.ssh_config)
-    runs = await control.find(fleet, fanout, word)
-    return [(run_, await control.outcomes(fanout, run_)) for run_ in runs]
+    found = await control.find(fleet, fanout, word)
+    return [(run_, await control.outcomes(fanout, run_)) for run_ in found.runs], found.problem()
+
+
+def _overview(seen: control.Overview, *, as_json: bool) -> int:
+    if as_json:
+        output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes, _ in seen.rows])
+    elif seen.rows:
+        output.table([_row(*row) for row in seen.rows], ("run", "workers", "state", "started"))
+    elif not seen.silent.silent:
+        output.info("no run is on, and this machine remembers none; `tpu_ops train` starts one")
+    if problem := seen.silent.problem():
+        raise problem
+    return ExitCode.OK
+
+
+def _row(run_: control.RunRef, outcomes: Sequence[Outcome], since: float) -> dict[str, str]:
+    return {
+        "run": run_.run_id,
+        "workers": folded(run_.hosts),
+        "state": runs_output.run_state(outcomes),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since)),
+    }

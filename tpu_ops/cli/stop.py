@@ -8,11 +8,15 @@ from collections.abc import Sequence
 
 from tpu_ops import config
 from tpu_ops.cli import options, output, runs_output
-from tpu_ops.errors import ExitCode
+from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import view
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control
 from tpu_ops.runs.follow import Outcome
+from tpu_ops.runs.spec import GRACE_STOP
+
+#: Seconds after which a stop says what it waits for.
+MOMENT = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,31 +24,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_fleet(parser)
     options.add_json(parser)
     parser.add_argument("--force", action="store_true", help="stop another person's run (administrators only)")
-    parser.add_argument("--grace", type=options.seconds, metavar="SECONDS", help="a shorter time until SIGKILL")
+    parser.add_argument(
+        "--grace",
+        type=options.seconds,
+        metavar="SECONDS",
+        help=f"seconds from SIGTERM until SIGKILL (default: {GRACE_STOP:.0f})",
+    )
     parser.add_argument("run", help="a run, or a node or worker whose run is meant")
 
 
 def run(args: argparse.Namespace) -> int:
     """Stop it."""
     fleet = view.current(config.load(args.fleet))
-    ended = asyncio.run(_stop(fleet, args))
+    ended, problem = asyncio.run(_stop(fleet, args))
     if args.json:
-        output.as_json([runs_output.summary(run.run_id, outcomes) for run, outcomes in ended])
-    elif not ended:
+        output.as_json([runs_output.summary(run.run_id, stopped.outcomes) for run, stopped in ended])
+    elif not ended and not problem:
         output.info(f"no run is on {args.run}")
-    for run_, outcomes in ended:
+    for run_, stopped in ended:
         if not args.json:
-            output.info(f"run {run_.run_id}:")
-            runs_output.table(outcomes)
-        runs_output.leftovers(outcomes)
-    return exit_code([outcome for _, outcomes in ended for outcome in outcomes])
+            output.info(f"run {run_.run_id}{' had already ended' if stopped.already else ''}:")
+            runs_output.table(stopped.outcomes)
+        runs_output.leftovers(stopped.outcomes)
+    if problem:
+        raise problem
+    return exit_code([outcome for _, stopped in ended for outcome in stopped.outcomes])
 
 
-async def _stop(fleet: view.Fleet, args: argparse.Namespace) -> list[tuple[control.RunRef, list[Outcome]]]:
+async def _stop(
+    fleet: view.Fleet, args: argparse.Namespace
+) -> tuple[list[tuple[control.RunRef, control.Stopped]], OpsError | None]:
     fanout = Fanout(fleet.ssh_config)
-    runs = await control.find(fleet, fanout, args.run)
-    done = [control.stop(fanout, run, force=args.force, grace=args.grace) for run in runs]
-    return list(zip(runs, await asyncio.gather(*done), strict=True))
+    found = await control.find(fleet, fanout, args.run)
+    return list(zip(found.runs, await asyncio.gather(*(_end(fanout, run, args) for run in found.runs)), strict=True)), (
+        found.problem()
+    )
+
+
+async def _end(fanout: Fanout, run_: control.RunRef, args: argparse.Namespace) -> control.Stopped:
+    """Stop one run; where that is not a matter of a moment, say what is waited for."""
+    task = asyncio.ensure_future(control.stop(fanout, run_, force=args.force, grace=args.grace))
+    try:
+        _, waiting = await asyncio.wait({task}, timeout=MOMENT)
+        if waiting:
+            count = f"{len(run_.hosts)} rank{'s' if len(run_.hosts) > 1 else ''}"
+            output.info(f"run {run_.run_id}: asked {count} to end; SIGKILL after {args.grace or GRACE_STOP:g} s")
+        return await task
+    finally:
+        task.cancel()
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:

@@ -143,7 +143,7 @@ def stop(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     if record is None:
         raise Refused("missing", "this worker knows no run {}".format(run_id))
     if record["state"] in FINAL:
-        return {"ok": True, "record": record}
+        return {"ok": True, "record": record, "already": True}
     owner = record["person"]
     require_control(person, owner["uid"], owner["name"], bool(request.get("force")))
     intent = _intent(request, person)

@@ -68,6 +68,13 @@ def read(state_dir: Path, run_id: str) -> RunRecord | None:
         return None
 
 
+def recent(state_dir: Path, count: int) -> list[RunRecord]:
+    """Return the newest runs that this machine remembers, newest first."""
+    names = [path.stem for path in (state_dir / "runs").glob("*.json")]
+    found = [record for record in (read(state_dir, name) for name in names) if record]
+    return sorted(found, key=lambda record: -record.since)[:count]
+
+
 def new(run_id: str, node: str, node_id: str, hosts: tuple[str, ...], argv: tuple[str, ...]) -> RunRecord:
     """Return the record of a run that starts now."""
     return RunRecord(run_id, node, node_id, hosts, argv, time.time())
