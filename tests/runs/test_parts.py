@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -314,6 +315,27 @@ def test_a_tree_is_what_gitignore_leaves(code: Path) -> None:
     assert tree.files == (".gitignore", "link", "sub/part.py", "train.py")
     assert (tree.name, tree.cwd) == ("digits", "tpu_ops/digits")
     assert re.fullmatch("[0-9a-f]{12}", tree.digest)
+
+
+@pytest.mark.parametrize("kind", ["named pipe", "socket"])
+def test_what_is_neither_file_nor_link_nor_directory_is_refused_at_once(
+    code: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(code)  # a socket's path may not be long
+    with socket.socket(socket.AF_UNIX) as listener:
+        os.mkfifo("sub/odd") if kind == "named pipe" else listener.bind("sub/odd")
+        with pytest.raises(UsageError, match=f"sub/odd' is a {kind}"):
+            sync.read(code)
+    with (code / ".gitignore").open("a") as file:
+        file.write("odd\n")
+    assert sync.read(code).files == (".gitignore", "link", "sub/part.py", "train.py")
+
+
+def test_names_of_any_bytes_are_listed_as_they_are(code: Path) -> None:
+    odd = [b"two\nlines", b"\xff\xfe", b"tab\t", b"\\#012", b"\\#x", "\u00e4".encode(), b"#hash", b" "]
+    for name in odd:
+        (code / os.fsdecode(name)).write_text("x")
+    assert {os.fsencode(entry) for entry in sync.read(code).files} >= set(odd)
 
 
 def test_the_digest_follows_content_names_and_executable_bits(code: Path) -> None:

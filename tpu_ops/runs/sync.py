@@ -28,6 +28,8 @@ _STEP_LIMIT = 60.0
 #: rsync processes at once: each costs the controller processor time for hashing and encryption.
 WIDTH = 8
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+#: How rsync prints a byte of a name that is no printable character; a backslash before `#ooo` is printed so too.
+_ESCAPE = re.compile(rb"\\#([0-3][0-7]{2})")
 _FILTERS = ("--exclude=.git", "--exclude=__pycache__/", "--filter=:- .gitignore")
 #: Makes the place and prints what an earlier sync put there. $1 is the directory's name.
 _PREPARE = 'mkdir -p "tpu_ops/$1" tpu_ops/.synced && if [ -f "tpu_ops/.synced/$1" ]; then cat "tpu_ops/.synced/$1"; fi'
@@ -120,10 +122,16 @@ def read(source: Path) -> Tree:
             ) from None
     if done.returncode:
         raise UsageError(f"cannot be read: {done.stderr.decode(errors='replace').strip()}", where=where)
-    entries = tuple(sorted(os.fsdecode(line) for line in done.stdout.split(b"\n") if line and line != b"./"))
+    entries = listed(done.stdout)
     if not entries:
         raise UsageError("there is nothing to bring to the workers", where=where, fix="look at its .gitignore")
     return Tree(source, source.name, entries, _digest(source, entries))
+
+
+def listed(output: bytes) -> tuple[str, ...]:
+    """Given rsync's listing, return the entries; it writes bytes that it cannot print as octal numbers."""
+    lines = [line for line in output.split(b"\n") if line and line != b"./"]
+    return tuple(sorted(os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), line)) for line in lines))
 
 
 def _digest(source: Path, entries: Sequence[str]) -> str:
@@ -136,12 +144,26 @@ def _digest(source: Path, entries: Sequence[str]) -> str:
             mode = path.lstat().st_mode
             if stat.S_ISLNK(mode):
                 kind, content = b"l", os.fsencode(path.readlink())
+            elif stat.S_ISREG(mode):
+                with path.open("rb") as file:
+                    kind = b"x" if mode & stat.S_IXUSR else b"f"
+                    content = hashlib.file_digest(file, "sha256").digest()
             else:
-                kind, content = (b"x" if mode & stat.S_IXUSR else b"f"), hashlib.sha256(path.read_bytes()).digest()
+                raise UsageError(
+                    f"{str(path)!r} is a {_kind(mode)}: only files, links and directories are brought to the workers",
+                    where=f"--sync {source}",
+                    fix="remove it, or name it in .gitignore",
+                )
         except OSError as exc:
             raise UsageError(f"cannot be read: {exc.strerror}", where=f"--sync {path}") from exc
         total.update(b"\0".join((kind, os.fsencode(entry), content)) + b"\n")
     return total.hexdigest()[:12]
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "named pipe"
+    return "socket" if stat.S_ISSOCK(mode) else "device file"
 
 
 async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> None:
