@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -109,6 +110,16 @@ async def test_every_call_has_its_own_deadline(play: Path) -> None:
     result = (await Fanout(play / "config").run(["a"], ["sleep", "30"], limit=0.5))["a"]
     assert result.problem == "did not end within 0.5 s"
     assert time.monotonic() - begun < 5
+
+
+async def test_a_process_that_is_let_go_is_collected_by_asyncio_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async def one() -> int | None:
+        process = await asyncio.create_subprocess_exec("sleep", "60", stdin=asyncio.subprocess.PIPE)
+        await ssh.end(process)
+        return process.returncode
+
+    assert await asyncio.gather(*(one() for _ in range(40))) == [-signal.SIGKILL] * 40
+    assert "Unknown child process" not in caplog.text
 
 
 async def test_no_more_sessions_at_once_than_a_server_allows(play: Path) -> None:

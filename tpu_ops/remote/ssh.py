@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import shlex
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -83,13 +84,17 @@ async def end(process: asyncio.subprocess.Process) -> None:
     for that.
     """
     transport = process._transport  # type: ignore[attr-defined] # asyncio has no public way to it
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-    transport.close()
-    # A killed process is collected at once, and asyncio has no event for that apart from its pipes' ends.
-    while process.returncode is None:  # noqa: ASYNC110
-        await asyncio.sleep(_POLL / 10)
+    try:
+        if process.returncode is None:
+            # Process.kill and the transport's close would collect a process that has just ended, and asyncio's own
+            # watcher, which then finds none, would report 255.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        # A killed process is collected at once, and asyncio has no event for that apart from its pipes' ends.
+        while process.returncode is None:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL / 10)
+    finally:
+        transport.close()
 
 
 class Masters:
