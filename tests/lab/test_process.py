@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tpu_ops.errors import OpsError
 from tpu_ops.lab import instance, process
 from tpu_ops.lab.instance import Instance
 from tpu_ops.lab.process import Record
@@ -152,3 +154,72 @@ def test_a_start_time_is_that_of_the_process(started) -> None:
     ticks = int(process.start_time(child.pid)) / os.sysconf("SC_CLK_TCK")
     assert before - 1 < ticks < time.clock_gettime(time.CLOCK_BOOTTIME) + 1
     assert process.start_time(2**22 + 1) == ""
+
+
+@pytest.fixture
+def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the API, a program that says at once that it serves."""
+    program = tmp_path / "python"
+    text = f"#!{sys.executable}\nimport signal\nprint({json.dumps({'grpc': GRPC, 'rest': REST})!r}, flush=True)\n"
+    program.write_text(f"{text}signal.pause()\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+
+@pytest.mark.usefixtures("serving")
+def test_a_process_that_serves_is_recorded(lab: Instance) -> None:
+    found = instance.start_api(lab, (0, 0), seconds=0, timeout=30)
+    assert found == lab.endpoints() == instance.Endpoints(GRPC, REST)
+    assert instance.stop_api(lab)
+
+
+@pytest.mark.usefixtures("serving")
+@pytest.mark.parametrize("writes", [0, 1], ids=["before it serves", "when it serves"])
+def test_a_full_disk_is_an_error_in_words_and_leaves_no_process(
+    lab: Instance, writes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, records = Record.write, []
+
+    def full(record: Record, path: Path) -> None:
+        records.append(record)
+        if len(records) > writes:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(record, path)
+
+    monkeypatch.setattr(Record, "write", full)
+    with pytest.raises(OpsError, match="No space left on device") as caught:
+        instance.start_api(lab, (0, 0), seconds=0, timeout=30)
+    assert caught.value.where == str(lab.process_file)
+    assert records[-1].pid > 1
+    assert (lab.process(), records[-1].runs()) == (None, False)
+
+
+def test_a_directory_that_is_gone_is_an_error_in_words(lab: Instance) -> None:
+    lab.directory.rmdir()
+    with pytest.raises(OpsError) as caught:
+        instance.start_api(lab, (0, 0), seconds=0)
+    assert caught.value.where.startswith(str(lab.directory))
+
+
+@pytest.mark.usefixtures("serving")
+def test_a_command_killed_before_it_has_recorded_the_process_leaves_none(lab: Instance, tmp_path: Path) -> None:
+    """The killed command writes down which process it had started; that one must end by itself."""
+    script = f"""
+import os, signal, sys
+from pathlib import Path
+from tpu_ops.lab import instance, process
+def killed(record, path):
+    Path({str(tmp_path / "pid")!r}).write_text(str(record.pid))
+    os.kill(os.getpid(), signal.SIGKILL)
+process.Record.write = killed
+sys.executable = {sys.executable!r}
+instance.start_api(instance.Instance("test", Path({str(lab.directory)!r})), (0, 0), seconds=0)
+"""
+    python = Path(sys.prefix) / "bin" / "python"
+    assert subprocess.run([python, "-c", script], timeout=30, check=False).returncode == -signal.SIGKILL
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 10
+    while process.start_time(pid):
+        assert time.monotonic() < deadline, f"process {pid} was left behind"
+        time.sleep(0.01)  # polls until the deadline
+    assert (lab.directory / "ready.json").read_text() == ""

@@ -73,7 +73,7 @@ def _up(lab: Instance, args: argparse.Namespace) -> int:
     from tpu_ops.lab import engine
 
     found = engine.find()
-    with instance.locked(lab):
+    with instance.locked(lab), instance.writing(lab):
         endpoints = lab.endpoints()
         if endpoints is not None and not instance.answers(lab):
             output.warning(f"lab {lab.name}: the API runs but does not answer on {endpoints.rest}; it is ended")

@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO, cast
 
 from tpu_ops.errors import CloudError, OpsError, UsageError
 from tpu_ops.lab import process
@@ -223,8 +223,29 @@ def _free(port: int) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def writing(lab: Instance) -> Iterator[None]:
+    """Turn what the disk refuses into an error that names the instance's directory.
+
+    Raises:
+        OpsError: Likewise.
+    """
+    try:
+        yield
+    except BrokenPipeError:  # no matter of the disk: whoever read this command's output is gone
+        raise
+    except OSError as exc:
+        raise OpsError(
+            f"cannot write the lab's files: {exc.strerror or exc}",
+            where=str(exc.filename or lab.directory),
+            fix="make room or make it writable, then run this again; or set TPU_OPS_STATE to another directory",
+        ) from exc
+
+
 def start_api(lab: Instance, ports: tuple[int, int], *, seconds: float, timeout: float = 180) -> Endpoints:
     """Start the instance's API process in the background and return its endpoints once it serves.
+
+    Whatever fails or interrupts this, no process stays behind that no command finds.
 
     Args:
         lab: The instance; its lock is held by the caller.
@@ -233,25 +254,40 @@ def start_api(lab: Instance, ports: tuple[int, int], *, seconds: float, timeout:
         timeout: How long to wait for it to serve, in seconds; workers that are to run are booted after that.
 
     Raises:
-        OpsError: The process ended or did not serve in time; the error quotes its log.
+        OpsError: The process ended or did not serve in time (the error quotes its log), or the disk refused a file.
     """
-    command = [sys.executable, "-m", "tpu_ops.lab.api", "--state", str(lab.state_file)]
-    command += ["--grpc-port", str(ports[0]), "--rest-port", str(ports[1]), "--seconds", str(seconds)]
-    command += ["--containers", lab.name]
+    # Until its record is written it waits for a line: should this command be killed before, it reads the end instead.
+    command = ["/bin/sh", "-c", 'read -r go && exec "$@" </dev/null', "sh", sys.executable, "-m", process.MODULE]
+    command += ["--state", str(lab.state_file), "--seconds", str(seconds), "--containers", lab.name]
+    command += ["--grpc-port", str(ports[0]), "--rest-port", str(ports[1])]
     ready = lab.directory / "ready.json"
-    with ready.open("w") as stdout, lab.log_file.open("a") as stderr:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True, cwd="/"
-        )
-    # Known from now on, so that whatever interrupts this command, the next one finds the process.
+    with writing(lab):
+        with ready.open("w") as stdout, lab.log_file.open("a") as stderr:
+            child = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, start_new_session=True, cwd="/"
+            )
+        try:
+            return _serving(lab, child, ready, ports, timeout)
+        except BaseException:
+            _end(lab, process.Record(child.pid, process.start_time(child.pid), "", ""), timeout=30)
+            child.wait()
+            raise
+
+
+def _serving(
+    lab: Instance, child: subprocess.Popen[bytes], ready: Path, ports: tuple[int, int], timeout: float
+) -> Endpoints:
+    """Record a process that waits for its line, let it go on, and return its endpoints once it serves."""
+    started = process.start_time(child.pid)
     where = (f"127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}")
-    process.Record(child.pid, process.start_time(child.pid), *where, serves=False).write(lab.process_file)
+    process.Record(child.pid, started, *where, serves=False).write(lab.process_file)
+    with contextlib.suppress(BrokenPipeError), cast(BinaryIO, child.stdin) as gate:  # one that has ended left a code
+        gate.write(b"go\n")
     deadline = time.monotonic() + timeout
     while not (text := ready.read_text()).endswith("\n"):
         code = child.poll()
         if code is not None or time.monotonic() > deadline:
             reason = f"ended with code {code}" if code is not None else f"did not serve within {timeout:.0f} s"
-            stop_api(lab)
             raise OpsError(
                 f"the lab's API {reason}: {_tail(lab.log_file)}",
                 where=str(lab.log_file),
@@ -259,7 +295,6 @@ def start_api(lab: Instance, ports: tuple[int, int], *, seconds: float, timeout:
             )
         time.sleep(0.05)  # polls for the process's first line until the deadline
     endpoints = Endpoints(**json.loads(text))
-    started = process.start_time(child.pid)
     process.Record(child.pid, started, endpoints.grpc, endpoints.rest).write(lab.process_file)
     ready.unlink()
     return endpoints
@@ -290,21 +325,25 @@ def stop_api(lab: Instance, timeout: float = 30) -> bool:
 def _end(lab: Instance, found: process.Record, timeout: float) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + timeout
-        with contextlib.suppress(ProcessLookupError):
+        try:
             os.kill(found.pid, number)
             # One that was stopped takes no notice of SIGTERM until it goes on.
             os.kill(found.pid, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+        except PermissionError as exc:
+            raise _cannot_end(lab, found, "it is another user's: run this as that user") from exc
         while found.runs():
             if time.monotonic() > deadline:
                 break
             time.sleep(0.05)  # polls for the process's end until the deadline
         else:
             return
-    raise OpsError(
-        f"the API of lab {lab.name!r} cannot be ended",
-        where=f"process {found.pid}",
-        fix="see what it waits for in its log, end it, then run this again",
-    )
+    raise _cannot_end(lab, found, "see what it waits for in its log, end it, then run this again")
+
+
+def _cannot_end(lab: Instance, found: process.Record, fix: str) -> OpsError:
+    return OpsError(f"the API of lab {lab.name!r} cannot be ended", where=f"process {found.pid}", fix=fix)
 
 
 def _tail(path: Path, lines: int = 3) -> str:
