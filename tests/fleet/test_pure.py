@@ -7,6 +7,7 @@ import dataclasses
 import json
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpu_ops.errors import OpsError, UsageError
-from tpu_ops.fleet import hostkeys, hostvars, ssh_files, targets
+from tpu_ops.fleet import hostkeys, hostvars, lifecycle, ssh_files, targets
 from tpu_ops.fleet.diff import AddressChange, StateChange, diff
 from tpu_ops.fleet.model import Node, node_labels, workers_of
 from tpu_ops.fleet.state import Files, Scope, Snapshot, replace
@@ -270,6 +271,24 @@ def test_a_wrong_target_is_explained(target, words):
     with pytest.raises(UsageError) as caught:
         targets.select(FLEET, target)
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_a_node_set_of_too_many_names_is_refused_before_it_is_made():
+    workers = workers_of([node(count=2)])
+    for target in ("pod-w[0-99999999]", "pod-w[0-9999]x[0-9999]", "pod-w[1" + "0" * 50 + "]", "pod-w[0-99999999"):
+        begun = time.monotonic()
+        with pytest.raises(UsageError, match="more than 100000 names"):
+            targets.select(workers, target)
+        assert time.monotonic() - begun < 1
+    with pytest.raises(UsageError, match="pod has workers 0 to 1"):
+        targets.select(workers, "pod-w[0-9]")
+    with pytest.raises(UsageError) as caught:
+        targets.select(workers, "x" * 100_000)
+    assert len(str(caught.value)) < 500
+
+
+def test_names_with_numbers_stand_in_their_natural_order():
+    assert lifecycle.nearest("v4-12", ["v4-128", "v4-16", "v4-8", "v2-8"]) == "v2-8, v4-8, v4-16, v4-128"
 
 
 def test_a_name_of_both_a_node_and_a_worker_is_ambiguous():

@@ -258,10 +258,17 @@ def unknown(tpu: Tpu, wish: Wish) -> str:
     return ""
 
 
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Order numbers in names by their value: v4-8 before v4-16."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,9})", name)]
+
+
 def nearest(value: str, known: Sequence[str], limit: int = 16) -> str:
-    """Return names in words, the most alike first."""
+    """Return the names that are most alike in words, in their natural order."""
     if not known:
         return "none"
     alike = difflib.get_close_matches(value, known, n=limit, cutoff=0.3)
     names = [*alike, *(name for name in known if name not in alike)]
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return ", ".join(sorted(names[:limit], key=_natural)) + (
+        f" and {len(names) - limit} more" if len(names) > limit else ""
+    )

@@ -10,6 +10,10 @@ from tpu_ops.errors import UsageError
 from tpu_ops.fleet.model import Worker
 
 #: The operators of a node set that stand outside of brackets: union, difference, intersection, symmetric difference.
+#: A range of numbers in a node set's brackets, and how many names one part of a target may stand for.
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
+_MOST_NAMES, _MOST_DIGITS = 100_000, 9
+
 _OPERATOR = re.compile(r"([,!&^])(?![^\[]*\])")
 
 
@@ -39,7 +43,7 @@ def select(workers: Sequence[Worker], target: str) -> list[Worker]:
             case _:
                 chosen ^= hosts
     if not chosen:
-        raise UsageError("the target means no worker", where=f"target {target!r}")
+        raise UsageError("the target means no worker", where=f"target {shortened(target)}")
     return [worker for worker in workers if worker.host in chosen]
 
 
@@ -61,7 +65,7 @@ class _Names:
         return set().union(*(self._hosts_of(name, target) for name in _fold_out(part, target)))
 
     def _hosts_of(self, name: str, target: str) -> set[str]:
-        where = f"target {target!r}"
+        where = f"target {shortened(target)}"
         if name in self.nodes and name in self.hosts:
             raise UsageError(
                 f"{name!r} is the name of a node and of another node's worker",
@@ -76,14 +80,40 @@ class _Names:
             raise UsageError(
                 f"several nodes are called {name!r}", where=where, fix=f"use {' or '.join(self.shared[name])}"
             )
-        raise UsageError(f"no node or worker is called {name!r}", where=where, fix=self._hint(name))
+        raise UsageError(f"no node or worker is called {shortened(name)}", where=where, fix=self._hint(name))
 
     def _hint(self, name: str) -> str:
+        label, dash, index = name.rpartition("-w")
+        if dash and index.isascii() and index.isdecimal() and label in self.nodes:
+            count = len(self.nodes[label])
+            return f"{label} has worker{f's 0 to {count - 1}' if count > 1 else ' 0 only'}"
         if close := difflib.get_close_matches(name, [*self.nodes, *self.hosts], n=3):
             return f"did you mean {' or '.join(close)}? `tpu_ops refresh` looks for new nodes"
         if self.nodes:
             return f"known nodes: {_some(sorted(self.nodes))}; `tpu_ops refresh` looks for new ones"
         return "the fleet has no worker: `tpu_ops create` makes a node, `tpu_ops refresh` looks for new ones"
+
+
+def shortened(text: str, limit: int = 80) -> str:
+    """Return a text as an error shows it: quoted, and no longer than a line."""
+    return repr(text if len(text) <= limit else f"{text[:limit]}...")
+
+
+def _too_many(part: str) -> bool:
+    """Return whether a node set stands for too many names; ClusterShell would make all of them first."""
+    product = 1
+    for inside in re.findall(r"\[([^\]]*)\]?", part):
+        count = 0
+        for piece in inside.split(","):
+            found = _RANGE.fullmatch(piece.strip())
+            if not found:
+                continue  # ClusterShell says what is wrong with it
+            if any(len(number or "") > _MOST_DIGITS for number in found.groups()):
+                return True
+            first, last, step = (int(number) if number else None for number in found.groups())
+            count += 1 if last is None else max(0, last - (first or 0)) // (step or 1) + 1
+        product *= max(1, count)
+    return product > _MOST_NAMES
 
 
 def _some(names: Sequence[str], limit: int = 8) -> str:
@@ -98,10 +128,18 @@ def _fold_out(part: str, target: str) -> Iterable[str]:
     from ClusterShell.NodeUtils import GroupResolver
 
     if not part:
-        raise UsageError("a name is missing", where=f"target {target!r}", fix="name a node, as in `pod`")
+        raise UsageError("a name is missing", where=f"target {shortened(target)}", fix="name a node, as in `pod`")
     if "[" not in part:
         return [part]
+    if _too_many(part):
+        raise UsageError(
+            f"the node set stands for more than {_MOST_NAMES} names",
+            where=f"target {shortened(target)}",
+            fix="name a whole node by its name, as in `pod`",
+        )
     try:
         return [str(name) for name in NodeSet(part, resolver=GroupResolver())]
     except NodeSetException as exc:
-        raise UsageError(f"not a node set: {exc}", where=f"target {target!r}", fix="write it as pod-w[0-3]") from exc
+        raise UsageError(
+            f"not a node set: {exc}", where=f"target {shortened(target)}", fix="write it as pod-w[0-3]"
+        ) from exc
