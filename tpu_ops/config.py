@@ -13,6 +13,7 @@ import hashlib
 import ipaddress
 import os
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,8 +80,12 @@ PRIVATE_KEYS = ("id_ed25519", "google_compute_engine", "id_rsa")
 #: Seconds that one API call may take, its retries included.
 REQUEST_TIMEOUT = 60.0
 
+#: The same where an endpoint on this machine is set: nothing is far away, and one that hangs should be seen soon.
+LOCAL_TIMEOUT = 20.0
+
 _PROJECT = re.compile(r"^(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]*$")
 _ZONE = re.compile(r"^[a-z]+(?:-[a-z0-9]+)+$")
+_A_PROJECT, _A_ZONE = "a project id", "a zone, as in us-central2-b"
 _USER = re.compile(r"^[A-Za-z0-9_.][A-Za-z0-9_.-]*$")
 
 
@@ -94,7 +99,7 @@ class Settings:
         projects: Project ids, at least one, without repetition.
         zones: Zones to ask; empty means all.
         endpoint: ``host:port`` of a plaintext gRPC endpoint on loopback; empty means the real service.
-        request_timeout: Seconds that one API call may take, its retries included.
+        request_timeout: Seconds that one API call may take, its retries included; by default less at an endpoint.
         states: States of the nodes that the inventory lists.
         connect_with: ``external`` and ``internal`` in order of preference.
         user: Login name on the workers.
@@ -185,9 +190,48 @@ def read_file(file: Path) -> Mapping[str, Any]:
         mark = getattr(exc, "problem_mark", None)
         place = f"{file}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(file)
         raise UsageError(f"not valid YAML: {getattr(exc, 'problem', exc)}", where=place) from exc
+    except RecursionError as exc:
+        raise UsageError("not valid YAML for a fleet: nested too deeply", where=str(file)) from exc
+    except ValueError as exc:
+        raise UsageError(f"not valid YAML: {shown(str(exc))}", where=str(file)) from exc
     if not isinstance(data, dict):
         raise UsageError("the file is no mapping of options", where=str(file), fix="begin it with `plugin: tpu_vm`")
     return data
+
+
+def shown(value: object) -> str:
+    """Return a value as an error shows it: short, whatever was written."""
+    form = reprlib.Repr()
+    form.maxlevel = form.maxlist = form.maxdict = form.maxtuple = form.maxset = 3
+    form.maxstring = form.maxother = form.maxlong = 80
+    try:
+        return form.repr(value)
+    except ValueError:  # a number with more digits than Python writes
+        return "a very large number"
+
+
+def check_zone(text: str, where: str) -> str:
+    """Return a zone's name.
+
+    Raises:
+        UsageError: It has another form.
+    """
+    return _check_name(text, where, _ZONE, _A_ZONE)
+
+
+def check_project(text: str, where: str) -> str:
+    """Return a project id.
+
+    Raises:
+        UsageError: It has another form.
+    """
+    return _check_name(text, where, _PROJECT, _A_PROJECT)
+
+
+def _check_name(text: str, where: str, form: re.Pattern[str], expected: str) -> str:
+    if not form.fullmatch(text):
+        raise UsageError(f"{shown(text)} is not {expected}", where=where)
+    return text
 
 
 def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -> Settings:
@@ -207,9 +251,9 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         path=origin if in_fleet else file.parent,
         file=file,
         projects=_projects(options),
-        zones=options.names("zones", "TPU_OPS_ZONES", _ZONE, "a zone, as in us-central2-b"),
+        zones=options.names("zones", "TPU_OPS_ZONES", _ZONE, _A_ZONE),
         endpoint=endpoint.value,
-        request_timeout=options.seconds("request_timeout", REQUEST_TIMEOUT),
+        request_timeout=options.seconds("request_timeout", LOCAL_TIMEOUT if endpoint.value else REQUEST_TIMEOUT),
         states=options.choices("states", STATES, ("READY",)),
         connect_with=options.choices("connect_with", ("external", "internal"), ("external", "internal")),
         user=_user(options),
@@ -241,7 +285,7 @@ class _Options:
     def wrong(self, key: str, expected: str) -> UsageError:
         """Return the error for a value of the wrong type."""
         value = self.data[key]
-        return UsageError(f"expected {expected}, found {value!r} ({type(value).__name__})", where=self.at(key))
+        return UsageError(f"expected {expected}, found {shown(value)} ({type(value).__name__})", where=self.at(key))
 
     def text(self, key: str, variable: str) -> _Value:
         """Return a text option; empty where it is not set."""
@@ -262,8 +306,7 @@ class _Options:
         else:
             where, values = self.at(key), self._list(key)
         for value in values:
-            if not form.fullmatch(value):
-                raise UsageError(f"{value!r} is not {expected}", where=where)
+            _check_name(value, where, form, expected)
         return tuple(dict.fromkeys(values))
 
     def choices(self, key: str, known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
@@ -274,7 +317,7 @@ class _Options:
         for value in values:
             if value not in known:
                 raise UsageError(
-                    f"unknown value {value!r}{_did_you_mean(value, known)}",
+                    f"unknown value {shown(value)}{_did_you_mean(value, known)}",
                     where=self.at(key),
                     fix=f"use one or more of {', '.join(known)}",
                 )
@@ -312,7 +355,7 @@ def _check_keys(data: Mapping[str, Any], file: Path) -> None:
     for key in data:
         if key not in known:
             raise UsageError(
-                f"unknown key {key!r}{_did_you_mean(str(key), known)}",
+                f"unknown key {shown(key)}{_did_you_mean(str(key), known)}",
                 where=str(file),
                 fix="`ansible-doc -t inventory tpu_vm` lists the keys",
             )
@@ -325,7 +368,7 @@ def _check_keys(data: Mapping[str, Any], file: Path) -> None:
 
 
 def _projects(options: _Options) -> tuple[str, ...]:
-    projects = options.names("projects", "TPU_OPS_PROJECT", _PROJECT, "a project id")
+    projects = options.names("projects", "TPU_OPS_PROJECT", _PROJECT, _A_PROJECT)
     if not projects:
         raise UsageError(
             "no project is set",
@@ -335,19 +378,23 @@ def _projects(options: _Options) -> tuple[str, ...]:
     return projects
 
 
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 5 and 0 < int(text) < 65536
+
+
 def _check_endpoint(endpoint: _Value) -> None:
     """A plaintext endpoint carries no credentials and so must be on this machine."""
     fix = "use HOST:PORT of this machine's loopback, as in 127.0.0.1:18470; unset it for the real service"
     host, colon, port = endpoint.value.rpartition(":")
-    if not colon or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in host:
-        raise UsageError(f"{endpoint.value!r} is not of the form HOST:PORT", where=endpoint.where, fix=fix)
+    if not colon or not _is_port(port) or "/" in host:
+        raise UsageError(f"{shown(endpoint.value)} is not of the form HOST:PORT", where=endpoint.where, fix=fix)
     try:
         loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         loopback = host == "localhost"
     if not loopback:
         raise UsageError(
-            f"endpoint {endpoint.value!r} is not on loopback; it would be spoken to in plaintext",
+            f"endpoint {shown(endpoint.value)} is not on loopback; it would be spoken to in plaintext",
             where=endpoint.where,
             fix=fix,
         )
@@ -362,7 +409,9 @@ def _user(options: _Options) -> str:
         except (KeyError, OSError) as exc:
             raise UsageError("no login name for the workers", where=options.at("user"), fix="set it") from exc
     if not _USER.fullmatch(user.value):
-        raise UsageError(f"{user.value!r} is not a login name", where=user.where, fix="set key 'user' or TPU_OPS_USER")
+        raise UsageError(
+            f"{shown(user.value)} is not a login name", where=user.where, fix="set key 'user' or TPU_OPS_USER"
+        )
     return user.value
 
 

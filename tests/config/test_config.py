@@ -95,6 +95,9 @@ def test_one_name_may_stand_without_a_list(file, environ):
         ({"endpoint": "http://127.0.0.1:80"}, ["'endpoint'", "HOST:PORT"]),
         ({"endpoint": "127.0.0.1"}, ["'endpoint'", "HOST:PORT"]),
         ({"endpoint": "127.0.0.1:99999"}, ["'endpoint'", "HOST:PORT"]),
+        ({"endpoint": "127.0.0.1:\u0661\u0662"}, ["'endpoint'", "HOST:PORT"]),
+        ({"endpoint": "127.0.0.1:" + "9" * 5000}, ["'endpoint'", "HOST:PORT"]),
+        ({"request_timeout": 16**9000}, ["'request_timeout'", "very large"]),
         ({"plugin": "gcp_compute"}, ["'plugin'", "plugin: tpu_vm"]),
     ],
 )
@@ -207,3 +210,34 @@ def test_the_example_fleet_asks_for_a_project():
     with pytest.raises(UsageError, match=r"'projects'.*TPU_OPS_PROJECT"):
         config.from_data(config.read_file(example), example, {"HOME": "/"})
     assert config.from_data(config.read_file(example), example, {"HOME": "/", "TPU_OPS_PROJECT": "lab"}).zones == ()
+
+
+def bomb() -> str:
+    lines = ["plugin: tpu_vm", "projects: [lab]", "a: &a0 [x, x, x, x, x, x, x, x, x]"]
+    return "\n".join([*lines, *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)), "zones: *a11"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("plugin: tpu_vm\nzones: " + "[" * 5000, "nested too deeply"),
+        ("plugin: tpu_vm\nzones: 2026-99-99", "not valid YAML"),
+        ("plugin: tpu_vm\nrequest_timeout: " + "9" * 5000, "not valid YAML"),
+    ],
+)
+def test_yaml_that_cannot_be_taken_is_an_error_in_words(file, text, words):
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    with pytest.raises(UsageError, match=words) as caught:
+        config.read_file(file)
+    assert caught.value.where.startswith(str(file))
+
+
+def test_a_value_of_any_size_is_shown_shortly(file, environ):
+    file.parent.mkdir(parents=True)
+    file.write_text(bomb())
+    zones = config.read_file(file)["zones"]
+    for options in ({"zones": zones}, {"user": zones}, {"zones": ["x" * 10**6]}, {"k" * 10**6: 1}):
+        with pytest.raises(UsageError) as caught:
+            settings(file, environ, **options)
+        assert len(str(caught.value)) < 600

@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spot", action="store_true", help="a spot node: cheaper, and may be preempted")
     parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label (repeatable)")
     parser.add_argument("--no-wait", action="store_true", help="return when the API has accepted the request")
-    parser.add_argument("--timeout", type=options.seconds, default=1800, help="seconds to wait (default 1800)")
+    parser.add_argument(
+        "--timeout", type=options.seconds, default=1800, metavar="SECONDS", help="to wait at most (default: 1800)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="check and show the request; create nothing")
     options.add_fleet(parser)
     options.add_json(parser)
@@ -72,10 +74,17 @@ def wished(args: argparse.Namespace, settings: Settings) -> Wish:
     Raises:
         UsageError: A name or label has a wrong form, or zone or project are not given and not plain.
     """
+    for option, text in (
+        ("--type", args.type),
+        ("--runtime", args.runtime or ""),
+        *(("--label", at) for at in args.label),
+    ):
+        if not text.isprintable():
+            raise UsageError(f"{config.shown(text)} holds characters that cannot be printed", where=option)
     return Wish(
         name=lifecycle.check_name(args.name),
-        project=_only("project", args.project, settings.projects),
-        zone=_only("zone", args.zone, settings.zones),
+        project=config.check_project(_only("project", args.project, settings.projects), "--project"),
+        zone=config.check_zone(_only("zone", args.zone, settings.zones), "--zone"),
         accelerator_type=args.type,
         runtime_version=args.runtime or lifecycle.default_runtime(args.type),
         spot=args.spot,
@@ -84,7 +93,7 @@ def wished(args: argparse.Namespace, settings: Settings) -> Wish:
 
 
 def _only(name: str, given: str | None, known: tuple[str, ...]) -> str:
-    if given:
+    if given is not None:
         return given
     if len(known) == 1:
         return known[0]

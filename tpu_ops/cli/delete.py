@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--project", help="its project, where several nodes share name and zone")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--no-wait", action="store_true", help="return when the API has accepted the request")
-    parser.add_argument("--timeout", type=options.seconds, default=900, help="seconds to wait (default 900)")
+    parser.add_argument(
+        "--timeout", type=options.seconds, default=900, metavar="SECONDS", help="to wait at most (default: 900)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="show what would be deleted")
     options.add_fleet(parser)
     options.add_json(parser)
