@@ -78,12 +78,19 @@ def test_every_refusal_is_the_services_json(shared_api: LabApi, case: tuple[str,
     assert answer["error"]["message"]
 
 
-def test_a_body_that_is_not_json_is_refused(shared_api: LabApi) -> None:
+@pytest.mark.parametrize(
+    ("body", "charset"),
+    [(b"{half", ""), (b"\xff", ""), (b"[" * 100_000, ""), (b'{"a":' * 100_000, ""), (b"{}", "; charset=nonsense")],
+    ids=["half", "no text", "deep list", "deep object", "unknown charset"],
+)
+def test_a_body_that_is_not_json_is_refused(shared_api: LabApi, body: bytes, charset: str) -> None:
     url = f"{shared_api.rest}/v2/{LOCATION}/nodes?nodeId=a"
-    request = urllib.request.Request(url, method="POST", data=b"{half")  # noqa: S310 - the loopback process
+    headers = {"Content-Type": f"application/json{charset}"}
+    request = urllib.request.Request(url, method="POST", data=body, headers=headers)  # noqa: S310 - the loopback process
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=5)  # noqa: S310 - http on loopback
     with refused.value as failure:
+        assert failure.code == 400
         assert json.load(failure)["error"]["status"] == "INVALID_ARGUMENT"
 
 

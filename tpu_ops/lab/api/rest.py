@@ -135,11 +135,14 @@ async def read_json(http: web.Request) -> Any:
     Raises:
         ApiError: INVALID_ARGUMENT.
     """
-    text = await http.text()
+    content = await http.read()
     try:
+        text = content.decode(http.charset or "utf-8")
         body = json.loads(text) if text.strip() else {}
-    except ValueError as failure:
+    except (ValueError, LookupError) as failure:
         raise invalid(f"Invalid JSON payload received. {failure}") from failure
+    except RecursionError as failure:
+        raise invalid("Invalid JSON payload received. It is nested too deeply") from failure
     if not isinstance(body, dict):
         raise invalid("Invalid JSON payload received. It is not an object")
     return body
