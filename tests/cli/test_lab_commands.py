@@ -86,3 +86,13 @@ def test_a_port_that_cannot_be_is_refused_before_anything_happens(port, capsys):
         main(["lab", "up", f"--port={port}"])
     assert caught.value.code == 2
     assert not instance.instance().directory.exists()
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "inf", "soon", "", "86401"])
+@pytest.mark.parametrize("command", [("up",), ("api", "--state", "none.json")], ids=["up", "api"])
+def test_a_duration_that_cannot_be_is_refused_in_words(command, seconds, tpu_ops):
+    code, out, err = tpu_ops("lab", *command, f"--seconds={seconds}")
+    assert (code, out) == (2, "")
+    assert f"{seconds!r} is no duration" in err
+    assert "--seconds" in err
+    assert not instance.instance().directory.exists()

@@ -125,7 +125,10 @@ def test_a_port_in_use_is_named(tmp_path: Path, option: str) -> None:
     assert option in message[2]
 
 
-@pytest.mark.parametrize("options", [("--seconds", "-1"), ("--seconds", "soon"), ("--projects", ",")])
+@pytest.mark.parametrize(
+    "options",
+    [("--seconds", "-1"), ("--seconds", "nan"), ("--seconds", "inf"), ("--seconds", "soon"), ("--projects", ",")],
+)
 def test_wrong_options_are_refused(tmp_path: Path, options: tuple[str, str]) -> None:
     assert options[0] in refusal(LabApi(tmp_path / "state.json"), *options)[-1]
 

@@ -16,12 +16,16 @@ from tpu_ops.lab import environment, events, instance
 from tpu_ops.lab.instance import Instance
 
 
+#: Longest time that an operation may be made to take: a day.
+_MAX_SECONDS = 86400.0
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands of `tpu_ops lab`."""
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     up = commands.add_parser("up", help="start the lab's API (nodes are created through it)")
     up.add_argument("--port", type=_port, help="gRPC port; REST takes the next one (default 18470)")
-    up.add_argument("--seconds", type=float, default=1.0, help="least duration of an operation (default 1)")
+    up.add_argument("--seconds", type=_seconds, default=1.0, help="least duration of an operation (default 1)")
     up.add_argument("--json", action="store_true")
     down = commands.add_parser("down", help="remove the lab's workers, networks and processes")
     down.add_argument("--all", action="store_true", help="every lab below TPU_OPS_STATE, not only this one")
@@ -42,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     api.add_argument("--state", required=True, help="the file that holds the fleet")
     api.add_argument("--port", type=_port, help="gRPC port; REST takes the next one (default: free ports)")
     api.add_argument("--bind", default="127.0.0.1", help="address to serve on (default 127.0.0.1)")
-    api.add_argument("--seconds", type=float, default=1.0, help="least duration of an operation (default 1)")
+    api.add_argument("--seconds", type=_seconds, default=1.0, help="least duration of an operation (default 1)")
     api.add_argument("--projects", default=instance.PROJECT, help="projects that exist, comma-separated")
 
 
@@ -51,6 +55,25 @@ def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is no port from 1 to 65534")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    """Return the least duration of an operation, for argparse.
+
+    Raises:
+        UsageError: It is none.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1
+    if not 0 <= seconds <= _MAX_SECONDS:
+        raise UsageError(
+            f"{text!r} is no duration of an operation",
+            where="--seconds",
+            fix=f"use seconds from 0 to {_MAX_SECONDS:.0f}, for example 0.5",
+        )
+    return seconds
 
 
 def run(args: argparse.Namespace) -> int:

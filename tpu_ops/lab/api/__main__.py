@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import signal
 import socket
 import sys
@@ -43,8 +44,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     options.projects = [project for project in options.projects.split(",") if project]
     if not options.projects:
         parser.error("--projects names none")
-    if options.seconds < 0:
-        parser.error("--seconds must not be negative")
+    if not 0 <= options.seconds < math.inf:
+        parser.error("--seconds must be a number that is not negative")
     return options
 
 
