@@ -96,3 +96,35 @@ def test_a_duration_that_cannot_be_is_refused_in_words(command, seconds, tpu_ops
     assert f"{seconds!r} is no duration" in err
     assert "--seconds" in err
     assert not instance.instance().directory.exists()
+
+
+#: In place of the container engine: the lab `elsewhere` has two containers, one of another is going away right now.
+ENGINE = """#!/bin/sh
+case "$*" in
+  info*) echo 1 ;;
+  "ps -a -q --filter label=tpu-ops.lab") printf '%s\\n' a1 a2 a3 ;;
+  *inspect*a2) echo "no such container" >&2; exit 1 ;;
+  *inspect*) echo elsewhere ;;
+esac
+"""
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    program = tmp_path / "engine"
+    program.write_text(ENGINE)
+    program.chmod(0o755)
+    monkeypatch.setenv("TPU_OPS_ENGINE", str(program))
+
+
+@pytest.mark.usefixtures("engine")
+def test_down_all_names_the_labs_that_it_does_not_know_and_leaves_them(tpu_ops):
+    code, out, err = tpu_ops("lab", "down", "--all")
+    assert (code, out) == (0, f"no lab has files below {instance.state_root()}\n")
+    assert err.count("TPU_OPS_LAB=elsewhere tpu_ops lab down") == 1
+    assert json.loads(tpu_ops("lab", "down", "--all", "--json")[1])["others"] == ["elsewhere"]
+
+
+@pytest.mark.usefixtures("engine")
+def test_down_of_one_lab_says_nothing_of_others(tpu_ops):
+    assert tpu_ops("lab", "down") == (0, "lab default was not up\n", "")

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpu_ops import config
@@ -14,7 +15,6 @@ from tpu_ops.cli import output
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.lab import environment, events, instance
 from tpu_ops.lab.instance import Instance
-
 
 #: Longest time that an operation may be made to take: a day.
 _MAX_SECONDS = 86400.0
@@ -128,16 +128,34 @@ def _down(lab: Instance, args: argparse.Namespace) -> int:
     from tpu_ops.lab import workers
 
     results = [_down_one(each) for each in (instance.known() if args.all else [lab])]
+    others = workers.instances() if args.all else []
+    if not args.json:
+        _say_down(results, others, all_of=args.all)
     dropped = workers.remove_shared() if args.cache else []
     if args.json:
-        output.as_json({"labs": results, "shared": dropped})
+        output.as_json({"labs": results, "others": others, "shared": dropped})
         return ExitCode.OK
-    for result in results:
-        was_up = result["api_stopped"] or result["removed"]
-        output.line(f"lab {result['instance']} is down: nothing of it is left" if was_up else "no lab was up")
     if args.cache:
         output.line(f"removed {', '.join(dropped)}" if dropped else "no image and no cache was there")
     return ExitCode.OK
+
+
+def _say_down(results: Sequence[Mapping[str, object]], others: Sequence[str], *, all_of: bool) -> None:
+    """Say what went, and which labs of other state directories still have containers."""
+    for result in results:
+        was_up = result["api_stopped"] or result["removed"]
+        output.line(
+            f"lab {result['instance']} is down: nothing of it is left"
+            if was_up
+            else f"lab {result['instance']} was not up"
+        )
+    if all_of and not results:
+        output.line(f"no lab has files below {instance.state_root()}")
+    for name in others:
+        output.warning(
+            f"lab {name} has containers, but no files below {instance.state_root()}; "
+            f"`TPU_OPS_LAB={shlex.quote(name)} tpu_ops lab down` removes them"
+        )
 
 
 def _down_one(lab: Instance) -> dict[str, object]:

@@ -340,6 +340,34 @@ def leftovers(instance: str, engine: Engine | None = None) -> list[str]:
     return asyncio.run(_leftovers(engine or find(), instance))
 
 
+async def _instances(engine: Engine) -> list[str]:
+    ids = (await engine.run("ps", "-a", "-q", "--filter", f"label={networks.LABEL}")).stdout.split()
+    found: set[str] = set()
+    for each in ids:
+        # One at a time: a container that goes in between must not hide the others.
+        shown = await engine.run(
+            "inspect",
+            "--type",
+            "container",
+            "--format",
+            f'{{{{index .Config.Labels "{networks.LABEL}"}}}}',
+            each,
+            check=False,
+        )
+        found.update(shown.stdout.split())
+    return sorted(found)
+
+
+def instances(engine: Engine | None = None) -> list[str]:
+    """Return the labs that have containers, whatever state directory they were made from.
+
+    Raises:
+        UsageError: No container engine answers.
+        EngineError: The engine refuses.
+    """
+    return asyncio.run(_instances(engine or find()))
+
+
 async def _remove_shared(engine: Engine) -> list[str]:
     listing = await engine.run("image", "ls", "--filter", f"label={bootstrap.LABEL}", "--format", "{{.ID}}")
     removed = []
