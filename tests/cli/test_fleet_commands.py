@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -209,6 +210,16 @@ def test_an_endpoint_where_nothing_listens_is_named(fleet, tpu_ops, monkeypatch)
     monkeypatch.setenv("TPU_OPS_ENDPOINT", "127.0.0.1:1")
     monkeypatch.setattr("tpu_ops.cloud.client.REFUSED_PATIENCE", 0.1)
     failed(tpu_ops("list"), 3, "127.0.0.1:1", "Connection refused")
+
+
+def test_an_endpoint_that_hangs_is_named_while_it_is_waited_for_and_given_up(fleet, tpu_ops, monkeypatch):
+    monkeypatch.setattr("tpu_ops.config.LOCAL_TIMEOUT", 1.0)
+    monkeypatch.setattr("tpu_ops.cloud.client.TELL_AFTER", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("TPU_OPS_ENDPOINT", address)
+        result = tpu_ops("list")
+    failed(result, 3, f"waiting for an answer of {address}", "TPU_OPS_ENDPOINT")
 
 
 class Executed(Exception):

@@ -90,6 +90,21 @@ def test_a_closed_port_is_not_waited_for_long():
     assert clock.now <= client.REFUSED_PATIENCE
 
 
+@pytest.mark.parametrize(
+    ("failure", "at_endpoint", "fix"),
+    [
+        (exceptions.ServiceUnavailable(REFUSED), True, "TPU_OPS_ENDPOINT"),
+        (exceptions.DeadlineExceeded("late"), True, "TPU_OPS_ENDPOINT"),
+        (exceptions.ServiceUnavailable(REFUSED), False, "check the network"),
+        (exceptions.DeadlineExceeded("late"), False, "request_timeout"),
+    ],
+)
+def test_an_endpoint_is_spoken_of_only_where_one_is_set(failure, at_endpoint, fix):
+    error = client.api_error(failure, "project lab", at_endpoint=at_endpoint)
+    assert fix in error.fix
+    assert ("ENDPOINT" in error.fix) == at_endpoint
+
+
 def test_a_change_is_not_sent_twice():
     clock = Clock()
     with pytest.raises(ApiError):

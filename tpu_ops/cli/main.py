@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
+import logging
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -54,19 +55,43 @@ def _dispatch(argv: Sequence[str]) -> int:
         raise UsageError(f"unknown command {name!r}", fix="`tpu_ops --help` lists the commands")
     module_name, text = COMMANDS[name]
     module = importlib.import_module(f"tpu_ops.cli.{module_name}")
-    parser = argparse.ArgumentParser(prog=f"tpu_ops {name}", description=text.capitalize() + ".")
+    parser = argparse.ArgumentParser(prog=f"tpu_ops {name}", description=f"{text[0].upper()}{text[1:]}.")
     module.add_arguments(parser)
     if not getattr(module, "TAKES_COMMAND", False):
         return int(module.run(parser.parse_args(rest)))
     # What stands behind the first `--` is another program's business: argparse never sees it.
     front = rest[: rest.index("--")] if "--" in rest else rest
-    args = parser.parse_args(front)
+    args, more = parser.parse_known_args(front)
+    if more and ("--" in rest or more[0].startswith("-")):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:
+        command = shlex.join([*rest[: rest.index(more[0])], "--", *rest[rest.index(more[0]) :]])
+        raise UsageError("the command must stand behind `--`", where=shlex.join(more), fix=f"tpu_ops {name} {command}")
     args.command = rest[len(front) + 1 :]
     return int(module.run(args))
 
 
+class _Said(logging.Handler):
+    """Says what the parts below the command line have to say on the way."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it."""
+        output.info(record.getMessage())
+
+
+def listen() -> None:
+    """Say what is logged below this package's name, once."""
+    log = logging.getLogger("tpu_ops")
+    if not any(isinstance(handler, _Said) for handler in log.handlers):
+        log.addHandler(_Said())
+        log.setLevel(logging.INFO)
+        log.propagate = False
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; every error a user may meet becomes a message and a code."""
+    output.any_text()
+    listen()
     try:
         return _dispatch(sys.argv[1:] if argv is None else argv)
     except OpsError as failure:
@@ -76,9 +101,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.info("interrupted")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe went away; keep the interpreter from complaining again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output.give_up()
         return ExitCode.OK
+    except OSError as exc:
+        path = exc.filename if isinstance(exc.filename, str) else ""
+        output.error(
+            OpsError(exc.strerror or str(exc), where=path, fix="see that it can be read and written (ls -l, df)")
+        )
+        return ExitCode.FAILED
 
 
 if __name__ == "__main__":

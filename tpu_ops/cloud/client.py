@@ -5,6 +5,7 @@ google-cloud-tpu is imported only when a client is made: its import costs half a
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -25,6 +26,14 @@ FIRST_DELAY, LONGEST_DELAY = 0.25, 8.0
 
 #: Seconds of retries where nothing listens at the endpoint: a closed port rarely opens.
 REFUSED_PATIENCE = 3.0
+
+#: Seconds of waiting for an answer after which that is said.
+TELL_AFTER = 4.0
+
+#: What to do where an endpoint does not answer.
+ENDPOINT_FIX = "start what serves the endpoint (TPU_OPS_ENDPOINT), or unset it to reach the real service"
+
+_log = logging.getLogger(__name__)
 
 _FIXES = {
     "UNAUTHENTICATED": "log in: gcloud auth application-default login",
@@ -78,13 +87,28 @@ class Tpu:
             ApiError: With the status that the API answered.
         """
         function = getattr(self.client, method)
-        return attempt(
-            lambda left: function(request=request, timeout=left, retry=None),
-            where=f"{where} ({self.endpoint})" if self.endpoint != REAL_SERVICE else where,
-            timeout=self.timeout,
-            retried=RETRIED if repeat else (),
-            pause=self.closed.wait,
-        )
+        at_endpoint = self.endpoint != REAL_SERVICE
+        with _told(f"waiting for an answer of {self.endpoint} ({where}), at most {self.timeout:g} s"):
+            return attempt(
+                lambda left: function(request=request, timeout=left, retry=None),
+                where=f"{where} ({self.endpoint})" if at_endpoint else where,
+                timeout=self.timeout,
+                retried=RETRIED if repeat else (),
+                at_endpoint=at_endpoint,
+                pause=self.closed.wait,
+            )
+
+
+@contextmanager
+def _told(text: str) -> Iterator[None]:
+    """Log a text where the block lasts longer than a moment."""
+    timer = threading.Timer(TELL_AFTER, _log.info, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 REAL_SERVICE = "tpu.googleapis.com"
@@ -137,8 +161,8 @@ def _default_credentials() -> Any:
         raise CloudError(
             "no credentials for Google Cloud",
             where="application default credentials",
-            fix="run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS; for the "
-            'local lab: eval "$(tpu_ops lab env)"',
+            fix="run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS; an endpoint "
+            "that needs none is set by TPU_OPS_ENDPOINT",
         ) from exc
     return credentials
 
@@ -149,6 +173,7 @@ def attempt(
     where: str,
     timeout: float,
     retried: tuple[str, ...] = RETRIED,
+    at_endpoint: bool = False,
     pause: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Answer:
@@ -159,6 +184,7 @@ def attempt(
         where: What is asked about, for an error.
         timeout: Seconds that all attempts together may take.
         retried: Status codes after which it is sent again.
+        at_endpoint: Whether it goes to an endpoint that was set, and not to the real service.
         pause: Waits between attempts; a true answer means that nobody wants the answer any more.
         clock: Monotonic time in seconds.
 
@@ -173,7 +199,7 @@ def attempt(
         try:
             return send(max(0.1, timeout - (clock() - start)))
         except GoogleAPICallError as exc:
-            failure = api_error(exc, where)
+            failure = api_error(exc, where, at_endpoint=at_endpoint)
             patience = REFUSED_PATIENCE if _refused(failure) else timeout
         except GoogleAuthError as exc:
             raise ApiError(f"no access: {exc}", status="UNAUTHENTICATED", where=where) from exc
@@ -188,15 +214,17 @@ def _refused(failure: ApiError) -> bool:
     return failure.status == "UNAVAILABLE" and "onnection refused" in failure.what
 
 
-def api_error(exc: Any, where: str) -> ApiError:
-    """Given a GoogleAPICallError, return it as an error in words."""
+def api_error(exc: Any, where: str, *, at_endpoint: bool = False) -> ApiError:
+    """Given a GoogleAPICallError, and whether an endpoint is set, return it as an error in words."""
     status = exc.grpc_status_code.name if getattr(exc, "grpc_status_code", None) is not None else "UNKNOWN"
     message = str(getattr(exc, "message", "") or exc).strip()
     if status == "UNAVAILABLE":
         refused = "onnection refused" in message
         what = "nothing listens there: Connection refused" if refused else f"the API did not answer: {message}"
-        fix = 'is the lab up? `tpu_ops lab up`, then eval "$(tpu_ops lab env)"' if refused else "check the network"
+        fix = ENDPOINT_FIX if at_endpoint else "check the network"
         return ApiError(what, status=status, where=where, fix=fix)
     if status == "DEADLINE_EXCEEDED":
         message = "no answer in time"
+        if at_endpoint:
+            return ApiError(f"{message} ({status})", status=status, where=where, fix=ENDPOINT_FIX)
     return ApiError(f"{message} ({status})", status=status, where=where)
