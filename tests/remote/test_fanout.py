@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tpu_ops.errors import OpsError
 from tpu_ops.remote import ssh, wire
 from tpu_ops.remote.fanout import SESSIONS, Broken, Fanout, reply_of
 
@@ -127,6 +128,13 @@ async def test_a_process_that_is_let_go_is_collected_before_its_pipes_are_closed
     monkeypatch.setattr(transport, "close", closing)
     await ssh.end(process)
     assert seen[:1] == [-signal.SIGKILL]
+
+
+async def test_a_lock_that_cannot_be_written_is_an_error_for_people(play: Path) -> None:
+    (play.parent / "masters").touch()
+    with pytest.raises(OpsError, match="lock of a connection") as caught:
+        await Fanout(play.parent / "ssh_config").run(["a", "b"], ["true"], limit=5)
+    assert caught.value.where.startswith(str(play.parent / "masters"))
 
 
 async def test_no_more_sessions_at_once_than_a_server_allows(play: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,33 +12,70 @@ from typing import Any
 from tpu_ops.errors import OpsError
 
 
+def any_text() -> None:
+    """Let both outputs take any text: what their encoding lacks is escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def give_up() -> None:
+    """Let go of standard output, so that the interpreter does not complain of it again when it ends."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _result(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        give_up()
+        raise OpsError(
+            f"the result cannot be written: {exc.strerror}",
+            where="standard output",
+            fix="see that the disk it goes to has space (df)",
+        ) from exc
+
+
+def _say(text: str) -> None:
+    # What is said on the way is no reason to end what it is said of.
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass
+
+
 def line(text: str = "") -> None:
     """Print one line of a result."""
-    print(text, flush=True)
+    _result(text)
 
 
 def info(text: str) -> None:
     """Say what is going on."""
-    print(text, file=sys.stderr, flush=True)
+    _say(text)
 
 
 def warning(text: str) -> None:
     """Say what the user should know although the command goes on."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    _say(f"warning: {text}")
 
 
 def error(failure: OpsError) -> None:
     """Print the three parts of an error: what failed, where, what to do."""
-    print(f"error: {failure.what}", file=sys.stderr)
+    _say(f"error: {failure.what}")
     if failure.where:
-        print(f"  at:  {failure.where}", file=sys.stderr)
+        _say(f"  at:  {failure.where}")
     if failure.fix:
-        print(f"  fix: {failure.fix}", file=sys.stderr, flush=True)
+        _say(f"  fix: {failure.fix}")
 
 
 def as_json(value: Any) -> None:
     """Print a result as JSON."""
-    print(json.dumps(value, indent=2, sort_keys=True), flush=True)
+    _result(json.dumps(value, indent=2, sort_keys=True))
 
 
 def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:

@@ -96,6 +96,10 @@ class Files:
             return path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return ""
+        except OSError as exc:
+            raise OpsError(
+                f"cannot read the fleet's state: {exc.strerror}", where=str(path), fix="move it away: it is made anew"
+            ) from exc
 
     @contextmanager
     def lock(self, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
@@ -108,11 +112,7 @@ class Files:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as exc:
-            raise OpsError(
-                f"cannot write the fleet's state: {exc.strerror}",
-                where=str(self.directory),
-                fix="make it writable, or set TPU_OPS_STATE to a directory that is",
-            ) from exc
+            raise unwritable(self.directory, exc) from exc
         try:
             deadline = time.monotonic() + timeout
             while not _locked(handle):
@@ -137,7 +137,27 @@ def _locked(handle: int) -> bool:
 
 
 def replace(path: Path, text: str, mode: int) -> None:
-    """Replace a file's text at once: a reader sees the old text or the new, never a part."""
+    """Replace a file's text at once: a reader sees the old text or the new, never a part.
+
+    Raises:
+        OpsError: It cannot be written.
+    """
+    try:
+        _replace(path, text, mode)
+    except OSError as exc:
+        raise unwritable(path, exc) from exc
+
+
+def unwritable(path: Path, exc: OSError) -> OpsError:
+    """Return the error for a file or directory of the state that cannot be written."""
+    return OpsError(
+        f"cannot write the fleet's state: {exc.strerror or exc}",
+        where=str(path),
+        fix="make it writable and see that the disk has space (df), or set TPU_OPS_STATE to another directory",
+    )
+
+
+def _replace(path: Path, text: str, mode: int) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

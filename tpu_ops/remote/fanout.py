@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 import secrets
 import shlex
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tpu_ops.errors import OpsError
 from tpu_ops.remote import ssh, wire
 from tpu_ops.remote.ssh import Unreachable
 
@@ -314,9 +315,27 @@ def reply_of(host: str, answer: Any, stderr: str, code: int | None) -> Reply:
     return Reply(host, {}, "failed", f"the launcher did not answer: {said}", configure)
 
 
+def _first(exc: Exception) -> OpsError | None:
+    if isinstance(exc, ExceptionGroup):
+        return next((found for found in map(_first, exc.exceptions) if found), None)
+    return exc if isinstance(exc, OpsError) else None
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raise the first error for people that a group of tasks ended with, and not the group."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        if (first := _first(group)) is None:
+            raise
+        raise first from group
+
+
 async def _all(hosts: Iterable[str], one: Callable[[str], Coroutine[Any, Any, T]]) -> dict[str, T]:
     """Do something for every worker at once; keep the order of the workers."""
     names = list(hosts)
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(host)) for host in names]
+    with plain_errors():
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(host)) for host in names]
     return {host: task.result() for host, task in zip(names, tasks, strict=True)}

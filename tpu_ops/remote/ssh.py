@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from tpu_ops.errors import OpsError
+
 #: Seconds within which a master must be authenticated; ConnectTimeout covers the TCP connection alone.
 OPEN_LIMIT = 25.0
 #: Seconds that ssh may take to talk to a master of this machine.
@@ -142,9 +144,20 @@ class Masters:
 
     @contextlib.asynccontextmanager
     async def _locked(self, host: str) -> AsyncIterator[None]:
-        """Keep other processes from opening a master to this worker meanwhile."""
-        self._locks.mkdir(mode=0o700, exist_ok=True)
-        handle = os.open(self._locks / host, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Keep other processes from opening a master to this worker meanwhile.
+
+        Raises:
+            OpsError: The lock's file cannot be written.
+        """
+        try:
+            self._locks.mkdir(mode=0o700, exist_ok=True)
+            handle = os.open(self._locks / host, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise OpsError(
+                f"cannot write the lock of a connection: {exc.strerror}",
+                where=exc.filename or str(self._locks),
+                fix="make it writable and see that the disk has space (df), or set TPU_OPS_STATE to another directory",
+            ) from exc
         try:
             deadline = asyncio.get_running_loop().time() + OPEN_LIMIT + CONTROL_LIMIT
             while not _take(handle):

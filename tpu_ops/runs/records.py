@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tpu_ops.fleet.state import replace
+from tpu_ops.fleet.state import replace, unwritable
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,16 @@ def _path(state_dir: Path, run_id: str) -> Path:
 
 
 def write(state_dir: Path, record: RunRecord) -> None:
-    """Remember a run."""
+    """Remember a run.
+
+    Raises:
+        OpsError: It cannot be written.
+    """
     path = _path(state_dir, record.run_id)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        raise unwritable(path.parent, exc) from exc
     replace(path, json.dumps(asdict(record)) + "\n", 0o600)
 
 
