@@ -158,6 +158,12 @@ def test_what_is_wrong_with_a_worker_is_said(changes: dict[str, Any], words: lis
     assert all(fault.fix for fault in faults)
 
 
+def test_an_environment_that_the_person_named_is_the_persons_matter() -> None:
+    absent = probe(venv={"path": "/nope", "exists": False})
+    assert "site.yml" in preflight.faults_of(pod()[0], absent)[0].fix
+    assert "--venv" in preflight.faults_of(pod()[0], absent, "/nope")[0].fix
+
+
 def test_the_worker_that_differs_from_the_others_is_named() -> None:
     odd = {"path": "/v", "exists": True, "python": "3.12", "packages": {"jax": "0.9"}, "digest": "d2"}
     probes = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 
 from tpu_ops import config
@@ -14,6 +15,10 @@ from tpu_ops.remote.fanout import Fanout, Result
 
 #: Seconds that the command may take on each worker where --timeout does not say.
 TIMEOUT = 300.0
+#: How the program that ends a command in time says that there is none.
+_NOT_STARTED = re.compile(
+    rb"^timeout: failed to run command [^\w/.]*(.+?)\W*: (No such file|Permission denied).*$", re.M
+)
 
 
 #: What stands behind `--` is the command.
@@ -50,14 +55,14 @@ def run(args: argparse.Namespace) -> int:
     return exit_code(results)
 
 
-def words(command: Sequence[str]) -> list[str]:
+def words(command: Sequence[str], example: str = "tpu_ops run pod -- hostname") -> list[str]:
     """Given what stands behind `--`, return the command.
 
     Raises:
         UsageError: There is none.
     """
     if not command or not command[0]:
-        raise UsageError("no command to run", fix="write it behind `--`, as in: tpu_ops run pod -- hostname")
+        raise UsageError("no command to run", fix=f"write it behind `--`, as in: {example}")
     return list(command)
 
 
@@ -104,8 +109,18 @@ def _show(hosts: Sequence[str], total: int, result: Result) -> None:
         output.line(f"--- {folded(hosts)}{count}{ending}")
     if result.stdout:
         output.line(result.stdout.decode(errors="replace").removesuffix("\n"))
-    if result.stderr:
-        output.info(result.stderr.decode(errors="replace").removesuffix("\n"))
+    if said := said_by(result.stderr):
+        output.info(said.decode(errors="replace").removesuffix("\n"))
+
+
+def said_by(stderr: bytes) -> bytes:
+    """Return what a command said, without the words of what starts it: nothing may be known of that."""
+    return _NOT_STARTED.sub(
+        lambda found: (
+            (b"permission denied: " if found[2].startswith(b"Permission") else b"command not found: ") + found[1]
+        ),
+        stderr,
+    )
 
 
 def exit_code(results: Sequence[Result]) -> int:

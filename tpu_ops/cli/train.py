@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpu_ops import config
 from tpu_ops.cli import options, output, runs_output
-from tpu_ops.cli.run import words
+from tpu_ops.cli.run import folded, words
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import targets, view
 from tpu_ops.fleet.model import Worker
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, sync, start, follow."""
-    command = words(args.command)
+    command = words(args.command, f"tpu_ops train {shlex.quote(args.target)} -- python train.py")
     fleet = view.current(config.load(args.fleet))
     workers = control.whole_node(targets.select(fleet.workers, args.target), args.target)
     shown = runs_output.ranks(args.rank, len(workers))
@@ -76,10 +77,23 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             output.as_json({"run_id": run_spec.run_id, "state": "refused", "faults": rows})
         else:
-            output.table(rows, ("worker", "problem", "fix"))
+            output.table(folded_faults(rows), ("worker", "problem", "fix"))
         raise
     except KeyboardInterrupt:
         return job.detached()
+
+
+def folded_faults(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Given the faults of all workers, return each once with its workers, and with them together in its fix."""
+    groups: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
+    for row in rows:
+        fix = re.sub(rf"(?<!\S){re.escape(row['worker'])}(?!\S)", "\0", row["fix"])
+        groups.setdefault((row["problem"], fix), []).append(row)
+    found = []
+    for (problem, fix), group in groups.items():
+        hosts = [row["worker"] for row in group]
+        found.append({"worker": folded(hosts), "problem": problem, "fix": fix.replace("\0", ",".join(hosts))})
+    return found
 
 
 @dataclass
@@ -141,8 +155,8 @@ class _Job:
         if self.args.json:
             output.as_json(plan)
         else:
-            output.info(f"would start {self.spec.run_id}: {shlex.join(self.spec.argv)} in ~/{self.spec.cwd}")
-            output.info(f"on {', '.join(self.hosts)}; nothing was changed")
+            output.line(f"would start {self.spec.run_id}: {shlex.join(self.spec.argv)} in ~/{self.spec.cwd}")
+            output.line(f"on {', '.join(self.hosts)}; nothing was changed")
         return ExitCode.OK
 
     async def _start(self, fanout: Fanout) -> None:

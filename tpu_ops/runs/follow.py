@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpu_ops.remote import wire
-from tpu_ops.remote.fanout import Broken, Fanout, Reply
+from tpu_ops.remote.fanout import Broken, Fanout, Reply, plain_errors
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.runs.lines import Lines
 
@@ -18,6 +18,8 @@ RETRY_EVERY = 2.0
 RETRY_LIMIT = 120.0
 #: A connection that held this long makes the next break a new one, in seconds.
 HELD = 30.0
+#: Seconds that the other ranks get to end by themselves when one has failed.
+SETTLE = 0.5
 #: Seconds beyond the grace that ending ranks may take.
 STOP_MARGIN = 60.0
 
@@ -124,15 +126,17 @@ class Follower:
         self._grace = grace
         self._live = live
         self._ended: set[int] = set()
+        self._tasks: list[asyncio.Task[Outcome]] = []
         self._ending: asyncio.Task[None] | None = None
 
     async def run(self) -> list[Outcome]:
         """Follow until every rank has ended or is given up; return the outcomes by rank."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._rank(rank)) for rank in range(len(self._hosts))]
+        with plain_errors():
+            async with asyncio.TaskGroup() as group:
+                self._tasks = [group.create_task(self._rank(rank)) for rank in range(len(self._hosts))]
         if self._ending is not None:
             await self._ending
-        return [task.result() for task in tasks]
+        return [task.result() for task in self._tasks]
 
     async def _rank(self, rank: int) -> Outcome:
         outcome = await self._follow(rank)
@@ -196,13 +200,16 @@ class Follower:
 
     async def _end_others(self, cause: Outcome) -> None:
         """End the ranks that are left; their own follower sees them end."""
+        # One mistake in the program ends all ranks within the same moment: only what goes on needs to be ended.
+        await asyncio.wait(self._tasks, timeout=SETTLE)
         left = [host for rank, host in enumerate(self._hosts) if rank not in self._ended]
         if not left:
             return
         reason = (
             f"rank {cause.rank} {cause.state}: {cause.reason}" if cause.reason else f"rank {cause.rank} {cause.state}"
         )
-        self._say(f"{reason}; ending the other {len(left)} ranks")
+        count = f"{len(left)} ranks that are" if len(left) > 1 else "one rank that is"
+        self._say(f"{reason}; ending the {count} left")
         request = {"run_id": self._run_id, "kind": "failed", "reason": reason, "grace": self._grace}
         limit = self._grace + STOP_MARGIN
         await self._fanout.call(dict.fromkeys(left, request), "stop", limit=limit, done=self._complain)

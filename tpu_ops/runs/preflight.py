@@ -65,8 +65,14 @@ def held(holder: Mapping[str, Any]) -> str:
     return f"run {holder['run_id']} of {holder['person']} is on it since {since}"
 
 
-def faults_of(worker: Worker, probe: Mapping[str, Any]) -> list[Fault]:
-    """Given what one worker says about itself, return what is wrong with it alone."""
+def faults_of(worker: Worker, probe: Mapping[str, Any], asked_venv: str = "") -> list[Fault]:
+    """Given what one worker says about itself, return what is wrong with it alone.
+
+    Args:
+        worker: The worker.
+        probe: What it says.
+        asked_venv: The environment that the person named in place of the configured one, if any.
+    """
     found: list[Fault] = []
 
     def add(problem: str, fix: str = "") -> None:
@@ -76,7 +82,8 @@ def faults_of(worker: Worker, probe: Mapping[str, Any]) -> list[Fault]:
         add("it does not say which boot this is", "look at /proc/sys/kernel/random/boot_id there")
     venv = probe["venv"]
     if venv["path"] and not venv["exists"]:
-        add(f"no environment at {venv['path']}", configure(worker.host))
+        fix = "name one that is there by --venv, or leave --venv out" if asked_venv else configure(worker.host)
+        add(f"no environment at {venv['path']}", fix)
     missing = [path for path, there in probe["environment_files"].items() if not there]
     if missing:
         add(f"the launcher's environment file {missing[0]} is missing", configure(worker.host))
@@ -97,7 +104,7 @@ def faults_of(worker: Worker, probe: Mapping[str, Any]) -> list[Fault]:
     return found
 
 
-def differences(probes: Mapping[str, Mapping[str, Any]]) -> list[Fault]:
+def differences(probes: Mapping[str, Mapping[str, Any]], asked_venv: str = "") -> list[Fault]:
     """Given what all workers say about themselves, return which of them differ from the most, and in what."""
     found: list[Fault] = []
     usual = Counter(probe["venv"]["digest"] for probe in probes.values()).most_common(1)[0][0] if probes else ""
@@ -107,7 +114,8 @@ def differences(probes: Mapping[str, Mapping[str, Any]]) -> list[Fault]:
     for host, probe in probes.items():
         venv = probe["venv"]
         if example and venv["exists"] and venv["digest"] != usual:
-            found.append(Fault(host, f"its environment differs: {_venv_difference(venv, example)}", configure(host)))
+            fix = f"make {venv['path']} the same on all workers" if asked_venv else configure(host)
+            found.append(Fault(host, f"its environment differs: {_venv_difference(venv, example)}", fix))
         if probe["boot_id"] and boots[probe["boot_id"]] > 1:
             same = ", ".join(name for name in probes if name != host and probes[name]["boot_id"] == probe["boot_id"])
             found.append(Fault(host, f"it is the same machine as {same}", "tpu_ops refresh"))
@@ -153,8 +161,8 @@ async def check(fanout: Fanout, workers: Sequence[Worker], venv: str = "") -> di
     probes = {host: reply.value["probe"] for host, reply in replies.items() if reply.ok}
     for worker in workers:
         if worker.host in probes:
-            faults += faults_of(worker, probes[worker.host])
-    faults += differences(probes)
+            faults += faults_of(worker, probes[worker.host], venv)
+    faults += differences(probes, venv)
     if faults:
         raise PreflightError(faults, len(workers))
     return probes
