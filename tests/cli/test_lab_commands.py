@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 
@@ -128,3 +129,24 @@ def test_down_all_names_the_labs_that_it_does_not_know_and_leaves_them(tpu_ops):
 @pytest.mark.usefixtures("engine")
 def test_down_of_one_lab_says_nothing_of_others(tpu_ops):
     assert tpu_ops("lab", "down") == (0, "lab default was not up\n", "")
+
+
+@pytest.mark.parametrize("command", ["up", "down", "env", "status", "maintenance", "preempt", "api"])
+def test_every_subcommand_describes_itself_and_its_options(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["lab", command, "--help"])
+    assert caught.value.code == 0
+    _, description, *rest = capsys.readouterr().out.split("\n\n")
+    assert description.endswith(".")
+    assert all(line.split()[1:] for line in "\n".join(rest).splitlines() if line.strip().startswith("--json"))
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_port_of_the_default_lab_that_is_taken_is_an_error_in_words(monkeypatch, tpu_ops):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(instance, "DEFAULT_PORTS", (port, port + 1))
+        code, out, err = tpu_ops("lab", "up")
+    assert (code, out) == (2, "")
+    assert f"port {port} is in use" in err
+    assert "--port" in err

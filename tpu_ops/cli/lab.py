@@ -23,27 +23,59 @@ _MAX_SECONDS = 86400.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands of `tpu_ops lab`."""
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    up = commands.add_parser("up", help="start the lab's API (nodes are created through it)")
-    up.add_argument("--port", type=_port, help="gRPC port; REST takes the next one (default 18470)")
+
+    def add(name: str, text: str, more: str = "", *, as_json: bool = True) -> argparse.ArgumentParser:
+        description = f"{text[0].upper()}{text[1:]}.{more and ' '}{more}"
+        command = commands.add_parser(name, help=text, description=description)
+        if as_json:
+            command.add_argument("--json", action="store_true", help="print the result as JSON")
+        return command
+
+    grpc, rest = instance.DEFAULT_PORTS
+    up = add(
+        "up",
+        "start the lab's API (nodes are created through it)",
+        f"The instance `default` serves gRPC on port {grpc} and REST on {rest}, and where one is taken it is an error. "
+        "Other instances (TPU_OPS_LAB names one) take free ports, the same ones again where they can. One that is up "
+        "is left as it is, one that does not answer is started anew; its nodes are kept.",
+    )
+    up.add_argument("--port", type=_port, help="gRPC port; REST takes the next one (default: see above)")
     up.add_argument("--seconds", type=_seconds, default=1.0, help="least duration of an operation (default 1)")
-    up.add_argument("--json", action="store_true")
-    down = commands.add_parser("down", help="remove the lab's workers, networks and processes")
+    down = add(
+        "down",
+        "remove the lab's workers, networks and processes",
+        "Its files go as well; the images and downloads that all labs share stay unless --cache is given.",
+    )
     down.add_argument("--all", action="store_true", help="every lab below TPU_OPS_STATE, not only this one")
     down.add_argument("--cache", action="store_true", help="also the workers' images and downloads, which labs share")
-    down.add_argument("--json", action="store_true")
-    env = commands.add_parser("env", help='print variables for a shell: eval "$(tpu_ops lab env)"')
-    env.add_argument("--json", action="store_true")
-    status = commands.add_parser("status", help="show the lab's nodes, workers and the images behind them")
-    status.add_argument("--json", action="store_true")
-    for name, text in (
-        ("maintenance", "a maintenance event: all workers of a node reboot under new external addresses"),
-        ("preempt", "preempt a node: its workers are killed"),
+    add(
+        "env",
+        'print variables for a shell: eval "$(tpu_ops lab env)"',
+        "They point tpu_ops, ansible and gcloud to this lab, and away from any credentials.",
+    )
+    add("status", "show the lab's nodes, workers and the images behind them")
+    for name, text, more in (
+        (
+            "maintenance",
+            "a maintenance event: all workers of a node reboot under new external addresses",
+            "Returns when they serve again. Only a node that is READY can go through one.",
+        ),
+        (
+            "preempt",
+            "preempt a node: its workers are killed",
+            "It stays listed as PREEMPTED until it is deleted. Only a node that is READY can be preempted.",
+        ),
     ):
-        event = commands.add_parser(name, help=text)
+        event = add(name, text, more, as_json=False)
         event.add_argument("node", help="name of the node")
         event.add_argument("--zone", help="its zone, where several nodes share the name")
-    api = commands.add_parser("api", help="serve a fleet without containers, in the foreground")
-    api.add_argument("--state", required=True, help="the file that holds the fleet")
+    api = add(
+        "api",
+        "serve a fleet without containers, in the foreground",
+        "Prints one JSON line with both endpoints when it serves; SIGTERM or Ctrl-C ends it.",
+        as_json=False,
+    )
+    api.add_argument("--state", required=True, metavar="FILE", help="the file that holds the fleet; made where missing")
     api.add_argument("--port", type=_port, help="gRPC port; REST takes the next one (default: free ports)")
     api.add_argument("--bind", default="127.0.0.1", help="address to serve on (default 127.0.0.1)")
     api.add_argument("--seconds", type=_seconds, default=1.0, help="least duration of an operation (default 1)")
