@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -337,11 +338,16 @@ def test_what_is_neither_file_nor_link_nor_directory_is_refused_at_once(
     assert sync.read(code).files == (".gitignore", "link", "sub/part.py", "train.py")
 
 
-def test_names_of_any_bytes_are_listed_as_they_are(code: Path) -> None:
-    odd = [b"two\nlines", b"\xff\xfe", b"tab\t", b"\\#012", b"\\#x", "\u00e4".encode(), b"#hash", b" "]
+def test_names_of_any_bytes_are_brought_as_they_are(code: Path, tmp_path: Path) -> None:
+    odd = [b"; x", b"two\nlines", b"\xff\xfe", b"tab\t", b"\\#012", b"\\#x", "\u00e4".encode(), b"#hash", b" "]
     for name in odd:
         (code / os.fsdecode(name)).write_text("x")
-    assert {os.fsencode(entry) for entry in sync.read(code).files} >= set(odd)
+    tree = sync.read(code)
+    assert {os.fsencode(entry) for entry in tree.files} >= set(odd)
+    there = tmp_path / "there"
+    *options, source, _ = [word for word in sync.transfer_command(tree, "x", tmp_path) if not word.startswith("--rsh")]
+    subprocess.run([*options, source, f"{there}/"], input=sync.transfer_list(tree), check=True)
+    assert set(os.listdir(os.fsencode(there))) >= set(odd)
 
 
 def test_the_digest_follows_content_names_and_executable_bits(code: Path) -> None:

@@ -78,6 +78,11 @@ def transfer_command(tree: Tree, host: str, ssh_config: Path) -> list[str]:
     return ["rsync", *options, f"{tree.source}/", f"{host}:{tree.cwd}/"]
 
 
+def transfer_list(tree: Tree) -> bytes:
+    """Return the list that goes with it; behind `./`, as rsync takes a name that begins with `#` for a comment."""
+    return b"\0".join(b"./" + os.fsencode(entry) for entry in tree.entries)
+
+
 def stale(before: bytes, tree: Tree) -> list[str]:
     """Given what an earlier sync put on a worker (NUL-separated), return the files that are no longer in the tree."""
     wanted = set(tree.files)
@@ -208,7 +213,7 @@ async def _transfer(fanout: Fanout, host: str, tree: Tree) -> Result:
     )
     try:
         async with asyncio.timeout(LIMIT):
-            _, said = await process.communicate(b"\0".join(map(os.fsencode, tree.entries)))
+            _, said = await process.communicate(transfer_list(tree))
     except TimeoutError:
         return Result(host, None, problem=f"the tree did not arrive within {LIMIT:.0f} s")
     finally:
