@@ -347,7 +347,7 @@ def test_names_of_any_bytes_are_brought_as_they_are(code: Path, tmp_path: Path) 
     there = tmp_path / "there"
     *options, source, _ = [word for word in sync.transfer_command(tree, "x", tmp_path) if not word.startswith("--rsh")]
     subprocess.run([*options, source, f"{there}/"], input=sync.transfer_list(tree), check=True)
-    assert set(os.listdir(os.fsencode(there))) >= set(odd)
+    assert {os.fsencode(path.name) for path in there.iterdir()} >= set(odd)
 
 
 def test_the_digest_follows_content_names_and_executable_bits(code: Path) -> None:
