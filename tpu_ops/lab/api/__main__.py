@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu_ops.errors import OpsError, UsageError
+from tpu_ops.lab.api.errors import ApiError
 from tpu_ops.lab.api.store import Store
 from tpu_ops.lab.backend import Backend, BackendError, NoWorkers
 from tpu_ops.lab.instance import DEFAULT_PORTS, PROJECT
@@ -158,6 +159,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         asyncio.run(_serve(options))
     except BackendError as failure:
         return _say(OpsError("the lab's workers cannot be served", where=str(failure)))
+    except ApiError as failure:
+        return _say(UsageError(failure.message, where=str(options.state), fix="make room, or make it writable"))
     except OpsError as failure:
         return _say(failure)
     except OSError as failure:

@@ -52,7 +52,7 @@ def add_routes(app: web.Application, service: Service) -> None:
         name = (await read_json(http)).get("node")
         if not isinstance(name, str):
             raise invalid("node: the full name of a node is missing")
-        operation = nodes.preempt(service, name)
+        operation = await nodes.preempt(service, name)
         task = service.running.get(operation.name)
         if task is not None:
             await asyncio.wait({task})

@@ -11,7 +11,7 @@ import logging
 import time
 
 from tpu_ops.lab.api.errors import ApiError, Code, already_exists
-from tpu_ops.lab.api.operations import EMPTY, effect, result
+from tpu_ops.lab.api.operations import EMPTY, Undo, effect, result
 from tpu_ops.lab.api.records import NodeRecord, OperationRecord, timestamp
 from tpu_ops.lab.api.service import Service
 from tpu_ops.lab.api.wire import Json
@@ -40,11 +40,18 @@ def add(service: Service, name: str, body: Json) -> NodeRecord:
     return state.nodes.add(record)
 
 
-def become(service: Service, record: NodeRecord, state: str, health: str = "", description: str = "") -> None:
-    """Put a node into a state."""
+def become(service: Service, record: NodeRecord, state: str, health: str = "", description: str = "") -> Undo:
+    """Put a node into a state and return what puts it back, unless it went on to another one meanwhile."""
+    before = (record.state, record.health, record.health_description)
+
+    def undo() -> None:
+        if record.state == state:
+            become(service, record, *before)
+
     record.state, record.health, record.health_description = state, health, description
     record.touch()
     service.store.changed()
+    return undo
 
 
 async def ask(service: Service, record: NodeRecord, action: str) -> None:
@@ -76,7 +83,8 @@ def _take_external(service: Service, record: NodeRecord) -> list[str]:
     return service.state.external.take(count) if record.wants_external else [""] * count
 
 
-def _drop_external(service: Service, record: NodeRecord) -> None:
+def drop_external(service: Service, record: NodeRecord) -> None:
+    """Take a node's external addresses away, as from one that is stopped."""
     service.state.external.release(record.external_ips)
     record.external_ips = [""] * len(record.internal_ips)
     record.touch()
@@ -167,11 +175,11 @@ async def _halt(service: Service, record: NodeRecord) -> None:
 
 
 async def _boot(service: Service, record: NodeRecord) -> None:
-    # The addresses that the workers boot under must outlive this process.
-    await service.store.flush()
     try:
+        # The addresses that the workers boot under must outlive this process.
+        await service.store.flush()
         await ask(service, record, "boot")
-    except BackendError as failure:
+    except (ApiError, BackendError) as failure:
         become(service, record, "UNKNOWN", "TIMEOUT", f"its workers did not boot: {failure}")
         raise
 
@@ -196,7 +204,7 @@ def resume(service: Service) -> None:
     async def mind(record: NodeRecord) -> None:
         async with service.lock(record.name):
             if record.state == "READY":
-                with contextlib.suppress(BackendError):  # the node says it: UNKNOWN, with the reason
+                with contextlib.suppress(ApiError, BackendError):  # the node says it: UNKNOWN, with the reason
                     await _boot(service, record)
 
     for record in service.state.nodes:
@@ -232,7 +240,7 @@ async def _stop(service: Service, operation: OperationRecord) -> Json:
         if record.state == "STOPPING":
             await _halt(service, record)
             _arrive(service, record, "STOPPING", "STOPPED")
-            _drop_external(service, record)
+            drop_external(service, record)
     return result(operation.api, "Node", record)
 
 
@@ -258,11 +266,16 @@ async def _maintenance(service: Service, operation: OperationRecord) -> Json:
 async def _update(service: Service, operation: OperationRecord) -> Json:
     record = _target(service, operation)
     async with service.lock(record.name):
-        wanted = operation.args["changes"]
-        record.body = {**record.body, **wanted}
+        wanted, before = operation.args["changes"], record.body
+        record.body = {**before, **wanted}
         record.touch()
         service.store.changed()
-        await service.store.flush()
+        try:
+            await service.store.flush()
+        except ApiError:
+            record.body = before
+            record.touch()
+            raise
         if "metadata" in wanted and record.state == "READY":
             await ask(service, record, "publish")
         if record.state == "READY" and record.wants_external != any(record.external_ips):
@@ -281,6 +294,6 @@ async def _preempt(service: Service, operation: OperationRecord) -> Json:
     async with service.lock(record.name):
         if record.state == "PREEMPTED":
             await ask(service, record, "kill")
-            _drop_external(service, record)
+            drop_external(service, record)
             service.lost(record)
     return result(operation.api, "Node", record)

@@ -9,6 +9,7 @@ from tpu_ops.lab.api import lifecycle, operations, wire
 from tpu_ops.lab.api.catalogue import check_runtime, find_config, find_type
 from tpu_ops.lab.api.errors import invalid, precondition
 from tpu_ops.lab.api.names import Location, check_node_id
+from tpu_ops.lab.api.operations import Undo
 from tpu_ops.lab.api.records import NodeRecord
 from tpu_ops.lab.api.service import Service, paged
 from tpu_ops.lab.api.wire import Json, Message, Page
@@ -104,9 +105,11 @@ def require(record: NodeRecord, action: str, states: Collection[str]) -> None:
         )
 
 
-def _begin(service: Service, api: str, verb: str, record: NodeRecord, *, request_id: str = "", **args: Json) -> Message:
+async def _begin(
+    service: Service, api: str, verb: str, record: NodeRecord, undo: Undo, *, request_id: str = "", **args: Json
+) -> Message:
     args["id"] = record.body["id"]
-    return operations.start(service, api, verb, record.name, args=args, request_id=request_id)
+    return await operations.start(service, api, verb, record.name, args=args, undo=undo, request_id=request_id)
 
 
 async def list_nodes(service: Service, api: str, request: Message) -> Page:
@@ -134,7 +137,12 @@ async def create_node(service: Service, api: str, request: Message) -> Message:
     if earlier := operations.repeated(service, api, "create", name, request_id):
         return earlier
     record = lifecycle.add(service, name, complete(location, wire.node_input(request.node)))
-    return _begin(service, api, "create", record, request_id=request_id)
+
+    def undo() -> None:
+        if record.state == "CREATING":
+            lifecycle.forget(service, record)
+
+    return await _begin(service, api, "create", record, undo, request_id=request_id)
 
 
 async def delete_node(service: Service, api: str, request: Message) -> Message:
@@ -146,16 +154,16 @@ async def delete_node(service: Service, api: str, request: Message) -> Message:
     record = service.state.nodes.get(request.name)
     if record.state == "DELETING":
         raise precondition(f"node {record.name} is being deleted already")
-    lifecycle.become(service, record, "DELETING")
-    return _begin(service, api, "delete", record, request_id=request_id)
+    undo = lifecycle.become(service, record, "DELETING")
+    return await _begin(service, api, "delete", record, undo, request_id=request_id)
 
 
 async def stop_node(service: Service, api: str, request: Message) -> Message:
     """StopNode."""
     record = find(service, request.name)
     require(record, "stopped", ("READY",))
-    lifecycle.become(service, record, "STOPPING")
-    return _begin(service, api, "stop", record)
+    undo = lifecycle.become(service, record, "STOPPING")
+    return await _begin(service, api, "stop", record, undo)
 
 
 async def start_node(service: Service, api: str, request: Message) -> Message:
@@ -163,8 +171,14 @@ async def start_node(service: Service, api: str, request: Message) -> Message:
     record = find(service, request.name)
     require(record, "started", ("STOPPED", "UNKNOWN"))
     lifecycle.renew_external(service, record)
-    lifecycle.become(service, record, "STARTING")
-    return _begin(service, api, "start", record)
+    back = lifecycle.become(service, record, "STARTING")
+
+    def undo() -> None:
+        back()
+        if record.state == "STOPPED":
+            lifecycle.drop_external(service, record)
+
+    return await _begin(service, api, "start", record, undo)
 
 
 async def update_node(service: Service, api: str, request: Message) -> Message:
@@ -186,7 +200,7 @@ async def update_node(service: Service, api: str, request: Message) -> Message:
             changes[key] = wanted.get(key, _EMPTY[key])
     _check_disks(changes.get("dataDisks", []), len(record.internal_ips), "node.data_disks")
     require(record, "updated", ("READY", "STOPPED"))
-    return _begin(service, api, "update", record, changes=changes)
+    return await _begin(service, api, "update", record, lambda: None, changes=changes)
 
 
 async def simulate_maintenance_event(service: Service, api: str, request: Message) -> Message:
@@ -194,26 +208,26 @@ async def simulate_maintenance_event(service: Service, api: str, request: Messag
     record = find(service, request.name)
     for worker in request.worker_ids:
         _worker_index(record, worker)
-    return _maintain(service, api, record)
+    return await _maintain(service, api, record)
 
 
 async def perform_maintenance(service: Service, api: str, request: Message) -> Message:
     """PerformMaintenance (v2alpha1)."""
-    return _maintain(service, api, find(service, request.name))
+    return await _maintain(service, api, find(service, request.name))
 
 
-def _maintain(service: Service, api: str, record: NodeRecord) -> Message:
+async def _maintain(service: Service, api: str, record: NodeRecord) -> Message:
     require(record, "maintained", ("READY",))
-    lifecycle.become(service, record, "REPAIRING", "UNHEALTHY_MAINTENANCE", "maintenance event")
-    return _begin(service, api, "simulateMaintenanceEvent", record)
+    undo = lifecycle.become(service, record, "REPAIRING", "UNHEALTHY_MAINTENANCE", "maintenance event")
+    return await _begin(service, api, "simulateMaintenanceEvent", record, undo)
 
 
-def preempt(service: Service, name: str) -> Message:
+async def preempt(service: Service, name: str) -> Message:
     """Preempt a node (only the lab can be asked to) and return the operation that kills its workers."""
     record = find(service, name)
     require(record, "preempted", ("READY",))
-    lifecycle.become(service, record, "PREEMPTED")
-    return _begin(service, "v2", "preempt", record)
+    undo = lifecycle.become(service, record, "PREEMPTED")
+    return await _begin(service, "v2", "preempt", record, undo)
 
 
 def _worker_index(record: NodeRecord, worker: str) -> int:

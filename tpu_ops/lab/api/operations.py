@@ -27,6 +27,9 @@ KEEP_SECONDS = 600.0
 Effect = Callable[[Service, OperationRecord], Awaitable[Json]]
 EFFECTS: dict[str, Effect] = {}
 
+#: Takes back what a request changed before its operation began.
+Undo = Callable[[], None]
+
 #: Verbs that do not wait for the shortest time of an operation.
 AT_ONCE = ("preempt",)
 
@@ -48,15 +51,53 @@ def result(api: str, kind: str, record: Record) -> Json:
     return {"@type": f"type.googleapis.com/google.cloud.tpu.{api}.{kind}", **wire.to_json(record.pb(api))}
 
 
-def start(service: Service, api: str, verb: str, target: str, *, args: Json, request_id: str = "") -> Message:
-    """Begin an operation and return it as the client sees it."""
+async def start(
+    service: Service, api: str, verb: str, target: str, *, args: Json, undo: Undo, request_id: str = ""
+) -> Message:
+    """Begin an operation and return it, once it is on disk, as the client sees it.
+
+    Args:
+        service: The service.
+        api: API version.
+        verb: What it does.
+        target: Full name of the resource.
+        args: What its effect needs to go on after a restart.
+        undo: Takes back what the request changed so far.
+        request_id: The client's idempotency key.
+
+    Raises:
+        ApiError: RESOURCE_EXHAUSTED; it cannot be written down, and nothing is as if it had begun.
+    """
     _forget_old(service)
     name = service.state.new_operation_name(split(target)[0])
     record = OperationRecord(name, api, verb, target, time.time(), args=args, request_id=request_id)
     service.state.operations.add(record)
     service.store.changed()
-    service.spawn(name, run(service, record))
+    # A task of its own, so that a client that goes away does not leave a record that nobody works on.
+    accepted: asyncio.Future[ApiError | None] = asyncio.get_running_loop().create_future()
+    service.spawn(name, _accept(service, record, undo, accepted))
+    if (failure := await asyncio.shield(accepted)) is not None:
+        raise failure
     return record.pb(api)
+
+
+async def _accept(
+    service: Service, record: OperationRecord, undo: Undo, accepted: asyncio.Future[ApiError | None]
+) -> None:
+    """Write an operation down and bring it to its end, or take it back."""
+    try:
+        await service.store.flush()
+    except ApiError as failure:
+        service.state.operations.remove(record.name)
+        undo()
+        service.store.changed()
+        accepted.set_result(failure)
+        return
+    except asyncio.CancelledError:
+        accepted.cancel()
+        raise
+    accepted.set_result(None)
+    await run(service, record)
 
 
 def repeated(service: Service, api: str, verb: str, target: str, request_id: str) -> Message | None:
@@ -71,7 +112,6 @@ def repeated(service: Service, api: str, verb: str, target: str, request_id: str
 
 async def run(service: Service, record: OperationRecord) -> None:
     """Bring an operation to its end, not before its shortest time is over."""
-    await service.store.flush()
     if record.verb not in AT_ONCE:
         await asyncio.sleep(record.created + service.seconds - time.time())
     try:
@@ -86,7 +126,7 @@ async def run(service: Service, record: OperationRecord) -> None:
     else:
         record.finish(time.time(), response=response)
     service.store.changed()
-    await service.store.flush()
+    await service.store.settle()
 
 
 def resume(service: Service) -> None:
@@ -137,6 +177,11 @@ async def delete_operation(service: Service, api: str, request: Message) -> Mess
         raise precondition(f"operation {record.name} is still running")
     service.state.operations.remove(record.name)
     service.store.changed()
+    try:
+        await service.store.flush()
+    except ApiError:
+        service.state.operations.add(record)
+        raise
     return empty_pb2.Empty()
 
 
@@ -147,6 +192,7 @@ async def cancel_operation(service: Service, api: str, request: Message) -> Mess
         record.cancel_requested = True
         record.touch()
         service.store.changed()
+        await service.store.flush()  # where that fails it stays a wish, which may be repeated
     return empty_pb2.Empty()
 
 

@@ -17,7 +17,7 @@ from tpu_ops.lab.api import lifecycle, operations, wire
 from tpu_ops.lab.api.errors import ApiError, Code, already_exists, invalid, precondition
 from tpu_ops.lab.api.names import Location, check_node_id, check_queued_id
 from tpu_ops.lab.api.nodes import complete, require
-from tpu_ops.lab.api.operations import EMPTY, effect, result
+from tpu_ops.lab.api.operations import EMPTY, Undo, effect, result
 from tpu_ops.lab.api.records import NodeRecord, OperationRecord, QueuedRecord, timestamp
 from tpu_ops.lab.api.service import Service, paged
 from tpu_ops.lab.api.wire import Json, Message, Page
@@ -75,10 +75,20 @@ def _find(service: Service, name: str) -> QueuedRecord:
 
 def _become(
     service: Service, record: QueuedRecord, state: str, initiator: str = "SERVICE", error: Json | None = None
-) -> None:
+) -> Undo:
+    """Put a queued resource into a state and return what puts it back, and lets it go on, unless it went on already."""
+    before = (record.state, record.initiator, record.error)
+
+    def undo() -> None:
+        if record.state == state:
+            _become(service, record, *before)
+            if record.state in _STEPS and record.name not in service.running:
+                _set_out(service, record)
+
     record.state, record.since, record.initiator, record.error = state, time.time(), initiator, error
     record.touch()
     service.store.changed()
+    return undo
 
 
 def _fail(service: Service, record: QueuedRecord, failure: ApiError) -> None:
@@ -126,7 +136,14 @@ async def create_queued_resource(service: Service, api: str, request: Message) -
             raise already_exists(node)
     service.state.queued.add(record)
     args = {"createTime": record.body["createTime"]}
-    return operations.start(service, api, "createQueuedResource", name, args=args, request_id=request.request_id)
+
+    def undo() -> None:
+        if record.state == "CREATING":
+            service.state.queued.remove(name)
+
+    return await operations.start(
+        service, api, "createQueuedResource", name, args=args, undo=undo, request_id=request.request_id
+    )
 
 
 @effect("createQueuedResource")
@@ -152,9 +169,11 @@ async def delete_queued_resource(service: Service, api: str, request: Message) -
             f"queued resource {record.name} is {record.state} and has nodes "
             f"({', '.join(node.short for node in nodes)}): delete them first, or set force"
         )
-    _become(service, record, "DELETING", "USER")
+    undo = _become(service, record, "DELETING", "USER")
     args = {"createTime": record.body["createTime"]}
-    return operations.start(service, api, "deleteQueuedResource", record.name, args=args, request_id=request.request_id)
+    return await operations.start(
+        service, api, "deleteQueuedResource", record.name, args=args, undo=undo, request_id=request.request_id
+    )
 
 
 @effect("deleteQueuedResource")
@@ -175,9 +194,9 @@ async def reset_queued_resource(service: Service, api: str, request: Message) ->
             f"queued resource {record.name} is {record.state} and cannot be reset "
             f"(only when {' or '.join(_RESETTABLE)})"
         )
-    _become(service, record, "SUSPENDING", "USER")
+    undo = _become(service, record, "SUSPENDING", "USER")
     args = {"createTime": record.body["createTime"]}
-    return operations.start(service, api, "resetQueuedResource", record.name, args=args)
+    return await operations.start(service, api, "resetQueuedResource", record.name, args=args, undo=undo)
 
 
 @effect("resetQueuedResource")
@@ -201,10 +220,16 @@ async def perform_maintenance_queued_resource(service: Service, api: str, reques
     chosen = [node for node in nodes if not request.node_names or {node.name, node.short} & {*request.node_names}]
     for node in chosen:
         require(node, "maintained", ("READY",))
-    for node in chosen:
-        lifecycle.become(service, node, "REPAIRING", "UNHEALTHY_MAINTENANCE", "maintenance event")
+    undone = [
+        lifecycle.become(service, node, "REPAIRING", "UNHEALTHY_MAINTENANCE", "maintenance event") for node in chosen
+    ]
     args = {"createTime": record.body["createTime"], "nodes": [node.name for node in chosen]}
-    return operations.start(service, api, "performMaintenanceQueuedResource", record.name, args=args)
+
+    def undo() -> None:
+        for each in undone:
+            each()
+
+    return await operations.start(service, api, "performMaintenanceQueuedResource", record.name, args=args, undo=undo)
 
 
 @effect("performMaintenanceQueuedResource")
@@ -237,7 +262,7 @@ async def _remove_nodes(service: Service, record: QueuedRecord) -> None:
     nodes = _nodes(service, record)
     for node in nodes:
         lifecycle.become(service, node, "DELETING")
-    await service.store.flush()
+    await service.store.settle()
     await _all(lifecycle.remove(service, node) for node in nodes)
 
 
@@ -267,7 +292,7 @@ async def _walk(service: Service, record: QueuedRecord) -> None:
     """Lead a queued resource from state to state until it stays, or until something else takes it over."""
     while (step := _STEPS.get(record.state)) is not None and service.state.queued.find(record.name) is record:
         state = record.state
-        await service.store.flush()
+        await service.store.settle()
         await asyncio.sleep(record.since + service.seconds - time.time())
         if record.state == state:
             await step(service, record)

@@ -54,12 +54,15 @@ class Service:
     async def call(self, handler: Handler, api: str, request: Message) -> Message | Page:
         """Answer one request; what it changed is on disk before it is answered.
 
+        Handlers that change something flush it themselves and take it back where that fails. What others changed, and
+        this one saw, is only waited for: on a full disk one may still look.
+
         Raises:
             ApiError: The request failed.
         """
         try:
             answer = await handler(self, api, request)
-            await self.store.flush()
+            await self.store.settle()
         except ApiError:
             raise
         except Exception as failure:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from tpu_ops.errors import UsageError
+from tpu_ops.lab.api.errors import ApiError, Code
 
 #: What a state file says it is; another value means a file of something else.
 FORMAT = "tpu-ops-lab-api"
@@ -84,14 +86,31 @@ class Store:
         self._wanted += 1
 
     async def flush(self) -> None:
-        """Return when everything that has changed so far is in the file."""
+        """Return when everything that has changed so far is in the file.
+
+        Raises:
+            ApiError: RESOURCE_EXHAUSTED; the file cannot be written. The next flush tries again.
+        """
         wanted = self._wanted
         while self._written < wanted:
             async with self._writing:
                 if self._written < wanted:
                     including, text = self._wanted, self._render()
-                    await _to_the_end(asyncio.to_thread(self._write, text))
+                    try:
+                        await _to_the_end(asyncio.to_thread(self._write, text))
+                    except OSError as failure:
+                        why = failure.strerror or failure
+                        raise ApiError(
+                            Code.RESOURCE_EXHAUSTED, f"the lab's state cannot be written to {self.path}: {why}"
+                        ) from failure
                     self._written = including
+
+    async def settle(self) -> None:
+        """Flush what is to be remembered, but goes on all the same: the next flush tries again where this one fails."""
+        try:
+            await self.flush()
+        except ApiError as failure:
+            logging.getLogger(__name__).warning("%s", failure.message)
 
     def close(self) -> None:
         """Let another process have the file."""
@@ -99,11 +118,15 @@ class Store:
 
     def _write(self, text: str) -> None:
         new = self.path.with_name(self.path.name + ".new")
-        with new.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        new.replace(self.path)
+        try:
+            with new.open("w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            new.replace(self.path)
+        except OSError:
+            new.unlink(missing_ok=True)  # on a full disk it would take what little room there is
+            raise
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
