@@ -85,9 +85,9 @@ options:
         E(TPU_OPS_PRIVATE_KEY) wins over it.
     type: path
   request_timeout:
-    description: Seconds that one call of the API may take, its retries included.
+    description:
+      - Seconds that one call of the API may take, its retries included. 60 where it is not set, 20 with O(endpoint).
     type: float
-    default: 60
   endpoint:
     description:
       - C(HOST:PORT) of a plaintext gRPC endpoint that is used without credentials. Only loopback addresses are

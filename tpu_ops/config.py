@@ -7,14 +7,12 @@ variable, that it came from.
 
 from __future__ import annotations
 
-import difflib
 import getpass
 import hashlib
 import ipaddress
 import os
 import re
-import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from typing import Any
 import yaml
 
 from tpu_ops.errors import UsageError
+from tpu_ops.options import Options, Value, check_name, did_you_mean, shown
 
 #: Where a fleet directory keeps its file.
 FLEET_FILE = Path("inventory/tpu_vm.yml")
@@ -199,24 +198,13 @@ def read_file(file: Path) -> Mapping[str, Any]:
     return data
 
 
-def shown(value: object) -> str:
-    """Return a value as an error shows it: short, whatever was written."""
-    form = reprlib.Repr()
-    form.maxlevel = form.maxlist = form.maxdict = form.maxtuple = form.maxset = 3
-    form.maxstring = form.maxother = form.maxlong = 80
-    try:
-        return form.repr(value)
-    except ValueError:  # a number with more digits than Python writes
-        return "a very large number"
-
-
 def check_zone(text: str, where: str) -> str:
     """Return a zone's name.
 
     Raises:
         UsageError: It has another form.
     """
-    return _check_name(text, where, _ZONE, _A_ZONE)
+    return check_name(text, where, _ZONE, _A_ZONE)
 
 
 def check_project(text: str, where: str) -> str:
@@ -225,13 +213,7 @@ def check_project(text: str, where: str) -> str:
     Raises:
         UsageError: It has another form.
     """
-    return _check_name(text, where, _PROJECT, _A_PROJECT)
-
-
-def _check_name(text: str, where: str, form: re.Pattern[str], expected: str) -> str:
-    if not form.fullmatch(text):
-        raise UsageError(f"{shown(text)} is not {expected}", where=where)
-    return text
+    return check_name(text, where, _PROJECT, _A_PROJECT)
 
 
 def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -> Settings:
@@ -241,7 +223,7 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         UsageError: An unknown key, a wrong type, a value out of range, or no project.
     """
     _check_keys(data, file)
-    options = _Options(data, file, environ)
+    options = Options(data, file, environ)
     in_fleet = file.parts[-2:] == FLEET_FILE.parts
     origin = file.parent.parent if in_fleet else file
     endpoint = options.text("endpoint", "TPU_OPS_ENDPOINT")
@@ -262,100 +244,12 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
     )
 
 
-@dataclass(frozen=True)
-class _Value:
-    """A text and where it stands, for the error that it may cause."""
-
-    value: str
-    where: str
-
-
-@dataclass(frozen=True)
-class _Options:
-    """Reads options of the right type from the file and the environment."""
-
-    data: Mapping[str, Any]
-    file: Path
-    environ: Mapping[str, str]
-
-    def at(self, key: str) -> str:
-        """Return the place of a key, for an error."""
-        return f"{self.file}, key {key!r}"
-
-    def wrong(self, key: str, expected: str) -> UsageError:
-        """Return the error for a value of the wrong type."""
-        value = self.data[key]
-        return UsageError(f"expected {expected}, found {shown(value)} ({type(value).__name__})", where=self.at(key))
-
-    def text(self, key: str, variable: str) -> _Value:
-        """Return a text option; empty where it is not set."""
-        if value := self.environ.get(variable, ""):
-            return _Value(value, f"environment variable {variable}")
-        entry = self.data.get(key)
-        if entry is None:
-            return _Value("", self.at(key))
-        if not isinstance(entry, str):
-            raise self.wrong(key, "a text")
-        return _Value(entry, self.at(key))
-
-    def names(self, key: str, variable: str, form: re.Pattern[str], expected: str) -> tuple[str, ...]:
-        """Return a list of names; the file may hold a list or one name, the variable a comma list."""
-        if text := self.environ.get(variable, ""):
-            where, values = f"environment variable {variable}", [part.strip() for part in text.split(",")]
-            values = [part for part in values if part]
-        else:
-            where, values = self.at(key), self._list(key)
-        for value in values:
-            _check_name(value, where, form, expected)
-        return tuple(dict.fromkeys(values))
-
-    def choices(self, key: str, known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
-        """Return a list of words out of those known; the default where it is not set."""
-        if self.data.get(key) is None:
-            return default
-        values = self._list(key)
-        for value in values:
-            if value not in known:
-                raise UsageError(
-                    f"unknown value {shown(value)}{_did_you_mean(value, known)}",
-                    where=self.at(key),
-                    fix=f"use one or more of {', '.join(known)}",
-                )
-        if not values:
-            raise UsageError("the list is empty", where=self.at(key), fix=f"use {', '.join(default)}")
-        return tuple(dict.fromkeys(values))
-
-    def seconds(self, key: str, default: float) -> float:
-        """Return a positive number of seconds."""
-        value = self.data.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 86400:
-            raise self.wrong(key, "a positive number of seconds")
-        return float(value)
-
-    def _list(self, key: str) -> list[str]:
-        value = self.data.get(key)
-        if value is None:
-            return []
-        if isinstance(value, str):
-            return [value]
-        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-            raise self.wrong(key, "a list of texts")
-        return value
-
-
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f", did you mean {close[0]!r}?" if close else ""
-
-
 def _check_keys(data: Mapping[str, Any], file: Path) -> None:
     known = OWN_KEYS + PLUGIN_KEYS
     for key in data:
         if key not in known:
             raise UsageError(
-                f"unknown key {shown(key)}{_did_you_mean(str(key), known)}",
+                f"unknown key {shown(key)}{did_you_mean(str(key), known)}",
                 where=str(file),
                 fix="`ansible-doc -t inventory tpu_vm` lists the keys",
             )
@@ -367,7 +261,7 @@ def _check_keys(data: Mapping[str, Any], file: Path) -> None:
         )
 
 
-def _projects(options: _Options) -> tuple[str, ...]:
+def _projects(options: Options) -> tuple[str, ...]:
     projects = options.names("projects", "TPU_OPS_PROJECT", _PROJECT, _A_PROJECT)
     if not projects:
         raise UsageError(
@@ -382,7 +276,7 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 5 and 0 < int(text) < 65536
 
 
-def _check_endpoint(endpoint: _Value) -> None:
+def _check_endpoint(endpoint: Value) -> None:
     """A plaintext endpoint carries no credentials and so must be on this machine."""
     fix = "use HOST:PORT of this machine's loopback, as in 127.0.0.1:18470; unset it for the real service"
     host, colon, port = endpoint.value.rpartition(":")
@@ -400,12 +294,12 @@ def _check_endpoint(endpoint: _Value) -> None:
         )
 
 
-def _user(options: _Options) -> str:
+def _user(options: Options) -> str:
     """The login name, by default the local one: the same that gcloud takes."""
     user = options.text("user", "TPU_OPS_USER")
     if not user.value:
         try:
-            user = _Value(getpass.getuser(), "this machine's login name")
+            user = Value(getpass.getuser(), "this machine's login name")
         except (KeyError, OSError) as exc:
             raise UsageError("no login name for the workers", where=options.at("user"), fix="set it") from exc
     if not _USER.fullmatch(user.value):
@@ -415,7 +309,7 @@ def _user(options: _Options) -> str:
     return user.value
 
 
-def _private_key(options: _Options, environ: Mapping[str, str]) -> Path | None:
+def _private_key(options: Options, environ: Mapping[str, str]) -> Path | None:
     """The key that is set, else the first of PRIVATE_KEYS below ~/.ssh, else none."""
     home = Path(environ.get("HOME") or Path.home())
     key = options.text("private_key", "TPU_OPS_PRIVATE_KEY")

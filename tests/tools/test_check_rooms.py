@@ -19,6 +19,7 @@ def checker(tmp_path, monkeypatch):
     for folder in ("tpu_ops/cloud", "tpu_ops/fleet", "tpu_ops/cli", "tpu_ops/lab", "roles/base/tasks"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "tpu_ops/config.py").touch()
+    (tmp_path / "tpu_ops/options.py").touch()
     (tmp_path / "site.yml").touch()
     monkeypatch.setattr(module, "ROOT", tmp_path)
     return module

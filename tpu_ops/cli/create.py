@@ -15,6 +15,7 @@ from tpu_ops.fleet import lifecycle, view
 from tpu_ops.fleet.hostvars import facts
 from tpu_ops.fleet.lifecycle import Wish
 from tpu_ops.fleet.view import Fleet
+from tpu_ops.options import shown
 
 #: Seconds that a new node's guest agents get to publish their host keys, and between two looks.
 KEYS_TIMEOUT, KEYS_DELAY = 180.0, 2.0
@@ -80,7 +81,7 @@ def wished(args: argparse.Namespace, settings: Settings) -> Wish:
         *(("--label", at) for at in args.label),
     ):
         if not text.isprintable():
-            raise UsageError(f"{config.shown(text)} holds characters that cannot be printed", where=option)
+            raise UsageError(f"{shown(text)} holds characters that cannot be printed", where=option)
     return Wish(
         name=lifecycle.check_name(args.name),
         project=config.check_project(_only("project", args.project, settings.projects), "--project"),
