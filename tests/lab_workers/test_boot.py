@@ -118,7 +118,7 @@ def _this_state(state: Path, _no_real_service: None, monkeypatch: pytest.MonkeyP
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lab(state: Path) -> AsyncIterator[Lab]:
+async def lab(state: Path, pytestconfig: pytest.Config) -> AsyncIterator[Lab]:
     """Sixteen workers, booted at once; what this took is printed."""
     instance = f"t{os.getpid()}"
     key = (state / "key.pub").read_text().strip()
@@ -137,7 +137,9 @@ async def lab(state: Path) -> AsyncIterator[Lab]:
         )
         command += "df --output=used /run /dev/shm | tail -n +2"
         used = sum(int(word) for text in await made.everywhere(pod, command) for word in text.split()) // 1024
-        sys.stderr.write(f"\n{SIZE} workers booted in {took:.1f} s and use {used} MiB of memory\n")
+        # Past pytest's capture, which would show it for a failed test only.
+        with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            sys.stderr.write(f"\n{SIZE} workers booted in {took:.1f} s and use {used} MiB of memory\n")
         assert took < 90
         assert 100 < used < 1500
         yield made
