@@ -146,6 +146,9 @@ setup_engine() {
     if [ -n "${TPU_OPS_ENGINE:-}" ]; then
         fail "TPU_OPS_ENGINE is $TPU_OPS_ENGINE, which does not answer" "start it, or unset TPU_OPS_ENGINE"
     fi
+    [ "$(id -u)" = 0 ] || command -v sudo >/dev/null ||
+        fail "no container engine answers $(id -un), and starting one needs root" \
+            "start one as root, or have an administrator add $(id -un) to the group docker"
     # Some machines have a docker client without an engine.
     command -v dockerd >/dev/null || apt_install docker.io
     # Debian 13 has the client in a package of its own.
