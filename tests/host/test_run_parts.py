@@ -349,7 +349,7 @@ def test_the_tree_is_told_first_and_killed_after_the_grace(tmp_path: Path) -> No
     deadline = time.monotonic() + 10
     while not ready.exists():
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        time.sleep(0.01)  # polls until the deadline
     (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n{stubborn.pid}\n{polite.pid}\n")
     begun = time.monotonic()
     assert end_tree(str(tmp_path), 0.4, time.sleep) == []

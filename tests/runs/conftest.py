@@ -149,7 +149,7 @@ class Bench:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-            time.sleep(0.05)
+            time.sleep(0.05)  # polls until the deadline
 
 
 @pytest.fixture(scope="session")

@@ -183,6 +183,7 @@ def test_the_worker_that_differs_from_the_others_is_named() -> None:
 
 def test_silence_counts_before_what_is_wrong() -> None:
     silent = preflight.fault_of_reply(Reply("pod-w1", {}, "unreachable", "no route"))
+    assert "tpu_ops refresh" in silent.fix
     wrong = preflight.fault_of_reply(Reply("pod-w0", {}, "no-launcher", "not installed", "configure it"))
     assert preflight.PreflightError([wrong, silent], 4).exit_code == ExitCode.UNREACHABLE
     error = preflight.PreflightError([wrong], 4)

@@ -140,7 +140,9 @@ def _venv_difference(venv: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
 
 def fault_of_reply(reply: Reply) -> Fault:
     """Given that a worker did not describe itself, return the fault that this is."""
-    return Fault(reply.host, reply.problem, reply.fix, unreachable=reply.kind in {"unreachable", "timeout"})
+    unreachable = reply.kind in {"unreachable", "timeout"}
+    fix = reply.fix or ("if its address or state changed: tpu_ops refresh" if unreachable else "")
+    return Fault(reply.host, reply.problem, fix, unreachable=unreachable)
 
 
 async def check(fanout: Fanout, workers: Sequence[Worker], venv: str = "") -> dict[str, Mapping[str, Any]]:

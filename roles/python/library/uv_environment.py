@@ -182,7 +182,7 @@ class Environment:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     self.module.fail_json(msg="another installation has held %s for %d s" % (lock.name, self.timeout))
-                time.sleep(0.2)
+                time.sleep(0.2)  # polls the lock until the deadline
             else:
                 return lock
 
