@@ -32,10 +32,10 @@ check: env ## Run the fast part: style, types, roles, rooms, tests without conta
 	@$(BIN)/python tools/check_rooms.py
 	@$(BIN)/python tools/check_roles.py
 	@ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED=False $(BIN)/ansible-lint --offline -q
-	@$(BIN)/pytest -q -n 2 -m "not lab"
+	@$(BIN)/pytest -q -n 2 -m "not lab and not gcloud"
 
-lab-test: engine ## Run the tests of workers and runs in the lab
-	@$(BIN)/pytest -v -m lab --ignore=tests/demo_way --durations=5
+lab-test: engine ## Run the tests of workers and runs in the lab, and those of the real gcloud
+	@$(BIN)/pytest -v -m "lab or gcloud" --ignore=tests/demo_way --durations=5
 
 demo-test: engine ## Run the demo's way as a test
 	@$(BIN)/pytest -v -m lab tests/demo_way --durations=12
