@@ -86,7 +86,7 @@ class Lab:
     async def begin(self, handler: Any, request: str, **fields: Any) -> str:
         """Begin an operation and return its name."""
         message = wire.parse(fields, wire.request_class("v2alpha1", request)())
-        answer: Any = await self.service.call(handler, "v2alpha1", message)
+        answer: Any = await self.service.call(request, handler, "v2alpha1", message)
         return str(answer.name)
 
     async def end(self, name: str) -> Any:
@@ -347,7 +347,7 @@ async def test_a_creation_that_cannot_be_written_down_is_taken_back_whole(lab: L
     assert (lab.names(), len(state.operations), len(state.queued), lab.backend.calls) == ([], 0, 0, [])
     await until(lambda: not lab.service.running)
     request = wire.parse({"parent": LOCATION}, wire.request_class("v2", "ListNodes")())
-    page: Any = await lab.service.call(nodes.list_nodes, "v2", request)
+    page: Any = await lab.service.call("ListNodes", nodes.list_nodes, "v2", request)
     assert page.items == ()  # one may still look
     lab.fill_disk(False)
     await lab.create("pod")

@@ -113,6 +113,25 @@ class LabApi:
         assert status == 200, found
         return found
 
+    def fault(self, **fields: Any) -> None:
+        """Have requests fail as docs/lab.md says: method, project, zone, code, message, times, seconds, unreachable."""
+        status, answer = self.call("POST", "lab/faults", fields)
+        assert status == 200, answer
+
+    def clear_faults(self) -> None:
+        """Let every request succeed again that would without faults."""
+        assert self.call("DELETE", "lab/faults")[0] == 200
+
+    def requests(self, project: str = "") -> dict[str, int]:
+        """Return how many requests each method has had since they were last forgotten, those of one project or all."""
+        counts = self.call("GET", "lab/requests")[1]
+        found: dict[str, int] = counts["projects"].get(project, {}) if project else counts["methods"]
+        return found
+
+    def forget_requests(self) -> None:
+        """Count requests from nothing again."""
+        assert self.call("DELETE", "lab/requests")[0] == 200
+
 
 @pytest.fixture
 def lab_api(tmp_path: Path) -> Iterator[LabApi]:

@@ -18,12 +18,18 @@ from tests.support.lab_api import PATIENCE, LabApi
 class Client:
     """One of google-cloud-tpu's clients behind one way to call it.
 
+    Args:
+        api: The API.
+        transport: How to reach it.
+        types: The package of the client.
+        address: ``host:port`` for gRPC where that is not the API's own.
+
     Attributes:
         transport: ``grpc``, ``grpc_asyncio`` or ``rest``.
         types: The package of its messages.
     """
 
-    def __init__(self, api: LabApi, transport: str, types: Any = tpu_v2) -> None:
+    def __init__(self, api: LabApi, transport: str, types: Any = tpu_v2, address: str = "") -> None:
         self.transport = transport
         self.types = types
         alpha = types is tpu_v2alpha1
@@ -32,12 +38,12 @@ class Client:
             wire = TpuRestTransport(host=host, url_scheme="http", credentials=AnonymousCredentials())
             self._client = tpu_v2.TpuClient(transport=wire)
         elif transport == "grpc":
-            channel = grpc.insecure_channel(api.grpc)
+            channel = grpc.insecure_channel(address or api.grpc)
             wire = (AlphaTransport if alpha else TpuGrpcTransport)(channel=channel)
             self._client = types.TpuClient(transport=wire)
         else:
             wire = (AlphaAsyncTransport if alpha else TpuGrpcAsyncIOTransport)(
-                channel=grpc.aio.insecure_channel(api.grpc)
+                channel=grpc.aio.insecure_channel(address or api.grpc)
             )
             self._client = types.TpuAsyncClient(transport=wire)
 
@@ -45,11 +51,11 @@ class Client:
         """Call a method with a request of these fields."""
         return await self._invoke(method, request)
 
-    async def _invoke(self, method: str, request: Any) -> Any:
+    async def _invoke(self, method: str, request: Any, patience: float = PATIENCE) -> Any:
         function = getattr(self._client, method)
         if self.transport == "grpc_asyncio":
-            return await function(request=request, timeout=PATIENCE)
-        return await asyncio.to_thread(function, request=request, timeout=PATIENCE)
+            return await function(request=request, timeout=patience)
+        return await asyncio.to_thread(function, request=request, timeout=patience)
 
     async def finish(self, operation: Any) -> Any:
         """Poll an operation until it has ended and return its result; an error of it is raised."""

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 
 from aiohttp import web
 
-from tpu_ops.lab.api import nodes
+from tpu_ops.lab.api import faults, nodes
 from tpu_ops.lab.api.catalogue import RUNTIME_VERSIONS
 from tpu_ops.lab.api.errors import invalid
+from tpu_ops.lab.api.methods import NAMES
 from tpu_ops.lab.api.rest import json_response, read_json
 from tpu_ops.lab.api.service import Service
 from tpu_ops.lab.api.wire import Json
@@ -99,3 +100,35 @@ def add_routes(app: web.Application, service: Service) -> None:
     app.router.add_post("/lab/preempt", preempt)
     app.router.add_get("/lab/workers", workers)
     app.router.add_get("/lab/info", info)
+    _add_faults(app, service.faults)
+
+
+def _add_faults(app: web.Application, kept: faults.Faults) -> None:
+    """Add what tests make requests fail with, and count them with."""
+
+    def shown() -> web.Response:
+        return json_response(json.dumps({"faults": [fault.json() for fault in kept.queue]}))
+
+    async def show(http: web.Request) -> web.Response:
+        return shown()
+
+    async def add(http: web.Request) -> web.Response:
+        kept.queue.append(faults.parse(await read_json(http), NAMES))
+        return shown()
+
+    async def clear(http: web.Request) -> web.Response:
+        kept.remove()
+        return shown()
+
+    async def requests(http: web.Request) -> web.Response:
+        return json_response(json.dumps(kept.requests()))
+
+    async def forget(http: web.Request) -> web.Response:
+        kept.forget_requests()
+        return json_response(json.dumps(kept.requests()))
+
+    app.router.add_get("/lab/faults", show)
+    app.router.add_post("/lab/faults", add)
+    app.router.add_delete("/lab/faults", clear)
+    app.router.add_get("/lab/requests", requests)
+    app.router.add_delete("/lab/requests", forget)

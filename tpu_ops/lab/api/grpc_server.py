@@ -15,10 +15,10 @@ from tpu_ops.lab.api.service import Handler, Service
 from tpu_ops.lab.api.wire import Message, Page
 
 
-def _unary(service: Service, api: str, handler: Handler, request: Callable[..., Message]) -> Any:
+def _unary(service: Service, api: str, method: str, handler: Handler, request: Callable[..., Message]) -> Any:
     async def answer(message: Message, context: Any) -> Message:
         try:
-            found = await service.call(handler, api, message)
+            found = await service.call(method, handler, api, message)
         except ApiError as failure:
             await context.abort(getattr(grpc.StatusCode, failure.code.name), failure.message)
             raise
@@ -35,11 +35,14 @@ def _handlers(service: Service) -> tuple[Any, ...]:
     found = []
     for api in wire.VERSIONS:
         methods = {
-            method: _unary(service, api, TPU[method], wire.request_class(api, method)) for method in wire.methods(api)
+            method: _unary(service, api, method, TPU[method], wire.request_class(api, method))
+            for method in wire.methods(api)
         }
         found.append(grpc.method_handlers_generic_handler(f"google.cloud.tpu.{api}.Tpu", methods))
     for name, table in MIXINS.items():
-        methods = {method: _unary(service, "v2", handler, request) for method, (request, _, handler) in table.items()}
+        methods = {
+            method: _unary(service, "v2", method, handler, request) for method, (request, _, handler) in table.items()
+        }
         found.append(grpc.method_handlers_generic_handler(name, methods))
     return tuple(found)
 

@@ -65,3 +65,6 @@ MIXINS: dict[str, dict[str, tuple[type, type, Handler]]] = {
         "GetLocation": (locations_pb2.GetLocationRequest, locations_pb2.Location, offers.get_location),
     },
 }
+
+#: Every method by its short name.
+NAMES = frozenset(TPU).union(*MIXINS.values())

@@ -63,6 +63,7 @@ class Route:
 
     verb: str
     pattern: re.Pattern[str]
+    method: str
     field: str
     api: str
     request: Any
@@ -87,7 +88,7 @@ def _routes() -> list[Route]:
                 request, handler = wire.request_class(api, method), TPU[method]
             else:
                 continue
-            found.append(Route(verb, re.compile(pattern), field, api, request, body, handler))
+            found.append(Route(verb, re.compile(pattern), name, field, api, request, body, handler))
     return found
 
 
@@ -194,7 +195,8 @@ def application(service: Service) -> web.Application:
         for route in routes:
             match = route.pattern.fullmatch(http.path) if route.verb == http.method else None
             if match is not None:
-                found = await service.call(route.handler, route.api, await _build(http, route, match[1]))
+                request = await _build(http, route, match[1])
+                found = await service.call(route.method, route.handler, route.api, request)
                 return json_response(found.text(route.api) if isinstance(found, Page) else wire.json_text(found))
         raise ApiError(Code.NOT_FOUND, f"{http.method} {http.path} is no method of this API")
 

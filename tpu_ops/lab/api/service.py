@@ -11,6 +11,7 @@ from typing import Any
 from tpu_ops.lab.api import names
 from tpu_ops.lab.api.catalogue import check_zone
 from tpu_ops.lab.api.errors import ApiError, Code, invalid
+from tpu_ops.lab.api.faults import Faults, target_of
 from tpu_ops.lab.api.names import ANY_LOCATION, Location
 from tpu_ops.lab.api.records import NodeRecord
 from tpu_ops.lab.api.state import State
@@ -49,9 +50,10 @@ class Service:
         self.running: dict[str, asyncio.Task[None]] = {}
         #: Told of every node that was preempted or deleted.
         self.on_lost: Callable[[NodeRecord], None] | None = None
+        self.faults = Faults()
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def call(self, handler: Handler, api: str, request: Message) -> Message | Page:
+    async def call(self, method: str, handler: Handler, api: str, request: Message) -> Message | Page:
         """Answer one request; what it changed is on disk before it is answered.
 
         Handlers that change something flush it themselves and take it back where that fails. What others changed, and
@@ -61,14 +63,15 @@ class Service:
             ApiError: The request failed.
         """
         try:
+            unreachable = await self.faults.meet(target_of(method, request))
             answer = await handler(self, api, request)
             await self.store.settle()
         except ApiError:
             raise
         except Exception as failure:
-            logging.getLogger(__name__).exception("%s failed", getattr(handler, "__name__", handler))
+            logging.getLogger(__name__).exception("%s failed", method)
             raise ApiError(Code.INTERNAL, f"the lab's API failed: {type(failure).__name__}: {failure}") from failure
-        return answer
+        return answer.without(unreachable) if isinstance(answer, Page) and unreachable else answer
 
     def lost(self, record: NodeRecord) -> None:
         """Say that a node's workers are gone for good."""

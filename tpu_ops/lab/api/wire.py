@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.cloud.tpu_v2.types import cloud_tpu as v2
@@ -119,18 +119,28 @@ class Page:
         field: Its repeated field, as in the protobuf.
         items: Records with ``pb(api)`` and ``text(api)``.
         token: Token of the next page, or empty.
+        unreachable: Names of the locations that nothing is known of.
     """
 
     response: str
     field: str
     items: tuple[Any, ...]
     token: str
+    unreachable: tuple[str, ...] = ()
+
+    def without(self, locations: tuple[str, ...]) -> Page:
+        """Return the page as it is when these locations cannot be reached."""
+        lost = tuple(f"{location}/" for location in locations)
+        items = tuple(item for item in self.items if not item.name.startswith(lost))
+        return replace(self, items=items, unreachable=locations)
 
     def message(self, api: str) -> Message:
         """Return the page as a protobuf."""
         response = message(api, self.response)()
         getattr(response, self.field).extend(item.pb(api) for item in self.items)
         response.next_page_token = self.token
+        if self.unreachable:
+            response.unreachable.extend(self.unreachable)
         return response
 
     def text(self, api: str) -> str:
@@ -142,6 +152,8 @@ class Page:
             parts.append(f'"{head}{"".join(part.title() for part in rest)}":[{inner}]')
         if self.token:
             parts.append(f'"nextPageToken":{json.dumps(self.token)}')
+        if self.unreachable:
+            parts.append(f'"unreachable":{json.dumps(self.unreachable)}')
         return "{" + ",".join(parts) + "}"
 
 
