@@ -14,13 +14,14 @@ PACKAGE = "tpu_ops"
 ALLOWED: dict[str, set[str]] = {
     "host": {"host"},
     "cloud": {"cloud", "errors"},
-    "remote": {"remote", "cloud", "errors"},
-    "lab": {"lab", "cloud.accelerators", "errors"},
-    "config": {"cloud", "options", "errors"},
+    "files": set(),
+    "remote": {"remote", "cloud", "files", "errors"},
+    "lab": {"lab", "cloud.accelerators", "files", "errors"},
+    "config": {"config", "cloud", "options", "files", "errors"},
     "options": {"errors"},
-    "fleet": {"fleet", "cloud", "remote", "config", "errors"},
-    "runs": {"runs", "fleet", "remote", "cloud", "config", "options", "errors"},
-    "cli": {"cli", "runs", "fleet", "lab", "remote", "cloud", "config", "options", "errors"},
+    "fleet": {"fleet", "cloud", "remote", "config", "files", "errors"},
+    "runs": {"runs", "fleet", "remote", "cloud", "config", "options", "files", "errors"},
+    "cli": {"cli", "runs", "fleet", "lab", "remote", "cloud", "config", "options", "files", "errors"},
     "errors": set(),
 }
 #: Only the lab's own command may use the lab.
@@ -32,7 +33,8 @@ LAB_BLIND = (
     "tpu_ops/remote",
     "tpu_ops/runs",
     "tpu_ops/host",
-    "tpu_ops/config.py",
+    "tpu_ops/config",
+    "tpu_ops/files.py",
     "tpu_ops/options.py",
 )
 LAB_BLIND_ANSIBLE = ("roles", "playbooks", "inventory_plugins", "site.yml")

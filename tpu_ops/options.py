@@ -104,6 +104,15 @@ class Options:
             raise UsageError("the list is empty", where=self.at(key), fix=f"use {', '.join(default)}")
         return tuple(dict.fromkeys(values))
 
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Return a yes or no."""
+        value = self.data.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
     def seconds(self, key: str, default: float) -> float:
         """Return a positive number of seconds."""
         value = self.data.get(key)

@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from tpu_ops import files
 from tpu_ops.cli.main import main
 from tpu_ops.lab import instance, process
 
@@ -121,7 +122,7 @@ def engine(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("engine")
 def test_down_all_names_the_labs_that_it_does_not_know_and_leaves_them(tpu_ops):
     code, out, err = tpu_ops("lab", "down", "--all")
-    assert (code, out) == (0, f"no lab has files below {instance.state_root()}\n")
+    assert (code, out) == (0, f"no lab has files below {files.state_root()}\n")
     assert err.count("TPU_OPS_LAB=elsewhere tpu_ops lab down") == 1
     assert json.loads(tpu_ops("lab", "down", "--all", "--json")[1])["others"] == ["elsewhere"]
 

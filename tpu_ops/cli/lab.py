@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tpu_ops import config
+from tpu_ops import config, files
 from tpu_ops.cli import output
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.lab import environment, events, instance
@@ -182,10 +182,10 @@ def _say_down(results: Sequence[Mapping[str, object]], others: Sequence[str], *,
             else f"lab {result['instance']} was not up"
         )
     if all_of and not results:
-        output.line(f"no lab has files below {instance.state_root()}")
+        output.line(f"no lab has files below {files.state_root()}")
     for name in others:
         output.warning(
-            f"lab {name} has containers, but no files below {instance.state_root()}; "
+            f"lab {name} has containers, but no files below {files.state_root()}; "
             f"`TPU_OPS_LAB={shlex.quote(name)} tpu_ops lab down` removes them"
         )
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tpu_ops.cloud.auth import Auth, credentials
 from tpu_ops.errors import CloudError
 
 Answer = TypeVar("Answer")
@@ -115,13 +116,14 @@ REAL_SERVICE = "tpu.googleapis.com"
 
 
 @contextmanager
-def connect(endpoint: str = "", timeout: float = 60.0) -> Iterator[Tpu]:
+def connect(endpoint: str = "", timeout: float = 60.0, auth: Auth | None = None) -> Iterator[Tpu]:
     """Open a client for as long as the block lasts.
 
     Args:
         endpoint: ``host:port`` on loopback, spoken to in plaintext without credentials; empty means the real
-            service with application default credentials.
+            service.
         timeout: Seconds that one call may take, its retries included.
+        auth: Credentials for the real service; application default credentials where it is None.
 
     Raises:
         CloudError: There are no credentials for the real service.
@@ -142,29 +144,13 @@ def connect(endpoint: str = "", timeout: float = 60.0) -> Iterator[Tpu]:
         channel = grpc.insecure_channel(endpoint, options=options)
         client = TpuClient(transport=TpuGrpcTransport(channel=channel))
     else:
-        client = TpuClient(credentials=_default_credentials())
+        client = TpuClient(credentials=credentials(auth or Auth()))
     tpu = Tpu(client, endpoint or REAL_SERVICE, timeout, threading.Event())
     try:
         yield tpu
     finally:
         tpu.closed.set()
         client.transport.close()
-
-
-def _default_credentials() -> Any:
-    import google.auth
-    from google.auth.exceptions import GoogleAuthError
-
-    try:
-        credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
-    except GoogleAuthError as exc:
-        raise CloudError(
-            "no credentials for Google Cloud",
-            where="application default credentials",
-            fix="run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS; an endpoint "
-            "that needs none is set by TPU_OPS_ENDPOINT",
-        ) from exc
-    return credentials
 
 
 def attempt(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tpu_ops import files
 from tpu_ops.errors import OpsError
 from tpu_ops.fleet.model import Node
 
@@ -108,32 +105,20 @@ class Files:
         Raises:
             OpsError: Another writer did not end in time, or the directory cannot be written.
         """
-        try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as exc:
-            raise unwritable(self.directory, exc) from exc
-        try:
-            deadline = time.monotonic() + timeout
-            while not _locked(handle):
-                if time.monotonic() > deadline:
-                    raise OpsError(
-                        f"another process held the fleet's state for more than {timeout:.0f} s",
-                        where=str(self.directory / "lock"),
-                        fix="see which with `fuser` on that file, and run this again when it has ended",
-                    )
-                time.sleep(0.05)
+        path = self.directory / "lock"
+        with ExitStack() as held:
+            try:
+                self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                held.enter_context(files.locked(path, timeout))
+            except TimeoutError as exc:
+                raise OpsError(
+                    f"another process held the fleet's state for more than {timeout:.0f} s",
+                    where=str(path),
+                    fix="see which with `fuser` on that file, and run this again when it has ended",
+                ) from exc
+            except OSError as exc:
+                raise unwritable(self.directory, exc) from exc
             yield
-        finally:
-            os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def replace(path: Path, text: str, mode: int) -> None:
@@ -143,7 +128,7 @@ def replace(path: Path, text: str, mode: int) -> None:
         OpsError: It cannot be written.
     """
     try:
-        _replace(path, text, mode)
+        files.replace(path, text, mode)
     except OSError as exc:
         raise unwritable(path, exc) from exc
 
@@ -155,17 +140,3 @@ def unwritable(path: Path, exc: OSError) -> OpsError:
         where=str(path),
         fix="make it writable and see that the disk has space (df), or set TPU_OPS_STATE to another directory",
     )
-
-
-def _replace(path: Path, text: str, mode: int) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(handle)
-        Path(name).chmod(mode)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

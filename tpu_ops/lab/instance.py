@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import http.client
 import json
 import os
@@ -20,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
+from tpu_ops import files
 from tpu_ops.errors import CloudError, OpsError, UsageError
+from tpu_ops.files import state_root
 from tpu_ops.lab import process
 
 #: gRPC and REST port of the instance `default`.
@@ -88,17 +89,6 @@ class Instance:
         return record if record and record.runs() else process.unrecorded(self.state_file, self.name)
 
 
-def state_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory below which tpu_ops keeps what it must remember, the same that `tpu_ops.config` finds.
-
-    Absolute, since the API's process works in another directory than the command that starts it.
-    """
-    if explicit := environ.get("TPU_OPS_STATE"):
-        return Path(explicit).expanduser().absolute()
-    home = Path(environ.get("HOME") or Path.home())
-    return Path(environ.get("XDG_STATE_HOME") or home / ".local" / "state").absolute() / "tpu_ops"
-
-
 def instance(environ: Mapping[str, str] = os.environ) -> Instance:
     """Return the instance that the environment names (TPU_OPS_LAB, else ``default``).
 
@@ -157,10 +147,9 @@ def _take_lock(lab: Instance) -> TextIO | None:
             fix="make it writable, or set TPU_OPS_STATE to a directory that is",
         ) from exc
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(handle.fileno()), path.stat()):
+        if files.take(handle.fileno()) and os.path.samestat(os.fstat(handle.fileno()), path.stat()):
             return handle
-    except (BlockingIOError, FileNotFoundError):
+    except FileNotFoundError:
         pass
     handle.close()
     return None

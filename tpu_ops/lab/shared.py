@@ -10,8 +10,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from tpu_ops.files import state_root
 from tpu_ops.lab.backend import BackendError
-from tpu_ops.lab.instance import state_root
 
 #: No file of an agent is larger; a worker's root may write what it likes.
 MAX_BYTES = 1 << 20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import shlex
 import signal
@@ -12,6 +11,7 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from tpu_ops import files
 from tpu_ops.errors import OpsError
 
 #: Seconds within which a master must be authenticated; ConnectTimeout covers the TCP connection alone.
@@ -160,7 +160,7 @@ class Masters:
             ) from exc
         try:
             deadline = asyncio.get_running_loop().time() + OPEN_LIMIT + CONTROL_LIMIT
-            while not _take(handle):
+            while not files.take(handle):
                 if asyncio.get_running_loop().time() > deadline:
                     raise Unreachable("another process has been opening a connection to it for too long")
                 # Another process holds the lock: there is no event of ours to wait for.
@@ -168,11 +168,3 @@ class Masters:
             yield
         finally:
             os.close(handle)
-
-
-def _take(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tpu_ops.errors import OpsError
+from tpu_ops.files import state_root
 from tpu_ops.lab.engine import Engine, reason
 from tpu_ops.lab.image import sources
-from tpu_ops.lab.instance import state_root
 
 LABEL = "tpu-ops.lab.image"
 BUILD_TIMEOUT = 900.0

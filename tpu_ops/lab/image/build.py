@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -25,11 +24,11 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpu_ops import files
 from tpu_ops.errors import OpsError
 from tpu_ops.lab.engine import Engine, EngineError, Result, find
 from tpu_ops.lab.image import bootstrap, sources
 from tpu_ops.lab.image.bootstrap import BUILD_TIMEOUT, LABEL, PACKAGES, ImageError, Say, digest_of
-from tpu_ops.lab.instance import state_root
 from tpu_ops.lab.shared import certificate_bundle
 
 HERE = Path(__file__).parent
@@ -148,23 +147,19 @@ def _image(tag: str, shown: Result) -> Image:
 @contextlib.asynccontextmanager
 async def _build_lock(say: Say) -> AsyncIterator[None]:
     """Let one build run at a time; the lock falls with the process that holds it."""
-    path = state_root() / "lab" / "image.lock"
+    path = files.state_root() / "lab" / "image.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         deadline, told = asyncio.get_running_loop().time() + BUILD_TIMEOUT, False
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise ImageError(
-                        f"another build of the worker image has not ended for {BUILD_TIMEOUT:.0f} s", where=str(path)
-                    ) from None
-                if not told:
-                    say("waiting for another process that builds the worker image")
-                    told = True
-                await asyncio.sleep(0.2)  # polls the lock until the deadline
+        while not files.take(handle.fileno()):
+            if asyncio.get_running_loop().time() > deadline:
+                raise ImageError(
+                    f"another build of the worker image has not ended for {BUILD_TIMEOUT:.0f} s", where=str(path)
+                )
+            if not told:
+                say("waiting for another process that builds the worker image")
+                told = True
+            await asyncio.sleep(0.2)  # polls the lock until the deadline
         yield
 
 

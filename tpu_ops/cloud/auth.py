@@ -1,0 +1,81 @@
+"""Who asks the Cloud TPU API: the three kinds of credentials that the modules of google.cloud know, too."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tpu_ops.errors import CloudError
+
+#: Values of `Auth.kind`.
+KINDS = ("application", "serviceaccount", "accesstoken")
+
+_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+
+
+@dataclass(frozen=True)
+class Auth:
+    """Credentials as the fleet's settings name them; secrets are left out of its printed form.
+
+    Attributes:
+        kind: ``application`` (application default credentials), ``serviceaccount`` or ``accesstoken``.
+        service_account_file: Key file of the service account, or None.
+        service_account_contents: The same as JSON text, or empty; wins over the file.
+        access_token: OAuth 2.0 access token, or empty.
+    """
+
+    kind: str = "application"
+    service_account_file: Path | None = None
+    service_account_contents: str = field(default="", repr=False)
+    access_token: str = field(default="", repr=False)
+
+
+def credentials(auth: Auth) -> Any:
+    """Return the google.auth credentials that these settings name.
+
+    Raises:
+        CloudError: There are none, or they are damaged.
+    """
+    if auth.kind == "accesstoken":
+        from google.oauth2.credentials import Credentials
+
+        return Credentials(token=auth.access_token)
+    if auth.kind == "serviceaccount":
+        return _service_account(auth)
+    import google.auth
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        found, _ = google.auth.default(scopes=_SCOPES)
+    except GoogleAuthError as exc:
+        raise CloudError(
+            "no credentials for Google Cloud",
+            where="application default credentials",
+            fix="run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS; an endpoint "
+            "that needs none is set by TPU_OPS_ENDPOINT, and a published snapshot of the fleet is read by "
+            "`tpu_ops refresh --from`",
+        ) from exc
+    return found
+
+
+def _service_account(auth: Auth) -> Any:
+    from google.auth.exceptions import GoogleAuthError
+    from google.oauth2.service_account import Credentials
+
+    where = "service_account_contents" if auth.service_account_contents else str(auth.service_account_file)
+    try:
+        text = auth.service_account_contents
+        if not text and auth.service_account_file is not None:
+            text = auth.service_account_file.read_text(encoding="utf-8")
+        return Credentials.from_service_account_info(json.loads(text), scopes=_SCOPES)
+    except OSError as exc:
+        raise CloudError(f"the service account's key cannot be read: {exc.strerror}", where=where) from exc
+    except (GoogleAuthError, ValueError, AttributeError, TypeError) as exc:
+        # The text of the failure may quote the key.
+        raise CloudError(
+            "this is no key of a service account",
+            where=where,
+            fix="make one: gcloud iam service-accounts keys create FILE --iam-account ACCOUNT",
+        ) from exc

@@ -1,0 +1,30 @@
+"""The settings of a fleet: `inventory/tpu_vm.yml` and the environment, read once, typed.
+
+The inventory plugin and the command line read the same file. The environment wins over the file, so that a fleet
+can be pointed at another endpoint or project without an edit. Every error names the file and the key, or the
+variable, that it came from.
+"""
+
+from tpu_ops.config.find import find_fleet, load, load_file, nearest_fleet, read_file
+from tpu_ops.config.read import FLEET_FILE, PRIVATE_KEYS, check_project, check_zone, from_data
+from tpu_ops.config.settings import LOCAL_TIMEOUT, OWN_KEYS, PLUGIN_KEYS, REQUEST_TIMEOUT, STATES, Filters, Settings
+
+__all__ = [
+    "FLEET_FILE",
+    "LOCAL_TIMEOUT",
+    "OWN_KEYS",
+    "PLUGIN_KEYS",
+    "PRIVATE_KEYS",
+    "REQUEST_TIMEOUT",
+    "STATES",
+    "Filters",
+    "Settings",
+    "check_project",
+    "check_zone",
+    "find_fleet",
+    "from_data",
+    "load",
+    "load_file",
+    "nearest_fleet",
+    "read_file",
+]

@@ -1,0 +1,79 @@
+"""Files of this machine: where tpu_ops keeps what it remembers, replaced at once, one writer at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+#: Seconds between two looks at a lock that another process holds: the kernel tells nobody when it is let go.
+LOCK_POLL = 0.05
+
+
+def state_root(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the directory below which tpu_ops keeps what it must remember: absolute, made by nobody yet."""
+    if explicit := environ.get("TPU_OPS_STATE", ""):
+        return Path(explicit).expanduser().absolute()
+    home = Path(environ.get("HOME") or Path.home())
+    return Path(environ.get("XDG_STATE_HOME") or home / ".local" / "state").absolute() / "tpu_ops"
+
+
+def replace(path: Path, content: str | bytes, mode: int) -> None:
+    """Replace a file's content at once: a reader sees the old or the new, never a part.
+
+    Args:
+        path: The file; where it is a link, the link itself is replaced.
+        content: Text (written as UTF-8) or bytes.
+        mode: Permissions of the new file.
+
+    Raises:
+        OSError: It cannot be written; the old file is as it was.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(handle)
+        Path(name).chmod(mode)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def take(handle: int) -> bool:
+    """Lock an open file for this process unless another one holds it; return whether it is locked now."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def locked(path: Path, timeout: float) -> Iterator[None]:
+    """Hold a lock file for as long as the block lasts.
+
+    Args:
+        path: The lock file, made where it is missing; its directory exists.
+        timeout: Seconds to wait for another process that holds it.
+
+    Raises:
+        TimeoutError: Another process held it for longer.
+        OSError: It cannot be opened or made.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + timeout
+        while not take(handle):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{path} was held for more than {timeout:.0f} s")
+            time.sleep(LOCK_POLL)
+        yield
+    finally:
+        os.close(handle)
