@@ -4,6 +4,8 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Where it is set, each of the many Python processes here would compile all it imports anew: a fifth of make check.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help env engine demo demo-record test check lab-test demo-test molecule format lock clean
 
