@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tpu_ops.lab.api.fleet_file import write_fleet as write_fleet
 
 #: Longest time that any operation of the lab's API may take in a test.
 PATIENCE = 10.0
@@ -140,34 +141,3 @@ def lab_api(tmp_path: Path) -> Iterator[LabApi]:
     api.start()
     yield api
     api.close()
-
-
-def write_fleet(path: Path, nodes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write a state file for a fleet of any size and in any state, without asking an API to create it.
-
-    Args:
-        path: The state file; `LabApi(path).start()` then serves it.
-        nodes: Full name of each node -> its fields as in the API's JSON. ``acceleratorType`` is needed; ``state``
-            is READY and ``runtimeVersion`` ``tpu-ubuntu2204-base`` where they are not given; ``networkConfig``
-            ``{}`` leaves out external addresses.
-    """
-    from tpu_ops.lab.api.names import split
-    from tpu_ops.lab.api.nodes import complete
-    from tpu_ops.lab.api.records import NodeRecord, timestamp
-    from tpu_ops.lab.api.state import State
-    from tpu_ops.lab.backend import NoWorkers
-
-    state = State(NoWorkers.networks)
-    for name, fields in nodes.items():
-        body = complete(split(name)[0], {"runtimeVersion": "tpu-ubuntu2204-base", **fields})
-        body = {"id": state.new_node_id(), "createTime": timestamp(time.time()), **body}
-        condition = str(body.pop("state", "READY"))
-        record = NodeRecord(name, body, condition, [], [])
-        record.health = "HEALTHY" if condition == "READY" else ""
-        workers = record.accelerator.workers
-        record.internal_ips = state.internal.take(workers)
-        running = record.wants_external and condition == "READY"
-        record.external_ips = state.external.take(workers) if running else [""] * workers
-        state.nodes.add(record)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(state.text())
