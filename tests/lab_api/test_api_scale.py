@@ -9,10 +9,11 @@ from typing import Any
 
 from google.cloud.tpu_v2.types import cloud_tpu
 
-from tests.support.lab_api import LOCATION, LabApi, write_fleet
+from tests.support.lab_api import LOCATION, LabApi
 from tests.support.tpu_client import Client
 from tpu_ops.cloud.accelerators import catalogue
 from tpu_ops.lab.api.catalogue import ZONES
+from tpu_ops.lab.api.fleet_file import write_fleet
 from tpu_ops.lab.api.state import State
 from tpu_ops.lab.backend import NoWorkers
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from tpu_ops.lab.api.fleet_file import write_fleet as write_fleet
-
 #: Longest time that any operation of the lab's API may take in a test.
 PATIENCE = 10.0
 LOCATION = "projects/lab/locations/us-central2-b"
