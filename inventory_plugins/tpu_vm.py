@@ -140,6 +140,7 @@ cache_timeout: 600
 # ansible_user: ada
 # ansible_ssh_private_key_file: /home/ada/.ssh/id_ed25519
 # ansible_ssh_common_args: -o HostKeyAlias=tpu-8066102453917220011-w1 -o UserKnownHostsFile=... -o ControlPath=...
+# tpu_host: pod-w1                    # its name for tpu_ops and in the written ssh config
 # tpu_node: pod                       # name in the API
 # tpu_node_label: pod                 # name in this fleet, unique
 # tpu_node_id: "8066102453917220011"  # another one for a node made anew under the same name
@@ -164,12 +165,14 @@ cache_timeout: 600
 # tpu_internal_ips: [10.130.0.11, 10.130.0.12, 10.130.0.13, 10.130.0.14]   # of all workers, in order
 # tpu_external_ips: [34.90.12.6, 34.90.12.7, 34.90.12.8, 34.90.12.9]
 # tpu_queued_resource: ""             # name of the one that made the node
+# tpu_slice_index: null               # of a node that is one of several slices: its index among them, from 0
 # tpu_preemptible: false              # preemptible or spot
 # tpu_spot: false
 # tpu_reserved: false
 # tpu_data_disks: [{source: projects/my-project/zones/us-central2-b/disks/data, mode: READ_ONLY}]
 # tpu_service_account: 123456-compute@developer.gserviceaccount.com
 # tpu_create_time: "2026-11-02T09:14:31Z"
+# tpu_instance_name: ""               # Compute Engine instance; asked for only with iap
 # tpu_host_key_alias: tpu-8066102453917220011-w1
 """
 
@@ -187,6 +190,7 @@ try:
     from tpu_ops.errors import OpsError
     from tpu_ops.fleet import hostvars, ssh_files, view
     from tpu_ops.fleet.model import Node, Worker, workers_of
+    from tpu_ops.fleet.reach import Way
 except ImportError as exc:
     IMPORT_ERROR: ImportError | None = exc
 else:
@@ -228,15 +232,15 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             nodes = self._cached(settings, key)
             if nodes is not None:
                 return nodes
-        fleet, changes = view.refresh(settings)
+        fleet, changes = view.refresh(settings, learn=settings.learn_host_keys)
         for text in fleet.warnings:
             self.display.warning(text)
         for text in changes.news():
             self.display.v(f"tpu_vm: {text}")
         if caching:
             # Written only here, after the API was asked: an answer from the cache never renews its own age.
-            self._cache[key] = {"version": CACHE_VERSION, "nodes": [node.to_json() for node in fleet.nodes]}
-        return list(fleet.nodes)
+            self._cache[key] = {"version": CACHE_VERSION, "nodes": [node.to_json() for node in fleet.scope]}
+        return list(fleet.scope)
 
     def _cached(self, settings: config.Settings, key: str) -> list[Node] | None:
         """Return the cached nodes; None where there are none, they are damaged, or their host keys are not known."""
@@ -257,8 +261,10 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         prefix = self.get_option("hostvars_prefix")
         strict = self.get_option("strict")
         groups = hostvars.groups(nodes)
-        options = view.ssh_options(settings)
-        for worker in workers_of(nodes):
+        workers = view.selected(settings, nodes)[1]
+        ways = view.ways_of(settings, workers)
+        shared = ssh_files.arguments(view.ssh_options(settings))
+        for worker in workers:
             if worker.node.state not in settings.states:
                 continue
             self.inventory.add_host(worker.host)
@@ -266,27 +272,25 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
                 self.inventory.add_group(group)
                 self.inventory.add_child(group, worker.host)
             variables = {f"{prefix}{name}": value for name, value in hostvars.facts(worker).items()}
-            variables |= self._connection(settings, worker, options)
+            variables |= self._connection(settings, worker, ways.of(worker), shared)
             for name, value in variables.items():
                 self.inventory.set_variable(worker.host, name, _plain(value))
             self._set_composite_vars(self.get_option("compose"), variables, worker.host, strict=strict)
             self._add_host_to_composed_groups(self.get_option("groups"), variables, worker.host, strict=strict)
             self._add_host_to_keyed_groups(self.get_option("keyed_groups"), variables, worker.host, strict=strict)
 
-    def _connection(
-        self, settings: config.Settings, worker: Worker, options: tuple[tuple[str, str], ...]
-    ) -> dict[str, str]:
+    def _connection(self, settings: config.Settings, worker: Worker, way: Way, shared: str) -> dict[str, str]:
         """Return how Ansible reaches a worker: the same options that ssh_config holds."""
         variables = {
             "ansible_user": settings.user,
-            "ansible_ssh_common_args": ssh_files.common_args(worker, options),
+            "ansible_ssh_common_args": f"{ssh_files.arguments(ssh_files.own_options(worker, way))} {shared}",
         }
         if settings.private_key is not None:
             variables["ansible_ssh_private_key_file"] = str(settings.private_key)
-        if address := ssh_files.address(worker, settings.connect_with):
-            variables["ansible_host"] = address
+        if way.address:
+            variables["ansible_host"] = way.address
         else:
-            self.display.warning(f"worker {worker.host} has no {' or '.join(settings.connect_with)} address")
+            self.display.warning(f"worker {worker.host} {way.problem}")
         return variables
 
 

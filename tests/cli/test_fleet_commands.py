@@ -135,9 +135,9 @@ def test_host_keys_that_come_late_are_waited_for(fleet, tpu_ops, monkeypatch):
     monkeypatch.setattr(create_command, "KEYS_DELAY", 0.01)
     fetch, calls = hostkeys.fetch, []
 
-    def late(tpu, nodes):
+    def late(tpu, nodes, **options):
         calls.append(len(nodes))
-        return fetch(tpu, nodes if len(calls) > 2 else [])
+        return fetch(tpu, nodes if len(calls) > 2 else [], **options)
 
     monkeypatch.setattr(hostkeys, "fetch", late)
     code, _, err = tpu_ops("create", *POD)

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpu_ops.errors import OpsError, UsageError
-from tpu_ops.fleet import hostkeys, hostvars, lifecycle, ssh_files, targets
+from tpu_ops.fleet import hostkeys, hostvars, lifecycle, reach, ssh_files, targets
 from tpu_ops.fleet.diff import AddressChange, StateChange, diff
 from tpu_ops.fleet.model import Node, node_labels, workers_of
+from tpu_ops.fleet.reach import Way
 from tpu_ops.fleet.state import Files, Scope, Snapshot, replace
 
 
@@ -40,10 +41,13 @@ def key(seed: str, kind: str = "ssh-ed25519") -> str:
 OPTIONS = ssh_files.common_options(Path("/state dir/known_hosts"), Path("/run/user/7/tpu_ops/mux"))
 
 
-def config_of(workers, private_key=Path("/home/ada/.ssh/id"), connect_with=("external", "internal")):
-    return ssh_files.ssh_config(
-        workers, connect_with=connect_with, user="ada", private_key=private_key, options=OPTIONS
-    )
+def labelled(nodes):
+    return nodes, node_labels(nodes)
+
+
+def config_of(workers, private_key=Path("/home/ada/.ssh/id")):
+    ways = [(worker, Way(reach.address(worker, ("external", "internal")))) for worker in workers]
+    return ssh_files.ssh_config(ways, user="ada", private_key=private_key, options=OPTIONS)
 
 
 def test_ssh_config_text():
@@ -79,7 +83,9 @@ def test_ansible_gets_the_same_options_as_ssh(tmp_path):
         return {line for line in lines if not line.startswith("host ")}
 
     by_config = effective(f"-F {path} -G pod-w1")
-    by_args = effective(f"-F none {ssh_files.common_args(worker, OPTIONS)} -i {private_key} -o User=ada -G 34.0.1.1")
+    by_args = effective(
+        f"-F none {ssh_files.arguments([*ssh_files.own_options(worker, Way('')), *OPTIONS])} -i {private_key} -o User=ada -G 34.0.1.1"
+    )
     assert by_config == by_args
 
 
@@ -88,13 +94,13 @@ def test_ansible_gets_the_same_options_as_ssh(tmp_path):
     [(("external",), "34.0.1.0"), (("internal", "external"), "10.0.1.0"), (("external", "internal"), "34.0.1.0")],
 )
 def test_the_preferred_address_is_taken(connect_with, address):
-    assert ssh_files.address(workers_of([node()])[0], connect_with) == address
+    assert reach.address(workers_of([node()])[0], connect_with) == address
 
 
 def test_the_other_address_is_taken_where_the_preferred_is_missing():
     worker = workers_of([node(external_ips=("", ""))])[0]
-    assert ssh_files.address(worker, ("external", "internal")) == "10.0.1.0"
-    assert ssh_files.address(worker, ("external",)) == ""
+    assert reach.address(worker, ("external", "internal")) == "10.0.1.0"
+    assert reach.address(worker, ("external",)) == ""
 
 
 @pytest.mark.parametrize(
@@ -207,7 +213,7 @@ def test_diff_tells_everything_that_changed():
         node("fresh", node_id="6"),
         node("state", node_id="4", external_ips=("34.0.4.0", "")),
     ]
-    changes = diff(old, new)
+    changes = diff(labelled(old), labelled(new))
     assert (changes.first, changes.new, changes.gone, changes.recreated) == (False, ("fresh",), ("gone",), ("anew",))
     assert changes.states == (StateChange("state", "CREATING", "READY"),)
     assert changes.addresses == (
@@ -219,8 +225,8 @@ def test_diff_tells_everything_that_changed():
 
 
 def test_no_change_is_no_news_and_the_first_look_neither():
-    assert not diff([node()], [node()])
-    first = diff(None, [node()])
+    assert not diff(labelled([node()]), labelled([node()]))
+    first = diff(None, labelled([node()]))
     assert (first.first, first.new, first.news()) == (True, ("pod",), [])
 
 

@@ -140,9 +140,9 @@ def test_known_nodes_are_not_asked_for_their_keys_again(fleet, monkeypatch):
     asked: list[int] = []
     fetch = hostkeys.fetch
 
-    def counted(tpu, nodes):
+    def counted(tpu, nodes, **options):
         asked.append(len(nodes))
-        return fetch(tpu, nodes)
+        return fetch(tpu, nodes, **options)
 
     monkeypatch.setattr(hostkeys, "fetch", counted)
     view.refresh(fleet.settings())

@@ -9,7 +9,7 @@ from tpu_ops import config
 from tpu_ops.cli import options, output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import lifecycle, view
-from tpu_ops.fleet.model import Node, node_labels
+from tpu_ops.fleet.model import Node
 from tpu_ops.fleet.view import Fleet
 
 
@@ -64,7 +64,7 @@ def chosen(fleet: Fleet, name: str, *, zone: str | None, project: str | None) ->
     Raises:
         UsageError: None or several are.
     """
-    labels = node_labels(fleet.nodes)
+    labels = {node.full_name: fleet.labels[node.full_name] for node in fleet.nodes}
     found = [
         node
         for node in fleet.nodes

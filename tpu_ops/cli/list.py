@@ -10,7 +10,7 @@ from tpu_ops.cli import options, output
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import view
 from tpu_ops.fleet.hostvars import facts
-from tpu_ops.fleet.model import Node, Worker, node_labels
+from tpu_ops.fleet.model import Node, Worker
 from tpu_ops.fleet.view import Fleet
 
 COLUMNS = ("host", "zone", "type", "state", "health", "internal", "external")
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         output.warning(text)
     if args.json:
         shown = [worker for worker in fleet.workers if wanted(worker.node, args.state)]
-        output.as_json([facts(worker) | {"host": worker.host} for worker in shown])
+        output.as_json([facts(worker) for worker in shown])
         return ExitCode.OK
     rows = table_rows(fleet, args.state)
     if rows:
@@ -62,7 +62,7 @@ def wanted(node: Node, states: Collection[str] | None) -> bool:
 
 def table_rows(fleet: Fleet, states: Collection[str] | None) -> list[dict[str, str]]:
     """Return one row per worker, and one for each node that has no worker yet."""
-    labels = node_labels(fleet.nodes)
+    labels = fleet.labels
     workers: dict[str, list[Worker]] = {}
     for worker in fleet.workers:
         workers.setdefault(worker.label, []).append(worker)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tpu_ops import config
 from tpu_ops.cli import options, output
 from tpu_ops.errors import OpsError, UnreachableError, UsageError
-from tpu_ops.fleet import ssh_files, targets, view
+from tpu_ops.fleet import targets, view
 from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.fleet.view import Fleet
 
@@ -56,10 +56,9 @@ def one_worker(fleet: Fleet, target: str) -> Worker:
         raise UnreachableError(
             f"its node is in state {worker.node.state}", where=worker.host, fix="if that is old: tpu_ops refresh"
         )
-    if not ssh_files.address(worker, fleet.settings.connect_with):
-        kinds = " or ".join(fleet.settings.connect_with)
+    if problem := view.ways_of(fleet.settings, fleet.workers).of(worker).problem:
         raise UnreachableError(
-            f"it has no {kinds} address", where=worker.host, fix="`tpu_ops refresh`, or see connect_with in tpu_vm.yml"
+            f"it {problem}", where=worker.host, fix="`tpu_ops refresh`, or see connect_with in tpu_vm.yml"
         )
     return worker
 

@@ -40,16 +40,30 @@ class Listing:
     warnings: tuple[str, ...] = ()
 
 
-def list_nodes(tpu: Tpu, projects: Sequence[str], zones: Sequence[str] = ()) -> Listing:
+def list_nodes(
+    tpu: Tpu, projects: Sequence[str], zones: Sequence[str] = (), *, strict_permissions: bool = False
+) -> Listing:
     """List the nodes of several projects, all zones of them or those named, concurrently.
 
+    Args:
+        tpu: The client.
+        projects: Project ids.
+        zones: Zones; all where none is named.
+        strict_permissions: Whether one project or zone that cannot be listed is an error.
+
     Raises:
-        ApiError: No project and zone could be listed, or one does not exist.
+        ApiError: No project and zone could be listed, one does not exist, or any could not be and that is an error.
     """
     scopes = [(project, zone) for project in projects for zone in (zones or ("-",))]
     with ThreadPoolExecutor(min(CONCURRENCY, len(scopes))) as pool:
         answers = list(pool.map(lambda scope: _list_scope(tpu, *scope), scopes))
-    return combine(scopes, answers)
+    listing = combine(scopes, answers)
+    if strict_permissions and listing.warnings:
+        raise next(
+            (answer for answer in answers if isinstance(answer, ApiError)),
+            ApiError(listing.warnings[0], status="UNAVAILABLE", fix="try again, or set strict_permissions: false"),
+        )
+    return listing
 
 
 def _list_scope(tpu: Tpu, project: str, zone: str) -> tuple[list[Json], list[str]] | ApiError:
@@ -139,26 +153,47 @@ def stop_node(tpu: Tpu, name: str) -> str:
     return _operation(tpu.call("stop_node", {"name": name}, _short(name), repeat=False))
 
 
-def host_keys(tpu: Tpu, name: str, worker_count: int) -> list[dict[str, str]]:
-    """Return the host keys that each worker of a node published, in order: key type -> base64 blob.
+@dataclass(frozen=True)
+class Published:
+    """What a worker publishes of itself as guest attributes.
 
-    A worker that published none has an empty dictionary.
+    Attributes:
+        host_keys: Key type -> base64 blob; empty where it publishes none.
+        instance_name: Its name as a Compute Engine instance, or empty.
+    """
+
+    host_keys: dict[str, str]
+    instance_name: str = ""
+
+
+def published(tpu: Tpu, name: str, worker_count: int, *, instance_names: bool = False) -> list[Published]:
+    """Return what each worker of a node publishes, in order.
+
+    Args:
+        tpu: The client.
+        name: The node's resource name.
+        worker_count: How many workers it has.
+        instance_names: Whether their instance names are asked for as well.
 
     Raises:
         ApiError: The API refused.
     """
-    answers = _host_keys(tpu, name, [""])
+    path = "" if instance_names else "hostkeys/"
+    answers = _published(tpu, name, path, [""])
     if len(answers) != worker_count:
         # The answer names no worker, so it is of use only when every worker is in it.
-        answers = [(_host_keys(tpu, name, [str(index)]) or [{}])[0] for index in range(worker_count)]
+        answers = [(_published(tpu, name, path, [str(index)]) or [Published({})])[0] for index in range(worker_count)]
     return answers
 
 
-def _host_keys(tpu: Tpu, name: str, worker_ids: list[str]) -> list[dict[str, str]]:
-    request = {"name": name, "query_path": "hostkeys/", "worker_ids": worker_ids}
+def _published(tpu: Tpu, name: str, path: str, worker_ids: list[str]) -> list[Published]:
+    request = {"name": name, "query_path": path, "worker_ids": worker_ids}
     answer = _raw(tpu.call("get_guest_attributes", request, _short(name)))
     return [
-        {entry.key: entry.value for entry in attributes.query_value.items if entry.namespace == "hostkeys"}
+        Published(
+            {entry.key: entry.value for entry in attributes.query_value.items if entry.namespace == "hostkeys"},
+            next((entry.value for entry in attributes.query_value.items if entry.key == "hostname"), ""),
+        )
         for attributes in answer.guest_attributes
     ]
 
@@ -242,6 +277,7 @@ def node_data(node: Any) -> Json:
             for symptom in node.symptoms
         ],
         "queued_resource": node.queued_resource,
+        "multislice": node.multislice_node,
         "preemptible": scheduling.preemptible,
         "spot": scheduling.spot,
         "reserved": scheduling.reserved,

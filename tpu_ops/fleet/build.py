@@ -48,6 +48,7 @@ def node(data: dict[str, Any]) -> Node:
         labels=dict(sorted(data["labels"].items())),
         symptoms=tuple(data["symptoms"]),
         queued_resource=data["queued_resource"].rsplit("/", 1)[-1],
+        multislice=data["multislice"],
         preemptible=data["preemptible"] or data["spot"],
         spot=data["spot"],
         reserved=data["reserved"],

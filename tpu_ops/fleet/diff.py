@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tpu_ops.fleet.model import Node, node_labels, workers_of
+from tpu_ops.fleet.model import Node, Worker, workers_of
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,18 @@ class Changes:
         return asdict(self)
 
 
-def diff(old: Iterable[Node] | None, new: Iterable[Node]) -> Changes:
+#: Nodes and the labels that they have among all nodes of their projects and zones, by full name.
+Labelled = tuple[Iterable[Node], Mapping[str, str]]
+
+
+def diff(old: Labelled | None, new: Labelled) -> Changes:
     """Given the nodes of the view before (None where there was none) and those of now, return what changed.
 
     A recreated node is reported as that, and its addresses not as changes of addresses.
     """
-    before = {node.full_name: node for node in old or ()}
-    now = {node.full_name: node for node in new}
-    labels, old_labels = node_labels(now.values()), node_labels(before.values())
+    before = {node.full_name: node for node in (old[0] if old else ())}
+    now = {node.full_name: node for node in new[0]}
+    labels, old_labels = new[1], old[1] if old else {}
     kept = [(before[name], node) for name, node in now.items() if name in before]
     same = [(was, node) for was, node in kept if was.node_id == node.node_id]
     return Changes(
@@ -89,14 +93,14 @@ def diff(old: Iterable[Node] | None, new: Iterable[Node]) -> Changes:
         states=tuple(
             StateChange(labels[node.full_name], was.state, node.state) for was, node in kept if was.state != node.state
         ),
-        addresses=_addresses(same, now.values()),
+        addresses=_addresses(same, workers_of(now.values(), labels)),
     )
 
 
-def _addresses(same: list[tuple[Node, Node]], now: Iterable[Node]) -> tuple[AddressChange, ...]:
+def _addresses(same: list[tuple[Node, Node]], now: Iterable[Worker]) -> tuple[AddressChange, ...]:
     before = {node.full_name: was for was, node in same}
     changes = []
-    for worker in workers_of(now):
+    for worker in now:
         was = before.get(worker.node.full_name)
         if was is None:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from tpu_ops.errors import OpsError
 from tpu_ops.fleet.model import SERVING_STATES, Node, Worker
 from tpu_ops.fleet.ssh_files import Keys, valid_key
 
+#: Names of Compute Engine instances; the domain that may follow is no part of it.
+_INSTANCE = re.compile(r"[a-z][a-z0-9-]{0,62}")
+
 
 class HostKeyAlarm(OpsError):
     """A worker publishes another host key than the one known for the same node id."""
@@ -20,44 +24,63 @@ class HostKeyAlarm(OpsError):
 
 @dataclass(frozen=True)
 class Learned:
-    """Host keys that the API published: alias -> keys, and why some are missing, by the node's full name."""
+    """What workers published of themselves.
+
+    Attributes:
+        keys: Alias -> its host keys.
+        instance_names: Node's full name -> the instance names of its workers.
+        reasons: Node's full name -> why its host keys are missing.
+    """
 
     keys: dict[str, Keys] = field(default_factory=dict)
+    instance_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
 
-def wanted(workers: Iterable[Worker], known: Mapping[str, Keys], *, verify: bool) -> list[Node]:
-    """Return the serving nodes whose keys are to be asked for: those not wholly known, or all when verifying."""
+def wanted(
+    workers: Iterable[Worker], known: Mapping[str, Keys], *, verify: bool = False, instance_names: bool = False
+) -> list[Node]:
+    """Return the serving nodes that are to be asked what they publish.
+
+    Args:
+        workers: Of the fleet.
+        known: Host keys that are known.
+        verify: Whether all are asked, not only those of which a host key is not known.
+        instance_names: Whether those are asked, too, of which an instance name is not known.
+    """
     nodes = {
         worker.node.full_name: worker.node
         for worker in workers
         if worker.node.state in SERVING_STATES
         and worker.node.node_id
-        and (verify or worker.host_key_alias not in known)
+        and (verify or worker.host_key_alias not in known or (instance_names and not worker.instance_name))
     }
     return list(nodes.values())
 
 
-def fetch(tpu: Tpu, nodes: Sequence[Node]) -> Learned:
-    """Ask for the host keys of nodes, concurrently; a node that cannot be asked is left out with its reason."""
+def fetch(tpu: Tpu, nodes: Sequence[Node], *, instance_names: bool = False) -> Learned:
+    """Ask what the workers of nodes publish, concurrently; a node that cannot be asked is left out with its reason."""
     learned = Learned()
     if not nodes:
         return learned
     with ThreadPoolExecutor(min(cloud_nodes.CONCURRENCY, len(nodes))) as pool:
-        for node, answer in zip(nodes, pool.map(lambda node: _fetch(tpu, node), nodes), strict=True):
+        for node, answer in zip(nodes, pool.map(lambda node: _fetch(tpu, node, instance_names), nodes), strict=True):
             if isinstance(answer, ApiError):
                 learned.reasons[node.full_name] = answer.what
                 continue
+            names = tuple(entry.instance_name if _INSTANCE.fullmatch(entry.instance_name) else "" for entry in answer)
+            if any(names):
+                learned.instance_names[node.full_name] = names
             for index, published in enumerate(answer):
-                keys = {kind: blob for kind, blob in published.items() if valid_key(kind, blob)}
+                keys = {kind: blob for kind, blob in published.host_keys.items() if valid_key(kind, blob)}
                 if keys:
                     learned.keys[Worker("", node, index).host_key_alias] = keys
     return learned
 
 
-def _fetch(tpu: Tpu, node: Node) -> list[dict[str, str]] | ApiError:
+def _fetch(tpu: Tpu, node: Node, instance_names: bool) -> list[cloud_nodes.Published] | ApiError:
     try:
-        return cloud_nodes.host_keys(tpu, node.full_name, node.worker_count)
+        return cloud_nodes.published(tpu, node.full_name, node.worker_count, instance_names=instance_names)
     except ApiError as exc:
         return exc
 
@@ -109,6 +132,6 @@ def missing(workers: Iterable[Worker], keys: Mapping[str, Keys], reasons: Mappin
         f"node {label}: no host key published for {', '.join(w.host for w in few[:4])}"
         f"{' and others' if len(few) > 4 else ''}, so ssh to it is refused"
         f" ({reasons.get(few[0].node.full_name) or 'its guest agent may still be starting'});"
-        " run `tpu_ops refresh` to ask again"
+        f" run `tpu_ops refresh` to ask again; if it never publishes one, `tpu_ops refresh --trust-first {label}`"
         for label, few in lacking.items()
     ]

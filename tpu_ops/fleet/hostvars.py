@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tpu_ops.fleet.model import Node, Worker, node_labels
@@ -15,6 +15,7 @@ def facts(worker: Worker) -> dict[str, Any]:
     """Return what is known about a worker and its node; the keys are host variables without their prefix."""
     node = worker.node
     return {
+        "host": worker.host,
         "node": node.name,
         "node_label": worker.label,
         "node_id": node.node_id,
@@ -39,12 +40,14 @@ def facts(worker: Worker) -> dict[str, Any]:
         "internal_ips": list(node.internal_ips),
         "external_ips": list(node.external_ips),
         "queued_resource": node.queued_resource,
+        "slice_index": node.slice_index,
         "preemptible": node.preemptible,
         "spot": node.spot,
         "reserved": node.reserved,
         "data_disks": [dict(disk) for disk in node.data_disks],
         "service_account": node.service_account,
         "create_time": node.create_time,
+        "instance_name": worker.instance_name,
         "host_key_alias": worker.host_key_alias,
     }
 
@@ -52,25 +55,36 @@ def facts(worker: Worker) -> dict[str, Any]:
 def groups(nodes: Iterable[Node]) -> dict[str, tuple[str, ...]]:
     """Given all nodes in scope, return the groups of each node's workers by its full name.
 
-    They are called after node, zone, accelerator type and state, with everything but letters, digits and
-    underscores replaced. A host name always has a dash and a group name never, so that none can be both. Nodes
-    whose labels would fall on one group name get a short digest in it.
+    They are called after node, zone, accelerator type, state and queued resource, with everything but letters,
+    digits and underscores replaced. A host name always has a dash and a group name never, so that none can be both.
+    Nodes whose labels would fall on one group name get a short digest in it, and so do queued resources.
     """
     nodes = list(nodes)
     labels = node_labels(nodes)
-    shared = Counter(group_name("node", label) for label in labels.values())
-    found: dict[str, tuple[str, ...]] = {}
-    for node in nodes:
-        own = group_name("node", labels[node.full_name])
-        if shared[own] > 1:
-            own += "_" + hashlib.sha256(node.full_name.encode()).hexdigest()[:6]
-        found[node.full_name] = (
-            own,
+    own = _unique({node.full_name: group_name("node", labels[node.full_name]) for node in nodes})
+    places = {node.full_name: f"{node.project}/{node.zone}/{node.queued_resource}" for node in nodes}
+    queued = _unique(
+        {places[node.full_name]: group_name("queued", node.queued_resource) for node in nodes if node.queued_resource}
+    )
+    return {
+        node.full_name: (
+            own[node.full_name],
             group_name("zone", node.zone),
             group_name("type", node.accelerator_type or "unknown"),
             group_name("state", node.state.lower()),
+            *((queued[places[node.full_name]],) if node.queued_resource else ()),
         )
-    return found
+        for node in nodes
+    }
+
+
+def _unique(names: Mapping[str, str]) -> dict[str, str]:
+    """Given the group name of each of several things, return them with a digest in those that would be shared."""
+    shared = Counter(names.values())
+    return {
+        thing: f"{name}_{hashlib.sha256(thing.encode()).hexdigest()[:6]}" if shared[name] > 1 else name
+        for thing, name in names.items()
+    }
 
 
 def group_name(kind: str, text: str) -> str:

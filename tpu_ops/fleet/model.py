@@ -7,7 +7,7 @@ of JSON types, so that a snapshot or an inventory cache is their dictionary form
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -38,11 +38,13 @@ class Node:
         labels: As the API gives them: data, never a template.
         symptoms: One ``{"worker_id", "type", "details", "create_time"}`` per symptom.
         queued_resource: Short name of the queued resource that made the node, or empty.
+        multislice: Whether the node is one slice of several that a queued resource made together.
         preemptible: Whether the node may be preempted (preemptible or spot).
         data_disks: One ``{"source", "mode"}`` per data disk.
         service_account: E-mail of the service account, or empty.
         create_time: RFC 3339, UTC.
         metadata_keys: Names of the node's metadata entries (never the values: they may hold secrets).
+        instance_names: Name of each worker as a Compute Engine instance, in order; empty where not asked for.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Node:
     labels: dict[str, str] = field(default_factory=dict)
     symptoms: tuple[Json, ...] = ()
     queued_resource: str = ""
+    multislice: bool = False
     preemptible: bool = False
     spot: bool = False
     reserved: bool = False
@@ -69,6 +72,13 @@ class Node:
     service_account: str = ""
     create_time: str = ""
     metadata_keys: tuple[str, ...] = ()
+    instance_names: tuple[str, ...] = ()
+
+    @property
+    def slice_index(self) -> int | None:
+        """Index of this slice among those of its queued resource, which names them ``<prefix>-<index>``; else None."""
+        index = self.name.rpartition("-")[2]
+        return int(index) if self.multislice and index.isascii() and index.isdecimal() else None
 
     @property
     def region(self) -> str:
@@ -135,6 +145,11 @@ class Worker:
         return self.node.external_ips[self.index] if self.index < len(self.node.external_ips) else ""
 
     @property
+    def instance_name(self) -> str:
+        """Name as a Compute Engine instance, or the empty string where it is not known."""
+        return self.node.instance_names[self.index] if self.index < len(self.node.instance_names) else ""
+
+    @property
     def host_key_alias(self) -> str:
         """Name under which known_hosts keeps this worker's keys: bound to the node's id, not to its address."""
         return f"tpu-{self.node.node_id}-w{self.index}"
@@ -160,10 +175,15 @@ def node_labels(nodes: Iterable[Node]) -> dict[str, str]:
     return labels
 
 
-def workers_of(nodes: Iterable[Node]) -> list[Worker]:
-    """Given all nodes in scope, return every worker of them, sorted by node label and index."""
+def workers_of(nodes: Iterable[Node], labels: Mapping[str, str] | None = None) -> list[Worker]:
+    """Return every worker of some nodes, sorted by node label and index.
+
+    Args:
+        nodes: All nodes in scope, or some of them.
+        labels: `node_labels` of all nodes in scope; may be left out where `nodes` are all of them.
+    """
     nodes = list(nodes)
-    labels = node_labels(nodes)
+    labels = node_labels(nodes) if labels is None else labels
     return [
         Worker(host=f"{labels[node.full_name]}-w{index}", node=node, index=index)
         for node in sorted(nodes, key=lambda node: labels[node.full_name])

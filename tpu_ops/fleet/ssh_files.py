@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tpu_ops.errors import OpsError
 from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.reach import Way
 
 #: Host keys of one alias: key type -> base64 blob.
 Keys = dict[str, str]
@@ -83,44 +84,50 @@ def common_options(known_hosts: Path, mux: Path) -> tuple[tuple[str, str], ...]:
     )
 
 
-def common_args(worker: Worker, options: Iterable[tuple[str, str]]) -> str:
-    """Return the same options as arguments of ssh in one string, as Ansible takes them."""
-    pairs = [("HostKeyAlias", worker.host_key_alias), *options]
-    return " ".join(f"-o {shlex.quote(f'{key}={value}')}" for key, value in pairs)
+def own_options(worker: Worker, way: Way) -> tuple[tuple[str, str], ...]:
+    """Return the ssh options that a worker has for itself, as (keyword, value)."""
+    alias = ("HostKeyAlias", worker.host_key_alias)
+    return (alias, ("ProxyCommand", way.proxy)) if way.proxy else (alias,)
 
 
-def address(worker: Worker, connect_with: Sequence[str]) -> str:
-    """Return the address to reach a worker by, of the preferred kind it has; empty where it has none."""
-    for kind in connect_with:
-        if found := worker.external_ip if kind == "external" else worker.internal_ip:
-            return found
-    return ""
+def arguments(options: Iterable[tuple[str, str]]) -> str:
+    """Return options as arguments of ssh in one string, as Ansible takes them."""
+    return " ".join(f"-o {shlex.quote(f'{key}={value}')}" for key, value in options)
 
 
 def ssh_config(
-    workers: Sequence[Worker],
+    ways: Sequence[tuple[Worker, Way]],
     *,
-    connect_with: Sequence[str],
     user: str,
     private_key: Path | None,
     options: Sequence[tuple[str, str]],
+    forward_agent: bool = False,
 ) -> str:
     """Return the text of an OpenSSH configuration with one host per worker, fit to be included from another.
 
     A worker without an address gets a name that cannot be resolved, so that no other machine of its name answers.
+
+    Args:
+        ways: Each worker and how it is reached.
+        user: Login name on the workers.
+        private_key: The person's private key, if one is set.
+        options: What all workers share (`common_options`).
+        forward_agent: Whether the person's ssh agent is forwarded.
     """
     lines = ["# Written by tpu_ops from the Cloud TPU API; changes are lost at the next refresh."]
-    for worker in workers:
+    for worker, way in ways:
         lines += [
             "",
             f"Host {worker.host}",
-            f"    HostName {address(worker, connect_with) or f'{worker.host}.has-no-address.invalid'}",
-            f"    HostKeyAlias {worker.host_key_alias}",
+            f"    HostName {way.address or f'{worker.host}.has-no-address.invalid'}",
+            *(f"    {key} {value}" for key, value in own_options(worker, way)),
         ]
-    if workers:
-        lines += ["", "Host " + " ".join(worker.host for worker in workers), f"    User {user}"]
+    if ways:
+        lines += ["", "Host " + " ".join(worker.host for worker, _ in ways), f"    User {user}"]
         if private_key is not None:
             lines.append(f"    IdentityFile {_quoted(private_key)}")
+        if forward_agent:
+            lines.append("    ForwardAgent yes")
         lines += [f"    {key} {value}" for key, value in options]
     return "\n".join(lines) + "\n"
 

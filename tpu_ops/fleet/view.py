@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from pathlib import Path
 
 from tpu_ops.cloud import nodes as cloud_nodes
@@ -14,18 +15,21 @@ from tpu_ops.cloud.client import Tpu, connect
 from tpu_ops.config import Settings
 from tpu_ops.fleet import build, hostkeys, masters, ssh_files
 from tpu_ops.fleet.diff import Changes, diff
-from tpu_ops.fleet.model import Node, Worker, workers_of
+from tpu_ops.fleet.model import Node, Worker, node_labels, workers_of
+from tpu_ops.fleet.reach import Ways
 from tpu_ops.fleet.state import Files, Scope, Snapshot, replace
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """A fleet's nodes and workers.
+    """A fleet's nodes and workers: those of the projects and zones that its filters let pass.
 
     Attributes:
         settings: Of the fleet.
-        nodes: All nodes in scope, of every state.
+        nodes: In the order of their full names, of every state.
         workers: All workers of them.
+        scope: Every node of the projects and zones.
+        labels: Unique short label of each of these, by its full name.
         asked_at: When the API was asked, seconds since 1970.
         warnings: What could not be listed or learned, in words.
     """
@@ -33,6 +37,8 @@ class Fleet:
     settings: Settings
     nodes: tuple[Node, ...]
     workers: tuple[Worker, ...]
+    scope: tuple[Node, ...]
+    labels: Mapping[str, str]
     asked_at: float
     warnings: tuple[str, ...] = ()
 
@@ -58,7 +64,7 @@ def api(settings: Settings) -> AbstractContextManager[Tpu]:
     Raises:
         CloudError: There are no credentials for it.
     """
-    return connect(settings.endpoint, settings.request_timeout)
+    return connect(settings.endpoint, settings.request_timeout, settings.auth)
 
 
 def current(settings: Settings) -> Fleet:
@@ -88,20 +94,20 @@ def look(settings: Settings) -> tuple[Fleet, Changes]:
     Raises:
         CloudError: The API refused or did not answer.
     """
-    asked_at = time.time()
-    with api(settings) as tpu:
-        listing = cloud_nodes.list_nodes(tpu, settings.projects, settings.zones)
-    old = Files(settings.state_dir).read_snapshot(scope_of(settings))
-    nodes = _with_unanswered(build.nodes(listing.nodes), listing.unanswered, old)
-    return _fleet(settings, Snapshot(asked_at, nodes), listing.warnings), diff(old.nodes if old else None, nodes)
+    files = Files(settings.state_dir)
+    seen = _ask(settings, files, learn=False)
+    old = files.read_snapshot(scope_of(settings))
+    nodes = _with_unanswered(seen.nodes, seen.unanswered, old)
+    return _fleet(settings, Snapshot(seen.asked_at, nodes), seen.warnings), _changes(settings, old, nodes)
 
 
-def refresh(settings: Settings, *, verify_keys: bool = False) -> tuple[Fleet, Changes]:
+def refresh(settings: Settings, *, verify_keys: bool = False, learn: bool = True) -> tuple[Fleet, Changes]:
     """Ask the API, learn the host keys of new nodes, and write snapshot, ssh_config and known_hosts.
 
     Args:
         settings: Of the fleet.
         verify_keys: Whether to compare the host keys of all serving nodes, not only learn those of new ones.
+        learn: Whether to ask for host keys at all.
 
     Raises:
         CloudError: The API refused or did not answer.
@@ -109,33 +115,64 @@ def refresh(settings: Settings, *, verify_keys: bool = False) -> tuple[Fleet, Ch
         OpsError: The fleet's state cannot be written.
     """
     files, scope = Files(settings.state_dir), scope_of(settings)
-    asked_at = time.time()
-    with api(settings) as tpu:
-        listing = cloud_nodes.list_nodes(tpu, settings.projects, settings.zones)
-        listed = build.nodes(listing.nodes)
-        known = ssh_files.parse_known_hosts(files.text(files.known_hosts))
-        learned = hostkeys.fetch(tpu, hostkeys.wanted(workers_of(listed), known, verify=verify_keys))
+    seen = _ask(settings, files, verify_keys=verify_keys, learn=learn)
     with files.lock():
         old = files.read_snapshot(scope)
-        if old is not None and old.asked_at > asked_at:
+        if old is not None and old.asked_at > seen.asked_at:
             # Another process asked later and wrote first: its view is the newer one.
             return _fleet(settings, old), Changes()
-        nodes = _with_unanswered(listed, listing.unanswered, old)
-        workers = workers_of(nodes)
-        keys = hostkeys.merge(
-            ssh_files.parse_known_hosts(files.text(files.known_hosts)), learned.keys, workers, files.known_hosts
-        )
+        now = Snapshot(seen.asked_at, _with_unanswered(seen.nodes, seen.unanswered, old))
+        known = ssh_files.parse_known_hosts(files.text(files.known_hosts))
+        keys = hostkeys.merge(known, seen.learned.keys, workers_of(now.nodes), files.known_hosts)
+        fleet = _fleet(settings, now)
         ssh_files.make_mux_dir(mux_dir())
         replace(files.known_hosts, ssh_files.known_hosts(keys), 0o644)
-        replace(files.ssh_config, ssh_config_text(settings, workers), 0o600)
-        files.write_snapshot(scope, Snapshot(asked_at, nodes))
-    changes = diff(old.nodes if old else None, nodes)
-    left = {change.old for change in changes.addresses if change.old} | (
-        _addresses(old) - _addresses(Snapshot(0, nodes))
+        replace(files.ssh_config, ssh_config_text(settings, fleet.workers), 0o600)
+        files.write_snapshot(scope, now)
+    _end_masters(settings, old, now.nodes)
+    warnings = (*seen.warnings, *hostkeys.missing(fleet.workers, keys, seen.learned.reasons))
+    return replace_fields(fleet, warnings=warnings), _changes(settings, old, now.nodes)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was answered to a question for the fleet."""
+
+    asked_at: float
+    nodes: tuple[Node, ...]
+    unanswered: tuple[tuple[str, str], ...]
+    learned: hostkeys.Learned
+    warnings: tuple[str, ...]
+
+
+def _ask(settings: Settings, files: Files, *, verify_keys: bool = False, learn: bool = True) -> _Seen:
+    """Ask the API for the nodes, and for what the workers publish of themselves that is not known yet."""
+    asked_at = time.time()
+    with api(settings) as tpu:
+        listing = cloud_nodes.list_nodes(
+            tpu, settings.projects, settings.zones, strict_permissions=settings.strict_permissions
+        )
+        nodes = _with_instance_names(build.nodes(listing.nodes), files.read_snapshot(scope_of(settings)))
+        learned = hostkeys.Learned()
+        if learn:
+            known = ssh_files.parse_known_hosts(files.text(files.known_hosts))
+            workers = selected(settings, nodes)[1]
+            asked = hostkeys.wanted(workers, known, verify=verify_keys, instance_names=settings.iap)
+            learned = hostkeys.fetch(tpu, asked, instance_names=settings.iap)
+    names = {node.full_name: learned.instance_names.get(node.full_name, node.instance_names) for node in nodes}
+    nodes = tuple(replace_fields(node, instance_names=names[node.full_name]) for node in nodes)
+    return _Seen(asked_at, nodes, listing.unanswered, learned, listing.warnings)
+
+
+def selected(settings: Settings, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], list[Worker], dict[str, str]]:
+    """Given all nodes of the projects and zones, return those that pass the filters, their workers, and all labels."""
+    labels = node_labels(nodes)
+    chosen = tuple(
+        node
+        for node in nodes
+        if settings.filters.pass_(node.name, labels[node.full_name], node.accelerator_type, node.labels)
     )
-    masters.end(left, user=settings.user, mux=mux_dir())
-    warnings = (*listing.warnings, *hostkeys.missing(workers, keys, learned.reasons))
-    return _fleet(settings, Snapshot(asked_at, nodes), warnings), changes
+    return chosen, workers_of(chosen, labels), labels
 
 
 def has_keys(settings: Settings, workers: Sequence[Worker]) -> bool:
@@ -157,22 +194,48 @@ def ssh_options(settings: Settings) -> tuple[tuple[str, str], ...]:
 
 def ssh_config_text(settings: Settings, workers: Sequence[Worker]) -> str:
     """Return the text of the fleet's ssh_config."""
+    ways = ways_of(settings, workers)
     return ssh_files.ssh_config(
-        workers,
-        connect_with=settings.connect_with,
+        [(worker, ways.of(worker)) for worker in workers],
         user=settings.user,
         private_key=settings.private_key,
         options=ssh_options(settings),
+        forward_agent=settings.forward_agent,
     )
 
 
+def ways_of(settings: Settings, workers: Sequence[Worker]) -> Ways:
+    """Return what finds the way to each worker of a fleet."""
+    return Ways(settings, Files(settings.state_dir).ssh_config, (worker.host for worker in workers))
+
+
 def _fleet(settings: Settings, snapshot: Snapshot, warnings: tuple[str, ...] = ()) -> Fleet:
-    return Fleet(settings, snapshot.nodes, tuple(workers_of(snapshot.nodes)), snapshot.asked_at, warnings)
+    nodes, workers, labels = selected(settings, snapshot.nodes)
+    return Fleet(settings, nodes, tuple(workers), snapshot.nodes, labels, snapshot.asked_at, warnings)
 
 
-def _addresses(snapshot: Snapshot | None) -> set[str]:
-    nodes = snapshot.nodes if snapshot else ()
-    return {address for node in nodes for address in (*node.internal_ips, *node.external_ips) if address}
+def _changes(settings: Settings, old: Snapshot | None, nodes: tuple[Node, ...]) -> Changes:
+    """What changed of the nodes that the filters let pass."""
+    before = selected(settings, old.nodes) if old else None
+    now = selected(settings, nodes)
+    return diff(before and (before[0], before[2]), (now[0], now[2]))
+
+
+def _end_masters(settings: Settings, old: Snapshot | None, nodes: tuple[Node, ...]) -> None:
+    """End the connections to addresses that are no longer those of the same worker."""
+    now = {worker.host_key_alias: worker for worker in workers_of(nodes)}
+    left = set()
+    for worker in workers_of(old.nodes if old else ()):
+        same = now.get(worker.host_key_alias)
+        kept = {same.internal_ip, same.external_ip} if same else set()
+        left |= {worker.internal_ip, worker.external_ip} - kept - {""}
+    masters.end(left, user=settings.user, mux=mux_dir())
+
+
+def _with_instance_names(listed: tuple[Node, ...], old: Snapshot | None) -> tuple[Node, ...]:
+    """Give nodes the instance names that are known of the same node ids."""
+    known = {node.node_id: node.instance_names for node in (old.nodes if old else ()) if node.instance_names}
+    return tuple(replace_fields(node, instance_names=known.get(node.node_id, ())) for node in listed)
 
 
 def _with_unanswered(
