@@ -95,7 +95,7 @@ class Filters:
     labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
     accelerator_types: tuple[str, ...] = ()
 
-    def pass_(self, name: str, label: str, accelerator_type: str, labels: dict[str, str]) -> bool:
+    def match(self, name: str, label: str, accelerator_type: str, labels: dict[str, str]) -> bool:
         """Given a node's name, unique label, accelerator type and labels, return whether it belongs to the fleet."""
         return (
             (not self.names or any(fnmatchcase(text, form) for form in self.names for text in (name, label)))

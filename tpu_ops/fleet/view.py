@@ -170,7 +170,7 @@ def selected(settings: Settings, nodes: Sequence[Node]) -> tuple[tuple[Node, ...
     chosen = tuple(
         node
         for node in nodes
-        if settings.filters.pass_(node.name, labels[node.full_name], node.accelerator_type, node.labels)
+        if settings.filters.match(node.name, labels[node.full_name], node.accelerator_type, node.labels)
     )
     return chosen, workers_of(chosen, labels), labels
 
