@@ -7,7 +7,8 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Where it is set, each of the many Python processes here would compile all it imports anew: a fifth of make check.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env engine demo demo-record test check lab-test demo-test molecule format lock clean
+.PHONY: help env engine demo demo-record test check lab-test demo-test molecule bench bench-docs \
+	format lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +45,12 @@ demo-test: engine ## Run the demo's way as a test
 
 molecule: engine ## Run the roles' scenario on two workers of the lab
 	@tools/molecule.sh test -s site
+
+bench: env ## Measure the inventory beside its rivals and write docs/benchmarks.md
+	@$(BIN)/python -m tools.bench
+
+bench-docs: env ## Write docs/benchmarks.md anew from the samples in docs/benchmarks/
+	@$(BIN)/python -m tools.bench --docs
 
 format: env ## Format the code and mend what ruff can mend
 	@$(BIN)/ruff check --fix --quiet .

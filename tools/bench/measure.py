@@ -1,0 +1,235 @@
+"""Fleets behind the lab's API, the rivals as commands, and rounds in which each runs once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.bench.samples import RIVALS, Fleet, Sample
+from tpu_ops.errors import OpsError
+from tpu_ops.lab.api.fleet_file import write_fleet
+from tpu_ops.lab.instance import PROJECT
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = ROOT / ".venv" / "bin"
+STOPWATCH = Path(__file__).with_name("stopwatch.py")
+ZONE = "us-central2-b"
+#: Seconds after which a run has failed.
+LONGEST = 600.0
+
+
+@dataclass(frozen=True)
+class Command:
+    """A rival on one fleet.
+
+    Attributes:
+        argv: The command.
+        environ: Its environment.
+        before: What has to be done before each run.
+    """
+
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    before: Callable[[], None] = lambda: None
+
+
+class Served:
+    """A fleet that the lab's API serves, with directories of a person who looks at it for the first time and again."""
+
+    def __init__(self, fleet: Fleet, root: Path) -> None:
+        self.fleet = fleet
+        self.root = root
+        self.rest = self.grpc = ""
+
+    @contextlib.contextmanager
+    def api(self) -> Iterator[None]:
+        """Serve the fleet as long as the block lasts.
+
+        Raises:
+            OpsError: The API does not start.
+        """
+        prefix = f"projects/{PROJECT}/locations/{ZONE}/nodes"
+        body = {"acceleratorType": self.fleet.accelerator_type}
+        write_fleet(self.root / "state.json", {f"{prefix}/n{number:05}": body for number in range(self.fleet.nodes)})
+        argv = (str(BIN / "tpu_ops"), "lab", "api", "--state", str(self.root / "state.json"))
+        with subprocess.Popen(argv, env=self.environ("api"), stdout=subprocess.PIPE, text=True) as process:
+            try:
+                line = process.stdout.readline() if process.stdout else ""
+                if not line:
+                    raise OpsError(f"the lab's API ended with {process.wait()}", where=self.fleet.name)
+                where = json.loads(line)
+                self.grpc, self.rest = where["grpc"], where["rest"]
+                yield
+            finally:
+                process.terminate()
+
+    def environ(self, person: str) -> dict[str, str]:
+        """Return the environment of a person's shell, without anything of the shell that this runs in."""
+        return {
+            "PATH": f"{BIN}:/usr/local/bin:/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            "HOME": str(self.root / person),
+            "TPU_OPS_STATE": str(self.root / person / "state"),
+            "TPU_OPS_FLEET": str(self.root / person / "fleet"),
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_NOCOLOR": "1",
+            "GOOGLE_APPLICATION_CREDENTIALS": str(self.root / "void.json"),
+        }
+
+    def inventory_file(self, person: str, *options: str) -> Path:
+        """Write a person's fleet file and return it."""
+        path = self.root / person / "fleet" / "inventory" / "tpu_vm.yml"
+        path.parent.mkdir(parents=True)
+        usual = ("plugin: tpu_vm", f"projects: [{PROJECT}]", f"endpoint: {self.grpc}", "user: ada")
+        path.write_text("\n".join([*usual, *options]) + "\n")
+        return path
+
+    def commands(self) -> dict[str, Command]:
+        """Make everything ready, running what has to have run once, and return the rivals.
+
+        Raises:
+            OpsError: A command failed, or does not list the fleet.
+        """
+        tpu_ops, inventory = str(BIN / "tpu_ops"), str(BIN / "ansible-inventory")
+        new = self.inventory_file("new")
+        known = self.inventory_file("known")
+        cache = (
+            "cache: true",
+            "cache_plugin: jsonfile",
+            f"cache_connection: {self.root / 'cache'}",
+            "cache_timeout: 0",
+        )
+        cached = self.inventory_file("cached", *cache)
+        listing, script = self.root / "listing.json", self.root / "floor.sh"
+        script.write_text(f"#!/bin/sh\nexec cat {listing}\n")
+        script.chmod(0o755)
+        found = {
+            "floor": Command(
+                (inventory, "-i", str(script), "--list"),
+                self.environ("floor") | {"ANSIBLE_INVENTORY_ENABLED": "script"},
+            ),
+            "first": Command(
+                (inventory, "-i", str(new), "--list"),
+                self.environ("new"),
+                lambda: shutil.rmtree(self.root / "new" / "state", ignore_errors=True),
+            ),
+            "again": Command((inventory, "-i", str(known), "--list"), self.environ("known")),
+            "cached": Command((inventory, "-i", str(cached), "--list"), self.environ("cached")),
+            "list": Command((tpu_ops, "list"), self.environ("known")),
+            "refresh": Command((tpu_ops, "refresh"), self.environ("known")),
+            "help": Command((tpu_ops, "--help"), self.environ("known")),
+        }
+        self.time(found["cached"], listing)
+        hosts = len(json.loads(listing.read_text())["_meta"]["hostvars"])
+        if hosts != self.fleet.workers:
+            raise OpsError(f"{hosts} hosts were listed instead of {self.fleet.workers}", where=self.fleet.name)
+        self.time(found["refresh"])
+        return found
+
+    def check_floor(self, commands: Mapping[str, Command]) -> None:
+        """Make sure that the floor prints what the plugin prints.
+
+        Raises:
+            OpsError: It does not, or one of them failed.
+        """
+        texts = []
+        # The floor's file is what the plugin printed for `cached`; that of `again` names another known_hosts.
+        for rival in ("cached", "floor"):
+            output = self.root / f"{rival}.json"
+            self.time(commands[rival], output)
+            texts.append(json.loads(output.read_text()))
+        if texts[0] != texts[1]:
+            raise OpsError("the floor's inventory is not the plugin's", where=self.fleet.name)
+
+    def time(self, command: Command, stdout: Path = Path(os.devnull)) -> tuple[float, float, int]:
+        """Run a command and return its wall time and CPU time in seconds and its peak in bytes.
+
+        Raises:
+            OpsError: It failed.
+        """
+        command.before()
+        stderr = self.root / "stderr"
+        stopwatch = (sys.executable, "-I", "-S", str(STOPWATCH), str(stdout), str(stderr), *command.argv)
+        with subprocess.Popen(
+            stopwatch, env=command.environ, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            try:
+                answer, _ = process.communicate(timeout=LONGEST)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        wall, user, system, peak, code = map(float, answer.split())
+        if code:
+            last = "\n".join(stderr.read_text(errors="replace").splitlines()[-5:])
+            raise OpsError(f"{Path(command.argv[0]).name} ended with {code:.0f}\n{last}", where=self.fleet.name)
+        return wall, user + system, int(peak) * 1024
+
+    def sample(self, number: int, rival: str, command: Command) -> Sample:
+        """Run a rival once and return what it took and what it asked the API.
+
+        Raises:
+            OpsError: It failed.
+        """
+        self.lab("DELETE", "lab/requests")
+        wall, cpu, peak = self.time(command)
+        requests = self.lab("GET", "lab/requests")["methods"]
+        return Sample(number, self.fleet.name, rival, round(wall, 3), round(cpu, 3), peak, requests)
+
+    def lab(self, method: str, path: str) -> Any:
+        """Return what the API answers to one of the lab's own requests."""
+        request = urllib.request.Request(f"{self.rest}/{path}", method=method)  # noqa: S310 - http on loopback
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - likewise
+            return json.load(answer)
+
+
+def rotated(rivals: Sequence[str], number: int) -> list[str]:
+    """Return the order of a round: each begins with the rival that came second in the round before."""
+    first = number % len(rivals)
+    return [*rivals[first:], *rivals[:first]]
+
+
+def run(fleets: Sequence[Fleet], rounds: int, root: Path, say: Callable[[str], None]) -> list[Sample]:
+    """Measure all rivals on all fleets.
+
+    Args:
+        fleets: Smallest first.
+        rounds: How often each rival runs.
+        root: A directory for what is needed meanwhile.
+        say: Takes a line of progress.
+
+    Raises:
+        OpsError: A command failed or does not do what it is measured for.
+    """
+    samples: list[Sample] = []
+    with contextlib.ExitStack() as stack:
+        ready = []
+        for index, fleet in enumerate(fleets):
+            served = Served(fleet, root / str(index))
+            stack.enter_context(served.api())
+            say(f"{fleet.name}: making ready")
+            commands = served.commands()
+            if index == 0:
+                # Every fleet's floor is made in the same way, and to read a large one twice takes half a minute.
+                served.check_floor(commands)
+            else:
+                # The same whatever the fleet.
+                del commands["help"]
+            ready.append((served, commands))
+        for number in range(1, rounds + 1):
+            for served, commands in ready:
+                rivals = [rival for rival in RIVALS if rival in commands]
+                taken = [served.sample(number, rival, commands[rival]) for rival in rotated(rivals, number)]
+                samples += taken
+                walls = ", ".join(f"{sample.rival} {sample.wall:.2f}" for sample in taken)
+                say(f"round {number} of {rounds}, {served.fleet.name}, s: {walls}")
+    return samples

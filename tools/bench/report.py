@@ -1,0 +1,200 @@
+"""The page that samples make: pure functions from numbers to text."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tools.bench.samples import RIVALS, Fleet, Sample, Series
+
+#: Nodes per page of the API's lists.
+PAGE_SIZE = 1000
+#: The fleets that the targets speak of: smallest, middle and large, in workers.
+SMALL, MIDDLE, LARGE = 16, 1024, 10_000
+#: Targets: most that a plugin's run may take of the floor's time, that a list may, and that a worker may cost more
+#: in the large fleet than in the middle one.
+PLUGIN_LIMIT, LIST_LIMIT, GROWTH_LIMIT = 1.15, 0.25, 1.25
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, smallest and largest of some numbers."""
+
+    median: float
+    low: float
+    high: float
+
+    def text(self, number: Callable[[float], str]) -> str:
+        """Return the median, with the range behind it where it shows."""
+        middle, low, high = number(self.median), number(self.low), number(self.high)
+        return middle if low == high else f"{middle} ({low}..{high})"
+
+
+def spread(numbers: Iterable[float]) -> Spread:
+    """Return the spread of numbers, of which there is at least one."""
+    found = sorted(numbers)
+    return Spread(median(found), found[0], found[-1])
+
+
+def digits(number: float) -> str:
+    """Return a number with as many digits as a measurement of it deserves."""
+    return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def megabytes(number: float) -> str:
+    """Return a number of bytes in megabytes."""
+    return f"{number / 1e6:.0f}"
+
+
+def of(samples: Iterable[Sample], fleet: Fleet, rival: str) -> dict[int, Sample]:
+    """Return the samples of one rival on one fleet by their round."""
+    return {sample.round: sample for sample in samples if (sample.fleet, sample.rival) == (fleet.name, rival)}
+
+
+def ratios(samples: Sequence[Sample], fleet: Fleet, rival: str, base: str = "floor") -> list[float]:
+    """Return how much of the base's wall time a rival took: one ratio per round, both from that round."""
+    bases = of(samples, fleet, base)
+    return [sample.wall / bases[number].wall for number, sample in of(samples, fleet, rival).items() if number in bases]
+
+
+def growth(samples: Sequence[Sample], fleets: tuple[Fleet, Fleet, Fleet], rival: str) -> list[float]:
+    """Return how much more a worker costs between the middle and the large fleet than between small and middle.
+
+    1 is linear. What a command takes whatever the fleet's size is left out by looking at differences only.
+    """
+    small, middle, large = (of(samples, fleet, rival) for fleet in fleets)
+    sizes = [fleet.workers for fleet in fleets]
+    found = []
+    for number in small.keys() & middle.keys() & large.keys():
+        walls = [part[number].wall for part in (small, middle, large)]
+        slopes = [(walls[i + 1] - walls[i]) / (sizes[i + 1] - sizes[i]) for i in (0, 1)]
+        found.append(slopes[1] / slopes[0] if slopes[0] > 0 else math.inf)
+    return found
+
+
+def requests_text(samples: Iterable[Sample]) -> str:
+    """Return what the API was asked, method by method; a range where the rounds differ."""
+    counts: dict[str, list[int]] = {}
+    taken = list(samples)
+    for method in sorted({method for sample in taken for method in sample.requests}):
+        counts[method] = [sample.requests.get(method, 0) for sample in taken]
+    shown = (
+        f"{method} {min(found):,}" + (f"..{max(found):,}" if min(found) != max(found) else "")
+        for method, found in counts.items()
+    )
+    return ", ".join(shown) or "none"
+
+
+def fleet_title(fleet: Fleet) -> str:
+    """Return the heading of a fleet's table."""
+    nodes = "1 node" if fleet.nodes == 1 else f"{fleet.nodes:,} nodes"
+    return f"{fleet.workers:,} workers: {nodes} {fleet.accelerator_type}"
+
+
+def fleet_table(samples: Sequence[Sample], fleet: Fleet) -> list[str]:
+    """Return the lines of a fleet's table, one per rival."""
+    lines = [
+        "| | wall, s | CPU, s | peak, MB | wall, of the floor's | requests to the API |",
+        "|---|---|---|---|---|---|",
+    ]
+    for rival, title in RIVALS.items():
+        taken = of(samples, fleet, rival).values()
+        if not taken:
+            continue
+        part = ratios(samples, fleet, rival) if rival not in {"floor", "help"} else []
+        cells = (
+            title,
+            spread(sample.wall for sample in taken).text(digits),
+            spread(sample.cpu for sample in taken).text(digits),
+            spread(sample.peak for sample in taken).text(megabytes),
+            spread(part).text(digits) if part else "",
+            requests_text(taken),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def target_table(series: Series) -> list[str]:
+    """Return the lines of the targets' table: those whose fleets were measured."""
+    pods = {fleet.workers: fleet for fleet in series.fleets if fleet.workers > fleet.nodes}
+    rows: list[tuple[str, str, bool]] = []
+
+    def add(target: str, found: list[float], met: Callable[[float], bool]) -> None:
+        if found:
+            measured = spread(found)
+            rows.append((target, measured.text(digits), met(measured.median)))
+
+    if large := pods.get(LARGE):
+        add(
+            f"{RIVALS['again']}, {LARGE:,} workers: at most {PLUGIN_LIMIT} of the floor",
+            ratios(series.samples, large, "again"),
+            lambda found: found <= PLUGIN_LIMIT,
+        )
+        add(
+            f"{RIVALS['list']}, {LARGE:,} workers: under {LIST_LIMIT} of the floor",
+            ratios(series.samples, large, "list"),
+            lambda found: found < LIST_LIMIT,
+        )
+    if SMALL in pods and MIDDLE in pods and LARGE in pods:
+        sizes = pods[SMALL], pods[MIDDLE], pods[LARGE]
+        floor = spread(growth(series.samples, sizes, "floor")).text(digits)
+        add(
+            f"{RIVALS['again']}: what one more worker costs between {MIDDLE:,} and {LARGE:,} workers, of what it costs "
+            f"between {SMALL} and {MIDDLE:,}: at most {GROWTH_LIMIT} (1 is linear; the floor's own: {floor})",
+            growth(series.samples, sizes, "again"),
+            lambda found: found <= GROWTH_LIMIT,
+        )
+    for rival, more in (("again", "and nothing else"), ("first", "and GetGuestAttributes once per node")):
+        wrong = unexpected_requests(series, rival)
+        rows.append(
+            (f"{RIVALS[rival]}: ListNodes once per page of each zone {more}", wrong or "so in all runs", not wrong)
+        )
+    return [
+        "| target | measured | met |",
+        "|---|---|---|",
+        *(f"| {target} | {measured} | {'yes' if met else '**no**'} |" for target, measured, met in rows),
+    ]
+
+
+def unexpected_requests(series: Series, rival: str) -> str:
+    """Return the first run of a rival that asked the API something else than it should; empty where none did."""
+    for fleet in series.fleets:
+        expected = {"ListNodes": math.ceil(fleet.nodes / PAGE_SIZE)}
+        if rival == "first":
+            expected["GetGuestAttributes"] = fleet.nodes
+        for sample in of(series.samples, fleet, rival).values():
+            if dict(sample.requests) != expected:
+                return f"{fleet_title(fleet)}: {requests_text([sample])}"
+    return ""
+
+
+def document(series: Series) -> str:
+    """Return the page."""
+    machine = ", ".join(f"{name} {value}" for name, value in series.machine.items())
+    rounds = len({sample.round for sample in series.samples})
+    method = (
+        "The lab's API serves fleets without containers, on the same machine. In each round every rival runs once, in "
+        f"an order that rotates; there are {rounds} rounds. Numbers are medians, with the smallest and largest in "
+        "brackets; ratios are taken within a round. CPU is user and system time of the command and its children, not "
+        "of the API."
+    )
+    lines = [
+        "# Benchmarks",
+        "",
+        "`make bench` measures and writes this page; `make bench-docs` writes it anew from the samples in",
+        "`docs/benchmarks/`. It is not edited by hand.",
+        "",
+        "## Inventory",
+        "",
+        *textwrap.wrap(f"Commit {series.commit}, {series.date}. Machine: {machine}.", 118),
+        "",
+        *textwrap.wrap(method, 118),
+        "",
+    ]
+    for fleet in series.fleets:
+        lines += [f"### {fleet_title(fleet)}", "", *fleet_table(series.samples, fleet), ""]
+    lines += ["### Targets", "", "The median decides.", "", *target_table(series)]
+    return "\n".join(lines) + "\n"
