@@ -17,7 +17,9 @@ def _no_real_service(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
     home: Path = tmp_path_factory.mktemp("home")
     for name in list(os.environ):
         # Of a shell that talks to a fleet or a lab, only the choice of the container engine holds for tests as well.
-        if name == "ANSIBLE_INVENTORY" or (name.startswith("TPU_OPS_") and name != "TPU_OPS_ENGINE"):
+        if name in ("ANSIBLE_INVENTORY", "STORAGE_EMULATOR_HOST") or (
+            name.startswith("TPU_OPS_") and name != "TPU_OPS_ENGINE"
+        ):
             monkeypatch.delenv(name)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(home / "void.json"))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(home / "gcloud"))

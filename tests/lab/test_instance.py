@@ -73,6 +73,8 @@ def test_the_shell_is_pointed_to_the_lab_and_away_from_any_credentials(lab, tmp_
     assert found["TPU_OPS_ENDPOINT"] == "127.0.0.1:1"
     assert found["ANSIBLE_INVENTORY"] == f"{fleet},{lab.inventory_file}"
     assert found["CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"] == "http://127.0.0.1:2/"
+    assert found["CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"] == "http://127.0.0.1:2/storage/v1/"
+    assert found["STORAGE_EMULATOR_HOST"] == "http://127.0.0.1:2"
     assert found["CLOUDSDK_AUTH_DISABLE_CREDENTIALS"] == "1"
     assert not Path(found["GOOGLE_APPLICATION_CREDENTIALS"]).exists()
     assert found["TPU_OPS_FLEET"] == str(tmp_path / "fleet")

@@ -35,9 +35,11 @@ def variables(lab: Instance, endpoints: Endpoints, fleet_inventory: Path | None)
         "ANSIBLE_INVENTORY": f"{fleet_inventory or own},{lab.inventory_file}",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{endpoints.rest}/",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{endpoints.rest}/compute/v1/",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{endpoints.rest}/storage/v1/",
         "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
         "CLOUDSDK_CORE_PROJECT": PROJECT,
         "CLOUDSDK_CONFIG": str(lab.directory / "gcloud"),
+        "STORAGE_EMULATOR_HOST": endpoints.rest,
         # Credentials that do not exist: a command that lost its endpoint fails instead of reaching the real service.
         "GOOGLE_APPLICATION_CREDENTIALS": str(lab.directory / "no-credentials.json"),
     }

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable
 
 from aiohttp import web
 
-from tpu_ops.lab.api import faults, nodes
+from tpu_ops.lab.api import faults, methods, nodes, storage_routes
 from tpu_ops.lab.api.catalogue import RUNTIME_VERSIONS
 from tpu_ops.lab.api.errors import invalid
-from tpu_ops.lab.api.methods import NAMES
 from tpu_ops.lab.api.rest import json_response, read_json
 from tpu_ops.lab.api.service import Service
 from tpu_ops.lab.api.wire import Json
@@ -105,6 +104,7 @@ def add_routes(app: web.Application, service: Service) -> None:
 
 def _add_faults(app: web.Application, kept: faults.Faults) -> None:
     """Add what tests make requests fail with, and count them with."""
+    known = methods.NAMES | storage_routes.NAMES
 
     def shown() -> web.Response:
         return json_response(json.dumps({"faults": [fault.json() for fault in kept.queue]}))
@@ -113,7 +113,7 @@ def _add_faults(app: web.Application, kept: faults.Faults) -> None:
         return shown()
 
     async def add(http: web.Request) -> web.Response:
-        kept.queue.append(faults.parse(await read_json(http), NAMES))
+        kept.queue.append(faults.parse(await read_json(http), known))
         return shown()
 
     async def clear(http: web.Request) -> web.Response:

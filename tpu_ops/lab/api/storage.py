@@ -1,0 +1,390 @@
+"""Buckets and their objects as files: what the lab keeps of Google Cloud Storage.
+
+A bucket is a directory. In it lie ``bucket.json`` and two files for each object, both called by a digest of its name:
+the content, and JSON that says which content holds. Replacing the JSON is what makes an upload happen. No object's
+name is ever a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from base64 import b64encode
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import google_crc32c  # comes with google-cloud-storage, which checks what it uploads and downloads with it
+
+from tpu_ops import files
+from tpu_ops.errors import UsageError
+from tpu_ops.lab.api.records import timestamp
+from tpu_ops.lab.api.wire import Json
+
+MULTI_REGIONS = ("ASIA", "EU", "US")
+DUAL_REGIONS = ("ASIA1", "EUR4", "EUR5", "EUR7", "EUR8", "NAM4")
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
+_REGION = re.compile(r"[A-Z]+(-[A-Z]+[0-9]+)+")
+_PARTIAL = ".uploads"
+
+T = TypeVar("T", "Bucket", "Stored")
+
+
+class StorageError(Exception):
+    """What the service answers instead of a result.
+
+    Args:
+        status: HTTP status.
+        reason: The word that stands for it in JSON.
+        message: One sentence.
+    """
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+
+def bad(message: str) -> StorageError:
+    """A request that can never succeed as it is."""
+    return StorageError(400, "invalid", message)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket.
+
+    Attributes:
+        name: Its name, the same in all projects.
+        project: The project that it belongs to.
+        created: When it was made, as the API writes it.
+        fields: What the client chose: location, its type, storage class, labels.
+    """
+
+    name: str
+    project: str
+    created: str
+    fields: Json
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object.
+
+    Attributes:
+        bucket: Its bucket.
+        name: Its name: any text.
+        generation: Grows with each content; microseconds since 1970 where the clock does.
+        size: Bytes.
+        md5: Digest of the content, in base64.
+        crc32c: Likewise.
+        created: When it was uploaded, as the API writes it.
+        fields: What the client said of it.
+    """
+
+    bucket: str
+    name: str
+    generation: int
+    size: int
+    md5: str
+    crc32c: str
+    created: str
+    fields: Json
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What must hold of an object for a request to be done; None asks nothing."""
+
+    generation: int | None = None
+    generation_not: int | None = None
+    metageneration: int | None = None
+    metageneration_not: int | None = None
+
+    def check(self, found: Stored | None, *, reading: bool = False) -> None:
+        """Refuse a request unless they hold.
+
+        Args:
+            found: The object; None where there is none, which is generation 0.
+            reading: Whether it is only looked at: what was to differ and does not is then not modified.
+
+        Raises:
+            StorageError: 412, or 304.
+        """
+        generation, metageneration = (found.generation, 1) if found else (0, 0)
+        if self.generation not in (None, generation) or self.metageneration not in (None, metageneration):
+            raise StorageError(412, "conditionNotMet", "At least one of the pre-conditions you specified did not hold.")
+        if self.generation_not == generation or self.metageneration_not == metageneration:
+            raise StorageError(304 if reading else 412, "conditionNotMet", "The object is the one named.")
+
+
+class Upload:
+    """Content on its way into an object.
+
+    Args:
+        path: The file that holds it meanwhile.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self._file = path.open("wb")
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._crc32c = 0
+
+    def write(self, data: bytes) -> None:
+        """Take more of it."""
+        self._file.write(data)
+        self._md5.update(data)
+        self._crc32c = google_crc32c.extend(self._crc32c, data)
+        self.size += len(data)
+
+    @property
+    def md5(self) -> str:
+        """Digest of what has come so far, in base64."""
+        return b64encode(self._md5.digest()).decode()
+
+    @property
+    def crc32c(self) -> str:
+        """Likewise."""
+        return b64encode(self._crc32c.to_bytes(4, "big")).decode()
+
+    def finish(self) -> None:
+        """Have it all on disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def discard(self) -> None:
+        """Forget what has not become an object."""
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
+class Buckets:
+    """All buckets below one directory.
+
+    Methods that change something block until it is on disk; only one of them may run at a time.
+
+    Args:
+        directory: Where they are kept; made with the first bucket.
+
+    Raises:
+        UsageError: A file in it is not what this wrote.
+        OSError: It cannot be read or cleared of what an earlier process left half done.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._buckets: dict[str, Bucket] = {}
+        self._objects: dict[str, dict[str, Stored]] = {}
+        self._generation = 0
+        self._uploads = itertools.count()
+        shutil.rmtree(directory / _PARTIAL, ignore_errors=True)
+        for path in sorted(directory.glob("*/bucket.json")):
+            self._load(path)
+
+    def _load(self, path: Path) -> None:
+        bucket = _read(path, Bucket)
+        found = [_read(entry, Stored) for entry in path.parent.glob("*.object.json")]
+        self._buckets[bucket.name] = bucket
+        self._objects[bucket.name] = {stored.name: stored for stored in found}
+        self._generation = max([self._generation, *(stored.generation for stored in found)])
+        kept = {self.content(stored) for stored in found}
+        for entry in set(path.parent.glob("*.content")) - kept:
+            entry.unlink()
+        for missing in kept - set(path.parent.glob("*.content")):
+            logging.getLogger(__name__).warning("%s is gone: the object cannot be downloaded", missing)
+
+    def buckets(self, project: str, prefix: str = "") -> list[Bucket]:
+        """Return a project's buckets by name."""
+        found = [bucket for bucket in self._buckets.copy().values() if bucket.project == project]
+        return sorted((bucket for bucket in found if bucket.name.startswith(prefix)), key=lambda bucket: bucket.name)
+
+    def project(self, name: str) -> str:
+        """Return the project of a bucket, or nothing where there is no such bucket."""
+        return self._buckets[name].project if name in self._buckets else ""
+
+    def bucket(self, name: str) -> Bucket:
+        """Return a bucket.
+
+        Raises:
+            StorageError: 404.
+        """
+        if name not in self._buckets:
+            raise StorageError(404, "notFound", "The specified bucket does not exist.")
+        return self._buckets[name]
+
+    def insert(self, project: str, body: Json) -> Bucket:
+        """Make a bucket and return it.
+
+        Args:
+            project: Its project.
+            body: What the client asks for.
+
+        Raises:
+            StorageError: 400 or 409.
+        """
+        name = body.get("name")
+        if not isinstance(name, str) or not _BUCKET.fullmatch(name) or ".." in name:
+            raise bad(f"Invalid bucket name: {name!r}")
+        if name in self._buckets:
+            raise StorageError(
+                409, "conflict", "Your previous request to create the named bucket succeeded and you already own it."
+            )
+        bucket = Bucket(name, project, timestamp(time.time()), _bucket_fields(body))
+        (self.directory / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        files.replace(self.directory / name / "bucket.json", json.dumps(asdict(bucket)), 0o600)
+        self._objects[name] = {}
+        self._buckets[name] = bucket
+        return bucket
+
+    def remove(self, name: str) -> None:
+        """Delete an empty bucket.
+
+        Raises:
+            StorageError: 404 or 409.
+        """
+        self.bucket(name)
+        if self._objects[name]:
+            raise StorageError(409, "conflict", "The bucket you tried to delete is not empty.")
+        shutil.rmtree(self.directory / name)
+        del self._buckets[name], self._objects[name]
+
+    def find(self, bucket: str, name: str) -> Stored | None:
+        """Return an object if it exists.
+
+        Raises:
+            StorageError: 404, there is no such bucket.
+        """
+        return self._objects[self.bucket(bucket).name].get(name)
+
+    def get(self, bucket: str, name: str, conditions: Conditions, generation: int | None = None) -> Stored:
+        """Return an object.
+
+        Args:
+            bucket: Its bucket.
+            name: Its name.
+            conditions: What must hold of it.
+            generation: The one that is asked for; only the latest is kept.
+
+        Raises:
+            StorageError: 304, 404 or 412.
+        """
+        found = self.find(bucket, name)
+        if found is None or generation not in (None, found.generation):
+            raise StorageError(404, "notFound", f"No such object: {bucket}/{name}")
+        conditions.check(found, reading=True)
+        return found
+
+    def content(self, stored: Stored) -> Path:
+        """Return the file that holds an object's content."""
+        return self.directory / stored.bucket / f"{_digest(stored.name)}.{stored.generation}.content"
+
+    def _entry(self, bucket: str, name: str) -> Path:
+        return self.directory / bucket / f"{_digest(name)}.object.json"
+
+    def upload(self) -> Upload:
+        """Begin to take content in."""
+        folder = self.directory / _PARTIAL
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return Upload(folder / str(next(self._uploads)))
+
+    def check(self, bucket: str, name: str, conditions: Conditions) -> None:
+        """Refuse an upload that could not be kept.
+
+        Raises:
+            StorageError: 400, 404 or 412.
+        """
+        if not 0 < len(name.encode()) <= 1024 or name in (".", "..") or {"\r", "\n"} & set(name):
+            raise bad(f"Invalid object name: {name!r}")
+        conditions.check(self.find(bucket, name))
+
+    def commit(self, upload: Upload, bucket: str, name: str, fields: Json, conditions: Conditions) -> Stored:
+        """Make an object of what was uploaded, and return it; an earlier one of that name is replaced.
+
+        Raises:
+            StorageError: 400, 404 or 412.
+            OSError: The disk refuses; the earlier object stays.
+        """
+        upload.finish()
+        self.check(bucket, name, conditions)
+        now = time.time()
+        generation = max(int(now * 1e6), self._generation + 1)
+        earlier = self.find(bucket, name)
+        stored = Stored(bucket, name, generation, upload.size, upload.md5, upload.crc32c, timestamp(now), fields)
+        content = self.content(stored)
+        upload.path.replace(content)
+        try:
+            files.replace(self._entry(bucket, name), json.dumps(asdict(stored)), 0o600)
+        except OSError:
+            content.unlink()
+            raise
+        self._generation = generation
+        self._objects[bucket][name] = stored
+        if earlier:
+            self.content(earlier).unlink(missing_ok=True)
+        return stored
+
+    def delete(self, bucket: str, name: str, conditions: Conditions, generation: int | None = None) -> None:
+        """Delete an object.
+
+        Raises:
+            StorageError: 404 or 412.
+        """
+        found = self.get(bucket, name, Conditions(), generation)
+        conditions.check(found)
+        self._entry(bucket, name).unlink(missing_ok=True)
+        del self._objects[bucket][name]
+        self.content(found).unlink(missing_ok=True)
+
+    def objects(self, bucket: str) -> dict[str, Stored]:
+        """Return a bucket's objects by name, as they are now.
+
+        Raises:
+            StorageError: 404.
+        """
+        return self._objects[self.bucket(bucket).name].copy()
+
+
+def _bucket_fields(body: Json) -> Json:
+    """Return what is kept of a bucket that a client asks for.
+
+    Raises:
+        StorageError: 400; its location is none.
+    """
+    location = str(body.get("location") or "US").upper()
+    regions = (body.get("customPlacementConfig") or {}).get("dataLocations")
+    if not (location in (*MULTI_REGIONS, *DUAL_REGIONS) or _REGION.fullmatch(location)):
+        raise bad(f"The specified location constraint is not valid: {location!r}")
+    dual = bool(regions) or location in DUAL_REGIONS
+    kind = "dual-region" if dual else "multi-region" if location in MULTI_REGIONS else "region"
+    fields: Json = {"location": location, "locationType": kind, "storageClass": body.get("storageClass") or "STANDARD"}
+    if regions:
+        fields["customPlacementConfig"] = {"dataLocations": [str(region).upper() for region in regions]}
+    if body.get("labels"):
+        fields["labels"] = body["labels"]
+    return fields
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    try:
+        return kind(**json.loads(path.read_text("utf-8")))
+    except (ValueError, TypeError) as failure:
+        raise UsageError(
+            f"cannot use the lab's buckets: a file is damaged ({type(failure).__name__}: {failure})",
+            where=str(path),
+            fix="move it away",
+        ) from failure
