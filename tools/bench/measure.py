@@ -192,6 +192,16 @@ class Served:
             return json.load(answer)
 
 
+def rivals_of(fleet: Fleet, *, smallest: bool) -> list[str]:
+    """Return the rivals that are worth their time on a fleet.
+
+    `help` is the same whatever the fleet; of single hosts only what is asked per node differs from pods.
+    """
+    if fleet.nodes > 1 and fleet.nodes == fleet.workers:
+        return ["floor", "first", "again"]
+    return [rival for rival in RIVALS if smallest or rival != "help"]
+
+
 def rotated(rivals: Sequence[str], number: int) -> list[str]:
     """Return the order of a round: each begins with the rival that came second in the round before."""
     first = number % len(rivals)
@@ -221,14 +231,11 @@ def run(fleets: Sequence[Fleet], rounds: int, root: Path, say: Callable[[str], N
             if index == 0:
                 # Every fleet's floor is made in the same way, and to read a large one twice takes half a minute.
                 served.check_floor(commands)
-            else:
-                # The same whatever the fleet.
-                del commands["help"]
-            ready.append((served, commands))
+            ready.append((served, {rival: commands[rival] for rival in rivals_of(fleet, smallest=index == 0)}))
         for number in range(1, rounds + 1):
             for served, commands in ready:
-                rivals = [rival for rival in RIVALS if rival in commands]
-                taken = [served.sample(number, rival, commands[rival]) for rival in rotated(rivals, number)]
+                order = rotated(list(commands), number)
+                taken = [served.sample(number, rival, commands[rival]) for rival in order]
                 samples += taken
                 walls = ", ".join(f"{sample.rival} {sample.wall:.2f}" for sample in taken)
                 say(f"round {number} of {rounds}, {served.fleet.name}, s: {walls}")
