@@ -74,10 +74,19 @@ def current(settings: Settings) -> Fleet:
         CloudError: The API was asked and refused or did not answer.
         OpsError: The fleet's state cannot be written.
     """
+    return known(settings) or refresh(settings)[0]
+
+
+def known(settings: Settings) -> Fleet | None:
+    """Return the fleet as this machine knows it, ready to be used, and ask nobody; None where nothing is known yet.
+
+    Raises:
+        OpsError: The fleet's state cannot be written.
+    """
     files = Files(settings.state_dir)
     snapshot = files.read_snapshot(scope_of(settings))
     if snapshot is None or not files.known_hosts.exists():
-        return refresh(settings)[0]
+        return None
     fleet = _fleet(settings, snapshot)
     ssh_files.make_mux_dir(mux_dir())
     text = ssh_config_text(settings, fleet.workers)
