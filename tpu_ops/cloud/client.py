@@ -9,7 +9,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 from tpu_ops.cloud.auth import Auth, credentials
 from tpu_ops.errors import CloudError
 
+Thing = TypeVar("Thing")
 Answer = TypeVar("Answer")
 
 #: Status codes after which the same call may succeed; transport errors arrive as UNAVAILABLE.
@@ -31,18 +33,22 @@ REFUSED_PATIENCE = 3.0
 #: Seconds of waiting for an answer after which that is said.
 TELL_AFTER = 4.0
 
-#: What to do where an endpoint does not answer.
-ENDPOINT_FIX = "start what serves the endpoint (TPU_OPS_ENDPOINT), or unset it to reach the real service"
+#: Requests in flight at once.
+CONCURRENCY = 16
+
+#: What errors call the service that no endpoint replaces.
+REAL_SERVICE = "tpu.googleapis.com"
+
+_ENDPOINT_FIX = "start what serves the endpoint (TPU_OPS_ENDPOINT), or unset it to reach the real service"
 
 _log = logging.getLogger(__name__)
 
 _FIXES = {
-    "UNAUTHENTICATED": "log in: gcloud auth application-default login",
+    "UNAUTHENTICATED": "log in: gcloud auth application-default login; with auth_kind, renew the key or the token",
     "PERMISSION_DENIED": "check the project's name, that the Cloud TPU API is enabled in it, and that your account "
     "has the role TPU Viewer (TPU Admin for changes)",
     "NOT_FOUND": "check the project's and zone's names",
     "RESOURCE_EXHAUSTED": "wait, or ask for more quota of this accelerator type in this zone",
-    "DEADLINE_EXCEEDED": "try again, or raise request_timeout in inventory/tpu_vm.yml",
 }
 
 
@@ -73,6 +79,23 @@ class Tpu:
     endpoint: str
     timeout: float
     closed: threading.Event
+
+    def close(self) -> None:
+        """End all calls, those in flight, too; a second time it does nothing."""
+        self.closed.set()
+        self.client.transport.close()
+
+    def concurrently(self, function: Callable[[Thing], Answer], things: Sequence[Thing]) -> list[Answer]:
+        """Return what a function that makes calls returns for each of several things, in their order.
+
+        The first exception of it, or an interrupt, ends all calls: nobody waits for their time-outs.
+        """
+        with ThreadPoolExecutor(CONCURRENCY) as pool:
+            try:
+                return list(pool.map(function, things))
+            except BaseException:
+                self.close()
+                raise
 
     def call(self, method: str, request: dict[str, Any], where: str, *, repeat: bool = True) -> Any:
         """Call a method and return its answer.
@@ -112,9 +135,6 @@ def _told(text: str) -> Iterator[None]:
         timer.cancel()
 
 
-REAL_SERVICE = "tpu.googleapis.com"
-
-
 @contextmanager
 def connect(endpoint: str = "", timeout: float = 60.0, auth: Auth | None = None) -> Iterator[Tpu]:
     """Open a client for as long as the block lasts.
@@ -144,13 +164,14 @@ def connect(endpoint: str = "", timeout: float = 60.0, auth: Auth | None = None)
         channel = grpc.insecure_channel(endpoint, options=options)
         client = TpuClient(transport=TpuGrpcTransport(channel=channel))
     else:
-        client = TpuClient(credentials=credentials(auth or Auth()))
+        with _told("looking for credentials for Google Cloud"):
+            found = credentials(auth or Auth())
+        client = TpuClient(credentials=found)
     tpu = Tpu(client, endpoint or REAL_SERVICE, timeout, threading.Event())
     try:
         yield tpu
     finally:
-        tpu.closed.set()
-        client.transport.close()
+        tpu.close()
 
 
 def attempt(
@@ -185,7 +206,7 @@ def attempt(
         try:
             return send(max(0.1, timeout - (clock() - start)))
         except GoogleAPICallError as exc:
-            failure = api_error(exc, where, at_endpoint=at_endpoint)
+            failure = api_error(exc, where, timeout=timeout, at_endpoint=at_endpoint)
             patience = REFUSED_PATIENCE if _refused(failure) else timeout
         except GoogleAuthError as exc:
             raise ApiError(f"no access: {exc}", status="UNAUTHENTICATED", where=where) from exc
@@ -200,17 +221,24 @@ def _refused(failure: ApiError) -> bool:
     return failure.status == "UNAVAILABLE" and "onnection refused" in failure.what
 
 
-def api_error(exc: Any, where: str, *, at_endpoint: bool = False) -> ApiError:
-    """Given a GoogleAPICallError, and whether an endpoint is set, return it as an error in words."""
+def api_error(exc: Any, where: str, *, timeout: float, at_endpoint: bool = False) -> ApiError:
+    """Return an error of the API's client in words.
+
+    Args:
+        exc: The google.api_core.exceptions.GoogleAPICallError.
+        where: What was asked about.
+        timeout: Seconds that the call could take.
+        at_endpoint: Whether it went to an endpoint that was set, and not to the real service.
+    """
     status = exc.grpc_status_code.name if getattr(exc, "grpc_status_code", None) is not None else "UNKNOWN"
     message = str(getattr(exc, "message", "") or exc).strip()
+    what, fix = f"{message} ({status})", ""
     if status == "UNAVAILABLE":
         refused = "onnection refused" in message
         what = "nothing listens there: Connection refused" if refused else f"the API did not answer: {message}"
-        fix = ENDPOINT_FIX if at_endpoint else "check the network"
-        return ApiError(what, status=status, where=where, fix=fix)
-    if status == "DEADLINE_EXCEEDED":
-        message = "no answer in time"
-        if at_endpoint:
-            return ApiError(f"{message} ({status})", status=status, where=where, fix=ENDPOINT_FIX)
-    return ApiError(f"{message} ({status})", status=status, where=where)
+        fix = _ENDPOINT_FIX if at_endpoint else "check the network"
+    elif status == "DEADLINE_EXCEEDED":
+        what = f"no answer within {timeout:g} s"
+        fix = "try again, or raise request_timeout in inventory/tpu_vm.yml"
+        fix += "; see that the endpoint (TPU_OPS_ENDPOINT) is served" if at_endpoint else ""
+    return ApiError(what, status=status, where=where, fix=fix)

@@ -6,8 +6,8 @@ times as much. Text in it is as the API gave it: data, and not to be trusted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,24 @@ from tpu_ops.cloud.client import ApiError, Tpu
 
 Json = dict[str, Any]
 
+#: (project, zone); the zone ``-`` stands for all zones.
+Scope = tuple[str, str]
+
+#: What a scope answered: its nodes and the locations that could not be reached, or the error that it ended with.
+Answer = tuple[list[Json], list[str]] | ApiError
+
 #: Nodes per answer of a list; the API's largest.
 PAGE_SIZE = 1000
 
-#: Requests in flight at once.
-CONCURRENCY = 16
-
 #: Failures of one project or zone among several that leave the rest of the fleet worth listing.
 _PARTIAL = ("PERMISSION_DENIED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN")
+
+#: How a service may refuse the zone ``-``.
+_NO_WILDCARD = ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")
+
+_NODE_NAME = re.compile(
+    r"projects/(?P<project>[a-z0-9][a-z0-9.:-]*)/locations/(?P<zone>[a-z][a-z0-9-]*)/nodes/(?P<name>[a-z][a-z0-9_-]*)"
+)
 
 
 @dataclass(frozen=True)
@@ -31,12 +41,12 @@ class Listing:
 
     Attributes:
         nodes: One dictionary per node (`node_data`).
-        unanswered: (project, zone) that did not answer; zone ``-`` stands for all zones of the project.
-        warnings: What went wrong with them, in words.
+        unanswered: What could not be listed.
+        warnings: That, and what was left out, in words.
     """
 
     nodes: tuple[Json, ...]
-    unanswered: tuple[tuple[str, str], ...] = ()
+    unanswered: tuple[Scope, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -44,6 +54,11 @@ def list_nodes(
     tpu: Tpu, projects: Sequence[str], zones: Sequence[str] = (), *, strict_permissions: bool = False
 ) -> Listing:
     """List the nodes of several projects, all zones of them or those named, concurrently.
+
+    All zones are asked for at once as ``locations/-``. The reference of v2 does not say so in words; it has a field
+    for locations that could not be reached (cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/list)
+    as such lists have (google.aip.dev/159), and public programs rely on it, over REST and as
+    ``gcloud compute tpus tpu-vm list --zone=-``. Where it is refused all the same, the zones are asked one by one.
 
     Args:
         tpu: The client.
@@ -54,22 +69,35 @@ def list_nodes(
     Raises:
         ApiError: No project and zone could be listed, one does not exist, or any could not be and that is an error.
     """
-    scopes = [(project, zone) for project in projects for zone in (zones or ("-",))]
-    with ThreadPoolExecutor(min(CONCURRENCY, len(scopes))) as pool:
-        answers = list(pool.map(lambda scope: _list_scope(tpu, *scope), scopes))
-    listing = combine(scopes, answers)
-    if strict_permissions and listing.warnings:
-        raise next(
-            (answer for answer in answers if isinstance(answer, ApiError)),
-            ApiError(listing.warnings[0], status="UNAVAILABLE", fix="try again, or set strict_permissions: false"),
-        )
-    return listing
+    named = list(dict.fromkeys((project, zone) for project in projects for zone in (zones or ("-",))))
+    answers = _answers(tpu, named)
+    refused = [
+        scope
+        for scope, answer in answers.items()
+        if scope[1] == "-" and isinstance(answer, ApiError) and answer.status in _NO_WILDCARD
+    ]
+    for (project, _), found in zip(refused, tpu.concurrently(lambda scope: _zones(tpu, scope), refused), strict=True):
+        if found:
+            del answers[project, "-"]
+            answers |= _answers(tpu, [(project, zone) for zone in found])
+    return combine(answers, named, strict_permissions=strict_permissions)
 
 
-def _list_scope(tpu: Tpu, project: str, zone: str) -> tuple[list[Json], list[str]] | ApiError:
-    """Return a scope's nodes and unreachable locations, or the error that it ended with."""
+def _answers(tpu: Tpu, scopes: Sequence[Scope]) -> dict[Scope, Answer]:
+    return dict(zip(scopes, tpu.concurrently(lambda scope: _list_scope(tpu, *scope), scopes), strict=True))
+
+
+def _zones(tpu: Tpu, scope: Scope) -> list[str]:
+    """Return the zones of a project; none where it does not say."""
+    try:
+        return locations(tpu, scope[0])
+    except ApiError:
+        return []
+
+
+def _list_scope(tpu: Tpu, project: str, zone: str) -> Answer:
+    """Return what one scope answers, all pages of it or the error that one of them ended with."""
     parent = f"projects/{project}/locations/{zone}"
-    where = f"project {project}" if zone == "-" else f"project {project}, zone {zone}"
     nodes: list[Json] = []
     unreachable: list[str] = []
     token = ""
@@ -77,40 +105,73 @@ def _list_scope(tpu: Tpu, project: str, zone: str) -> tuple[list[Json], list[str
         while True:
             request = {"parent": parent, "page_size": PAGE_SIZE, "page_token": token}
             # The pager's own next pages would be without retries.
-            page = _raw(tpu.call("list_nodes", request, where).pages.__next__())
+            page = _raw(tpu.call("list_nodes", request, _place(project, zone)).pages.__next__())
             nodes.extend(node_data(node) for node in page.nodes)
             unreachable.extend(page.unreachable)
             token = page.next_page_token
             if not token:
-                return nodes, unreachable
+                break
     except ApiError as exc:
         return exc
+    return _out_of_reach(project, zone) if unreachable and zone != "-" else (nodes, unreachable)
 
 
-def combine(scopes: Sequence[tuple[str, str]], answers: Sequence[tuple[list[Json], list[str]] | ApiError]) -> Listing:
+def combine(answers: Mapping[Scope, Answer], named: Collection[Scope], *, strict_permissions: bool = False) -> Listing:
     """Given what each scope answered, return the whole listing.
 
+    Args:
+        answers: Of each scope.
+        named: Those of them that the fleet's settings name; the API named the others.
+        strict_permissions: Whether any failure is an error.
+
     Raises:
-        ApiError: All scopes failed, or one failed in a way that means it is named wrongly.
+        ApiError: All scopes failed, or one of them in a way that means that it is named wrongly, or any did and that
+            is an error.
     """
-    failures = [answer for answer in answers if isinstance(answer, ApiError)]
-    for failure in failures:
-        if failure.status not in _PARTIAL or len(failures) == len(answers):
-            raise failure
-    nodes: dict[tuple[str, str], Json] = {}
-    unanswered: list[tuple[str, str]] = []
+    failures: dict[Scope, ApiError] = {}
+    nodes: dict[str, Json] = {}
     warnings: list[str] = []
-    for (project, zone), answer in zip(scopes, answers, strict=True):
+    for scope, answer in answers.items():
         if isinstance(answer, ApiError):
-            unanswered.append((project, zone))
-            warnings.append(f"{answer.where}: not listed: {answer.what}")
+            failures[scope] = answer
+            if answer.status not in _PARTIAL and scope in named:
+                raise answer
             continue
-        nodes |= {(node["name"], node["node_id"]): node for node in answer[0]}
-        for location in dict.fromkeys(answer[1]):
+        for node in answer[0]:
+            if split_name(node["name"]):
+                nodes[node["name"]] = node
+            else:
+                warnings.append(
+                    f"project {scope[0]}: a node is left out: its name {node['name'][:200]!r} has no known form"
+                )
+        for location in answer[1]:
             lost = location.rsplit("/", 1)[-1]
-            unanswered.append((project, lost))
-            warnings.append(f"project {project}, zone {lost}: not listed: the API could not reach this location")
-    return Listing(tuple(nodes.values()), tuple(unanswered), tuple(warnings))
+            failures[scope[0], lost] = _out_of_reach(scope[0], lost)
+    if failures and (strict_permissions or failures.keys() >= answers.keys()):
+        raise next(iter(failures.values()))
+    return Listing(tuple(nodes.values()), tuple(failures), (*_in_words(failures), *warnings))
+
+
+def _out_of_reach(project: str, zone: str) -> ApiError:
+    what = "the API could not reach this location"
+    return ApiError(what, status="UNAVAILABLE", where=_place(project, zone), fix="try again later")
+
+
+def _in_words(failures: Mapping[Scope, ApiError]) -> list[str]:
+    """Return one warning for each failure, and a single one for the zones of a project that failed alike."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for (project, zone), failure in failures.items():
+        alike.setdefault((project, failure.what, failure.fix), []).append(zone)
+    return [
+        f"{_place(project, *zones)}: not listed: {what}{f' ({fix})' if fix else ''}"
+        for (project, what, fix), zones in alike.items()
+    ]
+
+
+def _place(project: str, *zones: str) -> str:
+    """Name a project and zones of it in words."""
+    named = ", ".join(zone for zone in zones if zone != "-")
+    return f"project {project}{f', zone {named}' if named else ''}"
 
 
 def get_node(tpu: Tpu, name: str) -> Json:
@@ -239,6 +300,12 @@ def _raw(answer: Any) -> Any:
 
 def _operation(answer: Any) -> str:
     return str(answer.operation.name)
+
+
+def split_name(name: str) -> tuple[str, str, str] | None:
+    """Given a node's resource name, return project, zone and short name; None where its form is not the known one."""
+    match = _NODE_NAME.fullmatch(name)
+    return (match["project"], match["zone"], match["name"]) if match else None
 
 
 def _short(name: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,20 +60,18 @@ def wanted(
 def fetch(tpu: Tpu, nodes: Sequence[Node], *, instance_names: bool = False) -> Learned:
     """Ask what the workers of nodes publish, concurrently; a node that cannot be asked is left out with its reason."""
     learned = Learned()
-    if not nodes:
-        return learned
-    with ThreadPoolExecutor(min(cloud_nodes.CONCURRENCY, len(nodes))) as pool:
-        for node, answer in zip(nodes, pool.map(lambda node: _fetch(tpu, node, instance_names), nodes), strict=True):
-            if isinstance(answer, ApiError):
-                learned.reasons[node.full_name] = answer.what
-                continue
-            names = tuple(entry.instance_name if _INSTANCE.fullmatch(entry.instance_name) else "" for entry in answer)
-            if any(names):
-                learned.instance_names[node.full_name] = names
-            for index, published in enumerate(answer):
-                keys = {kind: blob for kind, blob in published.host_keys.items() if valid_key(kind, blob)}
-                if keys:
-                    learned.keys[Worker("", node, index).host_key_alias] = keys
+    answers = tpu.concurrently(lambda node: _fetch(tpu, node, instance_names), nodes)
+    for node, answer in zip(nodes, answers, strict=True):
+        if isinstance(answer, ApiError):
+            learned.reasons[node.full_name] = answer.what
+            continue
+        names = tuple(entry.instance_name if _INSTANCE.fullmatch(entry.instance_name) else "" for entry in answer)
+        if any(names):
+            learned.instance_names[node.full_name] = names
+        for index, published in enumerate(answer):
+            keys = {kind: blob for kind, blob in published.host_keys.items() if valid_key(kind, blob)}
+            if keys:
+                learned.keys[Worker("", node, index).host_key_alias] = keys
     return learned
 
 
