@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -33,11 +35,41 @@ def replace(path: Path, content: str | bytes, mode: int) -> None:
     Raises:
         OSError: It cannot be written; the old file is as it was.
     """
+    _replace(path, content.encode() if isinstance(content, str) else content, mode, None)
+
+
+def rewrite(path: Path, content: bytes) -> None:
+    """Replace at once the content of a file that is a person's own: its mode and owner stay, links are followed.
+
+    Args:
+        path: The file; one that is missing is made for this user only, its directory too.
+        content: What it is to hold.
+
+    Raises:
+        OSError: It cannot be written; the old file is as it was.
+    """
+    try:
+        target = path.resolve()
+    except RuntimeError as exc:  # until Python 3.13 says it as open does
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from exc
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        info = target.stat()
+    except FileNotFoundError:
+        _replace(target, content, 0o600, None)
+    else:
+        _replace(target, content, stat.S_IMODE(info.st_mode), (info.st_uid, info.st_gid))
+
+
+def _replace(path: Path, content: bytes, mode: int, owner: tuple[int, int] | None) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(content)
             file.flush()
+            made = os.fstat(handle)
+            if owner is not None and owner != (made.st_uid, made.st_gid):
+                os.fchown(handle, *owner)
             os.fsync(handle)
         Path(name).chmod(mode)
         Path(name).replace(path)

@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "create": ("create", "create a TPU node and wait until it is ready"),
     "delete": ("delete", "delete a TPU node"),
     "ssh": ("ssh", "log in on a worker"),
+    "ssh-config": ("ssh_config", "let ssh, scp, rsync and editors find the workers by name"),
     "run": ("run", "run a command on all workers of a target at once"),
     "train": ("train", "start a training run on all workers of a node"),
     "stop": ("stop", "stop a training run"),

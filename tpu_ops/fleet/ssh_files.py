@@ -23,6 +23,9 @@ from tpu_ops.fleet.reach import Way
 #: Host keys of one alias: key type -> base64 blob.
 Keys = dict[str, str]
 
+#: How a fleet's ssh config begins, and by what it is known among other files.
+HEADER = "# Written by tpu_ops"
+
 #: Longest directory in which OpenSSH can make a control socket: the address of a socket has 108 bytes with its
 #: final NUL, and %C takes 40 of them, two separators 2, and the random suffix of the socket's first name 16.
 _LONGEST_MUX_DIR = 108 - 1 - 40 - 2 - 16
@@ -114,7 +117,7 @@ def ssh_config(
         options: What all workers share (`common_options`).
         forward_agent: Whether the person's ssh agent is forwarded.
     """
-    lines = ["# Written by tpu_ops from the Cloud TPU API; changes are lost at the next refresh."]
+    lines = [f"{HEADER} from the Cloud TPU API; changes are lost at the next refresh."]
     for worker, way in ways:
         lines += [
             "",

@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 
 from tpu_ops import files
@@ -22,7 +22,15 @@ _POLL = 0.05
 
 
 class Unreachable(Exception):
-    """No connection to a worker; the text says why, in ssh's own words where it has some."""
+    """No connection to a worker; the text says why, in ssh's own words where it has some.
+
+    Attributes:
+        answered: Whether the worker itself answered and refused this person: then its address is right.
+    """
+
+    def __init__(self, problem: str, *, answered: bool = False) -> None:
+        super().__init__(problem)
+        self.answered = answered
 
 
 def base(ssh_config: Path) -> list[str]:
@@ -45,6 +53,11 @@ def session(ssh_config: Path, host: str, command: str) -> list[str]:
     return [*base(ssh_config), "-o", "ControlMaster=no", "-T", host, command]
 
 
+def effective(ssh_config: Path, host: str) -> list[str]:
+    """Return the command that prints what ssh makes of a configuration for a host, and connects nowhere."""
+    return [*base(ssh_config), "-G", host]
+
+
 def rsync_shell(ssh_config: Path) -> str:
     """Return what rsync takes as its remote shell, to go over the same masters."""
     return shlex.join([*base(ssh_config), "-o", "ControlMaster=no", "-T"])
@@ -57,6 +70,11 @@ def reason(stderr: str, code: int | None) -> str:
     if known:
         return "host key verification failed: another machine answers there, or its key is not known yet"
     return lines[-1] if lines else f"ssh ended with {code}"
+
+
+def refused(stderr: str) -> bool:
+    """Given what ssh said, return whether the worker answered with its own host key and refused the person."""
+    return "Permission denied (" in stderr or "Too many authentication failures" in stderr
 
 
 async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
@@ -123,6 +141,10 @@ class Masters:
                         await self._open(host)
             self._ready.add(host)
 
+    def forget(self, hosts: Iterable[str]) -> None:
+        """Have the next `ensure` look again whether there is a master to each of these workers."""
+        self._ready.difference_update(hosts)
+
     async def drop(self, host: str) -> None:
         """Retire a master that no longer serves, so that the next `ensure` opens another.
 
@@ -140,7 +162,7 @@ class Masters:
         if code is None:
             raise Unreachable(f"no ssh connection within {OPEN_LIMIT:.0f} s")
         if code:
-            raise Unreachable(reason(said, code))
+            raise Unreachable(reason(said, code), answered=refused(said))
 
     @contextlib.asynccontextmanager
     async def _locked(self, host: str) -> AsyncIterator[None]:

@@ -1,0 +1,92 @@
+"""`tpu_ops ssh-config`: let ssh, scp, sftp, rsync, mosh and VS Code find the workers by their names."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+
+from tpu_ops import config
+from tpu_ops.cli import options, output
+from tpu_ops.config import Settings
+from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.fleet import ssh_include, view
+from tpu_ops.fleet.state import Files
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `tpu_ops ssh-config`."""
+    options.add_fleet(parser)
+    options.add_json(parser)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--print", action="store_true", help="print the configuration instead of its path")
+    what.add_argument("--install", action="store_true", help="include it from your own ssh config")
+    what.add_argument("--uninstall", action="store_true", help="take that line out again")
+    parser.add_argument(
+        "--file",
+        type=Path,
+        metavar="FILE",
+        help="your own ssh config, where ssh reads another one (default: ~/.ssh/config)",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would be done to your ssh config; write nothing"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show, include or no longer include the fleet's ssh config."""
+    settings = config.load(args.fleet)
+    fragment = Files(settings.state_dir).ssh_config
+    if args.install or args.uninstall:
+        return _change(args, settings, fragment)
+    if args.dry_run or args.file:
+        raise UsageError("this option goes with --install or --uninstall only", where="--dry-run, --file")
+    text = view.current(settings).ssh_config.read_text() if args.print else ""
+    if args.json:
+        output.as_json({"ssh_config": str(fragment)} | ({"text": text} if args.print else {}))
+    elif args.print:
+        output.line(text.removesuffix("\n"))
+    else:
+        output.line(str(fragment))
+        output.info(f"once: ssh -F {shlex.quote(str(fragment))} HOST")
+        output.info("always: `tpu_ops ssh-config --install` puts this line on top of your ssh config:")
+        output.info(f"  {os.fsdecode(ssh_include.line_of(fragment))}")
+    return ExitCode.OK
+
+
+def _change(args: argparse.Namespace, settings: Settings, fragment: Path) -> int:
+    file = Path.cwd() / args.file if args.file else _own_config()
+    if args.uninstall:
+        outcome = ssh_include.uninstall(file, fragment, dry_run=args.dry_run)
+        problem = ""
+    else:
+        # What is included must be there; where nothing may be written, nothing is asked either.
+        fleet = None if args.dry_run else view.current(settings)
+        outcome = ssh_include.install(file, fragment, dry_run=args.dry_run)
+        problem = ssh_include.unseen(file, fleet.workers[:1]) if fleet else ""
+    for text in (*outcome.warnings, *([problem] if problem else [])):
+        output.warning(text)
+    if args.json:
+        output.as_json(
+            {
+                "file": str(file),
+                "ssh_config": str(fragment),
+                "outcome": outcome.word,
+                "dry_run": args.dry_run,
+                "warnings": [*outcome.warnings, *([problem] if problem else [])],
+            }
+        )
+    else:
+        would = "would be " if args.dry_run and outcome.word in {"installed", "removed"} else ""
+        output.line(f"{file}: {would}{outcome.word}")
+    return ExitCode.FAILED if problem else ExitCode.OK
+
+
+def _own_config() -> Path:
+    """Return the file that ssh reads for this person."""
+    home = ssh_include.ssh_home()
+    said = os.environ.get("HOME")
+    if said and Path(said).absolute() != home.absolute():
+        output.info(f"HOME is {said}, but ssh looks into {home}, the home of the password file")
+    return home / ".ssh" / "config"
