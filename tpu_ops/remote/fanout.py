@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from tpu_ops.errors import OpsError
 from tpu_ops.remote import ssh, wire
+from tpu_ops.remote.renewal import Renew, Renewal, paused
 from tpu_ops.remote.ssh import Unreachable
 
 #: Sessions at once over one master: OpenSSH's default MaxSessions is 10, and others use the master too.
@@ -92,11 +93,13 @@ class Fanout:
 
     Args:
         ssh_config: The fleet's OpenSSH configuration, which names every worker.
+        renew: Looks for workers that do not answer and rewrites this configuration in its place; may be None.
     """
 
-    def __init__(self, ssh_config: Path) -> None:
+    def __init__(self, ssh_config: Path, renew: Renew | None = None) -> None:
         self.ssh_config = ssh_config
         self.masters = ssh.Masters(ssh_config)
+        self._renewal = Renewal(renew) if renew else None
         self._width = asyncio.Semaphore(WIDTH)
         self._sessions: dict[str, asyncio.Semaphore] = {}
 
@@ -160,7 +163,7 @@ class Fanout:
         Raises:
             Unreachable: There is no connection to the worker.
         """
-        await self.masters.ensure(host)
+        await self.reach(host)
         async with self._session(host):
             process = await asyncio.create_subprocess_exec(
                 *ssh.session(self.ssh_config, host, wire.COMMAND),
@@ -180,6 +183,38 @@ class Fanout:
 
     # --- one worker -----------------------------------------------------------------------------------------
 
+    async def reach(self, host: str, deadline: asyncio.Timeout | None = None) -> None:
+        """Return once a master connection to a worker is open; look for it anew where it does not answer.
+
+        Args:
+            host: The worker.
+            deadline: Of the caller; the time that looking for the worker takes does not count.
+
+        Raises:
+            Unreachable: It could not be opened; the text says, too, what became of the worker.
+        """
+        begun = asyncio.get_running_loop().time()
+        try:
+            await self.masters.ensure(host)
+        except Unreachable as exc:
+            if self._renewal is None or exc.answered:
+                raise
+            problem = exc
+        else:
+            return
+        with paused(deadline):
+            news = await self._renewal.news(host, begun)
+        self.masters.forget(news.changed)
+        if host in news.changed:
+            try:
+                await self.masters.ensure(host)
+            except Unreachable as exc:
+                problem = exc
+            else:
+                return
+        note = news.notes.get(host)
+        raise Unreachable(f"{problem}; {note}" if note else str(problem), answered=problem.answered)
+
     def _session(self, host: str) -> asyncio.Semaphore:
         return self._sessions.setdefault(host, asyncio.Semaphore(SESSIONS))
 
@@ -187,8 +222,8 @@ class Fanout:
         marker = secrets.token_hex(16)
         command = shlex.join(["/bin/sh", "-c", wire.ENVELOPE, marker, *wire.limited(argv, limit)])
         try:
-            async with asyncio.timeout(limit):
-                code, stdout, stderr = await self._exchange(host, command, stdin, f"\n{marker}\n".encode())
+            async with asyncio.timeout(limit) as deadline:
+                code, stdout, stderr = await self._exchange(host, command, stdin, f"\n{marker}\n".encode(), deadline)
         except Unreachable as exc:
             return Result(host, None, problem=str(exc), reached=False)
         except TimeoutError:
@@ -204,9 +239,9 @@ class Fanout:
     async def _call(self, host: str, action: str, values: Mapping[str, Any], limit: float) -> Reply:
         marker = secrets.token_hex(16)
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(limit) as deadline:
                 code, stdout, stderr = await self._exchange(
-                    host, wire.COMMAND, wire.request(marker, action, values), f"\n{marker}\n".encode()
+                    host, wire.COMMAND, wire.request(marker, action, values), f"\n{marker}\n".encode(), deadline
                 )
         except Unreachable as exc:
             return Reply(host, {}, "unreachable", str(exc))
@@ -214,13 +249,15 @@ class Fanout:
             return Reply(host, {}, "timeout", f"the launcher did not answer within {limit:g} s")
         return reply_of(host, wire.find_answer(stdout, marker), stderr.decode(errors="replace"), code)
 
-    async def _exchange(self, host: str, command: str, stdin: bytes, begun: bytes) -> tuple[int | None, bytes, bytes]:
+    async def _exchange(
+        self, host: str, command: str, stdin: bytes, begun: bytes, deadline: asyncio.Timeout
+    ) -> tuple[int | None, bytes, bytes]:
         """Run one command line over the master; a master that turns out to be stale is replaced once.
 
         `begun` in the output proves that the command was started: what was started is never started again.
         """
         for attempt in (1, 2):
-            await self.masters.ensure(host)
+            await self.reach(host, deadline)
             async with self._session(host), self._width:
                 code, stdout, stderr = await self._session_once(host, command, stdin)
             if code != SSH_FAILED or begun in stdout or attempt == 2:

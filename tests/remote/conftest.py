@@ -1,0 +1,59 @@
+"""A stand-in for ssh that plays masters and sessions on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+#: Plays OpenSSH: `-O check|stop`, `-f -N` (open a master), else a session, for hosts as files in $PLAY.
+STAND_IN = r"""#!/bin/sh
+echo "$*" >>"$PLAY/calls"
+for last; do :; done
+case "$*" in
+*"-O check"*) [ -e "$PLAY/master-$last" ]; exit ;;
+*"-O stop"*) rm -f "$PLAY/master-$last"; exit 0 ;;
+*"-f -N"*)
+    if [ -e "$PLAY/denied-$last" ]; then echo "ada@$last: Permission denied (publickey)." >&2; exit 255; fi
+    if [ -e "$PLAY/down-$last" ]; then echo "ssh: connect to host $last port 22: Connection refused" >&2; exit 255; fi
+    touch "$PLAY/master-$last"
+    exit 0 ;;
+esac
+shift $(($# - 2))
+if rm "$PLAY/stale-$1" 2>/dev/null; then echo "mux_client_request_session: read from master failed" >&2; exit 255; fi
+if [ -e "$PLAY/cut-$1" ]; then sh -c "$2" | head -c 40; echo "Connection to $1 closed by remote host." >&2; exit 255; fi
+echo "noise of the login shell"
+export HOST_NAME="$1"
+exec sh -c "$2"
+"""
+
+#: Plays the host program: echoes the request, or follows.
+PROGRAM = r"""#!{python}
+import json, struct, sys
+request = json.loads(sys.stdin.readline())
+sys.stdout.write("\n%s\n%s\n" % (request["marker"], json.dumps({{"ok": True, "request": request}})))
+sys.stdout.flush()
+if request["action"] == "follow":
+    for kind, offset, data in ((b"D", 0, b"ab"), (b"G", 10, b""), (b"D", 10, b"c"), (b"E", 11, b"{{}}")):
+        sys.stdout.buffer.write(struct.pack(">cQI", kind, offset, len(data)) + data)
+    if request.get("cut"):
+        sys.stdout.buffer.flush()
+"""
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that steers the stand-in, which is first on PATH."""
+    folder = tmp_path / "play"
+    (tmp_path / "bin").mkdir()
+    folder.mkdir()
+    for name, text in {"ssh": STAND_IN, "sudo": PROGRAM.format(python=sys.executable)}.items():
+        path = tmp_path / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PLAY", str(folder))
+    (folder / "calls").touch()
+    return folder

@@ -1,0 +1,194 @@
+"""Workers that do not answer, over a stand-in for ssh: they are looked for once, and tried once more."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tpu_ops.errors import OpsError
+from tpu_ops.remote import renewal
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.remote.renewal import News
+from tpu_ops.remote.ssh import Unreachable
+
+
+class Api:
+    """Plays who knows where workers are.
+
+    Attributes:
+        moved: Workers that are elsewhere now, where they answer.
+        asked: The workers of each question.
+    """
+
+    def __init__(self, play: Path, moved: Iterable[str] = (), **notes: str) -> None:
+        self.play, self.moved, self.notes = play, frozenset(moved), notes
+        self.asked: list[list[str]] = []
+
+    def __call__(self, hosts: Sequence[str]) -> News:
+        self.asked.append(list(hosts))
+        for host in self.moved:
+            (self.play / f"down-{host}").unlink(missing_ok=True)
+        return News(self.moved, self.notes)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewal, "GATHER", 0.1)
+
+
+def down(play: Path, *hosts: str) -> None:
+    for host in hosts:
+        (play / f"down-{host}").touch()
+
+
+def opened(play: Path, host: str) -> int:
+    return sum(line.endswith(f"-f -N -T {host}") for line in (play / "calls").read_text().splitlines())
+
+
+async def test_workers_that_moved_are_asked_for_together_and_tried_once_more(play: Path) -> None:
+    down(play, "a", "b", "c")
+    api = Api(play, "ab", c="its node is PREEMPTED now")
+    results = await Fanout(play / "config", api).run("abcd", ["true"], limit=20)
+    assert api.asked == [["a", "b", "c"]]
+    assert [results[host].code for host in "abcd"] == [0, 0, None, 0]
+    assert results["c"].problem == "ssh: connect to host c port 22: Connection refused; its node is PREEMPTED now"
+    assert [opened(play, host) for host in "abcd"] == [2, 2, 1, 1]
+
+
+async def test_nobody_is_asked_when_all_answer(play: Path) -> None:
+    api = Api(play, "ab")
+    results = await Fanout(play / "config", api).run("ab", ["sh", "-c", "exit 3"], limit=20)
+    assert [result.code for result in results.values()] == [3, 3]
+    assert api.asked == []
+
+
+async def test_a_worker_that_answers_and_refuses_the_person_has_not_moved(play: Path) -> None:
+    (play / "denied-a").touch()
+    api = Api(play, "a")
+    result = (await Fanout(play / "config", api).run("a", ["true"], limit=20))["a"]
+    assert "Permission denied" in result.problem
+    assert api.asked == []
+
+
+async def test_one_that_moved_and_still_does_not_answer_is_given_up(play: Path) -> None:
+    down(play, "a")
+    asked: list[Sequence[str]] = []
+
+    def renew(hosts: Sequence[str]) -> News:
+        asked.append(hosts)
+        return News(frozenset("a"))
+
+    assert not (await Fanout(play / "config", renew).run("a", ["true"], limit=20))["a"].reached
+    assert (len(asked), opened(play, "a")) == (1, 2)
+
+
+async def test_the_question_is_not_repeated_before_its_time(play: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    down(play, "a")
+    api = Api(play, a="its node is STARTING now")
+    fanout = Fanout(play / "config", api)
+    for _ in range(3):
+        assert (await fanout.run("a", ["true"], limit=20))["a"].problem.endswith("its node is STARTING now")
+    assert len(api.asked) == 1
+    monkeypatch.setattr(renewal, "AGAIN", 0.0)
+    api.moved = frozenset("a")
+    assert (await fanout.run("a", ["true"], limit=20))["a"].ok
+    assert len(api.asked) == 2
+
+
+async def test_one_that_fails_late_takes_the_answer_that_came_meanwhile(play: Path) -> None:
+    """Its attempt began before the question: one connection is refused at once, another not answered for seconds."""
+    down(play, "a", "b")
+    api = Api(play, "ab")
+    fanout = Fanout(play / "config", api)
+    begun = asyncio.get_running_loop().time()
+    assert (await fanout.run("a", ["true"], limit=20))["a"].ok
+    assert fanout._renewal is not None
+    assert (await fanout._renewal.news("b", begun)).changed == {"a", "b"}
+    assert len(api.asked) == 1
+
+
+async def test_a_stale_master_leads_there_too(play: Path) -> None:
+    (play / "master-a").touch()
+    (play / "stale-a").touch()
+    down(play, "a")
+    api = Api(play, "a")
+    assert (await Fanout(play / "config", api).run("a", ["true"], limit=20))["a"].ok
+    assert api.asked == [["a"]]
+
+
+async def test_a_master_of_before_the_move_is_looked_for_again(play: Path) -> None:
+    api = Api(play, "ab")
+    fanout = Fanout(play / "config", api)
+    await fanout.run("a", ["true"], limit=20)
+    (play / "master-a").unlink()
+    down(play, "b")
+    await fanout.run("b", ["true"], limit=20)
+    await fanout.run("a", ["true"], limit=20)
+    assert opened(play, "a") == 2
+
+
+async def test_a_stream_is_opened_where_the_worker_is_now(play: Path) -> None:
+    down(play, "a")
+    async with Fanout(play / "config", Api(play, "a")).stream("a", "status", {}) as stream:
+        assert (await stream.answer()).ok
+
+
+async def test_the_time_of_the_question_is_not_the_workers(play: Path) -> None:
+    down(play, "a")
+    api, over = Api(play, "a"), threading.Event()
+    asyncio.get_running_loop().call_later(1.0, over.set)
+
+    def slowly(hosts: Sequence[str]) -> News:
+        over.wait(10)
+        return api(hosts)
+
+    assert (await Fanout(play / "config", slowly).run("a", ["true"], limit=0.8))["a"].ok
+
+
+async def test_an_alarm_of_the_question_ends_the_command(play: Path) -> None:
+    down(play, "a", "b")
+
+    def alarm(hosts: Sequence[str]) -> News:
+        raise OpsError("the host key CHANGED")
+
+    with pytest.raises(OpsError, match="CHANGED"):
+        await Fanout(play / "config", alarm).run("abc", ["true"], limit=20)
+    with pytest.raises(OpsError, match="CHANGED"):
+        async with Fanout(play / "config", alarm).stream("a", "follow", {}):
+            pytest.fail("there is no connection")
+
+
+def test_an_interrupted_command_does_not_wait_for_the_answer(play: Path) -> None:
+    down(play, "a")
+    over = threading.Event()
+
+    async def command() -> None:
+        asked, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def endless(hosts: Sequence[str]) -> News:
+            loop.call_soon_threadsafe(asked.set)
+            over.wait(30)
+            return News()
+
+        async with asyncio.timeout(20):
+            task = asyncio.create_task(Fanout(play / "config", endless).reach("a"))
+            await asked.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    begun = time.monotonic()
+    asyncio.run(command())
+    assert time.monotonic() - begun < 10
+    over.set()
+
+
+async def test_without_anyone_to_ask_the_first_problem_stands(play: Path) -> None:
+    down(play, "a")
+    with pytest.raises(Unreachable, match="Connection refused"):
+        await Fanout(play / "config").reach("a")
