@@ -27,10 +27,16 @@ class Scope:
     projects: tuple[str, ...]
     zones: tuple[str, ...]
     endpoint: str
+    credentials: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the scope as a dictionary of JSON types."""
-        return {"projects": sorted(self.projects), "zones": sorted(self.zones), "endpoint": self.endpoint}
+        return {
+            "projects": sorted(self.projects),
+            "zones": sorted(self.zones),
+            "endpoint": self.endpoint,
+            "credentials": self.credentials,
+        }
 
 
 @dataclass(frozen=True)

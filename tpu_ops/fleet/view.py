@@ -55,7 +55,9 @@ class Fleet:
 
 def scope_of(settings: Settings) -> Scope:
     """Return what these settings ask the API for."""
-    return Scope(settings.projects, settings.zones, settings.endpoint)
+    # An endpoint is spoken to without credentials.
+    asker = "" if settings.endpoint else settings.auth.name
+    return Scope(settings.projects, settings.zones, settings.endpoint, asker)
 
 
 def api(settings: Settings) -> AbstractContextManager[Tpu]:
