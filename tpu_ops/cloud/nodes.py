@@ -27,8 +27,9 @@ PAGE_SIZE = 1000
 #: Failures of one project or zone among several that leave the rest of the fleet worth listing.
 _PARTIAL = ("PERMISSION_DENIED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN")
 
-#: How a service may refuse the zone ``-``.
+#: How a service may refuse the zone ``-``; of a location that it does not know, this one says PERMISSION_DENIED.
 _NO_WILDCARD = ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")
+_UNKNOWN_WILDCARD = "Location - is not found"
 
 _NODE_NAME = re.compile(
     r"projects/(?P<project>[a-z0-9][a-z0-9.:-]*)/locations/(?P<zone>[a-z][a-z0-9-]*)/nodes/(?P<name>[a-z][a-z0-9_-]*)"
@@ -71,11 +72,7 @@ def list_nodes(
     """
     named = list(dict.fromkeys((project, zone) for project in projects for zone in (zones or ("-",))))
     answers = _answers(tpu, named)
-    refused = [
-        scope
-        for scope, answer in answers.items()
-        if scope[1] == "-" and isinstance(answer, ApiError) and answer.status in _NO_WILDCARD
-    ]
+    refused = [scope for scope, answer in answers.items() if scope[1] == "-" and _refuses_wildcard(answer)]
     for (project, _), found in zip(refused, tpu.concurrently(lambda scope: _zones(tpu, scope), refused), strict=True):
         if found:
             del answers[project, "-"]
@@ -85,6 +82,10 @@ def list_nodes(
 
 def _answers(tpu: Tpu, scopes: Sequence[Scope]) -> dict[Scope, Answer]:
     return dict(zip(scopes, tpu.concurrently(lambda scope: _list_scope(tpu, *scope), scopes), strict=True))
+
+
+def _refuses_wildcard(answer: Answer) -> bool:
+    return isinstance(answer, ApiError) and (answer.status in _NO_WILDCARD or _UNKNOWN_WILDCARD in answer.what)
 
 
 def _zones(tpu: Tpu, scope: Scope) -> list[str]:
