@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from tpu_ops import config
 from tpu_ops.cli import options, output
@@ -38,7 +37,9 @@ def run(args: argparse.Namespace) -> int:
     what = f"node {node.name}, zone {node.zone}, project {node.project}"
     if args.dry_run:
         return _say(args, node, f"would delete {what} ({node.accelerator_type}, {node.worker_count} workers)")
-    if not args.yes and not _confirmed(f"delete {what} ({node.accelerator_type}, {node.worker_count} workers)?"):
+    if not args.yes and not options.confirmed(
+        f"delete {what} ({node.accelerator_type}, {node.worker_count} workers)?", "deleting"
+    ):
         output.info("nothing was deleted")
         return ExitCode.FAILED
     with view.api(settings) as tpu:
@@ -78,13 +79,6 @@ def chosen(fleet: Fleet, name: str, *, zone: str | None, project: str | None) ->
         names = " or ".join(sorted(labels[node.full_name] for node in found))
         raise UsageError(f"several nodes are called {name!r}", fix=f"use {names}, or add --zone or --project")
     return found[0]
-
-
-def _confirmed(question: str) -> bool:
-    if not sys.stdin.isatty():
-        raise UsageError("deleting needs a confirmation, and nobody can be asked", fix="add --yes")
-    output.info(f"{question} [y/N]")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _say(args: argparse.Namespace, node: Node, text: str) -> int:

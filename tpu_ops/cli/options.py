@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from tpu_ops.cli import output
+from tpu_ops.errors import UsageError
 
 #: Seconds between two lines that say what is still waited for.
 PATIENCE = 10.0
@@ -30,6 +32,22 @@ def seconds(text: str) -> float:
     if not 0 < value < 10 * 86400:
         raise argparse.ArgumentTypeError(f"{text} is no positive number of seconds")
     return value
+
+
+def confirmed(question: str, doing: str) -> bool:
+    """Ask the person at the terminal, and return whether the answer is yes.
+
+    Args:
+        question: What is asked.
+        doing: What needs the answer, to begin a sentence with.
+
+    Raises:
+        UsageError: Nobody is at a terminal.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(f"{doing} needs a confirmation, and nobody can be asked", fix="add --yes")
+    output.info(f"{question} [y/N]")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 class Waiting:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from tpu_ops import config
 from tpu_ops.cli import options, output
-from tpu_ops.errors import ExitCode
-from tpu_ops.fleet import view
+from tpu_ops.config import Settings
+from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
+from tpu_ops.fleet import first_contact, hostkeys, view
 from tpu_ops.fleet.diff import Changes
+from tpu_ops.fleet.first_contact import Answer
+from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.view import Fleet
 
 
@@ -22,27 +26,94 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare the host keys of all nodes, not only learn those of new ones",
     )
+    parser.add_argument(
+        "--trust-first",
+        action="append",
+        default=[],
+        metavar="NODE",
+        help="a node that publishes no host keys: show those its workers answer with, and record them (repeatable)",
+    )
+    parser.add_argument("--yes", action="store_true", help="record them without asking")
 
 
 def run(args: argparse.Namespace) -> int:
     """Refresh the view of the fleet."""
     settings = config.load(args.fleet)
+    _check(args)
     if args.dry_run:
         fleet, changes = view.look(settings)
     else:
         fleet, changes = view.refresh(settings, verify_keys=args.verify_keys)
-    for text in fleet.warnings:
+    chosen = first_contact.workers_of(fleet, args.trust_first)
+    about = tuple(hostkeys.about(worker.label) for worker in chosen)
+    warnings = [text for text in fleet.warnings if not about or not text.startswith(about)]
+    for text in warnings:
         output.warning(text)
+    if not args.json:
+        for text in changes.news():
+            output.line(text)
+        output.line(summary(fleet, changes))
+        if not args.dry_run:
+            output.line(f"ssh -F {fleet.ssh_config} HOST")
+    answers = _trust(args, settings, fleet, chosen) if chosen else []
+    silent = [answer for answer in answers if answer.problem]
     if args.json:
         written = {} if args.dry_run else {"ssh_config": str(fleet.ssh_config), "known_hosts": str(fleet.known_hosts)}
-        output.as_json({**changes.to_json(), "warnings": fleet.warnings, "workers": len(fleet.workers), **written})
-        return ExitCode.OK
-    for text in changes.news():
-        output.line(text)
-    output.line(summary(fleet, changes))
-    if not args.dry_run:
-        output.line(f"ssh -F {fleet.ssh_config} HOST")
+        contacted = {"contacted": _rows(answers), "silent": {answer.worker.host: answer.problem for answer in silent}}
+        told = {**changes.to_json(), "warnings": warnings, "workers": len(fleet.workers), **written}
+        output.as_json({**told, **contacted} if args.trust_first else told)
+    if silent:
+        raise UnreachableError(
+            f"{len(silent)} of {len(answers)} workers did not answer with a host key: {silent[0].problem}",
+            where=" ".join(answer.worker.host for answer in silent),
+            fix="see why, then run this again; what the others answered is not asked for again",
+        )
     return ExitCode.OK
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        UsageError: There are such.
+    """
+    if args.yes and not args.trust_first:
+        raise UsageError("there is nothing to confirm", where="--yes", fix="use it with --trust-first NODE")
+    if args.trust_first and args.json and not (args.yes or args.dry_run):
+        raise UsageError(
+            "with --json nobody is asked",
+            where="--trust-first",
+            fix="add --dry-run to see the fingerprints, then --yes",
+        )
+
+
+def _trust(args: argparse.Namespace, settings: Settings, fleet: Fleet, chosen: Sequence[Worker]) -> list[Answer]:
+    """Contact the workers of which no host key is known; record what they answer once that is confirmed."""
+    known = first_contact.not_to_contact(settings, chosen, published=args.dry_run)
+    for worker in chosen:
+        if why := known.get(worker.host_key_alias):
+            output.info(f"{worker.host} {why}: it is not contacted")
+    lacking = [worker for worker in chosen if worker.host_key_alias not in known]
+    answers = first_contact.ask(settings, fleet, lacking)
+    found = [answer for answer in answers if not answer.problem]
+    if found and not args.json:
+        output.table(_rows(found), ("worker", "type", "fingerprint"))
+    if not found or args.dry_run:
+        return answers
+    what = "this host key" if len(found) == 1 else f"these {len(found)} host keys"
+    if not args.yes and not options.confirmed(f"trust {what} from now on?", "trusting a host key on first contact"):
+        raise OpsError("not confirmed: none of these host keys was recorded", where=str(fleet.known_hosts))
+    first_contact.record(settings, found)
+    output.info(f"recorded in {fleet.known_hosts}")
+    return answers
+
+
+def _rows(answers: Sequence[Answer]) -> list[dict[str, str]]:
+    return [
+        {"worker": answer.worker.host, "type": answer.key_type, "fingerprint": answer.fingerprint}
+        for answer in answers
+        if not answer.problem
+    ]
 
 
 def summary(fleet: Fleet, changes: Changes) -> str:

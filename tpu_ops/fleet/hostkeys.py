@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,7 +84,11 @@ def _fetch(tpu: Tpu, node: Node, instance_names: bool) -> list[cloud_nodes.Publi
 
 
 def merge(
-    known: Mapping[str, Keys], learned: Mapping[str, Keys], workers: Iterable[Worker], file: Path
+    known: Mapping[str, Keys],
+    learned: Mapping[str, Keys],
+    workers: Iterable[Worker],
+    file: Path,
+    trusted_first: Container[str] = (),
 ) -> dict[str, Keys]:
     """Return the known and the learned keys of the nodes that are there; keys of other node ids are dropped.
 
@@ -92,6 +97,7 @@ def merge(
         learned: From guest attributes.
         workers: All workers of the fleet.
         file: The known_hosts file, for the error.
+        trusted_first: Aliases whose known keys nothing but the first contact vouches for.
 
     Raises:
         HostKeyAlarm: A learned key differs from the known one of the same alias.
@@ -99,24 +105,53 @@ def merge(
     workers = list(workers)
     hosts = {worker.host_key_alias: worker.host for worker in workers}
     for alias, keys in learned.items():
-        # A worker may publish a further type of key; one that is known may not change or be replaced.
-        old = known.get(alias, keys)
-        if not any(old.get(kind) == blob for kind, blob in keys.items()) or any(
-            old.get(kind, blob) != blob for kind, blob in keys.items()
-        ):
-            raise HostKeyAlarm(
-                "the host key CHANGED although the node is the same; nothing was written. Either the worker's disk "
-                "was replaced, or another machine answers in its place",
-                where=f"worker {hosts.get(alias, alias)} (alias {alias})",
-                fix=f"find out why first; then forget the old key with `ssh-keygen -R {alias} -f {file}` and refresh",
-            )
+        if differ(known.get(alias, keys), keys):
+            raise alarm(alias, hosts.get(alias, alias), file, trusted_first=alias in trusted_first)
     present = {worker.node.node_id for worker in workers}
     kept = {alias: keys for alias, keys in known.items() if _node_id(alias) in present}
     return kept | {alias: kept.get(alias, {}) | keys for alias, keys in learned.items() if _node_id(alias) in present}
 
 
+def differ(known: Keys, found: Keys) -> bool:
+    """Return whether keys cannot be those of the machine whose keys are known.
+
+    A machine may have a further type of key; one that is known may not change, and one at least must be the same.
+    """
+    same = any(known.get(kind) == blob for kind, blob in found.items())
+    return not same or any(known.get(kind, blob) != blob for kind, blob in found.items())
+
+
+def alarm(alias: str, host: str, file: Path, *, trusted_first: bool) -> HostKeyAlarm:
+    """Return the error for a worker whose host key is not the known one.
+
+    Args:
+        alias: Of the worker.
+        host: Its name.
+        file: The known_hosts file.
+        trusted_first: Whether nothing but the first contact vouches for the known key.
+    """
+    what = (
+        "it publishes ANOTHER host key than the one that was trusted on first contact; nothing was written. "
+        "Another machine may have answered then"
+        if trusted_first
+        else "the host key CHANGED although the node is the same; nothing was written. Either the worker's disk was "
+        "replaced, or another machine answers in its place"
+    )
+    return HostKeyAlarm(
+        what,
+        where=f"worker {host} (alias {alias})",
+        fix=f"find out why first; then forget the old key with `ssh-keygen -R {alias} -f {shlex.quote(str(file))}` "
+        "and refresh",
+    )
+
+
 def _node_id(alias: str) -> str:
     return alias.removeprefix("tpu-").rsplit("-w", 1)[0]
+
+
+def about(label: str) -> str:
+    """Return how a warning of `missing` about a node begins."""
+    return f"node {label}:"
 
 
 def missing(workers: Iterable[Worker], keys: Mapping[str, Keys], reasons: Mapping[str, str]) -> list[str]:
@@ -126,7 +161,7 @@ def missing(workers: Iterable[Worker], keys: Mapping[str, Keys], reasons: Mappin
         if worker.node.state in SERVING_STATES and worker.host_key_alias not in keys:
             lacking.setdefault(worker.label, []).append(worker)
     return [
-        f"node {label}: no host key published for {', '.join(w.host for w in few[:4])}"
+        f"{about(label)} no host key published for {', '.join(w.host for w in few[:4])}"
         f"{' and others' if len(few) > 4 else ''}, so ssh to it is refused"
         f" ({reasons.get(few[0].node.full_name) or 'its guest agent may still be starting'});"
         f" run `tpu_ops refresh` to ask again; if it never publishes one, `tpu_ops refresh --trust-first {label}`"

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import os
 import re
 import shlex
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tpu_ops.errors import OpsError
@@ -25,6 +26,9 @@ Keys = dict[str, str]
 
 #: How a fleet's ssh config begins, and by what it is known among other files.
 HEADER = "# Written by tpu_ops"
+
+#: Comment of a key in known_hosts that was not published but accepted from the worker itself.
+TRUSTED_FIRST = "trusted-on-first-contact"
 
 #: Longest directory in which OpenSSH can make a control socket: the address of a socket has 108 bytes with its
 #: final NUL, and %C takes 40 of them, two separators 2, and the random suffix of the socket's first name 16.
@@ -65,7 +69,7 @@ def make_mux_dir(path: Path) -> None:
         path.chmod(0o700)
 
 
-def _quoted(path: Path) -> str:
+def quoted(path: Path) -> str:
     """A path as ssh's options take it: in quotes where it must be, with no percent token in it."""
     text = str(path).replace("%", "%%")
     return f'"{text}"' if re.search(r"[\s#'\\]", text) else text
@@ -74,7 +78,7 @@ def _quoted(path: Path) -> str:
 def common_options(known_hosts: Path, mux: Path) -> tuple[tuple[str, str], ...]:
     """Return the ssh options that are the same for every worker, as (keyword, value)."""
     return (
-        ("UserKnownHostsFile", _quoted(known_hosts)),
+        ("UserKnownHostsFile", quoted(known_hosts)),
         ("StrictHostKeyChecking", "yes"),
         ("ControlMaster", "auto"),
         ("ControlPath", f'"{mux}/%C"' if " " in str(mux) else f"{mux}/%C"),
@@ -128,7 +132,7 @@ def ssh_config(
     if ways:
         lines += ["", "Host " + " ".join(worker.host for worker, _ in ways), f"    User {user}"]
         if private_key is not None:
-            lines.append(f"    IdentityFile {_quoted(private_key)}")
+            lines.append(f"    IdentityFile {quoted(private_key)}")
         if forward_agent:
             lines.append("    ForwardAgent yes")
         lines += [f"    {key} {value}" for key, value in options]
@@ -147,9 +151,23 @@ def valid_key(key_type: str, blob: str) -> bool:
     return raw[4 : 4 + length] == key_type.encode() and len(raw) > 4 + length
 
 
-def known_hosts(keys: Mapping[str, Keys]) -> str:
-    """Given the keys of each alias, return the text of known_hosts, in a fixed order."""
-    lines = [f"{alias} {key_type} {blob}" for alias in sorted(keys) for key_type, blob in sorted(keys[alias].items())]
+def fingerprint(blob: str) -> str:
+    """Given a key's base64 blob, return its fingerprint as ssh-keygen shows it."""
+    digest = hashlib.sha256(base64.b64decode(blob)).digest()
+    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
+
+
+def known_hosts(keys: Mapping[str, Keys], trusted_first: Container[str] = ()) -> str:
+    """Given the keys of each alias, return the text of known_hosts, in a fixed order.
+
+    Args:
+        keys: Of each alias.
+        trusted_first: Aliases whose keys nothing but the first contact vouches for.
+    """
+    lines = []
+    for alias in sorted(keys):
+        comment = f" {TRUSTED_FIRST}" if alias in trusted_first else ""
+        lines += [f"{alias} {key_type} {blob}{comment}" for key_type, blob in sorted(keys[alias].items())]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -158,6 +176,11 @@ def parse_known_hosts(text: str) -> dict[str, Keys]:
     keys: dict[str, Keys] = {}
     for line in text.splitlines():
         match line.split():
-            case [alias, key_type, blob] if alias.startswith("tpu-") and valid_key(key_type, blob):
+            case [alias, key_type, blob, *_] if alias.startswith("tpu-") and valid_key(key_type, blob):
                 keys.setdefault(alias, {})[key_type] = blob
     return keys
+
+
+def trusted_first(text: str) -> set[str]:
+    """Given the text of known_hosts, return the aliases whose keys nothing but the first contact vouches for."""
+    return {line.split()[0] for line in text.splitlines() if line.split()[3:] == [TRUSTED_FIRST]}

@@ -133,11 +133,12 @@ def refresh(settings: Settings, *, verify_keys: bool = False, learn: bool = True
             # Another process asked later and wrote first: its view is the newer one.
             return _fleet(settings, old), Changes()
         now = Snapshot(seen.asked_at, _with_unanswered(seen.nodes, seen.unanswered, old))
-        known = ssh_files.parse_known_hosts(files.text(files.known_hosts))
-        keys = hostkeys.merge(known, seen.learned.keys, workers_of(now.nodes), files.known_hosts)
+        text = files.text(files.known_hosts)
+        known, first = ssh_files.parse_known_hosts(text), ssh_files.trusted_first(text)
+        keys = hostkeys.merge(known, seen.learned.keys, workers_of(now.nodes), files.known_hosts, first)
         fleet = _fleet(settings, now)
         ssh_files.make_mux_dir(mux_dir())
-        replace(files.known_hosts, ssh_files.known_hosts(keys), 0o644)
+        replace(files.known_hosts, ssh_files.known_hosts(keys, first - seen.learned.keys.keys()), 0o644)
         replace(files.ssh_config, ssh_config_text(settings, fleet.workers), 0o600)
         files.write_snapshot(scope, now)
     _end_masters(settings, old, now.nodes)
@@ -166,7 +167,10 @@ def _ask(settings: Settings, files: Files, *, verify_keys: bool = False, learn: 
         nodes = _with_instance_names(build.nodes(listing.nodes), files.read_snapshot(scope_of(settings)))
         learned = hostkeys.Learned()
         if learn:
-            known = ssh_files.parse_known_hosts(files.text(files.known_hosts))
+            text = files.text(files.known_hosts)
+            known, first = ssh_files.parse_known_hosts(text), ssh_files.trusted_first(text)
+            # What was trusted on first contact is compared as soon as the worker publishes it after all.
+            known = {alias: keys for alias, keys in known.items() if alias not in first}
             workers = selected(settings, nodes)[1]
             asked = hostkeys.wanted(workers, known, verify=verify_keys, instance_names=settings.iap)
             learned = hostkeys.fetch(tpu, asked, instance_names=settings.iap)

@@ -58,6 +58,28 @@ def effective(ssh_config: Path, host: str) -> list[str]:
     return [*base(ssh_config), "-G", host]
 
 
+def contact(options: Iterable[tuple[str, str]], known_hosts: str, user: str, address: str) -> list[str]:
+    """Return the command that writes down the host key with which a machine answers, and logs in on nothing.
+
+    Args:
+        options: How the machine is reached, as (keyword, value).
+        known_hosts: File for the key, as ssh's options take it.
+        user: Login name; nobody is authenticated.
+        address: What to connect to.
+    """
+    own = (
+        ("StrictHostKeyChecking", "accept-new"),
+        ("UserKnownHostsFile", known_hosts),
+        ("GlobalKnownHostsFile", "none"),
+        ("PreferredAuthentications", "none"),
+        ("BatchMode", "yes"),
+        ("ControlMaster", "no"),
+        ("ControlPath", "none"),
+    )
+    words = [word for key, value in (*own, *options) for word in ("-o", f"{key}={value}")]
+    return ["ssh", "-F", "none", *words, "-T", "-l", user, address, "exit"]
+
+
 def rsync_shell(ssh_config: Path) -> str:
     """Return what rsync takes as its remote shell, to go over the same masters."""
     return shlex.join([*base(ssh_config), "-o", "ControlMaster=no", "-T"])

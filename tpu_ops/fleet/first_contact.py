@@ -1,0 +1,162 @@
+"""Host keys of workers that publish none: taken from the workers themselves, once, when a person says so."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpu_ops.config import Settings
+from tpu_ops.errors import UsageError
+from tpu_ops.fleet import hostkeys, ssh_files, view
+from tpu_ops.fleet.model import SERVING_STATES, Worker
+from tpu_ops.fleet.reach import Way
+from tpu_ops.fleet.state import Files, replace
+from tpu_ops.fleet.view import Fleet
+from tpu_ops.remote import ssh
+
+#: Workers that are contacted at once.
+WIDTH = 32
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The host key with which a worker answered, or why it did not.
+
+    Attributes:
+        worker: The worker.
+        key_type: For example ``ssh-ed25519``; empty where it did not answer.
+        blob: The key in base64.
+        problem: Why there is no key; empty where there is one.
+    """
+
+    worker: Worker
+    key_type: str = ""
+    blob: str = ""
+    problem: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """The key's fingerprint as ssh-keygen shows it."""
+        return ssh_files.fingerprint(self.blob)
+
+
+def workers_of(fleet: Fleet, names: Sequence[str]) -> list[Worker]:
+    """Return the workers of the nodes with these names or labels.
+
+    Raises:
+        UsageError: A name is none or that of several nodes, or its node does not serve.
+    """
+    return [worker for name in dict.fromkeys(names) for worker in _workers_of(fleet, name)]
+
+
+def _workers_of(fleet: Fleet, name: str) -> list[Worker]:
+    where = "--trust-first"
+    found = [worker for worker in fleet.workers if name in (worker.label, worker.node.name)]
+    labels = sorted({worker.label for worker in found})
+    if name in labels:
+        found, labels = [worker for worker in found if worker.label == name], [name]
+    if len(labels) > 1:
+        raise UsageError(f"several nodes are called {name!r}", where=where, fix=f"use {' or '.join(labels)}")
+    if not found:
+        node = next((worker.label for worker in fleet.workers if worker.host == name), "")
+        known = ", ".join(sorted({worker.label for worker in fleet.workers})) or "none"
+        fix = f"name its node: {node}" if node else f"nodes with workers: {known}"
+        raise UsageError(f"no node is called {name!r}", where=where, fix=fix)
+    if found[0].node.state not in SERVING_STATES:
+        raise UsageError(
+            f"node {name} is in state {found[0].node.state}: none of its workers answers",
+            where=where,
+            fix="run this again when it is READY",
+        )
+    return found
+
+
+def not_to_contact(settings: Settings, workers: Sequence[Worker], *, published: bool) -> dict[str, str]:
+    """Return why workers are not to be trusted on first contact: alias -> words that follow the worker's name.
+
+    Args:
+        settings: Of the fleet.
+        workers: Those that are to be looked at.
+        published: Whether to ask the API, too, which of them publish a key; nothing is written.
+
+    Raises:
+        CloudError: There are no credentials for the API.
+    """
+    files = Files(settings.state_dir)
+    text = files.text(files.known_hosts)
+    first = ssh_files.trusted_first(text)
+    known = {
+        alias: "was trusted on first contact before" if alias in first else "publishes its host key, and it is known"
+        for alias in ssh_files.parse_known_hosts(text)
+    }
+    unknown = {worker.node.full_name: worker.node for worker in workers if worker.host_key_alias not in known}
+    if published and unknown:
+        with view.api(settings) as tpu:
+            learned = hostkeys.fetch(tpu, list(unknown.values())).keys
+        known = dict.fromkeys(learned, "publishes its host key, and `tpu_ops refresh` learns it") | known
+    return known
+
+
+def ask(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> list[Answer]:
+    """Connect to each of these workers by its own way, all at once, and return the host keys they answer with.
+
+    Nobody logs in, and what they answer is written nowhere.
+    """
+    ways = view.ways_of(settings, fleet.workers)
+    shared = view.ssh_options(settings)
+
+    async def all_() -> list[Answer]:
+        gate = asyncio.Semaphore(WIDTH)
+
+        async def one(worker: Worker, file: Path) -> Answer:
+            async with gate:
+                return await _ask(worker, ways.of(worker), shared, settings.user, file)
+
+        return await asyncio.gather(*(one(worker, Path(folder) / str(index)) for index, worker in enumerate(workers)))
+
+    with tempfile.TemporaryDirectory(prefix="tpu_ops-") as folder:
+        return asyncio.run(all_())
+
+
+async def _ask(worker: Worker, way: Way, shared: tuple[tuple[str, str], ...], user: str, file: Path) -> Answer:
+    if way.problem:
+        return Answer(worker, problem=f"it {way.problem}")
+    options = (*ssh_files.own_options(worker, way), *shared)
+    code, said = await ssh.quiet(ssh.contact(options, ssh_files.quoted(file), user, way.address), ssh.OPEN_LIMIT)
+    for key_type, blob in _written(file, worker).items():
+        return Answer(worker, key_type, blob)
+    if code is None:
+        return Answer(worker, problem=f"it did not answer within {ssh.OPEN_LIMIT:.0f} s")
+    return Answer(worker, problem=ssh.reason(said, code))
+
+
+def _written(file: Path, worker: Worker) -> ssh_files.Keys:
+    """Return the keys of a worker that ssh wrote into a file; it makes none where it saw no key."""
+    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    return ssh_files.parse_known_hosts(text).get(worker.host_key_alias, {})
+
+
+def record(settings: Settings, answers: Sequence[Answer]) -> None:
+    """Write the keys of these answers into known_hosts.
+
+    Raises:
+        HostKeyAlarm: Another key of one of these workers has become known in the meantime; nothing was written.
+        OpsError: The fleet's state cannot be written.
+    """
+    files = Files(settings.state_dir)
+    with files.lock():
+        text = files.text(files.known_hosts)
+        known, first = ssh_files.parse_known_hosts(text), ssh_files.trusted_first(text)
+        for answer in answers:
+            if not answer.blob:
+                continue
+            alias, keys = answer.worker.host_key_alias, {answer.key_type: answer.blob}
+            if alias not in known:
+                known[alias] = keys
+                first.add(alias)
+            elif hostkeys.differ(known[alias], keys):
+                raise hostkeys.alarm(alias, answer.worker.host, files.known_hosts, trusted_first=alias in first)
+        replace(files.known_hosts, ssh_files.known_hosts(known, first), 0o644)
