@@ -365,4 +365,8 @@ def _enum(message: Any, field: str, number: int) -> str:
 
 
 def _time(message: Any, field: str) -> str:
-    return str(getattr(message, field).ToJsonString()) if message.HasField(field) else ""
+    """Return a time as RFC 3339; empty where there is none, or none of this calendar."""
+    try:
+        return str(getattr(message, field).ToJsonString()) if message.HasField(field) else ""
+    except ValueError:
+        return ""
