@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tpu_ops.cli.main import main
+
+#: Plays OpenSSH: a master is opened where $SSH_SAYS is empty, else ssh says that and fails. Every call is written down.
+SSH = r"""#!/bin/sh
+echo "$*" >>"$SSH_CALLS"
+case "$*" in *"-O check"*) exit 1 ;; *"-f -N"*) ;; *) exit 0 ;; esac
+[ -z "$SSH_SAYS" ] || { echo "$SSH_SAYS" >&2; exit 255; }
+"""
 
 
 @pytest.fixture
@@ -17,3 +26,17 @@ def tpu_ops(capfd):
         return (code, *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture
+def ssh(tmp_path, monkeypatch):
+    """A stand-in for ssh that connects nowhere; returns what it was called with."""
+    program, calls = tmp_path / "bin" / "ssh", tmp_path / "ssh-calls"
+    program.parent.mkdir()
+    program.write_text(SSH)
+    program.chmod(0o755)
+    calls.touch()
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SSH_CALLS", str(calls))
+    monkeypatch.setenv("SSH_SAYS", "")
+    return lambda: calls.read_text().splitlines()

@@ -213,7 +213,7 @@ def test_an_endpoint_where_nothing_listens_is_named(fleet, tpu_ops, monkeypatch)
 
 
 def test_an_endpoint_that_hangs_is_named_while_it_is_waited_for_and_given_up(fleet, tpu_ops, monkeypatch):
-    monkeypatch.setattr("tpu_ops.config.LOCAL_TIMEOUT", 1.0)
+    monkeypatch.setattr("tpu_ops.config.read.LOCAL_TIMEOUT", 1.0)
     monkeypatch.setattr("tpu_ops.cloud.client.TELL_AFTER", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -243,13 +243,46 @@ def executed(monkeypatch):
     return run
 
 
-def test_ssh_becomes_ssh_with_the_fleets_config(fleet, executed):
+def test_ssh_becomes_ssh_with_the_fleets_config(fleet, executed, ssh):
     fleet.create("pod", "v4-16")
     config = str(fleet.settings().state_dir / "ssh_config")
     assert executed("ssh", "pod-w1") == ["ssh", "-F", config, "pod-w1"]
     assert executed("ssh", "pod") == ["ssh", "-F", config, "pod-w0"]
     assert executed("ssh", "pod-w1", "--", "cd /tmp && ls") == ["ssh", "-F", config, "pod-w1", "--", "cd /tmp && ls"]
     assert executed("ssh", "pod-w1", "--", "echo", "a b", "$HOME")[-2:] == ["--", "echo 'a b' '$HOME'"]
+    assert all(call.startswith(f"-F {config} ") for call in ssh())
+
+
+def test_ssh_asks_for_what_a_master_may_not(fleet, executed, ssh, monkeypatch):
+    """A key with a passphrase and no agent: the master cannot ask for it, ssh itself can."""
+    fleet.create("pod", "v4-16")
+    fleet.api.forget_requests()
+    monkeypatch.setenv("SSH_SAYS", "ada@100.64.0.1: Permission denied (publickey).")
+    assert executed("ssh", "pod-w1")[-1] == "pod-w1"
+    assert fleet.api.requests(fleet.project)["ListNodes"] == 1
+
+
+def test_a_worker_that_does_not_answer_is_asked_for_before_ssh_starts(fleet, tpu_ops, ssh, monkeypatch):
+    fleet.create("pod", "v4-16")
+    tpu_ops("refresh")
+    monkeypatch.setenv("SSH_SAYS", "ssh: connect to host 100.64.0.1 port 22: Connection refused")
+    failed(tpu_ops("ssh", "pod"), 4, "pod-w0 does not answer: asking the API for its address", "Connection refused")
+    fleet.act("stop", "pod")
+    failed(tpu_ops("ssh", "pod"), 4, "state      pod: READY -> STOPPED", "its node is STOPPED now", "pod-w0")
+    failed(
+        tpu_ops("ssh", "pod"), 4, "pod is STOPPED as far as is known: asking the API", "its node is in state STOPPED"
+    )
+    fleet.act("delete", "pod")
+    failed(tpu_ops("ssh", "pod-w1"), 2, "gone       pod", "no node or worker is called 'pod-w1'")
+
+
+def test_a_node_that_is_known_as_stopped_is_asked_for_before_it_is_refused(fleet, executed, ssh, capfd):
+    fleet.create("pod", "v4-16")
+    fleet.act("stop", "pod")
+    assert main(["refresh"]) == 0
+    fleet.act("start", "pod")
+    assert executed("ssh", "pod")[-1] == "pod-w0"
+    assert "state      pod: STOPPED -> READY" in capfd.readouterr().err
 
 
 def test_ssh_to_what_cannot_be_reached_is_refused_before_it_starts(fleet, tpu_ops):

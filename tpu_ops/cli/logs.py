@@ -8,8 +8,7 @@ import asyncio
 from tpu_ops import config
 from tpu_ops.cli import options, output, runs_output
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import view
-from tpu_ops.remote.fanout import Fanout
+from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control
 from tpu_ops.runs.follow import Follower, Outcome
 
@@ -42,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _follow(fleet: view.Fleet, args: argparse.Namespace) -> tuple[list[Outcome], list[int]]:
-    fanout = Fanout(fleet.ssh_config)
+    fanout = contact.fanout(fleet)
     runs, _ = found = await control.find(fleet, fanout, args.run)
     if not runs and (problem := found.problem()):
         raise problem

@@ -77,7 +77,8 @@ class _Said(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Say it."""
-        output.info(record.getMessage())
+        say = output.warning if record.levelno >= logging.WARNING else output.info
+        say(record.getMessage())
 
 
 def listen() -> None:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from tpu_ops import config
 from tpu_ops.cli import options, output
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import targets, view
-from tpu_ops.remote.fanout import Fanout, Result
+from tpu_ops.fleet import contact, targets, view
+from tpu_ops.remote.fanout import Result
 
 #: Seconds that the command may take on each worker where --timeout does not say.
 TIMEOUT = 300.0
@@ -69,7 +69,7 @@ def words(command: Sequence[str], example: str = "tpu_ops run pod -- hostname") 
 async def _on_all(
     fleet: view.Fleet, hosts: Sequence[str], command: Sequence[str], limit: float
 ) -> Mapping[str, Result]:
-    return await Fanout(fleet.ssh_config).run(hosts, command, limit=limit)
+    return await contact.fanout(fleet).run(hosts, command, limit=limit)
 
 
 def row(result: Result) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import shlex
 from collections.abc import Sequence
@@ -10,9 +11,10 @@ from collections.abc import Sequence
 from tpu_ops import config
 from tpu_ops.cli import options, output
 from tpu_ops.errors import OpsError, UnreachableError, UsageError
-from tpu_ops.fleet import targets, view
+from tpu_ops.fleet import contact, targets, view
 from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.fleet.view import Fleet
+from tpu_ops.remote.ssh import Unreachable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,37 +32,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Become ssh."""
     fleet = view.current(config.load(args.fleet))
-    worker = one_worker(fleet, args.target)
+    fleet = contact.serving(fleet, [named(fleet, args.target)])
+    worker = named(fleet, args.target)
+    if len(targets.select(fleet.workers, args.target)) > 1:
+        output.info(f"{args.target} has {worker.node.worker_count} workers: this is {worker.host}")
+    check_serves(fleet, worker)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     argv = ssh_argv(fleet, worker, command)
     try:
+        asyncio.run(_find(fleet, worker))
         os.execvp(argv[0], argv)  # noqa: S606 - ssh is to take this process's place
     except OSError as exc:
         raise OpsError(f"cannot start ssh: {exc.strerror}", fix="install an OpenSSH client") from exc
 
 
-def one_worker(fleet: Fleet, target: str) -> Worker:
+async def _find(fleet: Fleet, worker: Worker) -> None:
+    """Open the connection that ssh then takes, so that a worker whose address has changed is found.
+
+    Raises:
+        UnreachableError: The worker does not answer.
+    """
+    try:
+        await contact.fanout(fleet).reach(worker.host)
+    except Unreachable as exc:
+        # One that asks for more than it may here, a passphrase for instance, gets it from ssh itself.
+        if not exc.answered:
+            fix = "`tpu_ops list` shows its node's state; see that port 22 is open to you there"
+            raise UnreachableError(str(exc), where=worker.host, fix=fix) from exc
+
+
+def named(fleet: Fleet, target: str) -> Worker:
     """Return the worker to log in on: the one named, or worker 0 of the node named.
 
     Raises:
         UsageError: The target is unknown or means workers of several nodes.
-        UnreachableError: The worker has no address, or its node does not serve.
     """
     workers = targets.select(fleet.workers, target)
     if len(workers) > 1 and (len({worker.label for worker in workers}) > 1 or workers[0].index != 0):
         raise UsageError("the target means several workers", where=f"target {target!r}", fix="name one, as in pod-w2")
-    worker = workers[0]
-    if len(workers) > 1:
-        output.info(f"{target} has {len(workers)} workers: this is {worker.host}")
+    return workers[0]
+
+
+def check_serves(fleet: Fleet, worker: Worker) -> None:
+    """Refuse a worker that cannot be reached by what is known of it.
+
+    Raises:
+        UnreachableError: It has no address, or its node does not serve.
+    """
     if worker.node.state not in SERVING_STATES:
         raise UnreachableError(
-            f"its node is in state {worker.node.state}", where=worker.host, fix="if that is old: tpu_ops refresh"
+            f"its node is in state {worker.node.state}", where=worker.host, fix="`tpu_ops list` shows when it is READY"
         )
     if problem := view.ways_of(fleet.settings, fleet.workers).of(worker).problem:
-        raise UnreachableError(
-            f"it {problem}", where=worker.host, fix="`tpu_ops refresh`, or see connect_with in tpu_vm.yml"
-        )
-    return worker
+        raise UnreachableError(f"it {problem}", where=worker.host, fix="see connect_with in tpu_vm.yml")
 
 
 def ssh_argv(fleet: Fleet, worker: Worker, command: Sequence[str]) -> list[str]:

@@ -11,8 +11,7 @@ from tpu_ops import config
 from tpu_ops.cli import options, output, runs_output
 from tpu_ops.cli.run import folded
 from tpu_ops.errors import ExitCode, OpsError
-from tpu_ops.fleet import view
-from tpu_ops.remote.fanout import Fanout
+from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control
 from tpu_ops.runs.follow import Outcome
 
@@ -32,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Ask the workers and show what they say."""
     fleet = view.current(config.load(args.fleet))
     if not args.run:
-        return _overview(asyncio.run(control.overview(fleet, Fanout(fleet.ssh_config))), as_json=args.json)
+        return _overview(asyncio.run(control.overview(fleet, contact.fanout(fleet))), as_json=args.json)
     seen, problem = asyncio.run(_ask(fleet, args.run))
     if args.json:
         output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes in seen])
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _ask(fleet: view.Fleet, word: str) -> tuple[list[tuple[control.RunRef, list[Outcome]]], OpsError | None]:
-    fanout = Fanout(fleet.ssh_config)
+    fanout = contact.fanout(fleet)
     found = await control.find(fleet, fanout, word)
     return [(run_, await control.outcomes(fanout, run_)) for run_ in found.runs], found.problem()
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tpu_ops import config
 from tpu_ops.cli import options, output, runs_output
 from tpu_ops.errors import ExitCode, OpsError
-from tpu_ops.fleet import view
+from tpu_ops.fleet import contact, view
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control
 from tpu_ops.runs.follow import Outcome
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 async def _stop(
     fleet: view.Fleet, args: argparse.Namespace
 ) -> tuple[list[tuple[control.RunRef, control.Stopped]], OpsError | None]:
-    fanout = Fanout(fleet.ssh_config)
+    fanout = contact.fanout(fleet)
     found = await control.find(fleet, fanout, args.run)
     return list(zip(found.runs, await asyncio.gather(*(_end(fanout, run, args) for run in found.runs)), strict=True)), (
         found.problem()

@@ -15,7 +15,7 @@ from tpu_ops import config
 from tpu_ops.cli import options, output, runs_output
 from tpu_ops.cli.run import folded, words
 from tpu_ops.errors import ExitCode
-from tpu_ops.fleet import targets, view
+from tpu_ops.fleet import contact, targets, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control, launch, preflight, records, spec, sync
@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Check, sync, start, follow."""
     command = words(args.command, f"tpu_ops train {shlex.quote(args.target)} -- python train.py")
     fleet = view.current(config.load(args.fleet))
+    fleet = contact.serving(fleet, targets.select(fleet.workers, args.target))
     workers = control.whole_node(targets.select(fleet.workers, args.target), args.target)
     shown = runs_output.ranks(args.rank, len(workers))
     tree = sync.read(args.sync) if args.sync else None
@@ -115,7 +116,7 @@ class _Job:
 
     async def run(self) -> int:
         """Do it and return the exit code."""
-        fanout = Fanout(self.fleet.ssh_config)
+        fanout = contact.fanout(self.fleet)
         await self._check(fanout)
         if self.args.dry_run:
             return self._would()
@@ -134,6 +135,8 @@ class _Job:
     async def _check(self, fanout: Fanout) -> None:
         begun = time.monotonic()
         probes = await preflight.check(fanout, self.workers, self.spec.venv)
+        if self._made_anew():
+            probes = await preflight.check(fanout, self.workers, self.spec.venv)
         venv = next(iter(probes.values()))["venv"]
         packages = ", ".join(f"{name} {version}" for name, version in venv["packages"].items() if name != "numpy")
         environment = f"{venv['path']} (Python {venv['python']}{', ' if packages else ''}{packages}, {venv['digest']})"
@@ -141,6 +144,14 @@ class _Job:
             f"{len(self.workers)} workers ready in {time.monotonic() - begun:.1f} s: "
             f"{environment if venv['path'] else 'no environment configured'}"
         )
+
+    def _made_anew(self) -> bool:
+        """Take the fleet as it is known now; return whether the node has other workers than before."""
+        before = self.hosts
+        self.fleet = view.current(self.fleet.settings)
+        self.workers = control.whole_node(targets.select(self.fleet.workers, self.args.target), self.args.target)
+        self.shown = runs_output.ranks(self.args.rank, len(self.workers))
+        return self.hosts != before
 
     def _would(self) -> int:
         plan = {

@@ -1,0 +1,124 @@
+"""Reaches the workers of a fleet; where one does not answer, its address is asked for and ssh_config mended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from tpu_ops.errors import CloudError
+from tpu_ops.fleet import view
+from tpu_ops.fleet.diff import Changes
+from tpu_ops.fleet.model import SERVING_STATES, Worker
+from tpu_ops.fleet.ssh_files import parse_known_hosts
+from tpu_ops.fleet.view import Fleet
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.remote.renewal import News
+
+#: Names, and lines of news, that are said before it is only said that there are more.
+_NAMES, _LINES = 4, 12
+
+_log = logging.getLogger(__name__)
+
+
+def fanout(fleet: Fleet) -> Fanout:
+    """Return what reaches the workers of a fleet, and looks for those that no longer answer."""
+    return Fanout(fleet.ssh_config, _Search(fleet).news)
+
+
+def serving(fleet: Fleet, workers: Iterable[Worker]) -> Fleet:
+    """Return the fleet, asked anew where it is known of one of these workers only that it could not be reached.
+
+    Raises:
+        HostKeyAlarm: A node publishes another key than before.
+    """
+    ways = view.ways_of(fleet.settings, fleet.workers)
+    away = [worker for worker in workers if worker.node.state not in SERVING_STATES or ways.of(worker).problem]
+    if not away:
+        return fleet
+    nodes = {worker.label: worker.node.state for worker in away}
+    known = _some([f"{label} is {state} as far as is known" for label, state in nodes.items()])
+    found = _asked(fleet, known, {worker.host for worker in away})
+    return found or fleet
+
+
+class _Search:
+    """Looks for workers of one fleet that do not answer."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def news(self, hosts: Sequence[str]) -> News:
+        """Ask for the fleet anew; return which workers are reached another way, and what became of these."""
+        before = _ways(self._fleet)
+        several = len(hosts) > 1
+        said = f"{_some(hosts)} {'do' if several else 'does'} not answer"
+        fleet = _asked(self._fleet, said, set(hosts))
+        if fleet is None:
+            return News()
+        self._fleet, after = fleet, _ways(fleet)
+        changed = frozenset(host for host, way in after.items() if way[0] and way != before.get(host))
+        return News(changed, _notes(fleet, hosts))
+
+
+def _asked(fleet: Fleet, reason: str, hosts: Collection[str]) -> Fleet | None:
+    """Ask for the fleet anew, say why and what is news of these hosts; None where nobody could be asked."""
+    _log.info("%s: asking the API for %s", reason, "its address" if len(hosts) == 1 else "their addresses")
+    try:
+        found, changes = view.refresh(fleet.settings)
+    except CloudError as exc:
+        _log.warning("it could not be asked: %s", exc)
+        return None
+    for text in found.warnings:
+        _log.warning("%s", text)
+    news = _about(changes, hosts).news()
+    for text in news[:_LINES]:
+        _log.info("  %s", text)
+    if len(news) > _LINES:
+        _log.info("  and %d more changes", len(news) - _LINES)
+    return found
+
+
+def _about(changes: Changes, hosts: Collection[str]) -> Changes:
+    """Return what of some changes is about these hosts."""
+    labels = {host.rsplit("-w", 1)[0] for host in hosts}
+    return replace(
+        changes,
+        new=(),
+        gone=tuple(label for label in changes.gone if label in labels),
+        recreated=tuple(label for label in changes.recreated if label in labels),
+        states=tuple(change for change in changes.states if change.node in labels),
+        addresses=tuple(change for change in changes.addresses if change.host in hosts),
+    )
+
+
+def _ways(fleet: Fleet) -> dict[str, tuple[str, ...]]:
+    """Return what decides how each worker is reached, its address first; empty where it is not to be had."""
+    keys = parse_known_hosts(fleet.known_hosts.read_text(encoding="utf-8")) if fleet.known_hosts.exists() else {}
+    ways = view.ways_of(fleet.settings, fleet.workers)
+    found = {}
+    for worker in fleet.workers:
+        way, alias = ways.of(worker), worker.host_key_alias
+        found[worker.host] = (way.address, way.proxy, alias, *sorted(keys.get(alias, {}).values()))
+    return found
+
+
+def _notes(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
+    """Return what is known of workers that do not answer, in words that follow their problem; nothing if they serve."""
+    workers = {worker.host: worker for worker in fleet.workers}
+    sizes = {worker.label: worker.node.worker_count for worker in fleet.workers}
+    ways = view.ways_of(fleet.settings, fleet.workers)
+    found = {}
+    for host in hosts:
+        worker, label = workers.get(host), host.rsplit("-w", 1)[0]
+        if worker is None:
+            found[host] = f"its node has {sizes[label]} workers now" if label in sizes else "its node no longer exists"
+        elif worker.node.state not in SERVING_STATES:
+            found[host] = f"its node is {worker.node.state} now"
+        elif problem := ways.of(worker).problem:
+            found[host] = f"it {problem}"
+    return found
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} others" if len(names) > _NAMES else "")
