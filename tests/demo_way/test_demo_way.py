@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,41 @@ def test_new_addresses_are_found_and_the_host_keys_are_the_old_ones(desk):
     options = desk.do("ssh", "-F", str(known_hosts.parent / "ssh_config"), "-G", "pod-w0")
     assert "stricthostkeychecking true" in options
     assert f"userknownhostsfile {known_hosts}" in options
+
+
+def restarted(desk, node):
+    """Stop and start a node as any client of the API does; tpu_ops does not hear of it."""
+
+    def post(path):
+        url = f"{desk.environ['TPU_OPS_REST_ENDPOINT'].rstrip('/')}/v2/{path}"
+        request = urllib.request.Request(  # noqa: S310 - the lab on loopback
+            url, data=b"{}", headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310 - likewise
+            return json.load(answer)
+
+    for verb in ("stop", "start"):
+        operation = post(f"projects/lab/locations/us-central2-b/nodes/{node}:{verb}")
+        ended = post(f"{operation['name']}:wait")
+        assert ended.get("done"), ended
+        assert "error" not in ended, ended
+
+
+def test_a_restarted_pod_is_found_again_by_commands_ssh_and_site_yml(desk, tmp_path):
+    """Nobody refreshes by hand: the command that meets the old addresses does, and all others go on from there."""
+    before = {row["host"]: row["external_ip"] for row in desk.workers("pod")}
+    restarted(desk, "pod")
+    done = desk.try_("tpu_ops", "run", "pod", "--json", "--", "hostname")
+    assert done.returncode == 0, done.stderr
+    assert len({row["stdout"] for row in json.loads(done.stdout)}) == 4
+    after = {row["host"]: row["external_ip"] for row in desk.workers("pod")}
+    assert not set(before.values()) & set(after.values())
+    assert all(address in done.stderr for address in [*before.values(), *after.values()])
+    config = str(next(Path(desk.environ["TPU_OPS_STATE"]).glob("fleets/*/ssh_config")))
+    assert desk.do("ssh", "-F", config, "pod-w3", "hostname")
+    rows = desk.playbook(tmp_path, "site.yml", "--limit", "node_pod")
+    assert {host: row["changed"] for host, row in rows.items()} == dict.fromkeys(POD, 0)
+    assert not any(row["failures"] or row["unreachable"] for row in rows.values())
 
 
 def test_another_host_under_a_known_address_is_refused(desk):
