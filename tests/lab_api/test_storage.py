@@ -327,6 +327,26 @@ def test_a_new_process_has_them_all(lab_api: LabApi, monkeypatch: pytest.MonkeyP
     assert again.get_blob("a").generation > max(before.values())
 
 
+@pytest.mark.parametrize(
+    ("file", "content"), [("bucket.json", '{"name": "b"'), ("bucket.json", '{"name": "b"}'), ("x.object.json", "[]")]
+)
+def test_a_file_that_is_no_buckets_is_refused_in_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], file: str, content: str
+) -> None:
+    api = LabApi(tmp_path / "state.json")
+    damaged = directory(api) / "b" / file
+    damaged.parent.mkdir(parents=True)
+    good = {"name": "b", "project": "lab", "created": "", "fields": {}}
+    (damaged.parent / "bucket.json").write_text(json.dumps(good))
+    damaged.write_text(content)
+    with pytest.raises(AssertionError, match="ended with 2"):
+        api.start()
+    said = capfd.readouterr().err
+    assert "cannot use the lab's buckets: a file is damaged" in said
+    assert str(damaged) in said
+    assert damaged.read_text() == content
+
+
 def test_an_upload_that_breaks_off_goes_on_where_it_did(shared_api: LabApi, bucket: Any) -> None:
     host = shared_api.rest.removeprefix("http://")
     content = hashlib.shake_128(b"seed").digest(3 * MIB)
@@ -406,6 +426,11 @@ def test_a_multipart_body_is_read_as_its_sender_writes_it(end: bytes, quoted: st
         ("POST", "upload/storage/v1/b/BUCKET/o?uploadType=carrier-pigeon&name=a", {}, 400),
         ("POST", "upload/storage/v1/b/BUCKET/o?uploadType=resumable", {}, 400),
         ("POST", "upload/storage/v1/b/BUCKET/o?uploadType=resumable", {"name": 7}, 400),
+        ("POST", "upload/storage/v1/b/BUCKET/o?uploadType=resumable", {"name": "\ud800"}, 400),
+        ("POST", "storage/v1/b", {"name": "place", "customPlacementConfig": "US-EAST1"}, 400),
+        ("POST", "storage/v1/b", {"name": "place", "customPlacementConfig": {"dataLocations": [1]}}, 400),
+        ("POST", "storage/v1/b", {"name": ["place"]}, 400),
+        ("POST", "storage/v1/b", {"name": "place", "location": 7}, 400),
         ("POST", "upload/storage/v1/b/BUCKET/o?uploadType=resumable", {"name": "a", "metadata": [1]}, 400),
         ("POST", "upload/storage/v1/b/BUCKET/o?uploadType=resumable", {"name": "a", "contentType": "a\r\nb"}, 400),
         ("POST", "upload/storage/v1/b/BUCKET/o?uploadType=resumable&ifGenerationMatch=x", {"name": "a"}, 400),
@@ -434,7 +459,13 @@ def test_faults_hit_buckets_as_well(shared_api: LabApi, bucket: Any) -> None:
     with pytest.raises(exceptions.Forbidden, match="not you"):
         bucket.blob("a").download_as_bytes()
     put(bucket, "b")
-    assert shared_api.requests("lab") == {"storage.objects.get": 1, "storage.objects.insert": 1}
+    shared_api.fault(method="storage.buckets.insert", project="other", code="RESOURCE_EXHAUSTED", times=1)
+    client = bucket.client
+    with pytest.raises(exceptions.TooManyRequests):
+        client.create_bucket("nomore", project="other", retry=None)
+    client.create_bucket(f"more{next(_NUMBERS)}")
+    counted = {"storage.buckets.insert": 1, "storage.objects.get": 1, "storage.objects.insert": 1}
+    assert shared_api.requests("lab") == counted
 
 
 def test_a_full_disk_is_said_and_the_earlier_object_stays(lab_api: LabApi, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,7 +304,11 @@ class Buckets:
         Raises:
             StorageError: 400, 404 or 412.
         """
-        if not 0 < len(name.encode()) <= 1024 or name in (".", "..") or {"\r", "\n"} & set(name):
+        try:
+            size = len(name.encode())
+        except UnicodeEncodeError:
+            size = 0
+        if not 0 < size <= 1024 or name in (".", "..") or {"\r", "\n"} & set(name):
             raise bad(f"Invalid object name: {name!r}")
         conditions.check(self.find(bucket, name))
 
@@ -362,14 +366,17 @@ def _bucket_fields(body: Json) -> Json:
         StorageError: 400; its location is none.
     """
     location = str(body.get("location") or "US").upper()
-    regions = (body.get("customPlacementConfig") or {}).get("dataLocations")
+    placement = body.get("customPlacementConfig") or {}
+    regions = placement.get("dataLocations") if isinstance(placement, dict) else placement
+    if regions and not (isinstance(regions, list) and all(isinstance(region, str) for region in regions)):
+        raise bad(f"Invalid value for customPlacementConfig: {placement!r}")
     if not (location in (*MULTI_REGIONS, *DUAL_REGIONS) or _REGION.fullmatch(location)):
         raise bad(f"The specified location constraint is not valid: {location!r}")
     dual = bool(regions) or location in DUAL_REGIONS
     kind = "dual-region" if dual else "multi-region" if location in MULTI_REGIONS else "region"
     fields: Json = {"location": location, "locationType": kind, "storageClass": body.get("storageClass") or "STANDARD"}
     if regions:
-        fields["customPlacementConfig"] = {"dataLocations": [str(region).upper() for region in regions]}
+        fields["customPlacementConfig"] = {"dataLocations": [region.upper() for region in regions]}
     if body.get("labels"):
         fields["labels"] = body["labels"]
     return fields

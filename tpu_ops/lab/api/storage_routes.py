@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class Routes:
         try:
             form, bucket, name = wire.split(rest)
             method, answer = self._method(base.removeprefix("resumable/").strip("/") or "storage", http.method, form)
-            await self._service.faults.meet(Target(method, self._buckets.project(bucket), ""))
+            await self._service.faults.meet(Target(method, self._buckets.project(bucket) or self._project(http), ""))
             return await answer(self, http, bucket, name)
         except ApiError as failure:
             return _refuse(http, StorageError(failure.code.http, failure.code.name, failure.message))
@@ -67,6 +68,11 @@ class Routes:
         except OSError as failure:
             why = f"the lab cannot keep it: {failure.strerror or failure}"
             return _refuse(http, StorageError(507, "insufficientStorage", why))
+        except web.HTTPException:
+            raise
+        except Exception as failure:
+            logging.getLogger(__name__).exception("%s %s failed", http.method, http.path)
+            return _refuse(http, StorageError(500, "internalError", f"the lab's API failed: {failure}"))
 
     def _method(self, base: str, verb: str, form: str) -> tuple[str, Answer]:
         if (base, verb, form) not in METHODS:
@@ -81,16 +87,17 @@ class Routes:
     def _project(self, http: web.Request) -> str:
         # The client says <none> where the environment names an emulator and no project.
         asked = http.query.get("project", "<none>")
-        return self._service.projects[0] if asked == "<none>" else self._service.check_project(asked)
+        return self._service.projects[0] if asked == "<none>" else asked
 
     async def _list_buckets(self, http: web.Request, _bucket: str, _name: str) -> web.Response:
-        found = self._buckets.buckets(self._project(http), http.query.get("prefix", ""))
+        found = self._buckets.buckets(self._service.check_project(self._project(http)), http.query.get("prefix", ""))
         return _json(
             {"kind": "storage#buckets", "items": [wire.bucket_json(bucket, _origin(http)) for bucket in found]}
         )
 
     async def _insert_bucket(self, http: web.Request, _bucket: str, _name: str) -> web.Response:
-        made = await self._change(self._buckets.insert, self._project(http), await read_json(http))
+        project = self._service.check_project(self._project(http))
+        made = await self._change(self._buckets.insert, project, await read_json(http))
         return _json(wire.bucket_json(made, _origin(http)))
 
     async def _get_bucket(self, http: web.Request, bucket: str, _name: str) -> web.Response:
