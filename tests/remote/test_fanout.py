@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tpu_ops.errors import OpsError
-from tpu_ops.remote import ssh, wire
+from tpu_ops.remote import openssh, ssh, wire
 from tpu_ops.remote.fanout import SESSIONS, Broken, Fanout, reply_of
 
 
@@ -152,12 +152,12 @@ def test_what_is_no_answer_is_explained(answer: object, stderr: str, code: int, 
 
 def test_a_changed_host_key_is_said_in_words() -> None:
     said = "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nIt is possible ...\nHost key verification failed.\n"
-    assert "host key" in ssh.reason(said, 255)
+    assert "host key" in openssh.reason(said, 255)
 
 
 def test_words_of_a_command_line() -> None:
     config = Path("/state/ssh config")
-    assert ssh.session(config, "pod-w0", "true")[-4:] == ["ControlMaster=no", "-T", "pod-w0", "true"]
-    assert ssh.open_master(config, "pod-w0")[-4:] == ["-f", "-N", "-T", "pod-w0"]
-    assert "'/state/ssh config'" in ssh.rsync_shell(config)
+    assert openssh.session(config, "pod-w0", "true")[-4:] == ["ControlMaster=no", "-T", "pod-w0", "true"]
+    assert openssh.open_master(config, "pod-w0")[-4:] == ["-f", "-N", "-T", "pod-w0"]
+    assert "'/state/ssh config'" in openssh.rsync_shell(config)
     assert json.loads(wire.request("m" * 16, "probe", {}))["protocol"] == wire.PROTOCOL

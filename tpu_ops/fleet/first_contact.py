@@ -15,7 +15,7 @@ from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.fleet.reach import Way
 from tpu_ops.fleet.state import Files, replace
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.remote import ssh
+from tpu_ops.remote import openssh, ssh
 
 #: Workers that are contacted at once.
 WIDTH = 32
@@ -125,12 +125,12 @@ async def _ask(worker: Worker, way: Way, shared: tuple[tuple[str, str], ...], us
     if way.problem:
         return Answer(worker, problem=f"it {way.problem}")
     options = (*ssh_files.own_options(worker, way), *shared)
-    code, said = await ssh.quiet(ssh.contact(options, ssh_files.quoted(file), user, way.address), ssh.OPEN_LIMIT)
+    code, said = await ssh.quiet(openssh.contact(options, ssh_files.quoted(file), user, way.address), ssh.OPEN_LIMIT)
     for key_type, blob in _written(file, worker).items():
         return Answer(worker, key_type, blob)
     if code is None:
         return Answer(worker, problem=f"it did not answer within {ssh.OPEN_LIMIT:.0f} s")
-    return Answer(worker, problem=ssh.reason(said, code))
+    return Answer(worker, problem=openssh.reason(said, code))
 
 
 def _written(file: Path, worker: Worker) -> ssh_files.Keys:

@@ -20,7 +20,7 @@ from tpu_ops import files
 from tpu_ops.errors import OpsError
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.ssh_files import HEADER
-from tpu_ops.remote import ssh
+from tpu_ops.remote import openssh
 
 #: What OpenSSH or glob(3) would take for something else. Which escapes it knows depends on its version (percent signs
 #: and variables mean something since 9.9), while `?` stands for any character in all of them.
@@ -203,7 +203,7 @@ def unseen(file: Path, workers: Sequence[Worker]) -> str:
     for worker in workers:
         try:
             done = subprocess.run(
-                ssh.effective(file, worker.host),
+                openssh.effective(file, worker.host),
                 capture_output=True,
                 text=True,
                 errors="replace",

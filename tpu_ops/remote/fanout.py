@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tpu_ops.errors import OpsError
-from tpu_ops.remote import ssh, wire
+from tpu_ops.remote import openssh, ssh, wire
 from tpu_ops.remote.renewal import Renew, Renewal, paused
 from tpu_ops.remote.ssh import Unreachable
 
@@ -166,7 +166,7 @@ class Fanout:
         await self.reach(host)
         async with self._session(host):
             process = await asyncio.create_subprocess_exec(
-                *ssh.session(self.ssh_config, host, wire.COMMAND),
+                *openssh.session(self.ssh_config, host, wire.COMMAND),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -231,7 +231,7 @@ class Fanout:
         body, own, started = wire.open_envelope(stdout, marker)
         if own is not None:
             return Result(host, own, body, wire.behind_marker(stderr, marker))
-        said = ssh.reason(stderr.decode(errors="replace"), code)
+        said = openssh.reason(stderr.decode(errors="replace"), code)
         if not started:
             return Result(host, None, body, stderr, said, reached=code != SSH_FAILED)
         return Result(host, None, body, stderr, f"the connection ended before the command: {said}")
@@ -267,7 +267,7 @@ class Fanout:
 
     async def _session_once(self, host: str, command: str, stdin: bytes) -> tuple[int | None, bytes, bytes]:
         process = await asyncio.create_subprocess_exec(
-            *ssh.session(self.ssh_config, host, command),
+            *openssh.session(self.ssh_config, host, command),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -315,7 +315,7 @@ class Stream:
                 payload = await self._process.stdout.readexactly(size)
             except asyncio.IncompleteReadError:
                 code, said = await self._last_words()
-                raise Broken(ssh.reason(said, code)) from None
+                raise Broken(openssh.reason(said, code)) from None
             yield wire.Frame(kind, offset, payload)
             if kind == wire.END:
                 return
@@ -341,7 +341,7 @@ def reply_of(host: str, answer: Any, stderr: str, code: int | None) -> Reply:
         return Reply(
             host, error, str(error.get("kind", "failed")), str(error.get("message", "")), str(error.get("fix", ""))
         )
-    said = ssh.reason(stderr, code)
+    said = openssh.reason(stderr, code)
     if code == SSH_FAILED:
         return Reply(host, {}, "unreachable", said)
     configure = f"ansible-playbook site.yml --limit {host}"

@@ -1,11 +1,10 @@
-"""OpenSSH's command lines, and the one locked place in which master connections are opened."""
+"""The one locked place in which master connections are opened, and how ssh's processes are run and ended."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import shlex
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from tpu_ops import files
 from tpu_ops.errors import OpsError
+from tpu_ops.remote import openssh
 
 #: Seconds within which a master must be authenticated; ConnectTimeout covers the TCP connection alone.
 OPEN_LIMIT = 25.0
@@ -31,72 +31,6 @@ class Unreachable(Exception):
     def __init__(self, problem: str, *, answered: bool = False) -> None:
         super().__init__(problem)
         self.answered = answered
-
-
-def base(ssh_config: Path) -> list[str]:
-    """Return the words that every call of ssh starts with."""
-    return ["ssh", "-F", str(ssh_config), "-o", "BatchMode=yes"]
-
-
-def open_master(ssh_config: Path, host: str) -> list[str]:
-    """Return the command that opens a master connection and leaves it in the background."""
-    return [*base(ssh_config), "-o", "ControlMaster=yes", "-f", "-N", "-T", host]
-
-
-def control(ssh_config: Path, host: str, word: str) -> list[str]:
-    """Return the command that tells a master something: ``check``, ``exit`` or ``stop``."""
-    return [*base(ssh_config), "-O", word, host]
-
-
-def session(ssh_config: Path, host: str, command: str) -> list[str]:
-    """Return the command that runs a remote command line over the master and opens none itself."""
-    return [*base(ssh_config), "-o", "ControlMaster=no", "-T", host, command]
-
-
-def effective(ssh_config: Path, host: str) -> list[str]:
-    """Return the command that prints what ssh makes of a configuration for a host, and connects nowhere."""
-    return [*base(ssh_config), "-G", host]
-
-
-def contact(options: Iterable[tuple[str, str]], known_hosts: str, user: str, address: str) -> list[str]:
-    """Return the command that writes down the host key with which a machine answers, and logs in on nothing.
-
-    Args:
-        options: How the machine is reached, as (keyword, value).
-        known_hosts: File for the key, as ssh's options take it.
-        user: Login name; nobody is authenticated.
-        address: What to connect to.
-    """
-    own = (
-        ("StrictHostKeyChecking", "accept-new"),
-        ("UserKnownHostsFile", known_hosts),
-        ("GlobalKnownHostsFile", "none"),
-        ("PreferredAuthentications", "none"),
-        ("BatchMode", "yes"),
-        ("ControlMaster", "no"),
-        ("ControlPath", "none"),
-    )
-    words = [word for key, value in (*own, *options) for word in ("-o", f"{key}={value}")]
-    return ["ssh", "-F", "none", *words, "-T", "-l", user, address, "exit"]
-
-
-def rsync_shell(ssh_config: Path) -> str:
-    """Return what rsync takes as its remote shell, to go over the same masters."""
-    return shlex.join([*base(ssh_config), "-o", "ControlMaster=no", "-T"])
-
-
-def reason(stderr: str, code: int | None) -> str:
-    """Given what ssh said, return the one line that tells why it failed."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    known = [line for line in lines if "IDENTIFICATION HAS CHANGED" in line or "Host key verification" in line]
-    if known:
-        return "host key verification failed: another machine answers there, or its key is not known yet"
-    return lines[-1] if lines else f"ssh ended with {code}"
-
-
-def refused(stderr: str) -> bool:
-    """Given what ssh said, return whether the worker answered with its own host key and refused the person."""
-    return "Permission denied (" in stderr or "Too many authentication failures" in stderr
 
 
 async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
@@ -173,18 +107,18 @@ class Masters:
         `stop`, not `exit`: sessions that other processes have over it, if it still serves them, go on.
         """
         self._ready.discard(host)
-        await quiet(control(self._config, host, "stop"), CONTROL_LIMIT)
+        await quiet(openssh.control(self._config, host, "stop"), CONTROL_LIMIT)
 
     async def _alive(self, host: str) -> bool:
-        code, _ = await quiet(control(self._config, host, "check"), CONTROL_LIMIT)
+        code, _ = await quiet(openssh.control(self._config, host, "check"), CONTROL_LIMIT)
         return code == 0
 
     async def _open(self, host: str) -> None:
-        code, said = await quiet(open_master(self._config, host), OPEN_LIMIT)
+        code, said = await quiet(openssh.open_master(self._config, host), OPEN_LIMIT)
         if code is None:
             raise Unreachable(f"no ssh connection within {OPEN_LIMIT:.0f} s")
         if code:
-            raise Unreachable(reason(said, code), answered=refused(said))
+            raise Unreachable(openssh.reason(said, code), answered=openssh.refused(said))
 
     @contextlib.asynccontextmanager
     async def _locked(self, host: str) -> AsyncIterator[None]:

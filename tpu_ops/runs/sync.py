@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
-from tpu_ops.remote import ssh
+from tpu_ops.remote import openssh, ssh
 from tpu_ops.remote.fanout import SSH_FAILED, Fanout, Result
 
 #: Below the person's home on every worker.
@@ -73,7 +73,7 @@ def listing_command(source: Path, empty: Path) -> list[str]:
 
 def transfer_command(tree: Tree, host: str, ssh_config: Path) -> list[str]:
     """Return the command that brings the listed entries to one worker; the list comes on standard input."""
-    shell = ssh.rsync_shell(ssh_config)
+    shell = openssh.rsync_shell(ssh_config)
     options = ["-a", "--no-owner", "--no-group", "--from0", "--files-from=-", "--timeout=60", f"--rsh={shell}"]
     return ["rsync", *options, f"{tree.source}/", f"{host}:{tree.cwd}/"]
 
@@ -220,8 +220,8 @@ async def _transfer(fanout: Fanout, host: str, tree: Tree) -> Result:
         await ssh.end(process)
     text = said.decode(errors="replace")
     if process.returncode == SSH_FAILED:
-        return Result(host, None, problem=ssh.reason(text, process.returncode), reached=False)
-    problem = ssh.reason(text, process.returncode) if process.returncode else ""
+        return Result(host, None, problem=openssh.reason(text, process.returncode), reached=False)
+    problem = openssh.reason(text, process.returncode) if process.returncode else ""
     return Result(host, process.returncode, stderr=said, problem=problem)
 
 
@@ -231,7 +231,7 @@ def _require(results: dict[str, Result]) -> None:
         return
     first = bad[0]
     said = first.stderr.decode(errors="replace")
-    what = first.problem or ssh.reason(said, first.code)
+    what = first.problem or openssh.reason(said, first.code)
     error = UnreachableError if not first.reached else HostError
     if "is your shell clean" in said:
         raise HostError(
