@@ -1,0 +1,144 @@
+"""Any fleet survives builder, cache and snapshot as it is, and has names that never meet."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tpu_ops import config
+from tpu_ops.cloud.accelerators import catalogue
+from tpu_ops.config import STATES, Filters
+from tpu_ops.fleet import build, hostvars, view
+from tpu_ops.fleet.model import Node, node_labels, workers_of
+from tpu_ops.fleet.state import Files, Scope, Snapshot
+
+few = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+GROUP = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SCOPE = Scope(("lab",), (), "")
+
+#: Short and alike on purpose, so that fleets have nodes of one name, and names that only differ where groups do not.
+NAMES = st.sampled_from(["a", "a-b", "a_b", "a-w0", "a-w0-w1", "node", "b"]) | st.from_regex(
+    "[a-z][a-z0-9_-]{0,8}", fullmatch=True
+)
+ZONES = st.sampled_from(["z", "z-a", "a", "us-central2-b"]) | st.from_regex("[a-z][a-z0-9-]{0,8}", fullmatch=True)
+PROJECTS = st.sampled_from(["p", "a", "example.com:p", "p.z"]) | st.from_regex(
+    "[a-z0-9][a-z0-9.:-]{0,8}", fullmatch=True
+)
+
+#: Anything that UTF-8 can say, which is what a protobuf can hold.
+TEXT = st.text(max_size=12) | st.sampled_from(["{{ 7 }}", "#jinja2:", "a-b", "a_b", "\x00", "\u2028", "../..", "READY"])
+ADDRESS = st.ip_addresses().map(str) | TEXT
+FLAG = st.booleans()
+
+
+@st.composite
+def answers(draw):
+    """What the API says of a node (`tpu_ops.cloud.nodes.node_data`)."""
+    project, zone, name = draw(PROJECTS), draw(ZONES), draw(NAMES)
+    workers = draw(st.integers(0, 5))
+    return {
+        "name": f"projects/{project}/locations/{zone}/nodes/{name}",
+        "node_id": draw(st.integers(-(2**63), 2**63 - 1).map(str)),
+        "accelerator_type": draw(st.sampled_from([kind.name for kind in catalogue()]) | TEXT),
+        "topology": draw(TEXT),
+        "runtime_version": draw(TEXT),
+        "state": draw(st.sampled_from([*STATES, "77"]) | TEXT),
+        "health": draw(TEXT),
+        "health_description": draw(TEXT),
+        "network_configs": draw(st.integers(0, 3)),
+        "internal_ips": draw(st.lists(ADDRESS, min_size=workers, max_size=workers)),
+        "external_ips": draw(st.lists(ADDRESS, min_size=workers, max_size=workers)),
+        "labels": draw(st.dictionaries(TEXT, TEXT, max_size=3)),
+        "symptoms": [{key: draw(TEXT) for key in ("worker_id", "type", "details", "create_time")}]
+        if draw(FLAG)
+        else [],
+        "queued_resource": draw(TEXT),
+        "multislice": draw(FLAG),
+        "preemptible": draw(FLAG),
+        "spot": draw(FLAG),
+        "reserved": draw(FLAG),
+        "data_disks": [{"source": draw(TEXT), "mode": draw(TEXT)}] if draw(FLAG) else [],
+        "service_account": draw(TEXT),
+        "create_time": draw(TEXT),
+        "metadata_keys": draw(st.lists(TEXT, max_size=2)),
+    }
+
+
+FLEETS = st.lists(answers(), max_size=6, unique_by=lambda answer: answer["name"]).map(build.nodes)
+
+
+@pytest.fixture(scope="module")
+def fleet_settings(tmp_path_factory):
+    """Settings of some fleet."""
+    file = tmp_path_factory.mktemp("fleet") / "inventory" / "tpu_vm.yml"
+    environ = {"HOME": "/nowhere", "TPU_OPS_STATE": str(file.parent.parent / "state")}
+    return config.from_data({"plugin": "tpu_vm", "projects": ["p"], "user": "ada"}, file, environ)
+
+
+@few
+@given(FLEETS)
+def test_nodes_and_variables_go_through_json_text_unchanged(nodes):
+    for node in nodes:
+        assert Node.from_json(json.loads(json.dumps(node.to_json()))) == node
+    for worker in workers_of(nodes):
+        facts = hostvars.facts(worker)
+        assert json.loads(json.dumps(facts)) == facts
+        assert [key for key in facts if not key.isidentifier()] == []
+
+
+@few
+@given(FLEETS, st.floats(0, 2**33))
+def test_a_fleet_goes_through_its_snapshot_unchanged(tmp_path: Path, nodes, asked_at):
+    files, snapshot = Files(tmp_path), Snapshot(asked_at, nodes)
+    files.write_snapshot(SCOPE, snapshot)
+    assert files.read_snapshot(SCOPE) == snapshot
+    assert files.read_snapshot(replace(SCOPE, zones=("z",))) is None
+
+
+@few
+@given(FLEETS, st.randoms(use_true_random=False))
+def test_labels_hosts_and_groups_are_unique_and_independent_of_order(nodes, random):
+    shuffled = list(nodes)
+    random.shuffle(shuffled)
+    labels = node_labels(nodes)
+    assert labels == node_labels(shuffled)
+    assert len(set(labels.values())) == len(nodes)
+    workers = workers_of(nodes)
+    assert workers == workers_of(shuffled)
+    assert [(worker.label, worker.index) for worker in workers] == sorted(
+        (worker.label, worker.index) for worker in workers
+    )
+    assert len({worker.host for worker in workers}) == len(workers) == sum(node.worker_count for node in nodes)
+    groups = hostvars.groups(nodes)
+    assert groups == hostvars.groups(shuffled)
+    assert len({names[0] for names in groups.values()}) == len(nodes)
+    named = {group for names in groups.values() for group in names}
+    assert [group for group in named if not GROUP.fullmatch(group)] == []
+    assert not named & {worker.host for worker in workers}
+
+
+@few
+@given(
+    FLEETS,
+    st.builds(
+        Filters,
+        names=st.lists(NAMES | st.sampled_from(["*", "a*", "[a", "[!a]*", "?"]), max_size=2).map(tuple),
+        labels=st.lists(st.tuples(TEXT, st.lists(TEXT, max_size=2).map(tuple)), max_size=1).map(tuple),
+        accelerator_types=st.lists(st.sampled_from(["*", "v4-*", "v?-8", "["]) | TEXT, max_size=2).map(tuple),
+    ),
+)
+def test_filters_choose_among_the_nodes_and_rename_nothing(fleet_settings, nodes, filters):
+    chosen, workers, labels = view.selected(replace(fleet_settings, filters=filters), nodes)
+    assert [node for node in nodes if node in chosen] == list(chosen)
+    assert labels == node_labels(nodes)
+    assert workers == [worker for worker in workers_of(nodes) if worker.node in chosen]
+    assert view.selected(fleet_settings, nodes) == (nodes, workers_of(nodes), labels)
