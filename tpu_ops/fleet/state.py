@@ -46,10 +46,24 @@ class Snapshot:
     Attributes:
         asked_at: When the API was asked, seconds since 1970.
         nodes: In the order of their full names.
+        source: Where a published snapshot was read from instead; empty where it was the API.
     """
 
     asked_at: float
     nodes: tuple[Node, ...]
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A snapshot and the question that it answers, as its scope's dictionary."""
+
+    scope: Any
+    snapshot: Snapshot
+
+    def answer(self, scope: Scope) -> Snapshot | None:
+        """Return the snapshot where it answers this question."""
+        return self.snapshot if self.scope == scope.to_json() else None
 
 
 @dataclass(frozen=True)
@@ -69,25 +83,37 @@ class Files:
         return self.directory / "ssh_config"
 
     @property
+    def jump_config(self) -> Path:
+        """OpenSSH configuration for a jump that is no worker of the fleet."""
+        return self.directory / "jump_config"
+
+    @property
     def known_hosts(self) -> Path:
         """Host keys, under each worker's alias."""
         return self.directory / "known_hosts"
 
-    def read_snapshot(self, scope: Scope) -> Snapshot | None:
-        """Return the snapshot, or None where there is none, it answers another question, or is damaged."""
+    def read(self) -> Stored | None:
+        """Return the snapshot, whatever question it answers; None where there is none or it is damaged."""
         try:
             data = json.loads(self.snapshot.read_text(encoding="utf-8"))
-            if data["version"] != VERSION or data["scope"] != scope.to_json():
+            if data["version"] != VERSION:
                 return None
-            return Snapshot(float(data["asked_at"]), tuple(Node.from_json(entry) for entry in data["nodes"]))
+            nodes = tuple(Node.from_json(entry) for entry in data["nodes"])
+            return Stored(data["scope"], Snapshot(float(data["asked_at"]), nodes, str(data.get("source", ""))))
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+    def read_snapshot(self, scope: Scope) -> Snapshot | None:
+        """Return the snapshot, or None where there is none, it answers another question, or is damaged."""
+        stored = self.read()
+        return stored.answer(scope) if stored else None
 
     def write_snapshot(self, scope: Scope, snapshot: Snapshot) -> None:
         """Replace the snapshot."""
         data = {
             "version": VERSION,
             "scope": scope.to_json(),
+            "source": snapshot.source,
             "asked_at": snapshot.asked_at,
             "nodes": [node.to_json() for node in snapshot.nodes],
         }

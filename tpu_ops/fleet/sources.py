@@ -1,0 +1,270 @@
+"""Where a published snapshot is read from and written to: a file, a web server, a bucket, a host that ssh reaches."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import re
+import shlex
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from tpu_ops import files
+from tpu_ops.cloud import buckets
+from tpu_ops.config import Settings
+from tpu_ops.errors import CloudError, OpsError, UsageError
+from tpu_ops.fleet.publish import BEGINNING, LARGEST
+
+#: The source that is no published snapshot: the API.
+API = ""
+
+#: Where a snapshot lies on a host that is read by ssh, unless it is said.
+PATH_THERE = "/var/lib/tpu_ops/snapshot.json"
+
+#: Permissions of a snapshot that is published as a file: there is nothing secret in it.
+MODE = 0o644
+
+_SSH = re.compile(
+    r"ssh:(?P<host>(?:[A-Za-z0-9_.][A-Za-z0-9_.-]*@)?(?:[A-Za-z0-9][A-Za-z0-9_.-]*|\[[0-9a-fA-F:.]+\]))(?::(?P<path>.+))?"
+)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_FORMS = "a PATH, https://..., gs://BUCKET/OBJECT, ssh:HOST[:PATH], or api"
+_CHUNK = 1024 * 1024
+
+
+def parse(text: str, folder: Path, where: str) -> str:
+    """Return a source in the one form that it has.
+
+    Args:
+        text: As a person writes it; ``api`` is the API.
+        folder: Where a relative path starts.
+        where: Where it is written, for an error.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if text == "api":
+        return API
+    if not text or not text.isprintable():
+        raise UsageError("this is no source of a snapshot", where=where, fix=f"use {_FORMS}")
+    if text.startswith("gs://"):
+        buckets.split(text, where)
+        return text
+    if text.startswith("ssh:"):
+        if not _SSH.fullmatch(text):
+            raise UsageError(f"{text!r:.80} names no host to read from", where=where, fix="write it as ssh:HOST[:PATH]")
+        return text
+    if _SCHEME.match(text):
+        return _url(text, where)
+    return str(folder / Path(text).expanduser())
+
+
+def _url(text: str, where: str) -> str:
+    try:
+        parts = urlsplit(text)
+        host, secret = parts.hostname, parts.username is not None or parts.password is not None
+        parts.port  # noqa: B018 - one that is none raises
+    except ValueError:
+        host, secret = None, False
+    if not host or parts.scheme not in ("http", "https"):
+        raise UsageError(f"{text!r:.80} is no address to read from", where=where, fix=f"use {_FORMS}")
+    if parts.scheme == "http" and not _is_loopback(host):
+        raise UsageError("http is for this machine only", where=f"{where}, {shown(text)}", fix="use https")
+    if secret:
+        raise UsageError("an address with a password in it would be remembered", where=where, fix="leave it out")
+    return text
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def shown(source: str) -> str:
+    """Return a source as messages name it; what stands behind an address's question mark may be a signature."""
+    return source.partition("?")[0] if _SCHEME.match(source) and not source.startswith("gs://") else source or "the API"
+
+
+def read(source: str, settings: Settings) -> bytes:
+    """Return what a source holds, at most as much as a snapshot may have.
+
+    Raises:
+        CloudError: It cannot be read in time, or is larger.
+    """
+    timeout = settings.request_timeout
+    if source.startswith("gs://"):
+        return buckets.read(source, settings.auth, limit=LARGEST, timeout=timeout)
+    if match := _SSH.fullmatch(source):
+        return _read_ssh(source, match["host"], match["path"] or PATH_THERE, timeout)
+    if _SCHEME.match(source):
+        return _read_url(source, timeout)
+    return _read_file(Path(source))
+
+
+def write(destination: str, text: str, settings: Settings) -> None:
+    """Publish a snapshot: readers see the one before or this one, never a part.
+
+    Args:
+        destination: A path or ``gs://BUCKET/OBJECT``, as `parse` returns it.
+        text: The document.
+        settings: Of the fleet.
+
+    Raises:
+        UsageError: Nothing can be written there.
+        CloudError: The bucket refuses it.
+        OpsError: The file cannot be written.
+    """
+    if destination.startswith("gs://"):
+        buckets.write(
+            destination,
+            text.encode(),
+            settings.auth,
+            content_type="application/json",
+            timeout=settings.request_timeout,
+        )
+        return
+    if destination == API or _SSH.fullmatch(destination) or _SCHEME.match(destination):
+        raise UsageError(
+            "a snapshot is written to a file or a bucket",
+            where=f"--publish {shown(destination) if destination else 'api'}",
+            fix="use a PATH or gs://BUCKET/OBJECT",
+        )
+    path = Path(destination)
+    try:
+        if path.is_dir():
+            raise UsageError("this is a directory", where=str(path), fix="name a file in it")
+        files.replace(path, text, MODE)
+    except OSError as exc:
+        raise OpsError(
+            f"the snapshot cannot be published: {exc.strerror or exc}",
+            where=str(path),
+            fix=f"make the directory {path.parent}, and see that you may write there and that it has space",
+        ) from exc
+
+
+def _too_large(source: str) -> NoReturn:
+    raise CloudError(f"it has more than {LARGEST // 2**20} MiB", where=shown(source), fix="see that it is a snapshot")
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CloudError("this is no file", where=str(path), fix="name the file that was published")
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except OSError as exc:
+        raise CloudError(
+            f"the published snapshot cannot be read: {exc.strerror or exc}",
+            where=str(path),
+            fix="ask who publishes it, or name another by --from",
+        ) from exc
+    return data if len(data) <= LARGEST else _too_large(str(path))
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to https only."""
+
+    def redirect_request(  # noqa: PLR0917 - urllib calls it so
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Any:
+        """Return the next request."""
+        if urlsplit(newurl).scheme != "https":
+            raise CloudError(
+                f"it redirects to {shown(newurl)!r:.100}, which is not https",
+                where=shown(req.full_url),
+                fix="use the address it redirects to, if that is trusted",
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _read_url(url: str, timeout: float) -> bytes:
+    handlers: list[Any] = [_Redirects()]
+    if url.startswith("http://"):
+        # Proxy variables are for the way out, never for loopback.
+        handlers.append(urllib.request.ProxyHandler({}))
+    deadline, data = time.monotonic() + timeout, bytearray()
+    try:
+        with urllib.request.build_opener(*handlers).open(url, timeout=timeout) as answer:
+            while piece := answer.read1(_CHUNK):
+                data += piece
+                if len(data) > LARGEST:
+                    _too_large(url)
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"it did not end within {timeout:g} s")
+    except urllib.error.HTTPError as exc:
+        with exc:
+            raise CloudError(
+                f"the published snapshot cannot be read: HTTP {exc.code}", where=shown(url), fix="ask who publishes it"
+            ) from exc
+    except (OSError, http.client.HTTPException, ValueError) as exc:
+        reason = getattr(exc, "reason", "") or exc
+        raise CloudError(
+            f"the published snapshot cannot be read: {reason}",
+            where=shown(url),
+            fix="check the address and the network",
+        ) from exc
+    return bytes(data)
+
+
+def ssh_command(host: str, path: str) -> list[str]:
+    """Return the command that prints a file of another host, by a person's own ssh config."""
+    options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-T"]
+    user, at, place = host.rpartition("@")
+    return ["ssh", *options, "--", f"{user}{at}{place.strip('[]')}", f"cat -- {shlex.quote(path)}"]
+
+
+def _read_ssh(source: str, host: str, path: str, timeout: float) -> bytes:
+    # A master that this opens goes on in the background with its standard error: a pipe would be open as long.
+    with tempfile.TemporaryFile() as said:
+        try:
+            process = subprocess.Popen(
+                ssh_command(host, path),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                start_new_session=True,
+            )
+        except OSError as exc:
+            raise OpsError(f"cannot start ssh: {exc.strerror}", fix="install an OpenSSH client") from exc
+        late = threading.Timer(timeout, process.kill)
+        late.start()
+        with process:
+            assert process.stdout is not None  # noqa: S101 - for the type checker
+            data = process.stdout.read(LARGEST + 1)
+            if len(data) > LARGEST:
+                process.kill()
+        over = late.finished.is_set() and process.returncode < 0
+        late.cancel()
+        said.seek(0)
+        text = said.read(_CHUNK).decode(errors="replace")
+    if len(data) > LARGEST:
+        _too_large(source)
+    if process.returncode:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        why = f"it did not end within {timeout:g} s" if over else lines[-1] if lines else "ssh failed"
+        raise CloudError(
+            f"the published snapshot cannot be read: {why}",
+            where=source,
+            fix=f"see what this says: {shlex.join(ssh_command(host, path))}",
+        )
+    # Login shells may print what they like before a command.
+    return data[max(0, data.find(BEGINNING)) :]
+
+
+def ago(asked_at: float, now: float) -> str:
+    """Return how long ago something was, for people, as in ``12 min ago``."""
+    seconds = max(0.0, now - asked_at)
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= (2 if unit == "days" else 1) * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
