@@ -1,15 +1,16 @@
-"""`tpu_ops refresh`: ask the API, show what changed, rewrite ssh config and known_hosts."""
+"""`tpu_ops refresh`: ask the API or read a published snapshot, show what changed, rewrite ssh config and keys."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from tpu_ops import config
 from tpu_ops.cli import options, output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
-from tpu_ops.fleet import first_contact, hostkeys, view
+from tpu_ops.fleet import first_contact, hostkeys, sources, view
 from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.first_contact import Answer
 from tpu_ops.fleet.model import Worker
@@ -20,6 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops refresh`."""
     options.add_fleet(parser)
     options.add_json(parser)
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="SOURCE",
+        help="read a published snapshot: PATH, https://..., gs://BUCKET/OBJECT or ssh:HOST[:PATH]; it is remembered, "
+        "and `api` goes back to the API",
+    )
     parser.add_argument("--dry-run", action="store_true", help="show what changed; write nothing")
     parser.add_argument(
         "--verify-keys",
@@ -40,10 +48,11 @@ def run(args: argparse.Namespace) -> int:
     """Refresh the view of the fleet."""
     settings = config.load(args.fleet)
     _check(args)
+    source = None if args.source is None else sources.parse(args.source, Path.cwd(), "--from")
     if args.dry_run:
-        fleet, changes = view.look(settings)
+        fleet, changes = view.look(settings, source=source)
     else:
-        fleet, changes = view.refresh(settings, verify_keys=args.verify_keys)
+        fleet, changes = view.refresh(settings, verify_keys=args.verify_keys, source=source)
     chosen = first_contact.workers_of(fleet, args.trust_first)
     about = tuple(hostkeys.about(worker.label) for worker in chosen)
     warnings = [text for text in fleet.warnings if not about or not text.startswith(about)]
@@ -53,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
         for text in changes.news():
             output.line(text)
         output.line(summary(fleet, changes))
+        if fleet.source:
+            output.line(fleet.age)
         if not args.dry_run:
             output.line(f"ssh -F {fleet.ssh_config} HOST")
     answers = _trust(args, settings, fleet, chosen) if chosen else []
