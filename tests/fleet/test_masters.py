@@ -32,16 +32,17 @@ def mux(tmp_path):
 
 
 def test_the_master_of_each_address_is_told_to_exit(ssh, mux):
-    masters.end(["34.0.0.2", "34.0.0.1", "34.0.0.1"], user="ada", mux=mux)
+    masters.end([("34.0.0.2", f"{mux}/b"), ("34.0.0.1", f"{mux}/a"), ("34.0.0.1", f"{mux}/a")], user="ada", mux=mux)
     assert sorted(ssh.read_text().splitlines()) == [
-        f"-F none -o ControlPath={mux}/%C -O exit -l ada {address}" for address in ("34.0.0.1", "34.0.0.2")
+        f"-F none -o BatchMode=yes -o ControlPath={mux}/{name} -l ada -O exit {address}"
+        for address, name in (("34.0.0.1", "a"), ("34.0.0.2", "b"))
     ]
 
 
 def test_nothing_is_started_where_there_is_no_master(ssh, mux):
     (mux / "socket").unlink()
-    masters.end(["34.0.0.1"], user="ada", mux=mux)
-    masters.end(["34.0.0.1"], user="ada", mux=mux / "nowhere")
+    masters.end([("34.0.0.1", "socket")], user="ada", mux=mux)
+    masters.end([("34.0.0.1", "socket")], user="ada", mux=mux / "nowhere")
     assert not ssh.exists()
 
 
@@ -49,6 +50,6 @@ def test_a_hanging_master_holds_nothing_up(ssh, mux, tmp_path, monkeypatch):
     (tmp_path / "hang").touch()
     monkeypatch.setattr(masters, "TIMEOUT", 0.2)
     start = time.monotonic()
-    masters.end(["34.0.0.1"], user="ada", mux=mux)
+    masters.end([("34.0.0.1", "socket")], user="ada", mux=mux)
     assert ssh.exists()
     assert time.monotonic() - start < 5

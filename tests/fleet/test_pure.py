@@ -38,7 +38,8 @@ def key(seed: str, kind: str = "ssh-ed25519") -> str:
     return base64.b64encode(len(name).to_bytes(4, "big") + name + b"\0\0\0\x20" + seed.encode().ljust(32)).decode()
 
 
-OPTIONS = ssh_files.common_options(Path("/state dir/known_hosts"), Path("/run/user/7/tpu_ops/mux"))
+MUX = Path("/run/user/7/tpu_ops/mux")
+OPTIONS = ssh_files.common_options(Path("/state dir/known_hosts"))
 
 
 def labelled(nodes):
@@ -46,7 +47,10 @@ def labelled(nodes):
 
 
 def config_of(workers, private_key=Path("/home/ada/.ssh/id")):
-    ways = [(worker, Way(reach.address(worker, ("external", "internal")))) for worker in workers]
+    ways = [
+        (worker, Way(reach.address(worker, ("external", "internal")), control=reach.control_path(MUX, worker)))
+        for worker in workers
+    ]
     return ssh_files.ssh_config(ways, user="ada", private_key=private_key, options=OPTIONS)
 
 
@@ -83,9 +87,9 @@ def test_ansible_gets_the_same_options_as_ssh(tmp_path):
         return {line for line in lines if not line.startswith("host ")}
 
     by_config = effective(f"-F {path} -G pod-w1")
-    by_args = effective(
-        f"-F none {ssh_files.arguments([*ssh_files.own_options(worker, Way('')), *OPTIONS])} -i {private_key} -o User=ada -G 34.0.1.1"
-    )
+    way = Way("", control=reach.control_path(MUX, worker))
+    options = ssh_files.arguments([*ssh_files.own_options(worker, way), *OPTIONS])
+    by_args = effective(f"-F none {options} -i {private_key} -o User=ada -G 34.0.1.1")
     assert by_config == by_args
 
 

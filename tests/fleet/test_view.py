@@ -108,7 +108,7 @@ def test_masters_of_addresses_that_were_left_are_ended(fleet, monkeypatch):
     fleet.create("solo")
     before, _ = view.refresh(fleet.settings())
     ended: list[str] = []
-    monkeypatch.setattr(masters, "end", lambda addresses, user, mux: ended.extend(addresses))
+    monkeypatch.setattr(masters, "end", lambda left, user, mux: ended.extend(address for address, _ in left))
     fleet.act("stop", "pod")
     fleet.act("start", "pod")
     fleet.act("delete", "solo")

@@ -13,6 +13,7 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import ssh_include, view
 from tpu_ops.fleet.state import Files
+from tpu_ops.remote import openssh
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +86,7 @@ def _change(args: argparse.Namespace, settings: Settings, fragment: Path) -> int
 
 def _own_config() -> Path:
     """Return the file that ssh reads for this person."""
-    home = ssh_include.ssh_home()
+    home = openssh.home()
     said = os.environ.get("HOME")
     if said and Path(said).absolute() != home.absolute():
         output.info(f"HOME is {said}, but ssh looks into {home}, the home of the password file")

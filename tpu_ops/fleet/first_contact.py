@@ -126,7 +126,7 @@ async def _ask(worker: Worker, way: Way, shared: tuple[tuple[str, str], ...], us
     if way.problem:
         return Answer(worker, problem=f"it {way.problem}")
     options = (*ssh_files.own_options(worker, way), *shared)
-    code, said = await ssh.quiet(openssh.contact(options, ssh_files.quoted(file), user, way.address), ssh.OPEN_LIMIT)
+    code, said = await ssh.quiet(openssh.contact(options, file, user, way.address), ssh.OPEN_LIMIT)
     for key_type, blob in _written(file, worker).items():
         return Answer(worker, key_type, blob)
     if code is None:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpu_ops.config import Settings
+from tpu_ops.errors import OpsError
 from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.state import Files
+from tpu_ops.remote import openssh
+
+#: Nodes that a warning names.
+_MOST_NODES = 8
+
+
+#: Hexadecimal digits of a worker's own part of its control socket's name, and bytes of the whole name: ssh's %C is a
+#: digest of 40, of this machine's name and the address, port and user that it connects to.
+_ALIAS_DIGITS = 8
+CONTROL_NAME = 40 + 1 + _ALIAS_DIGITS
+
+#: Seconds that gcloud may take until ssh hears the worker: it starts slowly, and several of them still more so.
+_IAP_PATIENCE = 20
 
 
 @dataclass(frozen=True)
@@ -19,11 +36,16 @@ class Way:
         address: What ssh connects to; empty where there is no way.
         proxy: ssh's ProxyCommand, or empty.
         problem: Why there is no way, in words that follow the worker's name; empty where there is one.
+        control: ssh's ControlPath. It is bound to the worker, not to the address alone: behind proxies two workers
+            may have the same one.
+        patience: ssh's ConnectTimeout in seconds, where it differs from the others'.
     """
 
     address: str
     proxy: str = ""
     problem: str = ""
+    control: str = ""
+    patience: int = 0
 
 
 class Ways:
@@ -31,31 +53,87 @@ class Ways:
 
     Args:
         settings: Of the fleet.
-        ssh_config: The fleet's OpenSSH configuration, for a jump through one of its workers.
+        files: Of the fleet.
+        mux: The directory of the control sockets.
         hosts: Inventory host names of all workers.
+
+    Attributes:
+        jump_config: OpenSSH configuration for the jump, or empty where there is none or it is a worker of the fleet.
     """
 
-    def __init__(self, settings: Settings, ssh_config: Path, hosts: Iterable[str]) -> None:
-        self._settings = settings
-        self._jump = settings.proxy_jump if settings.proxy_jump in set(hosts) else ""
-        self._proxy = _jump_command(settings.proxy_jump, ssh_config if self._jump else None)
+    def __init__(self, settings: Settings, files: Files, mux: Path, hosts: Iterable[str]) -> None:
+        self._settings, self._mux = settings, mux
+        self._jump, self._proxy, self.jump_config = "", "", ""
+        if settings.proxy_jump:
+            options, place = _jump_words(settings.proxy_jump)
+            own = place in set(hosts)
+            self._jump = place if own else ""
+            self._proxy = _jump_command(files.ssh_config if own else files.jump_config, options, place)
+            self.jump_config = "" if own else _jump_config(mux)
 
     def of(self, worker: Worker) -> Way:
         """Return the way to a worker: a proxy is taken only where its external address is not to be had."""
-        settings = self._settings
-        if worker.host == self._jump:
-            lacking = "has no external address, and the others are to be reached through it"
-            return Way(worker.external_ip, problem="" if worker.external_ip else lacking)
-        found = address(worker, settings.connect_with)
-        if not found:
-            return Way("", problem=f"has no {' or '.join(settings.connect_with)} address")
-        if found != worker.internal_ip or not (settings.iap or self._proxy):
-            return Way(found)
-        if not settings.iap:
-            return Way(found, self._proxy)
+        found, problem = self._address(worker)
+        if problem:
+            return Way("", problem=problem)
+        control = control_path(self._mux, worker)
+        if found != worker.internal_ip or not (self._settings.iap or self._proxy):
+            return Way(found, control=control)
+        if not self._settings.iap:
+            return Way(found, self._proxy, control=control)
         if not worker.instance_name:
             return Way("", problem="publishes no instance name, which the way through IAP needs")
-        return Way(found, _iap_command(worker))
+        return Way(found, _iap_command(worker), control=control, patience=_IAP_PATIENCE)
+
+    def _address(self, worker: Worker) -> tuple[str, str]:
+        """Return a worker's address, and why it has none to be reached by."""
+        if worker.host == self._jump:
+            lacking = "has no external address, and the others are to be reached through it"
+            return worker.external_ip, "" if worker.external_ip else lacking
+        kinds = self._settings.connect_with
+        found = address(worker, kinds)
+        return found, "" if found else f"has no {' or '.join(kinds)} address"
+
+
+def control_path(mux: Path, worker: Worker) -> str:
+    """Return ssh's ControlPath for a worker, as its options take it."""
+    own = hashlib.sha256(worker.host_key_alias.encode()).hexdigest()[:_ALIAS_DIGITS]
+    return openssh.quoted(mux / "SOCKET").replace("SOCKET", f"%C.{own}")
+
+
+def host_name(worker: Worker, way: Way) -> str:
+    """Return what ssh connects to: an address, or a name that cannot exist, so that no other machine answers."""
+    return way.address or f"{worker.host}.has-no-address.invalid"
+
+
+def problems(ways: Iterable[tuple[Worker, Way]]) -> list[str]:
+    """Return one warning per reason for which workers have no way, however many there are; names the workers."""
+    lacking: dict[str, dict[str, list[Worker]]] = {}
+    for worker, way in ways:
+        if way.problem:
+            lacking.setdefault(way.problem, {}).setdefault(worker.label, []).append(worker)
+    found = []
+    for problem, nodes in lacking.items():
+        count = sum(map(len, nodes.values()))
+        names = ", ".join(_folded(label, workers) for label, workers in list(nodes.items())[:_MOST_NODES])
+        more = f" and those of {len(nodes) - _MOST_NODES} more nodes" if len(nodes) > _MOST_NODES else ""
+        if count == 1:
+            found.append(f"worker {names} cannot be reached: it {problem}")
+        else:
+            found.append(f"{count} workers cannot be reached, each {problem}: {names}{more}")
+    return found
+
+
+def _folded(label: str, workers: Sequence[Worker]) -> str:
+    """Workers of one node, sorted by index, as a node set: ``pod-w[0-2,5]``."""
+    runs: list[list[int]] = []
+    for worker in workers:
+        if runs and runs[-1][-1] == worker.index - 1:
+            runs[-1].append(worker.index)
+        else:
+            runs.append([worker.index])
+    text = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return f"{label}-w{text}" if len(workers) == 1 else f"{label}-w[{text}]"
 
 
 def address(worker: Worker, connect_with: Sequence[str]) -> str:
@@ -66,20 +144,46 @@ def address(worker: Worker, connect_with: Sequence[str]) -> str:
     return ""
 
 
-def _jump_command(jump: str, ssh_config: Path | None) -> str:
-    """Return the ProxyCommand of a jump: a worker by the fleet's own configuration, any other host by the person's."""
-    if not jump:
-        return ""
+def _jump_words(jump: str) -> tuple[list[str], str]:
+    """Given ``[user@]host[:port]``, return it as ssh's options and the host."""
     user, _, place = jump.rpartition("@")
-    words = ["ssh", *(["-F", str(ssh_config).replace("%", "%%")] if ssh_config else []), "-o", "BatchMode=yes"]
-    words += ["-l", user] if user else []
+    options = ["-l", user] if user else []
     host, colon, port = place.rpartition(":")
     if colon and not place.endswith("]"):
-        words += ["-p", port]
+        options += ["-p", port]
         place = host
-    return f"{shlex.join(words)} -W '[%h]:%p' {shlex.quote(place.strip('[]'))}"
+    return options, place.strip("[]")
+
+
+def _jump_command(ssh_config: Path, options: Sequence[str], place: str) -> str:
+    """Return the ProxyCommand of a jump.
+
+    Nothing here keeps ssh from asking for a passphrase or a second factor: the commands and Ansible run it without a
+    terminal, where it cannot ask, and a person's own ssh has one.
+    """
+    words = ["ssh", "-F", str(ssh_config).replace("%", "%%"), *options]
+    return f"{shlex.join(words)} -W '[%h]:%p' {shlex.quote(place)}"
+
+
+def _jump_config(mux: Path) -> str:
+    """Return the text of the OpenSSH configuration for a jump: the person's own, and one connection for all.
+
+    Without one connection that all share, many workers at once would be more than the jump's sshd lets in.
+    """
+    lines = ["# Written by tpu_ops: your own configuration, and one connection to the jump for all workers behind it."]
+    with contextlib.suppress(OpsError):
+        lines.append(openssh.include(openssh.home() / ".ssh" / "config"))
+    lines += [openssh.include(Path("/etc/ssh/ssh_config")), "Host *"]
+    lines += [
+        "    ControlMaster auto",
+        f"    ControlPath {openssh.quoted(mux / 'SOCKET').replace('SOCKET', '%C')}",
+        "    ControlPersist 10m",
+        "    ServerAliveInterval 5",
+        "    ServerAliveCountMax 3",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _iap_command(worker: Worker) -> str:
-    words = ["gcloud", "compute", "start-iap-tunnel", worker.instance_name, "22", "--listen-on-stdin"]
+    words = ["gcloud", "compute", "start-iap-tunnel", worker.instance_name, "%p", "--listen-on-stdin"]
     return shlex.join([*words, f"--project={worker.node.project}", f"--zone={worker.node.zone}", "--verbosity=warning"])

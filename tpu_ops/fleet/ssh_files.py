@@ -19,7 +19,8 @@ from pathlib import Path
 
 from tpu_ops.errors import OpsError
 from tpu_ops.fleet.model import Worker
-from tpu_ops.fleet.reach import Way
+from tpu_ops.fleet.reach import CONTROL_NAME, Way, host_name
+from tpu_ops.remote import openssh
 
 #: Host keys of one alias: key type -> base64 blob.
 Keys = dict[str, str]
@@ -31,8 +32,8 @@ HEADER = "# Written by tpu_ops"
 TRUSTED_FIRST = "trusted-on-first-contact"
 
 #: Longest directory in which OpenSSH can make a control socket: the address of a socket has 108 bytes with its
-#: final NUL, and %C takes 40 of them, two separators 2, and the random suffix of the socket's first name 16.
-_LONGEST_MUX_DIR = 108 - 1 - 40 - 2 - 16
+#: final NUL, and two separators take 2 of them, and the random suffix of the socket's first name 16.
+_LONGEST_MUX_DIR = 108 - 1 - CONTROL_NAME - 2 - 16
 
 _KEY_TYPE = re.compile(r"^[a-z0-9@.-]{3,64}$")
 
@@ -69,19 +70,12 @@ def make_mux_dir(path: Path) -> None:
         path.chmod(0o700)
 
 
-def quoted(path: Path) -> str:
-    """A path as ssh's options take it: in quotes where it must be, with no percent token in it."""
-    text = str(path).replace("%", "%%")
-    return f'"{text}"' if re.search(r"[\s#'\\]", text) else text
-
-
-def common_options(known_hosts: Path, mux: Path) -> tuple[tuple[str, str], ...]:
+def common_options(known_hosts: Path) -> tuple[tuple[str, str], ...]:
     """Return the ssh options that are the same for every worker, as (keyword, value)."""
     return (
-        ("UserKnownHostsFile", quoted(known_hosts)),
+        ("UserKnownHostsFile", openssh.quoted(known_hosts)),
         ("StrictHostKeyChecking", "yes"),
         ("ControlMaster", "auto"),
-        ("ControlPath", f'"{mux}/%C"' if " " in str(mux) else f"{mux}/%C"),
         ("ControlPersist", "10m"),
         ("ServerAliveInterval", "5"),
         ("ServerAliveCountMax", "3"),
@@ -93,8 +87,14 @@ def common_options(known_hosts: Path, mux: Path) -> tuple[tuple[str, str], ...]:
 
 def own_options(worker: Worker, way: Way) -> tuple[tuple[str, str], ...]:
     """Return the ssh options that a worker has for itself, as (keyword, value)."""
-    alias = ("HostKeyAlias", worker.host_key_alias)
-    return (alias, ("ProxyCommand", way.proxy)) if way.proxy else (alias,)
+    found = [("HostKeyAlias", worker.host_key_alias)]
+    if way.control:
+        found.append(("ControlPath", way.control))
+    if way.proxy:
+        found.append(("ProxyCommand", way.proxy))
+    if way.patience:
+        found.append(("ConnectTimeout", str(way.patience)))
+    return tuple(found)
 
 
 def arguments(options: Iterable[tuple[str, str]]) -> str:
@@ -126,13 +126,13 @@ def ssh_config(
         lines += [
             "",
             f"Host {worker.host}",
-            f"    HostName {way.address or f'{worker.host}.has-no-address.invalid'}",
+            f"    HostName {host_name(worker, way)}",
             *(f"    {key} {value}" for key, value in own_options(worker, way)),
         ]
     if ways:
         lines += ["", "Host " + " ".join(worker.host for worker, _ in ways), f"    User {user}"]
         if private_key is not None:
-            lines.append(f"    IdentityFile {quoted(private_key)}")
+            lines.append(f"    IdentityFile {openssh.quoted(private_key)}")
         if forward_agent:
             lines.append("    ForwardAgent yes")
         lines += [f"    {key} {value}" for key, value in options]

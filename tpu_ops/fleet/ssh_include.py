@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import glob
 import os
-import pwd
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -21,10 +20,6 @@ from tpu_ops.errors import OpsError
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.ssh_files import HEADER
 from tpu_ops.remote import openssh
-
-#: What OpenSSH or glob(3) would take for something else. Which escapes it knows depends on its version (percent signs
-#: and variables mean something since 9.9), while `?` stands for any character in all of them.
-_SPECIAL = re.compile(r'[*?\[\]\\"%$\x00-\x1f\x7f]')
 
 #: Names that a warning lists before it only says that there are more, and seconds to wait for another command.
 _SHOWN, _PATIENCE = 4, 10.0
@@ -47,25 +42,9 @@ class Include:
     conditional: bool
 
 
-def ssh_home() -> Path:
-    """Return the home directory that OpenSSH looks into: the one of the password file, whatever HOME says.
-
-    Raises:
-        OpsError: This user has no entry there; OpenSSH itself refuses to run, then.
-    """
-    try:
-        return Path(pwd.getpwuid(os.getuid()).pw_dir)
-    except KeyError as exc:
-        raise OpsError(
-            "this user has no entry in the password file, and so no home that ssh looks into",
-            where=f"user id {os.getuid()}",
-            fix="run this as a user that has one",
-        ) from exc
-
-
 def line_of(fragment: Path) -> bytes:
     """Return the line, without its end, that includes a fleet's ssh config."""
-    return b'Include "' + os.fsencode(_SPECIAL.sub("?", str(fragment))) + b'"'
+    return os.fsencode(openssh.include(fragment))
 
 
 def includes(content: bytes, home: Path) -> list[Include]:
@@ -165,7 +144,7 @@ def install(file: Path, fragment: Path, *, dry_run: bool = False) -> Outcome:
     """
     with _held(file):
         content = _read(file)
-        found = includes(content, ssh_home())
+        found = includes(content, openssh.home())
         ours = [include for include in found if _holds(include, fragment)]
         there = next((include for include in ours if not include.conditional), None)
         if there is None and not dry_run:
@@ -192,7 +171,7 @@ def uninstall(file: Path, fragment: Path, *, dry_run: bool = False) -> Outcome:
             files.rewrite(file, after)
     left = [
         f"{file}, line {include.number} still includes it, and was not written by `tpu_ops ssh-config --install`"
-        for include in includes(after, ssh_home())
+        for include in includes(after, openssh.home())
         if _holds(include, fragment)
     ]
     return Outcome("removed" if after != content else "not there", tuple(left))

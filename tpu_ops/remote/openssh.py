@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from tpu_ops.errors import OpsError
 
-def base(ssh_config: Path) -> list[str]:
+#: What an Include line would take for something else. Which escapes it knows depends on OpenSSH's version (percent
+#: signs and variables mean something since 9.9), while `?` stands for any character in all of them.
+_SPECIAL = re.compile(r'[*?\[\]\\"%$\x00-\x1f\x7f]')
+
+
+def home() -> Path:
+    """Return the home directory that OpenSSH looks into: the one of the password file, whatever HOME says.
+
+    Raises:
+        OpsError: This user has no entry there; OpenSSH itself refuses to run, then.
+    """
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError as exc:
+        raise OpsError(
+            "this user has no entry in the password file, and so no home that ssh looks into",
+            where=f"user id {os.getuid()}",
+            fix="run this as a user that has one",
+        ) from exc
+
+
+def quoted(path: Path | str) -> str:
+    """Return a path as options of ssh take it that expand percent signs: in quotes where it must be."""
+    text = str(path).replace("%", "%%")
+    if not re.search(r"""[\s#'"\\]""", text):
+        return text
+    return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
+
+
+def include(file: Path) -> str:
+    """Return the line of an ssh config that includes a file."""
+    return f'Include "{_SPECIAL.sub("?", str(file))}"'
+
+
+def base(ssh_config: Path | str) -> list[str]:
     """Return the words that every call of ssh starts with."""
     return ["ssh", "-F", str(ssh_config), "-o", "BatchMode=yes"]
 
@@ -22,6 +60,18 @@ def control(ssh_config: Path, host: str, word: str) -> list[str]:
     return [*base(ssh_config), "-O", word, host]
 
 
+def control_left(control_path: str, user: str, address: str, word: str) -> list[str]:
+    """Return the command that tells something to the master of an address that no configuration names any more.
+
+    Args:
+        control_path: Of its socket, as ssh's options take it.
+        user: Login name that it was opened with.
+        address: Likewise.
+        word: As for `control`.
+    """
+    return [*base("none"), "-o", f"ControlPath={control_path}", "-l", user, "-O", word, address]
+
+
 def session(ssh_config: Path, host: str, command: str) -> list[str]:
     """Return the command that runs a remote command line over the master and opens none itself."""
     return [*base(ssh_config), "-o", "ControlMaster=no", "-T", host, command]
@@ -32,18 +82,18 @@ def effective(ssh_config: Path, host: str) -> list[str]:
     return [*base(ssh_config), "-G", host]
 
 
-def contact(options: Iterable[tuple[str, str]], known_hosts: str, user: str, address: str) -> list[str]:
+def contact(options: Iterable[tuple[str, str]], known_hosts: Path, user: str, address: str) -> list[str]:
     """Return the command that writes down the host key with which a machine answers, and logs in on nothing.
 
     Args:
         options: How the machine is reached, as (keyword, value).
-        known_hosts: File for the key, as ssh's options take it.
+        known_hosts: File for the key.
         user: Login name; nobody is authenticated.
         address: What to connect to.
     """
     own = (
         ("StrictHostKeyChecking", "accept-new"),
-        ("UserKnownHostsFile", known_hosts),
+        ("UserKnownHostsFile", quoted(known_hosts)),
         ("GlobalKnownHostsFile", "none"),
         ("PreferredAuthentications", "none"),
         ("BatchMode", "yes"),
