@@ -6,13 +6,14 @@ DOCUMENTATION = r"""
 name: tpu_vm
 short_description: Workers of Cloud TPU VMs
 description:
-  - Lists every worker (host VM) of every Cloud TPU node in the given projects and zones from the Cloud TPU API.
+  - Lists every worker (host VM) of the Cloud TPU nodes in the given projects and zones, from the Cloud TPU API.
   - A worker is called C(<node>-w<index>), for example C(pod-w0). Where several nodes share a name, all of them are
     called C(<node>.<zone>-w<index>), and C(<node>.<zone>.<project>-w<index>) where that is still shared.
   - Host keys of new nodes are read from their guest attributes and checked under a name that is bound to the node's id.
     A worker's address may change; its host key may not.
-  - The command C(tpu_ops) reads the same file, and both keep one C(ssh_config) and C(known_hosts) up to date.
-  - An unknown key is an error. Environment variables win over the file.
+  - The command C(tpu_ops) reads the same file. What it needs of it, everything about projects, filters, credentials and
+    connections, may be written as templates, with lookups and without variables. Environment variables win over the
+    file, and a key that is not known is an error.
 author:
   - The tpu_ops authors
 extends_documentation_fragment:
@@ -21,12 +22,15 @@ extends_documentation_fragment:
 requirements:
   - The Python package tpu_ops, in the environment that Ansible runs in.
 notes:
-  - Text from the API, such as labels and descriptions, is data. It is never evaluated as a template.
-  - A project or zone that cannot be listed is a warning that names it as long as another one can. A wrong project is an
-    error, never an empty fleet.
-  - A worker without an address is listed without C(ansible_host), so that using it fails with its name.
-  - With no endpoint set, application default credentials are used (C(gcloud auth application-default login), or
-    E(GOOGLE_APPLICATION_CREDENTIALS)).
+  - The file's name ends in C(tpu_vm.yml) or C(tpu_vm.yaml); that of a fleet directory is C(inventory/tpu_vm.yml).
+  - Text from the API, such as labels and descriptions, is data. It is never evaluated as a template, wherever it ends
+    up.
+  - A project or zone that cannot be listed is a warning that names it as long as another one can; see
+    O(strict_permissions). A wrong project is an error, never an empty fleet.
+  - A worker without an address is listed, with a warning, and cannot be reached.
+  - With O(cache) on, the newest answer that is no older than O(cache_timeout) is used, be it the cached one or the
+    snapshot that C(tpu_ops refresh) and the other commands write; with this snapshot, C(cache=true) needs no cache
+    plugin besides the default one. C(--flush-cache) and C(meta=refresh_inventory) ask the API and write both.
 options:
   plugin:
     description: Marks the file as this plugin's.
@@ -35,19 +39,42 @@ options:
     choices: [tpu_vm]
   projects:
     description:
-      - Google Cloud project ids. At least one is needed, here or in E(TPU_OPS_PROJECT) (a comma list).
+      - Google Cloud project ids. At least one is needed, here or in E(TPU_OPS_PROJECT) (a comma list, which wins), but
+        for O(snapshot).
     type: list
     elements: str
     default: []
+    env:
+      - name: TPU_OPS_PROJECT
   zones:
     description:
-      - Zones to list. All zones of the projects when empty. E(TPU_OPS_ZONES) (a comma list) wins over it.
+      - Zones to list; all zones of the projects when empty. E(TPU_OPS_ZONES) (a comma list) wins over it.
+    type: list
+    elements: str
+    default: []
+    env:
+      - name: TPU_OPS_ZONES
+  names:
+    description:
+      - Patterns (C(*), C(?), C([...])) of node names. The fleet is the nodes that fit one of them; all when empty.
+      - This filter and those by O(labels) and O(accelerator_types) hold for the commands as well as for the inventory.
+    type: list
+    elements: str
+    default: []
+  labels:
+    description:
+      - Labels that a node of the fleet has. Each is mapped to its value, a list of values of which it has one, or
+        nothing where any will do. A node must have all of them.
+    type: dict
+    default: {}
+  accelerator_types:
+    description: Patterns of accelerator types, one of which a node of the fleet has, for example C(v4-*).
     type: list
     elements: str
     default: []
   states:
     description:
-      - States of the nodes to list. Workers of a node in another state cannot serve and are left out.
+      - States of the nodes to list. Workers of a node in another state than READY cannot serve.
     type: list
     elements: str
     choices:
@@ -67,6 +94,39 @@ options:
       - UNHIDING
       - UNKNOWN
     default: [READY]
+  include:
+    description:
+      - Expressions over a host's variables, written without braces as in O(groups). A host stays in the inventory where
+        any of them is true.
+      - They narrow this inventory only. Filters that hold for the commands, too, are O(names), O(labels),
+        O(accelerator_types), O(projects) and O(zones).
+      - One that fails counts as false, with a warning; with O(strict) it is an error.
+    type: list
+    elements: str
+    default: []
+  exclude:
+    description:
+      - The same. A host stays only where none of them is true.
+    type: list
+    elements: str
+    default: []
+  hostnames:
+    description:
+      - Inventory host names. Each entry is the name of a host variable, another expression, or a template with braces.
+        The first that comes out as a text that is not empty is taken; C(<node>-w<index>) where none does.
+      - A text that is not valid as a host's name is passed over with a warning. Two hosts of one name are an error.
+      - The commands and the written ssh config keep C(<node>-w<index>), which is the variable C(tpu_host).
+    type: list
+    elements: str
+    default: []
+  hostvars_prefix:
+    description: Prefix of the host variables that are not Ansible's own.
+    type: str
+    default: tpu_
+  hostvars_suffix:
+    description: Suffix of the same variables.
+    type: str
+    default: ""
   connect_with:
     description:
       - Which address to connect to, in order of preference. The first one that a worker has is taken.
@@ -74,16 +134,85 @@ options:
     elements: str
     choices: [external, internal]
     default: [external, internal]
+  proxy_jump:
+    description:
+      - Host through which workers are reached whose internal address is taken; a worker of the fleet, for example
+        C(pod-w0), or any C([user@]host[:port]) that your own ssh knows. E(TPU_OPS_PROXY_JUMP) wins over it.
+    type: str
+    env:
+      - name: TPU_OPS_PROXY_JUMP
+  iap:
+    description:
+      - Whether workers whose internal address is taken are reached through Identity-Aware Proxy. This needs the command
+        C(gcloud), logged in. It excludes O(proxy_jump).
+    type: bool
+    default: false
+  forward_agent:
+    description:
+      - Whether the ssh config that C(tpu_ops) writes forwards your ssh agent to the workers. Ansible does not.
+    type: bool
+    default: false
   user:
     description:
       - Login name on the workers. The local login name when not set, as with gcloud. E(TPU_OPS_USER) wins over it.
     type: str
+    env:
+      - name: TPU_OPS_USER
   private_key:
     description:
       - Private ssh key; a relative path starts at this file. When not set, the first that exists of
         C(~/.ssh/id_ed25519), C(~/.ssh/google_compute_engine) (the one gcloud makes) and C(~/.ssh/id_rsa).
         E(TPU_OPS_PRIVATE_KEY) wins over it.
     type: path
+    env:
+      - name: TPU_OPS_PRIVATE_KEY
+  python_interpreter:
+    description:
+      - Python on the workers that runs Ansible's modules. As a variable of each host it wins over group_vars; an empty
+        text leaves it to these and to Ansible.
+    type: str
+    default: /usr/bin/python3
+  learn_host_keys:
+    description:
+      - Whether to ask for the host keys of nodes that are READY and not known yet. Without it, nodes can be used after
+        C(tpu_ops refresh) only.
+    type: bool
+    default: true
+  auth_kind:
+    description:
+      - Credentials for the API. C(application) takes application default credentials
+        (C(gcloud auth application-default login), or E(GOOGLE_APPLICATION_CREDENTIALS)), C(serviceaccount) a service
+        account's key, C(accesstoken) a token. E(GCP_AUTH_KIND) wins over it.
+    type: str
+    choices: [application, serviceaccount, accesstoken]
+    default: application
+    env:
+      - name: GCP_AUTH_KIND
+  service_account_file:
+    description:
+      - Key file of the service account; a relative path starts at this file. E(GCP_SERVICE_ACCOUNT_FILE) wins over it.
+    type: path
+    env:
+      - name: GCP_SERVICE_ACCOUNT_FILE
+  service_account_contents:
+    description:
+      - The same key as JSON text; wins over O(service_account_file). Never in plain in the file; use
+        E(GCP_SERVICE_ACCOUNT_CONTENTS) or a lookup.
+    type: str
+    env:
+      - name: GCP_SERVICE_ACCOUNT_CONTENTS
+  access_token:
+    description:
+      - OAuth 2.0 access token. Never in plain in the file; use E(GCP_ACCESS_TOKEN), for example with what
+        C(gcloud auth print-access-token) prints, or a lookup.
+    type: str
+    env:
+      - name: GCP_ACCESS_TOKEN
+  strict_permissions:
+    description:
+      - Whether one project or zone that cannot be listed is an error though others can.
+    type: bool
+    default: false
   request_timeout:
     description:
       - Seconds that one call of the API may take, its retries included. 60 where it is not set, 20 with O(endpoint).
@@ -93,10 +222,16 @@ options:
       - C(HOST:PORT) of a plaintext gRPC endpoint that is used without credentials. Only loopback addresses are
         accepted. E(TPU_OPS_ENDPOINT) wins over it.
     type: str
-  hostvars_prefix:
-    description: Prefix of the host variables.
+    env:
+      - name: TPU_OPS_ENDPOINT
+  snapshot:
+    description:
+      - A published snapshot of the fleet, which is read instead of the API and needs no Google Cloud credentials but
+        those of its place. A path, an C(https) URL, C(gs://bucket/object) or C(ssh:HOST[:PATH]).
+        C(tpu_ops snapshot --publish) writes it. E(TPU_OPS_SNAPSHOT) wins over it.
     type: str
-    default: tpu_
+    env:
+      - name: TPU_OPS_SNAPSHOT
 """
 
 EXAMPLES = r"""
@@ -105,14 +240,21 @@ plugin: tpu_vm
 projects: [my-project]
 
 ---
-# Two projects, two zones, also nodes that are stopped; internal addresses only.
+# Two projects, two zones, also nodes that are stopped; only what is labelled for this team.
 plugin: tpu_vm
 projects: [my-project, our-grant]
 zones: [us-central2-b, europe-west4-a]
 states: [READY, STOPPED]
-connect_with: [internal]
+labels: {team: [vision, speech]}
 user: ada
 private_key: ~/.ssh/id_ed25519
+
+---
+# Workers without external addresses, through a host that has one.
+plugin: tpu_vm
+projects: [my-project]
+connect_with: [internal]
+proxy_jump: ada@bastion.example.org
 
 ---
 # Groups by label, by generation and for first workers; a variable from a label; answers kept for ten minutes.
@@ -127,17 +269,36 @@ groups:
 compose:
   owner: tpu_labels.owner | default('nobody')
 cache: true
-cache_plugin: ansible.builtin.jsonfile
-cache_connection: ~/.cache/tpu_ops/inventory
 cache_timeout: 600
 
-# Built-in groups: node_<name>, zone_<zone>, type_<accelerator type>, state_<state>; other characters than letters,
-# digits and underscores become underscores: node_pod, zone_us_central2_b, type_v4_32, state_ready.
+---
+# Only pods, without those that someone keeps for himself; called after a label where there is one.
+plugin: tpu_vm
+projects: [my-project]
+include:
+  - tpu_worker_count > 1
+exclude:
+  - "'private' in tpu_labels"
+hostnames:
+  - "{{ tpu_labels.alias }}-{{ tpu_worker_index }}"
+  - tpu_host
+
+---
+# Values from elsewhere: a project and a service account's key that are not in this file.
+plugin: tpu_vm
+projects: ["{{ lookup('env', 'TEAM_PROJECT') }}"]
+auth_kind: serviceaccount
+service_account_contents: "{{ lookup('file', '~/keys/lister.json') }}"
+
+# Built-in groups: node_<name>, zone_<zone>, type_<accelerator type>, state_<state>, queued_<queued resource>; other
+# characters than letters, digits and underscores become underscores: node_pod, zone_us_central2_b, type_v4_32,
+# state_ready.
 #
 # Host variables, with what they are for worker 1 of the node "pod":
 #
 # ansible_host: 34.90.12.7            # the address by connect_with
 # ansible_user: ada
+# ansible_python_interpreter: /usr/bin/python3
 # ansible_ssh_private_key_file: /home/ada/.ssh/id_ed25519
 # ansible_ssh_common_args: -o HostKeyAlias=tpu-8066102453917220011-w1 -o UserKnownHostsFile=... -o ControlPath=...
 # tpu_host: pod-w1                    # its name for tpu_ops and in the written ssh config
@@ -178,18 +339,22 @@ cache_timeout: 600
 
 import hashlib
 import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleError, AnsibleParserError
+from ansible.errors import AnsibleError, AnsibleParserError, AnsibleUndefinedVariable
 from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
 from ansible.template import trust_as_template
+from ansible.utils.vars import combine_vars
 
 try:
     from tpu_ops import config
-    from tpu_ops.errors import OpsError
-    from tpu_ops.fleet import hostvars, ssh_files, view
-    from tpu_ops.fleet.model import Node, Worker, workers_of
+    from tpu_ops.errors import OpsError, UsageError
+    from tpu_ops.fleet import hostnames, hostvars, reach, ssh_files, view
+    from tpu_ops.fleet.model import SERVING_STATES, Node, Worker
     from tpu_ops.fleet.reach import Way
 except ImportError as exc:
     IMPORT_ERROR: ImportError | None = exc
@@ -197,7 +362,98 @@ else:
     IMPORT_ERROR = None
 
 #: Form of what is cached; another form is not read.
-CACHE_VERSION = 1
+CACHE_VERSION = 2
+
+#: Options that are lists of expressions; Ansible itself would part a single one at its commas.
+EXPRESSIONS = ("hostnames", "include", "exclude")
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a worker becomes in the inventory."""
+
+    name: str
+    worker: Worker
+    variables: dict[str, Any]
+
+
+class Choice:
+    """Decides by the expressions of the fleet's file which workers become hosts, and under which names."""
+
+    def __init__(self, plugin: InventoryModule, file: Path, groups: set[str]) -> None:
+        self._templar = plugin.templar
+        self._hostnames, self._include, self._exclude = (plugin.get_option(name) for name in EXPRESSIONS)
+        self._strict = plugin.get_option("strict")
+        self._extra = plugin.extra_variables()
+        self._file, self._groups = file, groups
+        self._taken = hostnames.Taken(f"{file}, key 'hostnames'")
+        self._passed_over: dict[tuple[str, str], list[str]] = {}
+
+    def stays(self, worker: Worker, variables: dict[str, Any]) -> bool:
+        """Return whether a worker is let in by any expression of `include` and by none of `exclude` kept out."""
+        if not self._include and not self._exclude:
+            return True
+        self._see(variables)
+        return (
+            not self._include or any(self._holds("include", expression, worker) for expression in self._include)
+        ) and not any(self._holds("exclude", expression, worker) for expression in self._exclude)
+
+    def name(self, worker: Worker, variables: dict[str, Any]) -> str:
+        """Return what the first fitting entry of `hostnames` comes out as, else the worker's own name.
+
+        Raises:
+            UsageError: Another worker has that name already.
+        """
+        if not self._hostnames:
+            return worker.host
+        self._see(variables)
+        name = next(filter(None, (self._rendered(entry, worker) for entry in self._hostnames)), worker.host)
+        self._taken.add(name, worker.host)
+        return name
+
+    def warnings(self) -> list[str]:
+        """Return one warning per expression that failed or gave no name."""
+        return [
+            f"{self._file}, key {key!r}, {expression!r}: {reasons[0]}"
+            + (f"; passed over for {len(reasons) - 1} other workers, too" if len(reasons) > 1 else "")
+            for (key, expression), reasons in self._passed_over.items()
+        ]
+
+    def _see(self, variables: dict[str, Any]) -> None:
+        self._templar.available_variables = combine_vars(variables, self._extra) if self._extra else variables
+
+    def _holds(self, key: str, expression: str, worker: Worker) -> bool:
+        try:
+            return bool(self._templar.evaluate_conditional(expression))
+        except AnsibleError as exc:
+            self._failed(key, expression, worker, exc)
+            return False
+
+    def _rendered(self, entry: str, worker: Worker) -> str:
+        template = self._templar.is_template(entry)
+        try:
+            found = self._templar.template(entry) if template else self._templar.evaluate_expression(entry)
+        except AnsibleUndefinedVariable:
+            return ""
+        except AnsibleError as exc:
+            self._failed("hostnames", entry, worker, exc)
+            return ""
+        if found is None or found == "":
+            return ""
+        if problem := hostnames.problem(found, self._groups):
+            self._pass_over("hostnames", entry, worker, problem)
+            return ""
+        return str(found)
+
+    def _failed(self, key: str, expression: str, worker: Worker, exc: AnsibleError) -> None:
+        if self._strict:
+            raise AnsibleParserError(
+                f"{self._file}, key {key!r}, {expression!r} fails for worker {worker.host}: {exc}"
+            ) from exc
+        self._pass_over(key, expression, worker, str(exc))
+
+    def _pass_over(self, key: str, expression: str, worker: Worker, reason: str) -> None:
+        self._passed_over.setdefault((key, expression), []).append(f"{reason} (worker {worker.host})")
 
 
 class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: ignore[misc] # Ansible ships no types
@@ -218,20 +474,43 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         try:
             # Checked before Ansible looks at it: Ansible passes over keys that it does not know.
             settings = config.load_file(Path(path))
-            self._read_config_data(path)
-            nodes = self._nodes(settings, path, cache)
-            self._populate(settings, nodes)
+            self._read_options(path)
+            self._add(settings, self._nodes(settings, path, cache))
         except OpsError as failure:
             raise AnsibleParserError(str(failure)) from failure
 
-    def _nodes(self, settings: config.Settings, path: str, cache: bool) -> list[Node]:
-        """Return the nodes from the cache where it may and can answer, else from the API."""
+    def _read_options(self, path: str) -> None:
+        """Read the plugin's own options; `tpu_ops.config` reads the others, for the commands as well."""
+        data = self.loader.load_from_file(path, cache="none", trusted_as_template=True)
+        options = {key: data[key] for key in config.PLUGIN_KEYS if key in data}
+        for key in EXPRESSIONS:
+            listed = [options[key]] if isinstance(options.get(key), str) else options.get(key) or []
+            if not isinstance(listed, list) or not all(isinstance(entry, str) for entry in listed):
+                raise UsageError("expected a list of texts", where=f"{path}, key {key!r}", fix="put each in quotes")
+            options[key] = listed
+        self.set_options(direct=options, var_options=self._vars)
+        if not self._variable("x").isidentifier():
+            raise UsageError(
+                f"{self._variable('<name>')!r} is not valid as the name of a variable",
+                where=f"{path}, key 'hostvars_prefix' or 'hostvars_suffix'",
+                fix="use letters, digits and underscores, and no digit first",
+            )
+        if self.get_option("cache"):
+            self.load_cache_plugin()
+
+    def extra_variables(self) -> dict[str, Any]:
+        """Return the variables of the command line where expressions are to see them."""
+        return dict(self._vars) if self.get_option("use_extra_vars") else {}
+
+    def _variable(self, name: str) -> str:
+        return f"{self.get_option('hostvars_prefix')}{name}{self.get_option('hostvars_suffix')}"
+
+    def _nodes(self, settings: config.Settings, path: str, cache: bool) -> Sequence[Node]:
+        """Return the nodes from what is remembered where that may and can answer, else from the API."""
         caching = self.get_option("cache")
         key = f"{self.get_cache_key(path)}_{_digest(settings)}"
-        if caching and cache:
-            nodes = self._cached(settings, key)
-            if nodes is not None:
-                return nodes
+        if caching and cache and (nodes := self._remembered(settings, key)) is not None:
+            return nodes
         fleet, changes = view.refresh(settings, learn=settings.learn_host_keys)
         for text in fleet.warnings:
             self.display.warning(text)
@@ -239,59 +518,114 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             self.display.v(f"tpu_vm: {text}")
         if caching:
             # Written only here, after the API was asked: an answer from the cache never renews its own age.
-            self._cache[key] = {"version": CACHE_VERSION, "nodes": [node.to_json() for node in fleet.scope]}
-        return list(fleet.scope)
+            self._cache[key] = {
+                "version": CACHE_VERSION,
+                "asked_at": fleet.asked_at,
+                "nodes": [node.to_json() for node in fleet.scope],
+            }
+        return fleet.scope
 
-    def _cached(self, settings: config.Settings, key: str) -> list[Node] | None:
-        """Return the cached nodes; None where there are none, they are damaged, or their host keys are not known."""
+    def _remembered(self, settings: config.Settings, key: str) -> Sequence[Node] | None:
+        """Return the newest answer that is young enough, the cached one or the fleet's snapshot; None without one."""
+        answers = [answer for answer in (self._cached(key), self._snapshot(settings)) if answer is not None]
+        # What was asked in the future was asked before the clock was set back: nobody knows its age.
+        asked_at, nodes = max(
+            (answer for answer in answers if answer[0] <= time.time()), key=lambda answer: answer[0], default=(0, None)
+        )
+        if nodes is None:
+            return None
+        states = set(settings.states).intersection(SERVING_STATES)
+        serving = [worker for worker in view.selected(settings, nodes)[1] if worker.node.state in states]
+        if settings.learn_host_keys and not view.has_keys(settings, serving):
+            return None
+        if settings.iap and not all(worker.instance_name for worker in serving):
+            return None
+        self.display.vv(f"tpu_vm: the API was asked {time.time() - asked_at:.0f} s ago")
+        ssh_files.make_mux_dir(view.mux_dir())
+        return nodes
+
+    def _cached(self, key: str) -> tuple[float, Sequence[Node]] | None:
+        """Return the cached nodes and when they were asked for; None where there are none or they are damaged."""
         try:
             data = self._cache[key]
             if data["version"] != CACHE_VERSION:
                 return None
-            nodes = [Node.from_json(entry) for entry in data["nodes"]]
+            return float(data["asked_at"]), [Node.from_json(entry) for entry in data["nodes"]]
         except KeyError:
             return None
         except (AnsibleError, ValueError, TypeError) as exc:
             self.display.vv(f"tpu_vm: the cached answer is damaged and is not used: {exc}")
             return None
-        serving = [worker for worker in workers_of(nodes) if worker.node.state in settings.states]
-        return nodes if view.has_keys(settings, serving) else None
 
-    def _populate(self, settings: config.Settings, nodes: list[Node]) -> None:
-        prefix = self.get_option("hostvars_prefix")
-        strict = self.get_option("strict")
+    def _snapshot(self, settings: config.Settings) -> tuple[float, Sequence[Node]] | None:
+        """Return what `tpu_ops refresh` or another command wrote, where it is no older than a cached answer may be."""
+        fleet = view.known(settings)
+        timeout = self.get_option("cache_timeout")
+        if fleet is None or (timeout and time.time() - fleet.asked_at > timeout):
+            return None
+        return fleet.asked_at, fleet.scope
+
+    def _add(self, settings: config.Settings, nodes: Sequence[Node]) -> None:
+        """Add the workers of these nodes to the inventory: all of them, or none where one is an error."""
         groups = hostvars.groups(nodes)
+        strict = self.get_option("strict")
+        compose, composed, keyed = (self.get_option(name) for name in ("compose", "groups", "keyed_groups"))
+        for host in self._hosts(settings, nodes, {name for names in groups.values() for name in names}):
+            self.inventory.add_host(host.name)
+            for group in groups[host.worker.node.full_name]:
+                self.inventory.add_group(group)
+                self.inventory.add_child(group, host.name)
+            # At the host itself: by way of the inventory Ansible would copy every value.
+            entry = self.inventory.get_host(host.name)
+            for name, value in host.variables.items():
+                entry.set_variable(name, value)
+            if compose:
+                self._set_composite_vars(compose, host.variables, host.name, strict=strict)
+            if composed:
+                self._add_host_to_composed_groups(composed, host.variables, host.name, strict=strict)
+            if keyed:
+                self._add_host_to_keyed_groups(keyed, host.variables, host.name, strict=strict)
+
+    def _hosts(self, settings: config.Settings, nodes: Sequence[Node], groups: set[str]) -> list[Host]:
+        """Return the hosts that these nodes come out as, with their names and variables."""
         workers = view.selected(settings, nodes)[1]
         ways = view.ways_of(settings, workers)
-        shared = ssh_files.arguments(view.ssh_options(settings))
+        shared, options = self._shared(settings), ssh_files.arguments(view.ssh_options(settings))
+        choice = Choice(self, settings.file, groups.union(self.inventory.groups))
+        hosts: list[Host] = []
+        reached: list[tuple[Worker, Way]] = []
+        common: dict[str, Any] = {}
+        node = None
         for worker in workers:
             if worker.node.state not in settings.states:
                 continue
-            self.inventory.add_host(worker.host)
-            for group in groups[worker.node.full_name]:
-                self.inventory.add_group(group)
-                self.inventory.add_child(group, worker.host)
-            variables = {f"{prefix}{name}": value for name, value in hostvars.facts(worker).items()}
-            variables |= self._connection(settings, worker, ways.of(worker), shared)
-            for name, value in variables.items():
-                self.inventory.set_variable(worker.host, name, _plain(value))
-            self._set_composite_vars(self.get_option("compose"), variables, worker.host, strict=strict)
-            self._add_host_to_composed_groups(self.get_option("groups"), variables, worker.host, strict=strict)
-            self._add_host_to_keyed_groups(self.get_option("keyed_groups"), variables, worker.host, strict=strict)
+            if worker.node is not node:
+                node = worker.node
+                common = {self._variable(name): _plain(value) for name, value in hostvars.node_facts(node).items()}
+            way = ways.of(worker)
+            variables = {self._variable(name): _plain(value) for name, value in hostvars.worker_facts(worker).items()}
+            variables |= common | shared | self._connection(worker, way, options)
+            if choice.stays(worker, variables):
+                hosts.append(Host(choice.name(worker, variables), worker, variables))
+                reached.append((worker, way))
+        for text in (*choice.warnings(), *reach.problems(reached)):
+            self.display.warning(text)
+        return hosts
 
-    def _connection(self, settings: config.Settings, worker: Worker, way: Way, shared: str) -> dict[str, str]:
-        """Return how Ansible reaches a worker: the same options that ssh_config holds."""
-        variables = {
-            "ansible_user": settings.user,
-            "ansible_ssh_common_args": f"{ssh_files.arguments(ssh_files.own_options(worker, way))} {shared}",
-        }
+    def _connection(self, worker: Worker, way: Way, options: str) -> dict[str, str]:
+        """Return how Ansible reaches a worker: by the same options that ssh_config holds."""
+        own = ssh_files.arguments(ssh_files.own_options(worker, way))
+        variables = {"ansible_host": reach.host_name(worker, way), "ansible_ssh_common_args": f"{own} {options}"}
+        return {name: _plain(value) for name, value in variables.items()}
+
+    def _shared(self, settings: config.Settings) -> dict[str, Any]:
+        """Return the connection variables that all hosts share."""
+        variables = {"ansible_user": settings.user}
         if settings.private_key is not None:
             variables["ansible_ssh_private_key_file"] = str(settings.private_key)
-        if way.address:
-            variables["ansible_host"] = way.address
-        else:
-            self.display.warning(f"worker {worker.host} {way.problem}")
-        return variables
+        if interpreter := self.get_option("python_interpreter"):
+            variables["ansible_python_interpreter"] = interpreter
+        return {name: _plain(value) for name, value in variables.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -311,6 +645,6 @@ def _plain(value: Any) -> Any:
 
 
 def _digest(settings: config.Settings) -> str:
-    """Return a digest of what decides the API's answer, so that another question never gets this one's answer."""
-    asked = json.dumps([settings.endpoint, sorted(settings.projects), sorted(settings.zones)])
+    """Return a digest of what decides the answer, so that another question never gets this one's."""
+    asked = json.dumps([view.scope_of(settings).to_json(), settings.snapshot])
     return hashlib.sha256(asked.encode()).hexdigest()[:16]

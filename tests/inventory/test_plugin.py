@@ -3,47 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
-from tests.support.fleet import FleetDir
+from tests.support.inventory import hosts, inventory, variables
 from tpu_ops.fleet import view
 from tpu_ops.fleet.ssh_files import parse_known_hosts
-
-HOSTILE = "{{ lookup('pipe','id') }}"
-
-
-def inventory(fleet: FleetDir, *, cache: bool = True):
-    """Return Ansible's inventory of the fleet; `cache=False` is what --flush-cache does."""
-    from ansible.inventory.manager import InventoryManager
-    from ansible.parsing.dataloader import DataLoader
-
-    return InventoryManager(loader=DataLoader(), sources=[str(fleet.file)], cache=cache)
-
-
-def hosts(found) -> list[str]:
-    return sorted(found.hosts)
-
-
-@pytest.fixture
-def said(capsys):
-    """Returns what Ansible said, without the line ends that it puts in."""
-    return lambda: " ".join(capsys.readouterr().err.split())
-
-
-@pytest.fixture
-def mixed(fleet):
-    """Two projects and two zones, a name used twice, a stopped node."""
-    fleet.create("pod", "v4-32", labels={"team": "vision"})
-    fleet.create("twin", "v4-8")
-    fleet.create("twin", "v5litepod-4", zone="us-west4-a")
-    fleet.create("off", "v4-8")
-    fleet.act("stop", "off")
-    fleet.create("theirs", "v4-8", project=fleet.second)
-    fleet.write(projects=[fleet.project, fleet.second])
-    return fleet
 
 
 def test_list_and_graph_through_the_command(mixed):
@@ -51,8 +16,8 @@ def test_list_and_graph_through_the_command(mixed):
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     listing = json.loads(done.stdout)
-    variables = listing["_meta"]["hostvars"]
-    assert sorted(variables) == [
+    found = listing["_meta"]["hostvars"]
+    assert sorted(found) == [
         *(f"pod-w{index}" for index in range(4)),
         "theirs-w0",
         "twin.us-central2-b-w0",
@@ -68,11 +33,12 @@ def test_list_and_graph_through_the_command(mixed):
     assert sorted(listing["type_v4_8"]["hosts"]) == ["theirs-w0", "twin.us-central2-b-w0"]
     assert listing["zone_us_west4_a"]["hosts"] == ["twin.us-west4-a-w0"]
     assert len(listing["state_ready"]["hosts"]) == 7
-    first = variables["pod-w1"]
+    first = found["pod-w1"]
     node = mixed.api.node("pod", mixed.location())
     expected = {
         "ansible_host": node["networkEndpoints"][1]["accessConfig"]["externalIp"],
         "ansible_user": "ada",
+        "ansible_python_interpreter": "/usr/bin/python3",
         "ansible_ssh_private_key_file": str(mixed.private_key),
         "tpu_node": "pod",
         "tpu_node_label": "pod",
@@ -100,47 +66,12 @@ def test_list_and_graph_through_the_command(mixed):
     assert "StrictHostKeyChecking=yes" in arguments
 
 
-def test_every_variable_is_documented(mixed):
-    documented = (Path(__file__).parents[2] / "inventory_plugins" / "tpu_vm.py").read_text().split("EXAMPLES")[1]
-    for name in inventory(mixed).get_host("pod-w0").get_vars():
-        if name.startswith(("tpu_", "ansible_")):
-            assert f"# {name}: " in documented, name
-
-
 def test_the_plugin_learns_host_keys_and_writes_what_the_commands_read(mixed):
     inventory(mixed)
     settings = mixed.settings()
     known = parse_known_hosts((settings.state_dir / "known_hosts").read_text())
     workers = view.current(settings).workers
     assert {worker.host_key_alias for worker in workers if worker.node.state == "READY"} == set(known)
-
-
-def test_text_of_the_api_is_never_evaluated(fleet):
-    fleet.create("pod", "v4-8", labels={"evil": HOSTILE, "team": HOSTILE})
-    fleet.write(
-        keyed_groups=[{"key": "tpu_labels.team", "prefix": "team"}],
-        compose={"owner": "tpu_labels.evil"},
-        groups={"odd": "tpu_labels.evil is match('uid')"},
-        strict=True,
-    )
-    done = fleet.ansible(
-        "ansible",
-        "pod-w0",
-        "-m",
-        "ansible.builtin.debug",
-        "-a",
-        "msg={{ tpu_labels.evil ~ '|' ~ owner }}",
-        ANSIBLE_CALLBACK_RESULT_FORMAT="json",
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"{HOSTILE}|{HOSTILE}" in done.stdout
-    assert "uid=" not in done.stdout
-    found = inventory(fleet)
-    assert found.get_host("pod-w0").get_vars()["tpu_labels"] == {"evil": HOSTILE, "team": HOSTILE}
-    assert not any("uid" in name for name in found.groups)
-    assert "odd" not in found.groups
-    listing = json.loads(fleet.ansible("ansible-inventory", "--list").stdout)
-    assert listing["_meta"]["hostvars"]["pod-w0"]["tpu_labels"]["evil"] == {"__ansible_unsafe": HOSTILE}
 
 
 def test_options_of_constructed(mixed):
@@ -155,7 +86,7 @@ def test_options_of_constructed(mixed):
     assert len(found.groups["team_vision"].get_hosts()) == 4
     assert len(found.groups["team_none"].get_hosts()) == 3
     assert len(found.groups["first_workers"].get_hosts()) == 4
-    assert found.get_host("pod-w3").get_vars()["rank"] == 103
+    assert variables(found, "pod-w3")["rank"] == 103
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -172,20 +103,60 @@ def test_strict_decides_about_wrong_expressions(fleet, strict, said):
         assert hosts(inventory(fleet)) == ["pod-w0"]
 
 
-def test_states_prefix_and_addresses_are_options(mixed):
-    mixed.write(states=["STOPPED"], hostvars_prefix="cloud_", connect_with=["internal"])
+def test_states_names_of_variables_addresses_and_python_are_options(mixed):
+    mixed.write(
+        states=["STOPPED"],
+        hostvars_prefix="cloud_",
+        hostvars_suffix="_now",
+        connect_with=["internal"],
+        python_interpreter="/opt/python",
+    )
     found = inventory(mixed)
     assert hosts(found) == ["off-w0"]
-    variables = found.get_host("off-w0").get_vars()
-    assert (variables["cloud_state"], "tpu_state" in variables) == ("STOPPED", False)
-    assert variables["ansible_host"] == variables["cloud_internal_ip"]
+    off = variables(found, "off-w0")
+    assert (off["cloud_state_now"], "tpu_state" in off) == ("STOPPED", False)
+    assert off["ansible_host"] == off["cloud_internal_ip_now"]
+    assert off["ansible_python_interpreter"] == "/opt/python"
 
 
-def test_a_worker_without_an_address_is_listed_and_named(fleet, said):
+def test_an_empty_interpreter_is_left_to_others(fleet):
+    fleet.create("pod", "v4-8")
+    fleet.write(python_interpreter="")
+    assert "ansible_python_interpreter" not in variables(inventory(fleet), "pod-w0")
+
+
+def test_filters_of_the_fleet_are_those_of_the_inventory(mixed):
+    mixed.write(projects=[mixed.project, mixed.second], names=["pod", "twin*"], labels={"team": None})
+    assert hosts(inventory(mixed)) == [f"pod-w{index}" for index in range(4)]
+    mixed.write(projects=[mixed.project, mixed.second], names=["twin"], accelerator_types=["v5litepod-*"])
+    # Its name is the same as without filters.
+    assert hosts(inventory(mixed)) == ["twin.us-west4-a-w0"]
+
+
+def test_a_jump_and_iap_are_in_the_arguments(fleet):
     fleet.create("pod", "v4-8", networkConfig={"enableExternalIps": False})
+    fleet.create("door", "v4-8")
+    fleet.write(proxy_jump="door-w0")
+    found = inventory(fleet)
+    config = fleet.settings().state_dir / "ssh_config"
+    assert f"-o 'ProxyCommand=ssh -F {config}" in variables(found, "pod-w0")["ansible_ssh_common_args"]
+    assert "ProxyCommand" not in variables(found, "door-w0")["ansible_ssh_common_args"]
+    fleet.write(iap=True)
+    found = variables(inventory(fleet), "pod-w0")
+    assert f"ProxyCommand=gcloud compute start-iap-tunnel {found['tpu_instance_name']} 22" in (
+        found["ansible_ssh_common_args"]
+    )
+
+
+def test_workers_without_an_address_are_listed_and_named_in_one_line(fleet, said):
+    fleet.create("pod", "v4-32", networkConfig={"enableExternalIps": False})
+    fleet.create("solo", "v4-8", networkConfig={"enableExternalIps": False})
     fleet.write(connect_with=["external"])
-    assert "ansible_host" not in inventory(fleet).get_host("pod-w0").get_vars()
-    assert "pod-w0 has no external address" in said()
+    found = inventory(fleet)
+    assert variables(found, "solo-w0")["ansible_host"] == "solo-w0.has-no-address.invalid"
+    text = said()
+    assert "5 workers cannot be reached, each has no external address: pod-w[0-3], solo-w0" in text
+    assert text.count("WARNING") == 1
 
 
 @pytest.mark.parametrize(
@@ -196,6 +167,10 @@ def test_a_worker_without_an_address_is_listed_and_named(fleet, said):
         ({"projects": ["nobodys"]}, ["nobodys", "PERMISSION_DENIED"]),
         ({"endpoint": "127.0.0.1:1", "request_timeout": 0.5}, ["127.0.0.1:1", "Connection refused"]),
         ({"endpoint": ""}, ["no credentials", "gcloud auth application-default login"]),
+        ({"hostvars_prefix": "1-"}, ["tpu_vm.yml", "hostvars_prefix", "not valid as the name of a variable"]),
+        ({"include": {"x": 1}}, ["tpu_vm.yml", "'include'", "a list of texts"]),
+        ({"auth_kind": "serviceaccount"}, ["auth_kind is serviceaccount", "service_account_file"]),
+        ({"projects": ["{{ nothing }}"]}, ["'projects'", "'nothing' is undefined"]),
     ],
 )
 def test_every_failure_is_an_error_of_ansible(fleet, said, options, words):
@@ -208,11 +183,32 @@ def test_every_failure_is_an_error_of_ansible(fleet, said, options, words):
     assert [word for word in words if word not in text] == []
 
 
-def test_a_failure_ends_the_command_without_a_traceback(fleet):
+def test_a_failure_ends_the_command_and_is_all_that_is_said(fleet):
     done = fleet.ansible("ansible-inventory", "--graph", TPU_OPS_PROJECT="nobodys")
     assert done.returncode != 0
     assert "nobodys" in done.stderr
     assert "Traceback" not in done.stderr
+    assert "yaml' plugin" not in done.stderr
+    assert (done.stderr.count("[WARNING]"), done.stderr.count("[ERROR]")) == (1, 1)
+
+
+def test_inventories_written_by_hand_are_read_beside_it(fleet):
+    path = fleet.path / "inventory" / "others.yml"
+    path.write_text("desk: {hosts: {mine: {colour: red}}}\n")
+    found = inventory(fleet, source=str(path))
+    assert (hosts(found), variables(found, "mine")["colour"]) == (["mine"], "red")
+
+
+def test_values_may_be_templates(fleet, monkeypatch):
+    fleet.create("pod", "v4-8")
+    monkeypatch.setenv("TEAM_PROJECT", fleet.project)
+    (fleet.path / "name").write_text("grace\n")
+    fleet.write(
+        projects=["{{ lookup('env', 'TEAM_PROJECT') }}"],
+        user=f"{{{{ lookup('file', '{fleet.path}/name') }}}}",
+        learn_host_keys="{{ 1 == 1 }}",
+    )
+    assert variables(inventory(fleet), "pod-w0")["ansible_user"] == "grace"
 
 
 def test_one_forbidden_project_is_a_warning_and_the_rest_is_listed(fleet, said):
@@ -228,83 +224,4 @@ def test_files_of_its_name_are_the_plugins(fleet, name):
     text = fleet.file.read_text()
     path = fleet.path / "inventory" / name
     path.write_text(text)
-    from ansible.inventory.manager import InventoryManager
-    from ansible.parsing.dataloader import DataLoader
-
-    assert hosts(InventoryManager(loader=DataLoader(), sources=[str(path)])) == ["pod-w0"]
-
-
-class Cached:
-    """A fleet whose inventory is cached in files."""
-
-    def __init__(self, fleet: FleetDir) -> None:
-        self.fleet = fleet
-        self.directory = fleet.path / "cache"
-        self.options = {
-            "cache": True,
-            "cache_plugin": "jsonfile",
-            "cache_connection": str(self.directory),
-            "cache_timeout": 600,
-        }
-        fleet.create("pod", "v4-8")
-        fleet.write(**self.options)
-        assert hosts(inventory(fleet)) == ["pod-w0"]
-
-    @property
-    def file(self) -> Path:
-        (found,) = self.directory.iterdir()
-        return found
-
-
-@pytest.fixture
-def cached(fleet):
-    return Cached(fleet)
-
-
-def test_the_cache_answers_and_does_not_renew_itself(cached):
-    os.utime(cached.file, (cached.file.stat().st_mtime - 100,) * 2)
-    age = cached.file.stat().st_mtime
-    cached.fleet.create("new", "v4-8")
-    assert hosts(inventory(cached.fleet)) == ["pod-w0"]
-    assert cached.file.stat().st_mtime == age
-
-
-def test_refresh_and_flush_ask_the_api_and_rewrite_the_cache(cached):
-    cached.fleet.create("new", "v4-8")
-    found = inventory(cached.fleet)
-    assert hosts(found) == ["pod-w0"]
-    found.refresh_inventory()
-    assert hosts(found) == ["new-w0", "pod-w0"]
-    assert hosts(inventory(cached.fleet)) == ["new-w0", "pod-w0"]
-    cached.fleet.act("delete", "new")
-    assert hosts(inventory(cached.fleet, cache=False)) == ["pod-w0"]
-    assert hosts(inventory(cached.fleet)) == ["pod-w0"]
-
-
-def test_an_old_cache_is_not_used(cached):
-    os.utime(cached.file, (1, 1))
-    cached.fleet.create("new", "v4-8")
-    assert hosts(inventory(cached.fleet)) == ["new-w0", "pod-w0"]
-
-
-def test_an_answer_to_another_question_is_not_used(cached):
-    cached.fleet.create("there", "v5litepod-4", zone="us-west4-a")
-    cached.fleet.write(zones=["us-west4-a"], **cached.options)
-    assert hosts(inventory(cached.fleet)) == ["there-w0"]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "null", "[1, 2]", '{"version": 1}', '{"version": 1, "nodes": [{"evil": 1}]}']
-)
-def test_a_damaged_cache_is_survived(cached, text):
-    cached.file.write_text(text)
-    cached.fleet.create("new", "v4-8")
-    assert hosts(inventory(cached.fleet)) == ["new-w0", "pod-w0"]
-    assert hosts(inventory(cached.fleet)) == ["new-w0", "pod-w0"]
-
-
-def test_a_cached_node_whose_host_keys_were_lost_is_asked_for_again(cached):
-    known_hosts = cached.fleet.settings().state_dir / "known_hosts"
-    known_hosts.write_text("")
-    inventory(cached.fleet)
-    assert known_hosts.read_text() != ""
+    assert hosts(inventory(fleet, source=str(path))) == ["pod-w0"]

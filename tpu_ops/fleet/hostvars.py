@@ -13,15 +13,15 @@ from tpu_ops.fleet.model import Node, Worker, node_labels
 
 def facts(worker: Worker) -> dict[str, Any]:
     """Return what is known about a worker and its node; the keys are host variables without their prefix."""
-    node = worker.node
+    return node_facts(worker.node) | worker_facts(worker)
+
+
+def node_facts(node: Node) -> dict[str, Any]:
+    """Return what all workers of a node have in common."""
     return {
-        "host": worker.host,
         "node": node.name,
-        "node_label": worker.label,
         "node_id": node.node_id,
-        "worker_index": worker.index,
         "worker_count": node.worker_count,
-        "is_first_worker": worker.index == 0,
         "project": node.project,
         "zone": node.zone,
         "region": node.region,
@@ -33,10 +33,7 @@ def facts(worker: Worker) -> dict[str, Any]:
         "state": node.state,
         "health": node.health,
         "health_description": node.health_description,
-        "symptoms": [symptom for symptom in node.symptoms if symptom["worker_id"] in ("", str(worker.index))],
         "labels": dict(node.labels),
-        "internal_ip": worker.internal_ip,
-        "external_ip": worker.external_ip,
         "internal_ips": list(node.internal_ips),
         "external_ips": list(node.external_ips),
         "queued_resource": node.queued_resource,
@@ -47,6 +44,19 @@ def facts(worker: Worker) -> dict[str, Any]:
         "data_disks": [dict(disk) for disk in node.data_disks],
         "service_account": node.service_account,
         "create_time": node.create_time,
+    }
+
+
+def worker_facts(worker: Worker) -> dict[str, Any]:
+    """Return what a worker has for itself."""
+    return {
+        "host": worker.host,
+        "node_label": worker.label,
+        "worker_index": worker.index,
+        "is_first_worker": worker.index == 0,
+        "symptoms": [dict(entry) for entry in worker.node.symptoms if entry["worker_id"] in ("", str(worker.index))],
+        "internal_ip": worker.internal_ip,
+        "external_ip": worker.external_ip,
         "instance_name": worker.instance_name,
         "host_key_alias": worker.host_key_alias,
     }

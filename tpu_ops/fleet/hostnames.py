@@ -1,0 +1,68 @@
+"""Inventory host names that the fleet's file composes: which texts may be one, and no two hosts under one."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection
+from typing import Any
+
+from tpu_ops.errors import UsageError
+from tpu_ops.fleet.targets import shortened
+
+_FORM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+#: Names by which Ansible means something else.
+_RESERVED = ("all", "ungrouped", "localhost", "127.0.0.1", "::1")
+
+
+def problem(name: Any, groups: Collection[str]) -> str:
+    """Given what a template came out as, return why it cannot be a host's name; empty where it can.
+
+    Args:
+        name: Text, or a number that is written as one.
+        groups: Names of groups, which a host must not share.
+    """
+    if isinstance(name, bool) or not isinstance(name, str | int):
+        return f"a value of type {type(name).__name__} is no name"
+    text = str(name)
+    if text in _RESERVED:
+        return f"{text!r} means something else to Ansible"
+    if text in groups:
+        return f"{text!r} is a group"
+    if not _FORM.fullmatch(text) and not _is_address(text):
+        return f"{shortened(text)} is not valid as a host's name"
+    return ""
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(text))
+    except ValueError:
+        return False
+
+
+class Taken:
+    """The inventory host names that are given away, and whose they are.
+
+    Args:
+        where: The key of the fleet's file that the names come from, for the error.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._workers: dict[str, str] = {}
+
+    def add(self, name: str, worker: str) -> None:
+        """Give a name to a worker.
+
+        Raises:
+            UsageError: Another worker has it; names both.
+        """
+        other = self._workers.setdefault(name, worker)
+        if other != worker:
+            raise UsageError(
+                f"workers {other} and {worker} would both be called {name!r}",
+                where=self._where,
+                fix="add what tells them apart, as in `tpu_node_label ~ '-' ~ tpu_worker_index`",
+            )
