@@ -129,8 +129,9 @@ def refresh(settings: Settings, *, verify_keys: bool = False, learn: bool = True
     seen = _ask(settings, files, verify_keys=verify_keys, learn=learn)
     with files.lock():
         old = files.read_snapshot(scope)
-        if old is not None and old.asked_at > seen.asked_at:
-            # Another process asked later and wrote first: its view is the newer one.
+        if old is not None and seen.asked_at < old.asked_at <= time.time():
+            # Another process asked later and wrote first: its view is the newer one. (One of the future is not: the
+            # clock was set back.)
             return _fleet(settings, old), Changes()
         now = Snapshot(seen.asked_at, _with_unanswered(seen.nodes, seen.unanswered, old))
         text = files.text(files.known_hosts)
