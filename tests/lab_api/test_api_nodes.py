@@ -174,11 +174,15 @@ async def test_guest_attributes_come_in_the_order_asked_for(client: Client, uniq
 
     every = await keys()
     assert len(every) == 4
-    assert all([(space, key) for space, key, _ in entry] == [("hostkeys", "ssh-ed25519")] for entry in every)
-    assert len({entry[0][2] for entry in every}) == 4
+    published = [("hostkeys", "ssh-ed25519"), ("instance", "hostname")]
+    assert all([(space, key) for space, key, _ in entry] == published for entry in every)
+    assert len({value for entry in every for _, _, value in entry}) == 8
+    assert [entry[1][2][-4:] for entry in every] == ["-w-0", "-w-1", "-w-2", "-w-3"]
     assert await keys(worker_ids=[""]) == every
     assert await keys(worker_ids=["2", "0"]) == [every[2], every[0]]
-    assert await keys(query_path="hostkeys/") == await keys(query_path="hostkeys/ssh-ed25519") == every
+    assert await keys(query_path="hostkeys/") == await keys(query_path="hostkeys/ssh-ed25519")
+    assert await keys(query_path="hostkeys/") == [entry[:1] for entry in every]
+    assert await keys(query_path="instance/hostname", worker_ids=["1"]) == [every[1][1:]]
     assert await keys(query_path="other/", worker_ids=["1"]) == [[]]
     for wrong in ("4", "-1", "x"):
         with pytest.raises(exceptions.BadRequest, match="is no worker of"):

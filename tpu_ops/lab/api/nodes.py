@@ -247,10 +247,12 @@ async def get_guest_attributes(service: Service, api: str, request: Message) -> 
     found = await asyncio.gather(*(service.backend.guest_attributes(worker) for worker in chosen))
     namespace, _, key = request.query_path.strip("/").partition("/")
     response = wire.message(api, "GetGuestAttributesResponse")()
-    for attributes in found:
+    for worker, attributes in zip(chosen, found, strict=True):
         entry = response.guest_attributes.add(query_path=request.query_path)
         entry.query_value.SetInParent()
-        for space, values in sorted(attributes.items()):
+        # gcloud takes the instance's name from the key `hostname` of whatever namespace.
+        published = {**attributes, "instance": {"hostname": worker.hostname}} if attributes else {}
+        for space, values in sorted(published.items()):
             for name, value in sorted(values.items()):
                 if namespace in ("", space) and key in ("", name):
                     entry.query_value.items.add(namespace=space, key=name, value=value)
