@@ -23,7 +23,9 @@ _log = logging.getLogger(__name__)
 
 def fanout(fleet: Fleet) -> Fanout:
     """Return what reaches the workers of a fleet, and looks for those that no longer answer."""
-    return Fanout(fleet.ssh_config, _Search(fleet).news)
+    ways = view.ways_of(fleet.settings, fleet.workers)
+    proxied = {worker.host for worker in fleet.workers if ways.of(worker).proxy} if ways.proxies else set()
+    return Fanout(fleet.ssh_config, _Search(fleet).news, proxied)
 
 
 def serving(fleet: Fleet, workers: Iterable[Worker]) -> Fleet:

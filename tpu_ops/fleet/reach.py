@@ -71,6 +71,11 @@ class Ways:
             self._proxy = _jump_command(files.ssh_config if own else files.jump_config, options, place)
             self.jump_config = "" if own else _jump_config(mux)
 
+    @property
+    def proxies(self) -> bool:
+        """Whether any worker may be reached through a proxy."""
+        return bool(self._proxy) or self._settings.iap
+
     def of(self, worker: Worker) -> Way:
         """Return the way to a worker: a proxy is taken only where its external address is not to be had."""
         found, problem = self._address(worker)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import shlex
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,11 +94,12 @@ class Fanout:
     Args:
         ssh_config: The fleet's OpenSSH configuration, which names every worker.
         renew: Looks for workers that do not answer and rewrites this configuration in its place; may be None.
+        proxied: Workers that are reached through a proxy.
     """
 
-    def __init__(self, ssh_config: Path, renew: Renew | None = None) -> None:
+    def __init__(self, ssh_config: Path, renew: Renew | None = None, proxied: Collection[str] = ()) -> None:
         self.ssh_config = ssh_config
-        self.masters = ssh.Masters(ssh_config)
+        self.masters = ssh.Masters(ssh_config, proxied)
         self._renewal = Renewal(renew) if renew else None
         self._width = asyncio.Semaphore(WIDTH)
         self._sessions: dict[str, asyncio.Semaphore] = {}

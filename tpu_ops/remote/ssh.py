@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from pathlib import Path
 
 from tpu_ops import files
@@ -18,6 +18,9 @@ from tpu_ops.remote import openssh
 OPEN_LIMIT = 25.0
 #: Seconds that ssh may take to talk to a master of this machine.
 CONTROL_LIMIT = 5.0
+#: Connections through a proxy that are opened at once: sshd refuses some of more than ten (MaxStartups), and each
+#: gcloud takes a processor for a second.
+PROXIES = 8
 _POLL = 0.05
 
 
@@ -74,10 +77,18 @@ async def end(process: asyncio.subprocess.Process) -> None:
 
 
 class Masters:
-    """Opens master connections: one at a time per worker, over all processes that use the same ssh configuration."""
+    """Opens master connections: one at a time per worker, over all processes that use the same ssh configuration.
 
-    def __init__(self, ssh_config: Path) -> None:
+    Args:
+        ssh_config: The configuration.
+        proxied: Workers that are reached through a proxy.
+    """
+
+    def __init__(self, ssh_config: Path, proxied: Collection[str] = ()) -> None:
         self._config = ssh_config
+        self._proxied = proxied
+        self._first, self._tried = asyncio.Lock(), False
+        self._proxies = asyncio.Semaphore(PROXIES)
         self._locks = ssh_config.parent / "masters"
         self._ready: set[str] = set()
         self._gates: dict[str, asyncio.Lock] = {}
@@ -92,7 +103,7 @@ class Masters:
             if host in self._ready:
                 return
             if not await self._alive(host):
-                async with self._locked(host):
+                async with self._turn(host), self._locked(host):
                     if not await self._alive(host):
                         await self._open(host)
             self._ready.add(host)
@@ -112,6 +123,20 @@ class Masters:
     async def _alive(self, host: str) -> bool:
         code, _ = await quiet(openssh.control(self._config, host, "check"), CONTROL_LIMIT)
         return code == 0
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, host: str) -> AsyncIterator[None]:
+        """Wait for the turn of a worker behind a proxy: the first goes alone, since the others then share its way."""
+        if host not in self._proxied:
+            yield
+            return
+        async with self._first:
+            if not self._tried:
+                self._tried = True
+                yield
+                return
+        async with self._proxies:
+            yield
 
     async def _open(self, host: str) -> None:
         code, said = await quiet(openssh.open_master(self._config, host), OPEN_LIMIT)
