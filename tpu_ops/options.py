@@ -6,7 +6,7 @@ import difflib
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,49 +47,89 @@ class Value:
 
     value: str
     where: str
+    from_environment: bool = False
 
 
 @dataclass(frozen=True)
 class Options:
-    """Reads options of the right type from the file and the environment."""
+    """Reads options of the right type from the file and the environment, which wins.
 
-    data: Mapping[str, Any]
+    Attributes:
+        data: The file's mapping. Like the environment it may hold secrets, so that neither is ever printed.
+        file: The file.
+        environ: The environment.
+    """
+
+    data: Mapping[str, Any] = field(repr=False)
     file: Path
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(repr=False)
 
     def at(self, key: str) -> str:
         """Return the place of a key, for an error."""
         return f"{self.file}, key {key!r}"
 
-    def wrong(self, key: str, expected: str) -> UsageError:
-        """Return the error for a value of the wrong type."""
+    def wrong(self, key: str, expected: str, *, secret: bool = False) -> UsageError:
+        """Return the error for a value of the wrong type; a secret one is not shown."""
         value = self.data[key]
-        return UsageError(f"expected {expected}, found {shown(value)} ({type(value).__name__})", where=self.at(key))
+        kind = type(value).__name__
+        found = f"a value of type {kind}" if secret else f"{shown(value)} ({kind})"
+        return UsageError(f"expected {expected}, found {found}", where=self.at(key))
 
-    def text(self, key: str, variable: str) -> Value:
-        """Return a text option; empty where it is not set."""
-        if value := self.environ.get(variable, ""):
-            return Value(value, f"environment variable {variable}")
+    def text(self, key: str, variable: str = "", *, secret: bool = False) -> Value:
+        """Return a text option; empty where it is not set.
+
+        Args:
+            key: In the file.
+            variable: In the environment, where it can be set there.
+            secret: Whether no error may show it.
+
+        Raises:
+            UsageError: It is no text.
+        """
+        if value := self._variable(variable):
+            return value
         entry = self.data.get(key)
-        if entry is None:
-            return Value("", self.at(key))
-        if not isinstance(entry, str):
-            raise self.wrong(key, "a text")
-        return Value(entry, self.at(key))
+        if entry is not None and not isinstance(entry, str):
+            raise self.wrong(key, "a text", secret=secret)
+        return Value(entry or "", self.at(key))
 
-    def names(self, key: str, variable: str, form: re.Pattern[str], expected: str) -> tuple[str, ...]:
-        """Return a list of names; the file may hold a list or one name, the variable a comma list."""
-        if text := self.environ.get(variable, ""):
-            where, values = f"environment variable {variable}", [part.strip() for part in text.split(",")]
-            values = [part for part in values if part]
+    def choice(self, key: str, known: tuple[str, ...], variable: str = "") -> Value:
+        """Return a word out of those known; the first of them where it is not set.
+
+        Raises:
+            UsageError: It is another one.
+        """
+        found = self.text(key, variable)
+        if not found.value:
+            return Value(known[0], found.where)
+        if found.value not in known:
+            raise UsageError(
+                f"unknown value {shown(found.value)}{did_you_mean(found.value, known)}",
+                where=found.where,
+                fix=f"use one of {', '.join(known)}",
+            )
+        return found
+
+    def names(self, key: str, form: re.Pattern[str], expected: str, variable: str = "") -> tuple[str, ...]:
+        """Return a list of names; the file may hold a list or one name, the variable a comma list.
+
+        Raises:
+            UsageError: It is no list of texts, or one of them has another form.
+        """
+        if value := self._variable(variable):
+            where, values = value.where, [part.strip() for part in value.value.split(",") if part.strip()]
         else:
             where, values = self.at(key), self._list(key)
-        for value in values:
-            check_name(value, where, form, expected)
+        for entry in values:
+            check_name(entry, where, form, expected)
         return tuple(dict.fromkeys(values))
 
     def choices(self, key: str, known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
-        """Return a list of words out of those known; the default where it is not set."""
+        """Return a list of words out of those known; the default where it is not set.
+
+        Raises:
+            UsageError: It is no list of texts, one of them is not known, or it is empty.
+        """
         if self.data.get(key) is None:
             return default
         values = self._list(key)
@@ -105,7 +145,11 @@ class Options:
         return tuple(dict.fromkeys(values))
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """Return a yes or no."""
+        """Return a yes or no.
+
+        Raises:
+            UsageError: It is neither.
+        """
         value = self.data.get(key)
         if value is None:
             return default
@@ -114,7 +158,11 @@ class Options:
         return value
 
     def seconds(self, key: str, default: float) -> float:
-        """Return a positive number of seconds."""
+        """Return a positive number of seconds.
+
+        Raises:
+            UsageError: It is none.
+        """
         value = self.data.get(key)
         if value is None:
             return default
@@ -122,12 +170,17 @@ class Options:
             raise self.wrong(key, "a positive number of seconds")
         return float(value)
 
+    def _variable(self, name: str) -> Value | None:
+        """Return what a variable says; an empty one says nothing."""
+        value = self.environ.get(name, "") if name else ""
+        return Value(value, f"environment variable {name}", from_environment=True) if value else None
+
     def _list(self, key: str) -> list[str]:
         value = self.data.get(key)
         if value is None:
             return []
         if isinstance(value, str):
-            return [value]
+            return [value] if value else []
         if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
             raise self.wrong(key, "a list of texts")
         return value

@@ -1,4 +1,4 @@
-"""Who asks the Cloud TPU API: the three kinds of credentials that the modules of google.cloud know, too."""
+"""Who asks the Cloud TPU API: three kinds of credentials, under the names that the modules of google.cloud have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tpu_ops.errors import CloudError
 
-#: Values of `Auth.kind`.
+#: Values of `Auth.kind`; the first holds where none is set.
 KINDS = ("application", "serviceaccount", "accesstoken")
 
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
@@ -26,43 +26,40 @@ class Auth:
         access_token: OAuth 2.0 access token, or empty.
     """
 
-    kind: str = "application"
+    kind: str = KINDS[0]
     service_account_file: Path | None = None
     service_account_contents: str = field(default="", repr=False)
     access_token: str = field(default="", repr=False)
 
-    @property
-    def name(self) -> str:
-        """The kind and, where one is named, the key file: what tells credentials apart without telling a secret."""
-        return f"{self.kind} {self.service_account_file}" if self.service_account_file else self.kind
-
 
 def credentials(auth: Auth) -> Any:
-    """Return the google.auth credentials that these settings name.
+    """Return the google.auth credentials that these settings name, good for all of Google Cloud.
 
     Raises:
-        CloudError: There are none, or they are damaged.
+        CloudError: There are none, or they are damaged; says where, and never shows them.
     """
     if auth.kind == "accesstoken":
         from google.oauth2.credentials import Credentials
 
         return Credentials(token=auth.access_token)
-    if auth.kind == "serviceaccount":
-        return _service_account(auth)
+    return _service_account(auth) if auth.kind == "serviceaccount" else _application_default()
+
+
+def _application_default() -> Any:
     import google.auth
     from google.auth.exceptions import GoogleAuthError
 
     try:
-        found, _ = google.auth.default(scopes=_SCOPES)
+        return google.auth.default(scopes=_SCOPES)[0]
     except GoogleAuthError as exc:
+        reason = str(exc.args[0]).split(". ")[0].rstrip(".") if exc.args else type(exc).__name__
         raise CloudError(
-            "no credentials for Google Cloud",
+            f"no credentials for Google Cloud: {reason}",
             where="application default credentials",
             fix="run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS; an endpoint "
             "that needs none is set by TPU_OPS_ENDPOINT, and a published snapshot of the fleet is read by "
             "`tpu_ops refresh --from`",
         ) from exc
-    return found
 
 
 def _service_account(auth: Auth) -> Any:
@@ -77,10 +74,10 @@ def _service_account(auth: Auth) -> Any:
         return Credentials.from_service_account_info(json.loads(text), scopes=_SCOPES)
     except OSError as exc:
         raise CloudError(f"the service account's key cannot be read: {exc.strerror}", where=where) from exc
-    except (GoogleAuthError, ValueError, AttributeError, TypeError) as exc:
-        # The text of the failure may quote the key.
+    except (GoogleAuthError, ValueError, AttributeError, TypeError, RecursionError):
+        # Without its cause: that may quote the key.
         raise CloudError(
             "this is no key of a service account",
             where=where,
             fix="make one: gcloud iam service-accounts keys create FILE --iam-account ACCOUNT",
-        ) from exc
+        ) from None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import getpass
 import hashlib
 import ipaddress
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tpu_ops import files
-from tpu_ops.cloud import auth
-from tpu_ops.cloud.auth import Auth
+from tpu_ops.cloud.auth import KINDS, Auth
 from tpu_ops.config.settings import LOCAL_TIMEOUT, OWN_KEYS, PLUGIN_KEYS, REQUEST_TIMEOUT, STATES, Filters, Settings
 from tpu_ops.config.templates import evaluated
 from tpu_ops.errors import UsageError
@@ -30,7 +30,7 @@ _A_PROJECT, _A_ZONE = "a project id", "a zone, as in us-central2-b"
 _USER = re.compile(r"^[A-Za-z0-9_.][A-Za-z0-9_.-]*$")
 _PATTERN = re.compile(r"^\S+$")
 _JUMP = re.compile(
-    r"^(?:[A-Za-z0-9_.][A-Za-z0-9_.-]*@)?(?:[A-Za-z0-9][A-Za-z0-9_.-]*|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?$"
+    r"^(?:[A-Za-z0-9_.][A-Za-z0-9_.-]*@)?(?:[A-Za-z0-9][A-Za-z0-9_.-]*|\[[0-9a-fA-F:.]+\])(?::(?P<port>[0-9]{1,5}))?$"
 )
 
 
@@ -62,36 +62,34 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
     options = Options(evaluated(data, OWN_KEYS, file), file, environ)
     in_fleet = file.parts[-2:] == FLEET_FILE.parts
     origin = file.parent.parent if in_fleet else file
-    endpoint = options.text("endpoint", "TPU_OPS_ENDPOINT")
-    if endpoint.value:
-        _check_endpoint(endpoint)
+    endpoint = _endpoint(options)
     snapshot = options.text("snapshot", "TPU_OPS_SNAPSHOT").value
     return Settings(
         path=origin if in_fleet else file.parent,
         file=file,
         projects=_projects(options, needed=not snapshot),
-        zones=options.names("zones", "TPU_OPS_ZONES", _ZONE, _A_ZONE),
-        endpoint=endpoint.value,
-        request_timeout=options.seconds("request_timeout", LOCAL_TIMEOUT if endpoint.value else REQUEST_TIMEOUT),
+        zones=options.names("zones", _ZONE, _A_ZONE, "TPU_OPS_ZONES"),
+        endpoint=endpoint,
+        request_timeout=options.seconds("request_timeout", LOCAL_TIMEOUT if endpoint else REQUEST_TIMEOUT),
         states=options.choices("states", STATES, ("READY",)),
         connect_with=options.choices("connect_with", ("external", "internal"), ("external", "internal")),
         user=_user(options),
-        private_key=_private_key(options, environ),
-        auth=_auth(options),
+        private_key=_private_key(options),
+        auth=_auth(options, needed=not (endpoint or snapshot)),
         strict_permissions=options.flag("strict_permissions", default=False),
         snapshot=snapshot,
         filters=Filters(
-            names=options.names("names", "", _PATTERN, "a pattern of node names, as in pod-*"),
+            names=options.names("names", _PATTERN, "a pattern of node names, as in pod-*"),
             labels=_labels(options),
             accelerator_types=options.names(
-                "accelerator_types", "", _PATTERN, "a pattern of accelerator types, as in v4-*"
+                "accelerator_types", _PATTERN, "a pattern of accelerator types, as in v4-*"
             ),
         ),
         proxy_jump=_proxy_jump(options),
         iap=options.flag("iap", default=False),
         forward_agent=options.flag("forward_agent", default=False),
         learn_host_keys=options.flag("learn_host_keys", default=True),
-        state_dir=files.state_root(environ) / "fleets" / _state_name(origin, endpoint.value),
+        state_dir=files.state_root(environ) / "fleets" / _state_name(origin, endpoint),
     )
 
 
@@ -113,7 +111,7 @@ def _check_keys(data: Mapping[str, Any], file: Path) -> None:
 
 
 def _projects(options: Options, *, needed: bool) -> tuple[str, ...]:
-    projects = options.names("projects", "TPU_OPS_PROJECT", _PROJECT, _A_PROJECT)
+    projects = options.names("projects", _PROJECT, _A_PROJECT, "TPU_OPS_PROJECT")
     if needed and not projects:
         raise UsageError(
             "no project is set",
@@ -127,8 +125,11 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 5 and 0 < int(text) < 65536
 
 
-def _check_endpoint(endpoint: Value) -> None:
-    """A plaintext endpoint carries no credentials and so must be on this machine."""
+def _endpoint(options: Options) -> str:
+    """The endpoint, or empty; a plaintext endpoint carries no credentials and so must be on this machine."""
+    endpoint = options.text("endpoint", "TPU_OPS_ENDPOINT")
+    if not endpoint.value:
+        return ""
     fix = "use HOST:PORT of this machine's loopback, as in 127.0.0.1:18470; unset it for the real service"
     host, colon, port = endpoint.value.rpartition(":")
     if not colon or not _is_port(port) or "/" in host:
@@ -143,6 +144,7 @@ def _check_endpoint(endpoint: Value) -> None:
             where=endpoint.where,
             fix=fix,
         )
+    return endpoint.value
 
 
 def _user(options: Options) -> str:
@@ -160,13 +162,13 @@ def _user(options: Options) -> str:
     return user.value
 
 
-def _private_key(options: Options, environ: Mapping[str, str]) -> Path | None:
+def _private_key(options: Options) -> Path | None:
     """The key that is set, else the first of PRIVATE_KEYS below ~/.ssh, else none."""
-    home = Path(environ.get("HOME") or Path.home())
     key = options.text("private_key", "TPU_OPS_PRIVATE_KEY")
     if not key.value:
-        return next((path for name in PRIVATE_KEYS if (path := home / ".ssh" / name).is_file()), None)
-    path = _path(key, options, environ, from_environment=bool(environ.get("TPU_OPS_PRIVATE_KEY")))
+        usual = (_home(options) / ".ssh" / name for name in PRIVATE_KEYS)
+        return next((path for path in usual if path.is_file()), None)
+    path = _path(key, options)
     if not path.is_file():
         raise UsageError(
             f"the private key {path} does not exist",
@@ -178,11 +180,15 @@ def _private_key(options: Options, environ: Mapping[str, str]) -> Path | None:
     return path
 
 
-def _path(value: Value, options: Options, environ: Mapping[str, str], *, from_environment: bool) -> Path:
-    """The path that an option means: below the home, else relative to where it was written."""
-    home = str(Path(environ.get("HOME") or Path.home()))
-    text = home + value.value[1:] if value.value.startswith("~/") else value.value
-    return (Path.cwd() if from_environment else options.file.parent) / text
+def _home(options: Options) -> Path:
+    return Path(options.environ.get("HOME") or Path.home())
+
+
+def _path(value: Value, options: Options) -> Path:
+    """The path that an option means: below the home, else relative to the directory in which it was written."""
+    if value.value.startswith("~/"):
+        return _home(options) / value.value[2:]
+    return (Path.cwd() if value.from_environment else options.file.parent) / value.value
 
 
 def _labels(options: Options) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -195,14 +201,18 @@ def _labels(options: Options) -> tuple[tuple[str, tuple[str, ...]], ...]:
     found = []
     for key, value in data.items():
         values = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(isinstance(entry, str | int) and not isinstance(entry, bool) for entry in values):
+        if not all(isinstance(entry, str) or _is_short_number(entry) for entry in values):
             raise UsageError(
                 f"expected a text or a list of texts, found {shown(value)}",
-                where=f"{options.at('labels')}, label {key!r}",
+                where=f"{options.at('labels')}, label {shown(key)}",
                 fix="put it in quotes",
             )
         found.append((key, tuple(str(entry) for entry in values)))
     return tuple(found)
+
+
+def _is_short_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**18
 
 
 def _proxy_jump(options: Options) -> str:
@@ -211,40 +221,67 @@ def _proxy_jump(options: Options) -> str:
         return ""
     if options.flag("iap", default=False):
         raise UsageError("proxy_jump and iap exclude each other", where=jump.where, fix="remove one of them")
-    return check_name(jump.value, jump.where, _JUMP, "a host to jump through, as in pod-w0 or ada@bastion.example.org")
-
-
-def _auth(options: Options) -> Auth:
-    """The credentials, under the names that google.cloud's modules have for them."""
-    kind = options.text("auth_kind", "GCP_AUTH_KIND")
-    if kind.value and kind.value not in auth.KINDS:
+    match = _JUMP.fullmatch(jump.value)
+    if match is None or (match["port"] and not _is_port(match["port"])):
         raise UsageError(
-            f"unknown value {shown(kind.value)}{did_you_mean(kind.value, auth.KINDS)}",
-            where=kind.where,
-            fix=f"use one of {', '.join(auth.KINDS)}",
+            f"{shown(jump.value)} is not a host to jump through",
+            where=jump.where,
+            fix="name a worker, as in pod-w0, or another host, as in ada@bastion.example.org:22",
         )
-    name = kind.value or auth.KINDS[0]
-    file = options.text("service_account_file", "GCP_SERVICE_ACCOUNT_FILE")
-    contents = options.text("service_account_contents", "GCP_SERVICE_ACCOUNT_CONTENTS")
-    token = options.text("access_token", "GCP_ACCESS_TOKEN")
-    needed = {"serviceaccount": (file, contents), "accesstoken": (token,)}
-    for owner, values in needed.items():
-        if owner == name and not any(value.value for value in values):
+    return jump.value
+
+
+def _auth(options: Options, *, needed: bool) -> Auth:
+    """The credentials, under the names that google.cloud's modules have for them.
+
+    Args:
+        options: Of the file and the environment.
+        needed: Whether the real service is asked, so that they must be there.
+    """
+    kind = options.choice("auth_kind", KINDS, "GCP_AUTH_KIND")
+    file, contents = _service_account(options)
+    token = options.text("access_token", "GCP_ACCESS_TOKEN", secret=True)
+    fixes = {
+        "serviceaccount": "set service_account_file (GCP_SERVICE_ACCOUNT_FILE) or service_account_contents",
+        "accesstoken": "set GCP_ACCESS_TOKEN, as in GCP_ACCESS_TOKEN=$(gcloud auth print-access-token)",
+    }
+    for owner, given in {"serviceaccount": file if file.value else contents, "accesstoken": token}.items():
+        if owner == kind.value and needed and not given.value:
+            what = f"auth_kind is {owner}, and its credentials are not set"
+            raise UsageError(what, where=kind.where, fix=fixes[owner])
+        # What the environment says may be meant for another program, or win over this file on purpose.
+        if owner != kind.value and given.value and not (given.from_environment or kind.from_environment):
             raise UsageError(
-                f"auth_kind is {name}, and its credentials are not set",
-                where=kind.where,
-                fix="set service_account_file (GCP_SERVICE_ACCOUNT_FILE) or service_account_contents"
-                if owner == "serviceaccount"
-                else "set GCP_ACCESS_TOKEN, as in GCP_ACCESS_TOKEN=$(gcloud auth print-access-token)",
+                f"this is set, but auth_kind is {kind.value}", where=given.where, fix=f"set auth_kind: {owner}"
             )
-        for value in values:
-            if owner != name and value.value and ", key " in value.where:
-                raise UsageError(
-                    f"this is set, but auth_kind is {name}", where=value.where, fix=f"set auth_kind: {owner}"
-                )
-    variable = bool(options.environ.get("GCP_SERVICE_ACCOUNT_FILE"))
-    path = _path(file, options, options.environ, from_environment=variable) if file.value else None
-    return Auth(name, path, contents.value, token.value)
+    return Auth(kind.value, _path(file, options) if file.value else None, contents.value, token.value)
+
+
+def _service_account(options: Options) -> tuple[Value, Value]:
+    """The file or the contents of a service account's key, not both; the environment's wins."""
+    file = options.text("service_account_file", "GCP_SERVICE_ACCOUNT_FILE")
+    contents = _service_account_contents(options)
+    if not (file.value and contents.value):
+        return file, contents
+    if file.from_environment == contents.from_environment:
+        raise UsageError(
+            "service_account_file and service_account_contents exclude each other",
+            where=contents.where,
+            fix="remove one of them",
+        )
+    nothing = Value("", "")
+    return (file, nothing) if file.from_environment else (nothing, contents)
+
+
+def _service_account_contents(options: Options) -> Value:
+    """The key of a service account as JSON text; the file may hold it as a mapping as well."""
+    key, variable = "service_account_contents", "GCP_SERVICE_ACCOUNT_CONTENTS"
+    data = options.data.get(key)
+    if not isinstance(data, dict) or options.environ.get(variable):
+        return options.text(key, variable, secret=True)
+    if not all(isinstance(entry, str) for pair in data.items() for entry in pair):
+        raise options.wrong(key, "a mapping of texts, or JSON text", secret=True)
+    return Value(json.dumps(data), options.at(key))
 
 
 def _state_name(path: Path, endpoint: str) -> str:
