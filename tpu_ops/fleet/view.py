@@ -1,11 +1,15 @@
-"""The one view of a fleet: asked from the API, kept on this machine, shared by Ansible, ssh and the commands."""
+"""The one view of a fleet, shared by Ansible, ssh and the commands, and kept on this machine.
+
+It is asked from the API, or read from a published snapshot where the settings or `tpu_ops refresh --from` say so.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from pathlib import Path
@@ -13,11 +17,18 @@ from pathlib import Path
 from tpu_ops.cloud import nodes as cloud_nodes
 from tpu_ops.cloud.client import Tpu, connect
 from tpu_ops.config import Settings
-from tpu_ops.fleet import build, hostkeys, masters, ssh_files
+from tpu_ops.errors import CloudError, UsageError
+from tpu_ops.fleet import build, hostkeys, masters, publish, sources, ssh_files
 from tpu_ops.fleet.diff import Changes, diff
 from tpu_ops.fleet.model import Node, Worker, node_labels, workers_of
 from tpu_ops.fleet.reach import Ways, control_path
-from tpu_ops.fleet.state import Files, Scope, Snapshot, replace
+from tpu_ops.fleet.state import Files, Scope, Snapshot, Stored, replace
+
+_log = logging.getLogger(__name__)
+
+
+class OutdatedError(CloudError):
+    """A published snapshot is older than what is known already."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,7 @@ class Fleet:
         labels: Unique short label of each of these, by its full name.
         asked_at: When the API was asked, seconds since 1970.
         warnings: What could not be listed or learned, in words.
+        source: Where the published snapshot was read from that it is of; empty where the API was asked.
     """
 
     settings: Settings
@@ -41,6 +53,13 @@ class Fleet:
     labels: Mapping[str, str]
     asked_at: float
     warnings: tuple[str, ...] = ()
+    source: str = ""
+
+    @property
+    def age(self) -> str:
+        """How old it is, for people, as in ``published 12 min ago at gs://bucket/fleet.json``."""
+        when = sources.ago(self.asked_at, time.time())
+        return f"published {when} at {sources.shown(self.source)}" if self.source else f"asked from the API {when}"
 
     @property
     def ssh_config(self) -> Path:
@@ -60,23 +79,60 @@ def scope_of(settings: Settings) -> Scope:
     return Scope(settings.projects, settings.zones, settings.endpoint, asker)
 
 
-def api(settings: Settings) -> AbstractContextManager[Tpu]:
+@contextmanager
+def api(settings: Settings) -> Iterator[Tpu]:
     """Open the API that these settings name, for the length of a `with` block.
 
     Raises:
         CloudError: There are no credentials for it.
     """
-    return connect(settings.endpoint, settings.request_timeout, settings.auth)
+    with ExitStack() as held:
+        try:
+            tpu = held.enter_context(connect(settings.endpoint, settings.request_timeout, settings.auth))
+        except CloudError as exc:
+            if source := source_of(settings):
+                exc.fix = (
+                    f"this fleet is read from a published snapshot ({sources.shown(source)}), which shows it and "
+                    "changes nothing: ask somebody with credentials, or log in (gcloud auth application-default login)"
+                )
+            raise
+        yield tpu
+
+
+def source_of(settings: Settings) -> str:
+    """Return where a fleet is read from: a published snapshot's source, or empty for the API.
+
+    What the settings name wins over what was named by `tpu_ops refresh --from` and is remembered.
+
+    Raises:
+        UsageError: The settings name what is none.
+    """
+    return _source(settings, Files(settings.state_dir).read())
+
+
+def _source(settings: Settings, stored: Stored | None) -> str:
+    if settings.snapshot:
+        return sources.parse(settings.snapshot, settings.path, f"{settings.file}, key 'snapshot', or TPU_OPS_SNAPSHOT")
+    return stored.snapshot.source if stored else sources.API
 
 
 def current(settings: Settings) -> Fleet:
     """Return the fleet as this machine knows it; the API is asked only where nothing is known yet.
 
     Raises:
-        CloudError: The API was asked and refused or did not answer.
+        CloudError: The API was asked and refused or did not answer, or a published snapshot cannot be read.
         OpsError: The fleet's state cannot be written.
     """
-    return known(settings) or refresh(settings)[0]
+    found = known(settings)
+    if found is not None:
+        return found
+    try:
+        return refresh(settings)[0]
+    except OutdatedError as exc:
+        if (newer := _known(settings)) is None:
+            raise
+        _log.warning("%s", exc)
+        return newer
 
 
 def known(settings: Settings) -> Fleet | None:
@@ -85,6 +141,12 @@ def known(settings: Settings) -> Fleet | None:
     Raises:
         OpsError: The fleet's state cannot be written.
     """
+    fleet = _known(settings)
+    return fleet if fleet and (not settings.snapshot or fleet.source == source_of(settings)) else None
+
+
+def _known(settings: Settings) -> Fleet | None:
+    """The same, wherever it was read from."""
     files = Files(settings.state_dir)
     snapshot = files.read_snapshot(scope_of(settings))
     if snapshot is None or not files.known_hosts.exists():
@@ -99,41 +161,55 @@ def known(settings: Settings) -> Fleet | None:
     return fleet
 
 
-def look(settings: Settings) -> tuple[Fleet, Changes]:
-    """Ask the API and compare with what this machine knows; write nothing.
+def look(settings: Settings, *, source: str | None = None) -> tuple[Fleet, Changes]:
+    """Ask the API, or read the published snapshot, and compare with what this machine knows; write nothing.
+
+    Args:
+        settings: Of the fleet.
+        source: Where to read from, as `sources.parse` returns it; None where the settings and what is remembered say.
 
     Raises:
-        CloudError: The API refused or did not answer.
+        CloudError: The API refused or did not answer, or the published snapshot cannot be read or is too old.
     """
     files = Files(settings.state_dir)
-    seen = _ask(settings, files, learn=False)
+    seen = _ask(settings, files, source, learn=False)
     old = files.read_snapshot(scope_of(settings))
+    if seen.source:
+        _refuse_outdated(seen, old)
     nodes = _with_unanswered(seen.nodes, seen.unanswered, old)
-    return _fleet(settings, Snapshot(seen.asked_at, nodes), seen.warnings), _changes(settings, old, nodes)
+    now = Snapshot(seen.asked_at, nodes, seen.source)
+    return _fleet(settings, now, seen.warnings), _changes(settings, old, nodes)
 
 
-def refresh(settings: Settings, *, verify_keys: bool = False, learn: bool = True) -> tuple[Fleet, Changes]:
+def refresh(
+    settings: Settings, *, verify_keys: bool = False, learn: bool = True, source: str | None = None
+) -> tuple[Fleet, Changes]:
     """Ask the API, learn the host keys of new nodes, and write snapshot, ssh_config and known_hosts.
+
+    A published snapshot takes the place of the API where the settings, `source` or what is remembered name one.
 
     Args:
         settings: Of the fleet.
         verify_keys: Whether to compare the host keys of all serving nodes, not only learn those of new ones.
         learn: Whether to ask for host keys at all.
+        source: Where to read from this time, as `sources.parse` returns it, and to be remembered.
 
     Raises:
-        CloudError: The API refused or did not answer.
+        CloudError: The API refused or did not answer, or the published snapshot cannot be read or is too old.
         HostKeyAlarm: A node publishes another key than before; nothing was written.
         OpsError: The fleet's state cannot be written.
     """
     files, scope = Files(settings.state_dir), scope_of(settings)
-    seen = _ask(settings, files, verify_keys=verify_keys, learn=learn)
+    seen = _ask(settings, files, source, verify_keys=verify_keys, learn=learn)
     with files.lock():
         old = files.read_snapshot(scope)
-        if old is not None and seen.asked_at < old.asked_at <= time.time():
+        if seen.source:
+            _refuse_outdated(seen, old)
+        elif old is not None and not old.source and seen.asked_at < old.asked_at <= time.time():
             # Another process asked later and wrote first: its view is the newer one. (One of the future is not: the
             # clock was set back.)
             return _fleet(settings, old), Changes()
-        now = Snapshot(seen.asked_at, _with_unanswered(seen.nodes, seen.unanswered, old))
+        now = Snapshot(seen.asked_at, _with_unanswered(seen.nodes, seen.unanswered, old), seen.source)
         text = files.text(files.known_hosts)
         known, first = ssh_files.parse_known_hosts(text), ssh_files.trusted_first(text)
         keys = hostkeys.merge(known, seen.learned.keys, workers_of(now.nodes), files.known_hosts, first)
@@ -157,16 +233,68 @@ class _Seen:
     unanswered: tuple[tuple[str, str], ...]
     learned: hostkeys.Learned
     warnings: tuple[str, ...]
+    source: str = ""
 
 
-def _ask(settings: Settings, files: Files, *, verify_keys: bool = False, learn: bool = True) -> _Seen:
+def _ask(
+    settings: Settings, files: Files, source: str | None, *, verify_keys: bool = False, learn: bool = True
+) -> _Seen:
+    """Ask the API or read the published snapshot."""
+    stored = files.read()
+    chosen = _source(settings, stored) if source is None else source
+    if chosen:
+        return _read(settings, chosen, learn=learn)
+    old = stored.answer(scope_of(settings)) if stored else None
+    return _ask_api(settings, files, old, verify_keys=verify_keys, learn=learn)
+
+
+def _read(settings: Settings, source: str, *, learn: bool) -> _Seen:
+    """Read a published snapshot, as far as it is of this fleet's projects and zones."""
+    where = sources.shown(source)
+    found = publish.parse(sources.read(source, settings), where, time.time())
+    projects, zones = settings.projects or found.projects, settings.zones or found.zones
+    if not set(projects) & set(found.projects):
+        raise UsageError(
+            f"the published snapshot is of {' and '.join(found.projects) or 'no project'}, "
+            f"this fleet asks for {' and '.join(projects) or 'none'}",
+            where=where,
+            fix=f"see projects in {settings.file}, or ask who publishes it",
+        )
+    nodes = tuple(node for node in found.nodes if node.project in projects and (not zones or node.zone in zones))
+    lacking = [f"project {name}" for name in projects if name not in found.projects]
+    lacking += [f"zone {name}" for name in zones if found.zones and name not in found.zones]
+    learned = hostkeys.Learned(
+        keys=dict(found.host_keys) if learn else {},
+        reasons={node.full_name: "the published snapshot holds none" for node in nodes},
+    )
+    warnings = tuple(f"{name}: not in the published snapshot ({where})" for name in lacking)
+    return _Seen(found.asked_at, nodes, (), learned, warnings, source)
+
+
+def _refuse_outdated(seen: _Seen, old: Snapshot | None) -> None:
+    """Refuse a published snapshot that is older than what is known.
+
+    Raises:
+        OutdatedError: It is.
+    """
+    if old is not None and seen.asked_at < old.asked_at:
+        now = time.time()
+        raise OutdatedError(
+            f"the published snapshot is older than what is known here: it is of {sources.ago(seen.asked_at, now)}, "
+            f"what is known of {sources.ago(old.asked_at, now)}",
+            where=sources.shown(seen.source),
+            fix="ask who publishes it to publish again; who may ask the API goes back by `tpu_ops refresh --from api`",
+        )
+
+
+def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_keys: bool, learn: bool) -> _Seen:
     """Ask the API for the nodes, and for what the workers publish of themselves that is not known yet."""
     asked_at = time.time()
     with api(settings) as tpu:
         listing = cloud_nodes.list_nodes(
             tpu, settings.projects, settings.zones, strict_permissions=settings.strict_permissions
         )
-        nodes = _with_instance_names(build.nodes(listing.nodes), files.read_snapshot(scope_of(settings)))
+        nodes = _with_instance_names(build.nodes(listing.nodes), old)
         learned = hostkeys.Learned()
         if learn:
             text = files.text(files.known_hosts)
@@ -192,10 +320,15 @@ def selected(settings: Settings, nodes: Sequence[Node]) -> tuple[tuple[Node, ...
     return chosen, workers_of(chosen, labels), labels
 
 
+def keys_of(settings: Settings) -> dict[str, ssh_files.Keys]:
+    """Return the host keys that are known, by alias."""
+    files = Files(settings.state_dir)
+    return ssh_files.parse_known_hosts(files.text(files.known_hosts))
+
+
 def has_keys(settings: Settings, workers: Sequence[Worker]) -> bool:
     """Return whether known_hosts holds keys of all these workers."""
-    files = Files(settings.state_dir)
-    known = ssh_files.parse_known_hosts(files.text(files.known_hosts))
+    known = keys_of(settings)
     return all(worker.host_key_alias in known for worker in workers)
 
 
@@ -229,7 +362,8 @@ def ways_of(settings: Settings, workers: Sequence[Worker]) -> Ways:
 
 def _fleet(settings: Settings, snapshot: Snapshot, warnings: tuple[str, ...] = ()) -> Fleet:
     nodes, workers, labels = selected(settings, snapshot.nodes)
-    return Fleet(settings, nodes, tuple(workers), snapshot.nodes, labels, snapshot.asked_at, warnings)
+    asked = (snapshot.asked_at, warnings, snapshot.source)
+    return Fleet(settings, nodes, tuple(workers), snapshot.nodes, labels, *asked)
 
 
 def _changes(settings: Settings, old: Snapshot | None, nodes: tuple[Node, ...]) -> Changes:
