@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 
 from tpu_ops import config
 from tpu_ops.cli import options, output
-from tpu_ops.errors import ExitCode
+from tpu_ops.config import Filters
+from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import view
 from tpu_ops.fleet.hostvars import facts
 from tpu_ops.fleet.model import Node, Worker
 from tpu_ops.fleet.view import Fleet
+
+#: Names that are listed where a filter's value is none of them.
+MOST = 12
 
 COLUMNS = ("host", "zone", "type", "state", "health", "internal", "external")
 
@@ -20,15 +25,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops list`."""
     options.add_fleet(parser)
     options.add_json(parser)
-    parser.add_argument(
+    only = parser.add_argument_group("only nodes that have (each repeatable: one of them)")
+
+    def add(name: str, metavar: str, text: str) -> None:
+        only.add_argument(f"--{name}", action="append", default=[], metavar=metavar, help=text)
+
+    add("name", "PATTERN", "this name, as in 'pod-*'")
+    add("type", "PATTERN", "this accelerator type, as in 'v4-*'")
+    add("zone", "ZONE", "this zone, as in us-central2-b or 'us-*'")
+    add("project", "PROJECT", "this project")
+    add("label", "KEY[=VALUE]", "this label; of several keys all")
+    only.add_argument(
         "--state",
         action="append",
+        default=[],
         type=str.upper,
         choices=config.STATES,
         metavar="STATE",
-        help="only nodes in this state, as in READY (repeatable; default: all)",
+        help="this state",
     )
-    parser.add_argument("--cached", action="store_true", help="do not ask the API; show what the last refresh saw")
+    parser.add_argument("--cached", action="store_true", help="ask nobody; show what the last refresh saw")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,36 +56,106 @@ def run(args: argparse.Namespace) -> int:
         fleet, changes = view.look(settings)
     for text in fleet.warnings:
         output.warning(text)
+    wanted = Wanted(args)
+    unknown = wanted.unknown(fleet)
+    for text in unknown:
+        output.info(text)
+    shown = wanted.of(fleet)
     if args.json:
-        shown = [worker for worker in fleet.workers if wanted(worker.node, args.state)]
-        output.as_json([facts(worker) for worker in shown])
-        return ExitCode.OK
-    rows = table_rows(fleet, args.state)
-    if rows:
+        names = {node.full_name for node in shown}
+        output.as_json([facts(worker) for worker in fleet.workers if worker.node.full_name in names])
+    elif rows := table_rows(fleet, shown):
         output.table(rows, COLUMNS)
-    else:
-        states = f" in state {' or '.join(args.state)}" if args.state else ""
-        output.info(f"no node{states}; `tpu_ops create` makes one")
+    elif not fleet.nodes:
+        output.info("no node; `tpu_ops create` makes one")
+    elif not unknown:
+        output.info("no node has all of that")
+    if fleet.source or args.cached:
+        output.info(f"as {fleet.age}")
     if changes and not changes.first:
         output.info("changed since the last refresh: `tpu_ops refresh` shows what, and rewrites ssh_config")
     return ExitCode.OK
 
 
-def wanted(node: Node, states: Collection[str] | None) -> bool:
-    """Return whether a node passes the filter; none lets all pass."""
-    return not states or node.state in states
+class Wanted:
+    """Which nodes are to be shown.
+
+    Args:
+        args: Of the command.
+
+    Raises:
+        UsageError: A label has no name.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        pairs = [text.partition("=") for text in args.label]
+        for key, _, _ in pairs:
+            if not key:
+                raise UsageError("a label without a name", where="--label", fix="write it as KEY or KEY=VALUE")
+        labels = {
+            # A key alone stands for any value, whatever else is asked of it.
+            key: () if (key, "", "") in pairs else tuple(value for name, _, value in pairs if name == key)
+            for key, _, _ in pairs
+        }
+        self._filters = Filters(tuple(args.name), tuple(labels.items()), tuple(args.type))
+
+    def of(self, fleet: Fleet) -> list[Node]:
+        """Return these nodes of a fleet, by their labels."""
+        args = self._args
+        found = [
+            node
+            for node in fleet.nodes
+            if self._filters.match(node.name, fleet.labels[node.full_name], node.accelerator_type, node.labels)
+            and _one_of(node.zone, args.zone)
+            and _one_of(node.project, args.project)
+            and (not args.state or node.state in args.state)
+        ]
+        return sorted(found, key=lambda node: fleet.labels[node.full_name])
+
+    def unknown(self, fleet: Fleet) -> list[str]:
+        """Return a line for each value that no node of a fleet has: it says which there are."""
+        args = self._args
+        found = []
+        for kind, values, of in (
+            ("name", args.name, lambda node: (node.name, fleet.labels[node.full_name])),
+            ("accelerator type", args.type, lambda node: (node.accelerator_type,)),
+            ("zone", args.zone, lambda node: (node.zone,)),
+            ("project", args.project, lambda node: (node.project,)),
+            ("state", args.state, lambda node: (node.state,)),
+        ):
+            found += _unknown(kind, values, [of(node) for node in fleet.nodes], fnmatchcase)
+        labels = [
+            (key, *(() if value == "" else (f"{key}={value}",)))
+            for node in fleet.nodes
+            for key, value in node.labels.items()
+        ]
+        return found + _unknown("label", args.label, labels, str.__eq__)
 
 
-def table_rows(fleet: Fleet, states: Collection[str] | None) -> list[dict[str, str]]:
-    """Return one row per worker, and one for each node that has no worker yet."""
+def _one_of(text: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatchcase(text, pattern) for pattern in patterns)
+
+
+def _unknown(
+    kind: str, values: Sequence[str], there: Sequence[tuple[str, ...]], match: Callable[[str, str], bool]
+) -> list[str]:
+    lacking = [value for value in values if not any(match(text, value) for texts in there for text in texts)]
+    if not lacking:
+        return []
+    known = sorted({texts[-1] for texts in there})
+    some = ", ".join(known[:MOST]) + (f" and {len(known) - MOST} more" if len(known) > MOST else "")
+    return [f"no node has the {kind} {value!r}; there are: {some or 'none'}" for value in lacking]
+
+
+def table_rows(fleet: Fleet, nodes: Sequence[Node]) -> list[dict[str, str]]:
+    """Return one row per worker of these nodes, and one for each that has no worker yet."""
     labels = fleet.labels
     workers: dict[str, list[Worker]] = {}
     for worker in fleet.workers:
         workers.setdefault(worker.label, []).append(worker)
     rows = []
-    for node in sorted(fleet.nodes, key=lambda node: labels[node.full_name]):
-        if not wanted(node, states):
-            continue
+    for node in nodes:
         label = labels[node.full_name]
         common = {
             "zone": node.zone,

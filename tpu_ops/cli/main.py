@@ -17,6 +17,8 @@ from tpu_ops.errors import ExitCode, OpsError, UsageError
 COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("list", "list the workers of the fleet"),
     "refresh": ("refresh", "ask the API, show what changed, rewrite ssh config and known_hosts"),
+    "snapshot": ("snapshot", "publish the fleet for people without credentials, or say how old the view of it is"),
+    "inventory": ("inventory", "print the workers that serve for clush, pdsh and scripts"),
     "create": ("create", "create a TPU node and wait until it is ready"),
     "delete": ("delete", "delete a TPU node"),
     "ssh": ("ssh", "log in on a worker"),

@@ -111,16 +111,35 @@ def read(source: str, settings: Settings) -> bytes:
     return _read_file(Path(source))
 
 
+def destination(text: str, folder: Path, where: str) -> str:
+    """Return where a snapshot is written to: a path or ``gs://BUCKET/OBJECT``.
+
+    Args:
+        text: As a person writes it.
+        folder: Where a relative path starts.
+        where: Where it is written, for an error.
+
+    Raises:
+        UsageError: Nothing can be written there.
+    """
+    found = parse(text, folder, where)
+    if found.startswith("gs://") or (found != API and not _SSH.fullmatch(found) and not _SCHEME.match(found)):
+        return found
+    raise UsageError(
+        f"{shown(text)!r:.80} can be read from, not written to", where=where, fix="use a PATH or gs://BUCKET/OBJECT"
+    )
+
+
 def write(destination: str, text: str, settings: Settings) -> None:
     """Publish a snapshot: readers see the one before or this one, never a part.
 
     Args:
-        destination: A path or ``gs://BUCKET/OBJECT``, as `parse` returns it.
+        destination: As `destination` returns it.
         text: The document.
         settings: Of the fleet.
 
     Raises:
-        UsageError: Nothing can be written there.
+        UsageError: It is a directory.
         CloudError: The bucket refuses it.
         OpsError: The file cannot be written.
     """
@@ -133,12 +152,6 @@ def write(destination: str, text: str, settings: Settings) -> None:
             timeout=settings.request_timeout,
         )
         return
-    if destination == API or _SSH.fullmatch(destination) or _SCHEME.match(destination):
-        raise UsageError(
-            "a snapshot is written to a file or a bucket",
-            where=f"--publish {shown(destination) if destination else 'api'}",
-            fix="use a PATH or gs://BUCKET/OBJECT",
-        )
     path = Path(destination)
     try:
         if path.is_dir():

@@ -1,0 +1,103 @@
+"""`tpu_ops inventory`: the workers that serve, as other programs want them: clush, pdsh, scripts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+
+from tpu_ops import config
+from tpu_ops.cli import options, output
+from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.fleet import hostvars, targets, view
+from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.view import Fleet
+
+FORMATS = ("nodeset", "list", "groups", "json")
+
+#: Name of the group source in a file of groups: `@tpu:node_pod`.
+SOURCE = "tpu"
+
+#: Hosts that ClusterShell folds over all their numbers; beyond it takes long, and each node is folded by itself.
+_FOLDED = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `tpu_ops inventory`."""
+    options.add_fleet(parser)
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="nodeset",
+        help="nodeset: one folded set for clush -w and pdsh -w (default); list: one host a line; "
+        "groups: a ClusterShell file for groups.d; json: group -> hosts",
+    )
+    parser.add_argument("--json", action="store_const", dest="format", const="json", help="the same as --format json")
+    parser.add_argument("target", nargs="?", help="a node, a worker or a node set (default: all)")
+    parser.epilog = (
+        "Only nodes in the configured states (READY). Asks nobody: `tpu_ops refresh` brings it up to date. "
+        f"Groups are those of the inventory, as in: clush -w @{SOURCE}:node_pod"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print them."""
+    fleet = view.current(config.load(args.fleet))
+    workers = chosen(fleet, args.target)
+    hosts = [worker.host for worker in workers]
+    match args.format:
+        case "nodeset":
+            output.line(folded(workers))
+        case "list":
+            for host in hosts:
+                output.line(host)
+        case "groups":
+            # JSON is YAML, and leaves no doubt about what is a text.
+            sets = {name: folded(members) for name, members in groups(fleet, workers).items()}
+            output.line(json.dumps({SOURCE: sets}, indent=2))
+        case _:
+            output.as_json({name: [w.host for w in members] for name, members in groups(fleet, workers).items()})
+    return ExitCode.OK
+
+
+def chosen(fleet: Fleet, target: str | None) -> list[Worker]:
+    """Return the workers of a target, or all, whose nodes are in the configured states.
+
+    Raises:
+        UsageError: The target is unknown, or none of its workers is in such a state.
+    """
+    states = fleet.settings.states
+    workers = targets.select(fleet.workers, target) if target else list(fleet.workers)
+    serving = [worker for worker in workers if worker.node.state in states]
+    if not serving:
+        found = sorted({worker.node.state for worker in workers})
+        raise UsageError(
+            f"no worker{' of the target' if target else ''} is in state {' or '.join(states)}"
+            + (f", only in {' and '.join(found)}" if found else ""),
+            where=f"target {target!r}" if target else str(fleet.settings.path),
+            fix="tpu_ops refresh looks again; `states` in inventory/tpu_vm.yml says which are listed",
+        )
+    return serving
+
+
+def groups(fleet: Fleet, workers: Iterable[Worker]) -> dict[str, list[Worker]]:
+    """Return the inventory's own groups with their workers, and `all`."""
+    names = hostvars.groups(fleet.scope)
+    found: dict[str, list[Worker]] = {"all": []}
+    for worker in workers:
+        for name in ("all", *names[worker.node.full_name]):
+            found.setdefault(name, []).append(worker)
+    return found
+
+
+def folded(workers: Sequence[Worker]) -> str:
+    """Return workers as one node set, as in ``pod-w[0-3]``."""
+    # Imported here: `tpu_ops --help` must stay fast.
+    from ClusterShell.NodeSet import NodeSet
+
+    if len(workers) <= _FOLDED:
+        return str(NodeSet.fromlist([worker.host for worker in workers]))
+    nodes: dict[str, list[int]] = {}
+    for worker in workers:
+        nodes.setdefault(worker.label, []).append(worker.index)
+    return ",".join(str(NodeSet.fromlist([f"{label}-w{index}" for index in found])) for label, found in nodes.items())

@@ -1,0 +1,102 @@
+"""`tpu_ops snapshot`: publish what is known of the fleet, or say where that is from."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from tpu_ops import config
+from tpu_ops.cli import options, output
+from tpu_ops.config import Settings
+from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.fleet import publish, sources, view
+from tpu_ops.fleet.state import Files
+from tpu_ops.fleet.view import Fleet
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `tpu_ops snapshot`."""
+    options.add_fleet(parser)
+    options.add_json(parser)
+    parser.add_argument(
+        "--publish",
+        metavar="PATH|gs://BUCKET/OBJECT|-",
+        help="ask the API and write the fleet there, for people without credentials (`-` prints it)",
+    )
+    parser.add_argument("--cached", action="store_true", help="do not ask the API; publish what is known")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be published; write nothing there")
+    parser.epilog = (
+        "Without --publish: where the present snapshot is from, and how old it is. Others read a published one by "
+        "`tpu_ops refresh --from`. It holds names, addresses, labels and the like, and no secrets: docs/members.md."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Publish, or say what there is."""
+    settings = config.load(args.fleet)
+    if args.publish is None:
+        if args.cached or args.dry_run:
+            raise UsageError("nothing is to be published", where="--cached or --dry-run", fix="add --publish")
+        return _show(_known(settings), as_json=args.json)
+    printed = args.publish == "-"
+    if printed and args.json:
+        raise UsageError("the snapshot is JSON by itself", where="--publish -", fix="leave --json out")
+    destination = "" if printed else sources.destination(args.publish, Path.cwd(), "--publish")
+    fleet = _known(settings) if args.cached else _asked(settings)
+    document = publish.document(fleet.asked_at, settings.projects, settings.zones, fleet.nodes, view.keys_of(settings))
+    text = document.text()
+    if printed:
+        output.line(text.rstrip("\n"))
+        return ExitCode.OK
+    if not args.dry_run:
+        sources.write(destination, text, settings)
+    counts = {"nodes": len(fleet.nodes), "workers": len(fleet.workers), "host_keys": len(document.host_keys)}
+    if args.json:
+        output.as_json({"destination": destination, "asked_at": fleet.asked_at, "bytes": len(text), **counts})
+        return ExitCode.OK
+    done = "would publish" if args.dry_run else "published"
+    size = f"{counts['nodes']} nodes, {counts['workers']} workers, host keys of {counts['host_keys']}"
+    output.line(f"{done} {size}, {len(text) / 1000:.1f} kB: {destination}")
+    return ExitCode.OK
+
+
+def _known(settings: Settings) -> Fleet:
+    fleet = view.known(settings)
+    if fleet is None:
+        raise UsageError("nothing is known of this fleet yet", where=str(settings.path), fix="tpu_ops refresh")
+    return fleet
+
+
+def _asked(settings: Settings) -> Fleet:
+    """Ask the API: what others published is not published again as if it were new."""
+    if source := view.source_of(settings):
+        raise UsageError(
+            f"this fleet is itself read from a published snapshot, {sources.shown(source)}",
+            where="--publish",
+            fix="with credentials, ask the API again: tpu_ops refresh --from api; or pass on what is known: --cached",
+        )
+    fleet, _ = view.refresh(settings)
+    for text in fleet.warnings:
+        output.warning(text)
+    return fleet
+
+
+def _show(fleet: Fleet, *, as_json: bool) -> int:
+    file = Files(fleet.settings.state_dir).snapshot
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(fleet.asked_at))
+    if as_json:
+        output.as_json(
+            {
+                "source": sources.shown(fleet.source) if fleet.source else "api",
+                "asked_at": fleet.asked_at,
+                "age": max(0.0, time.time() - fleet.asked_at),
+                "nodes": len(fleet.nodes),
+                "workers": len(fleet.workers),
+                "file": str(file),
+            }
+        )
+        return ExitCode.OK
+    output.line(f"{len(fleet.nodes)} nodes, {len(fleet.workers)} workers, {fleet.age}")
+    output.line(f"the API was asked at {when}; kept in {file}")
+    return ExitCode.OK
