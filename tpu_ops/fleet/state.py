@@ -88,11 +88,6 @@ class Files:
         return self.directory / "jump_config"
 
     @property
-    def jump_config(self) -> Path:
-        """OpenSSH configuration for a jump that is no worker of the fleet."""
-        return self.directory / "jump_config"
-
-    @property
     def known_hosts(self) -> Path:
         """Host keys, under each worker's alias."""
         return self.directory / "known_hosts"
