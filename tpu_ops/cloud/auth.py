@@ -31,6 +31,11 @@ class Auth:
     service_account_contents: str = field(default="", repr=False)
     access_token: str = field(default="", repr=False)
 
+    @property
+    def name(self) -> str:
+        """The kind and, where one is named, the key file: what tells credentials apart without telling a secret."""
+        return f"{self.kind} {self.service_account_file}" if self.service_account_file else self.kind
+
 
 def credentials(auth: Auth) -> Any:
     """Return the google.auth credentials that these settings name, good for all of Google Cloud.
