@@ -74,35 +74,6 @@ def test_the_plugin_learns_host_keys_and_writes_what_the_commands_read(mixed):
     assert {worker.host_key_alias for worker in workers if worker.node.state == "READY"} == set(known)
 
 
-def test_options_of_constructed(mixed):
-    mixed.write(
-        projects=[mixed.project, mixed.second],
-        keyed_groups=[{"key": "tpu_labels.team | default('none')", "prefix": "team"}],
-        groups={"first_workers": "tpu_is_first_worker"},
-        compose={"rank": "tpu_worker_index + 100"},
-        strict=True,
-    )
-    found = inventory(mixed)
-    assert len(found.groups["team_vision"].get_hosts()) == 4
-    assert len(found.groups["team_none"].get_hosts()) == 3
-    assert len(found.groups["first_workers"].get_hosts()) == 4
-    assert variables(found, "pod-w3")["rank"] == 103
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_strict_decides_about_wrong_expressions(fleet, strict, said):
-    from ansible.errors import AnsibleError
-
-    fleet.create("pod", "v4-8")
-    fleet.write(compose={"x": "tpu_nothing.of_this"}, strict=strict)
-    if strict:
-        with pytest.raises(AnsibleError, match="Completely failed"):
-            inventory(fleet)
-        assert "Could not set x for host pod-w0" in said()
-    else:
-        assert hosts(inventory(fleet)) == ["pod-w0"]
-
-
 def test_states_names_of_variables_addresses_and_python_are_options(mixed):
     mixed.write(
         states=["STOPPED"],
@@ -133,7 +104,7 @@ def test_filters_of_the_fleet_are_those_of_the_inventory(mixed):
     assert hosts(inventory(mixed)) == ["twin.us-west4-a-w0"]
 
 
-def test_a_jump_and_iap_are_in_the_arguments(fleet):
+def test_a_jump_is_in_the_arguments_of_those_that_need_it(fleet):
     fleet.create("pod", "v4-8", networkConfig={"enableExternalIps": False})
     fleet.create("door", "v4-8")
     fleet.write(proxy_jump="door-w0")
@@ -141,11 +112,14 @@ def test_a_jump_and_iap_are_in_the_arguments(fleet):
     config = fleet.settings().state_dir / "ssh_config"
     assert f"-o 'ProxyCommand=ssh -F {config}" in variables(found, "pod-w0")["ansible_ssh_common_args"]
     assert "ProxyCommand" not in variables(found, "door-w0")["ansible_ssh_common_args"]
+
+
+def test_iap_is_in_the_arguments_and_the_instance_among_the_variables(fleet, instance_names):
+    fleet.create("pod", "v4-8", networkConfig={"enableExternalIps": False})
     fleet.write(iap=True)
-    found = variables(inventory(fleet), "pod-w0")
-    assert f"ProxyCommand=gcloud compute start-iap-tunnel {found['tpu_instance_name']} 22" in (
-        found["ansible_ssh_common_args"]
-    )
+    pod = variables(inventory(fleet), "pod-w0")
+    assert pod["tpu_instance_name"] == "t1v-n-0"
+    assert "ProxyCommand=gcloud compute start-iap-tunnel t1v-n-0 " in pod["ansible_ssh_common_args"]
 
 
 def test_workers_without_an_address_are_listed_and_named_in_one_line(fleet, said):
@@ -169,7 +143,7 @@ def test_workers_without_an_address_are_listed_and_named_in_one_line(fleet, said
         ({"endpoint": ""}, ["no credentials", "gcloud auth application-default login"]),
         ({"hostvars_prefix": "1-"}, ["tpu_vm.yml", "hostvars_prefix", "not valid as the name of a variable"]),
         ({"include": {"x": 1}}, ["tpu_vm.yml", "'include'", "a list of texts"]),
-        ({"auth_kind": "serviceaccount"}, ["auth_kind is serviceaccount", "service_account_file"]),
+        ({"endpoint": "", "auth_kind": "serviceaccount"}, ["auth_kind is serviceaccount", "service_account_file"]),
         ({"projects": ["{{ nothing }}"]}, ["'projects'", "'nothing' is undefined"]),
     ],
 )
