@@ -13,18 +13,6 @@ from tpu_ops.errors import UsageError
 MINIMAL = {"plugin": "tpu_vm", "projects": ["lab"], "user": "ada"}
 
 
-@pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str]:
-    """An environment with an empty home."""
-    return {"HOME": str(tmp_path / "home"), "TPU_OPS_STATE": str(tmp_path / "state")}
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Where the fleet's file would be."""
-    return tmp_path / "fleet" / "inventory" / "tpu_vm.yml"
-
-
 def settings(file, environ, **options):
     return config.from_data({**MINIMAL, **options}, file, environ)
 
