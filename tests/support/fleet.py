@@ -100,7 +100,8 @@ def fleet_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabApi]:
     api.close()
 
 
-def _fleet(api: LabApi, root: Path, monkeypatch: pytest.MonkeyPatch) -> FleetDir:
+def fleet_dir(api: LabApi, root: Path, monkeypatch: pytest.MonkeyPatch) -> FleetDir:
+    """Return a fleet directory over an API, below a directory that is the home as well, and work in it."""
     made = FleetDir(api, root)
     monkeypatch.setenv("HOME", str(root / "home"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
@@ -113,7 +114,7 @@ def _fleet(api: LabApi, root: Path, monkeypatch: pytest.MonkeyPatch) -> FleetDir
 @pytest.fixture
 def fleet(fleet_api: LabApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetDir:
     """A fleet directory over projects without nodes, with a home of its own."""
-    return _fleet(fleet_api, tmp_path, monkeypatch)
+    return fleet_dir(fleet_api, tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -121,5 +122,5 @@ def slow_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Flee
     """The same over an API of its own, whose operations take a second."""
     api = LabApi(tmp_path / "api" / "state.json", seconds=1, projects=PROJECTS)
     api.start()
-    yield _fleet(api, tmp_path, monkeypatch)
+    yield fleet_dir(api, tmp_path, monkeypatch)
     api.close()
