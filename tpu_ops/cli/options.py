@@ -26,6 +26,11 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number of things, as in ``1 node`` and ``2 nodes``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def seconds(text: str) -> float:
     """Return a positive number of seconds, for argparse."""
     value = float(text)

@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
         output.as_json({"destination": destination, "asked_at": fleet.asked_at, "bytes": len(text), **counts})
         return ExitCode.OK
     done = "would publish" if args.dry_run else "published"
-    size = f"{counts['nodes']} nodes, {counts['workers']} workers, host keys of {counts['host_keys']}"
-    output.line(f"{done} {size}, {len(text) / 1000:.1f} kB: {destination}")
+    keys = f"host keys of {options.count(len(document.host_keys), 'worker')}"
+    output.line(f"{done} {_size(fleet)}, {keys}, {len(text) / 1000:.1f} kB: {destination}")
     return ExitCode.OK
 
 
@@ -97,6 +97,10 @@ def _show(fleet: Fleet, *, as_json: bool) -> int:
             }
         )
         return ExitCode.OK
-    output.line(f"{len(fleet.nodes)} nodes, {len(fleet.workers)} workers, {fleet.age}")
+    output.line(f"{_size(fleet)}, {fleet.age}")
     output.line(f"the API was asked at {when}; kept in {file}")
     return ExitCode.OK
+
+
+def _size(fleet: Fleet) -> str:
+    return f"{options.count(len(fleet.nodes), 'node')}, {options.count(len(fleet.workers), 'worker')}"

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from tpu_ops.errors import CloudError
-from tpu_ops.fleet import view
+from tpu_ops.fleet import sources, view
 from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.fleet.ssh_files import parse_known_hosts
@@ -65,11 +65,13 @@ class _Search:
 
 def _asked(fleet: Fleet, reason: str, hosts: Collection[str]) -> Fleet | None:
     """Ask for the fleet anew, say why and what is news of these hosts; None where nobody could be asked."""
-    _log.info("%s: asking the API for %s", reason, "its address" if len(hosts) == 1 else "their addresses")
+    source = view.source_of(fleet.settings)
+    asking = f"reading {sources.shown(source)} again" if source else "asking the API"
+    _log.info("%s: %s for %s", reason, asking, "its address" if len(hosts) == 1 else "their addresses")
     try:
         found, changes = view.refresh(fleet.settings)
     except CloudError as exc:
-        _log.warning("it could not be asked: %s", exc)
+        _log.warning("that failed: %s", exc)
         return None
     for text in found.warnings:
         _log.warning("%s", text)
@@ -119,6 +121,8 @@ def _notes(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
             found[host] = f"its node is {worker.node.state} now"
         elif problem := ways.of(worker).problem:
             found[host] = f"it {problem}"
+        elif fleet.source:
+            found[host] = f"its address is as {fleet.age}"
     return found
 
 

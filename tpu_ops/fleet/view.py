@@ -17,18 +17,15 @@ from pathlib import Path
 from tpu_ops.cloud import nodes as cloud_nodes
 from tpu_ops.cloud.client import Tpu, connect
 from tpu_ops.config import Settings
-from tpu_ops.errors import CloudError, UsageError
-from tpu_ops.fleet import build, hostkeys, masters, publish, sources, ssh_files
+from tpu_ops.errors import CloudError
+from tpu_ops.fleet import build, hostkeys, masters, published, sources, ssh_files
 from tpu_ops.fleet.diff import Changes, diff
 from tpu_ops.fleet.model import Node, Worker, node_labels, workers_of
+from tpu_ops.fleet.published import Seen
 from tpu_ops.fleet.reach import Ways, control_path
 from tpu_ops.fleet.state import Files, Scope, Snapshot, Stored, replace
 
 _log = logging.getLogger(__name__)
-
-
-class OutdatedError(CloudError):
-    """A published snapshot is older than what is known already."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +89,8 @@ def api(settings: Settings) -> Iterator[Tpu]:
         except CloudError as exc:
             if source := source_of(settings):
                 exc.fix = (
-                    f"this fleet is read from a published snapshot ({sources.shown(source)}), which shows it and "
-                    "changes nothing: ask somebody with credentials, or log in (gcloud auth application-default login)"
+                    "log in (gcloud auth application-default login), or ask somebody who has credentials; without, "
+                    f"this fleet is only read, from {sources.shown(source)}"
                 )
             raise
         yield tpu
@@ -128,7 +125,7 @@ def current(settings: Settings) -> Fleet:
         return found
     try:
         return refresh(settings)[0]
-    except OutdatedError as exc:
+    except published.OutdatedError as exc:
         if (newer := _known(settings)) is None:
             raise
         _log.warning("%s", exc)
@@ -175,7 +172,7 @@ def look(settings: Settings, *, source: str | None = None) -> tuple[Fleet, Chang
     seen = _ask(settings, files, source, learn=False)
     old = files.read_snapshot(scope_of(settings))
     if seen.source:
-        _refuse_outdated(seen, old)
+        published.refuse_outdated(seen, old)
     nodes = _with_unanswered(seen.nodes, seen.unanswered, old)
     now = Snapshot(seen.asked_at, nodes, seen.source)
     return _fleet(settings, now, seen.warnings), _changes(settings, old, nodes)
@@ -204,7 +201,7 @@ def refresh(
     with files.lock():
         old = files.read_snapshot(scope)
         if seen.source:
-            _refuse_outdated(seen, old)
+            published.refuse_outdated(seen, old)
         elif old is not None and not old.source and seen.asked_at < old.asked_at <= time.time():
             # Another process asked later and wrote first: its view is the newer one. (One of the future is not: the
             # clock was set back.)
@@ -224,70 +221,19 @@ def refresh(
     return replace_fields(fleet, warnings=warnings), _changes(settings, old, now.nodes)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What was answered to a question for the fleet."""
-
-    asked_at: float
-    nodes: tuple[Node, ...]
-    unanswered: tuple[tuple[str, str], ...]
-    learned: hostkeys.Learned
-    warnings: tuple[str, ...]
-    source: str = ""
-
-
 def _ask(
     settings: Settings, files: Files, source: str | None, *, verify_keys: bool = False, learn: bool = True
-) -> _Seen:
+) -> Seen:
     """Ask the API or read the published snapshot."""
     stored = files.read()
     chosen = _source(settings, stored) if source is None else source
     if chosen:
-        return _read(settings, chosen, learn=learn)
+        return published.read(settings, chosen, learn=learn)
     old = stored.answer(scope_of(settings)) if stored else None
     return _ask_api(settings, files, old, verify_keys=verify_keys, learn=learn)
 
 
-def _read(settings: Settings, source: str, *, learn: bool) -> _Seen:
-    """Read a published snapshot, as far as it is of this fleet's projects and zones."""
-    where = sources.shown(source)
-    found = publish.parse(sources.read(source, settings), where, time.time())
-    projects, zones = settings.projects or found.projects, settings.zones or found.zones
-    if not set(projects) & set(found.projects):
-        raise UsageError(
-            f"the published snapshot is of {' and '.join(found.projects) or 'no project'}, "
-            f"this fleet asks for {' and '.join(projects) or 'none'}",
-            where=where,
-            fix=f"see projects in {settings.file}, or ask who publishes it",
-        )
-    nodes = tuple(node for node in found.nodes if node.project in projects and (not zones or node.zone in zones))
-    lacking = [f"project {name}" for name in projects if name not in found.projects]
-    lacking += [f"zone {name}" for name in zones if found.zones and name not in found.zones]
-    learned = hostkeys.Learned(
-        keys=dict(found.host_keys) if learn else {},
-        reasons={node.full_name: "the published snapshot holds none" for node in nodes},
-    )
-    warnings = tuple(f"{name}: not in the published snapshot ({where})" for name in lacking)
-    return _Seen(found.asked_at, nodes, (), learned, warnings, source)
-
-
-def _refuse_outdated(seen: _Seen, old: Snapshot | None) -> None:
-    """Refuse a published snapshot that is older than what is known.
-
-    Raises:
-        OutdatedError: It is.
-    """
-    if old is not None and seen.asked_at < old.asked_at:
-        now = time.time()
-        raise OutdatedError(
-            f"the published snapshot is older than what is known here: it is of {sources.ago(seen.asked_at, now)}, "
-            f"what is known of {sources.ago(old.asked_at, now)}",
-            where=sources.shown(seen.source),
-            fix="ask who publishes it to publish again; who may ask the API goes back by `tpu_ops refresh --from api`",
-        )
-
-
-def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_keys: bool, learn: bool) -> _Seen:
+def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_keys: bool, learn: bool) -> Seen:
     """Ask the API for the nodes, and for what the workers publish of themselves that is not known yet."""
     asked_at = time.time()
     with api(settings) as tpu:
@@ -306,7 +252,7 @@ def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_k
             learned = hostkeys.fetch(tpu, asked, instance_names=settings.iap)
     names = {node.full_name: learned.instance_names.get(node.full_name, node.instance_names) for node in nodes}
     nodes = tuple(replace_fields(node, instance_names=names[node.full_name]) for node in nodes)
-    return _Seen(asked_at, nodes, listing.unanswered, learned, listing.warnings)
+    return Seen(asked_at, nodes, listing.unanswered, learned, listing.warnings)
 
 
 def selected(settings: Settings, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], list[Worker], dict[str, str]]:

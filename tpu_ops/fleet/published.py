@@ -1,0 +1,88 @@
+"""Reads a fleet from a published snapshot in the place of the API."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from tpu_ops.config import Settings
+from tpu_ops.errors import CloudError, UsageError
+from tpu_ops.fleet import publish, sources
+from tpu_ops.fleet.hostkeys import Learned
+from tpu_ops.fleet.model import Node
+from tpu_ops.fleet.state import Snapshot
+
+
+class OutdatedError(CloudError):
+    """A published snapshot is older than what is known already."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was answered to a question for a fleet.
+
+    Attributes:
+        asked_at: When the API was asked, seconds since 1970.
+        nodes: Of the fleet's projects and zones, in the order of their full names.
+        unanswered: (project, zone) that could not be listed.
+        learned: What the workers publish of themselves, as far as it was asked for.
+        warnings: What could not be listed, in words.
+        source: Where the published snapshot was read from that this is of; empty where the API was asked.
+    """
+
+    asked_at: float
+    nodes: tuple[Node, ...]
+    unanswered: tuple[tuple[str, str], ...]
+    learned: Learned
+    warnings: tuple[str, ...]
+    source: str = ""
+
+
+def read(settings: Settings, source: str, *, learn: bool) -> Seen:
+    """Read a published snapshot, as far as it is of a fleet's projects and zones.
+
+    Args:
+        settings: Of the fleet.
+        source: As `sources.parse` returns it.
+        learn: Whether to take its host keys.
+
+    Raises:
+        CloudError: It cannot be read, or is none.
+        UsageError: It is of other projects.
+    """
+    where = sources.shown(source)
+    found = publish.parse(sources.read(source, settings), where, time.time())
+    projects, zones = settings.projects or found.projects, settings.zones or found.zones
+    if not set(projects) & set(found.projects):
+        raise UsageError(
+            f"the published snapshot is of {' and '.join(found.projects) or 'no project'}, "
+            f"this fleet asks for {' and '.join(projects) or 'none'}",
+            where=where,
+            fix=f"see projects in {settings.file}, or ask who publishes it",
+        )
+    nodes = tuple(node for node in found.nodes if node.project in projects and (not zones or node.zone in zones))
+    lacking = [f"project {name}" for name in projects if name not in found.projects]
+    lacking += [f"zone {name}" for name in zones if found.zones and name not in found.zones]
+    learned = Learned(
+        keys=dict(found.host_keys) if learn else {},
+        reasons={node.full_name: "the published snapshot holds none" for node in nodes},
+    )
+    warnings = tuple(f"{name}: not in the published snapshot ({where})" for name in lacking)
+    return Seen(found.asked_at, nodes, (), learned, warnings, source)
+
+
+def refuse_outdated(seen: Seen, old: Snapshot | None) -> None:
+    """Refuse a published snapshot that is older than what is known.
+
+    Raises:
+        OutdatedError: It is.
+    """
+    if old is None or seen.asked_at >= old.asked_at:
+        return
+    now = time.time()
+    raise OutdatedError(
+        f"the published snapshot is older than what is known here: it is of {sources.ago(seen.asked_at, now)}, "
+        f"what is known of {sources.ago(old.asked_at, now)}",
+        where=sources.shown(seen.source),
+        fix="ask who publishes it to publish again; who may ask the API goes back by `tpu_ops refresh --from api`",
+    )
