@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -204,7 +206,8 @@ def test_an_older_answer_does_not_replace_a_newer_one(fleet, monkeypatch):
     fleet.create("pod", "v4-16")
     view.refresh(settings)
     before = files(settings)
-    monkeypatch.setattr(view, "time", SimpleNamespace(time=lambda: 1.0))
+    times = itertools.chain([1.0], itertools.repeat(time.time()))
+    monkeypatch.setattr(view, "time", SimpleNamespace(time=lambda: next(times)))
     fleet.create("solo")
     seen, changes = view.refresh(settings)
     assert (not changes, [node.name for node in seen.nodes]) == (True, ["pod"])

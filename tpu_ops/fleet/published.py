@@ -77,9 +77,10 @@ def refuse_outdated(seen: Seen, old: Snapshot | None) -> None:
     Raises:
         OutdatedError: It is.
     """
-    if old is None or seen.asked_at >= old.asked_at:
-        return
     now = time.time()
+    # What is of the future was written before this machine's clock was set back: its age says nothing.
+    if old is None or seen.asked_at >= old.asked_at or old.asked_at > now + publish.AHEAD:
+        return
     raise OutdatedError(
         f"the published snapshot is older than what is known here: it is of {sources.ago(seen.asked_at, now)}, "
         f"what is known of {sources.ago(old.asked_at, now)}",
