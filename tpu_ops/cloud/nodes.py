@@ -27,7 +27,8 @@ PAGE_SIZE = 1000
 #: Failures of one project or zone among several that leave the rest of the fleet worth listing.
 _PARTIAL = ("PERMISSION_DENIED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN")
 
-#: How a service may refuse the zone ``-``; of a location that it does not know, this one says PERMISSION_DENIED.
+#: How a service may refuse the zone ``-``. Of a location that it does not know Cloud TPU says PERMISSION_DENIED, with
+#: this text (seen in dstackai/gpuhunt issue 98).
 _NO_WILDCARD = ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")
 _UNKNOWN_WILDCARD = "Location - is not found"
 
