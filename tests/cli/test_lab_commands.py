@@ -7,14 +7,33 @@ import socket
 
 import pytest
 
+from tests.support.lab_api import LabApi
 from tpu_ops import files
 from tpu_ops.cli.main import main
 from tpu_ops.lab import instance, process
 
 
+@pytest.fixture(scope="module")
+def one_api(tmp_path_factory):
+    """One API process for all tests here."""
+    api = LabApi(tmp_path_factory.mktemp("lab") / "state.json")
+    api.start()
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def lab_api(one_api):
+    """An API without nodes; what a test creates is deleted."""
+    yield one_api
+    for project in one_api.projects.split(","):
+        for node in one_api.call("GET", f"v2/projects/{project}/locations/-/nodes")[1].get("nodes", []):
+            one_api.done("DELETE", f"v2/{node['name']}")
+
+
 @pytest.fixture
 def lab(lab_api):
-    """The instance `default`, whose API is the test's own."""
+    """The instance `default`, whose API is the one that the test talks to."""
     found = instance.instance()
     found.directory.mkdir(parents=True)
     pid = lab_api._process.pid

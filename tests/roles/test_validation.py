@@ -20,27 +20,35 @@ ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGXIlzKGDcj4bqZ6VBmPPWdMbHnzVrWFw
     "faults",
     [
         [
-            ({"users_people": [{"name": "ada", "sudo": "all"}]}, "value of sudo must be one of: none, launcher, full"),
-            ({"users_people": [{"name": "ada", "key": ED25519}]}, "unknown key users_people.key. Supported parameters"),
             (
-                {"users_people": [{}], "shell_scrollback": "many"},
-                "missing required arguments: name found in users_people",
+                {"users_people": [{"name": "ada", "sudo": "all"}], "python_source": "pyenv"},
+                [
+                    "value of sudo must be one of: none, launcher, full",
+                    "value of python_source must be one of: deadsnakes, distribution, uv",
+                ],
             ),
-            ({"python_source": "pyenv"}, "value of python_source must be one of: deadsnakes, distribution, uv"),
+            (
+                {"users_people": [{"name": "ada", "key": ED25519}, {}], "shell_scrollback": "many"},
+                [
+                    "unknown key users_people.key. Supported parameters",
+                    "missing required arguments: name found in users_people",
+                    "argument 'shell_scrollback' is of type str and we were unable to convert to int",
+                ],
+            ),
         ],
         [
-            ({"users_people": [{"name": "ada", "keys": ["no"]}]}, "ada: keys[0] starts with 'no'"),
+            ({"users_people": [{"name": "ada", "keys": ["no"]}]}, ["ada: keys[0] starts with 'no'"]),
             (
                 {"users_people": [{"name": "tpu", "state": "absent"}], "ansible_user": "tpu"},
-                "tpu: state absent would remove the account",
+                ["tpu: state absent would remove the account"],
             ),
         ],
-        [({"python_source": "distribution", "python_minimum": "3.99"}, "python_minimum 3.99 of")],
-        [({"python_source": "uv", "python_version": "3.10"}, "JAX 0.10.2 needs Python 3.11 or later")],
+        [({"python_source": "distribution", "python_minimum": "3.99"}, ["python_minimum 3.99 of"])],
+        [({"python_source": "uv", "python_version": "3.10"}, ["JAX 0.10.2 needs Python 3.11 or later"])],
     ],
 )
 def test_a_worker_s_fault_ends_the_run_before_any_worker_is_changed(
-    tmp_path: Path, faults: list[tuple[dict[str, Any], str]]
+    tmp_path: Path, faults: list[tuple[dict[str, Any], list[str]]]
 ) -> None:
     right = SYSTEM | {"python_source": "uv", "python_version": "3.12"}
     hosts = {"good-w0": right} | {f"bad-w{index}": right | faulty for index, (faulty, _) in enumerate(faults)}
@@ -62,4 +70,4 @@ def test_a_worker_s_fault_ends_the_run_before_any_worker_is_changed(
     failures = {host: json.dumps(result) for host, result in tasks[-1]["hosts"].items() if result.get("failed")}
     assert set(failures) == set(hosts) - {"good-w0"}, tasks[-1]
     for index, (_, said) in enumerate(faults):
-        assert said in failures[f"bad-w{index}"]
+        assert [text for text in said if text not in failures[f"bad-w{index}"]] == []
