@@ -39,8 +39,8 @@ options:
     choices: [tpu_vm]
   projects:
     description:
-      - Google Cloud project ids. At least one is needed, here or in E(TPU_OPS_PROJECT) (a comma list, which wins), but
-        for O(snapshot).
+      - Google Cloud project ids. At least one is needed, here or in E(TPU_OPS_PROJECT) (a comma list, which wins),
+        unless O(snapshot) is set.
     type: list
     elements: str
     default: []
@@ -56,7 +56,8 @@ options:
       - name: TPU_OPS_ZONES
   names:
     description:
-      - Patterns (C(*), C(?), C([...])) of node names. The fleet is the nodes that fit one of them; all when empty.
+      - Patterns (C(*), C(?), C([...])) of node names, C(<node>) or C(<node>.<zone>) where several share a name. The
+        fleet is the nodes that fit one of them; all when empty.
       - This filter and those by O(labels) and O(accelerator_types) hold for the commands as well as for the inventory.
     type: list
     elements: str
@@ -106,7 +107,7 @@ options:
     default: []
   exclude:
     description:
-      - The same. A host stays only where none of them is true.
+      - Expressions like those of O(include). A host stays in the inventory only where none of them is true.
     type: list
     elements: str
     default: []
@@ -124,7 +125,7 @@ options:
     type: str
     default: tpu_
   hostvars_suffix:
-    description: Suffix of the same variables.
+    description: Suffix of the host variables that are not Ansible's own.
     type: str
     default: ""
   connect_with:
@@ -196,7 +197,7 @@ options:
       - name: GCP_SERVICE_ACCOUNT_FILE
   service_account_contents:
     description:
-      - The same key as JSON text; wins over O(service_account_file). Never in plain in the file; use
+      - Key of the service account as JSON text; wins over O(service_account_file). Never in plain in the file; use
         E(GCP_SERVICE_ACCOUNT_CONTENTS) or a lookup.
     type: str
     env:
@@ -341,7 +342,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -354,8 +355,11 @@ try:
     from tpu_ops import config
     from tpu_ops.errors import OpsError, UsageError
     from tpu_ops.fleet import hostnames, hostvars, reach, ssh_files, view
+    from tpu_ops.fleet.diff import Changes
     from tpu_ops.fleet.model import SERVING_STATES, Node, Worker
+    from tpu_ops.fleet.published import OutdatedError
     from tpu_ops.fleet.reach import Way
+    from tpu_ops.fleet.view import Fleet
 except ImportError as exc:
     IMPORT_ERROR: ImportError | None = exc
 else:
@@ -511,7 +515,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         key = f"{self.get_cache_key(path)}_{_digest(settings)}"
         if caching and cache and (nodes := self._remembered(settings, key)) is not None:
             return nodes
-        fleet, changes = view.refresh(settings, learn=settings.learn_host_keys)
+        fleet, changes = self._ask(settings)
         for text in fleet.warnings:
             self.display.warning(text)
         for text in changes.news():
@@ -524,6 +528,18 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
                 "nodes": [node.to_json() for node in fleet.scope],
             }
         return fleet.scope
+
+    def _ask(self, settings: config.Settings) -> tuple[Fleet, Changes]:
+        """Ask the API, or read the published snapshot; what is known is taken where that is older."""
+        try:
+            return view.refresh(settings, learn=settings.learn_host_keys)
+        except OutdatedError as exc:
+            # Wherever it was read from.
+            known = view.known(replace(settings, snapshot=""))
+            if known is None:
+                raise
+            self.display.warning(str(exc))
+            return known, Changes()
 
     def _remembered(self, settings: config.Settings, key: str) -> Sequence[Node] | None:
         """Return the newest answer that is young enough, the cached one or the fleet's snapshot; None without one."""

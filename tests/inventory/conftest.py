@@ -1,12 +1,9 @@
 """Ansible reads its configuration when it is imported: the project's own."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from tpu_ops.cloud import nodes
 
 os.environ["ANSIBLE_CONFIG"] = str(Path(__file__).resolve().parents[2] / "ansible.cfg")
 
@@ -32,14 +29,3 @@ def mixed(fleet):
     fleet.create("theirs", "v4-8", project=fleet.second)
     fleet.write(projects=[fleet.project, fleet.second])
     return fleet
-
-
-@pytest.fixture
-def instance_names(monkeypatch):
-    """Workers publish their names as instances, as on the real service."""
-    published = nodes.published
-
-    def named(*args, **options):
-        return [replace(entry, instance_name=f"t1v-n-{i}") for i, entry in enumerate(published(*args, **options))]
-
-    monkeypatch.setattr(nodes, "published", named)

@@ -212,7 +212,7 @@ def test_where_host_keys_are_not_learnt_none_are_missed(fleet):
     assert cached.hosts() in (CACHED, KNOWN)
 
 
-def test_instance_names_that_iap_needs_are_asked_for_though_the_nodes_are_known(cached, instance_names):
+def test_instance_names_that_iap_needs_are_asked_for_though_the_nodes_are_known(cached):
     cached.fleet.write(**cached.options, iap=True)
     assert cached.hosts() == ASKED
     cached.fleet.api.forget_requests()

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.support.inventory import hosts, inventory, variables
+from tpu_ops.cli.main import main
 from tpu_ops.fleet import view
 from tpu_ops.fleet.ssh_files import parse_known_hosts
 
@@ -114,12 +115,12 @@ def test_a_jump_is_in_the_arguments_of_those_that_need_it(fleet):
     assert "ProxyCommand" not in variables(found, "door-w0")["ansible_ssh_common_args"]
 
 
-def test_iap_is_in_the_arguments_and_the_instance_among_the_variables(fleet, instance_names):
+def test_iap_is_in_the_arguments_and_the_instance_among_the_variables(fleet):
     fleet.create("pod", "v4-8", networkConfig={"enableExternalIps": False})
     fleet.write(iap=True)
     pod = variables(inventory(fleet), "pod-w0")
-    assert pod["tpu_instance_name"] == "t1v-n-0"
-    assert "ProxyCommand=gcloud compute start-iap-tunnel t1v-n-0 " in pod["ansible_ssh_common_args"]
+    assert pod["tpu_instance_name"]
+    assert f"ProxyCommand=gcloud compute start-iap-tunnel {pod['tpu_instance_name']} " in pod["ansible_ssh_common_args"]
 
 
 def test_workers_without_an_address_are_listed_and_named_in_one_line(fleet, said):
@@ -183,6 +184,23 @@ def test_values_may_be_templates(fleet, monkeypatch):
         learn_host_keys="{{ 1 == 1 }}",
     )
     assert variables(inventory(fleet), "pod-w0")["ansible_user"] == "grace"
+
+
+def test_a_published_snapshot_takes_the_place_of_the_api(fleet, tmp_path, said):
+    fleet.create("pod", "v4-8")
+    file = tmp_path / "fleet.json"
+    assert main(["snapshot", "--publish", str(file)]) == 0
+    fleet.api.forget_requests()
+    fleet.write(snapshot=str(file))
+    assert hosts(inventory(fleet)) == ["pod-w0"]
+    assert fleet.api.requests(fleet.project) == {}
+    # What the API said later is newer.
+    fleet.create("new", "v4-8")
+    fleet.write()
+    assert main(["refresh", "--from", "api"]) == 0
+    fleet.write(snapshot=str(file))
+    assert hosts(inventory(fleet)) == ["new-w0", "pod-w0"]
+    assert "older than what is known here" in said()
 
 
 def test_one_forbidden_project_is_a_warning_and_the_rest_is_listed(fleet, said):
