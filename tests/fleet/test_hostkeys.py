@@ -1,0 +1,73 @@
+"""Which host keys are asked for, learnt, kept and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.nodes import key, node
+from tpu_ops.fleet import hostkeys, ssh_files
+from tpu_ops.fleet.model import workers_of
+
+
+@pytest.mark.parametrize(
+    ("kind", "blob"),
+    [
+        ("ssh-ed25519", "not base64"),
+        ("ssh-ed25519", ""),
+        ("ssh-rsa", key("a")),
+        ("ssh-ed25519", key("a") + "\nevil ssh-rsa AAAA"),
+        ("ssh-ed25519\n", key("a")),
+        ("ssh ed25519", key("a", "ssh ed25519")),
+    ],
+)
+def test_a_published_key_of_another_form_is_no_key(kind, blob):
+    assert not ssh_files.valid_key(kind, blob)
+    assert ssh_files.valid_key("ssh-ed25519", key("a"))
+
+
+def test_keys_of_gone_and_recreated_nodes_are_dropped_and_those_of_stopped_ones_kept():
+    now = workers_of([node(node_id="2", state="STOPPED"), node("other", node_id="3")])
+    known = {alias: {"ssh-ed25519": key(alias)} for alias in ("tpu-1-w0", "tpu-2-w0", "tpu-2-w7", "tpu-3-w0")}
+    merged = hostkeys.merge(known, {"tpu-3-w1": {"ssh-ed25519": key("x")}}, now, Path("known_hosts"))
+    assert sorted(merged) == ["tpu-2-w0", "tpu-2-w7", "tpu-3-w0", "tpu-3-w1"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "alarm"),
+    [
+        ({"ssh-ed25519": key("a")}, {"ssh-ed25519": key("a")}, False),
+        ({"ssh-ed25519": key("a")}, {"ssh-ed25519": key("a"), "ssh-rsa": key("r", "ssh-rsa")}, False),
+        ({"ssh-ed25519": key("a"), "ssh-rsa": key("r", "ssh-rsa")}, {"ssh-ed25519": key("a")}, False),
+        ({"ssh-ed25519": key("a")}, {"ssh-ed25519": key("b")}, True),
+        ({"ssh-ed25519": key("a")}, {"ssh-rsa": key("r", "ssh-rsa")}, True),
+        (
+            {"ssh-ed25519": key("a"), "ssh-rsa": key("r", "ssh-rsa")},
+            {"ssh-ed25519": key("a"), "ssh-rsa": key("s", "ssh-rsa")},
+            True,
+        ),
+    ],
+)
+def test_a_key_on_the_same_node_may_not_change(old, new, alarm):
+    workers = workers_of([node()])
+    if alarm:
+        with pytest.raises(hostkeys.HostKeyAlarm, match="pod-w0"):
+            hostkeys.merge({"tpu-1-w0": old}, {"tpu-1-w0": new}, workers, Path("known_hosts"))
+    else:
+        assert hostkeys.merge({"tpu-1-w0": old}, {"tpu-1-w0": new}, workers, Path("kh"))["tpu-1-w0"] == old | new
+
+
+def test_only_nodes_with_an_unknown_worker_are_asked_for_keys():
+    workers = workers_of([node(), node("half", node_id="2"), node("off", node_id="3", state="STOPPED")])
+    known: dict[str, ssh_files.Keys] = {"tpu-1-w0": {}, "tpu-1-w1": {}, "tpu-2-w0": {}}
+    assert [found.name for found in hostkeys.wanted(workers, known, verify=False)] == ["half"]
+    assert [found.name for found in hostkeys.wanted(workers, known, verify=True)] == ["half", "pod"]
+
+
+def test_a_serving_node_without_keys_is_named():
+    workers = workers_of([node(), node("off", node_id="3", state="STOPPED")])
+    warnings = hostkeys.missing(workers, {"tpu-1-w0": {}}, {"projects/lab/locations/us-central2-b/nodes/pod": "denied"})
+    assert len(warnings) == 1
+    assert all(word in warnings[0] for word in ("node pod", "pod-w1", "denied"))
+    assert "pod-w0" not in warnings[0]

@@ -1,0 +1,106 @@
+"""The texts of ssh_config and known_hosts, and what OpenSSH itself makes of them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.nodes import key, node
+from tpu_ops.errors import OpsError
+from tpu_ops.fleet import reach, ssh_files
+from tpu_ops.fleet.model import workers_of
+from tpu_ops.fleet.reach import Way
+
+MUX = Path("/run/user/7/tpu_ops/mux")
+
+
+OPTIONS = ssh_files.common_options(Path("/state dir/known_hosts"))
+
+
+def config_of(workers, private_key=Path("/home/ada/.ssh/id")):
+    ways = [
+        (worker, Way(reach.address(worker, ("external", "internal")), control=reach.control_path(MUX, worker)))
+        for worker in workers
+    ]
+    return ssh_files.ssh_config(ways, user="ada", private_key=private_key, options=OPTIONS)
+
+
+def test_ssh_config_text():
+    workers = workers_of([node(), node("solo", node_id="2", count=1, external_ips=("",), internal_ips=("",))])
+    assert config_of(workers) == (Path(__file__).parent / "ssh_config.golden").read_text()
+
+
+def test_ssh_understands_the_config(tmp_path):
+    path = tmp_path / "ssh_config"
+    path.write_text(config_of(workers_of([node()])))
+    seen = subprocess.run(["ssh", "-F", path, "-G", "pod-w1"], capture_output=True, text=True, check=True).stdout
+    for line in (
+        "hostname 34.0.1.1",
+        "user ada",
+        "hostkeyalias tpu-1-w1",
+        'userknownhostsfile "/state dir/known_hosts"',
+        "stricthostkeychecking true",
+        "identityfile /home/ada/.ssh/id",
+    ):
+        assert line in seen.splitlines() or line.replace('"', "") in seen.splitlines(), line
+
+
+def test_ansible_gets_the_same_options_as_ssh(tmp_path):
+    """What `ssh -G` makes of the config and of the arguments for Ansible is the same."""
+    worker = workers_of([node()])[1]
+    path, private_key = tmp_path / "ssh_config", tmp_path / "id"
+    private_key.touch()
+    path.write_text(config_of([worker], private_key))
+
+    def effective(arguments: str) -> set[str]:
+        argv = ["sh", "-c", f"ssh {arguments}"]
+        lines = set(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines())
+        return {line for line in lines if not line.startswith("host ")}
+
+    by_config = effective(f"-F {path} -G pod-w1")
+    way = Way("", control=reach.control_path(MUX, worker))
+    options = ssh_files.arguments([*ssh_files.own_options(worker, way), *OPTIONS])
+    by_args = effective(f"-F none {options} -i {private_key} -o User=ada -G 34.0.1.1")
+    assert by_config == by_args
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"XDG_RUNTIME_DIR": "/run/user/7", "HOME": "/h"}, "/run/user/7/tpu_ops/mux"),
+        ({"HOME": "/home/ada"}, "/home/ada/.cache/tpu_ops/mux"),
+        ({"HOME": "/home/" + "a" * 60}, "/tmp/tpu_ops-7"),
+    ],
+)
+def test_the_directory_of_control_sockets_is_short_enough(environ, expected):
+    path = ssh_files.mux_dir(environ, 7)
+    assert str(path) == expected
+    # The longest name of a socket that ssh makes there, with the final NUL.
+    assert len(f"{path}/{'c' * 40}.{'r' * 16}") + 1 <= 108
+
+
+def test_a_directory_of_control_sockets_that_is_a_link_is_refused(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(OpsError, match="not this user's own"):
+        ssh_files.make_mux_dir(tmp_path / "link")
+    ssh_files.make_mux_dir(tmp_path / "a" / "mux")
+    assert (tmp_path / "a" / "mux").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_of_control_sockets_that_cannot_be_made_is_an_error_in_words(tmp_path):
+    (tmp_path / "runtime").write_text("")
+    with pytest.raises(OpsError) as caught:
+        ssh_files.make_mux_dir(tmp_path / "runtime" / "mux")
+    assert caught.value.where == str(tmp_path / "runtime" / "mux")
+
+
+def test_known_hosts_is_read_as_it_is_written():
+    keys = {
+        "tpu-1-w0": {"ssh-ed25519": key("a"), "ssh-rsa": key("b", "ssh-rsa")},
+        "tpu-1-w1": {"ssh-rsa": key("c", "ssh-rsa")},
+    }
+    text = ssh_files.known_hosts(keys)
+    assert text.splitlines()[0] == f"tpu-1-w0 ssh-ed25519 {key('a')}"
+    assert ssh_files.parse_known_hosts("# a comment\n\nbroken line here and more\n" + text) == keys

@@ -1,0 +1,89 @@
+"""Which workers a target means."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.support.nodes import node
+from tpu_ops.errors import UsageError
+from tpu_ops.fleet import lifecycle, targets
+from tpu_ops.fleet.model import workers_of
+
+FLEET = workers_of(
+    [
+        node(count=4),
+        node("solo", node_id="2", count=1),
+        node("twin", zone="us-central2-b", node_id="3", count=1),
+        node("twin", zone="us-west4-a", node_id="4", count=1),
+        node("pod-w9", node_id="5", count=1),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("target", "hosts"),
+    [
+        ("pod", ["pod-w0", "pod-w1", "pod-w2", "pod-w3"]),
+        ("pod-w2", ["pod-w2"]),
+        ("pod-w[0-1,3]", ["pod-w0", "pod-w1", "pod-w3"]),
+        ("solo,pod-w3", ["pod-w3", "solo-w0"]),
+        ("pod!pod-w[1-3]", ["pod-w0"]),
+        ("pod & pod-w[2-3]", ["pod-w2", "pod-w3"]),
+        ("pod-w[0-1]^pod-w[1-2]", ["pod-w0", "pod-w2"]),
+        ("twin.us-west4-a", ["twin.us-west4-a-w0"]),
+        ("pod-w9", ["pod-w9-w0"]),
+    ],
+)
+def test_targets(target, hosts):
+    assert [worker.host for worker in targets.select(FLEET, target)] == hosts
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("po", ["'po'", "did you mean pod"]),
+        ("twin", ["several nodes", "twin.us-central2-b or twin.us-west4-a"]),
+        ("pod-w[0-7]", ["pod-w4"]),
+        ("pod-w[", ["node set"]),
+        ("", ["missing"]),
+        ("pod,", ["missing"]),
+        ("pod!pod", ["no worker"]),
+        ("@all", ["'@all'"]),
+        ("*", ["'*'", "known nodes"]),
+    ],
+)
+def test_a_wrong_target_is_explained(target, words):
+    with pytest.raises(UsageError) as caught:
+        targets.select(FLEET, target)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_a_node_set_of_too_many_names_is_refused_before_it_is_made():
+    workers = workers_of([node(count=2)])
+    for target in ("pod-w[0-99999999]", "pod-w[0-9999]x[0-9999]", "pod-w[1" + "0" * 50 + "]", "pod-w[0-99999999"):
+        begun = time.monotonic()
+        with pytest.raises(UsageError, match="more than 100000 names"):
+            targets.select(workers, target)
+        assert time.monotonic() - begun < 1
+    with pytest.raises(UsageError, match="pod has workers 0 to 1"):
+        targets.select(workers, "pod-w[0-9]")
+    with pytest.raises(UsageError) as caught:
+        targets.select(workers, "x" * 100_000)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_name_of_both_a_node_and_a_worker_is_ambiguous():
+    workers = workers_of([node(count=2), node("pod-w0", node_id="2", count=1)])
+    with pytest.raises(UsageError, match="pod-w0"):
+        targets.select(workers, "pod-w0")
+
+
+def test_an_empty_fleet_says_how_to_get_a_node():
+    with pytest.raises(UsageError, match="tpu_ops create"):
+        targets.select([], "pod")
+
+
+def test_names_with_numbers_stand_in_their_natural_order():
+    assert lifecycle.nearest("v4-12", ["v4-128", "v4-16", "v4-8", "v2-8"]) == "v2-8, v4-8, v4-16, v4-128"
