@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     fleet = _known(settings) if args.cached else _asked(settings)
     document = publish.document(fleet.asked_at, settings.projects, settings.zones, fleet.nodes, view.keys_of(settings))
     text = document.text()
+    # What no reader would take is not published.
+    publish.parse(text.encode(), "what would be published", time.time())
     if printed:
         output.line(text.rstrip("\n"))
         return ExitCode.OK
