@@ -150,11 +150,6 @@ def test_what_is_no_answer_is_explained(answer: object, stderr: str, code: int, 
     assert reply.ok or reply.kind in {"held", "unreachable"} or "--limit pod-w1" in reply.fix
 
 
-def test_a_changed_host_key_is_said_in_words() -> None:
-    said = "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nIt is possible ...\nHost key verification failed.\n"
-    assert "host key" in openssh.reason(said, 255)
-
-
 def test_words_of_a_command_line() -> None:
     config = Path("/state/ssh config")
     assert openssh.session(config, "pod-w0", "true")[-4:] == ["ControlMaster=no", "-T", "pod-w0", "true"]

@@ -191,4 +191,4 @@ def _jump_config(mux: Path) -> str:
 
 def _iap_command(worker: Worker) -> str:
     words = ["gcloud", "compute", "start-iap-tunnel", worker.instance_name, "%p", "--listen-on-stdin"]
-    return shlex.join([*words, f"--project={worker.node.project}", f"--zone={worker.node.zone}", "--verbosity=warning"])
+    return shlex.join([*words, f"--project={worker.node.project}", f"--zone={worker.node.zone}", "--verbosity=error"])

@@ -15,6 +15,12 @@ from tpu_ops.errors import OpsError
 #: signs and variables mean something since 9.9), while `?` stands for any character in all of them.
 _SPECIAL = re.compile(r'[*?\[\]\\"%$\x00-\x1f\x7f]')
 
+#: What ssh says at the end whatever a proxy failed from.
+_OF_A_PROXY = ("Connection closed by UNKNOWN port", "kex_exchange_identification:", "stdio forwarding failed")
+
+#: Where ssh says of which host, or which HostKeyAlias, the key is not known or has changed.
+_HOST_KEY = re.compile(r"[Hh]ost key (?:is known )?for (\S+) (has changed|and you have requested)")
+
 
 def home() -> Path:
     """Return the home directory that OpenSSH looks into: the one of the password file, whatever HOME says.
@@ -110,12 +116,28 @@ def rsync_shell(ssh_config: Path) -> str:
 
 
 def reason(stderr: str, code: int | None) -> str:
-    """Given what ssh said, return the one line that tells why it failed."""
+    """Given what ssh said, return the one line that tells why it failed, and what to do about a host key."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    known = [line for line in lines if "IDENTIFICATION HAS CHANGED" in line or "Host key verification" in line]
-    if known:
-        return "host key verification failed: another machine answers there, or its key is not known yet"
-    return lines[-1] if lines else f"ssh ended with {code}"
+    if any("Host key verification failed" in line or "IDENTIFICATION HAS CHANGED" in line for line in lines):
+        found = _HOST_KEY.search(stderr)
+        return _host_key_reason(*found.groups()) if found else "host key verification failed"
+    telling = [line for line in lines if not line.startswith(_OF_A_PROXY)] or lines
+    gcloud = [line for line in telling if line.startswith("ERROR: ")]
+    return (gcloud or telling[-1:] or [f"ssh ended with {code}"])[0]
+
+
+def _host_key_reason(name: str, what: str) -> str:
+    """Say whose host key was not as expected: that of a worker, which has an alias of ours, or that of a jump."""
+    changed = "changed" in what
+    if not name.startswith("tpu-"):
+        how = "is not the one that you know" if changed else "is not known to you"
+        return f"the host key of {name}, through which it is reached, {how}; log in there once yourself: ssh {name}"
+    if changed:
+        return (
+            "host key verification failed: another key answers than the one that is known; "
+            "`tpu_ops refresh --verify-keys` compares it with the published one"
+        )
+    return "host key verification failed: no host key is known; `tpu_ops refresh` learns it, or says what to do"
 
 
 def refused(stderr: str) -> bool:
