@@ -60,7 +60,10 @@ class Member:
     Attributes:
         path: The fleet directory.
         home: The home directory.
+        published: A snapshot that was published for them.
     """
+
+    published: Path
 
     def __init__(self, root: Path, **options: Any) -> None:
         self.path, self.home = root / "fleet", root / "home"

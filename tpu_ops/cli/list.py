@@ -126,7 +126,7 @@ class Wanted:
         ):
             found += _unknown(kind, values, [of(node) for node in fleet.nodes], fnmatchcase)
         labels = [
-            (key, *(() if value == "" else (f"{key}={value}",)))
+            (key, f"{key}={value}") if value else (f"{key}=", key)
             for node in fleet.nodes
             for key, value in node.labels.items()
         ]

@@ -59,7 +59,13 @@ class _Search:
         if fleet is None:
             return News()
         self._fleet, after = fleet, _ways(fleet)
-        changed = frozenset(host for host, way in after.items() if way[0] and way != before.get(host))
+        changed = frozenset(
+            worker.host
+            for worker in fleet.workers
+            if worker.node.state in SERVING_STATES
+            and after[worker.host][0]
+            and after[worker.host] != before.get(worker.host)
+        )
         return News(changed, _notes(fleet, hosts))
 
 
@@ -116,7 +122,8 @@ def _notes(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
     for host in hosts:
         worker, label = workers.get(host), host.rsplit("-w", 1)[0]
         if worker is None:
-            found[host] = f"its node has {sizes[label]} workers now" if label in sizes else "its node no longer exists"
+            size = sizes.get(label, 0)
+            found[host] = f"its node has {size} worker{'s' * (size != 1)} now" if size else "its node no longer exists"
         elif worker.node.state not in SERVING_STATES:
             found[host] = f"its node is {worker.node.state} now"
         elif problem := ways.of(worker).problem:

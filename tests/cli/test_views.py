@@ -1,0 +1,246 @@
+"""list with its filters, inventory, snapshot, and all that a member without credentials can and cannot do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet import ROOT
+from tests.support.published import Member
+from tpu_ops.cli import inventory as inventory_command
+
+BIN = Path(sys.executable).parent
+
+
+def failed(result, code, *words):
+    """Check that a command ended with one error that has these words, and no result."""
+    assert (result[0], result[1]) == (code, ""), result
+    assert result[2].count("error: ") == 1, result
+    assert [word for word in words if word not in result[2]] == []
+
+
+@pytest.fixture
+def mixed(fleet):
+    """Nodes of several names, types, zones, projects, labels and states."""
+    fleet.write(projects=[fleet.project, fleet.second])
+    fleet.create("pod", "v4-16", labels={"team": "vision", "tier": "gold"})
+    fleet.create("pod-b", "v4-8", labels={"team": "speech"})
+    fleet.create("lite", "v5litepod-4", zone="us-west4-a", project=fleet.second, labels={"spare": ""})
+    fleet.create("off", "v4-8")
+    fleet.act("stop", "off")
+    return fleet
+
+
+@pytest.mark.parametrize(
+    ("argv", "nodes"),
+    [
+        ([], ["lite", "off", "pod", "pod-b"]),
+        (["--name", "pod*"], ["pod", "pod-b"]),
+        (["--name", "lite", "--name", "off"], ["lite", "off"]),
+        (["--type", "v4-*"], ["off", "pod", "pod-b"]),
+        (["--type", "v4-8", "--state", "ready"], ["pod-b"]),
+        (["--zone", "us-west4-a"], ["lite"]),
+        (["--zone", "us-c*"], ["off", "pod", "pod-b"]),
+        (["--label", "team"], ["pod", "pod-b"]),
+        (["--label", "team=vision"], ["pod"]),
+        (["--label", "team=vision", "--label", "team=speech"], ["pod", "pod-b"]),
+        (["--label", "team=vision", "--label", "team"], ["pod", "pod-b"]),
+        (["--label", "team", "--label", "tier=gold"], ["pod"]),
+        (["--label", "spare="], ["lite"]),
+    ],
+)
+def test_list_shows_what_passes_all_filters(mixed, tpu_ops, argv, nodes):
+    code, out, err = tpu_ops("list", "--json", *argv)
+    assert (code, err) == (0, "")
+    assert list(dict.fromkeys(row["node"] for row in json.loads(out))) == nodes
+    table = tpu_ops("list", *argv)[1].splitlines()[1:]
+    assert list(dict.fromkeys(line.split("-w")[0] for line in table)) == nodes
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--name", "nobody"], "no node has the name 'nobody'; there are: lite, off, pod, pod-b"),
+        (["--type", "v6e-*"], "no node has the accelerator type 'v6e-*'; there are: v4-16, v4-8, v5litepod-4"),
+        (["--zone", "mars-1"], "no node has the zone 'mars-1'; there are: us-central2-b, us-west4-a"),
+        (["--project", "nobodys"], "no node has the project 'nobodys'; there are: lab"),
+        (["--label", "team=art"], "no node has the label 'team=art'; there are: spare, team=speech, team=vision, tier"),
+        (["--state", "PREEMPTED"], "no node has the state 'PREEMPTED'; there are: READY, STOPPED"),
+        (["--name", "pod", "--zone", "us-west4-a"], "no node has all of that"),
+    ],
+)
+def test_a_filter_that_nothing_passes_says_what_there_is(mixed, tpu_ops, argv, words):
+    code, out, err = tpu_ops("list", *argv)
+    assert (code, out) == (0, "")
+    assert words in err
+    assert json.loads(tpu_ops("list", "--json", *argv)[1]) == []
+
+
+def test_one_project_of_several(mixed, tpu_ops):
+    rows = json.loads(tpu_ops("list", "--json", "--project", mixed.second)[1])
+    assert {row["node"] for row in rows} == {"lite"}
+
+
+def test_an_empty_label_is_an_error(fleet, tpu_ops):
+    failed(tpu_ops("list", "--label", "=x"), 2, "--label", "KEY=VALUE")
+
+
+def test_inventory_of_the_workers_that_serve(mixed, tpu_ops):
+    assert tpu_ops("inventory")[:2] == (0, "lite-w0,pod-b-w0,pod-w[0-1]\n")
+    assert tpu_ops("inventory", "pod,lite", "--format", "nodeset")[1] == "lite-w0,pod-w[0-1]\n"
+    assert tpu_ops("inventory", "pod", "--format", "list")[1] == "pod-w0\npod-w1\n"
+    groups = json.loads(tpu_ops("inventory", "--json")[1])
+    assert groups["all"] == ["lite-w0", "pod-w0", "pod-w1", "pod-b-w0"]
+    assert groups["type_v4_16"] == groups["node_pod"] == ["pod-w0", "pod-w1"]
+    assert "node_off" not in groups
+    graph = json.loads(mixed.ansible("ansible-inventory", "--list").stdout)
+    built = ("all", "node_", "zone_", "type_", "state_")
+    assert {name: sorted(hosts) for name, hosts in groups.items() if name != "all"} == {
+        name: sorted(group["hosts"]) for name, group in graph.items() if name.startswith(built) and "hosts" in group
+    }
+    failed(tpu_ops("inventory", "off"), 2, "no worker of the target is in state READY, only in STOPPED")
+    failed(tpu_ops("inventory", "nobody"), 2, "nobody")
+    mixed.write(projects=[mixed.project], states=["READY", "STOPPED"])
+    assert tpu_ops("inventory", "off")[1] == "off-w0\n"
+
+
+def test_an_empty_fleet_has_no_nodeset(fleet, tpu_ops):
+    failed(tpu_ops("inventory"), 2, "no worker is in state READY")
+
+
+def test_clustershell_reads_the_groups(mixed, tpu_ops, tmp_path):
+    (tmp_path / "groups.d").mkdir()
+    (tmp_path / "groups.conf").write_text(f"[Main]\ndefault: tpu\nautodir: {tmp_path}/groups.d\n")
+    (tmp_path / "groups.d" / "fleet.yaml").write_text(tpu_ops("inventory", "--format", "groups")[1])
+
+    def nodeset(*argv):
+        environ = os.environ | {"CLUSTERSHELL_CFGDIR": str(tmp_path)}
+        command = [str(BIN / "nodeset"), *argv]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert nodeset("-f", "@node_pod") == "pod-w[0-1]"
+    assert nodeset("-e", "@tpu:type_v4_16") == "pod-w0 pod-w1"
+    assert nodeset("-c", "@all") == "4"
+    assert "@zone_us_west4_a" in nodeset("-l").split()
+    assert nodeset("-f", tpu_ops("inventory")[1].strip()) == nodeset("-f", "@all")
+
+
+def test_a_large_fleet_is_folded_node_by_node(mixed, tpu_ops, monkeypatch):
+    from ClusterShell.NodeSet import NodeSet
+
+    whole = tpu_ops("inventory")[1].strip()
+    monkeypatch.setattr(inventory_command, "_FOLDED", 2)
+    parts = tpu_ops("inventory")[1].strip()
+    assert parts == "lite-w0,pod-w[0-1],pod-b-w0"
+    assert NodeSet(parts) == NodeSet(whole)
+
+
+def test_snapshot_says_where_the_view_is_from(fleet, tpu_ops):
+    failed(tpu_ops("snapshot"), 2, "nothing is known", "tpu_ops refresh")
+    fleet.create("pod", "v4-16")
+    tpu_ops("refresh")
+    code, out, _ = tpu_ops("snapshot")
+    assert (code, "1 node, 2 workers, asked from the API 0 s ago" in out) == (0, True)
+    told = json.loads(tpu_ops("snapshot", "--json")[1])
+    assert (told["source"], told["nodes"], told["workers"]) == ("api", 1, 2)
+    failed(tpu_ops("snapshot", "--cached"), 2, "--publish")
+
+
+def test_publishing_asks_the_api_first_unless_it_is_told_not_to(fleet, tpu_ops, tmp_path):
+    path = tmp_path / "fleet.json"
+    failed(tpu_ops("snapshot", "--publish", str(path), "--cached"), 2, "nothing is known")
+    fleet.create("pod", "v4-16", metadata={"startup-script": "export TOKEN=secret"})
+    code, out, _ = tpu_ops("snapshot", "--publish", str(path), "--dry-run")
+    assert (code, out.startswith("would publish 1 node, 2 workers, host keys of 2 workers")) == (0, True)
+    assert not path.exists()
+    told = json.loads(tpu_ops("snapshot", "--publish", str(path), "--json")[1])
+    assert (told["destination"], told["nodes"], told["host_keys"]) == (str(path), 1, 2)
+    assert told["bytes"] == path.stat().st_size
+    assert "secret" not in path.read_text()
+    fleet.create("solo")
+    printed = tpu_ops("snapshot", "--publish", "-", "--cached")[1]
+    assert printed == path.read_text()
+    fleet.api.forget_requests()
+    assert tpu_ops("snapshot", "--publish", str(path))[0] == 0
+    assert [node["name"] for node in json.loads(path.read_text())["nodes"]] == ["pod", "solo"]
+    assert fleet.api.requests(fleet.project)["ListNodes"] == 1
+    failed(tpu_ops("snapshot", "--publish", "https://example.com/x"), 2, "--publish", "gs://BUCKET/OBJECT")
+    failed(tpu_ops("snapshot", "--publish", str(tmp_path / "missing" / "x")), 1, str(tmp_path / "missing" / "x"))
+
+
+def test_only_nodes_that_the_filters_let_pass_are_published(mixed, tpu_ops):
+    mixed.write(names=["pod*"])
+    printed = json.loads(tpu_ops("snapshot", "--publish", "-")[1])
+    assert [node["name"] for node in printed["nodes"]] == ["pod", "pod-b"]
+
+
+@pytest.fixture
+def member(fleet, tpu_ops, tmp_path, monkeypatch):
+    """A member of a fleet that was published as a file; this process has the member's environment from here on."""
+    fleet.create("pod", "v4-16")
+    fleet.create("off", "v4-8")
+    fleet.act("stop", "off")
+    assert tpu_ops("snapshot", "--publish", str(tmp_path / "published.json"))[0] == 0
+    made = Member(tmp_path / "member", projects=[fleet.project])
+    for name, value in made.environ().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TPU_OPS_ENDPOINT", raising=False)
+    made.published = tmp_path / "published.json"
+    return made
+
+
+def test_a_member_lists_logs_in_and_selects_without_credentials(member, tpu_ops, fleet):
+    failed(tpu_ops("list"), 3, "no credentials", "tpu_ops refresh --from")
+    code, out, _ = tpu_ops("refresh", "--from", str(member.published))
+    assert (code, f"at {member.published}" in out) == (0, True)
+    code, out, err = tpu_ops("list")
+    assert [line.split()[0] for line in out.splitlines()] == ["HOST", "off-w0", "pod-w0", "pod-w1"]
+    assert f"as published 0 s ago at {member.published}" in err
+    assert json.loads(tpu_ops("list", "--json", "--state", "STOPPED")[1])[0]["host"] == "off-w0"
+    assert tpu_ops("inventory")[1] == "pod-w[0-1]\n"
+    assert json.loads(tpu_ops("snapshot", "--json")[1])["source"] == str(member.published)
+    assert "no change" in tpu_ops("refresh")[1]
+    done = subprocess.run(
+        [BIN / "ansible-inventory", "-i", member.file, "--list"],
+        env=os.environ | {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    variables = json.loads(done.stdout)["_meta"]["hostvars"]
+    assert sorted(variables) == ["pod-w0", "pod-w1"]
+    assert variables["pod-w0"]["ansible_host"] == json.loads(tpu_ops("list", "--json")[1])[1]["external_ip"]
+
+
+def test_what_needs_the_api_tells_a_member_what_to_do(member, tpu_ops):
+    tpu_ops("refresh", "--from", str(member.published))
+    for argv in (
+        ("create", "x", "--type", "v4-8", "--zone", "us-central2-b"),
+        ("delete", "pod", "--yes"),
+        ("refresh", "--from", "api"),
+    ):
+        failed(tpu_ops(*argv), 3, "no credentials", "ask somebody who has credentials", str(member.published))
+    failed(tpu_ops("snapshot", "--publish", "-"), 2, "--cached", "--from api")
+    assert tpu_ops("snapshot", "--publish", "-", "--cached")[1] == member.published.read_text()
+
+
+def test_a_member_is_told_what_is_wrong_with_what_is_published(member, tpu_ops):
+    tpu_ops("refresh", "--from", str(member.published))
+    member.published.write_text("{}")
+    failed(tpu_ops("list"), 3, "no snapshot of a fleet", str(member.published))
+    assert tpu_ops("list", "--cached")[0] == 0
+    failed(tpu_ops("refresh", "--from", "ftp://x"), 2, "--from", "https://")
+    member.published.unlink()
+    failed(tpu_ops("refresh"), 3, str(member.published), "No such file")
+    assert tpu_ops("inventory")[0] == 0
+
+
+def test_a_fleet_file_that_names_only_the_snapshot_is_enough(member, tpu_ops):
+    member.write(snapshot=str(member.published))
+    assert tpu_ops("inventory")[:2] == (0, "pod-w[0-1]\n")
+    assert "as published" in tpu_ops("list")[2]
