@@ -71,3 +71,11 @@ def test_a_serving_node_without_keys_is_named():
     assert len(warnings) == 1
     assert all(word in warnings[0] for word in ("node pod", "pod-w1", "denied"))
     assert "pod-w0" not in warnings[0]
+
+
+def test_another_key_than_the_one_of_the_first_contact_is_an_alarm_that_says_so():
+    workers, known = workers_of([node()]), {"tpu-1-w0": {"ssh-ed25519": key("a")}}
+    with pytest.raises(hostkeys.HostKeyAlarm, match="trusted on first contact") as caught:
+        hostkeys.merge(known, {"tpu-1-w0": {"ssh-ed25519": key("b")}}, workers, Path("/a b/kh"), {"tpu-1-w0"})
+    assert "ssh-keygen -R tpu-1-w0 -f '/a b/kh'" in caught.value.fix
+    assert caught.value.exit_code != 0

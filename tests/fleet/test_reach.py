@@ -1,12 +1,53 @@
-"""How each worker is reached."""
+"""How each worker is reached: by which address, through which proxy, and with which control socket."""
 
 from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.support.nodes import node
-from tpu_ops.fleet import reach
+from tpu_ops.config import Settings
+from tpu_ops.fleet import reach, ssh_files
 from tpu_ops.fleet.model import workers_of
+from tpu_ops.fleet.reach import Ways
+from tpu_ops.fleet.state import Files
+from tpu_ops.remote import openssh
+
+MUX = Path("/run/user/7/tpu_ops/mux")
+SETTINGS = Settings(
+    path=Path("/fleet"),
+    file=Path("/fleet/inventory/tpu_vm.yml"),
+    projects=("lab",),
+    zones=(),
+    endpoint="",
+    request_timeout=60,
+    states=("READY",),
+    connect_with=("external", "internal"),
+    user="ada",
+    private_key=None,
+    state_dir=Path("/state"),
+)
+
+#: A single host with both addresses, a pod with internal ones only, and a node without any.
+WORKERS = workers_of(
+    [
+        node("gate", node_id="1", count=1),
+        node("inner", node_id="2", external_ips=(), instance_names=("t1v-n-abc-w-0", "")),
+        node("lost", node_id="3", count=1, external_ips=("",), internal_ips=("",)),
+    ]
+)
+GATE, INNER, INNER_1, LOST = WORKERS
+
+
+def ways(folder: Path = Path("/state"), workers=WORKERS, **options) -> Ways:
+    settings = dataclasses.replace(SETTINGS, **options)
+    return Ways(settings, Files(folder), MUX, (worker.host for worker in workers))
 
 
 @pytest.mark.parametrize(
@@ -14,10 +55,162 @@ from tpu_ops.fleet.model import workers_of
     [(("external",), "34.0.1.0"), (("internal", "external"), "10.0.1.0"), (("external", "internal"), "34.0.1.0")],
 )
 def test_the_preferred_address_is_taken(connect_with, address):
-    assert reach.address(workers_of([node()])[0], connect_with) == address
+    assert ways(connect_with=connect_with).of(GATE).address == address
 
 
 def test_the_other_address_is_taken_where_the_preferred_is_missing():
-    worker = workers_of([node(external_ips=("", ""))])[0]
-    assert reach.address(worker, ("external", "internal")) == "10.0.1.0"
-    assert reach.address(worker, ("external",)) == ""
+    assert ways().of(INNER).address == "10.0.2.0"
+    assert ways(connect_with=("external",)).of(INNER).problem == "has no external address"
+    assert ways().of(LOST).problem == "has no external or internal address"
+
+
+#: Settings, and which of the four workers are reached through a proxy, and which cannot be reached.
+WAYS = {
+    "directly": ({}, [], ["lost-w0"]),
+    "through a worker": ({"proxy_jump": "gate-w0"}, ["inner-w0", "inner-w1"], ["lost-w0"]),
+    "through a host": ({"proxy_jump": "eve@bastion"}, ["inner-w0", "inner-w1"], ["lost-w0"]),
+    "through a worker, by internal addresses": (
+        {"proxy_jump": "gate-w0", "connect_with": ("internal",)},
+        ["inner-w0", "inner-w1"],
+        ["lost-w0"],
+    ),
+    "through a host, by internal addresses": (
+        {"proxy_jump": "bastion", "connect_with": ("internal", "external")},
+        ["gate-w0", "inner-w0", "inner-w1"],
+        ["lost-w0"],
+    ),
+    "through a worker that has no external address": (
+        {"proxy_jump": "inner-w1"},
+        ["inner-w0"],
+        ["inner-w1", "lost-w0"],
+    ),
+    "through IAP": ({"iap": True}, ["inner-w0"], ["inner-w1", "lost-w0"]),
+    "external addresses only": (
+        {"proxy_jump": "gate-w0", "connect_with": ("external",)},
+        [],
+        ["inner-w0", "inner-w1", "lost-w0"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WAYS)
+def test_a_proxy_is_taken_where_the_external_address_is_not_to_be_had(what):
+    options, proxied, unreachable = WAYS[what]
+    found = {worker.host: ways(**options).of(worker) for worker in WORKERS}
+    assert [host for host, way in found.items() if way.proxy] == proxied
+    assert [host for host, way in found.items() if way.problem] == unreachable
+    assert all(bool(way.address) != bool(way.problem) for way in found.values())
+    assert ways(**options).proxies == bool(options.get("proxy_jump") or options.get("iap"))
+    assert (found["gate-w0"].address == "34.0.1.0") == ("gate-w0" not in proxied)
+
+
+#: proxy_jump, whether it is a worker, and what ssh is called with behind -F FILE.
+JUMPS = {
+    "gate-w0": (True, "-W [10.0.2.0]:22 gate-w0"),
+    "eve@gate-w0": (True, "-l eve -W [10.0.2.0]:22 gate-w0"),
+    "gate-w0:2222": (True, "-p 2222 -W [10.0.2.0]:22 gate-w0"),
+    "bastion": (False, "-W [10.0.2.0]:22 bastion"),
+    "eve@bastion.example.org:2222": (False, "-l eve -p 2222 -W [10.0.2.0]:22 bastion.example.org"),
+    "gate": (True, "-W [10.0.2.0]:22 gate-w0"),
+    "gate-w1": (False, "-W [10.0.2.0]:22 gate-w1"),
+    "[2001:db8::1]": (False, "-W [10.0.2.0]:22 2001:db8::1"),
+    "eve@[2001:db8::1]:22": (False, "-l eve -p 22 -W [10.0.2.0]:22 2001:db8::1"),
+}
+
+
+ODD = [(jump, folder) for jump in ("gate-w0", "bastion") for folder in ("a b", "100%h", "it's")]
+
+
+@pytest.mark.parametrize(("jump", "folder"), [*((jump, "state") for jump in JUMPS), *ODD])
+def test_ssh_calls_the_jump_with_these_words(jump, folder, tmp_path, monkeypatch):
+    """The real ssh runs the ProxyCommand, for the config and for Ansible's arguments alike; it finds a stand-in."""
+    own, wanted = JUMPS[jump]
+    state, notes = tmp_path / folder, tmp_path / "notes"
+    (tmp_path / "bin").mkdir()
+    state.mkdir()
+    stand_in = tmp_path / "bin" / "ssh"
+    stand_in.write_text(f'#!/bin/sh\nprintf "%s\\n" "$2" >>{notes}\nshift 2\necho "$*" >>{notes}\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("SHELL", "/bin/sh")
+    found = ways(state, proxy_jump=jump)
+    text = ssh_files.ssh_config([(INNER, found.of(INNER))], user="ada", private_key=None, options=())
+    (state / "ssh_config").write_text(text)
+    arguments = ssh_files.arguments(ssh_files.own_options(INNER, found.of(INNER)))
+    for words in (shlex.join(["-F", str(state / "ssh_config"), "inner-w0"]), f"-F none {arguments} 10.0.2.0"):
+        subprocess.run(
+            ["/bin/sh", "-c", f"exec {shutil.which('ssh')} -o BatchMode=yes -o ControlPath=none {words}"],
+            env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+            capture_output=True,
+            check=False,
+        )
+    file = state / ("ssh_config" if own else "jump_config")
+    assert notes.read_text().splitlines() == [str(file), wanted] * 2
+    assert bool(found.jump_config) != own
+
+
+def test_the_words_for_gcloud_name_instance_zone_and_project():
+    way = ways(iap=True).of(INNER)
+    tunnel = "gcloud compute start-iap-tunnel t1v-n-abc-w-0 %p --listen-on-stdin --project=lab --zone=us-central2-b"
+    assert way.proxy == f"{tunnel} --verbosity=error"
+    options = dict(ssh_files.own_options(INNER, way))
+    assert int(options["ConnectTimeout"]) > int(dict(ssh_files.common_options(Path("k")))["ConnectTimeout"])
+
+
+@pytest.mark.gcloud
+def test_gcloud_takes_these_words(tmp_path):
+    """Without credentials it gets as far as asking for them; a word that it does not know it refuses before."""
+    command = ways(iap=True).of(INNER).proxy.replace("%p", "22").split()
+    said = {}
+    for word in ("--quiet", "--no-such-option"):
+        done = subprocess.run(
+            [*command, word],
+            env={**os.environ, "CLOUDSDK_CONFIG": str(tmp_path), "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "0"},
+            input="",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode
+        said[word] = done.stderr
+    assert "unrecognized arguments: --no-such-option" in said["--no-such-option"]
+    assert "active account" in said["--quiet"]
+
+
+def test_workers_of_one_address_behind_a_jump_have_control_sockets_of_their_own():
+    """Private addresses are those of a network, and a jump of another network leads to another machine."""
+    twins = workers_of(
+        [
+            node("twin", project="one", node_id="5", count=1, external_ips=(), internal_ips=("10.0.0.9",)),
+            node("twin", project="two", node_id="6", count=1, external_ips=(), internal_ips=("10.0.0.9",)),
+        ]
+    )
+    found = ways(workers=twins, proxy_jump="bastion")
+    one, two = (found.of(worker) for worker in twins)
+    assert one.address == two.address
+    assert one.control != two.control
+    sockets = set()
+    for worker, way in zip(twins, (one, two), strict=True):
+        arguments = [word for key, value in ssh_files.own_options(worker, way) for word in ("-o", f"{key}={value}")]
+        command = ["ssh", "-F", "none", *arguments, "-G", way.address]
+        seen = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        sockets.add(next(line for line in seen.splitlines() if line.startswith("controlpath")))
+    assert len(sockets) == 2
+    assert all(len(line.rpartition("/")[2]) == reach.CONTROL_NAME for line in sockets)
+
+
+def test_a_jump_shares_one_connection_unless_the_person_says_otherwise(tmp_path, monkeypatch):
+    monkeypatch.setattr(openssh, "home", lambda: tmp_path)
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text("Host mine\n    HostName 192.0.2.1\n    ControlPath ~/mine-%C\n")
+    (tmp_path / "jump_config").write_text(ways(proxy_jump="bastion").jump_config)
+
+    def effective(host: str) -> list[str]:
+        command = ["ssh", "-F", tmp_path / "jump_config", "-G", host]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    other, mine = effective("other"), effective("mine")
+    assert "controlmaster auto" in other
+    assert any(line.startswith(f"controlpath {MUX}/") for line in other)
+    assert "hostname 192.0.2.1" in mine
+    assert any(line.startswith("controlpath") and "/mine-" in line for line in mine)

@@ -71,6 +71,8 @@ def test_ansible_gets_the_same_options_as_ssh(tmp_path):
     [
         ({"XDG_RUNTIME_DIR": "/run/user/7", "HOME": "/h"}, "/run/user/7/tpu_ops/mux"),
         ({"HOME": "/home/ada"}, "/home/ada/.cache/tpu_ops/mux"),
+        ({"HOME": "/home/" + "a" * 16}, "/home/aaaaaaaaaaaaaaaa/.cache/tpu_ops/mux"),
+        ({"HOME": "/home/" + "a" * 17}, "/tmp/tpu_ops-7"),
         ({"HOME": "/home/" + "a" * 60}, "/tmp/tpu_ops-7"),
     ],
 )
@@ -78,7 +80,7 @@ def test_the_directory_of_control_sockets_is_short_enough(environ, expected):
     path = ssh_files.mux_dir(environ, 7)
     assert str(path) == expected
     # The longest name of a socket that ssh makes there, with the final NUL.
-    assert len(f"{path}/{'c' * 40}.{'r' * 16}") + 1 <= 108
+    assert len(f"{path}/{'c' * reach.CONTROL_NAME}.{'r' * 16}") + 1 <= 108
 
 
 def test_a_directory_of_control_sockets_that_is_a_link_is_refused(tmp_path):
@@ -104,3 +106,27 @@ def test_known_hosts_is_read_as_it_is_written():
     text = ssh_files.known_hosts(keys)
     assert text.splitlines()[0] == f"tpu-1-w0 ssh-ed25519 {key('a')}"
     assert ssh_files.parse_known_hosts("# a comment\n\nbroken line here and more\n" + text) == keys
+    assert ssh_files.trusted_first(text) == set()
+
+
+def test_what_nothing_but_the_first_contact_vouches_for_is_marked_as_such(tmp_path):
+    keys = {"tpu-1-w0": {"ssh-ed25519": key("a")}, "tpu-1-w1": {"ssh-ed25519": key("b")}}
+    text = ssh_files.known_hosts(keys, {"tpu-1-w1"})
+    assert ssh_files.parse_known_hosts(text) == keys
+    assert ssh_files.trusted_first(text) == {"tpu-1-w1"}
+    (tmp_path / "known_hosts").write_text(text)
+    for alias in keys:
+        found = subprocess.run(
+            ["ssh-keygen", "-F", alias, "-f", tmp_path / "known_hosts"], capture_output=True, check=False
+        )
+        assert found.returncode == 0, alias
+
+
+@pytest.mark.parametrize("options", [("ed25519",), ("ecdsa", "-b", "384"), ("rsa", "-b", "2048")])
+def test_fingerprints_are_those_of_ssh_keygen(tmp_path, options):
+    path = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", *options, "-N", "", "-f", path], check=True)
+    kind, blob = path.with_suffix(".pub").read_text().split()[:2]
+    told = subprocess.run(["ssh-keygen", "-lf", f"{path}.pub"], capture_output=True, text=True, check=True).stdout
+    assert ssh_files.valid_key(kind, blob)
+    assert ssh_files.fingerprint(blob) == told.split()[1]

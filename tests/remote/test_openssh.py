@@ -48,7 +48,7 @@ SAID = {
     ),
     "gcloud is not installed": (f"/bin/bash: line 1: exec: gcloud: not found\n{CUT}", ["gcloud: not found"]),
     "gcloud is not logged in": (
-        f"ERROR: (gcloud.compute.start-iap-tunnel) You do not currently have an active account selected.\nPlease run\n{CUT}",
+        f"ERROR: (gcloud.compute) You do not currently have an active account selected.\nPlease run:\n{CUT}",
         ["You do not currently have an active account selected."],
     ),
     "sshd was busy": (CUT.splitlines()[0], ["kex_exchange_identification"]),

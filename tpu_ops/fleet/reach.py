@@ -66,7 +66,10 @@ class Ways:
         self._jump, self._proxy, self.jump_config = "", "", ""
         if settings.proxy_jump:
             options, place = _jump_words(settings.proxy_jump)
-            own = place in set(hosts)
+            known = set(hosts)
+            # A node means its worker 0, as for `tpu_ops ssh`.
+            place = next((host for host in (place, f"{place}-w0") if host in known), place)
+            own = place in known
             self._jump = place if own else ""
             self._proxy = _jump_command(files.ssh_config if own else files.jump_config, options, place)
             self.jump_config = "" if own else _jump_config(mux)
