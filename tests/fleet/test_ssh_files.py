@@ -71,8 +71,8 @@ def test_ansible_gets_the_same_options_as_ssh(tmp_path):
     [
         ({"XDG_RUNTIME_DIR": "/run/user/7", "HOME": "/h"}, "/run/user/7/tpu_ops/mux"),
         ({"HOME": "/home/ada"}, "/home/ada/.cache/tpu_ops/mux"),
-        ({"HOME": "/home/" + "a" * 16}, "/home/aaaaaaaaaaaaaaaa/.cache/tpu_ops/mux"),
-        ({"HOME": "/home/" + "a" * 17}, "/tmp/tpu_ops-7"),
+        ({"HOME": "/home/" + "a" * 15}, "/home/aaaaaaaaaaaaaaa/.cache/tpu_ops/mux"),
+        ({"HOME": "/home/" + "a" * 16}, "/tmp/tpu_ops-7"),
         ({"HOME": "/home/" + "a" * 60}, "/tmp/tpu_ops-7"),
     ],
 )
