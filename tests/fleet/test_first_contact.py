@@ -1,0 +1,172 @@
+"""Host keys of workers that publish none: asked of the workers, recorded, and compared once they are published."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.support.nodes import key
+from tpu_ops.errors import UsageError
+from tpu_ops.fleet import first_contact, ssh_files, view
+from tpu_ops.fleet.hostkeys import HostKeyAlarm
+
+#: Plays ssh: says which options it got, and notes the host key `$PLAY/ALIAS` of the asked worker as ssh does.
+STAND_IN = r"""#!/bin/sh
+echo "$*" >>"$PLAY/calls"
+alias= file=
+for word; do
+    case "$word" in
+    HostKeyAlias=*) alias="${word#*=}" ;;
+    UserKnownHostsFile=*) [ -n "$file" ] || file="${word#*=}" ;;
+    esac
+done
+if [ -e "$PLAY/$alias" ]; then
+    echo "$alias $(cat "$PLAY/$alias")" >"$file"
+    echo "ada@host: Permission denied (publickey)." >&2
+else
+    echo "ssh: connect to host $alias port 22: Connection refused" >&2
+fi
+exit 255
+"""
+
+
+@pytest.fixture
+def play(tmp_path, monkeypatch):
+    """A directory with the host keys of the workers that answer, by alias."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(STAND_IN)
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    (tmp_path / "play").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PLAY", str(tmp_path / "play"))
+    return tmp_path / "play"
+
+
+@pytest.fixture
+def silent(fleet):
+    """A pod whose guest agents publish nothing, as the fleet that was refreshed."""
+    fleet.create("pod", "v4-32")
+    fleet.api.fault(
+        project=fleet.project, method="GetGuestAttributes", code="NOT_FOUND", message="guest attributes are disabled"
+    )
+    seen, _ = view.refresh(fleet.settings())
+    yield seen
+    fleet.api.clear_faults()
+
+
+def answering(play, worker, blob=""):
+    """Have a worker answer with a host key."""
+    (play / worker.host_key_alias).write_text(f"ssh-ed25519 {blob or key(worker.host)}")
+
+
+def known(fleet):
+    return ssh_files.parse_known_hosts(fleet.known_hosts.read_text())
+
+
+def test_each_worker_is_asked_by_its_own_alias_and_nothing_is_written(silent, play):
+    for worker in silent.workers[:3]:
+        answering(play, worker)
+    before = silent.known_hosts.read_text()
+    answers = first_contact.ask(silent.settings, silent, silent.workers)
+    assert [answer.blob for answer in answers] == [key(worker.host) for worker in silent.workers[:3]] + [""]
+    assert answers[0].fingerprint == ssh_files.fingerprint(key("pod-w0"))
+    assert "Connection refused" in answers[3].problem
+    assert silent.known_hosts.read_text() == before
+    calls = (play / "calls").read_text().splitlines()
+    assert len(calls) == 4
+    for call in calls:
+        assert call.split("UserKnownHostsFile=")[0].endswith("-o StrictHostKeyChecking=accept-new -o ")
+        assert "PreferredAuthentications=none" in call
+        assert call.index("ControlPath=none") < call.index(f"ControlPath={view.mux_dir()}")
+
+
+def test_a_key_of_another_worker_or_of_no_form_is_no_answer(silent, play):
+    first, second = silent.workers[:2]
+    (play / first.host_key_alias).write_text(f"ssh-ed25519 {key('a', 'ssh-rsa')}")
+    (play / second.host_key_alias).write_text(f"x\ntpu-99-w0 ssh-ed25519 {key('a')}")
+    assert [answer.key_type for answer in first_contact.ask(silent.settings, silent, silent.workers[:2])] == ["", ""]
+
+
+def test_a_worker_without_a_way_is_not_asked(fleet, play):
+    fleet.create("pod", "v4-16", networkConfig={"enableExternalIps": False})
+    fleet.write(connect_with=["external"])
+    seen, _ = view.refresh(fleet.settings(), learn=False)
+    answers = first_contact.ask(seen.settings, seen, seen.workers)
+    assert [answer.problem for answer in answers] == ["it has no external address"] * 2
+    assert not (play / "calls").exists()
+
+
+def test_recorded_keys_are_marked_until_they_are_published(silent, play, fleet):
+    for worker in silent.workers:
+        answering(play, worker)
+    first_contact.record(silent.settings, first_contact.ask(silent.settings, silent, silent.workers))
+    assert ssh_files.trusted_first(silent.known_hosts.read_text()) == {w.host_key_alias for w in silent.workers}
+    assert view.has_keys(silent.settings, silent.workers)
+    again, _ = view.refresh(silent.settings)
+    assert known(again) == {w.host_key_alias: {"ssh-ed25519": key(w.host)} for w in silent.workers}
+    assert again.warnings == ()
+
+
+def test_a_published_key_that_is_the_same_takes_the_mark_away(silent, play, fleet):
+    fleet.api.clear_faults()
+    seen, _ = view.refresh(silent.settings)
+    published = known(seen)
+    seen.known_hosts.write_text("")
+    for worker in silent.workers:
+        answering(play, worker, published[worker.host_key_alias]["ssh-ed25519"])
+    first_contact.record(silent.settings, first_contact.ask(silent.settings, silent, silent.workers))
+    assert ssh_files.trusted_first(seen.known_hosts.read_text())
+    again, _ = view.refresh(silent.settings)
+    assert known(again) == published
+    assert ssh_files.trusted_first(again.known_hosts.read_text()) == set()
+
+
+def test_a_published_key_that_differs_is_an_alarm_without_being_asked_for(silent, play, fleet):
+    for worker in silent.workers:
+        answering(play, worker)
+    first_contact.record(silent.settings, first_contact.ask(silent.settings, silent, silent.workers))
+    before = {path.name: path.read_text() for path in silent.known_hosts.parent.iterdir()}
+    fleet.api.clear_faults()
+    with pytest.raises(HostKeyAlarm, match=r"pod-w0.*trusted on first contact"):
+        view.refresh(silent.settings)
+    assert {path.name: path.read_text() for path in silent.known_hosts.parent.iterdir()} == before
+
+
+def test_a_key_that_has_become_known_in_the_meantime_is_not_replaced(silent, play):
+    worker, other = silent.workers[:2]
+    answering(play, worker)
+    answering(play, other)
+    answers = first_contact.ask(silent.settings, silent, [worker, other])
+    text = ssh_files.known_hosts({worker.host_key_alias: {"ssh-ed25519": key("published")}})
+    silent.known_hosts.write_text(text)
+    with pytest.raises(HostKeyAlarm, match=worker.host):
+        first_contact.record(silent.settings, answers)
+    assert silent.known_hosts.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pod", []),
+        ("nowhere", ["no node is called 'nowhere'", "pod"]),
+        ("pod-w1", ["no node is called 'pod-w1'", "name its node: pod"]),
+        ("off", ["STOPPED"]),
+        ("twin", ["several nodes", "twin.us-central2-b or twin.us-west4-a"]),
+        ("twin.us-west4-a", []),
+    ],
+)
+def test_nodes_are_named_by_name_or_label(fleet, name, words):
+    fleet.create("pod", "v4-16")
+    fleet.create("off")
+    fleet.create("twin")
+    fleet.create("twin", "v5litepod-4", zone="us-west4-a")
+    fleet.act("stop", "off")
+    seen, _ = view.refresh(fleet.settings())
+    if not words:
+        assert {worker.label for worker in first_contact.workers_of(seen, [name, name])} == {name}
+        assert len(first_contact.workers_of(seen, [name, name])) == len(first_contact.workers_of(seen, [name]))
+        return
+    with pytest.raises(UsageError) as caught:
+        first_contact.workers_of(seen, [name])
+    assert [word for word in words if word not in str(caught.value)] == []
