@@ -1,0 +1,170 @@
+"""`tpu_ops refresh --trust-first`: what is shown, asked, recorded and refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from tests.cli.test_fleet_commands import failed
+from tests.support.nodes import key
+from tpu_ops.fleet import first_contact, ssh_files
+from tpu_ops.fleet.first_contact import Answer
+
+PRINT = {host: ssh_files.fingerprint(key(host)) for host in ("pod-w0", "pod-w1")}
+
+
+@pytest.fixture
+def pod(fleet):
+    """A pod whose guest agents publish nothing; the fleet's known_hosts."""
+    fleet.create("pod", "v4-16")
+    fleet.api.fault(project=fleet.project, method="GetGuestAttributes", code="NOT_FOUND", message="disabled")
+    yield fleet.settings().state_dir / "known_hosts"
+    fleet.api.clear_faults()
+
+
+@pytest.fixture(autouse=True)
+def silent(monkeypatch):
+    """Workers answer with a key made of their names, but for those in this set; no ssh is started."""
+    hosts: set[str] = set()
+
+    def ask(settings, fleet, workers):
+        return [
+            Answer(worker, problem="Connection refused")
+            if worker.host in hosts
+            else Answer(worker, "ssh-ed25519", key(worker.host))
+            for worker in workers
+        ]
+
+    monkeypatch.setattr(first_contact, "ask", ask)
+    return hosts
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Puts a person at a terminal who answers this."""
+
+    def answer(text: str) -> None:
+        stdin = io.StringIO(text)
+        stdin.isatty = lambda: True  # type: ignore[method-assign]
+        monkeypatch.setattr(sys, "stdin", stdin)
+
+    return answer
+
+
+def trusted(known_hosts):
+    return ssh_files.trusted_first(known_hosts.read_text())
+
+
+def shown(out):
+    return [line.split() for line in out.splitlines() if "SHA256" in line]
+
+
+def test_a_node_that_publishes_nothing_is_told_of_with_the_way_out(pod, tpu_ops):
+    _, _, err = tpu_ops("refresh")
+    assert "node pod: no host key published for pod-w0, pod-w1, so ssh to it is refused (disabled (NOT_FOUND))" in err
+    assert "`tpu_ops refresh --trust-first pod`" in err
+
+
+def test_what_is_confirmed_is_recorded(pod, tpu_ops, terminal):
+    terminal("y\n")
+    code, out, err = tpu_ops("refresh", "--trust-first", "pod")
+    assert code == 0
+    assert shown(out) == [[host, "ssh-ed25519", PRINT[host]] for host in PRINT]
+    assert "trust these 2 host keys from now on? [y/N]" in err
+    assert "no host key published" not in err
+    assert len(trusted(pod)) == 2
+    code, out, err = tpu_ops("refresh", "--trust-first", "pod")
+    assert (code, shown(out)) == (0, [])
+    assert "pod-w1 was trusted on first contact before" in err
+
+
+@pytest.mark.parametrize("text", ["n\n", "", "yess\n"])
+def test_what_is_not_confirmed_is_not_recorded(pod, tpu_ops, terminal, text):
+    terminal(text)
+    failed(tpu_ops("refresh", "--trust-first", "pod"), 1, "not confirmed")
+    assert trusted(pod) == set()
+
+
+def test_without_a_terminal_the_fingerprints_are_shown_and_what_to_add(pod, tpu_ops, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    result = tpu_ops("refresh", "--trust-first", "pod")
+    failed(result, 2, "add --yes")
+    assert len(shown(result[1])) == 2
+    assert trusted(pod) == set()
+    assert tpu_ops("refresh", "--trust-first", "pod", "--yes")[0] == 0
+    assert len(trusted(pod)) == 2
+
+
+def test_a_dry_run_shows_and_records_nothing(pod, tpu_ops):
+    code, out, _ = tpu_ops("refresh", "--trust-first", "pod", "--dry-run")
+    assert (code, len(shown(out))) == (0, 2)
+    assert not pod.exists()
+
+
+def test_a_silent_worker_is_named_and_the_others_are_recorded(pod, tpu_ops, silent):
+    silent.add("pod-w0")
+    result = tpu_ops("refresh", "--trust-first", "pod", "--yes")
+    failed(result, 4, "1 of 2 workers", "pod-w0", "Connection refused")
+    assert [line[0] for line in shown(result[1])] == ["pod-w1"]
+    assert len(trusted(pod)) == 1
+    silent.clear()
+    code, out, _ = tpu_ops("refresh", "--trust-first", "pod", "--yes")
+    assert (code, [line[0] for line in shown(out)]) == (0, ["pod-w0"])
+
+
+def test_nobody_who_answers_is_nothing_to_confirm(pod, tpu_ops, silent):
+    silent.update(PRINT)
+    failed(tpu_ops("refresh", "--trust-first", "pod"), 4, "2 of 2 workers")
+
+
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+def test_a_published_key_is_never_taken_from_the_worker_itself(fleet, tpu_ops, dry_run, monkeypatch):
+    fleet.create("pod", "v4-16")
+    code, out, err = tpu_ops("refresh", "--trust-first", "pod", "--yes", *dry_run)
+    assert (code, shown(out)) == (0, [])
+    assert "pod-w0 publishes its host key" in err
+    if not dry_run:
+        assert trusted(fleet.settings().state_dir / "known_hosts") == set()
+
+
+def test_several_nodes_and_json(pod, tpu_ops, fleet, silent):
+    fleet.create("solo")
+    silent.add("pod-w1")
+    failed(tpu_ops("refresh", "--trust-first", "pod", "--json"), 2, "--dry-run")
+    code, out, _ = tpu_ops("refresh", "--trust-first", "pod", "--trust-first", "solo", "--json", "--yes")
+    told = json.loads(out)
+    assert code == 4
+    assert [row["worker"] for row in told["contacted"]] == ["pod-w0", "solo-w0"]
+    assert told["contacted"][0]["fingerprint"] == PRINT["pod-w0"]
+    assert told["silent"] == {"pod-w1": "Connection refused"}
+
+
+def test_yes_alone_confirms_nothing(fleet, tpu_ops):
+    failed(tpu_ops("refresh", "--yes"), 2, "--trust-first")
+
+
+def test_a_later_publication_of_another_key_is_an_alarm(pod, tpu_ops, fleet):
+    assert tpu_ops("refresh", "--trust-first", "pod", "--yes")[0] == 0
+    before = pod.read_text()
+    fleet.api.clear_faults()
+    failed(tpu_ops("refresh"), 1, "pod-w0", "trusted on first contact", "ssh-keygen -R")
+    assert pod.read_text() == before
+
+
+def test_a_changed_key_stops_commands_and_the_inventory_alike(fleet, tpu_ops):
+    """Of two types of key one has changed; the other worker, of which no key is known, makes the node be asked."""
+    fleet.create("pod", "v4-16")
+    assert tpu_ops("refresh")[0] == 0
+    file = fleet.settings().state_dir / "known_hosts"
+    _, second = sorted(ssh_files.parse_known_hosts(file.read_text()))
+    changed = {second: {"ssh-ed25519": key("other"), "ssh-rsa": key("of the same", "ssh-rsa")}}
+    file.write_text(ssh_files.known_hosts(changed))
+    before = {path.name: path.read_text() for path in file.parent.iterdir()}
+    failed(tpu_ops("refresh"), 1, "pod-w1", "CHANGED")
+    done = fleet.ansible("ansible-inventory", "--list", "--flush-cache")
+    assert done.returncode != 0
+    assert "CHANGED" in done.stderr
+    assert {path.name: path.read_text() for path in file.parent.iterdir()} == before
