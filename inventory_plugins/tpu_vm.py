@@ -340,6 +340,7 @@ service_account_contents: "{{ lookup('file', '~/keys/lister.json') }}"
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -367,6 +368,9 @@ else:
 
 #: Form of what is cached; another form is not read.
 CACHE_VERSION = 2
+
+#: Text in which neither a call nor a filter nor a template can be written.
+HARMLESS = re.compile(r"[\w .:/@+,-]*")
 
 #: Options that are lists of expressions; Ansible itself would part a single one at its commas.
 EXPRESSIONS = ("hostnames", "include", "exclude")
@@ -632,7 +636,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         """Return how Ansible reaches a worker: by the same options that ssh_config holds."""
         own = ssh_files.arguments(ssh_files.own_options(worker, way))
         variables = {"ansible_host": reach.host_name(worker, way), "ansible_ssh_common_args": f"{own} {options}"}
-        return {name: _plain(value) for name, value in variables.items()}
+        return {name: _own(value) for name, value in variables.items()}
 
     def _shared(self, settings: config.Settings) -> dict[str, Any]:
         """Return the connection variables that all hosts share."""
@@ -641,23 +645,28 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             variables["ansible_ssh_private_key_file"] = str(settings.private_key)
         if interpreter := self.get_option("python_interpreter"):
             variables["ansible_python_interpreter"] = interpreter
-        return {name: _plain(value) for name, value in variables.items()}
+        return {name: _own(value) for name, value in variables.items()}
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in which text that cannot be a template is marked as safe to evaluate.
+    """Return a value in which text of the API that cannot do anything is marked as safe to evaluate.
 
-    `ansible-inventory --list` writes every unmarked text as an object instead of a string. Text that holds as much as
-    the beginning of a template, or the header that would redefine what a template is, stays unmarked: Ansible never
-    evaluates it.
+    `ansible-inventory --list` writes every unmarked text as an object instead of a string. A marked one is evaluated
+    where a task asks for that twice, as in `var: "{{ tpu_labels.x }}"`; so only texts are marked in which no call, no
+    filter and no template can be written. All others stay unmarked: Ansible never evaluates them.
     """
     if isinstance(value, str):
-        return value if "{" in value or "#" in value else trust_as_template(value)
+        return trust_as_template(value) if HARMLESS.fullmatch(value) else value
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [_plain(entry) for entry in value]
     return value
+
+
+def _own(value: str) -> str:
+    """Return a text that is written here, out of parts with a form of their own, marked the same way."""
+    return value if "{" in value or "#" in value else trust_as_template(value)
 
 
 def _digest(settings: config.Settings) -> str:

@@ -8,6 +8,9 @@ import pytest
 
 from tests.support.inventory import HOSTILE, hosts, inventory, variables
 
+#: An expression that would be run where text is evaluated a second time.
+BARE = "lookup('pipe','id')"
+
 PODS = [f"pod-w{index}" for index in range(4)]
 
 
@@ -155,7 +158,8 @@ def named(fleet):
 @pytest.fixture
 def hostile(fleet):
     """A node whose labels would be run if they were taken for templates, and whose options use them everywhere."""
-    fleet.create("pod", "v4-8", labels={"evil": HOSTILE, "team": HOSTILE, "note": "#jinja2:variable_start_string:'('"})
+    labels = {"evil": HOSTILE, "team": HOSTILE, "note": "#jinja2:variable_start_string:'('", "bare": BARE}
+    fleet.create("pod", "v4-8", labels=labels)
     fleet.write(
         keyed_groups=[{"key": "tpu_labels.team", "prefix": "team"}, {"key": "tpu_labels", "prefix": ""}],
         compose={"owner": "tpu_labels.evil", "said": "'by ' ~ tpu_labels.evil"},
@@ -195,6 +199,23 @@ def test_text_of_the_api_is_data_in_a_task_and_a_listing(hostile):
     assert "uid=" not in done.stdout
     listing = json.loads(hostile.ansible("ansible-inventory", "--list").stdout)
     assert listing["_meta"]["hostvars"]["pod-w0"]["tpu_labels"]["evil"] == {"__ansible_unsafe": HOSTILE}
+
+
+@pytest.mark.parametrize("text", [BARE, "tpu_zone | upper", "x['y']", "range(3)", "1 > 0"])
+def test_text_of_the_api_is_data_even_where_a_task_evaluates_twice(fleet, text):
+    from ansible.template import is_trusted_as_template
+
+    fleet.create("pod", "v4-8", labels={"bare": text, "tame": "vision-2"}, description=text)
+    pod = variables(inventory(fleet), "pod-w0")
+    assert not is_trusted_as_template(pod["tpu_labels"]["bare"])
+    assert is_trusted_as_template(pod["tpu_labels"]["tame"])
+
+
+def test_ansible_refuses_to_evaluate_such_text(hostile):
+    task = ("-m", "ansible.builtin.debug", "-a", "var={{ tpu_labels.bare }}")
+    done = hostile.ansible("ansible", "pod-w0", *task)
+    assert done.returncode != 0
+    assert "uid=" not in done.stdout + done.stderr
 
 
 def test_keyed_groups_groups_and_compose_use_the_variables(mixed):
