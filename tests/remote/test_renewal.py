@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tpu_ops.errors import OpsError
-from tpu_ops.remote import renewal
+from tpu_ops.remote import renewal, silence
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import News
 from tpu_ops.remote.ssh import Unreachable
@@ -192,3 +193,17 @@ async def test_without_anyone_to_ask_the_first_problem_stands(play: Path) -> Non
     down(play, "a")
     with pytest.raises(Unreachable, match="Connection refused"):
         await Fanout(play / "config").reach("a")
+
+
+async def test_workers_that_are_silent_over_an_open_connection_are_named(
+    play: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(silence, "PATIENCE", 0.2)
+    monkeypatch.setattr(silence, "GATHER", 0.1)
+    monkeypatch.setattr(logging.getLogger("tpu_ops"), "propagate", True)
+    caplog.set_level(logging.INFO, "tpu_ops")
+    for host in "ab":
+        (play / f"master-{host}").touch()
+        (play / f"mute-{host}").touch()
+    await Fanout(play / "config").run("abc", ["sleep", "0.6"], limit=20)
+    assert [record.getMessage() for record in caplog.records] == ["a, b are silent: waiting for an answer"]

@@ -16,6 +16,9 @@ from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.ssh import Unreachable
 
+#: Seconds for a worker to show that it is there before ssh is left to wait for it.
+LIMIT = 45.0
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops ssh`."""
@@ -47,13 +50,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _find(fleet: Fleet, worker: Worker) -> None:
-    """Open the connection that ssh then takes, so that a worker whose address has changed is found.
+    """See that the connection works that ssh then takes, so that a worker whose address has changed is found.
 
     Raises:
         UnreachableError: The worker does not answer.
     """
     try:
-        await contact.fanout(fleet).reach(worker.host)
+        await contact.fanout(fleet).answer(worker.host, limit=LIMIT)
     except Unreachable as exc:
         # One that asks for more than it may here, a passphrase for instance, gets it from ssh itself.
         if not exc.answered:

@@ -14,9 +14,10 @@ from tpu_ops.fleet.ssh_files import parse_known_hosts
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import News
+from tpu_ops.remote.silence import some
 
-#: Names, and lines of news, that are said before it is only said that there are more.
-_NAMES, _LINES = 4, 12
+#: Lines of news that are said before it is only said that there are more.
+_LINES = 12
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def serving(fleet: Fleet, workers: Iterable[Worker]) -> Fleet:
     if not away:
         return fleet
     nodes = {worker.label: worker.node.state for worker in away}
-    known = _some([f"{label} is {state} as far as is known" for label, state in nodes.items()])
+    known = some([f"{label} is {state} as far as is known" for label, state in nodes.items()])
     found = _asked(fleet, known, {worker.host for worker in away})
     return found or fleet
 
@@ -54,7 +55,7 @@ class _Search:
         """Ask for the fleet anew; return which workers are reached another way, and what became of these."""
         before = _ways(self._fleet)
         several = len(hosts) > 1
-        said = f"{_some(hosts)} {'do' if several else 'does'} not answer"
+        said = f"{some(hosts)} {'do' if several else 'does'} not answer"
         fleet = _asked(self._fleet, said, set(hosts))
         if fleet is None:
             return News()
@@ -131,7 +132,3 @@ def _notes(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
         elif fleet.source:
             found[host] = f"its address is as {fleet.age}"
     return found
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} others" if len(names) > _NAMES else "")

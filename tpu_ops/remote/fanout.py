@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from tpu_ops.errors import OpsError
 from tpu_ops.remote import openssh, ssh, wire
 from tpu_ops.remote.renewal import Renew, Renewal, paused
+from tpu_ops.remote.silence import Silence
 from tpu_ops.remote.ssh import Unreachable
 
 #: Sessions at once over one master: OpenSSH's default MaxSessions is 10, and others use the master too.
@@ -101,6 +102,7 @@ class Fanout:
         self.ssh_config = ssh_config
         self.masters = ssh.Masters(ssh_config, proxied)
         self._renewal = Renewal(renew) if renew else None
+        self._silence = Silence()
         self._width = asyncio.Semaphore(WIDTH)
         self._sessions: dict[str, asyncio.Semaphore] = {}
 
@@ -178,9 +180,22 @@ class Fanout:
             try:
                 assert process.stdin is not None  # noqa: S101 - for the type checker
                 process.stdin.write(wire.request(marker, action, values))
-                yield Stream(host, process, marker)
+                yield Stream(host, process, marker, self._silence)
             finally:
                 await ssh.end(process)
+
+    async def answer(self, host: str, *, limit: float) -> None:
+        """Return once a worker has answered over its connection, or the time is over; a stale connection is replaced.
+
+        Raises:
+            Unreachable: It cannot be reached.
+        """
+        marker = secrets.token_hex(16)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit) as deadline:
+                code, stdout, stderr = await self._exchange(host, f"echo {marker}", b"", marker.encode(), deadline)
+                if code == SSH_FAILED and marker.encode() not in stdout:
+                    raise Unreachable(openssh.reason(stderr.decode(errors="replace"), code))
 
     # --- one worker -----------------------------------------------------------------------------------------
 
@@ -260,13 +275,15 @@ class Fanout:
         for attempt in (1, 2):
             await self.reach(host, deadline)
             async with self._session(host), self._width:
-                code, stdout, stderr = await self._session_once(host, command, stdin)
+                code, stdout, stderr = await self._session_once(host, command, stdin, begun)
             if code != SSH_FAILED or begun in stdout or attempt == 2:
                 break
             await self.masters.drop(host)
         return code, stdout, stderr
 
-    async def _session_once(self, host: str, command: str, stdin: bytes) -> tuple[int | None, bytes, bytes]:
+    async def _session_once(
+        self, host: str, command: str, stdin: bytes, begun: bytes
+    ) -> tuple[int | None, bytes, bytes]:
         process = await asyncio.create_subprocess_exec(
             *openssh.session(self.ssh_config, host, command),
             stdin=asyncio.subprocess.PIPE,
@@ -275,7 +292,8 @@ class Fanout:
             start_new_session=True,
         )
         try:
-            stdout, stderr = await process.communicate(stdin)
+            with self._silence.watch(host) as heard:
+                stdout, stderr = await ssh.converse(process, stdin, begun, heard)
         finally:
             await ssh.end(process)
         return process.returncode, stdout, stderr
@@ -284,17 +302,19 @@ class Fanout:
 class Stream:
     """An answer of the host program that goes on as frames."""
 
-    def __init__(self, host: str, process: asyncio.subprocess.Process, marker: str) -> None:
+    def __init__(self, host: str, process: asyncio.subprocess.Process, marker: str, silence: Silence) -> None:
         self.host = host
         self._process = process
+        self._silence = silence
         self._marker = marker.encode("ascii")
 
     async def answer(self) -> Reply:
         """Return the answer that comes before the frames; a refusal is the whole of it."""
         assert self._process.stdout is not None  # noqa: S101 - for the type checker
         try:
-            await self._process.stdout.readuntil(b"\n" + self._marker + b"\n")
-            line = await self._process.stdout.readuntil(b"\n")
+            with self._silence.watch(self.host):
+                await self._process.stdout.readuntil(b"\n" + self._marker + b"\n")
+                line = await self._process.stdout.readuntil(b"\n")
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             code, said = await self._last_words()
             return reply_of(self.host, None, said, code)

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from tpu_ops import files
@@ -54,6 +54,42 @@ async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
             await end(process)
         said.seek(0)
         return process.returncode, said.read().decode(errors="replace")
+
+
+async def converse(
+    process: asyncio.subprocess.Process, data: bytes, begun: bytes, heard: Callable[[], None]
+) -> tuple[bytes, bytes]:
+    """Give a process its input and return what it prints, when it has ended.
+
+    Args:
+        process: With three pipes.
+        data: Its input; one that ends before it has read all is none the worse for it.
+        begun: What it prints first.
+        heard: Called when that has come.
+    """
+    assert process.stdin and process.stdout and process.stderr  # noqa: S101, PT018 - for the type checker
+    _, stdout, stderr = await asyncio.gather(
+        _feed(process.stdin, data), _read(process.stdout, begun, heard), process.stderr.read()
+    )
+    await process.wait()
+    return stdout, stderr
+
+
+async def _feed(writer: asyncio.StreamWriter, data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+async def _read(reader: asyncio.StreamReader, begun: bytes, heard: Callable[[], None]) -> bytes:
+    data, waiting = bytearray(), True
+    while piece := await reader.read(2**16):
+        data += piece
+        if waiting and begun in data:
+            heard()
+            waiting = False
+    return bytes(data)
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
