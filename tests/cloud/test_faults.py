@@ -343,4 +343,6 @@ def test_nobody_is_told_of_answers_that_come_at_once(tpu, stock, caplog):
     with caplog.at_level("INFO"):
         nodes.list_nodes(tpu, [stock.project])
     assert caplog.messages == []
-    assert [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)] == []
+    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    # One that was cancelled may take a moment to end.
+    assert [timer for timer in timers if not timer.finished.is_set()] == []

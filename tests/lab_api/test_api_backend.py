@@ -104,13 +104,18 @@ class Lab:
     async def act(self, handler: Any, request: str, node: str) -> Any:
         return await self.end(await self.begin(handler, request, name=f"{LOCATION}/nodes/{node}"))
 
-    def fill_disk(self, full: bool = True) -> None:
-        """Let every write of the state file fail from now on, or none."""
+    def fill_disk(self, full: bool = True, *, after: int = 0) -> None:
+        """Let every write of the state file fail from now on, or after so many more; or none."""
+        write, left = Store._write.__get__(self.store), after
 
         def refuse(text: str) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(text)
 
-        self.store._write = refuse if full else Store._write.__get__(self.store)  # type: ignore[method-assign]
+        self.store._write = refuse if full else write  # type: ignore[method-assign]
 
     async def refused(self, handler: Any, request: str, **fields: Any) -> None:
         """Ask for something that the full disk forbids; the answer must say so and name the file."""
@@ -429,8 +434,8 @@ async def test_workers_do_not_boot_under_addresses_that_are_not_on_disk(lab: Lab
 async def test_an_update_that_the_disk_refuses_changes_nothing(lab: Lab) -> None:
     await lab.create("pod")
     fields: Any = {"node": {"name": f"{LOCATION}/nodes/pod", "labels": {"a": "b"}}, "updateMask": "labels"}
+    lab.fill_disk(after=1)  # the answer that it began is still written
     name = await lab.begin(nodes.update_node, "UpdateNode", **fields)
-    lab.fill_disk()
     assert (await lab.end(name)).error.code == Code.RESOURCE_EXHAUSTED.number
     assert (lab.node("pod").state, lab.node("pod").body.get("labels", {})) == ("READY", {})
     lab.fill_disk(False)
