@@ -7,7 +7,10 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Where it is set, each of the many Python processes here would compile all it imports anew: a fifth of make check.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env engine demo demo-record test check lab-test demo-test molecule bench bench-docs \
+# Tests wait for processes a third of their time: one more than there are cores.
+TEST_PROCESSES := $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
+
+.PHONY: help env engine demo demo-record test check check-roles check-code lab-test demo-test molecule bench bench-docs \
 	format lock clean
 
 help: ## Show this list
@@ -30,12 +33,17 @@ test: check lab-test demo-test molecule ## Run every test: the fast ones, the la
 check: env ## Run the fast part: style, types, roles, rooms, tests without containers
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
-	@$(BIN)/mypy
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-roles check-code
+	@$(BIN)/pytest -q -n $(TEST_PROCESSES) -m "not lab and not gcloud"
+
+# Parts of check that stand side by side: each takes one core, and says what it has to say when it ends.
+check-roles:
+	@ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED=False $(BIN)/ansible-lint --offline -q
+check-code:
 	@$(BIN)/yamllint --strict .
 	@$(BIN)/python tools/check_rooms.py
 	@$(BIN)/python tools/check_roles.py
-	@ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED=False $(BIN)/ansible-lint --offline -q
-	@$(BIN)/pytest -q -n 2 -m "not lab and not gcloud"
+	@$(BIN)/mypy
 
 lab-test: engine ## Run the tests of workers and runs in the lab, and those of the real gcloud
 	@$(BIN)/pytest -v -m "lab or gcloud" --ignore=tests/demo_way --durations=5
