@@ -61,10 +61,10 @@ def test_the_first_command_of_a_member_reads_what_the_settings_name(member, file
     assert view.current(member.settings(TPU_OPS_SNAPSHOT=str(file))).source == str(file)
 
 
-def test_a_relative_path_in_the_settings_begins_at_the_fleet_directory(member, file):
-    (member.path / "published.json").write_text(text())
+def test_a_relative_path_in_the_settings_begins_at_the_fleets_file(member):
+    (member.file.parent / "published.json").write_text(text())
     member.write(snapshot="published.json")
-    assert view.current(member.settings()).source == str(member.path / "published.json")
+    assert view.current(member.settings()).source == str(member.file.parent / "published.json")
 
 
 def test_what_the_settings_name_wins_over_what_is_remembered(member, file, tmp_path):

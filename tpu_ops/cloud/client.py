@@ -112,7 +112,7 @@ class Tpu:
         """
         function = getattr(self.client, method)
         at_endpoint = self.endpoint != REAL_SERVICE
-        with _told(f"waiting for an answer of {self.endpoint} ({where}), at most {self.timeout:g} s"):
+        with told(f"waiting for an answer of {self.endpoint} ({where}), at most {self.timeout:g} s"):
             return attempt(
                 lambda left: function(request=request, timeout=left, retry=None),
                 where=f"{where} ({self.endpoint})" if at_endpoint else where,
@@ -124,7 +124,7 @@ class Tpu:
 
 
 @contextmanager
-def _told(text: str) -> Iterator[None]:
+def told(text: str) -> Iterator[None]:
     """Log a text where the block lasts longer than a moment."""
     timer = threading.Timer(TELL_AFTER, _log.info, (text,))
     timer.daemon = True
@@ -164,7 +164,7 @@ def connect(endpoint: str = "", timeout: float = 60.0, auth: Auth | None = None)
         channel = grpc.insecure_channel(endpoint, options=options)
         client = TpuClient(transport=TpuGrpcTransport(channel=channel))
     else:
-        with _told("looking for credentials for Google Cloud"):
+        with told("looking for credentials for Google Cloud"):
             found = credentials(auth or Auth())
         client = TpuClient(credentials=found)
     tpu = Tpu(client, endpoint or REAL_SERVICE, timeout, threading.Event())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from tpu_ops.cloud.client import told
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.fleet import publish, sources
@@ -51,7 +52,9 @@ def read(settings: Settings, source: str, *, learn: bool) -> Seen:
         UsageError: It is of other projects.
     """
     where = sources.shown(source)
-    found = publish.parse(sources.read(source, settings), where, time.time())
+    with told(f"reading the published snapshot at {where}, at most {settings.request_timeout:g} s"):
+        data = sources.read(source, settings)
+    found = publish.parse(data, where, time.time())
     projects, zones = settings.projects or found.projects, settings.zones or found.zones
     if not set(projects) & set(found.projects):
         raise UsageError(

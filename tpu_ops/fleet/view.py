@@ -109,7 +109,9 @@ def source_of(settings: Settings) -> str:
 
 def _source(settings: Settings, stored: Stored | None) -> str:
     if settings.snapshot:
-        return sources.parse(settings.snapshot, settings.path, f"{settings.file}, key 'snapshot', or TPU_OPS_SNAPSHOT")
+        return sources.parse(
+            settings.snapshot, settings.file.parent, f"{settings.file}, key 'snapshot', or TPU_OPS_SNAPSHOT"
+        )
     return stored.snapshot.source if stored else sources.API
 
 
