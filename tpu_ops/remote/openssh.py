@@ -83,6 +83,14 @@ def session(ssh_config: Path, host: str, command: str) -> list[str]:
     return [*base(ssh_config), "-o", "ControlMaster=no", "-T", host, command]
 
 
+def attempt(ssh_config: Path, host: str) -> list[str]:
+    """Return the command that connects without a master, and so lets a proxy say what its trouble is.
+
+    Where ControlPersist is set, OpenSSH throws away what the ProxyCommand says.
+    """
+    return [*base(ssh_config), "-o", "ControlMaster=no", "-o", "ControlPath=none", "-T", host, "exit"]
+
+
 def effective(ssh_config: Path, host: str) -> list[str]:
     """Return the command that prints what ssh makes of a configuration for a host, and connects nowhere."""
     return [*base(ssh_config), "-G", host]
@@ -124,6 +132,11 @@ def reason(stderr: str, code: int | None) -> str:
     telling = [line for line in lines if not line.startswith(_OF_A_PROXY)] or lines
     gcloud = [line for line in telling if line.startswith("ERROR: ")]
     return (gcloud or telling[-1:] or [f"ssh ended with {code}"])[0]
+
+
+def unexplained(stderr: str) -> bool:
+    """Given what ssh said, return whether it said no more than that its proxy failed."""
+    return all(line.startswith(_OF_A_PROXY) for line in stderr.splitlines() if line.strip())
 
 
 def _host_key_reason(name: str, what: str) -> str:

@@ -178,6 +178,8 @@ class Masters:
         code, said = await quiet(openssh.open_master(self._config, host), OPEN_LIMIT)
         if code is None:
             raise Unreachable(f"no ssh connection within {OPEN_LIMIT:.0f} s")
+        if code and host in self._proxied and openssh.unexplained(said):
+            said = (await quiet(openssh.attempt(self._config, host), OPEN_LIMIT))[1] or said
         if code:
             raise Unreachable(openssh.reason(said, code), answered=openssh.refused(said))
 
