@@ -244,3 +244,23 @@ def test_a_fleet_file_that_names_only_the_snapshot_is_enough(member, tpu_ops):
     member.write(snapshot=str(member.published))
     assert tpu_ops("inventory")[:2] == (0, "pod-w[0-1]\n")
     assert "as published" in tpu_ops("list")[2]
+
+
+def test_what_is_asked_for_once_does_not_change_what_is_set(member, tpu_ops, tmp_path):
+    other = tmp_path / "other.json"
+    other.write_bytes(member.published.read_bytes())
+    member.write(snapshot=str(member.published))
+    assert tpu_ops("refresh")[2] == ""
+    assert f"`snapshot` is set ({member.published})" in tpu_ops("refresh", "--from", str(other))[2]
+    assert str(member.published) in tpu_ops("list")[2]
+
+
+def test_who_creates_a_node_is_told_that_it_is_not_published_yet(fleet, tpu_ops, tmp_path):
+    path = tmp_path / "published.json"
+    fleet.create("pod", "v4-8")
+    tpu_ops("snapshot", "--publish", str(path))
+    tpu_ops("refresh", "--from", str(path))
+    code, out, err = tpu_ops("create", "more", "--type", "v4-8", "--zone", "us-central2-b")
+    assert (code, out) == (0, "")
+    assert "without the new node: `tpu_ops refresh --from api`" in err
+    assert "new        more" in tpu_ops("refresh", "--from", "api")[1]

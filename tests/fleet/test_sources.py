@@ -338,6 +338,8 @@ def test_a_host_that_does_not_answer_is_said_in_sshs_words(member, ssh):
 
 def test_a_snapshot_of_a_bucket(member, fleet_api, monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", fleet_api.rest)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
     settings = member.settings()
     assert fleet_api.call("POST", "storage/v1/b?project=lab0", {"name": "published"})[0] == 200
     uri = "gs://published/a fleet/snapshot.json"

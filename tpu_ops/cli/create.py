@@ -152,7 +152,11 @@ def _refresh(settings: Settings, wish: Wish) -> Fleet:
         time.sleep(KEYS_DELAY)
     for text in fleet.warnings:
         output.warning(text)
-    if not workers:
+    if not workers and fleet.source:
+        output.warning(
+            f"this fleet is {fleet.age}, without the new node: `tpu_ops refresh --from api` asks the API from now on"
+        )
+    elif not workers:
         output.warning(
             f"the new node is not part of this fleet: {settings.file} does not list project {wish.project}, "
             f"zone {wish.zone}"

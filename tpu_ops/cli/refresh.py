@@ -64,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
         output.line(summary(fleet, changes))
         if fleet.source:
             output.line(fleet.age)
+        if source is not None and source != view.source_of(settings) and not args.dry_run:
+            output.info(f"`snapshot` is set ({settings.snapshot}): other commands go on reading that")
         if not args.dry_run:
             output.line(f"ssh -F {fleet.ssh_config} HOST")
     answers = _trust(args, settings, fleet, chosen) if chosen else []

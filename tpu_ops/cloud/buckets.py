@@ -77,7 +77,10 @@ def _client(auth: Auth, *, anonymous: bool) -> Any:
     from google.cloud import storage
 
     if os.environ.get("STORAGE_EMULATOR_HOST"):
-        return storage.Client.create_anonymous_client()
+        client = storage.Client.create_anonymous_client()
+        # Proxy variables are for the way out, never for what takes the place of the service.
+        client._http.trust_env = False
+        return client
     try:
         return storage.Client(project=None, credentials=credentials(auth))
     except CloudError:
