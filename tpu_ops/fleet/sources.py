@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import ipaddress
 import re
 import shlex
@@ -10,11 +9,8 @@ import stat
 import subprocess
 import tempfile
 import threading
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 from tpu_ops import files
@@ -107,7 +103,10 @@ def read(source: str, settings: Settings) -> bytes:
     if match := _SSH.fullmatch(source):
         return _read_ssh(source, match["host"], match["path"] or PATH_THERE, timeout)
     if _SCHEME.match(source):
-        return _read_url(source, timeout)
+        # Imported here: few fleets need it, and every command loads this module.
+        from tpu_ops.fleet import web
+
+        return web.read(source, shown(source), limit=LARGEST, timeout=timeout)
     return _read_file(Path(source))
 
 
@@ -166,7 +165,7 @@ def write(destination: str, text: str, settings: Settings) -> None:
 
 
 def _too_large(source: str) -> NoReturn:
-    raise CloudError(f"it has more than {LARGEST // 2**20} MiB", where=shown(source), fix="see that it is a snapshot")
+    raise CloudError(f"it has more than {LARGEST // 2**20} MiB", where=source, fix="see that it is a snapshot")
 
 
 def _read_file(path: Path) -> bytes:
@@ -182,51 +181,6 @@ def _read_file(path: Path) -> bytes:
             fix="ask who publishes it, or name another by --from",
         ) from exc
     return data if len(data) <= LARGEST else _too_large(str(path))
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to https only."""
-
-    def redirect_request(  # noqa: PLR0917 - urllib calls it so
-        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> Any:
-        """Return the next request."""
-        if urlsplit(newurl).scheme != "https":
-            raise CloudError(
-                f"it redirects to {shown(newurl)!r:.100}, which is not https",
-                where=shown(req.full_url),
-                fix="use the address it redirects to, if that is trusted",
-            )
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _read_url(url: str, timeout: float) -> bytes:
-    handlers: list[Any] = [_Redirects()]
-    if url.startswith("http://"):
-        # Proxy variables are for the way out, never for loopback.
-        handlers.append(urllib.request.ProxyHandler({}))
-    deadline, data = time.monotonic() + timeout, bytearray()
-    try:
-        with urllib.request.build_opener(*handlers).open(url, timeout=timeout) as answer:
-            while piece := answer.read1(_CHUNK):
-                data += piece
-                if len(data) > LARGEST:
-                    _too_large(url)
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"it did not end within {timeout:g} s")
-    except urllib.error.HTTPError as exc:
-        with exc:
-            raise CloudError(
-                f"the published snapshot cannot be read: HTTP {exc.code}", where=shown(url), fix="ask who publishes it"
-            ) from exc
-    except (OSError, http.client.HTTPException, ValueError) as exc:
-        reason = getattr(exc, "reason", "") or exc
-        raise CloudError(
-            f"the published snapshot cannot be read: {reason}",
-            where=shown(url),
-            fix="check the address and the network",
-        ) from exc
-    return bytes(data)
 
 
 def ssh_command(host: str, path: str) -> list[str]:

@@ -1,0 +1,65 @@
+"""Reads a published snapshot from a web server: in time, in size, and never on an unsafe way."""
+
+from __future__ import annotations
+
+import http.client
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+from urllib.parse import urlsplit
+
+from tpu_ops.errors import CloudError
+
+_CHUNK = 1024 * 1024
+_FAILED = "the published snapshot cannot be read"
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to https only."""
+
+    def redirect_request(  # noqa: PLR0917 - urllib calls it so
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Any:
+        """Return the next request."""
+        if urlsplit(newurl).scheme != "https":
+            raise CloudError(
+                f"it redirects to {newurl.partition('?')[0]!r:.100}, which is not https",
+                where=req.full_url.partition("?")[0],
+                fix="use the address it redirects to, if that is trusted",
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def read(url: str, where: str, *, limit: int, timeout: float) -> bytes:
+    """Return what a web server answers.
+
+    Args:
+        url: ``https://...``, or ``http://...`` of this machine.
+        where: How errors name it.
+        limit: Bytes that the answer may have.
+        timeout: Seconds that all of it may take.
+
+    Raises:
+        CloudError: It cannot be read in time, or is larger.
+    """
+    handlers: list[Any] = [_Redirects()]
+    if url.startswith("http://"):
+        # Proxy variables are for the way out, never for loopback.
+        handlers.append(urllib.request.ProxyHandler({}))
+    deadline, data = time.monotonic() + timeout, bytearray()
+    try:
+        with urllib.request.build_opener(*handlers).open(url, timeout=timeout) as answer:
+            while piece := answer.read1(_CHUNK):
+                data += piece
+                if len(data) > limit:
+                    raise CloudError(f"it has more than {limit // 2**20} MiB", where=where, fix="is it a snapshot?")
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"it did not end within {timeout:g} s")
+    except urllib.error.HTTPError as exc:
+        with exc:
+            raise CloudError(f"{_FAILED}: HTTP {exc.code}", where=where, fix="ask who publishes it") from exc
+    except (OSError, http.client.HTTPException, ValueError) as exc:
+        reason = getattr(exc, "reason", "") or exc
+        raise CloudError(f"{_FAILED}: {reason}", where=where, fix="check the address and the network") from exc
+    return bytes(data)
