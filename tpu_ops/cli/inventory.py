@@ -18,9 +18,6 @@ FORMATS = ("nodeset", "list", "groups", "json")
 #: Name of the group source in a file of groups: `@tpu:node_pod`.
 SOURCE = "tpu"
 
-#: Hosts that ClusterShell folds over all their numbers; beyond it takes long, and each node is folded by itself.
-_FOLDED = 1000
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops inventory`."""
@@ -91,12 +88,14 @@ def groups(fleet: Fleet, workers: Iterable[Worker]) -> dict[str, list[Worker]]:
 
 
 def folded(workers: Sequence[Worker]) -> str:
-    """Return workers as one node set, as in ``pod-w[0-3]``."""
+    """Return workers as one node set, as in ``pod-w[0-3],solo-w0``, folded over their indices only.
+
+    Names whose nodes have numbers could be folded further, but pdsh takes one range a name, and for thousands of
+    hosts that costs ClusterShell seconds.
+    """
     # Imported here: `tpu_ops --help` must stay fast.
     from ClusterShell.NodeSet import NodeSet
 
-    if len(workers) <= _FOLDED:
-        return str(NodeSet.fromlist([worker.host for worker in workers]))
     nodes: dict[str, list[int]] = {}
     for worker in workers:
         nodes.setdefault(worker.label, []).append(worker.index)
