@@ -70,6 +70,12 @@ class Cached:
             self.snapshot.write_text(json.dumps(content))
 
 
+#: A cached answer whose only node has the right keys and one wrong type.
+WRONG_TYPE = (
+    '{"version": 2, "asked_at": 1, "nodes": [{"name": "a", "project": "p", "zone": "z", "node_id": "1", '
+    '"accelerator_type": "v4-8", "internal_ips": null}]}'
+)
+
 CACHED, KNOWN, ASKED = ["cached-w0"], ["known-w0"], ["new-w0", "pod-w0"]
 
 
@@ -188,6 +194,7 @@ def test_filters_are_applied_to_what_is_remembered(cached):
         '{"version": 2, "asked_at": "today", "nodes": []}',
         '{"version": 2, "asked_at": NaN, "nodes": []}',
         '{"version": 2, "asked_at": 1, "nodes": [{"evil": 1}]}',
+        WRONG_TYPE,
         '{"version": 1, "asked_at": 1, "nodes": []}',
     ],
 )

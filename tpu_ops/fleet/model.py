@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_origin, get_type_hints
 
 Json = dict[str, Any]
 
@@ -108,11 +108,18 @@ class Node:
         """
         try:
             values: Json = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-            if unknown := set(values) - {entry.name for entry in fields(cls)}:
+            if unknown := values.keys() - _KINDS.keys():
                 raise ValueError(f"not a node: unknown keys {sorted(unknown)}")
-            return cls(**values)
+            made = cls(**values)
         except (TypeError, AttributeError) as exc:
             raise ValueError(f"not a node: {exc}") from exc
+        if wrong := [name for name, kind in _KINDS.items() if not isinstance(getattr(made, name), kind)]:
+            raise ValueError(f"not a node: wrong types of {wrong}")
+        return made
+
+
+#: Type of each field of a node, without that of its elements.
+_KINDS = {name: get_origin(hint) or hint for name, hint in get_type_hints(Node).items()}
 
 
 @dataclass(frozen=True)
