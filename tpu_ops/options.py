@@ -36,9 +36,10 @@ def check_name(text: str, where: str, form: re.Pattern[str], expected: str) -> s
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence that names the known word nearest to this one; empty where none is near."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f", did you mean {close[0]!r}?" if close else ""
+    """Return the end of a sentence that names the nearest known word, whatever its case; empty where none is near."""
+    spelled = {entry.lower(): entry for entry in known}
+    close = difflib.get_close_matches(word.lower(), list(spelled), n=1, cutoff=0.6)
+    return f", did you mean {spelled[close[0]]!r}?" if close else ""
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ def test_one_name_may_stand_without_a_list(file, environ):
         ({"zones": ["us central"]}, ["'zones'", "'us central'", "a zone"]),
         ({"zones": True}, ["'zones'", "bool"]),
         ({"states": ["REDAY"]}, ["'states'", "did you mean 'READY'"]),
+        ({"states": ["ready"]}, ["'states'", "did you mean 'READY'"]),
         ({"states": []}, ["'states'", "empty"]),
         ({"connect_with": ["wormhole"]}, ["'connect_with'", "external, internal"]),
         ({"request_timeout": "soon"}, ["'request_timeout'", "number of seconds", "'soon'"]),
