@@ -112,6 +112,7 @@ def test_a_key_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(CloudError, match="No such file") as caught:
         credentials(Auth("serviceaccount", tmp_path / "none.json"))
     assert caught.value.where == str(tmp_path / "none.json")
+    assert "GCP_SERVICE_ACCOUNT_FILE" in caught.value.fix
 
 
 def test_the_printed_form_has_no_secrets():

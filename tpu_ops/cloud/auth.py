@@ -78,7 +78,11 @@ def _service_account(auth: Auth) -> Any:
             text = auth.service_account_file.read_text(encoding="utf-8")
         return Credentials.from_service_account_info(json.loads(text), scopes=_SCOPES)
     except OSError as exc:
-        raise CloudError(f"the service account's key cannot be read: {exc.strerror}", where=where) from exc
+        raise CloudError(
+            f"the service account's key cannot be read: {exc.strerror}",
+            where=where,
+            fix="check service_account_file in the fleet's file, or GCP_SERVICE_ACCOUNT_FILE",
+        ) from exc
     except (GoogleAuthError, ValueError, AttributeError, TypeError, RecursionError):
         # Without its cause: that may quote the key.
         raise CloudError(
