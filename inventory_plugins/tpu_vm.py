@@ -273,7 +273,7 @@ cache: true
 cache_timeout: 600
 
 ---
-# Only pods, without those that someone keeps for himself; called after a label where there is one.
+# Only pods, without those that somebody keeps to themselves; called after a label where there is one.
 plugin: tpu_vm
 projects: [my-project]
 include:
