@@ -44,6 +44,6 @@ class Silence:
         self._hosts.append(host)
 
     def _say(self) -> None:
-        hosts = list(dict.fromkeys(self._hosts))
+        hosts = sorted(set(self._hosts))
         self._hosts.clear()
         _log.info("%s %s silent: waiting for an answer", some(hosts), "is" if len(hosts) == 1 else "are")
