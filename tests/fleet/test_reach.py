@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_the_other_address_is_taken_where_the_preferred_is_missing():
 
 
 #: Settings, and which of the four workers are reached through a proxy, and which cannot be reached.
-WAYS = {
+WAYS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "directly": ({}, [], ["lost-w0"]),
     "through a worker": ({"proxy_jump": "gate-w0"}, ["inner-w0", "inner-w1"], ["lost-w0"]),
     "through a host": ({"proxy_jump": "eve@bastion"}, ["inner-w0", "inner-w1"], ["lost-w0"]),
@@ -133,7 +134,7 @@ def test_ssh_calls_the_jump_with_these_words(jump, folder, tmp_path, monkeypatch
     stand_in.chmod(0o755)
     monkeypatch.setenv("SHELL", "/bin/sh")
     found = ways(state, proxy_jump=jump)
-    text = ssh_files.ssh_config([(INNER, found.of(INNER))], user="ada", private_key=None, options=())
+    text = ssh_files.ssh_config([(INNER, found.of(INNER))], user="ada", private_key=None, options=(), mux=tmp_path)
     (state / "ssh_config").write_text(text)
     arguments = ssh_files.arguments(ssh_files.own_options(INNER, found.of(INNER)))
     for words in (shlex.join(["-F", str(state / "ssh_config"), "inner-w0"]), f"-F none {arguments} 10.0.2.0"):
@@ -203,7 +204,8 @@ def test_a_jump_shares_one_connection_unless_the_person_says_otherwise(tmp_path,
     monkeypatch.setattr(openssh, "home", lambda: tmp_path)
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host mine\n    HostName 192.0.2.1\n    ControlPath ~/mine-%C\n")
-    (tmp_path / "jump_config").write_text(ways(proxy_jump="bastion").jump_config)
+    found = Ways(dataclasses.replace(SETTINGS, proxy_jump="bastion"), Files(tmp_path), tmp_path / "mux", [])
+    (tmp_path / "jump_config").write_text(found.jump_config)
 
     def effective(host: str) -> list[str]:
         command = ["ssh", "-F", tmp_path / "jump_config", "-G", host]
@@ -211,6 +213,6 @@ def test_a_jump_shares_one_connection_unless_the_person_says_otherwise(tmp_path,
 
     other, mine = effective("other"), effective("mine")
     assert "controlmaster auto" in other
-    assert any(line.startswith(f"controlpath {MUX}/") for line in other)
+    assert any(line.startswith(f"controlpath {tmp_path}/mux/") for line in other)
     assert "hostname 192.0.2.1" in mine
     assert any(line.startswith("controlpath") and "/mine-" in line for line in mine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -19,12 +20,12 @@ MUX = Path("/run/user/7/tpu_ops/mux")
 OPTIONS = ssh_files.common_options(Path("/state dir/known_hosts"))
 
 
-def config_of(workers, private_key=Path("/home/ada/.ssh/id")):
+def config_of(workers, private_key=Path("/home/ada/.ssh/id"), mux=MUX):
     ways = [
-        (worker, Way(reach.address(worker, ("external", "internal")), control=reach.control_path(MUX, worker)))
+        (worker, Way(reach.address(worker, ("external", "internal")), control=reach.control_path(mux, worker)))
         for worker in workers
     ]
-    return ssh_files.ssh_config(ways, user="ada", private_key=private_key, options=OPTIONS)
+    return ssh_files.ssh_config(ways, user="ada", private_key=private_key, options=OPTIONS, mux=mux)
 
 
 def test_ssh_config_text():
@@ -34,7 +35,7 @@ def test_ssh_config_text():
 
 def test_ssh_understands_the_config(tmp_path):
     path = tmp_path / "ssh_config"
-    path.write_text(config_of(workers_of([node()])))
+    path.write_text(config_of(workers_of([node()]), mux=tmp_path))
     seen = subprocess.run(["ssh", "-F", path, "-G", "pod-w1"], capture_output=True, text=True, check=True).stdout
     for line in (
         "hostname 34.0.1.1",
@@ -47,12 +48,34 @@ def test_ssh_understands_the_config(tmp_path):
         assert line in seen.splitlines() or line.replace('"', "") in seen.splitlines(), line
 
 
+def test_connections_are_shared_only_where_their_directory_can_be_had(tmp_path):
+    """It goes with the last session or a reboot; ssh makes it anew, or does without."""
+    mux, path = tmp_path / "run time" / "mux", tmp_path / "ssh_config"
+    path.write_text(config_of(workers_of([node()]), mux=mux))
+
+    def control_path(host: str) -> str:
+        command = ["ssh", "-F", path, "-G", host]
+        seen = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return next((line for line in seen.splitlines() if line.startswith("controlpath")), "controlpath none")
+
+    (tmp_path / "run time").write_text("no directory")
+    assert control_path("pod-w1") == "controlpath none"
+    (tmp_path / "run time").unlink()
+    assert control_path("another") == "controlpath none"
+    assert not mux.exists()
+    assert control_path("pod-w1").startswith(f"controlpath {mux}/")
+    assert mux.stat().st_mode & 0o777 == 0o700
+    if os.getuid() == 0:
+        os.chown(mux, 1234, 1234)
+        assert control_path("pod-w0") == "controlpath none"
+
+
 def test_ansible_gets_the_same_options_as_ssh(tmp_path):
     """What `ssh -G` makes of the config and of the arguments for Ansible is the same."""
     worker = workers_of([node()])[1]
     path, private_key = tmp_path / "ssh_config", tmp_path / "id"
     private_key.touch()
-    path.write_text(config_of([worker], private_key))
+    path.write_text(config_of([worker], private_key, tmp_path))
 
     def effective(arguments: str) -> set[str]:
         argv = ["sh", "-c", f"ssh {arguments}"]
@@ -60,7 +83,7 @@ def test_ansible_gets_the_same_options_as_ssh(tmp_path):
         return {line for line in lines if not line.startswith("host ")}
 
     by_config = effective(f"-F {path} -G pod-w1")
-    way = Way("", control=reach.control_path(MUX, worker))
+    way = Way("", control=reach.control_path(tmp_path, worker))
     options = ssh_files.arguments([*ssh_files.own_options(worker, way), *OPTIONS])
     by_args = effective(f"-F none {options} -i {private_key} -o User=ada -G 34.0.1.1")
     assert by_config == by_args
@@ -74,9 +97,13 @@ def test_ansible_gets_the_same_options_as_ssh(tmp_path):
         ({"HOME": "/home/" + "a" * 15}, "/home/aaaaaaaaaaaaaaa/.cache/tpu_ops/mux"),
         ({"HOME": "/home/" + "a" * 16}, "/tmp/tpu_ops-7"),
         ({"HOME": "/home/" + "a" * 60}, "/tmp/tpu_ops-7"),
+        ({"XDG_RUNTIME_DIR": "/run/my own"}, "/run/my own/tpu_ops/mux"),
+        ({"XDG_RUNTIME_DIR": "/run/it's"}, "/tmp/tpu_ops-7"),
+        ({"XDG_RUNTIME_DIR": "/run/%h"}, "/tmp/tpu_ops-7"),
+        ({"XDG_RUNTIME_DIR": "/run/${HOME}"}, "/tmp/tpu_ops-7"),
     ],
 )
-def test_the_directory_of_control_sockets_is_short_enough(environ, expected):
+def test_the_directory_of_control_sockets_is_short_and_plain(environ, expected):
     path = ssh_files.mux_dir(environ, 7)
     assert str(path) == expected
     # The longest name of a socket that ssh makes there, with the final NUL.

@@ -19,6 +19,7 @@ from tpu_ops.fleet.reach import Way
 from tpu_ops.remote import openssh
 
 WORKERS = workers_of([node()])
+MUX = Path("/tmp")
 
 
 def fragment_of(folder: Path, workers=WORKERS) -> Path:
@@ -26,7 +27,9 @@ def fragment_of(folder: Path, workers=WORKERS) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     ways = [(worker, Way(worker.external_ip)) for worker in workers]
     options = ssh_files.common_options(folder / "known_hosts")
-    (folder / "ssh_config").write_text(ssh_files.ssh_config(ways, user="ada", private_key=None, options=options))
+    (folder / "ssh_config").write_text(
+        ssh_files.ssh_config(ways, user="ada", private_key=None, options=options, mux=MUX)
+    )
     return folder / "ssh_config"
 
 

@@ -93,6 +93,21 @@ def test_sessions_share_one_connection_with_the_commands(at_home, lab):
     assert len(ports) == 1
 
 
+def test_ssh_goes_on_when_the_directory_of_the_connections_has_gone_with_the_last_session(at_home):
+    at_home.hang_up()
+    run = Path(at_home.environ["XDG_RUNTIME_DIR"])
+    shutil.rmtree(run)
+    assert at_home.do("ssh", *at_home.file_option(), "gate-w0", "echo in") == "in\n"
+    assert len(list(run.glob("tpu_ops/mux/*"))) == 1
+    at_home.hang_up()
+    shutil.rmtree(run)
+    run.write_text("no directory")
+    try:
+        assert at_home.do("ssh", *at_home.file_option(), "gate-w0", "echo in") == "in\n"
+    finally:
+        run.unlink()
+
+
 def test_another_machine_under_the_same_address_is_refused_in_words(at_home, lab):
     """Its key is swapped on the worker's disk: what another machine at its address would look like."""
     swap = "cd /etc/ssh && for f in ssh_host_*_key*; do mv $f /root/; done && ssh-keygen -A -q && systemctl restart ssh"

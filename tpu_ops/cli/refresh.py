@@ -102,7 +102,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _trust(args: argparse.Namespace, settings: Settings, fleet: Fleet, chosen: Sequence[Worker]) -> list[Answer]:
     """Contact the workers of which no host key is known; record what they answer once that is confirmed."""
-    known = first_contact.not_to_contact(settings, chosen, published=args.dry_run)
+    known = first_contact.not_to_contact(settings, chosen, published=args.dry_run and not fleet.source)
     for worker in chosen:
         if why := known.get(worker.host_key_alias):
             output.info(f"{worker.host} {why}: it is not contacted")

@@ -181,7 +181,7 @@ def _jump_config(mux: Path) -> str:
     lines = ["# Written by tpu_ops: your own configuration, and one connection to the jump for all workers behind it."]
     with contextlib.suppress(OpsError):
         lines.append(openssh.include(openssh.home() / ".ssh" / "config"))
-    lines += [openssh.include(Path("/etc/ssh/ssh_config")), "Host *"]
+    lines += [openssh.include(Path("/etc/ssh/ssh_config")), *openssh.guard(mux), "Host *"]
     lines += [
         "    ControlMaster auto",
         f"    ControlPath {openssh.quoted(mux / 'SOCKET').replace('SOCKET', '%C')}",

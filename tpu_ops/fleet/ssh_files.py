@@ -35,6 +35,9 @@ TRUSTED_FIRST = "trusted-on-first-contact"
 #: final NUL, and two separators take 2 of them, and the random suffix of the socket's first name 16.
 _LONGEST_MUX_DIR = 108 - 1 - CONTROL_NAME - 2 - 16
 
+#: Paths that mean the same to a shell, in quotes, and to every option of ssh.
+_PLAIN = re.compile(r"[A-Za-z0-9/._@+=:, -]+")
+
 _KEY_TYPE = re.compile(r"^[a-z0-9@.-]{3,64}$")
 
 
@@ -42,7 +45,8 @@ def mux_dir(environ: Mapping[str, str], uid: int) -> Path:
     """Given the environment and the user id, return the directory of the control sockets; makes nothing."""
     runtime = environ.get("XDG_RUNTIME_DIR") or os.path.join(environ.get("HOME", "/"), ".cache")  # noqa: PTH118 - beside a text
     path = Path(runtime) / "tpu_ops" / "mux"
-    return path if len(os.fsencode(path)) <= _LONGEST_MUX_DIR else Path(f"/tmp/tpu_ops-{uid}")  # noqa: S108 - checked
+    fits = len(os.fsencode(path)) <= _LONGEST_MUX_DIR and _PLAIN.fullmatch(str(path))
+    return path if fits else Path(f"/tmp/tpu_ops-{uid}")  # noqa: S108 - make_mux_dir and openssh.guard look whose it is
 
 
 def make_mux_dir(path: Path) -> None:
@@ -108,6 +112,7 @@ def ssh_config(
     user: str,
     private_key: Path | None,
     options: Sequence[tuple[str, str]],
+    mux: Path,
     forward_agent: bool = False,
 ) -> str:
     """Return the text of an OpenSSH configuration with one host per worker, fit to be included from another.
@@ -119,9 +124,12 @@ def ssh_config(
         user: Login name on the workers.
         private_key: The person's private key, if one is set.
         options: What all workers share (`common_options`).
+        mux: The directory of the control sockets.
         forward_agent: Whether the person's ssh agent is forwarded.
     """
     lines = [f"{HEADER} from the Cloud TPU API; changes are lost at the next refresh."]
+    if ways:
+        lines += ["", *openssh.guard(mux, (worker.host for worker, _ in ways))]
     for worker, way in ways:
         lines += [
             "",

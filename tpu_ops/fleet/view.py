@@ -298,6 +298,7 @@ def _ssh_configs(settings: Settings, workers: Sequence[Worker]) -> list[tuple[Pa
         user=settings.user,
         private_key=settings.private_key,
         options=ssh_options(settings),
+        mux=mux_dir(),
         forward_agent=settings.forward_agent,
     )
     return [(files.ssh_config, own), *([(files.jump_config, ways.jump_config)] if ways.jump_config else [])]

@@ -175,6 +175,7 @@ class Fanout:
                 stderr=asyncio.subprocess.PIPE,
                 limit=wire.MAX_FRAME,
                 start_new_session=True,
+                env=openssh.environment(),
             )
             marker = secrets.token_hex(16)
             try:
@@ -290,6 +291,7 @@ class Fanout:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
+            env=openssh.environment(),
         )
         try:
             with self._silence.watch(host) as heard:

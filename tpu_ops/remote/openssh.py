@@ -46,6 +46,27 @@ def quoted(path: Path | str) -> str:
     return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
 
 
+def guard(mux: Path, hosts: Iterable[str] = ()) -> list[str]:
+    """Return the lines of an ssh config that do without shared connections where their directory cannot be had.
+
+    It may be gone with a person's last session or a reboot, and OpenSSH ends where it cannot make a socket.
+
+    Args:
+        mux: The directory of the control sockets, without quotes and percent signs: it is made where it is missing, and
+            taken only if it is the person's own.
+        hosts: For which hosts; all where none is named.
+    """
+    path = shlex.quote(str(mux))
+    command = f'"test -O {path} || mkdir -p -m 700 {path} && test -O {path}"'
+    names = ",".join(hosts)
+    return [f"Match {f'originalhost {names} ' if names else ''}!exec {command}", "    ControlPath none"]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment for ssh where no person uses it: its commands of one line run in the plainest shell."""
+    return {**os.environ, "SHELL": "/bin/sh"}
+
+
 def include(file: Path) -> str:
     """Return the line of an ssh config that includes a file."""
     return f'Include "{_SPECIAL.sub("?", str(file))}"'

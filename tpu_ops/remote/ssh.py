@@ -43,7 +43,12 @@ async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
     """
     with tempfile.TemporaryFile() as said:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+            env=openssh.environment(),
         )
         try:
             async with asyncio.timeout(limit):

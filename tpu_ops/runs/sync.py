@@ -210,6 +210,7 @@ async def _transfer(fanout: Fanout, host: str, tree: Tree) -> Result:
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
+        env=openssh.environment(),
     )
     try:
         async with asyncio.timeout(LIMIT):
