@@ -20,12 +20,12 @@ MUX = Path("/run/user/7/tpu_ops/mux")
 OPTIONS = ssh_files.common_options(Path("/state dir/known_hosts"))
 
 
-def config_of(workers, private_key=Path("/home/ada/.ssh/id"), mux=MUX):
+def config_of(workers, private_key=Path("/home/ada/.ssh/id"), mux=MUX, **options):
     ways = [
         (worker, Way(reach.address(worker, ("external", "internal")), control=reach.control_path(mux, worker)))
         for worker in workers
     ]
-    return ssh_files.ssh_config(ways, user="ada", private_key=private_key, options=OPTIONS, mux=mux)
+    return ssh_files.ssh_config(ways, user="ada", private_key=private_key, options=OPTIONS, mux=mux, **options)
 
 
 def test_ssh_config_text():
@@ -46,6 +46,14 @@ def test_ssh_understands_the_config(tmp_path):
         "identityfile /home/ada/.ssh/id",
     ):
         assert line in seen.splitlines() or line.replace('"', "") in seen.splitlines(), line
+
+
+@pytest.mark.parametrize("forward", [False, True])
+def test_the_agent_is_forwarded_only_when_that_is_said(tmp_path, forward):
+    path = tmp_path / "ssh_config"
+    path.write_text(config_of(workers_of([node()]), mux=tmp_path, forward_agent=forward))
+    seen = subprocess.run(["ssh", "-F", path, "-G", "pod-w1"], capture_output=True, text=True, check=True).stdout
+    assert f"forwardagent {'yes' if forward else 'no'}" in seen.splitlines()
 
 
 def test_connections_are_shared_only_where_their_directory_can_be_had(tmp_path):
