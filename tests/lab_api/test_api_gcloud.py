@@ -89,7 +89,8 @@ def test_a_node_from_create_to_delete(gcloud: Run) -> None:
     assert "FAILED_PRECONDITION" in gcloud("tpu-vm", "stop", "pod", ok=False).stderr
     gcloud("tpu-vm", "start", "pod")
     attributes = gcloud("tpu-vm", "get-guest-attributes", "pod", "--format=value(key,worker_id)", alpha=True)
-    assert attributes.stdout.split() == ["ssh-ed25519", "0", "ssh-ed25519", "1", "ssh-ed25519", "2", "ssh-ed25519", "3"]
+    published = [line.split() for line in attributes.stdout.splitlines()]
+    assert sorted(published) == sorted([key, str(index)] for key in ("hostname", "ssh-ed25519") for index in range(4))
     assert "Deleted tpu [pod]" in gcloud("tpu-vm", "delete", "pod").stderr
     assert "NOT_FOUND" in gcloud("tpu-vm", "describe", "pod", ok=False).stderr
 
