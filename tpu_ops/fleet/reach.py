@@ -106,7 +106,13 @@ class Ways:
 def control_path(mux: Path, worker: Worker) -> str:
     """Return ssh's ControlPath for a worker, as its options take it."""
     own = hashlib.sha256(worker.host_key_alias.encode()).hexdigest()[:_ALIAS_DIGITS]
-    return openssh.quoted(mux / "SOCKET").replace("SOCKET", f"%C.{own}")
+    return _socket(mux, f"%C.{own}")
+
+
+def _socket(mux: Path, name: str) -> str:
+    """Return the path of a control socket as ssh's options take it; its name may hold tokens."""
+    # The directory needs no more than quotes: `ssh_files.mux_dir` takes only plain ones.
+    return f'"{mux}/{name}"' if " " in str(mux) else f"{mux}/{name}"
 
 
 def host_name(worker: Worker, way: Way) -> str:
@@ -184,7 +190,7 @@ def _jump_config(mux: Path) -> str:
     lines += [openssh.include(Path("/etc/ssh/ssh_config")), *openssh.guard(mux), "Host *"]
     lines += [
         "    ControlMaster auto",
-        f"    ControlPath {openssh.quoted(mux / 'SOCKET').replace('SOCKET', '%C')}",
+        f"    ControlPath {_socket(mux, '%C')}",
         "    ControlPersist 10m",
         "    ServerAliveInterval 5",
         "    ServerAliveCountMax 3",
