@@ -181,6 +181,36 @@ def test_a_wrong_project_is_an_error_and_writes_nothing(fleet):
     assert not settings.state_dir.exists()
 
 
+def test_a_jump_outside_the_fleet_has_a_configuration_that_is_written_where_it_is_missing(fleet):
+    fleet.create("pod", "v4-16")
+    fleet.write(proxy_jump="eve@bastion.example.org")
+    seen, _ = view.refresh(fleet.settings())
+    file = seen.ssh_config.with_name("jump_config")
+    text = file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_text("other")
+    view.current(fleet.settings())
+    assert file.read_text() == text
+    file.unlink()
+    fleet.write(proxy_jump="pod-w0")
+    view.refresh(fleet.settings())
+    assert not file.exists()
+
+
+def test_instance_names_are_asked_for_where_iap_needs_them_and_only_once(fleet):
+    fleet.create("inner", "v4-16", networkConfig={"enableExternalIps": False})
+    view.refresh(fleet.settings())
+    fleet.write(iap=True)
+    fleet.api.forget_requests()
+    settings = fleet.settings()
+    for _ in range(2):
+        seen, _ = view.refresh(settings)
+        ways = view.ways_of(settings, seen.workers)
+        names = [ways.of(worker).proxy.split()[3] for worker in seen.workers]
+        assert [name[-4:] for name in names] == ["-w-0", "-w-1"]
+    assert fleet.api.requests(fleet.project)["GetGuestAttributes"] == 1
+
+
 def test_concurrent_refreshes_leave_whole_files(fleet):
     fleet.create("pod", "v4-16")
     settings, failures = fleet.settings(), []

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.ssh_ways.conftest import Desk, Lab
+from tpu_ops.fleet import masters
 
 pytestmark = pytest.mark.lab
 
@@ -91,6 +92,20 @@ def test_sessions_share_one_connection_with_the_commands(at_home, lab):
     ports = {at_home.do("ssh", *at_home.file_option(), "gate-w0", port).strip() for _ in range(2)}
     ports.add(at_home.do("tpu_ops", "ssh", "gate", "--", port).strip())
     assert len(ports) == 1
+
+
+def test_a_connection_to_an_address_that_was_left_is_ended(at_home):
+    at_home.hang_up()
+    at_home.do("ssh", *at_home.file_option(), "gate-w0", "true")
+    mux = Path(at_home.environ["XDG_RUNTIME_DIR"], "tpu_ops", "mux")
+    assert len(list(mux.iterdir())) == 1
+    text = at_home.do("tpu_ops", "ssh-config", "--print")
+    control = text.partition("Host gate-w0\n")[2].partition("ControlPath ")[2].split()[0]
+    external = address(at_home, "gate-w0", "external_ip")
+    masters.end([(external, f"{control}-of-another"), ("198.51.100.7", control)], user="tpu", mux=mux)
+    assert len(list(mux.iterdir())) == 1
+    masters.end([(external, control)], user="tpu", mux=mux)
+    assert list(mux.iterdir()) == []
 
 
 def test_ssh_goes_on_when_the_directory_of_the_connections_has_gone_with_the_last_session(at_home):
