@@ -168,27 +168,6 @@ def test_publishing_asks_the_api_first_unless_it_is_told_not_to(fleet, tpu_ops, 
     failed(tpu_ops("snapshot", "--publish", str(tmp_path / "missing" / "x")), 1, str(tmp_path / "missing" / "x"))
 
 
-def test_only_nodes_that_the_filters_let_pass_are_published(mixed, tpu_ops):
-    mixed.write(names=["pod*"])
-    printed = json.loads(tpu_ops("snapshot", "--publish", "-")[1])
-    assert [node["name"] for node in printed["nodes"]] == ["pod", "pod-b"]
-
-
-@pytest.fixture
-def member(fleet, tpu_ops, tmp_path, monkeypatch):
-    """A member of a fleet that was published as a file; this process has the member's environment from here on."""
-    fleet.create("pod", "v4-16")
-    fleet.create("off", "v4-8")
-    fleet.act("stop", "off")
-    assert tpu_ops("snapshot", "--publish", str(tmp_path / "published.json"))[0] == 0
-    made = Member(tmp_path / "member", projects=[fleet.project])
-    for name, value in made.environ().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("TPU_OPS_ENDPOINT", raising=False)
-    made.published = tmp_path / "published.json"
-    return made
-
-
 def test_a_member_lists_logs_in_and_selects_without_credentials(member, tpu_ops, fleet):
     failed(tpu_ops("list"), 3, "no credentials", "tpu_ops refresh --from")
     code, out, _ = tpu_ops("refresh", "--from", str(member.published))
@@ -222,6 +201,33 @@ def test_what_needs_the_api_tells_a_member_what_to_do(member, tpu_ops):
         failed(tpu_ops(*argv), 3, "no credentials", "ask somebody who has credentials", str(member.published))
     failed(tpu_ops("snapshot", "--publish", "-"), 2, "--cached", "--from api")
     assert tpu_ops("snapshot", "--publish", "-", "--cached")[1] == member.published.read_text()
+
+
+def test_names_are_the_same_for_admin_and_member_whatever_the_filters(fleet, tpu_ops, tmp_path, monkeypatch):
+    fleet.create("twin", labels={"team": "vision"})
+    fleet.create("twin", "v5litepod-4", zone="us-west4-a")
+    fleet.write(labels={"team": "vision"})
+    path = tmp_path / "fleet.json"
+    assert tpu_ops("snapshot", "--publish", str(path))[0] == 0
+    monkeypatch.setenv("TPU_OPS_STATE", str(tmp_path / "member"))
+    assert tpu_ops("refresh", "--from", str(path))[0] == 0
+    assert [row["host"] for row in json.loads(tpu_ops("list", "--json")[1])] == ["twin.us-central2-b-w0"]
+
+
+def test_what_a_member_without_projects_passes_on_can_be_read(fleet, tpu_ops, tmp_path):
+    fleet.create("pod", "v4-16")
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    tpu_ops("snapshot", "--publish", str(first))
+    fleet.write(projects=[], snapshot=str(first))
+    assert tpu_ops("refresh")[0] == 0
+    assert tpu_ops("snapshot", "--publish", str(second), "--cached")[0] == 0
+    assert json.loads(second.read_text())["scope"]["projects"] == [fleet.project]
+    fleet.write(snapshot=str(second))
+    assert len(json.loads(tpu_ops("list", "--json")[1])) == 2
+
+
+def test_a_dry_run_does_not_pretend_to_verify_keys(fleet, tpu_ops):
+    failed(tpu_ops("refresh", "--dry-run", "--verify-keys"), 2, "--verify-keys", "leave --dry-run out")
 
 
 def test_a_member_is_told_what_is_wrong_with_what_is_published(member, tpu_ops):

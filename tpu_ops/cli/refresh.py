@@ -92,6 +92,12 @@ def _check(args: argparse.Namespace) -> None:
     """
     if args.yes and not args.trust_first:
         raise UsageError("there is nothing to confirm", where="--yes", fix="use it with --trust-first NODE")
+    if args.verify_keys and args.dry_run:
+        raise UsageError(
+            "a dry run asks for no host keys",
+            where="--verify-keys",
+            fix="leave --dry-run out: nothing is written where a key has changed",
+        )
     if args.trust_first and args.json and not (args.yes or args.dry_run):
         raise UsageError(
             "with --json nobody is asked",

@@ -11,6 +11,7 @@ from tpu_ops.cli import options, output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import publish, sources, view
+from tpu_ops.fleet.model import workers_of
 from tpu_ops.fleet.state import Files
 from tpu_ops.fleet.view import Fleet
 
@@ -44,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("the snapshot is JSON by itself", where="--publish -", fix="leave --json out")
     destination = "" if printed else sources.destination(args.publish, Path.cwd(), "--publish")
     fleet = _known(settings) if args.cached else _asked(settings)
-    document = publish.document(fleet.asked_at, settings.projects, settings.zones, fleet.nodes, view.keys_of(settings))
+    # All nodes, filtered or not: readers give them the same names only where they see the same nodes.
+    projects = settings.projects or tuple(sorted({node.project for node in fleet.scope}))
+    document = publish.document(fleet.asked_at, projects, settings.zones, fleet.scope, view.keys_of(settings))
     text = document.text()
     # What no reader would take is not published.
     publish.parse(text.encode(), "what would be published", time.time())
@@ -53,13 +56,14 @@ def run(args: argparse.Namespace) -> int:
         return ExitCode.OK
     if not args.dry_run:
         sources.write(destination, text, settings)
-    counts = {"nodes": len(fleet.nodes), "workers": len(fleet.workers), "host_keys": len(document.host_keys)}
+    counts = {"nodes": len(fleet.scope), "workers": len(workers_of(fleet.scope)), "host_keys": len(document.host_keys)}
     if args.json:
         output.as_json({"destination": destination, "asked_at": fleet.asked_at, "bytes": len(text), **counts})
         return ExitCode.OK
     done = "would publish" if args.dry_run else "published"
     keys = f"host keys of {options.count(len(document.host_keys), 'worker')}"
-    output.line(f"{done} {_size(fleet)}, {keys}, {len(text) / 1000:.1f} kB: {destination}")
+    size = f"{options.count(counts['nodes'], 'node')}, {options.count(counts['workers'], 'worker')}"
+    output.line(f"{done} {size}, {keys}, {len(text) / 1000:.1f} kB: {destination}")
     return ExitCode.OK
 
 

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         return _change(args, settings, fragment)
     if args.dry_run or args.file:
         raise UsageError("this option goes with --install or --uninstall only", where="--dry-run, --file")
-    text = view.current(settings).ssh_config.read_text() if args.print else ""
+    text = Files(settings.state_dir).text(view.current(settings).ssh_config) if args.print else ""
     if args.json:
         output.as_json({"ssh_config": str(fragment)} | ({"text": text} if args.print else {}))
     elif args.print:

@@ -10,7 +10,6 @@ from tpu_ops.errors import CloudError
 from tpu_ops.fleet import sources, view
 from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.model import SERVING_STATES, Worker
-from tpu_ops.fleet.ssh_files import parse_known_hosts
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import News
@@ -105,7 +104,7 @@ def _about(changes: Changes, hosts: Collection[str]) -> Changes:
 
 def _ways(fleet: Fleet) -> dict[str, tuple[str, ...]]:
     """Return what decides how each worker is reached, its address first; empty where it is not to be had."""
-    keys = parse_known_hosts(fleet.known_hosts.read_text(encoding="utf-8")) if fleet.known_hosts.exists() else {}
+    keys = view.keys_of(fleet.settings)
     ways = view.ways_of(fleet.settings, fleet.workers)
     found = {}
     for worker in fleet.workers:

@@ -135,6 +135,8 @@ def _document(value: Mapping[str, Any], now: float) -> Document:
     scope = value.get("scope")
     if not isinstance(scope, dict) or not all(_list(scope.get(key), _place) for key in ("projects", "zones")):
         raise _WrongError("scope holds no lists of projects and zones")
+    if not scope["projects"]:
+        raise _WrongError("it names no project")
     entries = value.get("nodes")
     if not isinstance(entries, list):
         raise _WrongError("nodes is no list")
