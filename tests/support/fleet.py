@@ -20,8 +20,9 @@ from tpu_ops.config import Settings
 ROOT = Path(__file__).resolve().parents[2]
 ZONE = "us-central2-b"
 
-#: Projects that the API serves; a test takes a pair of them.
-PROJECTS = ",".join(f"lab{pair},other{pair}" for pair in range(200))
+#: Projects that the API serves; a test takes a pair of them, and one process may run all tests.
+PAIRS = 2000
+PROJECTS = ",".join(f"lab{pair},other{pair}" for pair in range(PAIRS))
 _pairs = itertools.count()
 
 
@@ -38,6 +39,7 @@ class FleetDir:
 
     def __init__(self, api: LabApi, root: Path) -> None:
         pair = next(_pairs)
+        assert pair < PAIRS, "more tests than projects"
         self.api = api
         self.project, self.second = f"lab{pair}", f"other{pair}"
         self.path = root / "fleet"
