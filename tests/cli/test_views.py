@@ -168,6 +168,21 @@ def test_publishing_asks_the_api_first_unless_it_is_told_not_to(fleet, tpu_ops, 
     failed(tpu_ops("snapshot", "--publish", str(tmp_path / "missing" / "x")), 1, str(tmp_path / "missing" / "x"))
 
 
+@pytest.fixture
+def member(fleet, tpu_ops, tmp_path, monkeypatch):
+    """A member of a fleet that was published as a file; this process has the member's environment from here on."""
+    fleet.create("pod", "v4-16")
+    fleet.create("off", "v4-8")
+    fleet.act("stop", "off")
+    assert tpu_ops("snapshot", "--publish", str(tmp_path / "published.json"))[0] == 0
+    made = Member(tmp_path / "member", projects=[fleet.project])
+    for name, value in made.environ().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TPU_OPS_ENDPOINT", raising=False)
+    made.published = tmp_path / "published.json"
+    return made
+
+
 def test_a_member_lists_logs_in_and_selects_without_credentials(member, tpu_ops, fleet):
     failed(tpu_ops("list"), 3, "no credentials", "tpu_ops refresh --from")
     code, out, _ = tpu_ops("refresh", "--from", str(member.published))
