@@ -40,7 +40,7 @@ options:
   projects:
     description:
       - Google Cloud project ids. At least one is needed, here or in E(TPU_OPS_PROJECT) (a comma list, which wins),
-        unless O(snapshot) is set.
+        unless O(snapshot) names a published one.
     type: list
     elements: str
     default: []
@@ -229,7 +229,8 @@ options:
     description:
       - A published snapshot of the fleet, which is read instead of the API and needs no Google Cloud credentials but
         those of its place. A path, an C(https) URL, C(gs://bucket/object) or C(ssh:HOST[:PATH]).
-        C(tpu_ops snapshot --publish) writes it. E(TPU_OPS_SNAPSHOT) wins over it.
+        C(tpu_ops snapshot --publish) writes it. C(api) is the API, whatever C(tpu_ops refresh --from) said.
+        E(TPU_OPS_SNAPSHOT) wins over it.
     type: str
     env:
       - name: TPU_OPS_SNAPSHOT

@@ -63,6 +63,8 @@ def test_one_name_may_stand_without_a_list(file, environ):
         ({7: "x"}, ["7"]),
         ({"projects": []}, ["'projects'", "TPU_OPS_PROJECT"]),
         ({"projects": None}, ["'projects'", "TPU_OPS_PROJECT"]),
+        ({"projects": [], "snapshot": "api"}, ["'projects'", "no project is set"]),
+        ({"snapshot": "api", "auth_kind": "serviceaccount"}, ["'auth_kind'", "credentials are not set"]),
         ({"projects": {"lab": 1}}, ["'projects'", "a list of texts", "dict"]),
         ({"projects": [7]}, ["'projects'", "a list of texts"]),
         ({"projects": ["lab\n"]}, ["'projects'", "project id"]),

@@ -33,6 +33,8 @@ def test_names_and_addresses_may_name_a_host(name):
         ("-pod", "not valid"),
         ("../pod", "not valid"),
         ("größe", "not valid"),
+        ("fe80::1%eth0", "not valid"),
+        ("fe80::1%{{ x }}\n\x1b[31mX,all", "not valid"),
         ("{{ x }}", "not valid"),
         ("x" * 300 + "!", "..."),
         ("all", "something else to Ansible"),

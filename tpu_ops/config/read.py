@@ -64,10 +64,12 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
     origin = file.parent.parent if in_fleet else file
     endpoint = _endpoint(options)
     snapshot = options.text("snapshot", "TPU_OPS_SNAPSHOT").value
+    # `api` stays as it is written: unlike nothing, it is the API whatever source is remembered.
+    published = snapshot not in ("", "api")
     return Settings(
         path=origin if in_fleet else file.parent,
         file=file,
-        projects=_projects(options, needed=not snapshot),
+        projects=_projects(options, needed=not published),
         zones=options.names("zones", _ZONE, _A_ZONE, "TPU_OPS_ZONES"),
         endpoint=endpoint,
         request_timeout=options.seconds("request_timeout", LOCAL_TIMEOUT if endpoint else REQUEST_TIMEOUT),
@@ -75,7 +77,7 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         connect_with=options.choices("connect_with", ("external", "internal"), ("external", "internal")),
         user=_user(options),
         private_key=_private_key(options),
-        auth=_auth(options, needed=not (endpoint or snapshot)),
+        auth=_auth(options, needed=not (endpoint or published)),
         strict_permissions=options.flag("strict_permissions", default=False),
         snapshot=snapshot,
         filters=Filters(

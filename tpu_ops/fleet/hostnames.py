@@ -37,7 +37,8 @@ def problem(name: Any, groups: Collection[str]) -> str:
 
 def _is_address(text: str) -> bool:
     try:
-        return bool(ipaddress.ip_address(text))
+        # Behind a % an IPv6 address has a scope, which may be any text.
+        return "%" not in text and bool(ipaddress.ip_address(text))
     except ValueError:
         return False
 
