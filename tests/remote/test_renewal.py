@@ -51,7 +51,11 @@ def opened(play: Path, host: str) -> int:
     return sum(line.endswith(f"-f -N -T {host}") for line in (play / "calls").read_text().splitlines())
 
 
-async def test_workers_that_moved_are_asked_for_together_and_tried_once_more(play: Path) -> None:
+async def test_workers_that_moved_are_asked_for_together_and_tried_once_more(
+    play: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Three processes have to fail within it, on a busy machine too.
+    monkeypatch.setattr(renewal, "GATHER", 1.0)
     down(play, "a", "b", "c")
     api = Api(play, "ab", c="its node is PREEMPTED now")
     results = await Fanout(play / "config", api).run("abcd", ["true"], limit=20)
@@ -198,12 +202,13 @@ async def test_without_anyone_to_ask_the_first_problem_stands(play: Path) -> Non
 async def test_workers_that_are_silent_over_an_open_connection_are_named(
     play: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(silence, "PATIENCE", 0.2)
-    monkeypatch.setattr(silence, "GATHER", 0.1)
+    # Long beside what the worker that answers takes on a busy machine.
+    monkeypatch.setattr(silence, "PATIENCE", 1.5)
+    monkeypatch.setattr(silence, "GATHER", 0.3)
     monkeypatch.setattr(logging.getLogger("tpu_ops"), "propagate", True)
     caplog.set_level(logging.INFO, "tpu_ops")
     for host in "ab":
         (play / f"master-{host}").touch()
         (play / f"mute-{host}").touch()
-    await Fanout(play / "config").run("abc", ["sleep", "0.6"], limit=20)
+    await Fanout(play / "config").run("abc", ["sleep", "2"], limit=20)
     assert [record.getMessage() for record in caplog.records] == ["a, b are silent: waiting for an answer"]
