@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,8 @@ pytest_plugins = ["tests.support.lab_api", "tests.support.fleet"]
 
 
 @pytest.fixture(autouse=True)
-def _no_real_service(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Void credentials and a state directory of the test's own."""
+def _no_real_service(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Void credentials, and directories of the test's own for state and control sockets."""
     home: Path = tmp_path_factory.mktemp("home")
     for name in list(os.environ):
         # Of a shell that talks to a fleet or a lab, only the choice of the container engine holds for tests as well.
@@ -24,6 +26,10 @@ def _no_real_service(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(home / "void.json"))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(home / "gcloud"))
     monkeypatch.setenv("TPU_OPS_STATE", str(home / "state"))
+    # Short enough for sockets; without it they would be in the one directory of the person.
+    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as run:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", run)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

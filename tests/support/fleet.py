@@ -106,7 +106,6 @@ def fleet_dir(api: LabApi, root: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet
     """Return a fleet directory over an API, below a directory that is the home as well, and work in it."""
     made = FleetDir(api, root)
     monkeypatch.setenv("HOME", str(root / "home"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     for name in ("TPU_OPS_USER", "TPU_OPS_PRIVATE_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(made.path)
