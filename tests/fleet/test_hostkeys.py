@@ -27,11 +27,12 @@ def test_a_published_key_of_another_form_is_no_key(kind, blob):
     assert ssh_files.valid_key("ssh-ed25519", key("a"))
 
 
-def test_keys_of_gone_and_recreated_nodes_are_dropped_and_those_of_stopped_ones_kept():
+def test_keys_of_replaced_nodes_are_dropped_and_those_of_nodes_out_of_sight_kept():
     now = workers_of([node(node_id="2", state="STOPPED"), node("other", node_id="3")])
-    known = {alias: {"ssh-ed25519": key(alias)} for alias in ("tpu-1-w0", "tpu-2-w0", "tpu-2-w7", "tpu-3-w0")}
-    merged = hostkeys.merge(known, {"tpu-3-w1": {"ssh-ed25519": key("x")}}, now, Path("known_hosts"))
-    assert sorted(merged) == ["tpu-2-w0", "tpu-2-w7", "tpu-3-w0", "tpu-3-w1"]
+    known = {f"tpu-{alias}": {"ssh-ed25519": key(alias)} for alias in ("1-w0", "2-w0", "2-w7", "3-w0", "11-w0")}
+    learned = {"tpu-3-w1": {"ssh-ed25519": key("x")}, "tpu-4-w0": {"ssh-ed25519": key("nobody's")}}
+    merged = hostkeys.merge(known, learned, now, Path("known_hosts"), replaced={"1"})
+    assert sorted(merged) == ["tpu-11-w0", "tpu-2-w0", "tpu-2-w7", "tpu-3-w0", "tpu-3-w1"]
 
 
 @pytest.mark.parametrize(

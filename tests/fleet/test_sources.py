@@ -128,7 +128,7 @@ def test_a_recreated_node_comes_with_its_new_keys(member, file):
     file.write_text(text([anew], {"tpu-77-w0": {"ssh-ed25519": key("n")}}, NOW + 1))
     fleet, changes = view.refresh(member.settings())
     assert (changes.recreated, changes.gone) == (("pod",), ("solo",))
-    assert set(parse_known_hosts(fleet.known_hosts.read_text())) == {"tpu-77-w0"}
+    assert set(parse_known_hosts(fleet.known_hosts.read_text())) == {"tpu-2-w0", "tpu-77-w0"}
     assert any("pod-w1" in warning and "the published snapshot holds none" in warning for warning in fleet.warnings)
 
 

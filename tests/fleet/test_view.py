@@ -5,16 +5,20 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from tests.support.nodes import key
+from tests.support.published import KEYS, NOW, POD, SOLO
 from tpu_ops.cloud import nodes as cloud_nodes
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.errors import CloudError
-from tpu_ops.fleet import hostkeys, masters, view
+from tpu_ops.fleet import hostkeys, masters, publish, view
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
-from tpu_ops.fleet.ssh_files import parse_known_hosts
+from tpu_ops.fleet.published import OutdatedError
+from tpu_ops.fleet.ssh_files import TRUSTED_FIRST, parse_known_hosts
 
 
 def files(settings):
@@ -134,6 +138,60 @@ def test_a_changed_key_on_the_same_node_stops_and_writes_nothing(fleet):
     with pytest.raises(HostKeyAlarm, match=r"pod-w0.*CHANGED"):
         view.refresh(settings, verify_keys=True)
     assert files(settings) == before
+
+
+def published(folder, nodes, keys, seconds):
+    """Return the path of a published snapshot of some nodes, asked for some seconds after the others."""
+    path = folder / f"published-{seconds}.json"
+    path.write_text(publish.document(NOW + seconds, ("lab", "other"), (), tuple(nodes), keys).text())
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [[POD], [POD, replace(SOLO, state="STOPPED", internal_ips=())], []],
+    ids=["left out", "without endpoints", "nothing"],
+)
+def test_a_node_that_was_out_of_sight_may_not_come_back_with_another_key(member, tmp_path, between):
+    settings = member.settings()
+    view.refresh(settings, source=published(tmp_path, [POD, SOLO], KEYS, 0))
+    view.refresh(settings, source=published(tmp_path, between, {}, 1))
+    changed = KEYS | {"tpu-2-w0": {"ssh-ed25519": key("another")}}
+    with pytest.raises(HostKeyAlarm, match=r"solo-w0.*CHANGED"):
+        view.refresh(settings, source=published(tmp_path, [POD, SOLO], changed, 2))
+    view.refresh(settings, source=published(tmp_path, [POD, SOLO], KEYS, 3))
+    assert view.keys_of(settings) == KEYS
+
+
+def test_a_narrower_question_keeps_the_keys_of_all_and_their_marks(fleet):
+    fleet.create("pod", "v4-16")
+    fleet.create("lite", "v5litepod-4", zone="us-west4-a")
+    seen, _ = view.refresh(fleet.settings())
+    marked = seen.known_hosts.read_text().replace("\n", f" {TRUSTED_FIRST}\n")
+    seen.known_hosts.write_text(marked)
+    fleet.write(zones=["us-west4-a"])
+    view.refresh(fleet.settings(), learn=False)
+    assert seen.known_hosts.read_text() == marked
+    # Of a node that is known to have been made anew the keys are of no use, whatever was asked for in between.
+    before = {worker.host_key_alias for worker in seen.workers if worker.label == "lite"}
+    fleet.act("delete", "lite", "us-west4-a")
+    fleet.create("lite", "v5litepod-4", zone="us-west4-a")
+    fleet.write()
+    view.refresh(fleet.settings())
+    assert before.isdisjoint(view.keys_of(fleet.settings()))
+    assert len(view.keys_of(fleet.settings())) == 3
+
+
+def test_a_narrower_question_does_not_let_an_older_snapshot_in(member, tmp_path):
+    everything = replace(member.settings(), projects=("lab", "other"))
+    narrow = replace(everything, zones=("us-central2-b",))
+    old = published(tmp_path, [POD, SOLO], KEYS, 0)
+    view.refresh(everything, source=published(tmp_path, [POD, SOLO], KEYS, 9))
+    before = files(everything)
+    for ask in (view.look, view.refresh):
+        with pytest.raises(OutdatedError, match="older than what is known"):
+            ask(narrow, source=old)
+    assert files(everything) == before
 
 
 def test_known_nodes_are_not_asked_for_their_keys_again(fleet, monkeypatch):

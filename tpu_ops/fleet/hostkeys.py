@@ -89,8 +89,12 @@ def merge(
     workers: Iterable[Worker],
     file: Path,
     trusted_first: Container[str] = (),
+    replaced: Container[str] = (),
 ) -> dict[str, Keys]:
-    """Return the known and the learned keys of the nodes that are there; keys of other node ids are dropped.
+    """Return the known keys and those that were learned of the nodes that are there.
+
+    What is known of a node that is out of sight stays: it may come back, and then with the same keys only. It was
+    perhaps not asked for, is stopped without addresses, or somebody who publishes snapshots left it out.
 
     Args:
         known: From known_hosts.
@@ -98,6 +102,7 @@ def merge(
         workers: All workers of the fleet.
         file: The known_hosts file, for the error.
         trusted_first: Aliases whose known keys nothing but the first contact vouches for.
+        replaced: Ids of nodes that cannot come back, as others were made under their names: their keys are dropped.
 
     Raises:
         HostKeyAlarm: A learned key differs from the known one of the same alias.
@@ -108,7 +113,7 @@ def merge(
         if differ(known.get(alias, keys), keys):
             raise alarm(alias, hosts.get(alias, alias), file, trusted_first=alias in trusted_first)
     present = {worker.node.node_id for worker in workers}
-    kept = {alias: keys for alias, keys in known.items() if _node_id(alias) in present}
+    kept = {alias: keys for alias, keys in known.items() if _node_id(alias) not in replaced}
     return kept | {alias: kept.get(alias, {}) | keys for alias, keys in learned.items() if _node_id(alias) in present}
 
 

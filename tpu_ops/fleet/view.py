@@ -172,9 +172,11 @@ def look(settings: Settings, *, source: str | None = None) -> tuple[Fleet, Chang
     """
     files = Files(settings.state_dir)
     seen = _ask(settings, files, source, learn=False)
-    old = files.read_snapshot(scope_of(settings))
+    stored = files.read()
+    old = stored.answer(scope_of(settings)) if stored else None
     if seen.source:
-        published.refuse_outdated(seen, old)
+        # Whatever was asked for last: who asks for less once does not want to go back in time later.
+        published.refuse_outdated(seen, stored and stored.snapshot)
     nodes = _with_unanswered(seen.nodes, seen.unanswered, old)
     now = Snapshot(seen.asked_at, nodes, seen.source)
     return _fleet(settings, now, seen.warnings), _changes(settings, old, nodes)
@@ -201,9 +203,10 @@ def refresh(
     files, scope = Files(settings.state_dir), scope_of(settings)
     seen = _ask(settings, files, source, verify_keys=verify_keys, learn=learn)
     with files.lock():
-        old = files.read_snapshot(scope)
+        stored = files.read()
+        old = stored.answer(scope) if stored else None
         if seen.source:
-            published.refuse_outdated(seen, old)
+            published.refuse_outdated(seen, stored and stored.snapshot)
         elif old is not None and not old.source and seen.asked_at < old.asked_at <= time.time():
             # Another process asked later and wrote first: its view is the newer one. (One of the future is not: the
             # clock was set back.)
@@ -211,7 +214,8 @@ def refresh(
         now = Snapshot(seen.asked_at, _with_unanswered(seen.nodes, seen.unanswered, old), seen.source)
         text = files.text(files.known_hosts)
         known, first = ssh_files.parse_known_hosts(text), ssh_files.trusted_first(text)
-        keys = hostkeys.merge(known, seen.learned.keys, workers_of(now.nodes), files.known_hosts, first)
+        replaced = _replaced(stored, scope, now.nodes)
+        keys = hostkeys.merge(known, seen.learned.keys, workers_of(now.nodes), files.known_hosts, first, replaced)
         fleet = _fleet(settings, now)
         ssh_files.make_mux_dir(mux_dir())
         replace(files.known_hosts, ssh_files.known_hosts(keys, first - seen.learned.keys.keys()), 0o644)
@@ -320,6 +324,15 @@ def _changes(settings: Settings, old: Snapshot | None, nodes: tuple[Node, ...]) 
     before = selected(settings, old.nodes) if old else None
     now = selected(settings, nodes)
     return diff(before and (before[0], before[2]), (now[0], now[2]))
+
+
+def _replaced(stored: Stored | None, scope: Scope, nodes: Sequence[Node]) -> set[str]:
+    """Return the node ids of the last snapshot, whatever its projects and zones, whose names have other ids now."""
+    if stored is None or stored.scope.get("endpoint") != scope.endpoint:
+        return set()
+    now = {node.full_name: node.node_id for node in nodes if node.node_id}
+    gone = {node.node_id for node in stored.snapshot.nodes if now.get(node.full_name, node.node_id) != node.node_id}
+    return gone.difference(now.values())
 
 
 def _end_masters(settings: Settings, old: Snapshot | None, nodes: tuple[Node, ...]) -> None:
