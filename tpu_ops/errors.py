@@ -1,4 +1,4 @@
-"""The one table of exit codes and the errors that carry them.
+"""The one table of exit codes, the errors that carry them, and how text of others is shown in one.
 
 Every error that a user may meet says what failed, where, and what to do. The command line prints these three
 parts and ends with the error's exit code; nothing else decides an exit code.
@@ -18,6 +18,17 @@ class ExitCode(IntEnum):
     CLOUD = 3
     UNREACHABLE = 4
     INTERRUPTED = 130
+
+
+def printable(text: str) -> str:
+    """Return text of others in one line, without what a terminal takes for orders.
+
+    Ends of lines become spaces, all else that cannot be printed is escaped as in Python.
+    """
+    if text.isprintable():
+        return text
+    line = " ".join(text.splitlines())
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 
 class OpsError(Exception):

@@ -104,6 +104,14 @@ def test_an_endpoint_is_spoken_of_only_where_one_is_set(failure, at_endpoint, fi
     assert ("ENDPOINT" in error.fix) == at_endpoint
 
 
+def test_text_of_the_api_in_an_error_is_one_line_without_orders_to_a_terminal():
+    failure = exceptions.PermissionDenied("\x1b[31mhack\r\nline2\u202e größe")
+    assert client.api_error(failure, "zone \x07", timeout=20).what == (
+        r"\x1b[31mhack line2\u202e größe (PERMISSION_DENIED)"
+    )
+    assert client.api_error(failure, "zone \x07", timeout=20).where == r"zone \x07"
+
+
 def test_a_change_is_not_sent_twice():
     clock = Clock()
     with pytest.raises(ApiError):

@@ -15,8 +15,8 @@ from google.protobuf import json_format
 
 from tpu_ops.cloud.nodes import combine, node_data
 from tpu_ops.errors import CloudError
-from tpu_ops.fleet import build, hostvars
-from tpu_ops.fleet.model import Node, workers_of
+from tpu_ops.fleet import build, hostvars, publish
+from tpu_ops.fleet.model import Node, node_labels, workers_of
 
 RECORDED = Path(__file__).parent / "recorded"
 ANSWERS = sorted(path.stem for path in RECORDED.glob("*.json") if not path.stem.endswith(".nodes"))
@@ -87,3 +87,52 @@ def test_a_time_past_the_calendar_is_none():
     raw.symptoms.add().create_time.nanos = -1
     node = build.node(node_data(raw))
     assert (node.create_time, node.symptoms[0]["create_time"]) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b[31mred\nnext\u2028", "\u202e\x9b", "x\0" * 100_000], ids=["lines", "signs", "long"]
+)
+def test_a_node_of_hostile_texts_is_in_one_line_and_can_be_published(text):
+    raw = tpu_v2.Node.pb(tpu_v2.Node(name="projects/lab/locations/us-central2-b/nodes/n", state=77, health=-1))
+    raw.accelerator_type = raw.runtime_version = raw.accelerator_config.topology = raw.queued_resource = text
+    raw.service_account.email = raw.health_description = raw.labels[text] = raw.metadata[text] = text
+    raw.symptoms.add(worker_id=text, details=text)
+    raw.data_disks.add(source_disk=text)
+    raw.network_endpoints.add(ip_address=text)
+    node = build.node(node_data(raw))
+    document = publish.document(7.0, ("lab",), (), (node,), {}).text()
+    assert publish.parse(document.encode(), "here", 8.0).nodes == (node,)
+    for shown in (
+        node.accelerator_type,
+        node.runtime_version,
+        node.topology,
+        node.queued_resource,
+        *node.metadata_keys,
+    ):
+        assert shown.isprintable()
+        assert 0 < len(shown) <= 256
+    assert (node.state, node.health) == ("77", "HEALTH_UNSPECIFIED")
+    assert node.labels == {text[:65536]: text[:65536]}
+
+
+@pytest.mark.parametrize("number", ["\u0661\u0662\u0663", "-1", "1\n", "9" * 21])
+def test_an_id_is_a_number_of_usual_digits(number):
+    data = node_data(tpu_v2.Node.pb(tpu_v2.Node(name="projects/lab/locations/us-central2-b/nodes/n")))
+    assert build.node(data | {"node_id": number}).node_id == ""
+
+
+def test_a_size_past_reason_is_a_type_that_is_not_known():
+    data = node_data(tpu_v2.Node.pb(tpu_v2.Node(name="projects/lab/locations/us-central2-b/nodes/n")))
+    assert build.node(data | {"accelerator_type": "v4-" + "8" * 40}).chips == 0
+
+
+@pytest.mark.parametrize(
+    ("projects", "labels"),
+    [
+        (["example.com:p", "p"], ["solo.z-a.example.com.p", "solo.z-a.p"]),
+        (["example.com:p", "example.com.p"], ["solo.z-a.example.com:p", "solo.z-a.example.com.p"]),
+    ],
+)
+def test_a_project_of_a_domain_is_in_names_without_its_colon(projects, labels):
+    nodes = [Node("solo", project, "z-a", "1", "v4-8") for project in projects]
+    assert list(node_labels(nodes).values()) == labels

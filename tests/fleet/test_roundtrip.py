@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tpu_ops import config
 from tpu_ops.cloud.accelerators import catalogue
 from tpu_ops.config import STATES, Filters
-from tpu_ops.fleet import build, hostvars, view
+from tpu_ops.fleet import build, hostvars, publish, view
 from tpu_ops.fleet.model import Node, node_labels, workers_of
 from tpu_ops.fleet.state import Files, Scope, Snapshot
 
@@ -102,6 +102,17 @@ def test_a_fleet_goes_through_its_snapshot_unchanged(tmp_path: Path, nodes, aske
     files.write_snapshot(SCOPE, snapshot)
     assert files.read_snapshot(SCOPE) == snapshot
     assert files.read_snapshot(replace(SCOPE, zones=("z",))) is None
+
+
+@few
+@given(FLEETS)
+def test_whatever_was_answered_can_be_published_and_printed(nodes):
+    text = publish.document(7.0, ("lab",), (), nodes, {}).text()
+    assert publish.parse(text.encode(), "here", 8.0).nodes == nodes
+    for node in nodes:
+        shown = (node.accelerator_type, node.runtime_version, node.state, node.health, node.topology)
+        shown += (node.queued_resource, node.service_account, node.create_time, *node.metadata_keys)
+        assert "".join(shown).isprintable()
 
 
 @few

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_NAME = re.compile(r"(?P<generation>v\d+(?:litepod|p|e)?)-(?P<count>[1-9]\d*)")
+_NAME = re.compile(r"(?P<generation>v\d+(?:litepod|p|e)?)-(?P<count>[1-9][0-9]{0,5})")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tpu_ops.cloud.auth import Auth, credentials
-from tpu_ops.errors import CloudError
+from tpu_ops.errors import CloudError, printable
 
 Thing = TypeVar("Thing")
 Answer = TypeVar("Answer")
@@ -60,7 +60,8 @@ class ApiError(CloudError):
     """
 
     def __init__(self, what: str, *, status: str, where: str = "", fix: str = "") -> None:
-        super().__init__(what, where=where, fix=fix or _FIXES.get(status, ""))
+        # What failed is the API's own text, and the place may be.
+        super().__init__(printable(what), where=printable(where), fix=fix or _FIXES.get(status, ""))
         self.status = status
 
 

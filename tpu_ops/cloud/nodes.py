@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpu_ops.cloud.client import ApiError, Tpu
+from tpu_ops.errors import printable
 
 Json = dict[str, Any]
 
@@ -33,7 +34,8 @@ _NO_WILDCARD = ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")
 _UNKNOWN_WILDCARD = "Location - is not found"
 
 _NODE_NAME = re.compile(
-    r"projects/(?P<project>[a-z0-9][a-z0-9.:-]*)/locations/(?P<zone>[a-z][a-z0-9-]*)/nodes/(?P<name>[a-z][a-z0-9_-]*)"
+    r"projects/(?P<project>[a-z0-9][a-z0-9.:-]{0,99})/locations/(?P<zone>[a-z][a-z0-9-]{0,99})"
+    r"/nodes/(?P<name>[a-z][a-z0-9_-]{0,99})"
 )
 
 
@@ -147,7 +149,7 @@ def combine(answers: Mapping[Scope, Answer], named: Collection[Scope], *, strict
                     f"project {scope[0]}: a node is left out: its name {node['name'][:200]!r} has no known form"
                 )
         for location in answer[1]:
-            lost = location.rsplit("/", 1)[-1]
+            lost = printable(location.rsplit("/", 1)[-1])
             failures[scope[0], lost] = _out_of_reach(scope[0], lost)
     if failures and (strict_permissions or failures.keys() >= answers.keys()):
         raise next(iter(failures.values()))

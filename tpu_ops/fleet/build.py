@@ -1,19 +1,27 @@
 """Turns what the API said about a node into a `Node`: the boundary behind which its text may be relied on.
 
 Names and addresses end up in file names, ssh configuration and group names, so only those of the documented form
-pass. Labels and descriptions stay any text and are only ever shown.
+pass; what is printed as it is comes out in one line without control characters. Labels and descriptions stay any text.
+What is made here always has the form that a published snapshot must have (`tpu_ops.fleet.publish`).
 """
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from tpu_ops.cloud.accelerators import AcceleratorType, accelerator_type
 from tpu_ops.cloud.nodes import split_name
-from tpu_ops.errors import CloudError
+from tpu_ops.errors import CloudError, printable
 from tpu_ops.fleet.model import Node
+
+_ID = re.compile(r"[0-9]{1,20}")
+_WORD = re.compile(r"[A-Z0-9_]{1,64}")
+
+#: Most characters of a text that stands in one line, and of any other.
+_LINE, _PROSE = 256, 65536
 
 
 def node(data: dict[str, Any]) -> Node:
@@ -31,28 +39,28 @@ def node(data: dict[str, Any]) -> Node:
         name=name,
         project=project,
         zone=zone,
-        node_id=data["node_id"] if data["node_id"].isdecimal() else "",
-        accelerator_type=data["accelerator_type"],
-        runtime_version=data["runtime_version"],
-        state=data["state"],
-        health=data["health"],
-        health_description=data["health_description"],
+        node_id=data["node_id"] if _ID.fullmatch(data["node_id"]) else "",
+        accelerator_type=_line(data["accelerator_type"]),
+        runtime_version=_line(data["runtime_version"]),
+        state=_word(data["state"], "STATE_UNSPECIFIED"),
+        health=_word(data["health"], "HEALTH_UNSPECIFIED"),
+        health_description=_prose(data["health_description"]),
         internal_ips=_addresses(data["internal_ips"], data["network_configs"], kind),
         external_ips=_addresses(data["external_ips"], data["network_configs"], kind),
         chips=kind.chips if kind else 0,
         chips_per_worker=kind.chips_per_worker if kind else 0,
-        topology=data["topology"] or (kind.topology if kind else ""),
-        labels=dict(sorted(data["labels"].items())),
-        symptoms=tuple(data["symptoms"]),
-        queued_resource=data["queued_resource"].rsplit("/", 1)[-1],
+        topology=_line(data["topology"]) or (kind.topology if kind else ""),
+        labels=_texts(dict(sorted(data["labels"].items()))),
+        symptoms=tuple(_texts(symptom) for symptom in data["symptoms"]),
+        queued_resource=_line(data["queued_resource"].rsplit("/", 1)[-1]),
         multislice=data["multislice"],
         preemptible=data["preemptible"] or data["spot"],
         spot=data["spot"],
         reserved=data["reserved"],
-        data_disks=tuple(data["data_disks"]),
-        service_account=data["service_account"],
-        create_time=data["create_time"],
-        metadata_keys=tuple(data["metadata_keys"]),
+        data_disks=tuple(_texts(disk) for disk in data["data_disks"]),
+        service_account=_line(data["service_account"]),
+        create_time=_line(data["create_time"]),
+        metadata_keys=tuple(_line(key) for key in data["metadata_keys"]),
     )
 
 
@@ -71,6 +79,23 @@ def _kind(name: str) -> AcceleratorType | None:
         return accelerator_type(name)
     except ValueError:
         return None
+
+
+def _line(text: str) -> str:
+    return printable(text)[:_LINE]
+
+
+def _word(text: str, unknown: str) -> str:
+    """Return the name or number of an enum's value, or what is said of a value that has neither."""
+    return text if _WORD.fullmatch(text) else unknown
+
+
+def _prose(text: str) -> str:
+    return text[:_PROSE]
+
+
+def _texts(data: dict[str, str]) -> dict[str, str]:
+    return {_prose(key): _prose(value) for key, value in data.items()}
 
 
 def _addresses(listed: list[str], interfaces: int, kind: AcceleratorType | None) -> tuple[str, ...]:

@@ -113,13 +113,34 @@ class Node:
             made = cls(**values)
         except (TypeError, AttributeError) as exc:
             raise ValueError(f"not a node: {exc}") from exc
-        if wrong := [name for name, kind in _KINDS.items() if not isinstance(getattr(made, name), kind)]:
+        fields = made.__dict__
+        if wrong := [name for name, kind in _KINDS.items() if not isinstance(fields[name], kind)]:
+            raise ValueError(f"not a node: wrong types of {wrong}")
+        wrong = [name for name in _TEXTS if not _all_texts(fields[name])]
+        if not _all_texts(made.labels.values()):
+            wrong.append("labels")
+        for name, keys in _RECORDS.items():
+            if not all(
+                isinstance(record, dict) and record.keys() == keys and _all_texts(record.values())
+                for record in fields[name]
+            ):
+                wrong.append(name)
+        if wrong:
             raise ValueError(f"not a node: wrong types of {wrong}")
         return made
 
 
 #: Type of each field of a node, without that of its elements.
 _KINDS = {name: get_origin(hint) or hint for name, hint in get_type_hints(Node).items()}
+
+#: Fields that hold texts only, and the keys of the records in those that hold records of texts.
+_TEXTS = ("internal_ips", "external_ips", "metadata_keys", "instance_names")
+_RECORDS = {"symptoms": {"worker_id", "type", "details", "create_time"}, "data_disks": {"source", "mode"}}
+
+
+def _all_texts(values: Iterable[Any]) -> bool:
+    # A loop in Python would take longer than all else of reading a large fleet.
+    return set(map(type, values)) <= {str}
 
 
 @dataclass(frozen=True)
@@ -166,11 +187,13 @@ def node_labels(nodes: Iterable[Node]) -> dict[str, str]:
     """Given all nodes in scope (before any filter), return the unique short label of each by its full name.
 
     A node alone under its name keeps it. Where several share one, all of them become ``<name>.<zone>``, and
-    ``<name>.<zone>.<project>`` where that is still shared.
+    ``<name>.<zone>.<project>`` where that is still shared, with a dot for the colon of a project such as
+    ``example.com:p``: no pattern of Ansible and no path of rsync holds a colon.
     """
     nodes = list(nodes)
     by_name = Counter(node.name for node in nodes)
     by_zone = Counter((node.name, node.zone) for node in nodes)
+    by_project = Counter((node.name, node.zone, _dotted(node.project)) for node in nodes)
     labels = {}
     for node in nodes:
         if by_name[node.name] == 1:
@@ -178,8 +201,14 @@ def node_labels(nodes: Iterable[Node]) -> dict[str, str]:
         elif by_zone[node.name, node.zone] == 1:
             labels[node.full_name] = f"{node.name}.{node.zone}"
         else:
-            labels[node.full_name] = f"{node.name}.{node.zone}.{node.project}"
+            dotted = _dotted(node.project)
+            project = dotted if by_project[node.name, node.zone, dotted] == 1 else node.project
+            labels[node.full_name] = f"{node.name}.{node.zone}.{project}"
     return labels
+
+
+def _dotted(project: str) -> str:
+    return project.replace(":", ".")
 
 
 def workers_of(nodes: Iterable[Node], labels: Mapping[str, str] | None = None) -> list[Worker]:
