@@ -113,6 +113,8 @@ def _trust(args: argparse.Namespace, settings: Settings, fleet: Fleet, chosen: S
         if why := known.get(worker.host_key_alias):
             output.info(f"{worker.host} {why}: it is not contacted")
     lacking = [worker for worker in chosen if worker.host_key_alias not in known]
+    if lacking:
+        output.info(f"contacting {len(lacking)} worker{'s' if len(lacking) > 1 else ''}")
     answers = first_contact.ask(settings, fleet, lacking)
     found = [answer for answer in answers if not answer.problem]
     if found and not args.json:

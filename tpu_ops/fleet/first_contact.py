@@ -102,36 +102,48 @@ def not_to_contact(settings: Settings, workers: Sequence[Worker], *, published: 
 
 
 def ask(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> list[Answer]:
-    """Connect to each of these workers by its own way, all at once, and return the host keys they answer with.
+    """Connect to each of these workers by its own way, and return the host keys they answer with.
 
     Nobody logs in, and what they answer is written nowhere.
     """
-    ways = view.ways_of(settings, fleet.workers)
-    shared = view.ssh_options(settings)
-
-    async def all_() -> list[Answer]:
-        gate = asyncio.Semaphore(WIDTH)
-
-        async def one(worker: Worker, file: Path) -> Answer:
-            async with gate:
-                return await _ask(worker, ways.of(worker), shared, settings.user, file)
-
-        return await asyncio.gather(*(one(worker, Path(folder) / str(index)) for index, worker in enumerate(workers)))
-
     with tempfile.TemporaryDirectory(prefix="tpu_ops-") as folder:
-        return asyncio.run(all_())
+        return asyncio.run(_Round(settings, fleet, Path(folder)).answers(workers))
 
 
-async def _ask(worker: Worker, way: Way, shared: tuple[tuple[str, str], ...], user: str, file: Path) -> Answer:
-    if way.problem:
-        return Answer(worker, problem=f"it {way.problem}")
-    options = (*ssh_files.own_options(worker, way), *shared)
-    code, said = await ssh.quiet(openssh.contact(options, file, user, way.address), ssh.OPEN_LIMIT)
-    for key_type, blob in _written(file, worker).items():
-        return Answer(worker, key_type, blob)
-    if code is None:
-        return Answer(worker, problem=f"it did not answer within {ssh.OPEN_LIMIT:.0f} s")
-    return Answer(worker, problem=openssh.reason(said, code))
+class _Round:
+    """Asks workers of one fleet; what ssh notes goes into a folder of its own."""
+
+    def __init__(self, settings: Settings, fleet: Fleet, folder: Path) -> None:
+        self._ways = view.ways_of(settings, fleet.workers)
+        self._options, self._user, self._folder = view.ssh_options(settings), settings.user, folder
+
+    async def answers(self, workers: Sequence[Worker]) -> list[Answer]:
+        """Ask all at once; behind a proxy as `tpu_ops.remote.ssh` opens connections, the first alone, then a few."""
+        proxied = any(self._ways.of(worker).proxy for worker in workers)
+        gate = asyncio.Semaphore(ssh.PROXIES if proxied else WIDTH)
+
+        async def one(worker: Worker) -> Answer:
+            async with gate:
+                return await self._ask(worker, self._ways.of(worker))
+
+        first = [await one(worker) for worker in workers[:1]] if proxied else []
+        return [*first, *await asyncio.gather(*map(one, workers[len(first) :]))]
+
+    async def _ask(self, worker: Worker, way: Way) -> Answer:
+        if way.problem:
+            return Answer(worker, problem=f"it {way.problem}")
+        file = self._folder / worker.host_key_alias
+        options = (*ssh_files.own_options(worker, way), *self._options)
+        code, said = await ssh.quiet(openssh.contact(options, file, self._user, way.address), ssh.OPEN_LIMIT)
+        for key_type, blob in _written(file, worker).items():
+            return Answer(worker, key_type, blob)
+        if code is None:
+            return Answer(worker, problem=f"it did not answer within {ssh.OPEN_LIMIT:.0f} s")
+        jump = self._ways.jump
+        if way.proxy and jump and "Host key verification failed" in said:
+            before = f"--trust-first {jump.rsplit('-w', 1)[0]} comes before it"
+            return Answer(worker, problem=f"no host key is known of {jump}, its jump: {before}")
+        return Answer(worker, problem=openssh.reason(said, code))
 
 
 def _written(file: Path, worker: Worker) -> ssh_files.Keys:

@@ -58,19 +58,20 @@ class Ways:
         hosts: Inventory host names of all workers.
 
     Attributes:
+        jump: Worker of the fleet through which others are reached, or empty.
         jump_config: OpenSSH configuration for the jump, or empty where there is none or it is a worker of the fleet.
     """
 
     def __init__(self, settings: Settings, files: Files, mux: Path, hosts: Iterable[str]) -> None:
         self._settings, self._mux = settings, mux
-        self._jump, self._proxy, self.jump_config = "", "", ""
+        self.jump, self._proxy, self.jump_config = "", "", ""
         if settings.proxy_jump:
             options, place = _jump_words(settings.proxy_jump)
             known = set(hosts)
             # A node means its worker 0, as for `tpu_ops ssh`.
             place = next((host for host in (place, f"{place}-w0") if host in known), place)
             own = place in known
-            self._jump = place if own else ""
+            self.jump = place if own else ""
             self._proxy = _jump_command(files.ssh_config if own else files.jump_config, options, place)
             self.jump_config = "" if own else _jump_config(mux)
 
@@ -95,7 +96,7 @@ class Ways:
 
     def _address(self, worker: Worker) -> tuple[str, str]:
         """Return a worker's address, and why it has none to be reached by."""
-        if worker.host == self._jump:
+        if worker.host == self.jump:
             lacking = "has no external address, and the others are to be reached through it"
             return worker.external_ip, "" if worker.external_ip else lacking
         kinds = self._settings.connect_with
