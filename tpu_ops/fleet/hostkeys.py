@@ -89,6 +89,7 @@ def merge(
     workers: Iterable[Worker],
     file: Path,
     trusted_first: Container[str] = (),
+    *,
     replaced: Container[str] = (),
 ) -> dict[str, Keys]:
     """Return the known keys and those that were learned of the nodes that are there.

@@ -176,7 +176,7 @@ def look(settings: Settings, *, source: str | None = None) -> tuple[Fleet, Chang
     old = stored.answer(scope_of(settings)) if stored else None
     if seen.source:
         # Whatever was asked for last: who asks for less once does not want to go back in time later.
-        published.refuse_outdated(seen, stored and stored.snapshot)
+        published.refuse_outdated(seen, stored.snapshot if stored else None)
     nodes = _with_unanswered(seen.nodes, seen.unanswered, old)
     now = Snapshot(seen.asked_at, nodes, seen.source)
     return _fleet(settings, now, seen.warnings), _changes(settings, old, nodes)
@@ -206,7 +206,7 @@ def refresh(
         stored = files.read()
         old = stored.answer(scope) if stored else None
         if seen.source:
-            published.refuse_outdated(seen, stored and stored.snapshot)
+            published.refuse_outdated(seen, stored.snapshot if stored else None)
         elif old is not None and not old.source and seen.asked_at < old.asked_at <= time.time():
             # Another process asked later and wrote first: its view is the newer one. (One of the future is not: the
             # clock was set back.)
@@ -215,7 +215,8 @@ def refresh(
         text = files.text(files.known_hosts)
         known, first = ssh_files.parse_known_hosts(text), ssh_files.trusted_first(text)
         replaced = _replaced(stored, scope, now.nodes)
-        keys = hostkeys.merge(known, seen.learned.keys, workers_of(now.nodes), files.known_hosts, first, replaced)
+        workers = workers_of(now.nodes)
+        keys = hostkeys.merge(known, seen.learned.keys, workers, files.known_hosts, first, replaced=replaced)
         fleet = _fleet(settings, now)
         ssh_files.make_mux_dir(mux_dir())
         replace(files.known_hosts, ssh_files.known_hosts(keys, first - seen.learned.keys.keys()), 0o644)
