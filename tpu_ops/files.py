@@ -33,8 +33,9 @@ def replace(path: Path, content: str | bytes, mode: int) -> None:
         mode: Permissions of the new file.
 
     Raises:
-        OSError: It cannot be written; the old file is as it was.
+        OSError: It cannot be written, or is there and no regular file; what there was is as it was.
     """
+    refuse_irregular(path)
     _replace(path, content.encode() if isinstance(content, str) else content, mode, None)
 
 
@@ -46,19 +47,54 @@ def rewrite(path: Path, content: bytes) -> None:
         content: What it is to hold.
 
     Raises:
-        OSError: It cannot be written; the old file is as it was.
+        OSError: It cannot be written, or is there and no regular file; what there was is as it was.
     """
     try:
         target = path.resolve()
     except RuntimeError as exc:  # until Python 3.13 says it as open does
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from exc
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        info = target.stat()
-    except FileNotFoundError:
+    info = refuse_irregular(target)
+    if info is None:
         _replace(target, content, 0o600, None)
     else:
         _replace(target, content, stat.S_IMODE(info.st_mode), (info.st_uid, info.st_gid))
+
+
+def refuse_irregular(path: Path) -> os.stat_result | None:
+    """Return what the system says of a file, links followed; None where there is none.
+
+    Raises:
+        OSError: It is a device, a pipe, a directory or the like, which no file may take the place of.
+    """
+    try:
+        info = path.stat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(info.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(info.st_mode):
+        raise OSError(errno.EINVAL, "this is no regular file", str(path))
+    return info
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """Return what a file holds, without ever waiting for it.
+
+    Args:
+        path: The file; links are followed.
+        limit: Bytes that it may have.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or is larger.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "this is no regular file", str(path))
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return data
 
 
 def _replace(path: Path, content: bytes, mode: int, owner: tuple[int, int] | None) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.nodes import key
 from tests.support.published import KEYS, NOW, POD, SOLO, certificate, document, web
+from tpu_ops import files
 from tpu_ops.cloud import buckets
 from tpu_ops.cloud.auth import Auth
 from tpu_ops.errors import CloudError, OpsError, UsageError
@@ -390,6 +391,21 @@ def test_a_file_that_cannot_be_written_is_said(member, tmp_path):
         with pytest.raises(OpsError) as caught:
             sources.write(str(path), text(), member.settings())
         assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_pipe_is_not_replaced_by_a_file(member, tmp_path, linked):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    named = tmp_path / "link" if linked else pipe
+    if linked:
+        named.symlink_to(pipe)
+    with pytest.raises(UsageError, match="no regular file"):
+        sources.write(str(named), text(), member.settings())
+    for write in (lambda: files.replace(named, "x", 0o600), lambda: files.rewrite(named, b"x")):
+        with pytest.raises(OSError, match="no regular file"):
+            write()
+    assert (pipe.is_fifo(), named.is_symlink()) == (True, linked)
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def write(destination: str, text: str, settings: Settings) -> None:
         settings: Of the fleet.
 
     Raises:
-        UsageError: It is a directory.
+        UsageError: It is a directory, a device or the like.
         CloudError: The bucket refuses it.
         OpsError: The file cannot be written.
     """
@@ -155,6 +155,10 @@ def write(destination: str, text: str, settings: Settings) -> None:
     try:
         if path.is_dir():
             raise UsageError("this is a directory", where=str(path), fix="name a file in it")
+        if path.exists() and not path.is_file():
+            raise UsageError(
+                "this is no regular file", where=str(path), fix="name another, or one that is not there yet"
+            )
         files.replace(path, text, MODE)
     except OSError as exc:
         raise OpsError(
