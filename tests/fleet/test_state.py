@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import threading
 
 import pytest
@@ -24,12 +26,43 @@ SCOPE = Scope(("lab",), (), "127.0.0.1:1")
         '{"version": 1}',
         '{"version": 99, "scope": {}, "nodes": []}',
         '{"version": 1, "nodes": 7}',
+        "[" * 100_000,
     ],
 )
 def test_a_damaged_snapshot_is_no_snapshot(tmp_path, text):
     files = Files(tmp_path)
     files.snapshot.write_text(text)
     assert files.read_snapshot(SCOPE) is None
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        ("asked_at", [10**400, math.nan, math.inf, None, "1", True, []]),
+        ("scope", [None, 5, []]),
+        ("source", [5, []]),
+        ("nodes", [None, {}, "pod", [None], [5], [[]], ["pod"]]),
+        ("name", [5, None, "\ud800"]),
+        ("node_id", [5]),
+        ("state", [None, 7]),
+        ("chips", ["1", None, 1.5]),
+        ("internal_ips", [5, None, "10.0.0.1", {}, [5], [None, "10.0.0.1"], [[]]]),
+        ("labels", [None, [], ["team"], {"team": 5}, {"team": None}]),
+        ("symptoms", [[{}], [1], {}, [{"worker_id": 0, "type": "", "details": "", "create_time": ""}]]),
+        ("data_disks", [[{}], [[]], [{"source": "x", "mode": None}]]),
+    ],
+)
+def test_a_snapshot_with_one_damaged_part_is_no_snapshot(tmp_path, part, values):
+    files = Files(tmp_path)
+    files.write_snapshot(SCOPE, Snapshot(1.0, (node(),)))
+    whole = files.snapshot.read_text()
+    for value in values:
+        data = json.loads(whole)
+        (data if part in data else data["nodes"][0])[part] = value
+        files.snapshot.write_text(json.dumps(data))
+        assert files.read() is None, value
+    files.snapshot.write_text(whole)
+    assert files.read_snapshot(SCOPE) == Snapshot(1.0, (node(),))
 
 
 def test_a_snapshot_answers_only_its_own_question(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class Snapshot:
 class Stored:
     """A snapshot and the question that it answers, as its scope's dictionary."""
 
-    scope: Any
+    scope: dict[str, Any]
     snapshot: Snapshot
 
     def answer(self, scope: Scope) -> Snapshot | None:
@@ -95,12 +96,8 @@ class Files:
     def read(self) -> Stored | None:
         """Return the snapshot, whatever question it answers; None where there is none or it is damaged."""
         try:
-            data = json.loads(self.snapshot.read_text(encoding="utf-8"))
-            if data["version"] != VERSION:
-                return None
-            nodes = tuple(Node.from_json(entry) for entry in data["nodes"])
-            return Stored(data["scope"], Snapshot(float(data["asked_at"]), nodes, str(data.get("source", ""))))
-        except (OSError, ValueError, KeyError, TypeError):
+            return _stored(self.snapshot.read_text(encoding="utf-8"))
+        except (OSError, ValueError, OverflowError, RecursionError):
             return None
 
     def read_snapshot(self, scope: Scope) -> Snapshot | None:
@@ -151,6 +148,28 @@ class Files:
             except OSError as exc:
                 raise unwritable(self.directory, exc) from exc
             yield
+
+
+def _stored(text: str) -> Stored | None:
+    """Return the snapshot that a text is; None where it has not its form or is one of another version.
+
+    Raises:
+        ValueError: It is no JSON, or a node in it is none.
+        OverflowError: A number in it is too large.
+        RecursionError: It is nested too deeply.
+    """
+    data = json.loads(text)
+    if not isinstance(data, dict) or data.get("version") != VERSION:
+        return None
+    scope, asked_at, source, nodes = (data.get(key) for key in ("scope", "asked_at", "source", "nodes"))
+    if not isinstance(scope, dict) or not isinstance(source, str | None) or not isinstance(nodes, list):
+        return None
+    if isinstance(asked_at, bool) or not isinstance(asked_at, int | float) or not math.isfinite(asked_at):
+        return None
+    if "\\ud" in text:
+        # Half a character, which no file can be written with.
+        json.dumps(data, ensure_ascii=False).encode()
+    return Stored(scope, Snapshot(float(asked_at), tuple(map(Node.from_json, nodes)), source or ""))
 
 
 def replace(path: Path, text: str, mode: int) -> None:
