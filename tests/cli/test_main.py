@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tpu_ops.cli import output, train
 from tpu_ops.cli import run as run_command
-from tpu_ops.cli import train
 from tpu_ops.errors import OpsError
 from tpu_ops.fleet import state
 from tpu_ops.runs import records
@@ -37,6 +37,54 @@ def test_a_result_that_cannot_be_written_is_one_error() -> None:
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
+
+
+#: Warns, then acts (writes a file), then has a result, as many a command does.
+ACTS = """
+import logging, pathlib, sys
+from tpu_ops.cli import list as command, main, options, output
+def run(args):
+    logging.getLogger("tpu_ops.x").warning("one")
+    logging.getLogger("tpu_ops.x").warning("two")
+    pathlib.Path(sys.argv[2]).touch()
+    if sys.argv[3] == "ask":
+        options.confirmed("Sure?", "this")
+    output.line("result")
+    return 0
+command.run, command.add_arguments = run, lambda parser: None
+sys.exit(main.main(["list"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("redirection", "mode", "ended", "err"),
+    [
+        ("2>&$broken", "", (0, "result\n"), ""),
+        ("2>&-", "", (0, "result\n"), ""),
+        ("2>&$broken >&2", "", (0, ""), ""),
+        (">&-", "", (1, ""), "standard output"),
+        ("<&-", "ask", (2, ""), "add --yes"),
+    ],
+)
+def test_streams_that_are_closed_or_have_no_reader(
+    tmp_path: Path, redirection: str, mode: str, ended: tuple[int, str], err: str
+) -> None:
+    """What is said on the way ends nothing, a result that is lost does; nobody is asked where nothing can be read."""
+    reader, broken = os.pipe()
+    os.close(reader)
+    line = f'exec "$0" -c "$1" -- "$2" "$3" {redirection.replace("$broken", str(broken))}'
+    words = ["bash", "-c", line, sys.executable, ACTS, str(tmp_path / "done"), mode]
+    done = subprocess.run(words, capture_output=True, text=True, pass_fds=[broken], check=False)
+    os.close(broken)
+    assert (done.returncode, done.stdout, (tmp_path / "done").exists()) == (*ended, True), done.stderr
+    assert err in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+
+
+def test_a_cell_of_a_table_gives_no_orders_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table([{"label": "\x1b[31mred\nnext größe", "n": 1}], ("label", "n"))
+    assert capsys.readouterr().out.splitlines() == ["LABEL                   N", r"\x1b[31mred next größe  1"]
 
 
 def test_any_text_is_written_in_any_encoding() -> None:

@@ -7,9 +7,9 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
-from tpu_ops.errors import OpsError
+from tpu_ops.errors import OpsError, printable
 
 
 def any_text() -> None:
@@ -22,10 +22,18 @@ def any_text() -> None:
 def give_up() -> None:
     """Let go of standard output, so that the interpreter does not complain of it again when it ends."""
     if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _to_nowhere(sys.stdout)
+
+
+def _to_nowhere(stream: TextIO) -> None:
+    handle = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(handle, stream.fileno())
+    os.close(handle)
 
 
 def _result(text: str) -> None:
+    if sys.stdout is None:
+        raise OpsError("the result cannot be written: it is closed", where="standard output", fix="open it: not `>&-`")
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -41,10 +49,13 @@ def _result(text: str) -> None:
 
 def _say(text: str) -> None:
     # What is said on the way is no reason to end what it is said of.
+    if sys.stderr is None:
+        return
     try:
         print(text, file=sys.stderr, flush=True)
     except BrokenPipeError:
-        raise
+        # The reader has gone for good, and what is left in the buffer must not fail once more at the end.
+        _to_nowhere(sys.stderr)
     except OSError:
         pass
 
@@ -79,9 +90,9 @@ def as_json(value: Any) -> None:
 
 
 def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
-    """Print rows as aligned columns under upper-case headings."""
+    """Print rows as aligned columns under upper-case headings; a cell is one line without control characters."""
     cells = [[column.upper().replace("_", " ") for column in columns]]
-    cells += [[str(row.get(column, "")) for column in columns] for row in rows]
+    cells += [[printable(str(row.get(column, ""))) for column in columns] for row in rows]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     for row in cells:
         line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
