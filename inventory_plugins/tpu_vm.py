@@ -23,8 +23,8 @@ requirements:
   - The Python package tpu_ops, in the environment that Ansible runs in.
 notes:
   - The file's name ends in C(tpu_vm.yml) or C(tpu_vm.yaml); that of a fleet directory is C(inventory/tpu_vm.yml).
-  - Text from the API, such as labels and descriptions, is data. It is never evaluated as a template, wherever it ends
-    up.
+  - Text from the API, such as labels and descriptions, is data. No template, call, filter or lookup in it is ever run,
+    wherever it ends up. A text that is a variable's name is that variable where a task asks for evaluation twice.
   - A project or zone that cannot be listed is a warning that names it as long as another one can; see
     O(strict_permissions). A wrong project is an error, never an empty fleet.
   - A worker without an address is listed, with a warning, and cannot be reached.
@@ -574,7 +574,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             return float(data["asked_at"]), [Node.from_json(entry) for entry in data["nodes"]]
         except KeyError:
             return None
-        except (AnsibleError, ValueError, TypeError) as exc:
+        except (AnsibleError, ValueError, TypeError, OverflowError) as exc:
             self.display.vv(f"tpu_vm: the cached answer is damaged and is not used: {exc}")
             return None
 
@@ -654,7 +654,8 @@ def _plain(value: Any) -> Any:
 
     `ansible-inventory --list` writes every unmarked text as an object instead of a string. A marked one is evaluated
     where a task asks for that twice, as in `var: "{{ tpu_labels.x }}"`; so only texts are marked in which no call, no
-    filter and no template can be written. All others stay unmarked: Ansible never evaluates them.
+    filter and no template can be written, but at most names of variables. All others stay unmarked: Ansible never
+    evaluates them.
     """
     if isinstance(value, str):
         return trust_as_template(value) if HARMLESS.fullmatch(value) else value

@@ -98,6 +98,17 @@ def test_two_hosts_of_one_name_are_an_error_that_names_both_and_the_key(named, s
     assert "tpu_vm.yml, key 'hostnames': workers pod-w0 and pod-w1 would both be called 'pod'" in text
 
 
+def test_a_group_that_is_made_of_the_text_of_a_hosts_name_is_warned_of(named, said):
+    named.write(
+        hostnames=["tpu_labels.alias", "tpu_host"],
+        keyed_groups=[{"key": "tpu_labels.alias", "prefix": "", "separator": ""}],
+    )
+    found = inventory(named)
+    assert {"blue", "green"} <= set(hosts(found)) & set(found.groups)
+    text = said()
+    assert all(f"Found both group and host with same name: {name}" in text for name in ("blue", "green"))
+
+
 def test_a_name_that_another_host_has_by_itself_is_an_error_too(named, said):
     from ansible.errors import AnsibleError
 
@@ -220,6 +231,16 @@ def test_ansible_refuses_to_evaluate_such_text(hostile):
     assert found == BARE
     with pytest.raises(AnsibleError, match="untrusted template or expression"):
         templar.evaluate_expression(found)
+
+
+def test_a_text_that_is_a_variables_name_is_that_variable_where_a_task_evaluates_twice(fleet):
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.template import Templar, trust_as_template
+
+    fleet.create("pod", "v4-8", labels={"v": "tpu_zone"})
+    templar = Templar(loader=DataLoader(), variables=variables(inventory(fleet), "pod-w0"))
+    once = templar.template(trust_as_template("{{ tpu_labels.v }}"))
+    assert (once, templar.evaluate_expression(once)) == ("tpu_zone", "us-central2-b")
 
 
 def test_keyed_groups_groups_and_compose_use_the_variables(mixed):
