@@ -49,7 +49,7 @@ def confirmed(question: str, doing: str) -> bool:
     Raises:
         UsageError: Nobody is at a terminal.
     """
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(f"{doing} needs a confirmation, and nobody can be asked", fix="add --yes")
     output.info(f"{question} [y/N]")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
