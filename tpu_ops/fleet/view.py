@@ -17,7 +17,7 @@ from pathlib import Path
 from tpu_ops.cloud import nodes as cloud_nodes
 from tpu_ops.cloud.client import Tpu, connect
 from tpu_ops.config import Settings
-from tpu_ops.errors import CloudError
+from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.fleet import build, hostkeys, masters, published, sources, ssh_files
 from tpu_ops.fleet.diff import Changes, diff
 from tpu_ops.fleet.model import Node, Worker, node_labels, workers_of
@@ -242,6 +242,10 @@ def _ask(
 
 def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_keys: bool, learn: bool) -> Seen:
     """Ask the API for the nodes, and for what the workers publish of themselves that is not known yet."""
+    if not settings.projects:
+        # A fleet that names a published snapshot needs none, until the API itself is asked for.
+        fix = "list your Google Cloud project ids there, or set TPU_OPS_PROJECT"
+        raise UsageError("no project is set", where=f"{settings.file}, key 'projects'", fix=fix)
     asked_at = time.time()
     with api(settings) as tpu:
         listing = cloud_nodes.list_nodes(
