@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+import select
 import shlex
+import signal
 import stat
 import subprocess
 import tempfile
-import threading
+import time
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
@@ -194,6 +197,23 @@ def ssh_command(host: str, path: str) -> list[str]:
     return ["ssh", *options, "--", f"{user}{at}{place.strip('[]')}", f"cat -- {shlex.quote(path)}"]
 
 
+def _read_pipe(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    """Return what a process prints, or its beginning where that is more than a snapshot may have."""
+    assert process.stdout is not None  # noqa: S101 - for the type checker
+    handle, data = process.stdout.fileno(), bytearray()
+    ready = select.poll()
+    ready.register(handle, select.POLLIN)
+    while len(data) <= LARGEST:
+        # What it started may hold the pipe open for longer than it lives itself.
+        if not ready.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise TimeoutError
+        piece = os.read(handle, _CHUNK)
+        if not piece:
+            break
+        data += piece
+    return bytes(data)
+
+
 def _read_ssh(source: str, host: str, path: str, timeout: float) -> bytes:
     # A master that this opens goes on in the background with its standard error: a pipe would be open as long.
     with tempfile.TemporaryFile() as said:
@@ -207,20 +227,25 @@ def _read_ssh(source: str, host: str, path: str, timeout: float) -> bytes:
             )
         except OSError as exc:
             raise OpsError(f"cannot start ssh: {exc.strerror}", fix="install an OpenSSH client") from exc
-        late = threading.Timer(timeout, process.kill)
-        late.start()
-        with process:
-            assert process.stdout is not None  # noqa: S101 - for the type checker
-            data = process.stdout.read(LARGEST + 1)
-            if len(data) > LARGEST:
-                process.kill()
-        over = late.finished.is_set() and process.returncode < 0
-        late.cancel()
+        deadline, over = time.monotonic() + timeout, False
+        try:
+            data = _read_pipe(process, deadline)
+            if len(data) <= LARGEST:
+                process.wait(max(0.0, deadline - time.monotonic()))
+        except (TimeoutError, subprocess.TimeoutExpired):
+            data, over = b"", True
+        finally:
+            # With all that it started, but for a master, which has a session of its own.
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
         said.seek(0)
         text = said.read(_CHUNK).decode(errors="replace")
     if len(data) > LARGEST:
         _too_large(source)
-    if process.returncode:
+    if over or process.returncode:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         why = f"it did not end within {timeout:g} s" if over else lines[-1] if lines else "ssh failed"
         raise CloudError(

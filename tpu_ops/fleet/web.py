@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import queue
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -43,6 +45,28 @@ def read(url: str, where: str, *, limit: int, timeout: float) -> bytes:
     Raises:
         CloudError: It cannot be read in time, or is larger.
     """
+    answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put(_read(url, where, limit=limit, timeout=timeout))
+        except Exception as exc:  # whoever waits raises it
+            answers.put(exc)
+
+    # The timeout of a socket holds for each of its bytes, and a name's look-up has none: somebody else keeps the time.
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        answer = answers.get(timeout=timeout)
+    except queue.Empty:
+        raise CloudError(
+            f"{_FAILED}: it did not end within {timeout:g} s", where=where, fix="check the address and the network"
+        ) from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _read(url: str, where: str, *, limit: int, timeout: float) -> bytes:
     handlers: list[Any] = [_Redirects()]
     if url.startswith("http://"):
         # Proxy variables are for the way out, never for loopback.
