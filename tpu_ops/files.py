@@ -88,7 +88,11 @@ def read_regular(path: Path, limit: int) -> bytes:
     Raises:
         OSError: It cannot be read, is no regular file, or is larger.
     """
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), "rb") as file:
+
+    def unwaited(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+    with open(path, "rb", opener=unwaited) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "this is no regular file", str(path))
         data = file.read(limit + 1)

@@ -109,6 +109,32 @@ def test_the_line_is_put_on_top_unless_it_holds_already(own, fragment, what):
         assert ssh_include.unseen(own, WORKERS) == ""
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_an_included_pipe_or_device_is_said_and_never_waited_for(own, fragment, tmp_path, kind):
+    path = Path("/dev/zero")
+    if kind == "pipe":
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+    written(own, f"Include {path}\n".encode())
+    assert ssh_include.install(own, fragment).word == "installed"
+    assert "no regular file" in ssh_include.unseen(own, WORKERS)
+    assert ssh_include.uninstall(own, fragment).word == "removed"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "large"])
+def test_an_own_config_that_is_none_is_an_error_and_stays(own, fragment, kind):
+    own.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(own)
+    else:
+        own.write_bytes(b"#" * (ssh_include._LARGEST + 1))
+    for change in (ssh_include.install, ssh_include.uninstall):
+        with pytest.raises(OpsError, match=r"no regular file|large") as caught:
+            change(own, fragment)
+        assert caught.value.where == str(own)
+    assert own.is_fifo() == (kind == "pipe")
+
+
 @pytest.mark.parametrize("block", ["Host a", "Match host b"])
 def test_a_line_that_holds_for_some_hosts_only_is_named(own, fragment, block):
     line = openssh.include(fragment)

@@ -24,6 +24,9 @@ from tpu_ops.remote import openssh
 #: Names that a warning lists before it only says that there are more, and seconds to wait for another command.
 _SHOWN, _PATIENCE = 4, 10.0
 
+#: Bytes that an ssh config may have.
+_LARGEST = 1_000_000
+
 _WORD = re.compile(rb"[^ \t\r\n\f=]+")
 
 
@@ -179,6 +182,14 @@ def uninstall(file: Path, fragment: Path, *, dry_run: bool = False) -> Outcome:
 
 def unseen(file: Path, workers: Sequence[Worker]) -> str:
     """Return why OpenSSH does not find one of these workers by a person's ssh config; empty where it finds all."""
+    try:
+        found = includes(_read(file), openssh.home())
+    except OSError as exc:
+        return f"{file} cannot be read: {exc.strerror or exc}"
+    for path in (path for include in found for path in include.files):
+        # ssh would wait for a pipe for ever, or read a device without end.
+        if path.exists() and not path.is_file() and str(path) != os.devnull:
+            return f"ssh cannot be asked whether it finds the workers: {path}, which is included, is no regular file"
     for worker in workers:
         try:
             done = subprocess.run(
@@ -218,14 +229,14 @@ def _shadows(found: Sequence[Include], fragment: Path, number: int) -> Iterator[
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
+        return files.read_regular(file, _LARGEST).decode(errors="replace")
     except OSError:
         return ""
 
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return files.read_regular(file, _LARGEST)
     except FileNotFoundError:
         return b""
 
