@@ -57,6 +57,7 @@ WRONG = [
     (("asked_at",), True, "asked_at"),
     (("asked_at",), float("nan"), "asked_at"),
     (("asked_at",), float("inf"), "asked_at"),
+    *((("asked_at",), value, "asked_at is no time") for value in (10**400, -(10**400), -1e300, -1e18, 0)),
     (("asked_at",), NOW + publish.AHEAD + 60, "ahead of this machine's clock"),
     (("scope",), None, "scope"),
     (("scope", "projects"), "lab", "scope"),

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tpu_ops.cloud.auth import Auth, credentials
-from tpu_ops.errors import CloudError, UsageError
+from tpu_ops.errors import CloudError, UsageError, printable
 
 #: Where an object lies: a bucket's name as Cloud Storage allows it, and what is in it.
 _URI = re.compile(r"gs://(?P<bucket>[a-z0-9][a-z0-9._-]{1,220}[a-z0-9])/(?P<name>[^\r\n]+)")
@@ -100,6 +100,7 @@ def _requests(uri: str, done: str) -> Iterator[None]:
     """Say in words what Cloud Storage refuses."""
     from google.api_core.exceptions import Forbidden, GoogleAPICallError, NotFound, RetryError, Unauthorized
     from google.auth.exceptions import GoogleAuthError
+    from google.resumable_media import DataCorruption, InvalidResponse
     from requests.exceptions import RequestException
 
     what = f"the object cannot be {done}"
@@ -110,5 +111,9 @@ def _requests(uri: str, done: str) -> Iterator[None]:
     except (Forbidden, Unauthorized, GoogleAuthError) as exc:
         fix = "log in as somebody who may: gcloud auth application-default login; or have the bucket's owner allow it"
         raise CloudError(f"{what}: no access", where=uri, fix=fix) from exc
-    except (GoogleAPICallError, RetryError, RequestException, OSError) as exc:
-        raise CloudError(f"{what}: {str(exc) or type(exc).__name__:.200}", where=uri, fix="check the network") from exc
+    except DataCorruption as exc:
+        raise CloudError(f"{what}: what came is not what is kept there", where=uri, fix="try again") from exc
+    except (GoogleAPICallError, InvalidResponse, RetryError, RequestException, OSError) as exc:
+        raise CloudError(
+            f"{what}: {printable(str(exc)) or type(exc).__name__:.200}", where=uri, fix="check the network"
+        ) from exc

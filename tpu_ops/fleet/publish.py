@@ -31,6 +31,9 @@ LARGEST = 64 * 1024 * 1024
 #: Seconds by which the clock of the machine that published may be ahead.
 AHEAD = 600.0
 
+#: Seconds since 1970 before which nobody published: 2015.
+EARLIEST = 1_420_070_400.0
+
 _ALIAS = re.compile(r"tpu-[0-9]{1,20}-w[0-9]{1,6}")
 _NUMBER = re.compile(r"[0-9]{0,20}")
 _WORD = re.compile(r"[A-Z0-9_]{1,64}")
@@ -128,7 +131,7 @@ def _wrong(what: str, where: str) -> CloudError:
 
 def _document(value: Mapping[str, Any], now: float) -> Document:
     asked_at = value.get("asked_at")
-    if not isinstance(asked_at, int | float) or isinstance(asked_at, bool) or not math.isfinite(asked_at):
+    if not isinstance(asked_at, int | float) or isinstance(asked_at, bool) or not _is_time(asked_at):
         raise _WrongError("asked_at is no time")
     if asked_at > now + AHEAD:
         raise _WrongError(f"it is of a time {(asked_at - now) / 60:.0f} min ahead of this machine's clock")
@@ -150,6 +153,13 @@ def _document(value: Mapping[str, Any], now: float) -> Document:
         tuple(sorted(nodes, key=lambda node: node.full_name)),
         _host_keys(value.get("host_keys")),
     )
+
+
+def _is_time(seconds: float) -> bool:
+    try:
+        return math.isfinite(seconds) and seconds >= EARLIEST
+    except OverflowError:  # an integer that no float holds
+        return False
 
 
 def _node(entry: Any, number: int) -> Node:
