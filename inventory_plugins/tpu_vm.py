@@ -610,7 +610,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
     def _hosts(self, settings: config.Settings, nodes: Sequence[Node], groups: set[str]) -> list[Host]:
         """Return the hosts that these nodes come out as, with their names and variables."""
         workers = view.selected(settings, nodes)[1]
-        ways = view.ways_of(settings, workers)
+        ways = view.ways_of(settings, nodes)
         shared, options = self._shared(settings), ssh_files.arguments(view.ssh_options(settings))
         choice = Choice(self, settings.file, groups.union(self.inventory.groups))
         hosts: list[Host] = []

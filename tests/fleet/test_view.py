@@ -17,6 +17,7 @@ from tpu_ops.cloud.client import ApiError
 from tpu_ops.errors import CloudError
 from tpu_ops.fleet import hostkeys, masters, publish, view
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
+from tpu_ops.fleet.model import workers_of
 from tpu_ops.fleet.published import OutdatedError
 from tpu_ops.fleet.ssh_files import TRUSTED_FIRST, parse_known_hosts
 
@@ -255,6 +256,37 @@ def test_a_jump_outside_the_fleet_has_a_configuration_that_is_written_where_it_i
     assert not file.exists()
 
 
+def test_a_jump_that_the_filters_hide_is_a_worker_of_the_fleet_all_the_same(fleet):
+    fleet.create("gate")
+    fleet.create("inner", "v4-16", networkConfig={"enableExternalIps": False})
+    fleet.write(proxy_jump="gate-w0", names=["inner"])
+    settings = fleet.settings()
+    seen, _ = view.refresh(settings)
+    text = seen.ssh_config.read_text()
+    (gate,) = (worker for worker in workers_of(seen.scope) if worker.host == "gate-w0")
+    assert f"Host gate-w0\n    HostName {gate.external_ip}\n    HostKeyAlias {gate.host_key_alias}\n" in text
+    assert gate.host_key_alias in view.keys_of(settings)
+    ways = view.ways_of(settings, seen.scope)
+    assert all(f"-F {seen.ssh_config} " in ways.of(worker).proxy for worker in seen.workers)
+    assert (seen.warnings, seen.ssh_config.with_name("jump_config").exists()) == ((), False)
+    assert view.current(settings).ssh_config.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("jump", "warned"),
+    [("solo-w0", True), ("ada@solo", True), ("pod-w7", True), ("pod-w1", False), ("pod", False), ("bastion-w0", False)],
+)
+def test_a_jump_that_is_no_worker_although_it_is_called_like_one_is_warned_of(member, tmp_path, jump, warned):
+    settings = replace(member.settings(), proxy_jump=jump)
+    view.refresh(member.settings(), source=published(tmp_path, [POD, SOLO], KEYS, 0))
+    later = published(tmp_path, [POD], KEYS, 1)
+    looked, _ = view.look(settings, source=later)
+    refreshed, _ = view.refresh(settings, source=later)
+    told = (f"proxy_jump {jump.rpartition('@')[2]}: no worker",) if warned else ()
+    for seen in (looked, refreshed):
+        assert tuple(text[: len(told[0])] if told else text for text in seen.warnings) == told
+
+
 def test_instance_names_are_asked_for_where_iap_needs_them_and_only_once(fleet):
     fleet.create("inner", "v4-16", networkConfig={"enableExternalIps": False})
     view.refresh(fleet.settings())
@@ -263,7 +295,7 @@ def test_instance_names_are_asked_for_where_iap_needs_them_and_only_once(fleet):
     settings = fleet.settings()
     for _ in range(2):
         seen, _ = view.refresh(settings)
-        ways = view.ways_of(settings, seen.workers)
+        ways = view.ways_of(settings, seen.scope)
         names = [ways.of(worker).proxy.split()[3] for worker in seen.workers]
         assert [name[-4:] for name in names] == ["-w-0", "-w-1"]
     assert fleet.api.requests(fleet.project)["GetGuestAttributes"] == 1

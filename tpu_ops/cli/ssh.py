@@ -86,7 +86,7 @@ def check_serves(fleet: Fleet, worker: Worker) -> None:
         raise UnreachableError(
             f"its node is in state {worker.node.state}", where=worker.host, fix="`tpu_ops list` shows when it is READY"
         )
-    if problem := view.ways_of(fleet.settings, fleet.workers).of(worker).problem:
+    if problem := view.ways_of(fleet.settings, fleet.scope).of(worker).problem:
         raise UnreachableError(f"it {problem}", where=worker.host, fix="see connect_with in tpu_vm.yml")
 
 

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 def fanout(fleet: Fleet) -> Fanout:
     """Return what reaches the workers of a fleet, and looks for those that no longer answer."""
-    ways = view.ways_of(fleet.settings, fleet.workers)
+    ways = view.ways_of(fleet.settings, fleet.scope)
     proxied = {worker.host for worker in fleet.workers if ways.of(worker).proxy} if ways.proxies else set()
     return Fanout(fleet.ssh_config, _Search(fleet).news, proxied)
 
@@ -34,7 +34,7 @@ def serving(fleet: Fleet, workers: Iterable[Worker]) -> Fleet:
     Raises:
         HostKeyAlarm: A node publishes another key than before.
     """
-    ways = view.ways_of(fleet.settings, fleet.workers)
+    ways = view.ways_of(fleet.settings, fleet.scope)
     away = [worker for worker in workers if worker.node.state not in SERVING_STATES or ways.of(worker).problem]
     if not away:
         return fleet
@@ -105,7 +105,7 @@ def _about(changes: Changes, hosts: Collection[str]) -> Changes:
 def _ways(fleet: Fleet) -> dict[str, tuple[str, ...]]:
     """Return what decides how each worker is reached, its address first; empty where it is not to be had."""
     keys = view.keys_of(fleet.settings)
-    ways = view.ways_of(fleet.settings, fleet.workers)
+    ways = view.ways_of(fleet.settings, fleet.scope)
     found = {}
     for worker in fleet.workers:
         way, alias = ways.of(worker), worker.host_key_alias
@@ -117,7 +117,7 @@ def _notes(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
     """Return what is known of workers that do not answer, in words that follow their problem; nothing if they serve."""
     workers = {worker.host: worker for worker in fleet.workers}
     sizes = {worker.label: worker.node.worker_count for worker in fleet.workers}
-    ways = view.ways_of(fleet.settings, fleet.workers)
+    ways = view.ways_of(fleet.settings, fleet.scope)
     found = {}
     for host in hosts:
         worker, label = workers.get(host), host.rsplit("-w", 1)[0]

@@ -114,7 +114,7 @@ class _Round:
     """Asks workers of one fleet; what ssh notes goes into a folder of its own."""
 
     def __init__(self, settings: Settings, fleet: Fleet, folder: Path) -> None:
-        self._ways = view.ways_of(settings, fleet.workers)
+        self._ways = view.ways_of(settings, fleet.scope)
         self._options, self._user, self._folder = view.ssh_options(settings), settings.user, folder
 
     async def answers(self, workers: Sequence[Worker]) -> list[Answer]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,8 @@ class Ways:
         settings: Of the fleet.
         files: Of the fleet.
         mux: The directory of the control sockets.
-        hosts: Inventory host names of all workers.
+        hosts: Inventory host names of all workers of the projects and zones: filters narrow what is listed, and not
+            what a jump may be.
 
     Attributes:
         jump: Worker of the fleet through which others are reached, or empty.
@@ -64,7 +66,7 @@ class Ways:
 
     def __init__(self, settings: Settings, files: Files, mux: Path, hosts: Iterable[str]) -> None:
         self._settings, self._mux = settings, mux
-        self.jump, self._proxy, self.jump_config = "", "", ""
+        self.jump, self._outside, self._proxy, self.jump_config = "", "", "", ""
         if settings.proxy_jump:
             options, place = _jump_words(settings.proxy_jump)
             known = set(hosts)
@@ -74,6 +76,16 @@ class Ways:
             self.jump = place if own else ""
             self._proxy = _jump_command(files.ssh_config if own else files.jump_config, options, place)
             self.jump_config = "" if own else _jump_config(mux)
+            self._outside = "" if own else place
+
+    def lost_jump(self, names: Collection[str]) -> str:
+        """Given names and labels of nodes, return a warning where the jump seems to be of one and is no worker."""
+        if not {self._outside, re.sub(r"-w[0-9]+$", "", self._outside)} & {*names}:
+            return ""
+        return (
+            f"proxy_jump {self._outside}: no worker of the projects and zones is called that now, so that ssh takes it "
+            "for a machine outside the fleet, without the fleet's host key; `tpu_ops list` shows the workers"
+        )
 
     @property
     def proxies(self) -> bool:

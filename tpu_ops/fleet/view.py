@@ -152,7 +152,7 @@ def _known(settings: Settings) -> Fleet | None:
         return None
     fleet = _fleet(settings, snapshot)
     ssh_files.make_mux_dir(mux_dir())
-    for path, text in _ssh_configs(settings, fleet.workers):
+    for path, text in _ssh_configs(settings, fleet.scope):
         # User, key or directories may have changed since the file was written.
         if files.text(path) != text:
             with files.lock():
@@ -179,7 +179,7 @@ def look(settings: Settings, *, source: str | None = None) -> tuple[Fleet, Chang
         published.refuse_outdated(seen, stored.snapshot if stored else None)
     nodes = _with_unanswered(seen.nodes, seen.unanswered, old)
     now = Snapshot(seen.asked_at, nodes, seen.source)
-    return _fleet(settings, now, seen.warnings), _changes(settings, old, nodes)
+    return _fleet(settings, now, seen.warnings, stored), _changes(settings, old, nodes)
 
 
 def refresh(
@@ -217,15 +217,15 @@ def refresh(
         replaced = _replaced(stored, scope, now.nodes)
         workers = workers_of(now.nodes)
         keys = hostkeys.merge(known, seen.learned.keys, workers, files.known_hosts, first, replaced=replaced)
-        fleet = _fleet(settings, now)
+        fleet = _fleet(settings, now, seen.warnings, stored)
         ssh_files.make_mux_dir(mux_dir())
         replace(files.known_hosts, ssh_files.known_hosts(keys, first - seen.learned.keys.keys()), 0o644)
-        for path, config in _ssh_configs(settings, fleet.workers):
+        for path, config in _ssh_configs(settings, fleet.scope):
             replace(path, config, 0o600)
         files.write_snapshot(scope, now)
     _end_masters(settings, old, now.nodes)
-    warnings = (*seen.warnings, *hostkeys.missing(fleet.workers, keys, seen.learned.reasons))
-    return replace_fields(fleet, warnings=warnings), _changes(settings, old, now.nodes)
+    missing = hostkeys.missing(_reached(settings, now.nodes), keys, seen.learned.reasons)
+    return replace_fields(fleet, warnings=(*fleet.warnings, *missing)), _changes(settings, old, now.nodes)
 
 
 def _ask(
@@ -258,7 +258,7 @@ def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_k
             known, first = ssh_files.parse_known_hosts(text), ssh_files.trusted_first(text)
             # What was trusted on first contact is compared as soon as the worker publishes it after all.
             known = {alias: keys for alias, keys in known.items() if alias not in first}
-            workers = selected(settings, nodes)[1]
+            workers = _reached(settings, nodes)
             asked = hostkeys.wanted(workers, known, verify=verify_keys, instance_names=settings.iap)
             learned = hostkeys.fetch(tpu, asked, instance_names=settings.iap)
     names = {node.full_name: learned.instance_names.get(node.full_name, node.instance_names) for node in nodes}
@@ -299,11 +299,20 @@ def ssh_options(settings: Settings) -> tuple[tuple[str, str], ...]:
     return ssh_files.common_options(Files(settings.state_dir).known_hosts)
 
 
-def _ssh_configs(settings: Settings, workers: Sequence[Worker]) -> list[tuple[Path, str]]:
+def _reached(settings: Settings, scope: Sequence[Node]) -> list[Worker]:
+    """Return the workers of the fleet, and the one through which others are reached where the filters hide it."""
+    _, workers, labels = selected(settings, scope)
+    jump = ways_of(settings, scope).jump
+    if not jump or any(worker.host == jump for worker in workers):
+        return workers
+    return [*workers, *(worker for worker in workers_of(scope, labels) if worker.host == jump)]
+
+
+def _ssh_configs(settings: Settings, scope: Sequence[Node]) -> list[tuple[Path, str]]:
     """Return the fleet's ssh_config, and what else it leads to: paths and texts."""
-    ways, files = ways_of(settings, workers), Files(settings.state_dir)
+    ways, files = ways_of(settings, scope), Files(settings.state_dir)
     own = ssh_files.ssh_config(
-        [(worker, ways.of(worker)) for worker in workers],
+        [(worker, ways.of(worker)) for worker in _reached(settings, scope)],
         user=settings.user,
         private_key=settings.private_key,
         options=ssh_options(settings),
@@ -313,13 +322,33 @@ def _ssh_configs(settings: Settings, workers: Sequence[Worker]) -> list[tuple[Pa
     return [(files.ssh_config, own), *([(files.jump_config, ways.jump_config)] if ways.jump_config else [])]
 
 
-def ways_of(settings: Settings, workers: Sequence[Worker]) -> Ways:
-    """Return what finds the way to each worker of a fleet."""
-    return Ways(settings, Files(settings.state_dir), mux_dir(), (worker.host for worker in workers))
+def ways_of(settings: Settings, scope: Sequence[Node]) -> Ways:
+    """Given all nodes of the projects and zones, return what finds the way to each worker of a fleet."""
+    hosts = [worker.host for worker in workers_of(scope)] if settings.proxy_jump else []
+    return Ways(settings, Files(settings.state_dir), mux_dir(), hosts)
 
 
-def _fleet(settings: Settings, snapshot: Snapshot, warnings: tuple[str, ...] = ()) -> Fleet:
+def doubts(settings: Settings, scope: Sequence[Node], before: Sequence[Node] = ()) -> tuple[str, ...]:
+    """Return warnings where the settings seem to mean other nodes than there are.
+
+    Args:
+        settings: Of the fleet.
+        scope: All nodes of the projects and zones.
+        before: Those that were there before.
+    """
+    if not settings.proxy_jump:
+        return ()
+    nodes = (*scope, *before)
+    names = {node.name for node in nodes}.union(node_labels(scope).values(), node_labels(before).values())
+    lost = ways_of(settings, scope).lost_jump(names)
+    return (lost,) if lost else ()
+
+
+def _fleet(
+    settings: Settings, snapshot: Snapshot, warnings: tuple[str, ...] = (), stored: Stored | None = None
+) -> Fleet:
     nodes, workers, labels = selected(settings, snapshot.nodes)
+    warnings = (*warnings, *doubts(settings, snapshot.nodes, stored.snapshot.nodes if stored else ()))
     asked = (snapshot.asked_at, warnings, snapshot.source)
     return Fleet(settings, nodes, tuple(workers), snapshot.nodes, labels, *asked)
 
