@@ -14,7 +14,7 @@ PACKAGE = "tpu_ops"
 ALLOWED: dict[str, set[str]] = {
     "host": {"host"},
     "cloud": {"cloud", "errors"},
-    "files": set(),
+    "files": {"errors"},
     "remote": {"remote", "cloud", "files", "errors"},
     "lab": {"lab", "cloud.accelerators", "files", "errors"},
     "config": {"config", "cloud", "options", "files", "errors"},

@@ -12,16 +12,39 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tpu_ops.errors import UsageError
+
 #: Seconds between two looks at a lock that another process holds: the kernel tells nobody when it is let go.
 LOCK_POLL = 0.05
 
 
 def state_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory below which tpu_ops keeps what it must remember: absolute, made by nobody yet."""
+    """Return the directory below which tpu_ops keeps what it must remember: absolute, made by nobody yet.
+
+    Raises:
+        UsageError: It begins at the home of a user that there is not.
+    """
     if explicit := environ.get("TPU_OPS_STATE", ""):
-        return Path(explicit).expanduser().absolute()
-    home = Path(environ.get("HOME") or Path.home())
+        return expanded(explicit, "TPU_OPS_STATE").absolute()
+    home = Path(environ.get("HOME") or expanded("~", "HOME"))
     return Path(environ.get("XDG_STATE_HOME") or home / ".local" / "state").absolute() / "tpu_ops"
+
+
+def expanded(text: str, where: str) -> Path:
+    """Return a path as a person writes it, with the home directory that its ``~`` or ``~NAME`` means.
+
+    Args:
+        text: The path.
+        where: Where it is written, for an error.
+
+    Raises:
+        UsageError: There is no such user, or no home is known.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as exc:
+        name = text.partition("/")[0]
+        raise UsageError(f"there is no home directory {name!r}", where=where, fix="write the whole path") from exc
 
 
 def replace(path: Path, content: str | bytes, mode: int) -> None:

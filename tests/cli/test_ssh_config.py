@@ -74,6 +74,14 @@ def test_another_file_can_be_named(fragment, own, tpu_ops, fleet):
     assert not own.exists()
 
 
+def test_a_file_can_be_named_below_a_home(fragment, tpu_ops, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    path = tmp_path / "home" / "x" / "cfg"
+    assert tpu_ops("ssh-config", "--install", "--file=~/x/cfg")[1] == f"{path}: installed\n"
+    assert path.exists()
+    failed(tpu_ops("ssh-config", "--install", "--file=~nobodyhere/cfg"), 2, "--file")
+
+
 def test_a_configuration_that_ssh_refuses_is_an_error(fragment, own, tpu_ops):
     own.parent.mkdir(exist_ok=True)
     own.write_text("Nonsense yes\n")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.nodes import key
 from tests.support.published import KEYS, NOW, POD, SOLO, certificate, document, web
-from tpu_ops import files
+from tpu_ops import config, files
 from tpu_ops.cloud import buckets
 from tpu_ops.cloud.auth import Auth
 from tpu_ops.errors import CloudError, OpsError, UsageError
@@ -220,6 +220,19 @@ def test_what_is_no_source_is_refused_before_anything_is_asked(written):
         sources.parse(written, Path("/here"), "--from")
 
 
+def test_the_home_of_a_user_that_there_is_not_is_said_with_where_it_stands(member):
+    for ask, where in (
+        (lambda: sources.parse("~nobodyhere/x", Path("/here"), "--from"), "--from"),
+        (lambda: view.source_of(member.settings(TPU_OPS_SNAPSHOT="~nobodyhere/x")), "TPU_OPS_SNAPSHOT"),
+        (lambda: member.settings(TPU_OPS_STATE="~nobodyhere/x"), "TPU_OPS_STATE"),
+        (lambda: config.find_fleet(None, {"TPU_OPS_FLEET": "~nobodyhere/x"}, Path("/")), "TPU_OPS_FLEET"),
+        (lambda: config.find_fleet("~nobodyhere/x", {}, Path("/")), "--fleet"),
+    ):
+        with pytest.raises(UsageError, match="~nobodyhere") as caught:
+            ask()
+        assert where in caught.value.where
+
+
 def test_a_signed_address_is_not_shown():
     assert sources.shown("https://example.com/x?signature=abc") == "https://example.com/x"
 
@@ -375,6 +388,16 @@ def test_a_snapshot_of_a_bucket(member, fleet_api, monkeypatch):
     fleet_api.fault(method="storage.objects.get", code="PERMISSION_DENIED", times=1)
     with pytest.raises(CloudError, match="no access"):
         sources.read(uri, settings)
+
+
+def test_an_object_that_comes_otherwise_than_its_hash_says_is_refused(monkeypatch):
+    about = json.dumps({"name": "x", "bucket": "bucket", "size": "4", "generation": "1"}).encode()
+    content = (200, {"X-Goog-Hash": "crc32c=AAAAAA==,md5=AAAAAAAAAAAAAAAAAAAAAA==", "Content-Length": "4"}, b"text")
+    path = "/storage/v1/b/bucket/o/x"
+    with web({path: (200, {"Content-Type": "application/json"}, about), f"/download{path}": content}) as address:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        with pytest.raises(CloudError, match="not what is kept there"):
+            buckets.read("gs://bucket/x", Auth(), limit=10, timeout=5)
 
 
 def test_a_bucket_without_an_emulator_is_read_by_nobody_and_written_by_somebody(member):

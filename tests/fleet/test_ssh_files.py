@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 from pathlib import Path
 
@@ -107,6 +108,7 @@ def test_ansible_gets_the_same_options_as_ssh(tmp_path):
         ({"HOME": "/home/" + "a" * 60}, "/tmp/tpu_ops-7"),
         ({"XDG_RUNTIME_DIR": "/run/my own"}, "/run/my own/tpu_ops/mux"),
         ({"XDG_RUNTIME_DIR": "/run/it's"}, "/tmp/tpu_ops-7"),
+        ({"XDG_RUNTIME_DIR": "run"}, "/tmp/tpu_ops-7"),
         ({"XDG_RUNTIME_DIR": "/run/%h"}, "/tmp/tpu_ops-7"),
         ({"XDG_RUNTIME_DIR": "/run/${HOME}"}, "/tmp/tpu_ops-7"),
     ],
@@ -116,6 +118,13 @@ def test_the_directory_of_control_sockets_is_short_and_plain(environ, expected):
     assert str(path) == expected
     # The longest name of a socket that ssh makes there, with the final NUL.
     assert len(f"{path}/{'c' * reach.CONTROL_NAME}.{'r' * 16}") + 1 <= 108
+
+
+def test_the_directory_of_control_sockets_is_absolute_whatever_home_says(monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.chdir("/")
+    for environ, home in (({}, pwd.getpwuid(os.getuid()).pw_dir), ({"HOME": "relative"}, "/relative")):
+        assert str(ssh_files.mux_dir(environ, 7)) == f"{home}/.cache/tpu_ops/mux"
 
 
 def test_a_directory_of_control_sockets_that_is_a_link_is_refused(tmp_path):

@@ -7,7 +7,7 @@ import os
 import shlex
 from pathlib import Path
 
-from tpu_ops import config
+from tpu_ops import config, files
 from tpu_ops.cli import options, output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError
@@ -26,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--uninstall", action="store_true", help="take that line out again")
     parser.add_argument(
         "--file",
-        type=Path,
         metavar="FILE",
         help="your own ssh config, where ssh reads another one (default: ~/.ssh/config)",
     )
@@ -57,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _change(args: argparse.Namespace, settings: Settings, fragment: Path) -> int:
-    file = Path.cwd() / args.file if args.file else _own_config()
+    file = Path.cwd() / files.expanded(args.file, "--file") if args.file else _own_config()
     if args.uninstall:
         outcome = ssh_include.uninstall(file, fragment, dry_run=args.dry_run)
         problem = ""

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from tpu_ops import files
 from tpu_ops.config.read import FLEET_FILE, from_data
 from tpu_ops.config.settings import Settings
 from tpu_ops.errors import UsageError
@@ -46,11 +47,12 @@ def find_fleet(fleet: str | None, environ: Mapping[str, str], start: Path) -> Pa
     """
     named = fleet or environ.get("TPU_OPS_FLEET", "")
     if named:
-        path = Path(named).expanduser().resolve()
+        said = "--fleet" if fleet else "TPU_OPS_FLEET"
+        path = files.expanded(named, said).resolve()
         if not (path / FLEET_FILE).is_file():
             raise UsageError(
                 f"the fleet directory has no {FLEET_FILE}",
-                where=f"{path} (from {'--fleet' if fleet else 'TPU_OPS_FLEET'})",
+                where=f"{path} (from {said})",
                 fix=f"name a directory that holds {FLEET_FILE}",
             )
         return path

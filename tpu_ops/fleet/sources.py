@@ -63,7 +63,7 @@ def parse(text: str, folder: Path, where: str) -> str:
         return text
     if _SCHEME.match(text):
         return _url(text, where)
-    return str(folder / Path(text).expanduser())
+    return str(folder / files.expanded(text, where))
 
 
 def _url(text: str, where: str) -> str:

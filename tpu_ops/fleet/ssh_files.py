@@ -17,6 +17,7 @@ import stat
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tpu_ops import files
 from tpu_ops.errors import OpsError
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.reach import CONTROL_NAME, Way, host_name
@@ -43,10 +44,15 @@ _KEY_TYPE = re.compile(r"^[a-z0-9@.-]{3,64}$")
 
 def mux_dir(environ: Mapping[str, str], uid: int) -> Path:
     """Given the environment and the user id, return the directory of the control sockets; makes nothing."""
-    runtime = environ.get("XDG_RUNTIME_DIR") or os.path.join(environ.get("HOME", "/"), ".cache")  # noqa: PTH118 - beside a text
-    path = Path(runtime) / "tpu_ops" / "mux"
-    fits = len(os.fsencode(path)) <= _LONGEST_MUX_DIR and _PLAIN.fullmatch(str(path))
+    path = Path(environ.get("XDG_RUNTIME_DIR") or _cache(environ), "tpu_ops", "mux")
+    fits = path.is_absolute() and len(os.fsencode(path)) <= _LONGEST_MUX_DIR and _PLAIN.fullmatch(str(path))
     return path if fits else Path(f"/tmp/tpu_ops-{uid}")  # noqa: S108 - make_mux_dir and openssh.guard look whose it is
+
+
+def _cache(environ: Mapping[str, str]) -> Path:
+    """Return where a person's short-lived files are, by the password file where HOME does not say it."""
+    home = Path(environ.get("HOME") or files.expanded("~", "HOME"))
+    return home.absolute() / ".cache"
 
 
 def make_mux_dir(path: Path) -> None:
