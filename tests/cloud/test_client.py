@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from google.api_core import exceptions
 
-from tpu_ops.cloud import client
+from tpu_ops.cloud import buckets, client
 from tpu_ops.cloud.client import ApiError
+from tpu_ops.errors import CloudError
 
 REFUSED = "failed to connect to all addresses; last error: connect: Connection refused"
 
@@ -127,3 +128,8 @@ def test_retries_end_when_nobody_wants_the_answer():
             timeout=60,
             pause=lambda seconds: True,
         )
+
+
+def test_what_cloud_storage_says_is_one_line_without_orders_to_a_terminal():
+    with pytest.raises(CloudError, match=r"\\x1b\[31mno next"), buckets._requests("gs://grant/fleet.json", "read"):
+        raise OSError("\x1b[31mno\nnext")

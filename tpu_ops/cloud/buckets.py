@@ -114,6 +114,5 @@ def _requests(uri: str, done: str) -> Iterator[None]:
     except DataCorruption as exc:
         raise CloudError(f"{what}: what came is not what is kept there", where=uri, fix="try again") from exc
     except (GoogleAPICallError, InvalidResponse, RetryError, RequestException, OSError) as exc:
-        raise CloudError(
-            f"{what}: {printable(str(exc)) or type(exc).__name__:.200}", where=uri, fix="check the network"
-        ) from exc
+        why = printable(str(exc)) or type(exc).__name__
+        raise CloudError(f"{what}: {why:.200}", where=uri, fix="check the network") from exc
