@@ -519,6 +519,8 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         caching = self.get_option("cache")
         key = f"{self.get_cache_key(path)}_{_digest(settings)}"
         if caching and cache and (nodes := self._remembered(settings, key)) is not None:
+            for text in view.doubts(settings, nodes):
+                self.display.warning(text)
             return nodes
         fleet, changes = self._ask(settings)
         for text in fleet.warnings:

@@ -80,6 +80,30 @@ def test_a_filter_that_nothing_passes_says_what_there_is(mixed, tpu_ops, argv, w
     assert json.loads(tpu_ops("list", "--json", *argv)[1]) == []
 
 
+@pytest.mark.parametrize(
+    ("filters", "words"),
+    [
+        ({"names": ["poood"]}, "names: poood"),
+        ({"names": ["["], "accelerator_types": ["v4-*"]}, "names: [; accelerator_types: v4-*"),
+        ({"labels": {"team": ["art", "music"], "tier": None}}, "labels: team=art|music, tier"),
+    ],
+)
+def test_filters_of_the_fleet_that_nothing_passes_are_named(fleet, tpu_ops, filters, words):
+    fleet.create("pod", "v4-16")
+    fleet.create("pod-b")
+    fleet.write(**filters)
+    warning = f"the filters let none of 2 nodes pass ({words}), see "
+    for argv in (["list"], ["refresh"], ["list", "--cached"], ["inventory"], ["refresh", "--dry-run"]):
+        err = tpu_ops(*argv)[2]
+        assert err.count(warning) == 1, (argv, err)
+        assert "tpu_ops create" not in err
+    for argv in ([], ["--flush-cache"]):
+        said = " ".join(fleet.ansible("ansible-inventory", "--graph", *argv).stderr.split())
+        assert said.count(" ".join(words.split())) == 1, said
+    fleet.write()
+    assert "filters" not in tpu_ops("list")[2]
+
+
 def test_one_project_of_several(mixed, tpu_ops):
     rows = json.loads(tpu_ops("list", "--json", "--project", mixed.second)[1])
     assert {row["node"] for row in rows} == {"lite"}

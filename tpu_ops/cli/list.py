@@ -54,10 +54,10 @@ def run(args: argparse.Namespace) -> int:
         fleet, changes = view.current(settings), None
     else:
         fleet, changes = view.look(settings)
-    for text in fleet.warnings:
-        output.warning(text)
+        for text in fleet.warnings:
+            output.warning(text)
     wanted = Wanted(args)
-    unknown = wanted.unknown(fleet)
+    unknown = wanted.unknown(fleet) if fleet.nodes else []
     for text in unknown:
         output.info(text)
     shown = wanted.of(fleet)
@@ -66,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
         output.as_json([facts(worker) for worker in fleet.workers if worker.node.full_name in names])
     elif rows := table_rows(fleet, shown):
         output.table(rows, COLUMNS)
-    elif not fleet.nodes:
+    elif not fleet.scope:
         output.info("no node; `tpu_ops create` makes one")
-    elif not unknown:
+    elif fleet.nodes and not unknown:
         output.info("no node has all of that")
     if fleet.source or args.cached:
         output.info(f"as {fleet.age}")

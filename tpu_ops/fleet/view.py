@@ -116,22 +116,23 @@ def _source(settings: Settings, stored: Stored | None) -> str:
 
 
 def current(settings: Settings) -> Fleet:
-    """Return the fleet as this machine knows it; the API is asked only where nothing is known yet.
+    """Return the fleet as this machine knows it, and say its warnings; the API is asked where nothing is known yet.
 
     Raises:
         CloudError: The API was asked and refused or did not answer, or a published snapshot cannot be read.
         OpsError: The fleet's state cannot be written.
     """
     found = known(settings)
-    if found is not None:
-        return found
-    try:
-        return refresh(settings)[0]
-    except published.OutdatedError as exc:
-        if (newer := _known(settings)) is None:
-            raise
-        _log.warning("%s", exc)
-        return newer
+    if found is None:
+        try:
+            found = refresh(settings)[0]
+        except published.OutdatedError as exc:
+            if (found := _known(settings)) is None:
+                raise
+            _log.warning("%s", exc)
+    for text in found.warnings:
+        _log.warning("%s", text)
+    return found
 
 
 def known(settings: Settings) -> Fleet | None:
@@ -336,12 +337,24 @@ def doubts(settings: Settings, scope: Sequence[Node], before: Sequence[Node] = (
         scope: All nodes of the projects and zones.
         before: Those that were there before.
     """
-    if not settings.proxy_jump:
-        return ()
-    nodes = (*scope, *before)
-    names = {node.name for node in nodes}.union(node_labels(scope).values(), node_labels(before).values())
-    lost = ways_of(settings, scope).lost_jump(names)
-    return (lost,) if lost else ()
+    found = []
+    if scope and not selected(settings, scope)[0]:
+        filters = settings.filters
+        named = {
+            "names": filters.names,
+            "labels": ["=".join((key, "|".join(values))) if values else key for key, values in filters.labels],
+            "accelerator_types": filters.accelerator_types,
+        }
+        words = "; ".join(f"{name}: {', '.join(values)}" for name, values in named.items() if values)
+        found.append(
+            f"the filters let none of {len(scope)} node{'s' * (len(scope) != 1)} pass ({words}), see {settings.file}"
+        )
+    if settings.proxy_jump:
+        nodes = (*scope, *before)
+        names = {node.name for node in nodes}.union(node_labels(scope).values(), node_labels(before).values())
+        if lost := ways_of(settings, scope).lost_jump(names):
+            found.append(lost)
+    return tuple(found)
 
 
 def _fleet(
