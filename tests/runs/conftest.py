@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -101,8 +102,15 @@ class Bench:
         """Start tpu_ops as a person."""
         command = [sys.executable, "-m", "tpu_ops.cli.main", *argv]
         pipe = subprocess.PIPE
+        # As at a terminal, even where these tests themselves run in the background of a shell, which ignores Ctrl-C.
         return subprocess.Popen(
-            command, env=self.environ(person), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+            command,
+            env=self.environ(person),
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
         )
 
     def ssh_config(self, person: str = "ada") -> Path:
