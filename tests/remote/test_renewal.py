@@ -211,4 +211,5 @@ async def test_workers_that_are_silent_over_an_open_connection_are_named(
         (play / f"master-{host}").touch()
         (play / f"mute-{host}").touch()
     await Fanout(play / "config").run("abc", ["sleep", "2"], limit=20)
-    assert [record.getMessage() for record in caplog.records] == ["a, b are silent: waiting for an answer"]
+    # Once for each of ssh's processes that is silent for so long; the worker that works is never named.
+    assert {record.getMessage() for record in caplog.records} == {"a, b are silent: waiting for an answer"}
