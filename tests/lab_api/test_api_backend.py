@@ -403,6 +403,23 @@ async def test_a_queued_resource_stays_what_it_is_where_the_disk_is_full(lab: La
     assert (lab.names(), len(lab.service.state.queued)) == ([], 0)
 
 
+async def test_a_refused_deletion_does_not_stop_a_creation_that_ends_meanwhile(lab: Lab) -> None:
+    lab.service.seconds = 0.1
+    name = f"{LOCATION}/queuedResources/q"
+    spec = {"nodeId": "slice", "node": NODE}
+    queue: Any = {"parent": LOCATION, "queuedResourceId": "q", "queuedResource": {"tpu": {"nodeSpec": [spec]}}}
+    creation = await lab.begin(queued.create_queued_resource, "CreateQueuedResource", **queue)
+    lab.fill_disk()
+    async with lab.store._writing:
+        deletion = asyncio.create_task(
+            lab.refused(queued.delete_queued_resource, "DeleteQueuedResource", name=name, force=True)
+        )
+        await until(lambda: lab.service.state.operations.get(creation).done)
+    await deletion
+    await until(lambda: lab.service.state.queued.get(name).state == "ACTIVE")
+    lab.fill_disk(False)
+
+
 async def test_an_operation_under_way_ends_although_the_disk_fills(lab: Lab) -> None:
     lab.backend.gate.clear()
     creation = await lab.begin(nodes.create_node, "CreateNode", parent=LOCATION, nodeId="pod", node=NODE)

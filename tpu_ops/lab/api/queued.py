@@ -82,6 +82,10 @@ def _become(
     def undo() -> None:
         if record.state == state:
             _become(service, record, *before)
+            begun = [operation for operation in service.state.operations if operation.target == record.name]
+            if record.state == "CREATING" and all(operation.done for operation in begun):
+                # Its creation ended meanwhile, and left it to what is taken back now.
+                _become(service, record, "ACCEPTED", "USER")
             if record.state in _STEPS and record.name not in service.running:
                 _set_out(service, record)
 
