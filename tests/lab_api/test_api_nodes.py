@@ -59,7 +59,7 @@ async def test_what_the_client_set_is_kept(client: Client, unique: str) -> None:
         "tags": ["a", "b"],
         "scheduling_config": {"spot": True},
         "service_account": {"email": "me@lab", "scope": ["one"]},
-        "data_disks": [{"source_disk": "projects/lab/zones/z/disks/d", "mode": "READ_WRITE"}],
+        "data_disks": [{"source_disk": f"projects/lab/zones/z/disks/{unique}", "mode": "READ_WRITE"}],
         "network_config": {"network": "mine", "enable_external_ips": True},
     }
     node = await client.do("create_node", parent=LOCATION, node_id=unique, node=wanted)
@@ -69,7 +69,7 @@ async def test_what_the_client_set_is_kept(client: Client, unique: str) -> None:
     assert list(node.tags) == ["a", "b"]
     assert node.scheduling_config.spot
     assert (node.service_account.email, list(node.service_account.scope)) == ("me@lab", ["one"])
-    assert node.data_disks[0].source_disk == "projects/lab/zones/z/disks/d"
+    assert node.data_disks[0].source_disk == f"projects/lab/zones/z/disks/{unique}"
     assert node.network_config.network == "projects/lab/global/networks/mine"
 
 

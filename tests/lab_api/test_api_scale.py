@@ -54,11 +54,11 @@ async def test_every_type_has_its_workers_and_all_are_served_quickly(lab_api: La
     assert total > 10_000
 
     async def listed() -> tuple[float, dict[str, int]]:
-        start = time.monotonic()
+        start = lab_api.processor_time()
         pages = await client.pages("list_nodes", parent="projects/lab/locations/-")
         sizes = {node.name: len(cloud_tpu.Node.pb(node).network_endpoints) for page in pages for node in page.nodes}
         assert all(cloud_tpu.ListNodesResponse.pb(page).ByteSize() < 4 * 1024 * 1024 for page in pages)
-        return time.monotonic() - start, sizes
+        return lab_api.processor_time() - start, sizes
 
     _, sizes = await listed()
     assert sizes == expected
@@ -70,14 +70,14 @@ async def test_every_type_has_its_workers_and_all_are_served_quickly(lab_api: La
         for address in (worker["internal_ip"], worker["external_ip"])
     ]
     assert len(set(addresses)) == len(addresses) == 2 * total
-    start = time.monotonic()
+    start = lab_api.processor_time()
     await client.do(
         "create_node",
         parent="projects/lab/locations/us-central2-b",
         node_id="late",
         node={"accelerator_type": "v4-8", "runtime_version": RUNTIME},
     )
-    assert time.monotonic() - start < 2, "one more node among them all is quick"
+    assert lab_api.processor_time() - start < 2, "one more node among them all is quick"
     await client.close()
 
 
@@ -91,10 +91,9 @@ def test_a_fleet_of_any_size_and_state_can_be_written_as_a_file(tmp_path: Path) 
     fleet |= {f"{LOCATION}/nodes/n{number}": {"acceleratorType": "v4-128"} for number in range(625)}
     api = LabApi(tmp_path / "state.json")
     write_fleet(api.state, fleet)
-    start = time.monotonic()
     api.start()
     nodes = api.call("GET", f"v2/{LOCATION}/nodes")[1]["nodes"]
-    took = time.monotonic() - start
+    took = api.processor_time()
     api.close()
     assert {node["name"].rsplit("/", 1)[1]: node["state"] for node in nodes if "labels" in node} == {
         state.lower(): state for state in states

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tpu_ops.lab import containers, networks, shared, workers
+from tpu_ops.lab import containers, networks, removal, shared
 from tpu_ops.lab.backend import BackendError, WorkerSpec
 from tpu_ops.lab.image import build
 from tpu_ops.lab.workers import ContainerBackend
@@ -144,8 +144,8 @@ async def lab(state: Path, pytestconfig: pytest.Config) -> AsyncIterator[Lab]:
         assert 100 < used < 1500
         yield made
     finally:
-        await asyncio.to_thread(workers.teardown, instance)
-        assert await asyncio.to_thread(workers.leftovers, instance) == []
+        await asyncio.to_thread(removal.teardown, instance)
+        assert await asyncio.to_thread(removal.leftovers, instance) == []
 
 
 async def test_sixteen_workers_are_machines_of_their_own(lab: Lab) -> None:
@@ -319,10 +319,10 @@ asyncio.run(backend.boot(make_pod(backend, key, 3, node_id="1")))
         (other.folder / "key").symlink_to(state / "key")
         await other.trust(pod)
         assert await other.everywhere(pod, "hostname") == [worker.hostname for worker in pod]
-        held = await asyncio.to_thread(workers.leftovers, instance)
+        held = await asyncio.to_thread(removal.leftovers, instance)
         assert len(held) == 3 + 2 + 3
     finally:
-        removed = await asyncio.to_thread(workers.teardown, instance)
-        assert await asyncio.to_thread(workers.leftovers, instance) == []
+        removed = await asyncio.to_thread(removal.teardown, instance)
+        assert await asyncio.to_thread(removal.leftovers, instance) == []
     assert removed == held
     assert await lab.ssh(lab.pod[0], "hostname") == f"{lab.pod[0].hostname}\n"

@@ -18,6 +18,30 @@ class BackendError(Exception):
     """A worker could not be booted, stopped or removed; the text names it and the reason."""
 
 
+#: Data disks that a worker may have: their devices are /dev/sdb to /dev/sdy.
+MAX_DISKS = 24
+
+
+@dataclass(frozen=True)
+class DataDisk:
+    """A data disk of a node, attached to each of its workers.
+
+    Attributes:
+        source: The disk's resource name.
+        number: From 1, and the disk's own as long as it is attached: its device is ``google-persistent-disk-<number>``.
+        read_only: Whether nobody may write to it, root included.
+    """
+
+    source: str
+    number: int
+    read_only: bool
+
+
+def disk_resource(source: str) -> str:
+    """Return the one name of a disk that clients may give as a name or as a URL that ends in the name."""
+    return source[max(source.find("projects/"), 0) :]
+
+
 @dataclass(frozen=True)
 class WorkerSpec:
     """One worker as the API's state wants it.
@@ -34,6 +58,7 @@ class WorkerSpec:
         accelerator_type: For example ``v4-32``.
         chip_devices: Device files of the worker's chips, for example ``/dev/accel0``.
         metadata: The node's metadata entries, ``ssh-keys`` among them.
+        disks: The node's data disks.
     """
 
     project: str
@@ -47,6 +72,7 @@ class WorkerSpec:
     accelerator_type: str
     chip_devices: tuple[str, ...]
     metadata: Mapping[str, str] = field(default_factory=dict)
+    disks: tuple[DataDisk, ...] = ()
 
     @property
     def internal_ip(self) -> str:
@@ -109,7 +135,11 @@ class Backend(Protocol):
         """Remove these workers and their disks. Workers that do not exist are passed over."""
 
     async def publish(self, workers: Sequence[WorkerSpec]) -> None:
-        """Hand the workers' metadata to their guest agents."""
+        """Attach and detach data disks as the workers now have them, and hand their metadata to their guest agents.
+
+        Raises:
+            BackendError: A disk could not be attached.
+        """
 
     async def guest_attributes(self, worker: WorkerSpec) -> dict[str, dict[str, str]]:
         """Return what the worker's guest agent published: namespace -> key -> value (empty before its first boot)."""

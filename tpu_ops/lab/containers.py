@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ CAPABILITIES = (
     "SYS_PTRACE",  # root reads /proc/*/fd of other people's processes: who holds the chips
     "SYS_NICE",  # units with a scheduling priority
     "IPC_LOCK",  # locked memory
+    "DAC_READ_SEARCH",  # an NFS server in user space opens files by handle
 )
 #: First major version of systemd that refuses cgroup v1.
 SYSTEMD_WITHOUT_V1 = 256
@@ -91,11 +92,16 @@ def create_args(instance: str, worker: WorkerSpec, *, image: str, directory: Pat
     args += ["--network", network_name(instance, "internal"), "--ip", worker.internal_ip]
     args += [part for name in CAPABILITIES for part in ("--cap-add", name)]
     args += ["--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined"]
+    # As on a TPU VM: Docker lets everybody bind the ports that only root may have.
+    args += ["--sysctl", "net.ipv4.ip_unprivileged_port_start=1024"]
     args += [*cgroup, "--tmpfs", "/run", "--tmpfs", "/run/lock", "--shm-size", "1g"]
     args += ["--mount", f"type=bind,source={directory},target={STATE_MOUNT}"]
     args += ["--volume", f"{CACHE_VOLUME}:{CACHE_MOUNT}"]
     # The null device in the place of a chip: a process can open and hold it.
     args += [part for path in worker.chip_devices for part in ("--device", f"/dev/null:{path}")]
+    # Loop devices, which data disks are. They come and go while a container runs, and its rules never change; which
+    # ones a worker sees is decided by the device nodes that its guest agent makes.
+    args += ["--device-cgroup-rule", "b 7:* rwm"]
     return [*args, image]
 
 
@@ -149,12 +155,18 @@ def wrong_networks(instance: str, worker: WorkerSpec, container: Container) -> t
     return leave, join
 
 
-def metadata_file(worker: WorkerSpec) -> bytes:
-    """Return what a worker's guest agent reads."""
+def metadata_file(worker: WorkerSpec, disks: Sequence[Mapping[str, object]] = ()) -> bytes:
+    """Return what a worker's guest agent reads.
+
+    Args:
+        worker: The worker.
+        disks: Its data disks as `tpu_ops.lab.disks.Attachments.devices` gives them.
+    """
     content = {
         # All workers of the node know each other by name; a name means the internal address, as on a TPU VM.
         "hosts": {replace(worker, index=index).hostname: address for index, address in enumerate(worker.peers)},
         "environment": worker.environment,
+        "disks": list(disks),
         "metadata": dict(worker.metadata),
     }
     return json.dumps(content, indent=1, sort_keys=True).encode()
@@ -167,14 +179,16 @@ class Status:
     boot_id: str = ""
     applied: str = ""
     ready: bool = False
+    disk_fault: str = ""
 
 
 def parse_status(text: str) -> Status:
     """Given the agent's status file, return its content; a worker's root may write anything there."""
     try:
         data = json.loads(text)
-        return Status(str(data["boot_id"]), str(data["applied"]), data["ready"] is True)
-    except (ValueError, KeyError, TypeError):
+        fault = str(data.get("disk_fault", ""))[:300]
+        return Status(str(data["boot_id"]), str(data["applied"]), data["ready"] is True, fault)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return Status()
 
 

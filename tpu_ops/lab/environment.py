@@ -24,6 +24,9 @@ def variables(lab: Instance, endpoints: Endpoints, fleet_inventory: Path | None)
         fleet_inventory: The fleet's own tpu_vm.yml; None takes the plain one that the lab keeps.
     """
     own = lab.inventory_file.parent / "tpu_vm.yml"
+    fleet = fleet_inventory.parent.parent if fleet_inventory else lab.directory
+    # Else Ansible finds plugins and roles in the fleet directory itself only, and elsewhere sees an empty inventory.
+    ansible = fleet / "ansible.cfg"
     return {
         "TPU_OPS_LAB": lab.name,
         "TPU_OPS_ENDPOINT": endpoints.grpc,
@@ -31,7 +34,8 @@ def variables(lab: Instance, endpoints: Endpoints, fleet_inventory: Path | None)
         "TPU_OPS_PROJECT": PROJECT,
         "TPU_OPS_USER": USER,
         "TPU_OPS_PRIVATE_KEY": str(lab.private_key),
-        "TPU_OPS_FLEET": str(fleet_inventory.parent.parent if fleet_inventory else lab.directory),
+        "TPU_OPS_FLEET": str(fleet),
+        **({"ANSIBLE_CONFIG": str(ansible)} if ansible.is_file() else {}),
         "ANSIBLE_INVENTORY": f"{fleet_inventory or own},{lab.inventory_file}",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{endpoints.rest}/",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{endpoints.rest}/compute/v1/",
@@ -61,6 +65,8 @@ def write_inventory(lab: Instance, environ: Mapping[str, str] = os.environ) -> N
         "python_uv_cache_dir": f"{CACHE_MOUNT}/uv",
         "jax_platform": "cpu",
         "launcher_environment_files": [WORKER_ENVIRONMENT],
+        # Containers have this machine's kernel, which may have no NFS client and cannot load one for them.
+        "nfs_client_units_only": True,
         "users_more_people": [
             {
                 "name": "ada",

@@ -22,7 +22,9 @@ def workers(lab: Instance) -> list[dict[str, Any]]:
     """
     rows = call(lab, "GET", "/lab/workers")["workers"]
     if not isinstance(rows, list):
-        raise CloudError("the lab's API gave no list of workers", where="/lab/workers")
+        raise CloudError(
+            "the lab's API gave no list of workers", where="/lab/workers", fix="start it again: `tpu_ops lab up`"
+        )
     found = []
     for row in rows:
         _, project, _, zone, _, node = str(row["node"]).split("/")
@@ -40,6 +42,7 @@ def node_name(lab: Instance, node: str, zone: str | None) -> str:
     if len(found) != 1:
         raise UsageError(
             f"{'no node' if not found else 'more than one node'} of the lab is named {node!r}",
+            where=f"lab {lab.name!r}",
             fix="`tpu_ops lab status` lists them; --zone tells two of one name apart",
         )
     return found.pop()
@@ -71,4 +74,5 @@ def maintain(lab: Instance, name: str) -> None:
             )
         operation = call(lab, "POST", f"/v2/{operation['name']}:wait", {"timeout": f"{_WAIT}s"}, timeout=_WAIT + 20)
     if failure := operation.get("error"):
-        raise CloudError(f"the maintenance event failed: {failure}", where=name)
+        fix = "`tpu_ops lab status` shows its state"
+        raise CloudError(f"the maintenance event failed: {failure}", where=name, fix=fix)

@@ -365,7 +365,8 @@ def call(lab: Instance, method: str, path: str, body: object = None, timeout: fl
         detail = exc.read().decode(errors="replace")
         with contextlib.suppress(ValueError, KeyError, TypeError):
             detail = json.loads(detail)["error"]["message"]
-        raise CloudError(detail, where=f"lab {lab.name!r}, {method} {path}") from exc
+        where, fix = f"lab {lab.name!r}, {method} {path}", "`tpu_ops lab status` shows its nodes and their states"
+        raise CloudError(detail, where=where, fix=fix) from exc
     except (OSError, ValueError, http.client.HTTPException) as exc:
         raise CloudError(
             f"the lab's API does not answer: {exc}",

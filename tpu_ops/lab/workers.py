@@ -13,17 +13,16 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tpu_ops.errors import OpsError
-from tpu_ops.lab import containers, networks, shared
+from tpu_ops.lab import containers, disks, networks, shared
 from tpu_ops.lab.backend import BackendError, Networks, WorkerSpec
 from tpu_ops.lab.containers import Container, container_name
 from tpu_ops.lab.engine import Engine, find, reason
-from tpu_ops.lab.image import bootstrap, build
+from tpu_ops.lab.image import build
+from tpu_ops.lab.removal import PARALLEL, container_names, remove_containers
 
 BOOT_TIMEOUT = 180.0
 HALT_SECONDS = 30
 PUBLISH_SECONDS = 10.0
-#: Commands of the engine at a time; more only wait for the same two cores.
-PARALLEL = 4
 
 
 class ContainerBackend:
@@ -44,6 +43,7 @@ class ContainerBackend:
         self._directories = shared.worker_directories(instance)
         self._networks = networks.ensure(self.engine, instance)
         self._slots = asyncio.Semaphore(PARALLEL)
+        self._disks = disks.Attachments(disks.directory(instance))
 
     @property
     def networks(self) -> Networks:
@@ -72,6 +72,7 @@ class ContainerBackend:
             self._networks = await asyncio.to_thread(networks.ensure, self.engine, self.instance)
             found = await self._found()
             await self._allow_inotify(len({container_name(self.instance, worker) for worker in workers} - set(found)))
+            await self._disks.attach(self._by_name(workers))
         layout = containers.cgroup_layout()
 
         async def create(worker: WorkerSpec) -> None:
@@ -110,6 +111,7 @@ class ContainerBackend:
         found = await self._found()
         await self._each(workers, join)
         await self._each(workers, self._wait_until_it_serves, slots=False)
+        await self._release()
 
     async def halt(self, workers: Sequence[WorkerSpec]) -> None:
         """Shut these workers down and keep their disks. Workers that do not run are left as they are."""
@@ -156,18 +158,32 @@ class ContainerBackend:
             shared.remove_directory(self.directory(worker))
 
         await self._each(workers, one)
+        await self._release(self._by_name(workers))
 
     async def publish(self, workers: Sequence[WorkerSpec]) -> None:
-        """Hand the workers' metadata to their guest agents; wait a moment for those that run to have applied it."""
+        """Attach and detach data disks, and hand the workers' metadata to their guest agents.
+
+        Waits a moment for those that run to have applied it.
+
+        Raises:
+            BackendError: A disk could not be attached.
+        """
+        with _as_backend_error():
+            await self._disks.attach(self._by_name(workers))
+        await self._publish(workers)
+        await self._release()
+
+    async def _publish(self, workers: Sequence[WorkerSpec]) -> None:
         for worker in workers:
             self._write_metadata(worker)
         deadline = asyncio.get_running_loop().time() + PUBLISH_SECONDS
         for worker in workers:
-            content = containers.metadata_file(worker)
+            content = self._metadata(worker)
             while (status := self._status(worker)).ready and not containers.serves(status, content):
                 if asyncio.get_running_loop().time() > deadline:
                     return
                 await asyncio.sleep(0.1)  # polls the agent's answer until the deadline
+            self._complain_of_disks(worker)
 
     async def guest_attributes(self, worker: WorkerSpec) -> dict[str, dict[str, str]]:
         """Return what the worker's guest agent published: namespace -> key -> value (empty before its first boot)."""
@@ -178,14 +194,16 @@ class ContainerBackend:
         keep = {container_name(self.instance, worker) for worker in workers}
         with _as_backend_error():
             extra = sorted(set(await self._found()) - keep)
-            await _remove_containers(self.engine, extra)
+            await remove_containers(self.engine, extra)
         for path in shared.entries(self._directories):
             if path.name not in keep:
                 shared.remove_directory(path)
+        self._disks.count(self._by_name(workers))
+        await self._release()
 
     async def _found(self) -> dict[str, Container]:
         """Return the instance's containers by name."""
-        names = await _container_names(self.engine, self.instance)
+        names = await container_names(self.engine, self.instance)
         if not names:
             return {}
         # A container that went away in between is missing in the answer.
@@ -218,15 +236,30 @@ class ContainerBackend:
             more = f" (and {len(failures) - 3} more)" if len(failures) > 3 else ""
             raise BackendError("; ".join(failures[:3]) + more)
 
+    async def _release(self, gone: Iterable[str] = ()) -> None:
+        with _as_backend_error():
+            await self._disks.release(gone)
+
+    def _by_name(self, workers: Iterable[WorkerSpec]) -> dict[str, WorkerSpec]:
+        return {container_name(self.instance, worker): worker for worker in workers}
+
+    def _metadata(self, worker: WorkerSpec) -> bytes:
+        return containers.metadata_file(worker, self._disks.devices(worker))
+
     def _write_metadata(self, worker: WorkerSpec) -> None:
-        shared.replace(self.directory(worker) / "metadata.json", containers.metadata_file(worker))
+        shared.replace(self.directory(worker) / "metadata.json", self._metadata(worker))
+
+    def _complain_of_disks(self, worker: WorkerSpec) -> None:
+        """Raise BackendError if a worker's agent could not make the devices of its data disks."""
+        if worker.disks and (fault := self._status(worker).disk_fault):
+            raise BackendError(f"{worker.node} worker {worker.index}: data disk {fault}")
 
     def _status(self, worker: WorkerSpec) -> containers.Status:
         return containers.parse_status(shared.read(self.directory(worker) / "status.json"))
 
     async def _wait_until_it_serves(self, worker: WorkerSpec) -> None:
         """Return once a worker's agent has applied its metadata, people are let in, and sshd answers on its address."""
-        name, content = container_name(self.instance, worker), containers.metadata_file(worker)
+        name, content = container_name(self.instance, worker), self._metadata(worker)
         loop = asyncio.get_running_loop()
         deadline, look = loop.time() + BOOT_TIMEOUT, loop.time() + 3
         address = worker.external_ip or worker.internal_ip
@@ -240,6 +273,7 @@ class ContainerBackend:
                     f"{await self._journal(name)}"
                 )
             await asyncio.sleep(0.1)  # polls the agent's status until the deadline
+        self._complain_of_disks(worker)
 
     async def _complain_if_down(self, name: str) -> None:
         """Raise BackendError if a container has ended or ends again and again."""
@@ -274,118 +308,3 @@ def _as_backend_error() -> Iterator[None]:
         yield
     except OpsError as exc:
         raise BackendError(str(exc)) from exc
-
-
-async def _container_names(engine: Engine, instance: str) -> list[str]:
-    """Return the names of all containers of a lab, whatever their state."""
-    shown = await engine.run("ps", "-a", "--filter", f"label={networks.LABEL}={instance}", "--format", "{{.Names}}")
-    return shown.stdout.split()
-
-
-async def _remove_containers(engine: Engine, names: Sequence[str]) -> None:
-    """Remove containers, a few at a time."""
-    slots = asyncio.Semaphore(PARALLEL)
-
-    async def remove(name: str) -> None:
-        async with slots:
-            await engine.run("rm", "-f", "-v", name)
-
-    await asyncio.gather(*(remove(name) for name in names))
-
-
-async def _network_names(engine: Engine, instance: str) -> list[str]:
-    label = f"label={networks.LABEL}={instance}"
-    return (await engine.run("network", "ls", "--filter", label, "--format", "{{.Name}}")).stdout.split()
-
-
-async def _teardown(engine: Engine, instance: str) -> list[str]:
-    removed = []
-    # A command of a lab that was killed may still be making a container: look again until there is none.
-    while names := await _container_names(engine, instance):
-        await _remove_containers(engine, names)
-        removed += [f"container {name}" for name in names]
-    for name in await _network_names(engine, instance):
-        shown = json.loads((await engine.run("network", "inspect", name)).stdout)[0]
-        for guest in shown.get("Containers") or shown.get("containers") or {}:
-            await engine.run("network", "disconnect", "--force", name, guest, check=False)
-        await engine.run("network", "rm", name)
-        removed.append(f"network {name}")
-    for path in shared.entries(shared.worker_directories(instance)):
-        shared.remove_directory(path)
-        removed.append(f"directory {path}")
-    return removed
-
-
-async def _leftovers(engine: Engine, instance: str) -> list[str]:
-    left = [f"container {name}" for name in await _container_names(engine, instance)]
-    left += [f"network {name}" for name in await _network_names(engine, instance)]
-    return left + [f"directory {path}" for path in shared.entries(shared.worker_directories(instance))]
-
-
-def teardown(instance: str, engine: Engine | None = None) -> list[str]:
-    """Remove every container, network and worker directory of a lab, also of one half made; return what was there.
-
-    What belongs to the lab is known by its labels and its directory, whatever the API's state file says. The cache
-    that all labs share and the images stay.
-
-    Raises:
-        UsageError: No container engine answers.
-        EngineError: The engine refuses to remove something.
-    """
-    return asyncio.run(_teardown(engine or find(), instance))
-
-
-def leftovers(instance: str, engine: Engine | None = None) -> list[str]:
-    """Return what of a lab still exists, for people to read; nothing after `teardown`."""
-    return asyncio.run(_leftovers(engine or find(), instance))
-
-
-async def _instances(engine: Engine) -> list[str]:
-    ids = (await engine.run("ps", "-a", "-q", "--filter", f"label={networks.LABEL}")).stdout.split()
-    found: set[str] = set()
-    for each in ids:
-        # One at a time: a container that goes in between must not hide the others.
-        shown = await engine.run(
-            "inspect",
-            "--type",
-            "container",
-            "--format",
-            f'{{{{index .Config.Labels "{networks.LABEL}"}}}}',
-            each,
-            check=False,
-        )
-        found.update(shown.stdout.split())
-    return sorted(found)
-
-
-def instances(engine: Engine | None = None) -> list[str]:
-    """Return the labs that have containers, whatever state directory they were made from.
-
-    Raises:
-        UsageError: No container engine answers.
-        EngineError: The engine refuses.
-    """
-    return asyncio.run(_instances(engine or find()))
-
-
-async def _remove_shared(engine: Engine) -> list[str]:
-    listing = await engine.run("image", "ls", "--filter", f"label={bootstrap.LABEL}", "--format", "{{.ID}}")
-    removed = []
-    for image in dict.fromkeys(listing.stdout.split()):
-        await engine.run("image", "rm", "--force", image)
-        removed.append(f"image {image}")
-    volumes = await engine.run("volume", "ls", "--quiet", "--filter", f"name=^{containers.CACHE_VOLUME}$")
-    for volume in volumes.stdout.split():
-        await engine.run("volume", "rm", volume)
-        removed.append(f"volume {volume}")
-    return removed
-
-
-def remove_shared(engine: Engine | None = None) -> list[str]:
-    """Remove the workers' images and the cache of what they downloaded; return what was there.
-
-    Raises:
-        UsageError: No container engine answers.
-        EngineError: A worker still uses them.
-    """
-    return asyncio.run(_remove_shared(engine or find()))

@@ -23,6 +23,8 @@ from tpu_ops.lab.instance import DEFAULT_PORTS, PROJECT
 if TYPE_CHECKING:
     from tpu_ops.lab.api.service import Service
 
+_ROOM = "make room, or make it writable"
+
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -88,7 +90,7 @@ async def _serve(options: argparse.Namespace) -> None:
     _check_free(bind, ports[1], "--rest-port")
     async with contextlib.AsyncExitStack() as stack:
         service = await _service(options, stack)
-        from tpu_ops.lab.api import extras, grpc_server, lifecycle, operations, queued, rest, storage_routes
+        from tpu_ops.lab.api import extras, grpc_server, lifecycle, operations, queued_walk, rest, storage_routes
 
         grpc_api, grpc_port = await _listen(grpc_server.serve(service, bind, ports[0]), bind, ports[0], "--grpc-port")
         stack.push_async_callback(grpc_api.stop, grace=1)
@@ -98,7 +100,7 @@ async def _serve(options: argparse.Namespace) -> None:
         rest_api, rest_port = await _listen(rest.serve(app, bind, ports[1]), bind, ports[1], "--rest-port")
         stack.push_async_callback(rest_api.cleanup)
         operations.resume(service)
-        queued.resume(service)
+        queued_walk.resume(service)
         lifecycle.resume(service)
         service.store.changed()
         await service.store.flush()
@@ -159,13 +161,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(_serve(options))
     except BackendError as failure:
-        return _say(OpsError("the lab's workers cannot be served", where=str(failure)))
+        return _say(
+            OpsError(
+                f"the lab's workers cannot be served: {failure}",
+                where="the container engine",
+                fix="see that it runs and has space, then `tpu_ops lab up` again",
+            )
+        )
     except ApiError as failure:
-        return _say(UsageError(failure.message, where=str(options.state), fix="make room, or make it writable"))
+        return _say(UsageError(failure.message, where=str(options.state), fix=_ROOM))
     except OpsError as failure:
         return _say(failure)
     except OSError as failure:
-        return _say(UsageError(f"cannot write the state: {failure.strerror}", where=str(options.state)))
+        return _say(UsageError(f"cannot write the state: {failure.strerror}", where=str(options.state), fix=_ROOM))
     return 0
 
 

@@ -10,25 +10,27 @@ import contextlib
 import logging
 import time
 
-from tpu_ops.lab.api.errors import ApiError, Code, already_exists
+from tpu_ops.lab.api.errors import ApiError, Code, already_exists, precondition
 from tpu_ops.lab.api.operations import EMPTY, Undo, effect, result
 from tpu_ops.lab.api.records import NodeRecord, OperationRecord, timestamp
 from tpu_ops.lab.api.service import Service
 from tpu_ops.lab.api.wire import Json
-from tpu_ops.lab.backend import BackendError
+from tpu_ops.lab.backend import BackendError, disk_resource
 
 
 def add(service: Service, name: str, body: Json) -> NodeRecord:
     """Take a new node into the state, with addresses, in state CREATING.
 
     Raises:
-        ApiError: ALREADY_EXISTS, or RESOURCE_EXHAUSTED where the lab's networks have no addresses left.
+        ApiError: ALREADY_EXISTS, RESOURCE_EXHAUSTED where the lab's networks have no addresses left, or
+            FAILED_PRECONDITION where another node has one of its disks.
     """
     state = service.state
     if name in state.nodes:
         raise already_exists(name)
     body = {**body, "id": state.new_node_id(), "createTime": timestamp(time.time())}
     record = NodeRecord(name, body, "CREATING", [], [])
+    check_disks(service, record, body)
     workers = record.accelerator.workers
     record.internal_ips = state.internal.take(workers)
     try:
@@ -38,6 +40,30 @@ def add(service: Service, name: str, body: Json) -> NodeRecord:
         raise
     service.store.changed()
     return state.nodes.add(record)
+
+
+def check_disks(service: Service, record: NodeRecord, wanted: Json) -> None:
+    """Refuse data disks that another node writes to, or that a node is to write to while another one has them.
+
+    Raises:
+        ApiError: FAILED_PRECONDITION. Likewise for a disk that the node has in the other mode.
+    """
+    asked = {disk_resource(disk["sourceDisk"]): disk for disk in wanted.get("dataDisks", [])}
+    for node in service.state.nodes if asked else ():
+        for disk in node.body.get("dataDisks", []):
+            mine = asked.get(disk_resource(disk["sourceDisk"]))
+            if mine is None or {mine.get("mode"), disk.get("mode")} == {"READ_ONLY"}:
+                continue
+            if node is not record:
+                mode = "READ_ONLY" if disk.get("mode") == "READ_ONLY" else "READ_WRITE"
+                raise precondition(
+                    f"disk {disk['sourceDisk']} is attached to node {node.name} in mode {mode}; "
+                    "several nodes may have it only if all have it READ_ONLY"
+                )
+            if "READ_ONLY" in (mine.get("mode"), disk.get("mode")):
+                raise precondition(
+                    f"disk {disk['sourceDisk']} is attached in the other mode: detach it, then attach it anew"
+                )
 
 
 def become(service: Service, record: NodeRecord, state: str, health: str = "", description: str = "") -> Undo:
@@ -262,22 +288,33 @@ async def _maintenance(service: Service, operation: OperationRecord) -> Json:
     return result(operation.api, "Node", record)
 
 
+def _change(service: Service, record: NodeRecord, body: Json, numbers: dict[str, int] | None = None) -> None:
+    record.body, record.disk_numbers = body, record.disk_numbers if numbers is None else numbers
+    record.number_disks()
+    record.touch()
+    service.store.changed()
+
+
 @effect("update")
 async def _update(service: Service, operation: OperationRecord) -> Json:
     record = _target(service, operation)
     async with service.lock(record.name):
-        wanted, before = operation.args["changes"], record.body
-        record.body = {**before, **wanted}
-        record.touch()
-        service.store.changed()
+        wanted, before, numbers = operation.args["changes"], record.body, record.disk_numbers
+        check_disks(service, record, wanted)
+        _change(service, record, {**before, **wanted})
         try:
             await service.store.flush()
         except ApiError:
-            record.body = before
-            record.touch()
+            _change(service, record, before, numbers)
             raise
-        if "metadata" in wanted and record.state == "READY":
-            await ask(service, record, "publish")
+        if "dataDisks" in wanted or ("metadata" in wanted and record.state == "READY"):
+            try:
+                await ask(service, record, "publish")
+            except BackendError:
+                _change(service, record, {**record.body, "dataDisks": before.get("dataDisks", [])}, numbers)
+                with contextlib.suppress(BackendError):  # what was attached before the one that failed goes again
+                    await ask(service, record, "publish")
+                raise
         if record.state == "READY" and record.wants_external != any(record.external_ips):
             become(service, record, "RESTARTING")
         if record.state == "RESTARTING":

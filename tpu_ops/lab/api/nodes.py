@@ -13,6 +13,7 @@ from tpu_ops.lab.api.operations import Undo
 from tpu_ops.lab.api.records import NodeRecord
 from tpu_ops.lab.api.service import Service, paged
 from tpu_ops.lab.api.wire import Json, Message, Page
+from tpu_ops.lab.backend import MAX_DISKS, disk_resource
 
 #: Field mask path -> key of the internal form. The service documents the first five; data_disks is what gcloud's
 #: attach-disk and detach-disk send.
@@ -73,11 +74,13 @@ def _network_names(location: Location, network: Json) -> Json:
 
 def _check_disks(disks: list[Json], workers: int, field: str) -> None:
     """Refuse data disks that cannot be attached: a disk shared by several workers must be read-only."""
-    sources = [disk.get("sourceDisk", "") for disk in disks]
+    sources = [disk_resource(disk.get("sourceDisk", "")) for disk in disks]
     if "" in sources:
         raise invalid(f"{field}: source_disk is missing")
     if len(set(sources)) < len(sources):
         raise invalid(f"{field}: the same disk is listed twice")
+    if len(disks) > MAX_DISKS:
+        raise invalid(f"{field}: {len(disks)} disks, and workers of the lab take at most {MAX_DISKS}")
     if workers > 1 and any(disk.get("mode") != "READ_ONLY" for disk in disks):
         raise invalid(f"{field}: a node with {workers} workers takes disks in mode READ_ONLY only")
 
@@ -200,6 +203,7 @@ async def update_node(service: Service, api: str, request: Message) -> Message:
             changes[key] = wanted.get(key, _EMPTY[key])
     _check_disks(changes.get("dataDisks", []), len(record.internal_ips), "node.data_disks")
     require(record, "updated", ("READY", "STOPPED"))
+    lifecycle.check_disks(service, record, changes)
     return await _begin(service, api, "update", record, lambda: None, changes=changes)
 
 

@@ -18,7 +18,7 @@ from tpu_ops.lab.api import wire
 from tpu_ops.lab.api.errors import ApiError
 from tpu_ops.lab.api.names import Location, split
 from tpu_ops.lab.api.wire import Json, Message
-from tpu_ops.lab.backend import WorkerSpec
+from tpu_ops.lab.backend import DataDisk, WorkerSpec
 
 #: Port that the API reports for every network endpoint.
 PORT = 8470
@@ -97,6 +97,7 @@ class NodeRecord(Record):
         external_ips: One address, or an empty string, for each worker.
         health: Name of Node.Health, or empty.
         health_description: Why the node is not well, or empty.
+        disk_numbers: Number of each data disk by its source; kept from attaching to detaching.
     """
 
     body: Json
@@ -105,6 +106,18 @@ class NodeRecord(Record):
     external_ips: list[str]
     health: str = ""
     health_description: str = ""
+    disk_numbers: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.number_disks()
+
+    def number_disks(self) -> None:
+        """Give every data disk its number: the one it has, else the lowest that is free."""
+        sources = [disk["sourceDisk"] for disk in self.body.get("dataDisks", [])]
+        kept = {source: number for source, number in self.disk_numbers.items() if source in sources}
+        free = (number for number in range(1, len(sources) + len(kept) + 1) if number not in kept.values())
+        self.disk_numbers = {source: kept.get(source) or next(free) for source in sources}
 
     @property
     def accelerator(self) -> AcceleratorType:
@@ -139,9 +152,17 @@ class NodeRecord(Record):
                 accelerator_type=accelerator.name,
                 chip_devices=chips,
                 metadata=dict(self.body.get("metadata", {})),
+                disks=self._disks(),
             )
             for index in range(len(peers))
         ]
+
+    def _disks(self) -> tuple[DataDisk, ...]:
+        disks = self.body.get("dataDisks", [])
+        return tuple(
+            DataDisk(disk["sourceDisk"], self.disk_numbers[disk["sourceDisk"]], disk.get("mode") == "READ_ONLY")
+            for disk in disks
+        )
 
     def _render(self, api: str) -> Message:
         body = {**self.body, "name": self.name, "state": self.state}

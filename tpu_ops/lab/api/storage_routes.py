@@ -17,8 +17,9 @@ from tpu_ops.lab.api.errors import ApiError
 from tpu_ops.lab.api.faults import Target
 from tpu_ops.lab.api.rest import json_response, read_json
 from tpu_ops.lab.api.service import Service
-from tpu_ops.lab.api.storage import Buckets, Conditions, StorageError, Stored, Upload, bad
+from tpu_ops.lab.api.storage import Buckets, Upload
 from tpu_ops.lab.api.storage_lists import listing
+from tpu_ops.lab.api.storage_records import Conditions, StorageError, Stored, bad
 from tpu_ops.lab.api.wire import Json
 
 _CHUNK = 256 * 1024

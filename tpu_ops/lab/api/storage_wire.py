@@ -12,8 +12,8 @@ from urllib.parse import quote, unquote
 from aiohttp import web
 
 from tpu_ops.lab.api.rest import json_response
-from tpu_ops.lab.api.storage import Bucket, Conditions, StorageError, Stored, bad
 from tpu_ops.lab.api.storage_lists import Question
+from tpu_ops.lab.api.storage_records import Bucket, Conditions, StorageError, Stored, bad
 from tpu_ops.lab.api.wire import Json
 
 #: What a client may set of an object, and the header that says it when the object is downloaded.

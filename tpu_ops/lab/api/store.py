@@ -47,7 +47,8 @@ class Store:
                 fix="stop that process, or give each API a --state of its own",
             ) from failure
         except OSError as failure:
-            raise UsageError(f"cannot use the state file: {failure.strerror}", where=str(path)) from failure
+            fix = "make it writable, or give another --state"
+            raise UsageError(f"cannot use the state file: {failure.strerror}", where=str(path), fix=fix) from failure
 
     def read(self) -> dict[str, Any] | None:
         """Return what the file holds, or None where there is none yet.
@@ -60,7 +61,10 @@ class Store:
         except FileNotFoundError:
             return None
         except OSError as failure:
-            raise UsageError(f"cannot read the state file: {failure.strerror}", where=str(self.path)) from failure
+            fix = "make it readable, or give another --state"
+            raise UsageError(
+                f"cannot read the state file: {failure.strerror}", where=str(self.path), fix=fix
+            ) from failure
         except ValueError as failure:
             raise self.damaged(f"it is not JSON ({failure})") from failure
         if not isinstance(data, dict) or data.get("format") != FORMAT:

@@ -74,7 +74,7 @@ def controller_ca(environ: Mapping[str, str] = os.environ) -> bytes:
 
 def worker_files() -> dict[Path, bytes]:
     """Return the files that make a base a worker, by their path below the image's root."""
-    found = {LIBRARY / name: (HERE / name).read_bytes() for name in ("guest_agent.py", "ca.py")}
+    found = {LIBRARY / name: (HERE / name).read_bytes() for name in ("guest_agent.py", "data_disks.py", "ca.py")}
     for name in ("init", "setup.sh"):
         found[LIBRARY / name] = (HERE / "files" / name).read_bytes()
     for path in sorted((HERE / "files" / "units").iterdir()):

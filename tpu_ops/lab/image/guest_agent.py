@@ -2,7 +2,7 @@
 
 Runs inside the worker on its system Python (3.8 or newer), standard library only. The lab and the agent share one
 directory: the lab writes ``metadata.json``; the agent writes ``guest_attributes.json`` (the host keys) and
-``status.json`` (which metadata it has applied, and whether the worker serves logins).
+``status.json`` (which metadata it has applied, whether the worker serves logins, what is wrong with its data disks).
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+if not __package__:  # on a worker it runs isolated (-I), without its own directory on the path
+    sys.path.insert(0, str(Path(__file__).parent))
+    from data_disks import DataDisks  # type: ignore[import-not-found]
+else:
+    from tpu_ops.lab.image.data_disks import DataDisks
 
 STATE = Path("/var/lib/tpu-lab/worker")
 ENVIRONMENT = Path("/etc/tpu-lab/environment")
@@ -234,8 +240,9 @@ def serve(status: Path) -> None:
     """Apply the metadata whenever it changes and say what the worker's state is, for ever."""
     seen: tuple[int, int] | None = None
     applied, ready, retries = "", False, 0
-    said: tuple[str, bool] | None = None
+    said: tuple[str, bool, str] | None = None
     data: dict[str, Any] = {}
+    disks, disk_fault = DataDisks(), ""
     while True:
         with contextlib.suppress(OSError, ValueError, KeyError):
             details = (STATE / "metadata.json").stat()
@@ -244,6 +251,7 @@ def serve(status: Path) -> None:
                 raw, seen = read_metadata()
                 retries = 5 if changed else retries - 1
                 data = json.loads(raw)
+                disk_fault = disks.sync(data.get("disks", []))
                 if apply(data):
                     retries = 0
                 if not retries:
@@ -251,11 +259,13 @@ def serve(status: Path) -> None:
                         notify("READY=1")
                     applied = hashlib.sha256(raw).hexdigest()
             bind_names(data["hosts"])
+            disk_fault = disks.sync(data.get("disks", []))
         ready = ready or serves_logins()
-        if said != (applied, ready):
-            said = (applied, ready)
+        if said != (applied, ready, disk_fault):
+            said = (applied, ready, disk_fault)
             boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            write(status, json.dumps({"boot_id": boot_id, "applied": applied, "ready": ready}))
+            state = {"boot_id": boot_id, "applied": applied, "ready": ready, "disk_fault": disk_fault}
+            write(status, json.dumps(state))
         time.sleep(POLL_SECONDS if ready and not retries else 0.1)  # polls for new metadata as long as it serves
 
 

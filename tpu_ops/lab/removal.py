@@ -1,0 +1,133 @@
+"""What a lab has in the container engine and on this machine, and how all of it is removed.
+
+What belongs to a lab is known by its label and its directory: no state file is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+from tpu_ops.lab import containers, disks, networks, shared
+from tpu_ops.lab.engine import Engine, find
+from tpu_ops.lab.image import bootstrap
+
+#: Commands of the engine at a time; more only wait for the same two cores.
+PARALLEL = 4
+
+
+async def container_names(engine: Engine, instance: str) -> list[str]:
+    """Return the names of all containers of a lab, whatever their state."""
+    shown = await engine.run("ps", "-a", "--filter", f"label={networks.LABEL}={instance}", "--format", "{{.Names}}")
+    return shown.stdout.split()
+
+
+async def remove_containers(engine: Engine, names: Sequence[str]) -> None:
+    """Remove containers, a few at a time."""
+    slots = asyncio.Semaphore(PARALLEL)
+
+    async def remove(name: str) -> None:
+        async with slots:
+            await engine.run("rm", "-f", "-v", name)
+
+    await asyncio.gather(*(remove(name) for name in names))
+
+
+async def _network_names(engine: Engine, instance: str) -> list[str]:
+    label = f"label={networks.LABEL}={instance}"
+    return (await engine.run("network", "ls", "--filter", label, "--format", "{{.Name}}")).stdout.split()
+
+
+async def _teardown(engine: Engine, instance: str) -> list[str]:
+    removed = []
+    # A command of a lab that was killed may still be making a container: look again until there is none.
+    while names := await container_names(engine, instance):
+        await remove_containers(engine, names)
+        removed += [f"container {name}" for name in names]
+    for name in await _network_names(engine, instance):
+        shown = json.loads((await engine.run("network", "inspect", name)).stdout)[0]
+        for guest in shown.get("Containers") or shown.get("containers") or {}:
+            await engine.run("network", "disconnect", "--force", name, guest, check=False)
+        await engine.run("network", "rm", name)
+        removed.append(f"network {name}")
+    for path in shared.entries(shared.worker_directories(instance)):
+        shared.remove_directory(path)
+        removed.append(f"directory {path}")
+    return removed + await asyncio.to_thread(disks.remove_all, disks.directory(instance))
+
+
+async def _leftovers(engine: Engine, instance: str) -> list[str]:
+    left = [f"container {name}" for name in await container_names(engine, instance)]
+    left += [f"network {name}" for name in await _network_names(engine, instance)]
+    left += [disks.described(loop) for loop in disks.loops(disks.directory(instance))]
+    return left + [f"directory {path}" for path in shared.entries(shared.worker_directories(instance))]
+
+
+def teardown(instance: str, engine: Engine | None = None) -> list[str]:
+    """Remove all of a lab: containers, networks, data disks and directories, half made ones too; return what was there.
+
+    What belongs to the lab is known by its labels and its directory, whatever the API's state file says. The cache
+    that all labs share and the images stay.
+
+    Raises:
+        UsageError: No container engine answers.
+        EngineError: The engine refuses to remove something.
+    """
+    return asyncio.run(_teardown(engine or find(), instance))
+
+
+def leftovers(instance: str, engine: Engine | None = None) -> list[str]:
+    """Return what of a lab still exists, for people to read; nothing after `teardown`."""
+    return asyncio.run(_leftovers(engine or find(), instance))
+
+
+async def _instances(engine: Engine) -> list[str]:
+    ids = (await engine.run("ps", "-a", "-q", "--filter", f"label={networks.LABEL}")).stdout.split()
+    found: set[str] = set()
+    for each in ids:
+        # One at a time: a container that goes in between must not hide the others.
+        shown = await engine.run(
+            "inspect",
+            "--type",
+            "container",
+            "--format",
+            f'{{{{index .Config.Labels "{networks.LABEL}"}}}}',
+            each,
+            check=False,
+        )
+        found.update(shown.stdout.split())
+    return sorted(found)
+
+
+def instances(engine: Engine | None = None) -> list[str]:
+    """Return the labs that have containers, whatever state directory they were made from.
+
+    Raises:
+        UsageError: No container engine answers.
+        EngineError: The engine refuses.
+    """
+    return asyncio.run(_instances(engine or find()))
+
+
+async def _remove_shared(engine: Engine) -> list[str]:
+    listing = await engine.run("image", "ls", "--filter", f"label={bootstrap.LABEL}", "--format", "{{.ID}}")
+    removed = []
+    for image in dict.fromkeys(listing.stdout.split()):
+        await engine.run("image", "rm", "--force", image)
+        removed.append(f"image {image}")
+    volumes = await engine.run("volume", "ls", "--quiet", "--filter", f"name=^{containers.CACHE_VOLUME}$")
+    for volume in volumes.stdout.split():
+        await engine.run("volume", "rm", volume)
+        removed.append(f"volume {volume}")
+    return removed
+
+
+def remove_shared(engine: Engine | None = None) -> list[str]:
+    """Remove the workers' images and the cache of what they downloaded; return what was there.
+
+    Raises:
+        UsageError: No container engine answers.
+        EngineError: A worker still uses them.
+    """
+    return asyncio.run(_remove_shared(engine or find()))
