@@ -39,8 +39,8 @@ options:
     choices: [tpu_vm]
   projects:
     description:
-      - Google Cloud project ids. At least one is needed, here or in E(TPU_OPS_PROJECT) (a comma list, which wins),
-        unless O(snapshot) names a published one.
+      - Google Cloud project ids. To ask the API, at least one is needed, here or in E(TPU_OPS_PROJECT) (a comma list,
+        which wins). A published snapshot brings its own.
     type: list
     elements: str
     default: []
@@ -56,8 +56,8 @@ options:
       - name: TPU_OPS_ZONES
   names:
     description:
-      - Patterns (C(*), C(?), C([...])) of node names, C(<node>) or C(<node>.<zone>) where several share a name. The
-        fleet is the nodes that fit one of them; all when empty.
+      - Patterns (C(*), C(?), C([...])) of node names, C(<node>), or C(<node>.<zone>) only where several share a name.
+        The fleet is the nodes that fit one of them; all when empty.
       - This filter and those by O(labels) and O(accelerator_types) hold for the commands as well as for the inventory.
     type: list
     elements: str
@@ -115,7 +115,8 @@ options:
     description:
       - Inventory host names. Each entry is the name of a host variable, another expression, or a template with braces.
         The first that comes out as a text that is not empty is taken; C(<node>-w<index>) where none does.
-      - A text that is not valid as a host's name is passed over with a warning. Two hosts of one name are an error.
+      - A text that is not valid as a host's name, or is the name of a host that another source made before, is passed
+        over with a warning. Two workers of one name are an error.
       - The commands and the written ssh config keep C(<node>-w<index>), which is the variable C(tpu_host).
     type: list
     elements: str
@@ -344,7 +345,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -356,12 +357,9 @@ from ansible.utils.vars import combine_vars
 try:
     from tpu_ops import config
     from tpu_ops.errors import OpsError, UsageError
-    from tpu_ops.fleet import hostnames, hostvars, reach, ssh_files, view
-    from tpu_ops.fleet.diff import Changes
+    from tpu_ops.fleet import hostkeys, hostnames, hostvars, origin, reach, selection, ssh_files, view
     from tpu_ops.fleet.model import SERVING_STATES, Node, Worker
-    from tpu_ops.fleet.published import OutdatedError
     from tpu_ops.fleet.reach import Way
-    from tpu_ops.fleet.view import Fleet
 except ImportError as exc:
     IMPORT_ERROR: ImportError | None = exc
 else:
@@ -389,12 +387,12 @@ class Host:
 class Choice:
     """Decides by the expressions of the fleet's file which workers become hosts, and under which names."""
 
-    def __init__(self, plugin: InventoryModule, file: Path, groups: set[str]) -> None:
+    def __init__(self, plugin: InventoryModule, file: Path, groups: set[str], others: frozenset[str]) -> None:
         self._templar = plugin.templar
         self._hostnames, self._include, self._exclude = (plugin.get_option(name) for name in EXPRESSIONS)
         self._strict = plugin.get_option("strict")
         self._extra = plugin.extra_variables()
-        self._file, self._groups = file, groups
+        self._file, self._groups, self._others = file, groups, others
         self._taken = hostnames.Taken(f"{file}, key 'hostnames'")
         self._passed_over: dict[tuple[str, str], list[str]] = {}
 
@@ -449,7 +447,9 @@ class Choice:
             return ""
         if found is None or found == "":
             return ""
-        if problem := hostnames.problem(found, self._groups):
+        # What another source says of a worker under its own name is meant for it.
+        others = () if found == worker.host else self._others
+        if problem := hostnames.problem(found, self._groups, others):
             self._pass_over("hostnames", entry, worker, problem)
             return ""
         return str(found)
@@ -486,7 +486,8 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             self._read_options(path)
             self._add(settings, self._nodes(settings, path, cache))
         except OpsError as failure:
-            raise AnsibleParserError(str(failure)) from failure
+            # Ansible prints every cause again, each with those behind it.
+            raise AnsibleParserError(str(failure)) from None
 
     def _read_options(self, path: str) -> None:
         """Read the plugin's own options; `tpu_ops.config` reads the others, for the commands as well."""
@@ -519,10 +520,10 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         caching = self.get_option("cache")
         key = f"{self.get_cache_key(path)}_{_digest(settings)}"
         if caching and cache and (nodes := self._remembered(settings, key)) is not None:
-            for text in view.doubts(settings, nodes):
+            for text in selection.doubts(settings, nodes):
                 self.display.warning(text)
             return nodes
-        fleet, changes = self._ask(settings)
+        fleet, changes = view.newest(settings, learn=settings.learn_host_keys)
         for text in fleet.warnings:
             self.display.warning(text)
         for text in changes.news():
@@ -532,39 +533,26 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             self._cache[key] = {
                 "version": CACHE_VERSION,
                 "asked_at": fleet.asked_at,
-                "nodes": [node.to_json() for node in fleet.scope],
+                "nodes": [node.to_json() for node in fleet.listed],
             }
-        return fleet.scope
-
-    def _ask(self, settings: config.Settings) -> tuple[Fleet, Changes]:
-        """Ask the API, or read the published snapshot; what is known is taken where that is older."""
-        try:
-            return view.refresh(settings, learn=settings.learn_host_keys)
-        except OutdatedError as exc:
-            # Wherever it was read from.
-            known = view.known(replace(settings, snapshot=""))
-            if known is None:
-                raise
-            self.display.warning(str(exc))
-            return known, Changes()
+        return fleet.listed
 
     def _remembered(self, settings: config.Settings, key: str) -> Sequence[Node] | None:
         """Return the newest answer that is young enough, the cached one or the fleet's snapshot; None without one."""
         answers = [answer for answer in (self._cached(key), self._snapshot(settings)) if answer is not None]
-        # What was asked in the future was asked before the clock was set back: nobody knows its age.
         asked_at, nodes = max(
-            (answer for answer in answers if answer[0] <= time.time()), key=lambda answer: answer[0], default=(0, None)
+            (answer for answer in answers if self._young(answer[0])), key=lambda answer: answer[0], default=(0, None)
         )
         if nodes is None:
             return None
         states = set(settings.states).intersection(SERVING_STATES)
-        serving = [worker for worker in view.selected(settings, nodes)[1] if worker.node.state in states]
-        if settings.learn_host_keys and not view.has_keys(settings, serving):
+        serving = [worker for worker in selection.of(settings, nodes)[1] if worker.node.state in states]
+        if settings.learn_host_keys and not hostkeys.has_keys(settings, serving):
             return None
         if settings.iap and not all(worker.instance_name for worker in serving):
             return None
         self.display.vv(f"tpu_vm: the API was asked {time.time() - asked_at:.0f} s ago")
-        ssh_files.make_mux_dir(view.mux_dir())
+        ssh_files.make_mux_dir(selection.mux_dir())
         return nodes
 
     def _cached(self, key: str) -> tuple[float, Sequence[Node]] | None:
@@ -581,12 +569,15 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             return None
 
     def _snapshot(self, settings: config.Settings) -> tuple[float, Sequence[Node]] | None:
-        """Return what `tpu_ops refresh` or another command wrote, where it is no older than a cached answer may be."""
+        """Return what `tpu_ops refresh` or another command wrote."""
         fleet = view.known(settings)
-        timeout = self.get_option("cache_timeout")
-        if fleet is None or (timeout and time.time() - fleet.asked_at > timeout):
-            return None
-        return fleet.asked_at, fleet.scope
+        return (fleet.asked_at, fleet.listed) if fleet else None
+
+    def _young(self, asked_at: float) -> bool:
+        """Return whether an answer is young enough: by when the API was asked, not by when it was put into a cache."""
+        timeout, age = self.get_option("cache_timeout"), time.time() - asked_at
+        # What was asked in the future was asked before the clock was set back: nobody knows its age.
+        return age >= 0 and (not timeout or age <= timeout)
 
     def _add(self, settings: config.Settings, nodes: Sequence[Node]) -> None:
         """Add the workers of these nodes to the inventory: all of them, or none where one is an error."""
@@ -611,10 +602,10 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
 
     def _hosts(self, settings: config.Settings, nodes: Sequence[Node], groups: set[str]) -> list[Host]:
         """Return the hosts that these nodes come out as, with their names and variables."""
-        workers = view.selected(settings, nodes)[1]
-        ways = view.ways_of(settings, nodes)
-        shared, options = self._shared(settings), ssh_files.arguments(view.ssh_options(settings))
-        choice = Choice(self, settings.file, groups.union(self.inventory.groups))
+        workers = selection.of(settings, nodes)[1]
+        ways = selection.ways_of(settings, nodes)
+        shared, options = self._shared(settings), ssh_files.arguments(selection.ssh_options(settings))
+        choice = Choice(self, settings.file, groups.union(self.inventory.groups), frozenset(self.inventory.hosts))
         hosts: list[Host] = []
         reached: list[tuple[Worker, Way]] = []
         common: dict[str, Any] = {}
@@ -675,5 +666,5 @@ def _own(value: str) -> str:
 
 def _digest(settings: config.Settings) -> str:
     """Return a digest of what decides the answer, so that another question never gets this one's."""
-    asked = json.dumps([view.scope_of(settings).to_json(), settings.snapshot])
+    asked = json.dumps([origin.question_of(settings).to_json(), settings.snapshot])
     return hashlib.sha256(asked.encode()).hexdigest()[:16]

@@ -32,7 +32,7 @@ def printable(text: str) -> str:
 
 
 class OpsError(Exception):
-    """An error that a user can act on.
+    """An error that a user can act on. Text of others in it becomes printable.
 
     Args:
         what: What failed, one sentence without a full stop.
@@ -44,9 +44,7 @@ class OpsError(Exception):
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         super().__init__(what)
-        self.what = what
-        self.where = where
-        self.fix = fix
+        self.what, self.where, self.fix = printable(what), printable(where), printable(fix)
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what

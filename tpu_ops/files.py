@@ -8,7 +8,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,17 +17,21 @@ from tpu_ops.errors import UsageError
 #: Seconds between two looks at a lock that another process holds: the kernel tells nobody when it is let go.
 LOCK_POLL = 0.05
 
+#: What to do where something below `state_root` cannot be written.
+TO_WRITE = "make it writable and see that the disk has space (df), or set TPU_OPS_STATE to another directory"
+
 
 def state_root(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the directory below which tpu_ops keeps what it must remember: absolute, made by nobody yet.
 
     Raises:
-        UsageError: It begins at the home of a user that there is not.
+        UsageError: It begins at the home of a user that there is not, or is no text.
     """
     if explicit := environ.get("TPU_OPS_STATE", ""):
         return expanded(explicit, "TPU_OPS_STATE").absolute()
-    home = Path(environ.get("HOME") or expanded("~", "HOME"))
-    return Path(environ.get("XDG_STATE_HOME") or home / ".local" / "state").absolute() / "tpu_ops"
+    home = expanded(environ.get("HOME") or "~", "HOME")
+    usual = expanded(environ.get("XDG_STATE_HOME") or str(home / ".local" / "state"), "XDG_STATE_HOME")
+    return usual.absolute() / "tpu_ops"
 
 
 def expanded(text: str, where: str) -> Path:
@@ -38,13 +42,36 @@ def expanded(text: str, where: str) -> Path:
         where: Where it is written, for an error.
 
     Raises:
-        UsageError: There is no such user, or no home is known.
+        UsageError: There is no such user, no home is known, or it is no text: files that hold it are UTF-8.
     """
     try:
-        return Path(text).expanduser()
+        path = Path(text).expanduser()
+        str(path.absolute()).encode()
     except RuntimeError as exc:
         name = text.partition("/")[0]
         raise UsageError(f"there is no home directory {name!r}", where=where, fix="write the whole path") from exc
+    except UnicodeEncodeError as exc:
+        what = f"the path {exc.object!r} is not UTF-8"
+        raise UsageError(what, where=where, fix="rename what is not, or use another directory") from exc
+    return path
+
+
+def resolved(text: str, where: str) -> Path:
+    """Return a path as a person writes it without links in it, absolute.
+
+    Args:
+        text: The path.
+        where: Where it is written, for an error.
+
+    Raises:
+        UsageError: As for `expanded`, or a link in it leads back to itself.
+    """
+    path = expanded(text, where)
+    try:
+        return expanded(str(path.resolve()), where)
+    except RuntimeError as exc:  # until Python 3.13 says it as open does
+        fix = "see where it leads: namei -l"
+        raise UsageError(f"a link in {path} leads back to itself", where=where, fix=fix) from exc
 
 
 def replace(path: Path, content: str | bytes, mode: int) -> None:
@@ -116,16 +143,19 @@ def read_regular(path: Path, limit: int) -> bytes:
         return os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
     with open(path, "rb", opener=unwaited) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        info = os.fstat(file.fileno())
+        if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "this is no regular file", str(path))
-        data = file.read(limit + 1)
+        # As much memory is taken as is asked for; a file that grows meanwhile is read on.
+        data = file.read(min(limit, info.st_size) + 1)
+        data += file.read(limit + 1 - len(data)) if len(data) > info.st_size else b""
     if len(data) > limit:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return data
 
 
 def _replace(path: Path, content: bytes, mode: int, owner: tuple[int, int] | None) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_beginning(path))
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -139,6 +169,23 @@ def _replace(path: Path, content: bytes, mode: int, owner: tuple[int, int] | Non
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def clear(directory: Path, paths: Iterable[Path]) -> None:
+    """Remove what processes that were killed left of replacing files of a directory; nobody else may write them now.
+
+    Raises:
+        OSError: It cannot be removed, or the directory not be read.
+    """
+    beginnings = tuple(map(_beginning, paths))
+    for entry in directory.iterdir():
+        if entry.name.startswith(beginnings):
+            entry.unlink(missing_ok=True)
+
+
+def _beginning(path: Path) -> str:
+    """Return how the name begins of the file that is to replace a file."""
+    return f".{path.name}."
 
 
 def take(handle: int) -> bool:

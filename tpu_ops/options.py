@@ -31,7 +31,7 @@ def check_name(text: str, where: str, form: re.Pattern[str], expected: str) -> s
         UsageError: It has another one.
     """
     if not form.fullmatch(text):
-        raise UsageError(f"{shown(text)} is not {expected}", where=where)
+        raise UsageError(f"{shown(text)} is not {expected}", where=where, fix=f"use {expected}")
     return text
 
 
@@ -74,7 +74,8 @@ class Options:
         value = self.data[key]
         kind = type(value).__name__
         found = f"a value of type {kind}" if secret else f"{shown(value)} ({kind})"
-        return UsageError(f"expected {expected}, found {found}", where=self.at(key))
+        fix = f"write {expected}, or leave the key out"
+        return UsageError(f"expected {expected}, found {found}", where=self.at(key), fix=fix)
 
     def text(self, key: str, variable: str = "", *, secret: bool = False) -> Value:
         """Return a text option; empty where it is not set.

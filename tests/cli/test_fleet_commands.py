@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
 
 import pytest
 
+from tests.support.commands import failed
 from tpu_ops.cli import create as create_command
 from tpu_ops.cli.main import main
 from tpu_ops.fleet import lifecycle
 
 POD = ("pod", "--type", "v4-16", "--zone", "us-central2-b")
-
-
-def failed(result, code, *words):
-    """Check that a command ended with one error that has these words, and no result."""
-    assert result[0] == code, result
-    assert result[2].count("error: ") == 1, result
-    assert [word for word in words if word not in result[2]] == []
-    assert "Traceback" not in result[2]
 
 
 def test_the_life_of_a_node(fleet, tpu_ops):
@@ -49,6 +43,13 @@ def test_the_life_of_a_node(fleet, tpu_ops):
     assert (code, "deleted node pod" in out) == (0, True)
     assert tpu_ops("list")[1] == ""
     failed(tpu_ops("delete", "pod", "--yes"), 2, "'pod'")
+
+
+@pytest.mark.parametrize(("name", "words"), [("loop", "leads back to itself"), ("~nobodyhere/x", "no home directory")])
+def test_code_below_a_path_that_cannot_be_used_is_refused(fleet, tpu_ops, name, words):
+    fleet.create("pod")
+    (fleet.path / "loop").symlink_to("loop")
+    failed(tpu_ops("train", "pod", "--sync", name, "--", "true"), 2, words, "at:  --sync")
 
 
 def test_creating_again_finds_the_node_there(fleet, tpu_ops):
@@ -167,6 +168,33 @@ def test_refresh_shows_old_and_new_addresses_once(fleet, tpu_ops):
     assert "no change" in tpu_ops("refresh")[1]
 
 
+@pytest.mark.parametrize("argv", [["refresh"], ["refresh", "--dry-run"], ["list"], ["list", "--cached", "--json"]])
+def test_workers_that_serve_and_have_no_way_are_named(fleet, tpu_ops, argv):
+    fleet.create("pod", "v4-16", networkConfig={"enableExternalIps": False})
+    fleet.create("off", "v4-8")
+    fleet.act("stop", "off")
+    fleet.write(connect_with=["external"])
+    _, _, said = tpu_ops(*argv)
+    assert said.count("2 workers cannot be reached, each has no external address: pod-w[0-1]") == 1
+    assert "off-w0" not in said
+
+
+def test_instance_names_that_nobody_asked_for_yet_are_not_missed(fleet, tpu_ops):
+    fleet.create("pod", "v4-16", networkConfig={"enableExternalIps": False})
+    fleet.write(iap=True)
+    fleet.api.fault(project=fleet.project, method="GetGuestAttributes", code="NOT_FOUND", message="disabled")
+    for argv in (["list"], ["refresh", "--dry-run"]):
+        assert "cannot be reached" not in tpu_ops(*argv)[2]
+    assert "2 workers cannot be reached, each publishes no instance name" in tpu_ops("refresh")[2]
+    fleet.api.clear_faults()
+
+
+def test_the_line_that_refresh_prints_for_ssh_is_one_for_a_shell(fleet, tpu_ops, tmp_path, monkeypatch):
+    monkeypatch.setenv("TPU_OPS_STATE", str(tmp_path / "it's mine; $x"))
+    line = tpu_ops("refresh")[1].splitlines()[-1]
+    assert shlex.split(line) == ["ssh", "-F", str(fleet.settings().state_dir / "ssh_config"), "HOST"]
+
+
 def test_refresh_as_json(fleet, tpu_ops):
     assert json.loads(tpu_ops("refresh", "--json")[1])["first"] is True
     fleet.create("pod", "v4-16")
@@ -276,6 +304,18 @@ def test_a_worker_that_does_not_answer_is_asked_for_before_ssh_starts(fleet, tpu
     failed(tpu_ops("ssh", "pod-w1"), 2, "gone       pod", "no node or worker is called 'pod-w1'")
 
 
+def test_a_person_whom_workers_refuse_is_told_what_decides_who_logs_in(fleet, tpu_ops, ssh, monkeypatch):
+    fleet.create("pod", "v4-16")
+    monkeypatch.setenv("SSH_SAYS", "ada@100.64.0.1: Permission denied (publickey).")
+    code, out, err = tpu_ops("run", "pod", "--", "true")
+    assert (code, out) == (4, "--- pod-w[0-1] (2 workers): ada@100.64.0.1: Permission denied (publickey).\n")
+    fix = f"  fix: you log in as ada with {fleet.private_key}: see `user` and `private_key` in {fleet.file}"
+    assert err.count(fix) == 1
+    assert "`users_people`" in err
+    monkeypatch.setenv("SSH_SAYS", "ssh: connect to host 100.64.0.1 port 22: Connection refused")
+    assert "fix:" not in tpu_ops("run", "pod", "--", "true")[2]
+
+
 def test_a_node_that_is_known_as_stopped_is_asked_for_before_it_is_refused(fleet, executed, ssh, capfd):
     fleet.create("pod", "v4-16")
     fleet.act("stop", "pod")
@@ -283,6 +323,22 @@ def test_a_node_that_is_known_as_stopped_is_asked_for_before_it_is_refused(fleet
     fleet.act("start", "pod")
     assert executed("ssh", "pod")[-1] == "pod-w0"
     assert "state      pod: STOPPED -> READY" in capfd.readouterr().err
+
+
+def test_run_connects_to_no_worker_of_a_node_that_does_not_serve(fleet, tpu_ops, ssh):
+    fleet.create("pod", "v4-16")
+    fleet.create("off", "v4-8")
+    fleet.act("stop", "off")
+    tpu_ops("refresh")
+    code, out, err = tpu_ops("run", "pod,off", "--", "true")
+    assert code == 4
+    assert "--- off-w0: its node is STOPPED now\n" in out
+    assert "off is STOPPED as far as is known: asking the API" in err
+    assert err.endswith("  fix: `tpu_ops list` shows which nodes are READY and which addresses they have\n")
+    assert any("pod-w1" in call for call in ssh())
+    assert not any("off-w0" in call for call in ssh())
+    fleet.act("start", "off")
+    assert "STOPPED now" not in tpu_ops("run", "off", "--", "true")[1]
 
 
 def test_ssh_to_what_cannot_be_reached_is_refused_before_it_starts(fleet, tpu_ops):

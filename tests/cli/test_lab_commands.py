@@ -88,6 +88,10 @@ def test_env_takes_the_fleet_around_the_working_directory(lab, tmp_path, monkeyp
     monkeypatch.chdir(below)
     found = json.loads(tpu_ops("lab", "env", "--json")[1])
     assert found["ANSIBLE_INVENTORY"].split(",")[0] == str(file.resolve())
+    assert "ANSIBLE_CONFIG" not in found
+    config = file.parents[1] / "ansible.cfg"
+    config.touch()
+    assert json.loads(tpu_ops("lab", "env", "--json")[1])["ANSIBLE_CONFIG"] == str(config.resolve())
 
 
 def test_env_refuses_a_fleet_that_is_not_there_as_every_command_does(lab, tmp_path, monkeypatch, tpu_ops):

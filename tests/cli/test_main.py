@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tpu_ops.cli import output, train
+from tests.support.commands import failed
+from tpu_ops.cli import options, output, train
 from tpu_ops.cli import run as run_command
-from tpu_ops.errors import OpsError
+from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import state
+from tpu_ops.remote import openssh
 from tpu_ops.runs import records
 
 
@@ -31,8 +33,9 @@ def command(*argv: str, stdout: str = "", **env: str) -> subprocess.CompletedPro
         )
 
 
-def test_a_result_that_cannot_be_written_is_one_error() -> None:
-    done = command("--help", stdout="/dev/full")
+@pytest.mark.parametrize("argv", [["--help"], ["list", "--help"], ["lab", "up", "--help"]])
+def test_a_result_that_cannot_be_written_is_one_error(argv: list[str]) -> None:
+    done = command(*argv, stdout="/dev/full")
     assert (done.returncode, done.stderr.count("error: ")) == (1, 1)
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
@@ -87,6 +90,35 @@ def test_a_cell_of_a_table_gives_no_orders_to_a_terminal(capsys: pytest.CaptureF
     assert capsys.readouterr().out.splitlines() == ["LABEL                   N", r"\x1b[31mred next größe  1"]
 
 
+def test_what_is_said_of_others_is_one_line_without_orders_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "\x1b[2Jname\r\nerror: forged\u202e"
+    output.info(text)
+    output.warning(text)
+    output.error(OpsError(text, where=text, fix=text))
+    shown = r"\x1b[2Jname error: forged\u202e"
+    beginnings = ("", "warning: ", "error: ", "  at:  ", "  fix: ")
+    assert capsys.readouterr().err.splitlines() == [beginning + shown for beginning in beginnings]
+    # Ansible shows the same errors by itself.
+    assert str(OpsError(text, where=text, fix=text)) == f"{shown}: {shown} ({shown})"
+    output.aside("\x1b[1m of a program\nas it is")
+    assert capsys.readouterr().err == "\x1b[1m of a program\nas it is\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "where"),
+    [(["nothing"], "tpu_ops nothing"), (["run", "pod"], "behind `--`"), (["train", "pod", "--"], "behind `--`")],
+)
+def test_an_error_of_the_command_line_says_where_it_is(tpu_ops, argv, where):
+    failed(tpu_ops(*argv), 2, f"  at:  {where}\n", "  fix: ")
+
+
+def test_where_nobody_can_be_asked_it_is_said_who_would_be(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError) as caught:
+        options.confirmed("delete it?", "deleting")
+    assert (caught.value.where, caught.value.fix) == ("standard input, which is no terminal", "add --yes")
+
+
 def test_any_text_is_written_in_any_encoding() -> None:
     done = command("g\u00e4be\udcff", PYTHONIOENCODING="ascii")
     assert (done.returncode, "unknown command" in done.stderr) == (2, True)
@@ -104,6 +136,39 @@ def test_any_text_is_written_in_any_encoding() -> None:
 def test_a_command_without_its_dashes_is_shown_with_them(tpu_ops, argv: tuple[str, ...], words: str) -> None:
     code, _, err = tpu_ops(*argv)
     assert (code, words in err) == (2, True), err
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home that ssh looks into, which would be this person's own."""
+    monkeypatch.setattr(openssh, "home", lambda: tmp_path / "home")
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize(
+    ("argv", "where"),
+    [
+        (("ssh-config", "--install", "--file", ""), "--file"),
+        (("ssh-config", "--install", "--file="), "--file"),
+        (("inventory", ""), "argument 1"),
+        (("list", "--cached", "--fleet", ""), "--fleet"),
+        (("delete", "pod", "--yes", "--zone", ""), "--zone"),
+        (("status", ""), "argument 1"),
+        (("train", "pod", "--sync", "", "--", "true"), "--sync"),
+        (("ssh", "", "--", "true"), "argument 1"),
+        (("lab", "preempt", ""), "argument 2"),
+    ],
+)
+def test_an_empty_argument_is_no_default(fleet, tpu_ops, home: Path, argv: tuple[str, ...], where: str) -> None:
+    failed(tpu_ops(*argv), 2, "this is empty", f"at:  {where}\n")
+    assert not (home / ".ssh" / "config").exists()
+
+
+@pytest.mark.parametrize(
+    "argv", [("run", "pod", "--", "echo", ""), ("ssh", "pod", "echo", ""), ("list", "--label=spare=")]
+)
+def test_what_is_empty_for_another_program_or_a_label_is_taken(tmp_path: Path, tpu_ops, argv: tuple[str, ...]) -> None:
+    failed(tpu_ops(argv[0], "--fleet", str(tmp_path), *argv[1:]), 2, "inventory/tpu_vm.yml")
 
 
 def test_an_option_that_there_is_not_is_no_command(tpu_ops, capfd: pytest.CaptureFixture[str]) -> None:

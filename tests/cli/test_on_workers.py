@@ -5,25 +5,19 @@ The tests of this module build on one another: each finds the pod where the one 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.desk import Desk, Lab, lab_up
 from tests.support.fleet import ROOT
-from tests.support.lab_api import LabApi
 from tests.support.published import Member, web
 from tpu_ops.host import build
 
 pytestmark = pytest.mark.lab
-
-BIN = Path(sys.executable).parent
-ZONE = "projects/lab/locations/us-central2-b"
 
 #: What the roles launcher and users do, as far as this needs it. $1 is the program's digest, $2 ada's public key.
 SETUP = r"""
@@ -43,78 +37,25 @@ chmod 0440 /etc/sudoers.d/tpu_ops
 """
 
 
-class Desk:
-    """A person's shell.
-
-    Attributes:
-        environ: Its environment.
-    """
-
-    def __init__(self, environ: dict[str, str]) -> None:
-        self.environ = environ
-
-    def try_(self, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a command and return how it ended."""
-        return subprocess.run(
-            argv,
-            cwd=ROOT,
-            env=self.environ | variables,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=180,
-            check=False,
-        )
-
-    def do(self, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a command that must succeed."""
-        done = self.try_(*argv, **variables)
-        assert done.returncode == 0, f"{argv} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done
-
-
-class Lab(LabApi):
-    """The API of a lab that the command line has started."""
-
-    def __init__(self, rest: str) -> None:
-        self.rest = rest
-
-    def restart_node(self, name: str) -> None:
-        """Stop a node and start it, as through any other client of the API: all its external addresses are new."""
-        for verb in ("stop", "start"):
-            status, operation = self.call("POST", f"v2/{ZONE}/nodes/{name}:{verb}", {})
-            assert status == 200, operation
-            while not operation.get("done"):
-                operation = self.call("POST", f"v2/{operation['name']}:wait", {"timeout": "10s"})[1]
-            assert "error" not in operation, operation
-
-
 @pytest.fixture(scope="module")
 def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     """The shell of a person who has the API: a fleet of a pod of two workers and a single host."""
-    folder = tmp_path_factory.mktemp("views")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TPU_OPS_", "ANSIBLE_"))}
-    kept |= {name: os.environ[name] for name in ("TPU_OPS_ENGINE",) if name in os.environ}
-    own = {"PATH": f"{BIN}:{kept['PATH']}", "TPU_OPS_LAB": "views", "TPU_OPS_STATE": str(folder / "state")}
     # Sockets have short names.
     run = Path("/tmp") / f"tpu-ops-views-{os.getpid()}"
-    desk = Desk(kept | own | {"XDG_RUNTIME_DIR": str(run)})
     try:
-        desk.do("tpu_ops", "lab", "up")
-        desk.environ |= json.loads(desk.do("tpu_ops", "lab", "env", "--json").stdout)
-        for name, kind in (("pod", "v4-16"), ("solo", "v4-8")):
-            desk.do("tpu_ops", "create", name, "--type", kind, "--zone", "us-central2-b")
-        yield desk
+        with lab_up("views", tmp_path_factory.mktemp("views") / "state", XDG_RUNTIME_DIR=str(run)) as desk:
+            for name, kind in (("pod", "v4-16"), ("solo", "v4-8")):
+                desk.do("tpu_ops", "create", name, "--type", kind, "--zone", "us-central2-b")
+            yield desk
     finally:
-        desk.try_("tpu_ops", "lab", "down")
         for path in run.parent.glob(f"{run.name}*"):
             shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
 def lab(admin: Desk) -> Lab:
-    """The API behind the admin's commands."""
-    return Lab(admin.environ["TPU_OPS_REST_ENDPOINT"])
+    """The lab behind the admin's commands."""
+    return Lab(admin)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +63,7 @@ def member(admin: Desk, tmp_path_factory: pytest.TempPathFactory) -> Desk:
     """The shell of ada, who has a key that the workers accept, and neither credentials nor an endpoint."""
     person = Member(tmp_path_factory.mktemp("ada"), projects=["lab"])
     program, digest = build.build(person.home / "cache")
-    config = json.loads(admin.do("tpu_ops", "refresh", "--json").stdout)["ssh_config"]
+    config = admin.json("tpu_ops", "refresh", "--json")["ssh_config"]
     for host in ("pod-w0", "pod-w1", "solo-w0"):
         admin.do("scp", "-q", "-F", config, str(program), f"{host}:/tmp/tpu-host")
     public = person.key.with_suffix(".pub").read_text().strip()
@@ -143,20 +84,20 @@ MOVED = "address    pod-w1 external: "
 
 
 def test_run_finds_workers_that_were_stopped_and_started_and_asks_nobody_when_they_answer(admin, member, lab):
-    assert admin.do("tpu_ops", "run", "pod", "--", "true").stderr == ""
+    assert admin.succeed("tpu_ops", "run", "pod", "--", "true").stderr == ""
     lab.restart_node("pod")
     listed(lab)
-    done = admin.do("tpu_ops", "run", "pod", "--", "true")
+    done = admin.succeed("tpu_ops", "run", "pod", "--", "true")
     assert "asking the API for" in done.stderr
     assert MOVED in done.stderr
     assert listed(lab) == 1
-    again = admin.do("tpu_ops", "run", "pod", "--", "true")
+    again = admin.succeed("tpu_ops", "run", "pod", "--", "true")
     assert (again.stderr, listed(lab)) == ("", 0)
 
 
 def test_ssh_finds_a_worker_that_was_stopped_and_started(admin, member, lab):
     lab.restart_node("pod")
-    done = admin.do("tpu_ops", "ssh", "pod-w1", "--", "hostname")
+    done = admin.succeed("tpu_ops", "ssh", "pod-w1", "--", "hostname")
     assert "pod-w1 does not answer: asking the API for its address" in done.stderr
     assert MOVED in done.stderr
     assert done.stdout.strip().endswith("-w-1")
@@ -165,7 +106,7 @@ def test_ssh_finds_a_worker_that_was_stopped_and_started(admin, member, lab):
 def test_train_finds_the_workers_after_maintenance(admin, member, lab):
     admin.do("tpu_ops", "lab", "maintenance", "pod")
     listed(lab)
-    done = admin.do("tpu_ops", "train", "pod", "--rank", "all", "--", "sh", "-c", "echo rank $TPU_WORKER_ID")
+    done = admin.succeed("tpu_ops", "train", "pod", "--rank", "all", "--", "sh", "-c", "echo rank $TPU_WORKER_ID")
     assert MOVED in done.stderr
     assert sorted(line.split("rank ")[-1] for line in done.stdout.splitlines()) == ["0", "1"]
     assert listed(lab) == 1
@@ -174,10 +115,10 @@ def test_train_finds_the_workers_after_maintenance(admin, member, lab):
 def test_status_and_logs_find_the_workers_of_a_run_that_ended(admin, member, lab):
     admin.do("tpu_ops", "train", "pod", "--name", "told", "--", "echo", "it was here")
     lab.restart_node("pod")
-    status = admin.do("tpu_ops", "status", "told")
+    status = admin.succeed("tpu_ops", "status", "told")
     assert MOVED in status.stderr
     assert "succeeded" in status.stdout + status.stderr
-    assert "it was here" in admin.do("tpu_ops", "logs", "told").stdout
+    assert "it was here" in admin.do("tpu_ops", "logs", "told")
 
 
 def test_a_node_that_is_stopped_or_gone_is_said_by_its_name(admin, member, lab):
@@ -199,7 +140,7 @@ def test_a_member_reads_what_is_published_anywhere(admin, member, lab, tmp_path)
     assert lab.call("POST", "storage/v1/b?project=lab", {"name": "views"})[0] == 200
     admin.do("tpu_ops", "snapshot", "--publish", "gs://views/fleet.json", "--cached")
     member.do("tpu_ops", "refresh", "--from", str(file))
-    place = member.do("tpu_ops", "run", "pod-w0", "--", "id", "-un")
+    place = member.succeed("tpu_ops", "run", "pod-w0", "--", "id", "-un")
     assert (place.stdout.strip(), place.stderr) == ("ada", "")
     member.do("tpu_ops", "refresh", "--from", "gs://views/fleet.json")
     with web({"/fleet.json": (200, {}, file.read_bytes())}) as address:
@@ -210,7 +151,7 @@ def test_a_member_reads_what_is_published_anywhere(admin, member, lab, tmp_path)
 
 def test_a_member_reads_what_is_published_on_a_host(admin, member, tmp_path):
     """By their own ssh config: ssh looks for it by the password file, so that a stand-in names this one."""
-    config = Path(json.loads(admin.do("tpu_ops", "refresh", "--json").stdout)["ssh_config"])
+    config = Path(admin.json("tpu_ops", "refresh", "--json")["ssh_config"])
     file = tmp_path / "published.json"
     admin.do("tpu_ops", "snapshot", "--publish", str(file))
     admin.do("scp", "-q", "-F", str(config), str(file), "pod-w0:/tmp/published.json")
@@ -225,7 +166,7 @@ def test_a_member_reads_what_is_published_on_a_host(admin, member, tmp_path):
         "/tmp/published.json",
         "/var/lib/tpu_ops/snapshot.json",
     )
-    address = json.loads(admin.do("tpu_ops", "list", "--json", "--name", "pod").stdout)[0]["external_ip"]
+    address = admin.json("tpu_ops", "list", "--json", "--name", "pod")[0]["external_ip"]
     own = tmp_path / "config"
     own.write_text(
         f"Host bastion\n  HostName {address}\n  User ada\n  IdentityFile {member.environ['HOME']}/.ssh/id_ed25519\n"
@@ -236,40 +177,42 @@ def test_a_member_reads_what_is_published_on_a_host(admin, member, tmp_path):
     ssh.parent.mkdir()
     ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {own} "$@"\n')
     ssh.chmod(0o755)
-    done = member.do("tpu_ops", "refresh", "--from", "ssh:bastion", PATH=f"{ssh.parent}:{member.environ['PATH']}")
+    done = member.succeed("tpu_ops", "refresh", "--from", "ssh:bastion", PATH=f"{ssh.parent}:{member.environ['PATH']}")
     assert "at ssh:bastion" in done.stdout
     member.do("tpu_ops", "refresh", "--from", str(file))
 
 
 def test_a_member_trains_logs_in_and_runs_playbooks(admin, member):
-    done = member.do("tpu_ops", "train", "pod", "--name", "adas", "--", "sh", "-c", "id -un; echo rank $TPU_WORKER_ID")
+    done = member.succeed(
+        "tpu_ops", "train", "pod", "--name", "adas", "--", "sh", "-c", "id -un; echo rank $TPU_WORKER_ID"
+    )
     assert [line.split()[-1] for line in done.stdout.splitlines()] == ["ada", "0"]
-    assert "adas" in member.do("tpu_ops", "status").stdout
-    assert "ada" in member.do("tpu_ops", "logs", "adas").stdout
-    detached = member.do("tpu_ops", "train", "pod", "--name", "adas-2", "--detach", "--", "sleep", "600")
+    assert "adas" in member.do("tpu_ops", "status")
+    assert "ada" in member.do("tpu_ops", "logs", "adas")
+    detached = member.succeed("tpu_ops", "train", "pod", "--name", "adas-2", "--detach", "--", "sleep", "600")
     assert "adas-2" in detached.stderr
     member.do("tpu_ops", "stop", "adas-2")
-    assert member.do("tpu_ops", "ssh", "pod-w1", "--", "hostname").stdout.strip().endswith("-w-1")
+    assert member.do("tpu_ops", "ssh", "pod-w1", "--", "hostname").strip().endswith("-w-1")
     fleet = f"{member.environ['TPU_OPS_FLEET']}/inventory/tpu_vm.yml"
-    pinged = member.do("ansible", "-i", fleet, "node_pod", "-m", "ansible.builtin.ping").stdout
+    pinged = member.do("ansible", "-i", fleet, "node_pod", "-m", "ansible.builtin.ping")
     assert pinged.count("pong") == 2
 
 
 def test_a_member_finds_workers_that_moved_once_that_is_published(admin, member, lab, tmp_path):
-    file = Path(json.loads(member.do("tpu_ops", "snapshot", "--json").stdout)["source"])
+    file = Path(member.json("tpu_ops", "snapshot", "--json")["source"])
     lab.restart_node("pod")
     done = member.try_("tpu_ops", "run", "pod", "--", "true")
     assert done.returncode == 4
     assert f"reading {file} again for their addresses" in done.stderr
     assert "its address is as published" in done.stdout
     admin.do("tpu_ops", "snapshot", "--publish", str(file))
-    done = member.do("tpu_ops", "run", "pod", "--", "id", "-un")
+    done = member.succeed("tpu_ops", "run", "pod", "--", "id", "-un")
     assert (done.stdout.split()[-1], MOVED in done.stderr) == ("ada", True)
 
 
 def test_clush_takes_the_node_set_and_the_ssh_config(admin, member):
     for desk in (admin, member):
-        config = json.loads(desk.do("tpu_ops", "refresh", "--json").stdout)["ssh_config"]
-        hosts = desk.do("tpu_ops", "inventory", "--format", "nodeset", "pod").stdout.strip()
-        done = desk.do("clush", "-w", hosts, "-o", f"-F {config}", "hostname")
-        assert sorted(line.split(":")[0] for line in done.stdout.splitlines()) == ["pod-w0", "pod-w1"]
+        config = desk.json("tpu_ops", "refresh", "--json")["ssh_config"]
+        hosts = desk.do("tpu_ops", "inventory", "--format", "nodeset", "pod").strip()
+        told = desk.do("clush", "-w", hosts, "-o", f"-F {config}", "hostname")
+        assert sorted(line.split(":")[0] for line in told.splitlines()) == ["pod-w0", "pod-w1"]

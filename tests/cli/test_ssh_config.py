@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.cli.test_fleet_commands import failed
+from tests.support.commands import failed
 from tpu_ops.remote import openssh
 
 
@@ -51,12 +51,15 @@ def test_a_person_installs_and_uninstalls_it(fragment, own, tpu_ops):
     seen = subprocess.run(["ssh", "-F", own, "-G", "pod-w1"], capture_output=True, text=True, check=True).stdout
     assert "user ada" in seen.splitlines()
     assert tpu_ops("ssh-config", "--install") == (0, f"{own}: already there\n", "")
+    assert tpu_ops("refresh")[1].endswith("\nssh HOST\n")
     told = json.loads(tpu_ops("ssh-config", "--uninstall", "--dry-run", "--json")[1])
     expected = {"file": str(own), "ssh_config": str(fragment), "outcome": "removed", "dry_run": True, "warnings": []}
     assert told == expected
     assert tpu_ops("ssh-config", "--uninstall") == (0, f"{own}: removed\n", "")
     assert own.read_bytes() == b"Host *\n    User eve"
     assert tpu_ops("ssh-config", "--uninstall") == (0, f"{own}: not there\n", "")
+    own.write_text(f'Host pod-*\n    Include "{fragment}"\n')
+    assert tpu_ops("refresh")[1].endswith(f"\nssh -F {fragment} HOST\n")
 
 
 def test_another_home_than_the_one_ssh_looks_into_is_said(fragment, own, tpu_ops, monkeypatch, tmp_path):

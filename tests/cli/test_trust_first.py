@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from tests.cli.test_fleet_commands import failed
+from tests.support.commands import failed
 from tests.support.nodes import key
-from tpu_ops.fleet import first_contact, ssh_files
+from tpu_ops.fleet import first_contact, keyfile
 from tpu_ops.fleet.first_contact import Answer
 
-PRINT = {host: ssh_files.fingerprint(key(host)) for host in ("pod-w0", "pod-w1")}
+PRINT = {host: keyfile.fingerprint(key(host)) for host in ("pod-w0", "pod-w1")}
 
 
 @pytest.fixture
@@ -54,8 +54,19 @@ def terminal(monkeypatch):
     return answer
 
 
+def test_create_leads_to_what_a_node_needs_that_publishes_no_keys(fleet, pod, tpu_ops, monkeypatch):
+    monkeypatch.setattr("tpu_ops.cli.create.KEYS_TIMEOUT", 0)
+    for name, kind in (("pod", "v4-16"), ("solo", "v4-8")):
+        code, out, err = tpu_ops("create", name, "--type", kind, "--zone", "us-central2-b")
+        assert (code, out.startswith(f"{name}-w0")) == (0, True)
+        assert err.endswith(f"next: tpu_ops refresh --trust-first {name}\n")
+        assert "log in" not in err
+    fleet.api.clear_faults()
+    assert "log in: tpu_ops ssh pod" in tpu_ops("create", "pod", "--type", "v4-16", "--zone", "us-central2-b")[2]
+
+
 def trusted(known_hosts):
-    return ssh_files.trusted_first(known_hosts.read_text())
+    return keyfile.trusted_first(known_hosts.read_text())
 
 
 def shown(out):
@@ -84,14 +95,14 @@ def test_what_is_confirmed_is_recorded(pod, tpu_ops, terminal):
 @pytest.mark.parametrize("text", ["n\n", "", "yess\n"])
 def test_what_is_not_confirmed_is_not_recorded(pod, tpu_ops, terminal, text):
     terminal(text)
-    failed(tpu_ops("refresh", "--trust-first", "pod"), 1, "not confirmed")
+    failed(tpu_ops("refresh", "--trust-first", "pod"), 1, "not confirmed", printed=True)
     assert trusted(pod) == set()
 
 
 def test_without_a_terminal_the_fingerprints_are_shown_and_what_to_add(pod, tpu_ops, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     result = tpu_ops("refresh", "--trust-first", "pod")
-    failed(result, 2, "add --yes")
+    failed(result, 2, "add --yes", printed=True)
     assert len(shown(result[1])) == 2
     assert trusted(pod) == set()
     assert tpu_ops("refresh", "--trust-first", "pod", "--yes")[0] == 0
@@ -107,7 +118,7 @@ def test_a_dry_run_shows_and_records_nothing(pod, tpu_ops):
 def test_a_silent_worker_is_named_and_the_others_are_recorded(pod, tpu_ops, silent):
     silent.add("pod-w0")
     result = tpu_ops("refresh", "--trust-first", "pod", "--yes")
-    failed(result, 4, "1 of 2 workers", "pod-w0", "Connection refused")
+    failed(result, 4, "1 of 2 workers", "pod-w0", "Connection refused", printed=True)
     assert [line[0] for line in shown(result[1])] == ["pod-w1"]
     assert len(trusted(pod)) == 1
     silent.clear()
@@ -117,7 +128,7 @@ def test_a_silent_worker_is_named_and_the_others_are_recorded(pod, tpu_ops, sile
 
 def test_nobody_who_answers_is_nothing_to_confirm(pod, tpu_ops, silent):
     silent.update(PRINT)
-    failed(tpu_ops("refresh", "--trust-first", "pod"), 4, "2 of 2 workers")
+    failed(tpu_ops("refresh", "--trust-first", "pod"), 4, "2 of 2 workers", printed=True)
 
 
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
@@ -159,9 +170,9 @@ def test_a_changed_key_stops_commands_and_the_inventory_alike(fleet, tpu_ops):
     fleet.create("pod", "v4-16")
     assert tpu_ops("refresh")[0] == 0
     file = fleet.settings().state_dir / "known_hosts"
-    _, second = sorted(ssh_files.parse_known_hosts(file.read_text()))
+    _, second = sorted(keyfile.parse(file.read_text()))
     changed = {second: {"ssh-ed25519": key("other"), "ssh-rsa": key("of the same", "ssh-rsa")}}
-    file.write_text(ssh_files.known_hosts(changed))
+    file.write_text(keyfile.text_of(changed))
     before = {path.name: path.read_text() for path in file.parent.iterdir()}
     failed(tpu_ops("refresh"), 1, "pod-w1", "CHANGED")
     done = fleet.ansible("ansible-inventory", "--list", "--flush-cache")

@@ -75,7 +75,7 @@ def await_(condition):
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.01)
+        time.sleep(0.01)  # polls the condition until the deadline
 
 
 def test_one_forbidden_project_is_a_warning_that_names_it_and_the_rest_is_listed(tpu, stock):
@@ -103,7 +103,13 @@ def test_a_wrong_zone_is_an_error_that_names_it_and_beside_a_right_one_a_warning
     wrong = "us-central9-z"
     with pytest.raises(ApiError, match=wrong) as caught:
         nodes.list_nodes(tpu, [stock.project], [wrong])
-    assert caught.value.fix
+    assert f"project {stock.project} has no such zone: see `zones`" in caught.value.fix
+    assert f" {ZONE}" in caught.value.fix
+    stock.api.fault(method="ListNodes", project=stock.project, zone=ZONE, code="PERMISSION_DENIED")
+    with pytest.raises(ApiError) as caught:
+        nodes.list_nodes(tpu, [stock.project], [ZONE])
+    assert "TPU Viewer" in caught.value.fix
+    stock.api.clear_faults()
     listing = nodes.list_nodes(tpu, [stock.project], [ZONE, wrong])
     assert (names(listing), listing.unanswered) == (HERE, ((stock.project, wrong),))
     assert f"zone {wrong}: not listed" in listing.warnings[0]
@@ -177,9 +183,8 @@ def test_a_connection_that_is_cut_anywhere_loses_no_node_and_doubles_none(stock,
     proxy.cut_after(size, times)
     before = proxy.connections
     with connect(proxy.address, timeout=PATIENCE) as tpu:
-        answer = nodes._list_scope(tpu, stock.project, "-")
-    assert not isinstance(answer, ApiError), answer
-    assert sorted(node["name"].rsplit("/", 1)[-1] for node in answer[0]) == [*HERE, "west"]
+        listing = nodes.list_nodes(tpu, [stock.project])
+    assert (names(listing), listing.unanswered) == ([*HERE, "west"], ())
     assert proxy.connections - before > times
 
 
@@ -216,7 +221,7 @@ def test_a_failure_after_the_first_page_is_never_a_whole_fleet(tpu, stock, monke
 
 
 @pytest.mark.parametrize(("size", "pages"), [(1, 5), (2, 3), (4, 2), (5, 1), (1000, 1)])
-def test_a_list_costs_one_request_for_each_page_of_each_scope(tpu, stock, monkeypatch, size, pages):
+def test_a_list_costs_one_request_for_each_page_of_each_place(tpu, stock, monkeypatch, size, pages):
     monkeypatch.setattr(nodes, "PAGE_SIZE", size)
     assert names(nodes.list_nodes(tpu, [stock.project])) == [*HERE, "west"]
     assert stock.api.requests(stock.project) == {"ListNodes": pages}
@@ -245,8 +250,10 @@ def test_an_interrupt_ends_the_calls_in_flight(tpu, stock):
         if interrupted:
             await_(lambda: "ListNodes" in stock.api.requests(stock.project))
             raise KeyboardInterrupt
-        answer = nodes._list_scope(tpu, stock.project, "-")
-        ends.append(answer.status if isinstance(answer, ApiError) else "listed")
+        try:
+            ends.append(names(nodes.list_nodes(tpu, [stock.project])))
+        except ApiError as exc:
+            ends.append(exc.status)
 
     with pytest.raises(KeyboardInterrupt):
         tpu.concurrently(ask, [True, False])

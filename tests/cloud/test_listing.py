@@ -25,7 +25,7 @@ def combined(answers, **options):
 @pytest.mark.parametrize("order", [(A, B), (B, A)])
 def test_one_forbidden_project_of_several_is_a_warning_that_names_it_and_what_to_do(order):
     answers = {A: ([node()], []), B: failed()}
-    listing = combined({scope: answers[scope] for scope in order})
+    listing = combined({place: answers[place] for place in order})
     assert listing.nodes == (node(),)
     assert listing.unanswered == (B,)
     assert listing.warnings == ("project b: not listed: denied (ask)",)
@@ -117,3 +117,24 @@ def test_a_node_of_an_unknown_form_of_name_is_left_out_and_named_and_the_rest_is
 )
 def test_a_name_is_split_where_its_form_is_known(name, parts):
     assert split_name(name) == parts
+
+
+@pytest.mark.parametrize(
+    ("listed", "ids", "words"),
+    [
+        ([node(), node()], ["1"], []),
+        ([node(), node(node_id="2")], ["2"], ["node n,", "listed twice, with the ids 1 and 2; the last"]),
+        ([node(node_id="2"), node(node_id="")], [""], ["node n,", "the ids 2 and none"]),
+        (
+            [node(), node("m")],
+            ["1", "1"],
+            ["node m, zone us-west4-a, project a: has the id 1 of node n, zone us-west4"],
+        ),
+        ([node(node_id=""), node("m", node_id="")], ["", ""], []),
+    ],
+)
+def test_a_node_with_two_ids_and_an_id_of_two_nodes_are_warned_of(listed, ids, words):
+    listing = combined({A: (listed, [])})
+    assert [found["node_id"] for found in listing.nodes] == ids
+    assert len(listing.warnings) == bool(words)
+    assert [word for word in words if word not in listing.warnings[0]] == []

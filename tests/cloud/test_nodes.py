@@ -61,7 +61,7 @@ def test_a_node_is_made_and_removed(tpu, fleet):
     operations.wait(tpu, operation, what="pod", timeout=10, progress=quiet)
     node = nodes.get_node(tpu, f"{fleet.location()}/nodes/pod")
     assert (node["state"], len(node["internal_ips"]), node["labels"]) == ("READY", 4, {"team": "vision"})
-    keys = [worker.host_keys for worker in nodes.published(tpu, node["name"], 4)]
+    keys = [worker.host_keys for worker in nodes.guest_attributes(tpu, node["name"], 4)]
     assert [list(worker) for worker in keys] == [["ssh-ed25519"]] * 4
     assert len({worker["ssh-ed25519"] for worker in keys}) == 4
     operations.wait(tpu, nodes.stop_node(tpu, node["name"]), what="pod", timeout=10, progress=quiet)

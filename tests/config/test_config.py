@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,6 @@ def test_one_name_may_stand_without_a_list(file, environ):
         ({"zoness": []}, ["'zoness'", "'zones'"]),
         ({"colour": "blue"}, ["'colour'", "ansible-doc"]),
         ({7: "x"}, ["7"]),
-        ({"projects": []}, ["'projects'", "TPU_OPS_PROJECT"]),
-        ({"projects": None}, ["'projects'", "TPU_OPS_PROJECT"]),
-        ({"projects": [], "snapshot": "api"}, ["'projects'", "no project is set"]),
         ({"snapshot": "api", "auth_kind": "serviceaccount"}, ["'auth_kind'", "credentials are not set"]),
         ({"projects": {"lab": 1}}, ["'projects'", "a list of texts", "dict"]),
         ({"projects": [7]}, ["'projects'", "a list of texts"]),
@@ -90,6 +88,7 @@ def test_one_name_may_stand_without_a_list(file, environ):
         ({"endpoint": "127.0.0.1:" + "9" * 5000}, ["'endpoint'", "HOST:PORT"]),
         ({"request_timeout": 16**9000}, ["'request_timeout'", "very large"]),
         ({"plugin": "gcp_compute"}, ["'plugin'", "plugin: tpu_vm"]),
+        *(({key: "maybe"}, [repr(key), "true or false", "'maybe'"]) for key in config.PLUGIN_FLAGS),
     ],
 )
 def test_a_mistake_in_the_file_names_file_and_key(file, environ, options, words):
@@ -121,7 +120,7 @@ def test_loopback_endpoints_are_taken(file, environ, endpoint):
 
 
 def test_keys_of_ansible_stand_in_the_same_file(file, environ):
-    assert settings(file, environ, keyed_groups=[{"key": "tpu_zone"}], compose={}, strict=True, cache=True)
+    assert settings(file, environ, keyed_groups=[{"key": "tpu_zone"}], compose={}, strict=True, cache="{{ x }}")
 
 
 def test_the_first_private_key_that_exists_is_taken(file, environ):
@@ -138,6 +137,25 @@ def test_a_private_key_starts_at_home_or_at_the_file(file, environ):
         path.touch()
     assert settings(file, environ, private_key="~/a").private_key == Path(environ["HOME"]) / "a"
     assert settings(file, environ, private_key="b").private_key == file.parent / "b"
+
+
+def test_a_key_that_is_not_there_is_to_be_made_only_where_a_file_names_it(file, environ):
+    for options, variables, fix in (
+        ({"private_key": "my key"}, {}, f"ssh-keygen -t ed25519 -f '{file.parent}/my key'"),
+        ({}, {"TPU_OPS_PRIVATE_KEY": "/gone/ssh_key"}, "unset the variable, or set it to a key that you have"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            settings(file, environ | variables, **options)
+        assert fix in caught.value.fix
+        assert ("ssh-keygen" in caught.value.fix) == bool(options)
+
+
+def test_the_public_half_of_a_key_is_no_private_key(file, environ):
+    file.parent.mkdir(parents=True)
+    (file.parent / "id.pub").touch()
+    with pytest.raises(UsageError, match=r"id\.pub is the public half") as caught:
+        settings(file, environ, private_key="id.pub")
+    assert caught.value.fix.endswith(str(file.parent / "id"))
 
 
 def test_every_endpoint_and_every_file_has_a_state_of_its_own(file, environ):
@@ -196,11 +214,74 @@ def test_no_fleet_is_an_error_that_says_where_it_looked(tmp_path, fleet, environ
     assert [word for word in words if word not in str(caught.value)] == []
 
 
-def test_the_example_fleet_asks_for_a_project():
+@pytest.fixture
+def odd(tmp_path):
+    """Paths that no file can be read by, or none that is UTF-8 can hold."""
+    (tmp_path / "loop").symlink_to(tmp_path / "round")
+    (tmp_path / "round").symlink_to(tmp_path / "loop")
+    latin = tmp_path / os.fsdecode(b"fl\xe9")
+    (latin / "inventory").mkdir(parents=True)
+    (latin / "inventory" / "tpu_vm.yml").write_text("plugin: tpu_vm\nprojects: [lab]\nuser: ada\n")
+    (tmp_path / "link").symlink_to(latin)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("loop", ["leads back to itself"]),
+        ("loop/below", ["leads back to itself"]),
+        (os.fsdecode(b"fl\xe9"), ["not UTF-8", r"fl\udce9"]),
+        ("link", ["not UTF-8", r"fl\udce9"]),
+        ("~nobodyhere/x", ["no home directory"]),
+    ],
+)
+@pytest.mark.parametrize("said", ["--fleet", "TPU_OPS_FLEET"])
+def test_a_path_that_cannot_be_used_is_said_with_where_it_stands(odd, monkeypatch, name, words, said):
+    monkeypatch.chdir(odd)
+    with pytest.raises(UsageError) as caught:
+        config.find_fleet(name if said == "--fleet" else None, {"TPU_OPS_FLEET": name}, odd)
+    assert caught.value.where == said
+    assert [word for word in words if word not in caught.value.what] == []
+
+
+def test_a_fleet_and_a_state_whose_path_is_no_text_are_refused(odd, file, environ):
+    latin = odd / os.fsdecode(b"fl\xe9")
+    for read in (
+        lambda: config.nearest_fleet(latin),
+        lambda: config.load_file(latin / "inventory" / "tpu_vm.yml"),
+        lambda: settings(file, environ | {"TPU_OPS_STATE": str(latin)}),
+        lambda: settings(file, environ | {"TPU_OPS_STATE": "", "HOME": str(latin)}),
+        lambda: settings(file, environ | {"TPU_OPS_STATE": "", "XDG_STATE_HOME": str(latin)}),
+    ):
+        with pytest.raises(UsageError, match="not UTF-8"):
+            read()
+
+
+@pytest.mark.parametrize("name", ["a${HOME}b", "a\nb", "\x1b[2J"])
+def test_what_an_ssh_config_cannot_hold_is_refused_and_not_part_of_a_states_name(file, environ, tmp_path, name):
+    odd = tmp_path / name
+    (odd / ".ssh").mkdir(parents=True)
+    (odd / ".ssh" / "id_rsa").touch()
+    for options, variables, where in (
+        ({}, {"TPU_OPS_STATE": str(odd)}, "the directory for state (TPU_OPS_STATE, else below HOME)"),
+        ({}, {"TPU_OPS_STATE": "", "HOME": str(odd)}, "HOME"),
+        ({}, {"HOME": str(odd)}, "HOME"),
+        ({"private_key": str(odd / ".ssh" / "id_rsa")}, {}, f"{file}, key 'private_key'"),
+    ):
+        with pytest.raises(UsageError, match="ssh cannot be given") as caught:
+            settings(file, environ | variables, **options)
+        assert caught.value.where == where
+    state = settings(odd / "inventory" / "tpu_vm.yml", environ).state_dir.name
+    assert (state.isprintable(), "${" in state) == (True, False)
+    assert list(tmp_path.iterdir()) == [odd], "nothing is written"
+
+
+def test_the_example_fleet_names_no_project_and_all_zones():
     example = Path(__file__).parents[2] / "inventory" / "tpu_vm.yml"
-    with pytest.raises(UsageError, match=r"'projects'.*TPU_OPS_PROJECT"):
-        config.from_data(config.read_file(example), example, {"HOME": "/"})
-    assert config.from_data(config.read_file(example), example, {"HOME": "/", "TPU_OPS_PROJECT": "lab"}).zones == ()
+    for variables, projects in (({}, ()), ({"TPU_OPS_PROJECT": "lab"}, ("lab",))):
+        found = config.from_data(config.read_file(example), example, {"HOME": "/", **variables})
+        assert (found.projects, found.zones) == (projects, ())
 
 
 def bomb() -> str:
@@ -214,6 +295,14 @@ def bomb() -> str:
         ("plugin: tpu_vm\nzones: " + "[" * 5000, "nested too deeply"),
         ("plugin: tpu_vm\nzones: 2026-99-99", "not valid YAML"),
         ("plugin: tpu_vm\nrequest_timeout: " + "9" * 5000, "not valid YAML"),
+        ("names: [!!timestamp foo]", "not what the tag before it says"),
+        ("iap: !!bool foo", "not what the tag before it says"),
+        ("request_timeout: !!int ''", "not what the tag before it says"),
+        ("request_timeout: !!float ''", "not what the tag before it says"),
+        ("request_timeout: !!int foo", "not valid YAML"),
+        ("names: !!python/name:os.system ''", "not valid YAML"),
+        ("names: !!binary \u00e4", "not valid YAML"),
+        ("? !!set [a]\n: b", "not valid YAML"),
     ],
 )
 def test_yaml_that_cannot_be_taken_is_an_error_in_words(file, text, words):

@@ -19,7 +19,7 @@ SECRET = "ya29.the-secret"
     ("options", "filters"),
     [
         ({}, Filters()),
-        ({"names": "pod-*"}, Filters(names=("pod-*",))),
+        ({"names": "pod*"}, Filters(names=("pod*",))),
         ({"names": ["pod", "pod", "pod.us-*"]}, Filters(names=("pod", "pod.us-*"))),
         ({"accelerator_types": ["v4-*", "v5litepod-1"]}, Filters(accelerator_types=("v4-*", "v5litepod-1"))),
         ({"labels": {"team": "vision"}}, Filters(labels=(("team", ("vision",)),))),
@@ -155,6 +155,7 @@ def test_empty_variables_say_nothing(read):
 
 
 def test_a_fleet_that_is_read_from_a_snapshot_needs_no_project_and_no_credentials(read):
+    assert read(projects=None).projects == ()
     found = read(projects=[], snapshot="fleet.json", auth_kind="serviceaccount")
     assert (found.projects, found.snapshot, found.auth.kind) == ((), "fleet.json", "serviceaccount")
 

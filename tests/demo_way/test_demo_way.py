@@ -12,13 +12,16 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 
+from tests.support.desk import Lab, lab_name
+
 pytestmark = pytest.mark.lab
 
+NAME = lab_name("way")
+LABEL = f"label=tpu-ops.lab={NAME}"
 POD = [f"pod-w{index}" for index in range(4)]
 TRAIN = ("tpu_ops", "train", "pod", "--sync", "examples/digits")
 
@@ -40,7 +43,7 @@ def test_create_boots_every_worker_that_the_type_has(desk):
     assert [row["host"] for row in rows] == [*POD, "solo-w0"]
     assert {row["state"] for row in rows} == {"READY"}
     assert all(greets(row["external_ip"]) for row in rows)
-    running = desk.engine("ps", "-q", "--filter", "label=tpu-ops.lab=way").split()
+    running = desk.engine("ps", "-q", "--filter", LABEL).split()
     assert len(running) == len(rows)
 
 
@@ -201,28 +204,11 @@ def test_new_addresses_are_found_and_the_host_keys_are_the_old_ones(desk):
     assert f"userknownhostsfile {known_hosts}" in options
 
 
-def restarted(desk, node):
-    """Stop and start a node as any client of the API does; tpu_ops does not hear of it."""
-
-    def post(path):
-        url = f"{desk.environ['TPU_OPS_REST_ENDPOINT'].rstrip('/')}/v2/{path}"
-        request = urllib.request.Request(  # noqa: S310 - the lab on loopback
-            url, data=b"{}", headers={"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310 - likewise
-            return json.load(answer)
-
-    for verb in ("stop", "start"):
-        operation = post(f"projects/lab/locations/us-central2-b/nodes/{node}:{verb}")
-        ended = post(f"{operation['name']}:wait")
-        assert ended.get("done"), ended
-        assert "error" not in ended, ended
-
-
 def test_a_restarted_pod_is_found_again_by_commands_ssh_and_site_yml(desk, tmp_path):
     """Nobody refreshes by hand: the command that meets the old addresses does, and all others go on from there."""
     before = {row["host"]: row["external_ip"] for row in desk.workers("pod")}
-    restarted(desk, "pod")
+    # As any client of the API does; tpu_ops does not hear of it.
+    Lab(desk).restart_node("pod")
     done = desk.try_("tpu_ops", "run", "pod", "--json", "--", "hostname")
     assert done.returncode == 0, done.stderr
     assert len({row["stdout"] for row in json.loads(done.stdout)}) == 4
@@ -254,7 +240,7 @@ def test_another_host_under_a_known_address_is_refused(desk):
 
 
 def test_a_killed_api_comes_back_with_the_fleet(desk):
-    record = Path(desk.environ["TPU_OPS_STATE"]) / "lab" / "way" / "process.json"
+    record = Path(desk.environ["TPU_OPS_STATE"]) / "lab" / NAME / "process.json"
     before = desk.workers()
     os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
     done = desk.try_("tpu_ops", "list")
@@ -277,15 +263,15 @@ def test_gcloud_reaches_all_workers_of_the_pod(desk):
 def test_delete_removes_the_node_and_its_container(desk):
     desk.do("tpu_ops", "delete", "solo", "--yes")
     assert [row["host"] for row in desk.workers()] == POD
-    assert len(desk.engine("ps", "-aq", "--filter", "label=tpu-ops.lab=way").split()) == 4
+    assert len(desk.engine("ps", "-aq", "--filter", LABEL).split()) == 4
 
 
 def test_down_leaves_nothing(desk):
-    folder = Path(desk.environ["TPU_OPS_STATE"]) / "lab" / "way"
+    folder = Path(desk.environ["TPU_OPS_STATE"]) / "lab" / NAME
     pid = json.loads((folder / "process.json").read_text())["pid"]
     desk.do("tpu_ops", "lab", "down")
-    assert desk.engine("ps", "-aq", "--filter", "label=tpu-ops.lab=way") == ""
-    assert desk.engine("network", "ls", "-q", "--filter", "label=tpu-ops.lab=way") == ""
+    assert desk.engine("ps", "-aq", "--filter", LABEL) == ""
+    assert desk.engine("network", "ls", "-q", "--filter", LABEL) == ""
     assert not folder.exists()
     assert not Path(f"/proc/{pid}").exists() or "zombie" in Path(f"/proc/{pid}/status").read_text()
     assert str(folder) not in Path("/proc/mounts").read_text()

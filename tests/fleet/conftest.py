@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.published import Member
+from tests.support.published import Member, text
 
 
 @pytest.fixture
@@ -16,3 +16,11 @@ def member(tmp_path, monkeypatch):
     for name, value in made.environ().items():
         monkeypatch.setenv(name, value)
     return made
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A published snapshot."""
+    path = tmp_path / "snapshot.json"
+    path.write_text(text())
+    return path

@@ -15,7 +15,7 @@ from google.protobuf import json_format
 
 from tpu_ops.cloud.nodes import combine, node_data
 from tpu_ops.errors import CloudError
-from tpu_ops.fleet import build, hostvars, publish
+from tpu_ops.fleet import build, documents, hostvars
 from tpu_ops.fleet.model import Node, node_labels, workers_of
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -100,8 +100,8 @@ def test_a_node_of_hostile_texts_is_in_one_line_and_can_be_published(text):
     raw.data_disks.add(source_disk=text)
     raw.network_endpoints.add(ip_address=text)
     node = build.node(node_data(raw))
-    document = publish.document(publish.EARLIEST, ("lab",), (), (node,), {}).text()
-    assert publish.parse(document.encode(), "here", publish.EARLIEST + 1).nodes == (node,)
+    document = documents.document(documents.EARLIEST, ("lab",), (), (node,), {}).text()
+    assert documents.parse(document.encode(), "here", documents.EARLIEST + 1).nodes == (node,)
     for shown in (
         node.accelerator_type,
         node.runtime_version,

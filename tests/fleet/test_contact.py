@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.nodes import key
+from tests.support.nodes import key, node
 from tests.support.published import KEYS, NOW, POD, document
+from tpu_ops.errors import UnreachableError
 from tpu_ops.fleet import contact, view
+from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
+from tpu_ops.fleet.targets import UnknownError
 from tpu_ops.remote.renewal import News
 
 
@@ -32,24 +35,32 @@ def said():
     log.setLevel(level)
 
 
-def search(fleet):
-    """Return what looks for the workers of a fleet as it is known now."""
-    return contact._Search(view.current(fleet.settings()))
+@pytest.fixture
+def search(monkeypatch):
+    """Returns what the fan-out of a fleet asks, as it is known now, of workers that do not answer."""
+
+    def search(fleet):
+        given = []
+        monkeypatch.setattr(contact, "Fanout", lambda ssh_config, renew, proxied: given.append(renew))
+        contact.fanout(view.current(fleet.settings()))
+        return given[0]
+
+    return search
 
 
-def test_workers_of_a_node_that_moved_are_all_found_by_one_question(fleet, said):
+def test_workers_of_a_node_that_moved_are_all_found_by_one_question(fleet, said, search):
     fleet.create("pod", "v4-16")
     fleet.create("solo")
     looking = search(fleet)
     fleet.act("stop", "pod")
     fleet.act("start", "pod")
     fleet.api.forget_requests()
-    news = looking.news(["pod-w1"])
+    news = looking(["pod-w1"])
     assert (news.changed, news.notes) == ({"pod-w0", "pod-w1"}, {})
     assert said[0] == "pod-w1 does not answer: asking the API for its address"
     assert [line.split()[:3] for line in said[1:]] == [["address", "pod-w1", "external:"]]
     assert fleet.api.requests(fleet.project) == {"ListNodes": 1}
-    assert looking.news(["pod-w1"]).changed == frozenset()
+    assert looking(["pod-w1"]).changed == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -59,53 +70,81 @@ def test_workers_of_a_node_that_moved_are_all_found_by_one_question(fleet, said)
         (["delete"], "its node no longer exists", ["gone       pod"]),
     ],
 )
-def test_what_became_of_a_node_is_said(fleet, said, verbs, note, news):
+def test_what_became_of_a_node_is_said(fleet, said, search, *, verbs, note, news):
     fleet.create("pod", "v4-16")
     looking = search(fleet)
     for verb in verbs:
         fleet.act(verb, "pod")
-    found = looking.news(["pod-w0", "pod-w1"])
+    found = looking(["pod-w0", "pod-w1"])
     assert found.notes == {"pod-w0": note, "pod-w1": note}
     assert found.changed == frozenset()
     assert [line.strip() for line in said[1:] if "address" not in line] == news
 
 
-def test_a_recreated_node_is_reached_under_its_new_key(fleet, said):
+def test_a_recreated_node_is_reached_under_its_new_key(fleet, said, search):
     fleet.create("pod", "v4-16")
     looking = search(fleet)
     fleet.act("delete", "pod")
     fleet.create("pod", "v4-8")
-    found = looking.news(["pod-w0", "pod-w1"])
+    found = looking(["pod-w0", "pod-w1"])
     assert (found.changed, found.notes) == ({"pod-w0"}, {"pod-w1": "its node has 1 worker now"})
     assert "  recreated  pod" in said
 
 
-def test_a_worker_whose_key_is_known_now_is_tried_again(fleet):
+def test_a_worker_whose_key_is_known_now_is_tried_again(fleet, search):
     """Its guest agent was still starting when the fleet was last looked at."""
     fleet.create("pod", "v4-16")
     looking = search(fleet)
     (fleet.settings().state_dir / "known_hosts").write_text("")
-    assert looking.news(["pod-w0"]).changed == {"pod-w0", "pod-w1"}
+    assert looking(["pod-w0"]).changed == {"pod-w0", "pod-w1"}
 
 
-def test_an_api_that_does_not_answer_leaves_the_first_problem(fleet, said):
+def test_an_api_that_does_not_answer_leaves_the_first_problem(fleet, said, search):
     fleet.create("pod", "v4-16")
     looking = search(fleet)
     fleet.api.fault(project=fleet.project, code="PERMISSION_DENIED", message="not you")
-    assert looking.news(["pod-w0"]) == News()
+    assert looking(["pod-w0"]) == News()
     assert "not you" in said[-1]
     fleet.api.clear_faults()
 
 
-def test_many_that_do_not_answer_are_not_all_named(fleet, said):
+def test_many_that_do_not_answer_are_not_all_named(fleet, said, search):
     fleet.create("big", "v4-128")
     looking = search(fleet)
     fleet.act("stop", "big")
     fleet.act("start", "big")
-    looking.news([f"big-w{index}" for index in range(16)])
+    looking([f"big-w{index}" for index in range(16)])
     assert said[0].startswith("big-w0, big-w1, big-w2, big-w3 and 12 others do not answer: asking the API")
-    assert len(said) == 1 + contact._LINES + 1
+    assert len(said) == 1 + 12 + 1
     assert said[-1].strip() == "and 4 more changes"
+
+
+def test_a_name_is_unknown_only_once_the_api_was_asked(fleet, said):
+    fleet.create("old")
+    with pytest.raises(UnknownError):
+        contact.find(fleet.settings(), "new")
+    assert said == [], "asked just now"
+    fleet.create("new", "v4-16")
+    fleet.api.forget_requests()
+    found, workers = contact.find(fleet.settings(), "new,old")
+    assert [worker.host for worker in workers] == ["new-w0", "new-w1", "old-w0"]
+    assert {worker.host for worker in found.workers} == {worker.host for worker in workers}
+    assert said == ["no node or worker is called 'new' as far as is known: asking the API for new nodes"]
+    contact.find(fleet.settings(), "new")
+    assert fleet.api.requests(fleet.project)["ListNodes"] == 1
+    fleet.api.fault(method="ListNodes", project=fleet.project, code="PERMISSION_DENIED")
+    with pytest.raises(UnknownError, match="'nobody'"):
+        contact.find(fleet.settings(), "nobody")
+    assert said[-1].startswith("that failed: ")
+
+
+def test_a_node_that_is_still_being_made_has_no_worker_yet(fleet, monkeypatch):
+    view.refresh(fleet.settings())
+    young = replace(view.current(fleet.settings()), nodes=(node("young", count=0, state="CREATING"),))
+    young = replace(young, labels={each.full_name: each.name for each in young.nodes})
+    monkeypatch.setattr(view, "refresh", lambda settings: (young, Changes()))
+    with pytest.raises(UnreachableError, match="in state CREATING and has no worker yet"):
+        contact.find(fleet.settings(), "young")
 
 
 def test_a_node_that_is_known_to_serve_is_not_asked_for(fleet, said):
@@ -116,26 +155,26 @@ def test_a_node_that_is_known_to_serve_is_not_asked_for(fleet, said):
     assert (said, fleet.api.requests(fleet.project)) == ([], {})
 
 
-def test_a_member_reads_the_published_snapshot_again(member, tmp_path, said):
+def test_a_member_reads_the_published_snapshot_again(member, tmp_path, said, search):
     path = tmp_path / "snapshot.json"
     path.write_text(document([POD]).text())
     view.refresh(member.settings(), source=str(path))
-    looking = contact._Search(view.current(member.settings()))
-    found = looking.news(["pod-w0"])
+    looking = search(member)
+    found = looking(["pod-w0"])
     assert found.changed == frozenset()
     assert found.notes["pod-w0"].startswith("its address is as published ")
     assert said == [f"pod-w0 does not answer: reading {path} again for its address"]
     path.write_text(document([replace(POD, external_ips=("34.0.9.0", "34.0.9.1"))], asked_at=NOW + 1).text())
-    assert looking.news(["pod-w0"]).changed == {"pod-w0", "pod-w1"}
+    assert looking(["pod-w0"]).changed == {"pod-w0", "pod-w1"}
     path.unlink()
-    assert looking.news(["pod-w0"]) == News()
+    assert looking(["pod-w0"]) == News()
     assert "No such file" in said[-1]
 
 
-def test_a_changed_key_ends_the_command(member, tmp_path):
+def test_a_changed_key_ends_the_command(member, tmp_path, search):
     path = tmp_path / "snapshot.json"
     path.write_text(document([POD]).text())
     view.refresh(member.settings(), source=str(path))
     path.write_text(document([POD], KEYS | {"tpu-1-w0": {"ssh-ed25519": key("evil")}}, NOW + 1).text())
     with pytest.raises(HostKeyAlarm):
-        contact._Search(view.current(member.settings())).news(["pod-w0"])
+        search(member)(["pod-w0"])

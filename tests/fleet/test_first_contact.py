@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
 
-from tests.support.nodes import key
+from tests.support.nodes import key, node
+from tests.support.published import document
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet import first_contact, ssh_files, view
+from tpu_ops.fleet import first_contact, hostkeys, keyfile, selection, view
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
 
 #: Plays ssh: says which options it got, and notes the host key `$PLAY/ALIAS` of the asked worker as ssh does.
@@ -61,7 +63,7 @@ def answering(play, worker, blob=""):
 
 
 def known(fleet):
-    return ssh_files.parse_known_hosts(fleet.known_hosts.read_text())
+    return keyfile.parse(fleet.known_hosts.read_text())
 
 
 def test_each_worker_is_asked_by_its_own_alias_and_nothing_is_written(silent, play):
@@ -70,7 +72,7 @@ def test_each_worker_is_asked_by_its_own_alias_and_nothing_is_written(silent, pl
     before = silent.known_hosts.read_text()
     answers = first_contact.ask(silent.settings, silent, silent.workers)
     assert [answer.blob for answer in answers] == [key(worker.host) for worker in silent.workers[:3]] + [""]
-    assert answers[0].fingerprint == ssh_files.fingerprint(key("pod-w0"))
+    assert answers[0].fingerprint == keyfile.fingerprint(key("pod-w0"))
     assert "Connection refused" in answers[3].problem
     assert silent.known_hosts.read_text() == before
     calls = (play / "calls").read_text().splitlines()
@@ -78,7 +80,7 @@ def test_each_worker_is_asked_by_its_own_alias_and_nothing_is_written(silent, pl
     for call in calls:
         assert call.split("UserKnownHostsFile=")[0].endswith("-o StrictHostKeyChecking=accept-new -o ")
         assert "PreferredAuthentications=none" in call
-        assert call.index("ControlPath=none") < call.index(f"ControlPath={view.mux_dir()}")
+        assert call.index("ControlPath=none") < call.index(f"ControlPath={selection.mux_dir()}")
 
 
 def test_a_key_of_another_worker_or_of_no_form_is_no_answer(silent, play):
@@ -101,8 +103,8 @@ def test_recorded_keys_are_marked_until_they_are_published(silent, play, fleet):
     for worker in silent.workers:
         answering(play, worker)
     first_contact.record(silent.settings, first_contact.ask(silent.settings, silent, silent.workers))
-    assert ssh_files.trusted_first(silent.known_hosts.read_text()) == {w.host_key_alias for w in silent.workers}
-    assert view.has_keys(silent.settings, silent.workers)
+    assert keyfile.trusted_first(silent.known_hosts.read_text()) == {w.host_key_alias for w in silent.workers}
+    assert hostkeys.has_keys(silent.settings, silent.workers)
     again, _ = view.refresh(silent.settings)
     assert known(again) == {w.host_key_alias: {"ssh-ed25519": key(w.host)} for w in silent.workers}
     assert again.warnings == ()
@@ -116,10 +118,10 @@ def test_a_published_key_that_is_the_same_takes_the_mark_away(silent, play, flee
     for worker in silent.workers:
         answering(play, worker, published[worker.host_key_alias]["ssh-ed25519"])
     first_contact.record(silent.settings, first_contact.ask(silent.settings, silent, silent.workers))
-    assert ssh_files.trusted_first(seen.known_hosts.read_text())
+    assert keyfile.trusted_first(seen.known_hosts.read_text())
     again, _ = view.refresh(silent.settings)
     assert known(again) == published
-    assert ssh_files.trusted_first(again.known_hosts.read_text()) == set()
+    assert keyfile.trusted_first(again.known_hosts.read_text()) == set()
 
 
 def test_a_published_key_that_differs_is_an_alarm_without_being_asked_for(silent, play, fleet):
@@ -138,7 +140,7 @@ def test_a_key_that_has_become_known_in_the_meantime_is_not_replaced(silent, pla
     answering(play, worker)
     answering(play, other)
     answers = first_contact.ask(silent.settings, silent, [worker, other])
-    text = ssh_files.known_hosts({worker.host_key_alias: {"ssh-ed25519": key("published")}})
+    text = keyfile.text_of({worker.host_key_alias: {"ssh-ed25519": key("published")}})
     silent.known_hosts.write_text(text)
     with pytest.raises(HostKeyAlarm, match=worker.host):
         first_contact.record(silent.settings, answers)
@@ -170,3 +172,21 @@ def test_nodes_are_named_by_name_or_label(fleet, name, words):
     with pytest.raises(UsageError) as caught:
         first_contact.workers_of(seen, [name])
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_a_node_without_an_id_is_never_vouched_for(member, tmp_path):
+    settings = member.settings()
+    source = tmp_path / "published.json"
+    nodes = [dataclasses.replace(node(name), node_id="") for name in ("one", "two")]
+    source.write_text(document(nodes).text())
+    seen, _ = view.refresh(settings, source=str(source))
+    for name in ("one", "two"):
+        with pytest.raises(UsageError, match=f"node {name} no id"):
+            first_contact.workers_of(seen, [name])
+    assert all("--trust-first" not in text and "no id" in text for text in seen.warnings)
+    assert len(seen.warnings) == 2
+    # What an older program recorded under the alias of all such nodes holds no longer, and goes.
+    seen.known_hosts.write_text(f"{seen.workers[0].host_key_alias} ssh-ed25519 {key('one')} {keyfile.TRUSTED_FIRST}\n")
+    assert not hostkeys.has_keys(settings, seen.workers[:1])
+    view.refresh(settings)
+    assert seen.known_hosts.read_text() == ""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.nodes import key, node
-from tpu_ops.fleet import hostkeys, ssh_files
+from tpu_ops.fleet import hostkeys, keyfile
 from tpu_ops.fleet.model import workers_of
 
 
@@ -23,8 +23,8 @@ from tpu_ops.fleet.model import workers_of
     ],
 )
 def test_a_published_key_of_another_form_is_no_key(kind, blob):
-    assert not ssh_files.valid_key(kind, blob)
-    assert ssh_files.valid_key("ssh-ed25519", key("a"))
+    assert not keyfile.valid_key(kind, blob)
+    assert keyfile.valid_key("ssh-ed25519", key("a"))
 
 
 def test_keys_of_replaced_nodes_are_dropped_and_those_of_nodes_out_of_sight_kept():
@@ -61,7 +61,7 @@ def test_a_key_on_the_same_node_may_not_change(old, new, alarm):
 
 def test_only_nodes_with_an_unknown_worker_are_asked_for_keys():
     workers = workers_of([node(), node("half", node_id="2"), node("off", node_id="3", state="STOPPED")])
-    known: dict[str, ssh_files.Keys] = {"tpu-1-w0": {}, "tpu-1-w1": {}, "tpu-2-w0": {}}
+    known: dict[str, keyfile.Keys] = {"tpu-1-w0": {}, "tpu-1-w1": {}, "tpu-2-w0": {}}
     assert [found.name for found in hostkeys.wanted(workers, known, verify=False)] == ["half"]
     assert [found.name for found in hostkeys.wanted(workers, known, verify=True)] == ["half", "pod"]
 

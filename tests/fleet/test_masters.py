@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 
@@ -16,7 +15,8 @@ def ssh(tmp_path, monkeypatch):
     notes = tmp_path / "notes"
     program = tmp_path / "bin" / "ssh"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$*" >> {notes}\n[ ! -e {tmp_path}/hang ] || exec sleep 60\nexit 255\n')
+    hang = f"[ ! -e {tmp_path}/hang ] || {{ sleep 20; echo over >> {notes}; }}"
+    program.write_text(f'#!/bin/sh\necho "$*" >> {notes}\n{hang}\nexit 255\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     return notes
@@ -49,7 +49,5 @@ def test_nothing_is_started_where_there_is_no_master(ssh, mux):
 def test_a_hanging_master_holds_nothing_up(ssh, mux, tmp_path, monkeypatch):
     (tmp_path / "hang").touch()
     monkeypatch.setattr(masters, "TIMEOUT", 0.2)
-    start = time.monotonic()
     masters.end([("34.0.0.1", "socket")], user="ada", mux=mux)
-    assert ssh.exists()
-    assert time.monotonic() - start < 5
+    assert len(ssh.read_text().splitlines()) == 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,8 @@ GATE, INNER, INNER_1, LOST = WORKERS
 
 
 def ways(folder: Path = Path("/state"), workers=WORKERS, **options) -> Ways:
-    settings = dataclasses.replace(SETTINGS, **options)
-    return Ways(settings, Files(folder), MUX, (worker.host for worker in workers))
+    settings = replace(SETTINGS, **options)
+    return Ways(settings, Files(folder), MUX, workers)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ WAYS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     ),
     "through a worker that has no external address": (
         {"proxy_jump": "inner-w1"},
-        ["inner-w0"],
-        ["inner-w1", "lost-w0"],
+        [],
+        ["inner-w0", "inner-w1", "lost-w0"],
     ),
     "through IAP": ({"iap": True}, ["inner-w0"], ["inner-w1", "lost-w0"]),
     "external addresses only": (
@@ -103,6 +103,31 @@ def test_a_proxy_is_taken_where_the_external_address_is_not_to_be_had(what):
     assert all(bool(way.address) != bool(way.problem) for way in found.values())
     assert ways(**options).proxies == bool(options.get("proxy_jump") or options.get("iap"))
     assert (found["gate-w0"].address == "34.0.1.0") == ("gate-w0" not in proxied)
+
+
+def test_another_way_or_key_never_takes_a_connection_that_was_opened_before():
+    others: tuple[dict[str, Any], ...] = ({}, {"proxy_jump": "gate-w0"}, {"proxy_jump": "bastion"}, {"iap": True})
+    inner = [ways(**options).of(INNER).control for options in others]
+    assert len(set(inner)) == len(others)
+    assert ways(proxy_jump="bastion").of(INNER).control == inner[2]
+    # Who is reached directly is so whatever the others' proxy.
+    assert len({ways(**options).of(GATE).control for options in others}) == 1
+    assert ways(private_key=Path("/other")).of(INNER).control not in inner
+
+
+def test_a_jump_that_does_not_serve_is_no_way_to_those_behind_it():
+    away = [
+        replace(worker, node=replace(worker.node, state="PREEMPTED")) if worker is GATE else worker
+        for worker in WORKERS
+    ]
+    found = ways(proxy_jump="gate-w0", workers=away)
+    (said,) = reach.problems((worker, found.of(worker)) for worker in (INNER, INNER_1))
+    why = "is to be reached through gate-w0 (proxy_jump), whose node is PREEMPTED"
+    assert said == f"2 workers cannot be reached, each {why}: inner-w[0-1]"
+    assert reach.host_name(INNER, found.of(INNER)) == "inner-w0.has-no-address.invalid"
+    through = ways(proxy_jump="lost-w0").of(INNER)
+    assert through.problem == "is to be reached through lost-w0 (proxy_jump), which has no external address"
+    assert ways(proxy_jump="lost-w0").of(GATE).address == "34.0.1.0"
 
 
 #: proxy_jump, whether it is a worker, and what ssh is called with behind -F FILE.
@@ -204,7 +229,7 @@ def test_a_jump_shares_one_connection_unless_the_person_says_otherwise(tmp_path,
     monkeypatch.setattr(openssh, "home", lambda: tmp_path)
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host mine\n    HostName 192.0.2.1\n    ControlPath ~/mine-%C\n")
-    found = Ways(dataclasses.replace(SETTINGS, proxy_jump="bastion"), Files(tmp_path), tmp_path / "mux", [])
+    found = Ways(replace(SETTINGS, proxy_jump="bastion"), Files(tmp_path), tmp_path / "mux", [])
     (tmp_path / "jump_config").write_text(found.jump_config)
 
     def effective(host: str) -> list[str]:
@@ -216,3 +241,39 @@ def test_a_jump_shares_one_connection_unless_the_person_says_otherwise(tmp_path,
     assert any(line.startswith(f"controlpath {tmp_path}/mux/") for line in other)
     assert "hostname 192.0.2.1" in mine
     assert any(line.startswith("controlpath") and "/mine-" in line for line in mine)
+
+
+NONE, OTHER = "has no external address", "publishes no instance name"
+MANY = workers_of([node("solo", count=1), node("pod", count=5), *(node(f"n{i:04}", count=16) for i in range(1000))])
+
+
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [
+        ({}, []),
+        ({"solo-w0": NONE}, [f"worker solo-w0 cannot be reached: it {NONE}"]),
+        (
+            {"pod-w0": NONE, "pod-w1": NONE, "pod-w2": NONE, "pod-w4": NONE, "solo-w0": NONE},
+            [f"5 workers cannot be reached, each {NONE}: pod-w[0-2,4], solo-w0"],
+        ),
+        (
+            {"pod-w0": NONE, "pod-w3": OTHER},
+            [
+                f"worker pod-w0 cannot be reached: it {NONE}",
+                f"worker pod-w3 cannot be reached: it {OTHER}",
+            ],
+        ),
+        (
+            {worker.host: NONE for worker in MANY},
+            [
+                f"16006 workers cannot be reached, each {NONE}: "
+                + ", ".join(f"n{i:04}-w[0-15]" for i in range(8))
+                + " and those of 994 more nodes"
+            ],
+        ),
+    ],
+    ids=["none", "one", "some", "two reasons", "sixteen thousand"],
+)
+def test_workers_that_cannot_be_reached_are_named_in_one_line_for_each_reason(lacking, said):
+    ways = [(worker, reach.Way("", problem=lacking.get(worker.host, ""))) for worker in MANY]
+    assert reach.problems(ways) == said

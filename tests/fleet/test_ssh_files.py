@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.nodes import key, node
 from tpu_ops.errors import OpsError
-from tpu_ops.fleet import reach, ssh_files
+from tpu_ops.fleet import keyfile, reach, ssh_files
 from tpu_ops.fleet.model import workers_of
 from tpu_ops.fleet.reach import Way
 
@@ -147,17 +147,17 @@ def test_known_hosts_is_read_as_it_is_written():
         "tpu-1-w0": {"ssh-ed25519": key("a"), "ssh-rsa": key("b", "ssh-rsa")},
         "tpu-1-w1": {"ssh-rsa": key("c", "ssh-rsa")},
     }
-    text = ssh_files.known_hosts(keys)
+    text = keyfile.text_of(keys)
     assert text.splitlines()[0] == f"tpu-1-w0 ssh-ed25519 {key('a')}"
-    assert ssh_files.parse_known_hosts("# a comment\n\nbroken line here and more\n" + text) == keys
-    assert ssh_files.trusted_first(text) == set()
+    assert keyfile.parse("# a comment\n\nbroken line here and more\n" + text) == keys
+    assert keyfile.trusted_first(text) == set()
 
 
 def test_what_nothing_but_the_first_contact_vouches_for_is_marked_as_such(tmp_path):
     keys = {"tpu-1-w0": {"ssh-ed25519": key("a")}, "tpu-1-w1": {"ssh-ed25519": key("b")}}
-    text = ssh_files.known_hosts(keys, {"tpu-1-w1"})
-    assert ssh_files.parse_known_hosts(text) == keys
-    assert ssh_files.trusted_first(text) == {"tpu-1-w1"}
+    text = keyfile.text_of(keys, {"tpu-1-w1"})
+    assert keyfile.parse(text) == keys
+    assert keyfile.trusted_first(text) == {"tpu-1-w1"}
     (tmp_path / "known_hosts").write_text(text)
     for alias in keys:
         found = subprocess.run(
@@ -172,5 +172,5 @@ def test_fingerprints_are_those_of_ssh_keygen(tmp_path, options):
     subprocess.run(["ssh-keygen", "-q", "-t", *options, "-N", "", "-f", path], check=True)
     kind, blob = path.with_suffix(".pub").read_text().split()[:2]
     told = subprocess.run(["ssh-keygen", "-lf", f"{path}.pub"], capture_output=True, text=True, check=True).stdout
-    assert ssh_files.valid_key(kind, blob)
-    assert ssh_files.fingerprint(blob) == told.split()[1]
+    assert keyfile.valid_key(kind, blob)
+    assert keyfile.fingerprint(blob) == told.split()[1]

@@ -197,6 +197,16 @@ def test_a_link_to_a_file_that_is_not_there_yet_makes_it(own, fragment, tmp_path
     assert own.is_symlink()
 
 
+def test_an_included_link_that_leads_back_to_itself_is_told_in_sshs_words(own, fragment, home):
+    content = b"Include loop\nHost a\n"
+    written(own, content)
+    (home / ".ssh" / "loop").symlink_to("loop")
+    assert ssh_include.install(own, fragment) == ssh_include.Outcome("installed")
+    assert "Too many levels of symbolic links" in ssh_include.unseen(own, WORKERS[:1])
+    assert ssh_include.uninstall(own, fragment) == ssh_include.Outcome("removed")
+    assert own.read_bytes() == content
+
+
 def test_links_in_a_circle_are_an_error_in_words(own, fragment):
     own.parent.mkdir()
     own.symlink_to(own)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import threading
 
 import pytest
 
 from tests.support.nodes import node
 from tpu_ops.errors import OpsError
-from tpu_ops.fleet.state import Files, Scope, Snapshot, replace
+from tpu_ops.fleet import view
+from tpu_ops.fleet.state import Files, Question, Snapshot, replace
 
-SCOPE = Scope(("lab",), (), "127.0.0.1:1")
+QUESTION = Question(("lab",), (), "127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
@@ -32,21 +34,27 @@ SCOPE = Scope(("lab",), (), "127.0.0.1:1")
 def test_a_damaged_snapshot_is_no_snapshot(tmp_path, text):
     files = Files(tmp_path)
     files.snapshot.write_text(text)
-    assert files.read_snapshot(SCOPE) is None
+    assert files.read_snapshot(QUESTION) is None
 
 
 @pytest.mark.parametrize(
     ("part", "values"),
     [
-        ("asked_at", [10**400, math.nan, math.inf, None, "1", True, []]),
+        ("asked_at", [10**400, 1e300, -1e300, 10**12, -1, math.nan, math.inf, None, "1", True, []]),
         ("scope", [None, 5, []]),
         ("source", [5, []]),
         ("nodes", [None, {}, "pod", [None], [5], [[]], ["pod"]]),
-        ("name", [5, None, "\ud800"]),
-        ("node_id", [5]),
-        ("state", [None, 7]),
-        ("chips", ["1", None, 1.5]),
-        ("internal_ips", [5, None, "10.0.0.1", {}, [5], [None, "10.0.0.1"], [[]]]),
+        ("name", [5, None, "\ud800", "-oProxyCommand=id", "a\nb", "../../x"]),
+        ("node_id", [5, "1 *"]),
+        ("state", [None, 7, "READY\x1b[2J"]),
+        ("chips", ["1", None, 1.5, True, -1]),
+        ("internal_ips", [5, None, "10.0.0.1", {}, [5], [None, "10.0.0.1"], [[]], ["evil.example.com", "10.0.0.1"]]),
+        ("external_ips", [[f"-oProxyCommand=id{end}", "34.0.1.1"] for end in ("", ";", "\n34.0.1.1")]),
+        ("external_ips", [["34.0.1.1"], ["34.0.1.1", "034.0.1.1"], ["34.0.1.1", "34.0.1.256"], ["34.0.1.1", "34.1\0"]]),
+        ("zone", ["-", "a b", "us-central2-b\n"]),
+        ("project", ["-oProxyCommand=id", ""]),
+        ("accelerator_type", ["v4-8\x1b[2J"]),
+        ("instance_names", [["-oProxyCommand=id", ""], ["t1v", "a; id"]]),
         ("labels", [None, [], ["team"], {"team": 5}, {"team": None}]),
         ("symptoms", [[{}], [1], {}, [{"worker_id": 0, "type": "", "details": "", "create_time": ""}]]),
         ("data_disks", [[{}], [[]], [{"source": "x", "mode": None}]]),
@@ -54,7 +62,7 @@ def test_a_damaged_snapshot_is_no_snapshot(tmp_path, text):
 )
 def test_a_snapshot_with_one_damaged_part_is_no_snapshot(tmp_path, part, values):
     files = Files(tmp_path)
-    files.write_snapshot(SCOPE, Snapshot(1.0, (node(),)))
+    files.write_snapshot(QUESTION, Snapshot(1.0, (node(),)))
     whole = files.snapshot.read_text()
     for value in values:
         data = json.loads(whole)
@@ -62,16 +70,34 @@ def test_a_snapshot_with_one_damaged_part_is_no_snapshot(tmp_path, part, values)
         files.snapshot.write_text(json.dumps(data))
         assert files.read() is None, value
     files.snapshot.write_text(whole)
-    assert files.read_snapshot(SCOPE) == Snapshot(1.0, (node(),))
+    assert files.read_snapshot(QUESTION) == Snapshot(1.0, (node(),))
 
 
 def test_a_snapshot_answers_only_its_own_question(tmp_path):
     files = Files(tmp_path)
-    files.write_snapshot(SCOPE, Snapshot(1.0, (node(),)))
-    assert files.read_snapshot(SCOPE) == Snapshot(1.0, (node(),))
-    assert files.read_snapshot(dataclasses.replace(SCOPE, projects=("other",))) is None
-    assert files.read_snapshot(dataclasses.replace(SCOPE, zones=("us-west4-a",))) is None
+    files.write_snapshot(QUESTION, Snapshot(1.0, (node(),)))
+    assert files.read_snapshot(QUESTION) == Snapshot(1.0, (node(),))
+    assert files.read_snapshot(dataclasses.replace(QUESTION, projects=("other",))) is None
+    assert files.read_snapshot(dataclasses.replace(QUESTION, zones=("us-west4-a",))) is None
     assert files.snapshot.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", ["snapshot.json", "known_hosts"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, name):
+    files = Files(tmp_path)
+    os.mkfifo(tmp_path / name)
+    assert files.read() is None
+    if name == "known_hosts":
+        with pytest.raises(OpsError, match=r"known_hosts: .*no regular file.*move it away"):
+            files.host_keys()
+    with pytest.raises(OpsError, match="no regular file"):
+        replace(tmp_path / name, "", 0o600)
+
+
+def test_a_state_directory_that_is_none_is_named_and_not_to_be_moved_away(fleet, monkeypatch):
+    monkeypatch.setenv("TPU_OPS_STATE", os.devnull)
+    with pytest.raises(OpsError, match=r"/dev/null/.*Not a directory \(set TPU_OPS_STATE to a directory\)"):
+        view.current(fleet.settings())
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path):
@@ -102,3 +128,19 @@ def test_a_held_lock_is_waited_for_and_then_named(tmp_path):
         pass
     with files.lock(timeout=0.1):
         assert files.directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next_and_nothing_else(tmp_path):
+    files = Files(tmp_path)
+    left = [
+        ".known_hosts.a1b2c3d4",
+        ".snapshot.json.x_y",
+        ".shown.json.x_y",
+        ".ssh_config.12345678",
+        ".jump_config.12345678",
+    ]
+    kept = [".known_hosts", ".other.12345678", "known_hosts", "lock", "runs"]
+    for name in (*left, *kept):
+        (tmp_path / name).write_text(name)
+    with files.lock():
+        assert sorted(path.name for path in tmp_path.iterdir()) == kept

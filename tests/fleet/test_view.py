@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,14 +10,14 @@ import pytest
 
 from tests.support.nodes import key
 from tests.support.published import KEYS, NOW, POD, SOLO
-from tpu_ops.cloud import nodes as cloud_nodes
-from tpu_ops.cloud.client import ApiError
 from tpu_ops.errors import CloudError
-from tpu_ops.fleet import hostkeys, masters, publish, view
+from tpu_ops.fleet import documents, hostkeys, masters, origin, selection, view
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
+from tpu_ops.fleet.keyfile import TRUSTED_FIRST
+from tpu_ops.fleet.keyfile import parse as parse_known_hosts
 from tpu_ops.fleet.model import workers_of
 from tpu_ops.fleet.published import OutdatedError
-from tpu_ops.fleet.ssh_files import TRUSTED_FIRST, parse_known_hosts
+from tpu_ops.fleet.state import Files
 
 
 def files(settings):
@@ -38,6 +36,7 @@ def test_a_first_look_writes_everything(fleet):
     assert {path.name: path.stat().st_mode & 0o777 for path in settings.state_dir.iterdir()} == {
         "lock": 0o600,
         "snapshot.json": 0o600,
+        "shown.json": 0o600,
         "ssh_config": 0o600,
         "known_hosts": 0o644,
     }
@@ -47,7 +46,7 @@ def test_a_first_look_writes_everything(fleet):
 def test_what_is_known_is_read_without_the_api(fleet, monkeypatch):
     fleet.create("pod", "v4-16")
     seen = view.current(fleet.settings())
-    monkeypatch.setattr(view, "api", None)
+    monkeypatch.setattr(origin, "api", None)
     again = view.current(fleet.settings())
     assert (again.nodes, again.workers, again.asked_at) == (seen.nodes, seen.workers, seen.asked_at)
 
@@ -110,17 +109,47 @@ def test_a_recreated_node_is_accepted_with_its_new_keys(fleet):
     assert not set(known) & {worker.host_key_alias for worker in before.workers}
 
 
+def test_a_person_is_told_of_all_that_changed_since_they_were_told_last(fleet):
+    """Whoever asked meanwhile: Ansible, a command that met an old address, a new node's creation."""
+    fleet.create("pod", "v4-16")
+    fleet.create("old")
+    settings = fleet.settings()
+    view.refresh(settings)
+    fleet.act("delete", "pod")
+    fleet.create("pod", "v4-16")
+    assert view.newest(settings)[1].recreated == ("pod",)
+    fleet.act("delete", "old")
+    assert view.refresh(settings)[1].gone == ("old",)
+    fleet.create("new")
+    looked, (_, told) = view.look(settings)[1], view.refresh(settings, told=True)
+    assert (told.recreated, told.gone, told.new) == (("pod",), ("old",), ("new",))
+    assert looked == told
+    assert not view.refresh(settings, told=True)[1]
+    assert not view.look(settings)[1]
+
+
+def test_where_it_is_not_known_what_a_person_was_told_it_is_what_was_known(fleet):
+    settings = fleet.settings()
+    view.refresh(settings, told=True)
+    for spoil in (lambda path: path.write_text("{"), lambda path: path.unlink()):
+        spoil(Files(settings.state_dir).shown)
+        fleet.create(f"pod{len(view.refresh(settings)[0].nodes)}")
+        assert len(view.refresh(settings, told=True)[1].new) == 1
+    fleet.write(projects=[fleet.project, fleet.second])
+    assert view.refresh(fleet.settings(), told=True)[1].first
+
+
 def test_masters_of_addresses_that_were_left_are_ended(fleet, monkeypatch):
     fleet.create("pod", "v4-16")
     fleet.create("solo")
     before, _ = view.refresh(fleet.settings())
-    ended: list[str] = []
-    monkeypatch.setattr(masters, "end", lambda left, user, mux: ended.extend(address for address, _ in left))
+    ways, ended = selection.ways_of(fleet.settings(), before.listed), list[tuple[str, str]]()
+    monkeypatch.setattr(masters, "end", lambda left, user, mux: ended.extend(left))
     fleet.act("stop", "pod")
     fleet.act("start", "pod")
     fleet.act("delete", "solo")
     view.refresh(fleet.settings())
-    assert {worker.external_ip for worker in before.workers} <= set(ended)
+    assert {(worker.external_ip, ways.of(worker).control) for worker in before.workers} <= set(ended)
     ended.clear()
     view.refresh(fleet.settings())
     assert ended == []
@@ -144,7 +173,7 @@ def test_a_changed_key_on_the_same_node_stops_and_writes_nothing(fleet):
 def published(folder, nodes, keys, seconds):
     """Return the path of a published snapshot of some nodes, asked for some seconds after the others."""
     path = folder / f"published-{seconds}.json"
-    path.write_text(publish.document(NOW + seconds, ("lab", "other"), (), tuple(nodes), keys).text())
+    path.write_text(documents.document(NOW + seconds, ("lab", "other"), (), tuple(nodes), keys).text())
     return str(path)
 
 
@@ -161,7 +190,7 @@ def test_a_node_that_was_out_of_sight_may_not_come_back_with_another_key(member,
     with pytest.raises(HostKeyAlarm, match=r"solo-w0.*CHANGED"):
         view.refresh(settings, source=published(tmp_path, [POD, SOLO], changed, 2))
     view.refresh(settings, source=published(tmp_path, [POD, SOLO], KEYS, 3))
-    assert view.keys_of(settings) == KEYS
+    assert hostkeys.keys_of(settings) == KEYS
 
 
 def test_a_narrower_question_keeps_the_keys_of_all_and_their_marks(fleet):
@@ -179,8 +208,8 @@ def test_a_narrower_question_keeps_the_keys_of_all_and_their_marks(fleet):
     fleet.create("lite", "v5litepod-4", zone="us-west4-a")
     fleet.write()
     view.refresh(fleet.settings())
-    assert before.isdisjoint(view.keys_of(fleet.settings()))
-    assert len(view.keys_of(fleet.settings())) == 3
+    assert before.isdisjoint(hostkeys.keys_of(fleet.settings()))
+    assert len(hostkeys.keys_of(fleet.settings())) == 3
 
 
 def test_a_narrower_question_does_not_let_an_older_snapshot_in(member, tmp_path):
@@ -212,20 +241,15 @@ def test_known_nodes_are_not_asked_for_their_keys_again(fleet, monkeypatch):
     assert asked == [0, 1]
 
 
-def test_nodes_of_a_project_that_does_not_answer_are_not_gone(fleet, monkeypatch):
+def test_nodes_of_a_project_that_does_not_answer_are_not_gone(fleet):
     fleet.create("pod", "v4-16")
     fleet.create("theirs", project=fleet.second)
     fleet.write(projects=[fleet.project, fleet.second])
     before, _ = view.refresh(fleet.settings())
     keys = before.known_hosts.read_text()
-    list_scope = cloud_nodes._list_scope
-    failure = ApiError("denied", status="PERMISSION_DENIED", where=f"project {fleet.second}")
-    monkeypatch.setattr(
-        cloud_nodes,
-        "_list_scope",
-        lambda tpu, project, zone: failure if project == fleet.second else list_scope(tpu, project, zone),
-    )
+    fleet.api.fault(project=fleet.second, code="PERMISSION_DENIED", message="denied")
     after, changes = view.refresh(fleet.settings())
+    fleet.api.clear_faults()
     assert not changes
     assert after.nodes == before.nodes
     assert any(f"project {fleet.second}" in text for text in after.warnings)
@@ -263,10 +287,10 @@ def test_a_jump_that_the_filters_hide_is_a_worker_of_the_fleet_all_the_same(flee
     settings = fleet.settings()
     seen, _ = view.refresh(settings)
     text = seen.ssh_config.read_text()
-    (gate,) = (worker for worker in workers_of(seen.scope) if worker.host == "gate-w0")
+    (gate,) = (worker for worker in workers_of(seen.listed) if worker.host == "gate-w0")
     assert f"Host gate-w0\n    HostName {gate.external_ip}\n    HostKeyAlias {gate.host_key_alias}\n" in text
-    assert gate.host_key_alias in view.keys_of(settings)
-    ways = view.ways_of(settings, seen.scope)
+    assert gate.host_key_alias in hostkeys.keys_of(settings)
+    ways = selection.ways_of(settings, seen.listed)
     assert all(f"-F {seen.ssh_config} " in ways.of(worker).proxy for worker in seen.workers)
     assert (seen.warnings, seen.ssh_config.with_name("jump_config").exists()) == ((), False)
     assert view.current(settings).ssh_config.read_text() == text
@@ -295,7 +319,7 @@ def test_instance_names_are_asked_for_where_iap_needs_them_and_only_once(fleet):
     settings = fleet.settings()
     for _ in range(2):
         seen, _ = view.refresh(settings)
-        ways = view.ways_of(settings, seen.scope)
+        ways = selection.ways_of(settings, seen.listed)
         names = [ways.of(worker).proxy.split()[3] for worker in seen.workers]
         assert [name[-4:] for name in names] == ["-w-0", "-w-1"]
     assert fleet.api.requests(fleet.project)["GetGuestAttributes"] == 1
@@ -317,7 +341,7 @@ def test_concurrent_refreshes_leave_whole_files(fleet):
     for thread in threads:
         thread.join()
     assert failures == []
-    assert sorted(files(settings)) == ["known_hosts", "snapshot.json", "ssh_config"]
+    assert sorted(files(settings)) == ["known_hosts", "shown.json", "snapshot.json", "ssh_config"]
     assert len(view.current(settings).workers) == 2
 
 
@@ -326,8 +350,7 @@ def test_an_older_answer_does_not_replace_a_newer_one(fleet, monkeypatch):
     fleet.create("pod", "v4-16")
     view.refresh(settings)
     before = files(settings)
-    times = itertools.chain([1.0], itertools.repeat(time.time()))
-    monkeypatch.setattr(view, "time", SimpleNamespace(time=lambda: next(times)))
+    monkeypatch.setattr(origin, "time", SimpleNamespace(time=lambda: 1.0))
     fleet.create("solo")
     seen, changes = view.refresh(settings)
     assert (not changes, [node.name for node in seen.nodes]) == (True, ["pod"])

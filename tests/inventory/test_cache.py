@@ -12,7 +12,10 @@ import pytest
 
 from tests.support.fleet import FleetDir
 from tests.support.inventory import hosts, inventory
-from tpu_ops.fleet import view
+from tests.support.nodes import node
+from tests.support.published import KEYS, POD, document
+from tpu_ops.cloud.client import connect
+from tpu_ops.fleet import documents, origin, selection, view
 from tpu_ops.fleet.state import Files
 
 
@@ -134,6 +137,24 @@ def test_the_snapshot_is_enough_of_a_cache(fleet):
     assert fleet.api.requests(fleet.project) == {}
 
 
+def test_an_answer_is_as_old_as_what_was_published_and_not_as_its_place_in_the_cache(fleet):
+    published = fleet.path / "published.json"
+
+    def publish(name: str, age: float) -> None:
+        of = node(name, project=fleet.project, count=1)
+        asked_at = time.time() - age
+        published.write_text(documents.document(asked_at, (fleet.project,), (), (of,), KEYS).text())
+
+    options = {"cache": True, "cache_plugin": "jsonfile", "cache_connection": str(fleet.path / "cache")}
+    fleet.write(**options, cache_timeout=600, snapshot=str(published))
+    publish("before", 7200)
+    assert hosts(inventory(fleet)) == ["before-w0"]
+    publish("after", 60)
+    assert hosts(inventory(fleet)) == ["after-w0"]
+    publish("later", 0)
+    assert hosts(inventory(fleet)) == ["after-w0"]
+
+
 def test_a_refresh_by_the_command_is_news_for_the_inventory(cached):
     view.refresh(cached.fleet.settings())
     cached.fleet.api.forget_requests()
@@ -165,15 +186,38 @@ def test_refresh_inventory_and_flush_ask_the_api_and_rewrite_what_is_remembered(
     [
         {"zones": ["us-central2-b"]},
         {"projects": ["{project}", "{second}"]},
+        {"endpoint": "localhost:{port}"},
         {"snapshot": ""},
     ],
-    ids=["zones", "projects", "same"],
+    ids=["zones", "projects", "endpoint", "same"],
 )
 def test_an_answer_to_another_question_is_not_used(cached, options):
-    names = {"project": cached.fleet.project, "second": cached.fleet.second}
-    options = {key: [text.format(**names) for text in value] for key, value in options.items()}
-    cached.fleet.write(**cached.options, **{key: value or "" for key, value in options.items()})
+    fleet = cached.fleet
+    words = {"project": fleet.project, "second": fleet.second, "port": fleet.api.grpc.rpartition(":")[2]}
+    options = {
+        key: value.format(**words) if isinstance(value, str) else [text.format(**words) for text in value]
+        for key, value in options.items()
+    }
+    fleet.write(**cached.options, **options)
     assert cached.hosts() == (ASKED if any(options.values()) else CACHED)
+
+
+@pytest.mark.parametrize(("key", "found"), [("second.json", ASKED), ("first.json", CACHED)])
+def test_what_other_credentials_may_see_is_another_question(fleet, monkeypatch, key, found):
+    """The service itself is asked with credentials; the lab's API, which needs none, plays it."""
+    monkeypatch.setattr(origin, "connect", lambda endpoint, timeout, auth: connect(fleet.api.grpc, timeout))
+    cached = Cached(fleet, endpoint="", auth_kind="serviceaccount", service_account_file="first.json")
+    fleet.write(**cached.options | {"service_account_file": key})
+    assert cached.hosts() == found
+
+
+def test_what_is_published_is_another_answer_than_the_apis(cached, tmp_path):
+    published = tmp_path / "published.json"
+    published.write_text(document([POD], asked_at=time.time()).text())
+    cached.fleet.write(**cached.options, projects=["lab"], snapshot=str(published))
+    assert cached.hosts() == ["pod-w0", "pod-w1"]
+    cached.fleet.write(**cached.options)
+    assert cached.hosts() == CACHED
 
 
 def test_filters_are_applied_to_what_is_remembered(cached):
@@ -201,10 +245,28 @@ def test_filters_are_applied_to_what_is_remembered(cached):
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_a_damaged_cache_is_survived(cached, text, wrapped):
     cached.age(0, None)
+    text = text.replace('"asked_at": 1,', f'"asked_at": {time.time() - 1},')
     cached.file.write_text(json.dumps({"__payload__": text}) if wrapped else text)
     assert cached.hosts() == ASKED
     cached.age(0, None)
     assert cached.hosts()[0] == "cached-w0"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("external_ips", ["-oProxyCommand=touch /tmp/x;"]),
+        ("internal_ips", ["evil.example.com"]),
+        ("name", "-oProxyCommand=id"),
+    ],
+)
+def test_what_ssh_would_take_for_something_else_is_no_part_of_an_answer(cached, field, value):
+    content = json.loads(cached.file.read_text())
+    answer = json.loads(content["__payload__"])
+    answer["nodes"][0][field] = value
+    cached.file.write_text(json.dumps({"__payload__": json.dumps(answer)}))
+    cached.snapshot.unlink()
+    assert cached.hosts() == ASKED
 
 
 def test_a_node_whose_host_keys_were_lost_is_asked_for_again(cached):
@@ -228,7 +290,7 @@ def test_instance_names_that_iap_needs_are_asked_for_though_the_nodes_are_known(
 
 
 def test_the_directory_of_the_control_sockets_is_made_again(cached):
-    mux = view.mux_dir()
+    mux = selection.mux_dir()
     mux.rmdir()
     cached.age(10, None)
     assert cached.hosts() == CACHED

@@ -88,6 +88,26 @@ def test_what_is_no_name_is_passed_over_with_one_warning(named, said, entry, rea
     assert text.count("WARNING") == 1
 
 
+def test_a_label_takes_over_no_host_of_another_source(named, said):
+    from ansible.inventory.manager import InventoryManager
+    from ansible.parsing.dataloader import DataLoader
+
+    other = named.path / "inventory" / "others.yml"
+    other.write_text("all: {hosts: {blue: {ansible_host: 10.9.9.9}, other-w0: {mine: true}}}")
+    named.write(
+        hostnames=["tpu_labels.alias", "tpu_host"], exclude=["tpu_labels.alias == 'green'", "tpu_node == 'pod'"]
+    )
+    found = InventoryManager(loader=DataLoader(), sources=[str(other), str(named.file)])
+    assert hosts(found) == ["blue", "other-w0", "solo-w0"]
+    assert variables(found, "blue")["ansible_host"] == "10.9.9.9"
+    assert "'blue' is a host of another source (worker solo-w0)" in said()
+    # What another source says of a worker by its own name holds for it.
+    named.write(hostnames=["tpu_host"], include=["tpu_node == 'other'"])
+    found = InventoryManager(loader=DataLoader(), sources=[str(other), str(named.file)])
+    assert (variables(found, "other-w0")["mine"], variables(found, "other-w0")["tpu_node"]) == (True, "other")
+    assert "another source" not in said()
+
+
 def test_two_hosts_of_one_name_are_an_error_that_names_both_and_the_key(named, said):
     from ansible.errors import AnsibleError
 

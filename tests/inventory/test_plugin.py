@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from tests.support.inventory import hosts, inventory, variables
 from tpu_ops.cli.main import main
 from tpu_ops.fleet import view
-from tpu_ops.fleet.ssh_files import parse_known_hosts
+from tpu_ops.fleet.keyfile import parse as parse_known_hosts
 
 
 def test_list_and_graph_through_the_command(mixed):
@@ -105,6 +106,22 @@ def test_filters_of_the_fleet_are_those_of_the_inventory(mixed):
     assert hosts(inventory(mixed)) == ["twin.us-west4-a-w0"]
 
 
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize(
+    ("filters", "words"),
+    [
+        ({"names": ["["], "accelerator_types": ["v4-*"]}, "names: [; accelerator_types: v4-*"),
+        ({"labels": {"team": ["art", "music"], "tier": None}}, "labels: team=art|music, tier"),
+    ],
+)
+def test_filters_of_the_fleet_that_nothing_passes_are_named(mixed, said, filters, words, cache):
+    mixed.write(**filters)
+    assert hosts(inventory(mixed, cache=cache)) == []
+    assert said().count(f"({words})") == 1
+    mixed.write()
+    assert (hosts(inventory(mixed)) != [], said()) == (True, "")
+
+
 def test_a_jump_is_in_the_arguments_of_those_that_need_it(fleet):
     fleet.create("pod", "v4-8", networkConfig={"enableExternalIps": False})
     fleet.create("door", "v4-8")
@@ -156,6 +173,15 @@ def test_every_failure_is_an_error_of_ansible(fleet, said, options, words):
         inventory(fleet)
     text = said()
     assert [word for word in words if word not in text] == []
+
+
+def test_a_failure_is_not_said_again_with_each_of_its_causes(fleet, said, monkeypatch):
+    """Ansible says it twice, as a warning and as what that was caused by."""
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere")
+    fleet.write(endpoint="")
+    with pytest.raises(Exception, match="Completely failed"):
+        inventory(fleet)
+    assert said().count("no credentials for Google Cloud") in (1, 2)
 
 
 def test_a_failure_ends_the_command_and_is_all_that_is_said(fleet):
@@ -217,3 +243,13 @@ def test_files_of_its_name_are_the_plugins(fleet, name):
     path = fleet.path / "inventory" / name
     path.write_text(text)
     assert hosts(inventory(fleet, source=str(path))) == ["pod-w0"]
+
+
+def test_a_pipe_in_the_place_of_the_fleets_file_is_not_waited_for(fleet, said):
+    from ansible.errors import AnsibleError
+
+    fleet.file.unlink()
+    os.mkfifo(fleet.file)
+    with pytest.raises(AnsibleError, match="Completely failed"):
+        inventory(fleet)
+    assert "tpu_vm.yml: cannot read the fleet's file: this is no regular file" in said()

@@ -17,7 +17,11 @@ case "$*" in
 *"-O stop"*) rm -f "$PLAY/master-$last"; exit 0 ;;
 *"-f -N"*)
     if [ -e "$PLAY/denied-$last" ]; then echo "ada@$last: Permission denied (publickey)." >&2; exit 255; fi
-    if [ -e "$PLAY/down-$last" ]; then echo "ssh: connect to host $last port 22: Connection refused" >&2; exit 255; fi
+    if [ -e "$PLAY/down-$last" ]; then
+        while [ -e "$PLAY/held-$last" ]; do touch "$PLAY/holding-$last"; sleep 0.02; done
+        echo "ssh: connect to host $last port 22: Connection refused" >&2
+        exit 255
+    fi
     touch "$PLAY/master-$last"
     exit 0 ;;
 esac

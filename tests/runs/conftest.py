@@ -16,18 +16,20 @@ from typing import Any
 
 import pytest
 
+from tests.support.desk import lab_name
 from tpu_ops import config
-from tpu_ops.fleet import ssh_files, view
+from tpu_ops.fleet import keyfile, origin, view
 from tpu_ops.fleet.model import Node, workers_of
 from tpu_ops.fleet.state import Files, Snapshot
 from tpu_ops.host import build
-from tpu_ops.lab import workers as lab_workers
+from tpu_ops.lab import removal
 from tpu_ops.lab.backend import WorkerSpec
 from tpu_ops.lab.containers import container_name
 from tpu_ops.lab.workers import ContainerBackend
 
-INSTANCE = "runs-test"
+INSTANCE = lab_name("runs")
 SIZE = 2
+BOTH = range(SIZE)
 NODE_ID = "4242"
 CHIPS = ("/dev/accel0", "/dev/accel1")
 
@@ -145,6 +147,15 @@ class Bench:
         path = f"/var/lib/tpu_ops/runs/{run_id}/log/*"
         self.await_(lambda: text in self.inside(index, f"cat {path}"), f"{text!r} in the log of {run_id}")
 
+    def started(self, *argv: str, name: str, person: str = "ada") -> None:
+        """Start a run that goes on by itself."""
+        done = self.tpu_ops("train", "pod", "--detach", "--name", name, "--", *argv, person=person)
+        assert done.returncode == 0, done.stderr
+
+    def clean(self) -> None:
+        """Check that nothing of a run is left on any worker."""
+        assert [self.left(index) for index in BOTH] == [[] for _ in BOTH]
+
     def sweep(self) -> None:
         """End whatever a failed test left running, so that the next one has its own chance."""
         for index in range(SIZE):
@@ -167,11 +178,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")], check=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TPU_OPS_STATE", str(folder / "lab"))
-        lab_workers.teardown(INSTANCE)
+        removal.teardown(INSTANCE)
         try:
             yield asyncio.run(_made(folder))
         finally:
-            lab_workers.teardown(INSTANCE)
+            removal.teardown(INSTANCE)
 
 
 async def _made(folder: Path) -> Bench:
@@ -235,8 +246,8 @@ def _write_fleet(bench: Bench, keys: dict[str, dict[str, str]]) -> None:
             settings = config.load()
             files = Files(settings.state_dir)
             files.directory.mkdir(parents=True)
-            files.write_snapshot(view.scope_of(settings), Snapshot(time.time(), (node,)))
-            files.known_hosts.write_text(ssh_files.known_hosts(keys))
+            files.write_snapshot(origin.question_of(settings), Snapshot(time.time(), (node,)))
+            files.known_hosts.write_text(keyfile.text_of(keys))
             view.current(settings)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops.errors import HostError, UnreachableError
-from tpu_ops.remote.fanout import Reply
+from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, records
 
 SILENT = Reply("", {}, "unreachable", "no route to host")

@@ -18,7 +18,7 @@ from tpu_ops.cli import runs_output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet.model import Node, Worker, workers_of
 from tpu_ops.host import spec as host_spec
-from tpu_ops.remote.fanout import Reply, Result
+from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.runs import control, preflight, records, spec, sync
 from tpu_ops.runs.follow import Outcome, first_cause, outcome_of
 from tpu_ops.runs.lines import Lines
@@ -184,6 +184,8 @@ def test_the_worker_that_differs_from_the_others_is_named() -> None:
 def test_silence_counts_before_what_is_wrong() -> None:
     silent = preflight.fault_of_reply(Reply("pod-w1", {}, "unreachable", "no route"))
     assert "tpu_ops refresh" in silent.fix
+    refused = Reply("pod-w1", {}, "unreachable", "ada@34.0.0.1: Permission denied (publickey).")
+    assert preflight.fault_of_reply(refused).fix == "see why: tpu_ops run pod-w1 -- true"
     wrong = preflight.fault_of_reply(Reply("pod-w0", {}, "no-launcher", "not installed", "configure it"))
     assert preflight.PreflightError([wrong, silent], 4).exit_code == ExitCode.UNREACHABLE
     error = preflight.PreflightError([wrong], 4)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ssh_ways.conftest import Desk, Lab
+from tests.ssh_ways.conftest import Person
+from tests.support.desk import Desk, Lab
 from tpu_ops.fleet import masters
 
 pytestmark = pytest.mark.lab
@@ -26,9 +27,9 @@ CAME_FROM = "set -- $SSH_CONNECTION; echo $1"
 
 
 @pytest.fixture(scope="module")
-def at_home(desk_with) -> Desk:
+def at_home(desk_with) -> Person:
     """A person who has installed the fleet's ssh config."""
-    desk: Desk = desk_with(zones=["us-central2-b"])
+    desk: Person = desk_with(zones=["us-central2-b"])
     desk.do("tpu_ops", "ssh-config", "--install", *desk.file_option("--file"))
     return desk
 
@@ -239,9 +240,9 @@ def test_what_is_published_later_is_compared_with_what_was_trusted(desk_with, la
 
 
 @pytest.fixture(scope="module")
-def behind(desk_with) -> Desk:
+def behind(desk_with) -> Person:
     """A person whose fleet has a worker as jump, and whose own ssh config includes it."""
-    desk: Desk = desk_with(proxy_jump="gate-w0")
+    desk: Person = desk_with(proxy_jump="gate-w0")
     desk.do("tpu_ops", "ssh-config", "--install", *desk.file_option("--file"))
     return desk
 
@@ -291,7 +292,9 @@ def test_a_jump_that_is_away_is_said(behind, lab):
 
 def connections(lab: Lab) -> set[str]:
     """Return what is connected to the jump's sshd."""
-    return set(lab.inside("gate-w0", "ss", "-Htn", "state", "established", "sport", "=", ":22").splitlines())
+    lines = lab.inside("gate-w0", "ss", "-Htn", "state", "established", "sport", "=", ":22").splitlines()
+    # Columns are as wide as the longest address needs.
+    return {" ".join(line.split()) for line in lines}
 
 
 def test_any_host_of_the_persons_own_config_may_be_the_jump(desk_with, lab):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,14 @@ ZONE = "us-central2-b"
 PAIRS = 2000
 PROJECTS = ",".join(f"lab{pair},other{pair}" for pair in range(PAIRS))
 _pairs = itertools.count()
+
+
+@functools.cache
+def _key() -> dict[str, bytes]:
+    """Return a person's key and its public half, as files by their names; made once for all tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{folder}/id_ed25519"], check=True)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 class FleetDir:
@@ -45,7 +55,9 @@ class FleetDir:
         self.path = root / "fleet"
         self.private_key = root / "home" / ".ssh" / "id_ed25519"
         self.private_key.parent.mkdir(parents=True)
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.private_key], check=True)
+        for name, content in _key().items():
+            (self.private_key.parent / name).write_bytes(content)
+            (self.private_key.parent / name).chmod(0o600)
         (self.path / "inventory").mkdir(parents=True)
         self.write()
 
@@ -96,7 +108,7 @@ class FleetDir:
 @pytest.fixture(scope="session")
 def fleet_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabApi]:
     """One lab API process for all tests that have projects of their own."""
-    api = LabApi(tmp_path_factory.mktemp("api") / "state.json", projects=PROJECTS)
+    api = LabApi(tmp_path_factory.mktemp("api") / "state.json", seconds=0, projects=PROJECTS)
     api.start()
     yield api
     api.close()

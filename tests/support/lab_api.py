@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import urllib.error
@@ -48,6 +49,12 @@ class LabApi:
         assert line, f"the lab's API ended with {self._process.wait(PATIENCE)}"
         where = json.loads(line)
         self.grpc, self.rest = where["grpc"], where["rest"]
+
+    def processor_time(self) -> float:
+        """Return the seconds of processor time that the process has taken: other processes do not add to them."""
+        assert self._process is not None
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> int:
         """End the process in order and return its exit code."""

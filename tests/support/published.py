@@ -17,9 +17,9 @@ import yaml
 from tests.support.nodes import key, node
 from tpu_ops import config
 from tpu_ops.config import Settings
-from tpu_ops.fleet import publish
+from tpu_ops.fleet import documents
+from tpu_ops.fleet.keyfile import Keys
 from tpu_ops.fleet.model import Node
-from tpu_ops.fleet.ssh_files import Keys
 
 #: When the snapshots of these tests are of.
 NOW = 1_790_000_000.0
@@ -45,9 +45,14 @@ KEYS = {
 
 def document(
     nodes: Sequence[Node] = (POD, SOLO), keys: Mapping[str, Keys] = KEYS, asked_at: float = NOW
-) -> publish.Document:
+) -> documents.Document:
     """Return the published snapshot of some nodes."""
-    return publish.document(asked_at, ("lab", "other"), (), tuple(nodes), keys)
+    return documents.document(asked_at, ("lab", "other"), (), tuple(nodes), keys)
+
+
+def text(nodes: Sequence[Node] = (POD, SOLO), keys: Mapping[str, Keys] = KEYS, asked_at: float = NOW) -> str:
+    """Return the same as text."""
+    return document(nodes, keys, asked_at).text()
 
 
 class Member:

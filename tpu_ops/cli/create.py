@@ -11,7 +11,7 @@ from tpu_ops.cli import options, output
 from tpu_ops.cloud.client import Tpu
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, UsageError
-from tpu_ops.fleet import lifecycle, view
+from tpu_ops.fleet import hostkeys, lifecycle, origin, view
 from tpu_ops.fleet.hostvars import facts
 from tpu_ops.fleet.lifecycle import Wish
 from tpu_ops.fleet.view import Fleet
@@ -30,10 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runtime", help="runtime version (default: by the type's generation)")
     parser.add_argument("--spot", action="store_true", help="a spot node: cheaper, and may be preempted")
     parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label (repeatable)")
-    parser.add_argument("--no-wait", action="store_true", help="return when the API has accepted the request")
-    parser.add_argument(
-        "--timeout", type=options.seconds, default=1800, metavar="SECONDS", help="to wait at most (default: 1800)"
-    )
+    options.add_waiting(parser, 1800)
     parser.add_argument("--dry-run", action="store_true", help="check and show the request; create nothing")
     options.add_fleet(parser)
     options.add_json(parser)
@@ -43,8 +40,9 @@ def run(args: argparse.Namespace) -> int:
     """Create a node."""
     settings = config.load(args.fleet)
     wish = wished(args, settings)
-    body = lifecycle.request(wish, lifecycle.ssh_keys(settings))
-    with view.api(settings) as tpu:
+    with origin.api(settings) as tpu:
+        # Who has no credentials is told that first: another key would be of no use.
+        body = lifecycle.request(wish, lifecycle.ssh_keys(settings))
         if not wish.runtime_version:
             _refuse_unknown_generation(tpu, wish)
         if args.dry_run:
@@ -81,7 +79,9 @@ def wished(args: argparse.Namespace, settings: Settings) -> Wish:
         *(("--label", at) for at in args.label),
     ):
         if not text.isprintable():
-            raise UsageError(f"{shown(text)} holds characters that cannot be printed", where=option)
+            raise UsageError(
+                f"{shown(text)} holds characters that cannot be printed", where=option, fix="leave them out"
+            )
     return Wish(
         name=lifecycle.check_name(args.name),
         project=config.check_project(_only("project", args.project, settings.projects), "--project"),
@@ -146,7 +146,7 @@ def _refresh(settings: Settings, wish: Wish) -> Fleet:
         fleet, _ = view.refresh(settings)
         workers = [worker for worker in fleet.workers if worker.node.full_name == wish.full_name]
         elapsed = time.monotonic() - start
-        if not workers or view.has_keys(settings, workers) or elapsed > KEYS_TIMEOUT:
+        if not workers or hostkeys.has_keys(settings, workers) or elapsed > KEYS_TIMEOUT:
             break
         progress(elapsed, "waiting for its workers to publish their host keys")
         time.sleep(KEYS_DELAY)
@@ -176,5 +176,7 @@ def _say(args: argparse.Namespace, wish: Wish, outcome: str, fleet: Fleet | None
     for worker in workers:
         output.line(f"{worker.host}  {worker.internal_ip or '-'}  {worker.external_ip or '-'}")
     if workers:
-        output.info(f"log in: tpu_ops ssh {shlex.quote(workers[0].label)}")
+        label = shlex.quote(workers[0].label)
+        ready = hostkeys.has_keys(fleet.settings, workers)
+        output.info(f"log in: tpu_ops ssh {label}" if ready else f"next: tpu_ops refresh --trust-first {label}")
     return ExitCode.OK

@@ -7,7 +7,7 @@ import argparse
 from tpu_ops import config
 from tpu_ops.cli import options, output
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import lifecycle, view
+from tpu_ops.fleet import lifecycle, origin, view
 from tpu_ops.fleet.model import Node
 from tpu_ops.fleet.view import Fleet
 
@@ -18,10 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--zone", help="its zone, where several nodes share the name")
     parser.add_argument("--project", help="its project, where several nodes share name and zone")
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--no-wait", action="store_true", help="return when the API has accepted the request")
-    parser.add_argument(
-        "--timeout", type=options.seconds, default=900, metavar="SECONDS", help="to wait at most (default: 900)"
-    )
+    options.add_waiting(parser, 900)
     parser.add_argument("--dry-run", action="store_true", help="show what would be deleted")
     options.add_fleet(parser)
     options.add_json(parser)
@@ -42,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     ):
         output.info("nothing was deleted")
         return ExitCode.FAILED
-    with view.api(settings) as tpu:
+    with origin.api(settings) as tpu:
         try:
             lifecycle.delete(
                 tpu,
@@ -77,7 +74,8 @@ def chosen(fleet: Fleet, name: str, *, zone: str | None, project: str | None) ->
         raise UsageError(f"no node is called {name!r}", where=f"this fleet{place}", fix=f"known nodes: {known}")
     if len(found) > 1:
         names = " or ".join(sorted(labels[node.full_name] for node in found))
-        raise UsageError(f"several nodes are called {name!r}", fix=f"use {names}, or add --zone or --project")
+        fix = f"use {names}, or add --zone or --project"
+        raise UsageError(f"several nodes are called {name!r}", where="this fleet", fix=fix)
     return found[0]
 
 

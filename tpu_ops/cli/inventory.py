@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "groups: a ClusterShell file for groups.d; json: group -> hosts",
     )
     parser.add_argument("--json", action="store_const", dest="format", const="json", help="the same as --format json")
-    parser.add_argument("target", nargs="?", help="a node, a worker or a node set (default: all)")
+    parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (@node_pod); default: all")
     parser.epilog = (
         "Only nodes in the configured states (READY). Asks nobody: `tpu_ops refresh` brings it up to date. "
         f"Groups are those of the inventory, as in: clush -w @{SOURCE}:node_pod"
@@ -79,7 +79,7 @@ def chosen(fleet: Fleet, target: str | None) -> list[Worker]:
 
 def groups(fleet: Fleet, workers: Iterable[Worker]) -> dict[str, list[Worker]]:
     """Return the inventory's own groups with their workers, and `all`."""
-    names = hostvars.groups(fleet.scope)
+    names = hostvars.groups(fleet.listed)
     found: dict[str, list[Worker]] = {"all": []}
     for worker in workers:
         for name in ("all", *names[worker.node.full_name]):

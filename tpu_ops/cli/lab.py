@@ -157,13 +157,13 @@ def _up(lab: Instance, args: argparse.Namespace) -> int:
 
 
 def _down(lab: Instance, args: argparse.Namespace) -> int:
-    from tpu_ops.lab import workers
+    from tpu_ops.lab import removal
 
     results = [_down_one(each) for each in (instance.known() if args.all else [lab])]
-    others = workers.instances() if args.all else []
+    others = removal.instances() if args.all else []
     if not args.json:
         _say_down(results, others, all_of=args.all)
-    dropped = workers.remove_shared() if args.cache else []
+    dropped = removal.remove_shared() if args.cache else []
     if args.json:
         output.as_json({"labs": results, "others": others, "shared": dropped})
         return ExitCode.OK
@@ -192,12 +192,12 @@ def _say_down(results: Sequence[Mapping[str, object]], others: Sequence[str], *,
 
 def _down_one(lab: Instance) -> dict[str, object]:
     """Take one lab down and return what was there."""
-    from tpu_ops.lab import workers
+    from tpu_ops.lab import removal
 
     with instance.locked(lab):
         stopped = instance.stop_api(lab)
-        removed = workers.teardown(lab.name)
-        left = workers.leftovers(lab.name)
+        removed = removal.teardown(lab.name)
+        left = removal.leftovers(lab.name)
         if left:
             raise OpsError(
                 f"lab {lab.name!r} could not be removed whole: {', '.join(left)} still there",
@@ -213,7 +213,7 @@ def _down_one(lab: Instance) -> dict[str, object]:
 def _env(lab: Instance, args: argparse.Namespace) -> int:
     endpoints = lab.endpoints()
     if endpoints is None:
-        raise CloudError(f"lab {lab.name!r} is not up", fix="start it: `tpu_ops lab up`")
+        raise CloudError(f"lab {lab.name!r} is not up", where=str(lab.directory), fix="start it: `tpu_ops lab up`")
     found = environment.variables(lab, endpoints, _fleet_inventory())
     if args.json:
         output.as_json(found)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
-from tpu_ops import config
+from tpu_ops import config, texts
 from tpu_ops.cli import options, output
 from tpu_ops.config import Filters
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import view
+from tpu_ops.fleet import selection, view
 from tpu_ops.fleet.hostvars import facts
 from tpu_ops.fleet.model import Node, Worker
 from tpu_ops.fleet.view import Fleet
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     def add(name: str, metavar: str, text: str) -> None:
         only.add_argument(f"--{name}", action="append", default=[], metavar=metavar, help=text)
 
-    add("name", "PATTERN", "this name, as in 'pod-*'")
+    add("name", "PATTERN", "this name, as in 'pod*'")
     add("type", "PATTERN", "this accelerator type, as in 'v4-*'")
     add("zone", "ZONE", "this zone, as in us-central2-b or 'us-*'")
     add("project", "PROJECT", "this project")
@@ -44,11 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="STATE",
         help="this state",
     )
+    parser.add_argument("target", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("--cached", action="store_true", help="ask nobody; show what the last refresh saw")
 
 
 def run(args: argparse.Namespace) -> int:
     """List the workers."""
+    if args.target is not None:
+        name = shlex.quote(args.target)
+        raise UsageError("list takes no target", where=args.target, fix=f"tpu_ops list --name {name}")
     settings = config.load(args.fleet)
     if args.cached:
         fleet, changes = view.current(settings), None
@@ -56,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
         fleet, changes = view.look(settings)
         for text in fleet.warnings:
             output.warning(text)
+    for text in selection.unreachable(settings, fleet.listed, asked=False):
+        output.warning(text)
     wanted = Wanted(args)
     unknown = wanted.unknown(fleet) if fleet.nodes else []
     for text in unknown:
@@ -66,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         output.as_json([facts(worker) for worker in fleet.workers if worker.node.full_name in names])
     elif rows := table_rows(fleet, shown):
         output.table(rows, COLUMNS)
-    elif not fleet.scope:
+    elif not fleet.listed:
         output.info("no node; `tpu_ops create` makes one")
     elif fleet.nodes and not unknown:
         output.info("no node has all of that")
@@ -144,8 +151,7 @@ def _unknown(
     if not lacking:
         return []
     known = sorted({texts[-1] for texts in there})
-    some = ", ".join(known[:MOST]) + (f" and {len(known) - MOST} more" if len(known) > MOST else "")
-    return [f"no node has the {kind} {value!r}; there are: {some or 'none'}" for value in lacking]
+    return [f"no node has the {kind} {value!r}; there are: {texts.some(known, MOST) or 'none'}" for value in lacking]
 
 
 def table_rows(fleet: Fleet, nodes: Sequence[Node]) -> list[dict[str, str]]:

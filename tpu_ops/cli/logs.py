@@ -29,7 +29,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         outcomes, shown = asyncio.run(_follow(fleet, args))
     except KeyboardInterrupt:
-        output.info("\nno longer following; the run goes on")
+        output.info("")
+        output.info("no longer following; the run goes on")
         return ExitCode.INTERRUPTED
     if not args.follow:
         lost = any(outcomes[rank].state == "unknown" for rank in shown)
@@ -47,7 +48,7 @@ async def _follow(fleet: view.Fleet, args: argparse.Namespace) -> tuple[list[Out
         raise problem
     if len(runs) != 1:
         names = ", ".join(run_.run_id for run_ in runs)
-        raise UsageError(f"{args.run} has {names or 'no run on it'}", fix="name the run")
+        raise UsageError(f"{args.run} has {names or 'no run on it'}", where=f"RUN {args.run!r}", fix="name the run")
     shown = runs_output.ranks(args.rank, len(runs[0].hosts))
     follower = Follower(
         fanout,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import logging
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -31,6 +33,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lab": ("lab", "the local lab: a Cloud TPU API whose workers are containers"),
 }
 
+#: An argument that says nothing, or an option's.
+_EMPTY = re.compile(r"(?:--[a-z-]+=)?")
+
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
@@ -46,6 +51,14 @@ def _usage() -> str:
     )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Prints its help as any other result."""
+
+    def print_help(self, file: object = None) -> None:
+        """Print it."""
+        output.line(self.format_help().removesuffix("\n"))
+
+
 def _dispatch(argv: Sequence[str]) -> int:
     if not argv or argv[0] in {"-h", "--help", "help"}:
         output.line(_usage())
@@ -55,13 +68,16 @@ def _dispatch(argv: Sequence[str]) -> int:
         return ExitCode.OK
     name, *rest = argv
     if name not in COMMANDS:
-        raise UsageError(f"unknown command {name!r}", fix="`tpu_ops --help` lists the commands")
+        raise UsageError("unknown command", where=f"tpu_ops {name}", fix="`tpu_ops --help` lists the commands")
     module_name, text = COMMANDS[name]
     module = importlib.import_module(f"tpu_ops.cli.{module_name}")
-    parser = argparse.ArgumentParser(prog=f"tpu_ops {name}", description=f"{text[0].upper()}{text[1:]}.")
+    parser = _Parser(prog=f"tpu_ops {name}", description=f"{text[0].upper()}{text[1:]}.")
     module.add_arguments(parser)
     if not getattr(module, "TAKES_COMMAND", False):
-        return int(module.run(parser.parse_args(rest)))
+        args = parser.parse_args(rest)
+        behind = getattr(args, "command", ())
+        _refuse_empty(rest[: len(rest) - len(behind)] if isinstance(behind, list) else rest)
+        return int(module.run(args))
     # What stands behind the first `--` is another program's business: argparse never sees it.
     front = rest[: rest.index("--")] if "--" in rest else rest
     args, more = parser.parse_known_args(front)
@@ -70,8 +86,21 @@ def _dispatch(argv: Sequence[str]) -> int:
     if more:
         command = shlex.join([*rest[: rest.index(more[0])], "--", *rest[rest.index(more[0]) :]])
         raise UsageError("the command must stand behind `--`", where=shlex.join(more), fix=f"tpu_ops {name} {command}")
+    _refuse_empty(front)
     args.command = rest[len(front) + 1 :]
     return int(module.run(args))
+
+
+def _refuse_empty(words: Sequence[str]) -> None:
+    """Refuse empty arguments, which are a script's unset variables: none of them means the default.
+
+    Raises:
+        UsageError: There is one.
+    """
+    for number, (before, word) in enumerate(itertools.pairwise(("", *words)), 1):
+        if _EMPTY.fullmatch(word):
+            option = word.removesuffix("=") or (before if before.startswith("--") else f"argument {number}")
+            raise UsageError("this is empty", where=option, fix="give it a value, or leave it out")
 
 
 class _Said(logging.Handler):

@@ -26,9 +26,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def count(number: int, noun: str) -> str:
-    """Return a number of things, as in ``1 node`` and ``2 nodes``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def add_waiting(parser: argparse.ArgumentParser, limit: int) -> None:
+    """Declare --no-wait, and --timeout with its default in seconds."""
+    parser.add_argument("--no-wait", action="store_true", help="return when the API has accepted the request")
+    parser.add_argument(
+        "--timeout", type=seconds, default=limit, metavar="SECONDS", help=f"to wait at most (default: {limit})"
+    )
 
 
 def seconds(text: str) -> float:
@@ -50,7 +53,8 @@ def confirmed(question: str, doing: str) -> bool:
         UsageError: Nobody is at a terminal.
     """
     if sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError(f"{doing} needs a confirmation, and nobody can be asked", fix="add --yes")
+        what = f"{doing} needs a confirmation, and nobody can be asked"
+        raise UsageError(what, where="standard input, which is no terminal", fix="add --yes")
     output.info(f"{question} [y/N]")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

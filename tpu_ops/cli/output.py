@@ -1,4 +1,8 @@
-"""The only writer: results go to standard output, everything said on the way to standard error."""
+"""The only writer: results go to standard output, everything said on the way to standard error.
+
+Text of others gets into what is said (names, what a server answered, what ssh printed). So each of its lines is made
+one line without orders for a terminal here, and nowhere else needs to.
+"""
 
 from __future__ import annotations
 
@@ -66,22 +70,27 @@ def line(text: str = "") -> None:
 
 
 def info(text: str) -> None:
-    """Say what is going on."""
+    """Say what is going on, in one line."""
+    _say(printable(text))
+
+
+def aside(text: str) -> None:
+    """Print what a program printed, as it is, where standard output has other results."""
     _say(text)
 
 
 def warning(text: str) -> None:
     """Say what the user should know although the command goes on."""
-    _say(f"warning: {text}")
+    info(f"warning: {text}")
 
 
 def error(failure: OpsError) -> None:
     """Print the three parts of an error: what failed, where, what to do."""
-    _say(f"error: {failure.what}")
+    info(f"error: {failure.what}")
     if failure.where:
-        _say(f"  at:  {failure.where}")
+        info(f"  at:  {failure.where}")
     if failure.fix:
-        _say(f"  fix: {failure.fix}")
+        info(f"  fix: {failure.fix}")
 
 
 def as_json(value: Any) -> None:

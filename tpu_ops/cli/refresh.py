@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from tpu_ops import config
+from tpu_ops import config, texts
 from tpu_ops.cli import options, output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
-from tpu_ops.fleet import first_contact, hostkeys, sources, view
+from tpu_ops.fleet import first_contact, hostkeys, origin, selection, sources, ssh_include, view
 from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.first_contact import Answer
 from tpu_ops.fleet.model import Worker
@@ -52,10 +53,11 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         fleet, changes = view.look(settings, source=source)
     else:
-        fleet, changes = view.refresh(settings, verify_keys=args.verify_keys, source=source)
+        fleet, changes = view.refresh(settings, verify_keys=args.verify_keys, source=source, told=True)
     chosen = first_contact.workers_of(fleet, args.trust_first)
     about = tuple(hostkeys.about(worker.label) for worker in chosen)
     warnings = [text for text in fleet.warnings if not about or not text.startswith(about)]
+    warnings += selection.unreachable(settings, fleet.listed, asked=not args.dry_run)
     for text in warnings:
         output.warning(text)
     if not args.json:
@@ -64,10 +66,11 @@ def run(args: argparse.Namespace) -> int:
         output.line(summary(fleet, changes))
         if fleet.source:
             output.line(fleet.age)
-        if source is not None and source != view.source_of(settings) and not args.dry_run:
+        if source is not None and source != origin.source_of(settings) and not args.dry_run:
             output.info(f"`snapshot` is set ({settings.snapshot}): other commands go on reading that")
         if not args.dry_run:
-            output.line(f"ssh -F {fleet.ssh_config} HOST")
+            path = fleet.ssh_config
+            output.line("ssh HOST" if ssh_include.installed(path) else f"ssh -F {shlex.quote(str(path))} HOST")
     answers = _trust(args, settings, fleet, chosen) if chosen else []
     silent = [answer for answer in answers if answer.problem]
     if args.json:
@@ -108,13 +111,13 @@ def _check(args: argparse.Namespace) -> None:
 
 def _trust(args: argparse.Namespace, settings: Settings, fleet: Fleet, chosen: Sequence[Worker]) -> list[Answer]:
     """Contact the workers of which no host key is known; record what they answer once that is confirmed."""
-    known = first_contact.not_to_contact(settings, chosen, published=args.dry_run and not fleet.source)
+    known = first_contact.not_to_contact(settings, chosen, ask_api=args.dry_run and not fleet.source)
     for worker in chosen:
         if why := known.get(worker.host_key_alias):
             output.info(f"{worker.host} {why}: it is not contacted")
     lacking = [worker for worker in chosen if worker.host_key_alias not in known]
     if lacking:
-        output.info(f"contacting {len(lacking)} worker{'s' if len(lacking) > 1 else ''}")
+        output.info(f"contacting {texts.count(len(lacking), 'worker')}")
     answers = first_contact.ask(settings, fleet, lacking)
     found = [answer for answer in answers if not answer.problem]
     if found and not args.json:
@@ -123,7 +126,11 @@ def _trust(args: argparse.Namespace, settings: Settings, fleet: Fleet, chosen: S
         return answers
     what = "this host key" if len(found) == 1 else f"these {len(found)} host keys"
     if not args.yes and not options.confirmed(f"trust {what} from now on?", "trusting a host key on first contact"):
-        raise OpsError("not confirmed: none of these host keys was recorded", where=str(fleet.known_hosts))
+        raise OpsError(
+            "not confirmed: none of these host keys was recorded",
+            where=str(fleet.known_hosts),
+            fix="compare the fingerprints, then run this again and answer y",
+        )
     first_contact.record(settings, found)
     output.info(f"recorded in {fleet.known_hosts}")
     return answers
@@ -139,8 +146,7 @@ def _rows(answers: Sequence[Answer]) -> list[dict[str, str]]:
 
 def summary(fleet: Fleet, changes: Changes) -> str:
     """Return the last line: how large the fleet is, and whether anything changed."""
-    counts = (("node", len(fleet.nodes)), ("worker", len(fleet.workers)))
-    size = ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in counts)
+    size = f"{texts.count(len(fleet.nodes), 'node')}, {texts.count(len(fleet.workers), 'worker')}"
     if changes.first:
         return f"first look: {size}"
     return size if changes else f"{size}, no change"

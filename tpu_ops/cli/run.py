@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from tpu_ops import config
 from tpu_ops.cli import options, output
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import contact, targets, view
-from tpu_ops.remote.fanout import Result
+from tpu_ops.fleet import contact, view
+from tpu_ops.remote import openssh
+from tpu_ops.remote.replies import Result
 
 #: Seconds that the command may take on each worker where --timeout does not say.
 TIMEOUT = 300.0
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"for each worker, its connection included (default: {TIMEOUT:.0f})",
     )
-    parser.add_argument("target", help="a node (pod), a worker (pod-w0) or a node set (pod-w[0-1])")
+    parser.add_argument("target", help="a node (pod), a worker (pod-w0), a node set (pod-w[0-1]) or a group (@all)")
     parser.usage = "%(prog)s TARGET [OPTION...] -- COMMAND..."
     parser.epilog = "The command and its arguments arrive as they are; for a shell line: -- sh -c 'LINE'"
 
@@ -44,14 +45,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command everywhere and show what it printed."""
     command = words(args.command)
-    fleet = view.current(config.load(args.fleet))
-    hosts = [worker.host for worker in targets.select(fleet.workers, args.target)]
-    results = list(asyncio.run(_on_all(fleet, hosts, command, args.timeout)).values())
+    fleet, workers = contact.find(config.load(args.fleet), args.target)
+    fleet = contact.serving(fleet, workers)
+    hosts = [worker.host for worker in workers]
+    away = contact.out_of_reach(fleet, hosts)
+    found = asyncio.run(_on_all(fleet, [host for host in hosts if host not in away], command, args.timeout))
+    results = [found.get(host) or Result(host, None, problem=away[host], reached=False) for host in hosts]
     if args.json:
         output.as_json([row(result) for result in results])
     else:
         for result_hosts, result in gathered(results):
             _show(result_hosts, len(hosts), result)
+    if any(not result.reached and openssh.refused(result.problem) for result in results):
+        output.info(f"  fix: {contact.login_hint(fleet.settings)}")
+    if away:
+        output.info("  fix: `tpu_ops list` shows which nodes are READY and which addresses they have")
     return exit_code(results)
 
 
@@ -62,7 +70,7 @@ def words(command: Sequence[str], example: str = "tpu_ops run pod -- hostname") 
         UsageError: There is none.
     """
     if not command or not command[0]:
-        raise UsageError("no command to run", fix=f"write it behind `--`, as in: {example}")
+        raise UsageError("no command to run", where="behind `--`", fix=f"write it there, as in: {example}")
     return list(command)
 
 
@@ -110,7 +118,7 @@ def _show(hosts: Sequence[str], total: int, result: Result) -> None:
     if result.stdout:
         output.line(result.stdout.decode(errors="replace").removesuffix("\n"))
     if said := said_by(result.stderr):
-        output.info(said.decode(errors="replace").removesuffix("\n"))
+        output.aside(said.decode(errors="replace").removesuffix("\n"))
 
 
 def said_by(stderr: bytes) -> bytes:

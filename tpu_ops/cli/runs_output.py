@@ -43,7 +43,7 @@ def line(rank: int, text: str) -> None:
 
 def line_aside(rank: int, text: str) -> None:
     """Print one line of a rank's log where the result is JSON."""
-    output.info(f"[{rank}] {text}")
+    output.aside(f"[{rank}] {text}")
 
 
 def ending(outcome: Outcome) -> str:
@@ -118,7 +118,7 @@ def failure(outcomes: Sequence[Outcome], shown: Sequence[int]) -> None:
     if cause.rank not in shown and cause.tail:
         output.info(f"its last lines ({cause.host}):")
         for text in cause.tail.splitlines()[-TAIL_LINES:]:
-            output.info(f"[{cause.rank}] {text}")
+            line_aside(cause.rank, text)
     leftovers(outcomes)
 
 

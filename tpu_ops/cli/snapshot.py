@@ -6,11 +6,11 @@ import argparse
 import time
 from pathlib import Path
 
-from tpu_ops import config
+from tpu_ops import config, texts
 from tpu_ops.cli import options, output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import publish, sources, view
+from tpu_ops.fleet import documents, hostkeys, origin, sources, view
 from tpu_ops.fleet.model import workers_of
 from tpu_ops.fleet.state import Files
 from tpu_ops.fleet.view import Fleet
@@ -46,23 +46,25 @@ def run(args: argparse.Namespace) -> int:
     destination = "" if printed else sources.destination(args.publish, Path.cwd(), "--publish")
     fleet = _known(settings) if args.cached else _asked(settings)
     # All nodes, filtered or not: readers give them the same names only where they see the same nodes.
-    projects = settings.projects or tuple(sorted({node.project for node in fleet.scope}))
-    document = publish.document(fleet.asked_at, projects, settings.zones, fleet.scope, view.keys_of(settings))
-    text = document.text()
-    # What no reader would take is not published.
-    publish.parse(text.encode(), "what would be published", time.time())
+    projects = settings.projects or tuple(sorted({node.project for node in fleet.listed}))
+    document = documents.document(fleet.asked_at, projects, settings.zones, fleet.listed, hostkeys.keys_of(settings))
+    text = documents.publishable(document, time.time())
     if printed:
         output.line(text.rstrip("\n"))
         return ExitCode.OK
     if not args.dry_run:
         sources.write(destination, text, settings)
-    counts = {"nodes": len(fleet.scope), "workers": len(workers_of(fleet.scope)), "host_keys": len(document.host_keys)}
+    counts = {
+        "nodes": len(fleet.listed),
+        "workers": len(workers_of(fleet.listed)),
+        "host_keys": len(document.host_keys),
+    }
     if args.json:
         output.as_json({"destination": destination, "asked_at": fleet.asked_at, "bytes": len(text), **counts})
         return ExitCode.OK
     done = "would publish" if args.dry_run else "published"
-    keys = f"host keys of {options.count(len(document.host_keys), 'worker')}"
-    size = f"{options.count(counts['nodes'], 'node')}, {options.count(counts['workers'], 'worker')}"
+    keys = f"host keys of {texts.count(len(document.host_keys), 'worker')}"
+    size = f"{texts.count(counts['nodes'], 'node')}, {texts.count(counts['workers'], 'worker')}"
     output.line(f"{done} {size}, {keys}, {len(text) / 1000:.1f} kB: {destination}")
     return ExitCode.OK
 
@@ -76,7 +78,7 @@ def _known(settings: Settings) -> Fleet:
 
 def _asked(settings: Settings) -> Fleet:
     """Ask the API: what others published is not published again as if it were new."""
-    if source := view.source_of(settings):
+    if source := origin.source_of(settings):
         raise UsageError(
             f"this fleet is itself read from a published snapshot, {sources.shown(source)}",
             where="--publish",
@@ -109,4 +111,4 @@ def _show(fleet: Fleet, *, as_json: bool) -> int:
 
 
 def _size(fleet: Fleet) -> str:
-    return f"{options.count(len(fleet.nodes), 'node')}, {options.count(len(fleet.workers), 'worker')}"
+    return f"{texts.count(len(fleet.nodes), 'node')}, {texts.count(len(fleet.workers), 'worker')}"

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 from tpu_ops import config
 from tpu_ops.cli import options, output
-from tpu_ops.errors import OpsError, UnreachableError, UsageError
-from tpu_ops.fleet import contact, targets, view
+from tpu_ops.errors import UnreachableError, UsageError
+from tpu_ops.fleet import contact, selection, targets
 from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.fleet.view import Fleet
+from tpu_ops.remote import openssh
 from tpu_ops.remote.ssh import Unreachable
 
 #: Seconds for a worker to show that it is there before ssh is left to wait for it.
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Become ssh."""
-    fleet = view.current(config.load(args.fleet))
+    fleet, _ = contact.find(config.load(args.fleet), args.target)
     fleet = contact.serving(fleet, [named(fleet, args.target)])
     worker = named(fleet, args.target)
     if len(targets.select(fleet.workers, args.target)) > 1:
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         asyncio.run(_find(fleet, worker))
         os.execvp(argv[0], argv)  # noqa: S606 - ssh is to take this process's place
     except OSError as exc:
-        raise OpsError(f"cannot start ssh: {exc.strerror}", fix="install an OpenSSH client") from exc
+        raise openssh.absent(exc) from exc
 
 
 async def _find(fleet: Fleet, worker: Worker) -> None:
@@ -86,8 +87,8 @@ def check_serves(fleet: Fleet, worker: Worker) -> None:
         raise UnreachableError(
             f"its node is in state {worker.node.state}", where=worker.host, fix="`tpu_ops list` shows when it is READY"
         )
-    if problem := view.ways_of(fleet.settings, fleet.scope).of(worker).problem:
-        raise UnreachableError(f"it {problem}", where=worker.host, fix="see connect_with in tpu_vm.yml")
+    if problem := selection.ways_of(fleet.settings, fleet.listed).of(worker).problem:
+        raise UnreachableError(f"it {problem}", where=worker.host, fix="see connect_with and proxy_jump in tpu_vm.yml")
 
 
 def ssh_argv(fleet: Fleet, worker: Worker, command: Sequence[str]) -> list[str]:

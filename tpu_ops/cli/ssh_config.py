@@ -41,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
     if args.install or args.uninstall:
         return _change(args, settings, fragment)
     if args.dry_run or args.file:
-        raise UsageError("this option goes with --install or --uninstall only", where="--dry-run, --file")
+        raise UsageError(
+            "this option goes with --install or --uninstall only", where="--dry-run, --file", fix="add one of them"
+        )
     text = Files(settings.state_dir).text(view.current(settings).ssh_config) if args.print else ""
     if args.json:
         output.as_json({"ssh_config": str(fragment)} | ({"text": text} if args.print else {}))

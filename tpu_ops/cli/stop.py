@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 
-from tpu_ops import config
+from tpu_ops import config, texts
 from tpu_ops.cli import options, output, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
@@ -67,7 +67,7 @@ async def _end(fanout: Fanout, run_: control.RunRef, args: argparse.Namespace) -
     try:
         _, waiting = await asyncio.wait({task}, timeout=MOMENT)
         if waiting:
-            count = f"{len(run_.hosts)} rank{'s' if len(run_.hosts) > 1 else ''}"
+            count = texts.count(len(run_.hosts), "rank")
             output.info(f"run {run_.run_id}: asked {count} to end; SIGKILL after {args.grace or GRACE_STOP:g} s")
         return await task
     finally:

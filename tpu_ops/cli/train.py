@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_ops import config
+from tpu_ops import config, files
 from tpu_ops.cli import options, output, runs_output
 from tpu_ops.cli.run import folded, words
 from tpu_ops.errors import ExitCode
@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser)
     parser.add_argument(
         "--sync",
-        type=Path,
         metavar="DIR",
         help="bring this directory to ~/tpu_ops/<its name> on every worker and start there (.gitignore is honoured)",
     )
@@ -54,11 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check, sync, start, follow."""
     command = words(args.command, f"tpu_ops train {shlex.quote(args.target)} -- python train.py")
-    fleet = view.current(config.load(args.fleet))
-    fleet = contact.serving(fleet, targets.select(fleet.workers, args.target))
+    fleet = contact.serving(*contact.find(config.load(args.fleet), args.target))
     workers = control.whole_node(targets.select(fleet.workers, args.target), args.target)
     shown = runs_output.ranks(args.rank, len(workers))
-    tree = sync.read(args.sync) if args.sync else None
+    tree = sync.read(files.resolved(args.sync, "--sync")) if args.sync else None
     env: dict[str, str] = {}
     for path in args.env_file:
         env |= spec.read_env_file(path)
@@ -229,9 +227,10 @@ class _Job:
 
     def detached(self) -> int:
         """Say after Ctrl-C what goes on and how to get at it; return the exit code."""
+        output.info("")
         if self.started:
-            output.info(f"\ndetached: run {self.spec.run_id} goes on")
+            output.info(f"detached: run {self.spec.run_id} goes on")
             self._hints()
         else:
-            output.info("\ninterrupted before the run was started")
+            output.info("interrupted before the run was started")
         return ExitCode.INTERRUPTED

@@ -48,7 +48,9 @@ def read(uri: str, auth: Auth, *, limit: int, timeout: float) -> bytes:
         more = {"timeout": timeout, "retry": _retry(timeout)}
         blob.reload(**more)
         if (blob.size or 0) > limit:
-            raise CloudError(f"the object has more than {limit // 2**20} MiB", where=uri)
+            raise CloudError(
+                f"the object has more than {limit // 2**20} MiB", where=uri, fix="name the object that was published"
+            )
         # The generation whose size was looked at: another may have been written since.
         return bytes(blob.download_as_bytes(if_generation_match=blob.generation, raw_download=True, **more))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tpu_ops.cloud.auth import Auth, credentials
-from tpu_ops.errors import CloudError, printable
+from tpu_ops.errors import CloudError
 
 Thing = TypeVar("Thing")
 Answer = TypeVar("Answer")
@@ -60,8 +60,7 @@ class ApiError(CloudError):
     """
 
     def __init__(self, what: str, *, status: str, where: str = "", fix: str = "") -> None:
-        # What failed is the API's own text, and the place may be.
-        super().__init__(printable(what), where=printable(where), fix=fix or _FIXES.get(status, ""))
+        super().__init__(what, where=where, fix=fix or _FIXES.get(status, ""))
         self.status = status
 
 

@@ -6,20 +6,22 @@ times as much. Text in it is as the API gave it: data, and not to be trusted.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tpu_ops.cloud.client import ApiError, Tpu
+from tpu_ops.cloud.pages import pages
 from tpu_ops.errors import printable
 
 Json = dict[str, Any]
 
 #: (project, zone); the zone ``-`` stands for all zones.
-Scope = tuple[str, str]
+Place = tuple[str, str]
 
-#: What a scope answered: its nodes and the locations that could not be reached, or the error that it ended with.
+#: What a place answered: its nodes and the locations that could not be reached, or the error that it ended with.
 Answer = tuple[list[Json], list[str]] | ApiError
 
 #: Nodes per answer of a list; the API's largest.
@@ -32,6 +34,9 @@ _PARTIAL = ("PERMISSION_DENIED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_E
 #: this text (seen in dstackai/gpuhunt issue 98).
 _NO_WILDCARD = ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")
 _UNKNOWN_WILDCARD = "Location - is not found"
+
+#: How it may refuse a zone that it does not know, and how many of those that it knows are named then.
+_UNKNOWN_PLACE, _MOST_ZONES = ("PERMISSION_DENIED", "NOT_FOUND", "INVALID_ARGUMENT"), 8
 
 _NODE_NAME = re.compile(
     r"projects/(?P<project>[a-z0-9][a-z0-9.:-]{0,99})/locations/(?P<zone>[a-z][a-z0-9-]{0,99})"
@@ -50,7 +55,7 @@ class Listing:
     """
 
     nodes: tuple[Json, ...]
-    unanswered: tuple[Scope, ...] = ()
+    unanswered: tuple[Place, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -75,104 +80,124 @@ def list_nodes(
     """
     named = list(dict.fromkeys((project, zone) for project in projects for zone in (zones or ("-",))))
     answers = _answers(tpu, named)
-    refused = [scope for scope, answer in answers.items() if scope[1] == "-" and _refuses_wildcard(answer)]
-    for (project, _), found in zip(refused, tpu.concurrently(lambda scope: _zones(tpu, scope), refused), strict=True):
+    refused = [place for place, answer in answers.items() if place[1] == "-" and _refuses_wildcard(answer)]
+    for (project, _), found in zip(refused, tpu.concurrently(lambda place: _zones(tpu, place), refused), strict=True):
         if found:
             del answers[project, "-"]
             answers |= _answers(tpu, [(project, zone) for zone in found])
     return combine(answers, named, strict_permissions=strict_permissions)
 
 
-def _answers(tpu: Tpu, scopes: Sequence[Scope]) -> dict[Scope, Answer]:
-    return dict(zip(scopes, tpu.concurrently(lambda scope: _list_scope(tpu, *scope), scopes), strict=True))
+def _answers(tpu: Tpu, places: Sequence[Place]) -> dict[Place, Answer]:
+    return dict(zip(places, tpu.concurrently(lambda place: _list_place(tpu, *place), places), strict=True))
 
 
 def _refuses_wildcard(answer: Answer) -> bool:
     return isinstance(answer, ApiError) and (answer.status in _NO_WILDCARD or _UNKNOWN_WILDCARD in answer.what)
 
 
-def _zones(tpu: Tpu, scope: Scope) -> list[str]:
+def _zones(tpu: Tpu, place: Place) -> list[str]:
     """Return the zones of a project; none where it does not say."""
     try:
-        return locations(tpu, scope[0])
+        return locations(tpu, place[0])
     except ApiError:
         return []
 
 
-def _list_scope(tpu: Tpu, project: str, zone: str) -> Answer:
-    """Return what one scope answers, all pages of it or the error that one of them ended with."""
-    parent = f"projects/{project}/locations/{zone}"
+def _of_zones(project: str, zone: str, known: Sequence[str]) -> str:
+    """Return what to do about a zone that a project does not have."""
+    there = difflib.get_close_matches(zone, known, n=_MOST_ZONES, cutoff=0.3) or sorted(known)[:_MOST_ZONES]
+    more = ", ..." if len(known) > len(there) else ""
+    return f"project {project} has no such zone: see `zones` (TPU_OPS_ZONES); it has {', '.join(there)}{more}"
+
+
+def _list_place(tpu: Tpu, project: str, zone: str) -> Answer:
+    """Return what one place answers, all pages of it or the error that one of them ended with."""
     nodes: list[Json] = []
     unreachable: list[str] = []
-    token = ""
     try:
-        while True:
-            request = {"parent": parent, "page_size": PAGE_SIZE, "page_token": token}
-            # The pager's own next pages would be without retries.
-            page = _raw(tpu.call("list_nodes", request, _place(project, zone)).pages.__next__())
+        for page in _pages(tpu, "list_nodes", project, zone):
             nodes.extend(node_data(node) for node in page.nodes)
             unreachable.extend(page.unreachable)
-            token = page.next_page_token
-            if not token:
-                break
     except ApiError as exc:
+        known = _zones(tpu, (project, zone)) if zone != "-" and exc.status in _UNKNOWN_PLACE else []
+        if known and zone not in known:
+            exc.fix = _of_zones(project, zone, known)
         return exc
     return _out_of_reach(project, zone) if unreachable and zone != "-" else (nodes, unreachable)
 
 
-def combine(answers: Mapping[Scope, Answer], named: Collection[Scope], *, strict_permissions: bool = False) -> Listing:
-    """Given what each scope answered, return the whole listing.
+def combine(answers: Mapping[Place, Answer], named: Collection[Place], *, strict_permissions: bool = False) -> Listing:
+    """Given what each place answered, return the whole listing.
 
     Args:
-        answers: Of each scope.
+        answers: Of each place.
         named: Those of them that the fleet's settings name; the API named the others.
         strict_permissions: Whether any failure is an error.
 
     Raises:
-        ApiError: All scopes failed, or one of them in a way that means that it is named wrongly, or any did and that
+        ApiError: All places failed, or one of them in a way that means that it is named wrongly, or any did and that
             is an error.
     """
-    failures: dict[Scope, ApiError] = {}
+    failures: dict[Place, ApiError] = {}
     nodes: dict[str, Json] = {}
     warnings: list[str] = []
-    for scope, answer in answers.items():
+    for place, answer in answers.items():
         if isinstance(answer, ApiError):
-            failures[scope] = answer
-            if answer.status not in _PARTIAL and scope in named:
+            failures[place] = answer
+            if answer.status not in _PARTIAL and place in named:
                 raise answer
             continue
         for node in answer[0]:
             if split_name(node["name"]):
+                before = nodes.get(node["name"], node)["node_id"]
+                if before != node["node_id"]:
+                    ids = f"{before or 'none'} and {node['node_id'] or 'none'}"
+                    warnings.append(f"{_short(node['name'])}: listed twice, with the ids {ids}; the last one is taken")
                 nodes[node["name"]] = node
             else:
                 warnings.append(
-                    f"project {scope[0]}: a node is left out: its name {node['name'][:200]!r} has no known form"
+                    f"project {place[0]}: a node is left out: its name {node['name'][:200]!r} has no known form"
                 )
         for location in answer[1]:
             lost = printable(location.rsplit("/", 1)[-1])
-            failures[scope[0], lost] = _out_of_reach(scope[0], lost)
+            failures[place[0], lost] = _out_of_reach(place[0], lost)
     if failures and (strict_permissions or failures.keys() >= answers.keys()):
         raise next(iter(failures.values()))
-    return Listing(tuple(nodes.values()), tuple(failures), (*_in_words(failures), *warnings))
+    return Listing(
+        tuple(nodes.values()), tuple(failures), (*_in_words(failures), *warnings, *_shared_ids(nodes.values()))
+    )
+
+
+def _shared_ids(nodes: Iterable[Json]) -> list[str]:
+    """Return a warning for each node that has another one's id: host keys are bound to ids."""
+    owners: dict[str, str] = {}
+    pairs = [(node, owners.setdefault(node["node_id"] or node["name"], node["name"])) for node in nodes]
+    return [
+        f"{_short(node['name'])}: has the id {node['node_id']} of {_short(owner)}, too, so that its host keys pass for "
+        "that one's"
+        for node, owner in pairs
+        if owner != node["name"]
+    ]
 
 
 def _out_of_reach(project: str, zone: str) -> ApiError:
     what = "the API could not reach this location"
-    return ApiError(what, status="UNAVAILABLE", where=_place(project, zone), fix="try again later")
+    return ApiError(what, status="UNAVAILABLE", where=_worded(project, zone), fix="try again later")
 
 
-def _in_words(failures: Mapping[Scope, ApiError]) -> list[str]:
+def _in_words(failures: Mapping[Place, ApiError]) -> list[str]:
     """Return one warning for each failure, and a single one for the zones of a project that failed alike."""
     alike: dict[tuple[str, str, str], list[str]] = {}
     for (project, zone), failure in failures.items():
         alike.setdefault((project, failure.what, failure.fix), []).append(zone)
     return [
-        f"{_place(project, *zones)}: not listed: {what}{f' ({fix})' if fix else ''}"
+        f"{_worded(project, *zones)}: not listed: {what}{f' ({fix})' if fix else ''}"
         for (project, what, fix), zones in alike.items()
     ]
 
 
-def _place(project: str, *zones: str) -> str:
+def _worded(project: str, *zones: str) -> str:
     """Name a project and zones of it in words."""
     named = ", ".join(zone for zone in zones if zone != "-")
     return f"project {project}{f', zone {named}' if named else ''}"
@@ -219,11 +244,11 @@ def stop_node(tpu: Tpu, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Published:
-    """What a worker publishes of itself as guest attributes.
+class GuestAttributes:
+    """What a worker says of itself as guest attributes.
 
     Attributes:
-        host_keys: Key type -> base64 blob; empty where it publishes none.
+        host_keys: Key type -> base64 blob; empty where it says none.
         instance_name: Its name as a Compute Engine instance, or empty.
     """
 
@@ -231,8 +256,8 @@ class Published:
     instance_name: str = ""
 
 
-def published(tpu: Tpu, name: str, worker_count: int, *, instance_names: bool = False) -> list[Published]:
-    """Return what each worker of a node publishes, in order.
+def guest_attributes(tpu: Tpu, name: str, worker_count: int, *, instance_names: bool = False) -> list[GuestAttributes]:
+    """Return the guest attributes of each worker of a node, in order; empty where the API does not say.
 
     Args:
         tpu: The client.
@@ -244,18 +269,19 @@ def published(tpu: Tpu, name: str, worker_count: int, *, instance_names: bool = 
         ApiError: The API refused.
     """
     path = "" if instance_names else "hostkeys/"
-    answers = _published(tpu, name, path, [""])
+    answers = _guest_attributes(tpu, name, path, [""])
     if len(answers) != worker_count:
-        # The answer names no worker, so it is of use only when every worker is in it.
-        answers = [(_published(tpu, name, path, [str(index)]) or [Published({})])[0] for index in range(worker_count)]
+        # An answer names no worker: it is of use only where it has as many entries as workers were asked for.
+        each = (_guest_attributes(tpu, name, path, [str(index)]) for index in range(worker_count))
+        answers = [found[0] if len(found) == 1 else GuestAttributes({}) for found in each]
     return answers
 
 
-def _published(tpu: Tpu, name: str, path: str, worker_ids: list[str]) -> list[Published]:
+def _guest_attributes(tpu: Tpu, name: str, path: str, worker_ids: list[str]) -> list[GuestAttributes]:
     request = {"name": name, "query_path": path, "worker_ids": worker_ids}
     answer = _raw(tpu.call("get_guest_attributes", request, _short(name)))
     return [
-        Published(
+        GuestAttributes(
             {entry.key: entry.value for entry in attributes.query_value.items if entry.namespace == "hostkeys"},
             next((entry.value for entry in attributes.query_value.items if entry.key == "hostname"), ""),
         )
@@ -275,26 +301,28 @@ def runtime_versions(tpu: Tpu, project: str, zone: str) -> list[str]:
 
 def locations(tpu: Tpu, project: str) -> list[str]:
     """Return the zones that a project can use."""
-    found: list[str] = []
-    request = {"name": f"projects/{project}", "page_size": PAGE_SIZE, "page_token": ""}
-    while True:
-        page = tpu.call("list_locations", request, f"project {project}")
-        found.extend(location.location_id for location in page.locations)
-        if not page.next_page_token:
-            return sorted(found)
-        request["page_token"] = page.next_page_token
+    where, request = _worded(project), {"name": f"projects/{project}", "page_size": PAGE_SIZE}
+
+    def ask(token: str) -> Any:
+        return tpu.call("list_locations", {**request, "page_token": token}, where)
+
+    found = pages(ask, where=where, timeout=tpu.timeout)
+    return sorted(location.location_id for page in found for location in page.locations)
 
 
 def _names(tpu: Tpu, method: str, project: str, zone: str, read: Callable[[Any], Iterable[str]]) -> list[str]:
-    found: list[str] = []
-    token = ""
-    while True:
-        request = {"parent": f"projects/{project}/locations/{zone}", "page_size": PAGE_SIZE, "page_token": token}
-        page = _raw(tpu.call(method, request, f"project {project}, zone {zone}").pages.__next__())
-        found.extend(read(page))
-        token = page.next_page_token
-        if not token:
-            return found
+    return [name for page in _pages(tpu, method, project, zone) for name in read(page)]
+
+
+def _pages(tpu: Tpu, method: str, project: str, zone: str) -> Iterator[Any]:
+    """Return the raw pages of what a zone, or all of them, has."""
+    where, request = _worded(project, zone), {"parent": f"projects/{project}/locations/{zone}", "page_size": PAGE_SIZE}
+
+    def ask(token: str) -> Any:
+        # The pager's own next pages would be without retries.
+        return _raw(tpu.call(method, {**request, "page_token": token}, where).pages.__next__())
+
+    return pages(ask, where=where, timeout=tpu.timeout)
 
 
 def _raw(answer: Any) -> Any:

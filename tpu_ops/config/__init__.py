@@ -7,12 +7,22 @@ variable, that it came from.
 
 from tpu_ops.config.find import find_fleet, load, load_file, nearest_fleet, read_file
 from tpu_ops.config.read import FLEET_FILE, PRIVATE_KEYS, check_project, check_zone, from_data
-from tpu_ops.config.settings import LOCAL_TIMEOUT, OWN_KEYS, PLUGIN_KEYS, REQUEST_TIMEOUT, STATES, Filters, Settings
+from tpu_ops.config.settings import (
+    LOCAL_TIMEOUT,
+    OWN_KEYS,
+    PLUGIN_FLAGS,
+    PLUGIN_KEYS,
+    REQUEST_TIMEOUT,
+    STATES,
+    Filters,
+    Settings,
+)
 
 __all__ = [
     "FLEET_FILE",
     "LOCAL_TIMEOUT",
     "OWN_KEYS",
+    "PLUGIN_FLAGS",
     "PLUGIN_KEYS",
     "PRIVATE_KEYS",
     "REQUEST_TIMEOUT",

@@ -15,6 +15,11 @@ from tpu_ops.config.settings import Settings
 from tpu_ops.errors import UsageError
 from tpu_ops.options import shown
 
+#: Bytes that a fleet's file may have.
+_LARGEST = 10_000_000
+
+_MEND = "mend it there; `ansible-doc -t inventory tpu_vm` has examples"
+
 
 def load(fleet: str | None = None) -> Settings:
     """Return the settings of a fleet.
@@ -35,7 +40,7 @@ def load_file(file: Path) -> Settings:
     Raises:
         UsageError: The file cannot be read or its settings are wrong; names file and key.
     """
-    file = file.parent.resolve() / file.name
+    file = files.resolved(str(file.parent), "the fleet's file") / file.name
     return from_data(read_file(file), file, os.environ)
 
 
@@ -48,7 +53,7 @@ def find_fleet(fleet: str | None, environ: Mapping[str, str], start: Path) -> Pa
     named = fleet or environ.get("TPU_OPS_FLEET", "")
     if named:
         said = "--fleet" if fleet else "TPU_OPS_FLEET"
-        path = files.expanded(named, said).resolve()
+        path = files.resolved(named, said)
         if not (path / FLEET_FILE).is_file():
             raise UsageError(
                 f"the fleet directory has no {FLEET_FILE}",
@@ -66,8 +71,13 @@ def find_fleet(fleet: str | None, environ: Mapping[str, str], start: Path) -> Pa
 
 
 def nearest_fleet(start: Path) -> Path | None:
-    """Return the nearest directory upwards that is a fleet directory, or None."""
-    folders = (start.resolve(), *start.resolve().parents)
+    """Return the nearest directory upwards that is a fleet directory, or None.
+
+    Raises:
+        UsageError: The path of where it starts is no text.
+    """
+    start = files.resolved(str(start), "the working directory")
+    folders = (start, *start.parents)
     return next((folder for folder in folders if (folder / FLEET_FILE).is_file()), None)
 
 
@@ -78,18 +88,23 @@ def read_file(file: Path) -> Mapping[str, Any]:
         UsageError: The file cannot be read, is no YAML, or is no mapping.
     """
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        data = yaml.safe_load(files.read_regular(file, _LARGEST).decode())
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
-        raise UsageError(f"cannot read the fleet's file: {reason}", where=str(file)) from exc
+        fix = "make it a text file in UTF-8 that you may read"
+        raise UsageError(f"cannot read the fleet's file: {reason}", where=str(file), fix=fix) from exc
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None)
         place = f"{file}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(file)
-        raise UsageError(f"not valid YAML: {getattr(exc, 'problem', exc)}", where=place) from exc
+        raise UsageError(f"not valid YAML: {getattr(exc, 'problem', exc)}", where=place, fix=_MEND) from exc
     except RecursionError as exc:
-        raise UsageError("not valid YAML for a fleet: nested too deeply", where=str(file)) from exc
+        raise UsageError("not valid YAML for a fleet: nested too deeply", where=str(file), fix=_MEND) from exc
     except ValueError as exc:
-        raise UsageError(f"not valid YAML: {shown(str(exc))}", where=str(file)) from exc
+        raise UsageError(f"not valid YAML: {shown(str(exc))}", where=str(file), fix=_MEND) from exc
+    except (AttributeError, LookupError, TypeError) as exc:
+        # How PyYAML fails where a tag's value is not of its form, as in `!!bool foo`.
+        what = "not valid YAML: a value is not what the tag before it says"
+        raise UsageError(what, where=str(file), fix="leave the tags out: what begins with !!") from exc
     if not isinstance(data, dict):
         raise UsageError("the file is no mapping of options", where=str(file), fix="begin it with `plugin: tpu_vm`")
     return data

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import getpass
 import hashlib
-import ipaddress
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tpu_ops import files
 from tpu_ops.cloud.auth import KINDS, Auth
-from tpu_ops.config.settings import LOCAL_TIMEOUT, OWN_KEYS, PLUGIN_KEYS, REQUEST_TIMEOUT, STATES, Filters, Settings
-from tpu_ops.config.templates import evaluated
+from tpu_ops.config.hosts import USER, USER_AT_HOST, is_loopback
+from tpu_ops.config.settings import (
+    LOCAL_TIMEOUT,
+    OWN_KEYS,
+    PLUGIN_FLAGS,
+    PLUGIN_KEYS,
+    REQUEST_TIMEOUT,
+    STATES,
+    Filters,
+    Settings,
+)
+from tpu_ops.config.templates import evaluated, is_template
 from tpu_ops.errors import UsageError
 from tpu_ops.options import Options, Value, check_name, did_you_mean, shown
 
@@ -27,11 +37,11 @@ PRIVATE_KEYS = ("id_ed25519", "google_compute_engine", "id_rsa")
 _PROJECT = re.compile(r"^(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]*$")
 _ZONE = re.compile(r"^[a-z]+(?:-[a-z0-9]+)+$")
 _A_PROJECT, _A_ZONE = "a project id", "a zone, as in us-central2-b"
-_USER = re.compile(r"^[A-Za-z0-9_.][A-Za-z0-9_.-]*$")
+_USER = re.compile(USER)
+_OF_STATE = "the directory for state (TPU_OPS_STATE, else below HOME)"
+_NOT_FOR_SSH = re.compile(r"[\x00-\x1f\x7f]|\$\{")
 _PATTERN = re.compile(r"^\S+$")
-_JUMP = re.compile(
-    r"^(?:[A-Za-z0-9_.][A-Za-z0-9_.-]*@)?(?:[A-Za-z0-9][A-Za-z0-9_.-]*|\[[0-9a-fA-F:.]+\])(?::(?P<port>[0-9]{1,5}))?$"
-)
+_JUMP = re.compile(rf"{USER_AT_HOST}(?::(?P<port>[0-9]{{1,5}}))?")
 
 
 def check_zone(text: str, where: str) -> str:
@@ -56,10 +66,14 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
     """Given the mapping of a fleet's file and the environment, return the settings.
 
     Raises:
-        UsageError: An unknown key, a wrong type, a value out of range, or no project.
+        UsageError: An unknown key, a wrong type or a value out of range.
     """
     _check_keys(data, file)
     options = Options(evaluated(data, OWN_KEYS, file), file, environ)
+    for key in PLUGIN_FLAGS:
+        # Ansible takes any word for false, and evaluates their templates.
+        if not is_template(data.get(key)):
+            options.flag(key, default=False)
     in_fleet = file.parts[-2:] == FLEET_FILE.parts
     origin = file.parent.parent if in_fleet else file
     endpoint = _endpoint(options)
@@ -69,7 +83,7 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
     return Settings(
         path=origin if in_fleet else file.parent,
         file=file,
-        projects=_projects(options, needed=not published),
+        projects=options.names("projects", _PROJECT, _A_PROJECT, "TPU_OPS_PROJECT"),
         zones=options.names("zones", _ZONE, _A_ZONE, "TPU_OPS_ZONES"),
         endpoint=endpoint,
         request_timeout=options.seconds("request_timeout", LOCAL_TIMEOUT if endpoint else REQUEST_TIMEOUT),
@@ -81,7 +95,7 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         strict_permissions=options.flag("strict_permissions", default=False),
         snapshot=snapshot,
         filters=Filters(
-            names=options.names("names", _PATTERN, "a pattern of node names, as in pod-*"),
+            names=options.names("names", _PATTERN, "a pattern of node names, as in pod*"),
             labels=_labels(options),
             accelerator_types=options.names(
                 "accelerator_types", _PATTERN, "a pattern of accelerator types, as in v4-*"
@@ -91,7 +105,7 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         iap=options.flag("iap", default=False),
         forward_agent=options.flag("forward_agent", default=False),
         learn_host_keys=options.flag("learn_host_keys", default=True),
-        state_dir=files.state_root(environ) / "fleets" / _state_name(origin, endpoint),
+        state_dir=_for_ssh(files.state_root(environ), _OF_STATE) / "fleets" / _state_name(origin, endpoint),
     )
 
 
@@ -112,17 +126,6 @@ def _check_keys(data: Mapping[str, Any], file: Path) -> None:
         )
 
 
-def _projects(options: Options, *, needed: bool) -> tuple[str, ...]:
-    projects = options.names("projects", _PROJECT, _A_PROJECT, "TPU_OPS_PROJECT")
-    if needed and not projects:
-        raise UsageError(
-            "no project is set",
-            where=options.at("projects"),
-            fix="list your Google Cloud project ids there, or set TPU_OPS_PROJECT",
-        )
-    return projects
-
-
 def _is_port(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 5 and 0 < int(text) < 65536
 
@@ -136,11 +139,7 @@ def _endpoint(options: Options) -> str:
     host, colon, port = endpoint.value.rpartition(":")
     if not colon or not _is_port(port) or "/" in host:
         raise UsageError(f"{shown(endpoint.value)} is not of the form HOST:PORT", where=endpoint.where, fix=fix)
-    try:
-        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback:
+    if not is_loopback(host):
         raise UsageError(
             f"endpoint {shown(endpoint.value)} is not on loopback; it would be spoken to in plaintext",
             where=endpoint.where,
@@ -169,17 +168,33 @@ def _private_key(options: Options) -> Path | None:
     key = options.text("private_key", "TPU_OPS_PRIVATE_KEY")
     if not key.value:
         usual = (_home(options) / ".ssh" / name for name in PRIVATE_KEYS)
-        return next((path for path in usual if path.is_file()), None)
-    path = _path(key, options)
+        found = next((path for path in usual if path.is_file()), None)
+        return found and _for_ssh(found, "HOME")
+    path = _for_ssh(_path(key, options), key.where)
     if not path.is_file():
+        # A variable may be left of what is gone, a shell's settings for instance: no key is to be made there.
+        make = f"make it (ssh-keygen -t ed25519 -f {shlex.quote(str(path))}) or name another"
+        fix = "unset the variable, or set it to a key that you have" if key.from_environment else make
+        raise UsageError(f"the private key {path} does not exist", where=key.where, fix=fix)
+    if path.suffix == ".pub":
         raise UsageError(
-            f"the private key {path} does not exist",
-            where=key.where,
-            fix=f"make it (ssh-keygen -t ed25519 -f {path}) or name another",
+            f"{path} is the public half of a key", where=key.where, fix=f"name the private one, {path.with_suffix('')}"
         )
-    if any(char in str(path) for char in '"\n\r'):
-        raise UsageError("the private key's path holds a quote or a line end", where=key.where, fix="name another")
+    if '"' in str(path):
+        raise UsageError("the private key's path holds a quote", where=key.where, fix="name another")
     return path
+
+
+def _for_ssh(path: Path, where: str) -> Path:
+    """Return a path that an ssh config can hold.
+
+    Raises:
+        UsageError: It cannot: ssh reads lines of it, and puts variables into it.
+    """
+    if _NOT_FOR_SSH.search(str(path)):
+        what = f"ssh cannot be given {shown(str(path))}: a path with ${{ or a control character in it"
+        raise UsageError(what, where=where, fix="rename it, or name another")
+    return files.expanded(str(path), where)
 
 
 def _home(options: Options) -> Path:
@@ -289,4 +304,4 @@ def _service_account_contents(options: Options) -> Value:
 def _state_name(path: Path, endpoint: str) -> str:
     """Name of a fleet's state: its own for each endpoint, so that a test service and the real one never mix."""
     digest = hashlib.sha256(f"{path}\n{endpoint}".encode()).hexdigest()[:8]
-    return f"{path.name}-{digest}"
+    return f"{_NOT_FOR_SSH.sub('_', path.name)}-{digest}"

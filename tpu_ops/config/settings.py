@@ -55,6 +55,9 @@ PLUGIN_KEYS = (
     "cache_prefix",
 )
 
+#: Those of them that are true or false.
+PLUGIN_FLAGS = ("strict", "leading_separator", "use_extra_vars", "cache")
+
 #: Names of google.cloud.tpu.v2.Node.State that a filter may name.
 STATES = (
     "CREATING",
@@ -114,7 +117,7 @@ class Settings:
     Attributes:
         path: The fleet directory.
         file: The file that was read.
-        projects: Project ids without repetition; at least one, unless `snapshot` is set.
+        projects: Project ids without repetition; asking the API needs at least one, a published snapshot none.
         zones: Zones to ask; empty means all.
         endpoint: ``host:port`` of a plaintext gRPC endpoint on loopback; empty means the real service.
         request_timeout: Seconds that one API call may take, its retries included; by default less at an endpoint.

@@ -31,6 +31,11 @@ def evaluated(data: Mapping[str, Any], keys: tuple[str, ...], file: Path) -> dic
     return {key: templates.evaluate(value, key) if key in keys else value for key, value in data.items()}
 
 
+def is_template(value: Any) -> bool:
+    """Return whether a value is a text with a template in it."""
+    return isinstance(value, str) and any(mark in value for mark in _MARKS)
+
+
 class _Templates:
     """Evaluates what one file holds."""
 
@@ -40,7 +45,7 @@ class _Templates:
     def evaluate(self, value: Any, key: str, depth: int = _DEPTH) -> Any:
         """Return a value with its templates evaluated."""
         if isinstance(value, str):
-            return self._text(value, key) if any(mark in value for mark in _MARKS) else value
+            return self._text(value, key) if is_template(value) else value
         if depth and isinstance(value, list):
             return [self.evaluate(entry, key, depth - 1) for entry in value]
         if depth and isinstance(value, dict):

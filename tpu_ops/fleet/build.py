@@ -2,26 +2,19 @@
 
 Names and addresses end up in file names, ssh configuration and group names, so only those of the documented form
 pass; what is printed as it is comes out in one line without control characters. Labels and descriptions stay any text.
-What is made here always has the form that a published snapshot must have (`tpu_ops.fleet.publish`).
+What is made here always has the form that a published snapshot must have (`tpu_ops.fleet.documents`).
 """
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from collections.abc import Iterable
 from typing import Any
 
 from tpu_ops.cloud.accelerators import AcceleratorType, accelerator_type
 from tpu_ops.cloud.nodes import split_name
 from tpu_ops.errors import CloudError, printable
+from tpu_ops.fleet import forms
 from tpu_ops.fleet.model import Node
-
-_ID = re.compile(r"[0-9]{1,20}")
-_WORD = re.compile(r"[A-Z0-9_]{1,64}")
-
-#: Most characters of a text that stands in one line, and of any other.
-_LINE, _PROSE = 256, 65536
 
 
 def node(data: dict[str, Any]) -> Node:
@@ -32,14 +25,18 @@ def node(data: dict[str, Any]) -> Node:
     """
     parts = split_name(data["name"])
     if parts is None:
-        raise CloudError(f"the API gave a node whose name is not of the documented form: {data['name']!r}")
+        raise CloudError(
+            "the API gave a node whose name is not of the documented form",
+            where=f"node {data['name']!r}",
+            fix="see whether the endpoint is the Cloud TPU API, and whether tpu_ops has an update",
+        )
     project, zone, name = parts
     kind = _kind(data["accelerator_type"])
     return Node(
         name=name,
         project=project,
         zone=zone,
-        node_id=data["node_id"] if _ID.fullmatch(data["node_id"]) else "",
+        node_id=data["node_id"] if forms.ID.fullmatch(data["node_id"]) else "",
         accelerator_type=_line(data["accelerator_type"]),
         runtime_version=_line(data["runtime_version"]),
         state=_word(data["state"], "STATE_UNSPECIFIED"),
@@ -82,16 +79,16 @@ def _kind(name: str) -> AcceleratorType | None:
 
 
 def _line(text: str) -> str:
-    return printable(text)[:_LINE]
+    return printable(text)[: forms.LINE]
 
 
 def _word(text: str, unknown: str) -> str:
     """Return the name or number of an enum's value, or what is said of a value that has neither."""
-    return text if _WORD.fullmatch(text) else unknown
+    return text if forms.WORD.fullmatch(text) else unknown
 
 
 def _prose(text: str) -> str:
-    return text[:_PROSE]
+    return text[: forms.PROSE]
 
 
 def _texts(data: dict[str, str]) -> dict[str, str]:
@@ -102,13 +99,4 @@ def _addresses(listed: list[str], interfaces: int, kind: AcceleratorType | None)
     """Return one address per worker: with several network interfaces, a worker's endpoints follow each other."""
     several = interfaces > 1 and len(listed) % interfaces == 0
     step = interfaces if several and not (kind and len(listed) == kind.workers) else 1
-    return tuple(_address(text) for text in listed[::step])
-
-
-def _address(text: str) -> str:
-    """Return an address that is one, else the empty string."""
-    try:
-        # Behind a % an IPv6 address has a scope: any text, and of no use on another machine.
-        return "" if "%" in text else str(ipaddress.ip_address(text))
-    except ValueError:
-        return ""
+    return tuple(forms.address(text) for text in listed[::step])

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from tpu_ops.errors import CloudError
-from tpu_ops.fleet import sources, view
+from tpu_ops import texts
+from tpu_ops.config import Settings
+from tpu_ops.errors import CloudError, UnreachableError
+from tpu_ops.fleet import hostkeys, origin, selection, sources, targets, view
 from tpu_ops.fleet.diff import Changes
-from tpu_ops.fleet.model import SERVING_STATES, Worker
+from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import News
-from tpu_ops.remote.silence import some
+
+#: Names that are said before it is only said that there are more.
+_NAMES = 4
 
 #: Lines of news that are said before it is only said that there are more.
 _LINES = 12
@@ -23,9 +28,41 @@ _log = logging.getLogger(__name__)
 
 def fanout(fleet: Fleet) -> Fanout:
     """Return what reaches the workers of a fleet, and looks for those that no longer answer."""
-    ways = view.ways_of(fleet.settings, fleet.scope)
+    ways = selection.ways_of(fleet.settings, fleet.listed)
     proxied = {worker.host for worker in fleet.workers if ways.of(worker).proxy} if ways.proxies else set()
     return Fanout(fleet.ssh_config, _Search(fleet).news, proxied)
+
+
+def find(settings: Settings, target: str) -> tuple[Fleet, list[Worker]]:
+    """Return the fleet and the workers that a target means; it is asked anew before a name is said to be unknown.
+
+    Raises:
+        UsageError: The target is unknown, or means no worker.
+        UnreachableError: It is a node that has no worker yet.
+        CloudError: Nothing was known yet, and the API refused or did not answer.
+    """
+    begun = time.time()
+    fleet = view.current(settings)
+    try:
+        return fleet, targets.select(fleet.workers, target, settings.states)
+    except targets.UnknownError as exc:
+        found = None if fleet.asked_at >= begun else _asked(fleet, f"{exc.what} as far as is known", "new nodes")
+        if found is not None:
+            fleet = found
+    for node in fleet.nodes:
+        if fleet.labels[node.full_name] == target and not node.worker_count:
+            what = f"it is in state {node.state} and has no worker yet"
+            raise UnreachableError(what, where=f"node {target}", fix="`tpu_ops list` shows when it is READY")
+    return fleet, targets.select(fleet.workers, target, settings.states)
+
+
+def login_hint(settings: Settings) -> str:
+    """Return what to do where workers refuse the person who logs in."""
+    key = f"with {settings.private_key}" if settings.private_key else "with the keys that ssh finds"
+    return (
+        f"you log in as {settings.user} {key}: see `user` and `private_key` in {settings.file} (TPU_OPS_USER, "
+        "TPU_OPS_PRIVATE_KEY); whoever configures the workers adds a key to `users_people` (docs/members.md)"
+    )
 
 
 def serving(fleet: Fleet, workers: Iterable[Worker]) -> Fleet:
@@ -34,14 +71,20 @@ def serving(fleet: Fleet, workers: Iterable[Worker]) -> Fleet:
     Raises:
         HostKeyAlarm: A node publishes another key than before.
     """
-    ways = view.ways_of(fleet.settings, fleet.scope)
+    ways = selection.ways_of(fleet.settings, fleet.listed)
     away = [worker for worker in workers if worker.node.state not in SERVING_STATES or ways.of(worker).problem]
     if not away:
         return fleet
     nodes = {worker.label: worker.node.state for worker in away}
-    known = some([f"{label} is {state} as far as is known" for label, state in nodes.items()])
-    found = _asked(fleet, known, {worker.host for worker in away})
+    known = texts.some([f"{label} is {state} as far as is known" for label, state in nodes.items()], _NAMES, "others")
+    hosts = {worker.host for worker in away}
+    found = _asked(fleet, known, _addresses(hosts), hosts)
     return found or fleet
+
+
+def out_of_reach(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
+    """Return why workers cannot be reached, in words, as far as that follows from what is known."""
+    return _notes(replace(fleet, source=""), hosts)
 
 
 class _Search:
@@ -54,8 +97,8 @@ class _Search:
         """Ask for the fleet anew; return which workers are reached another way, and what became of these."""
         before = _ways(self._fleet)
         several = len(hosts) > 1
-        said = f"{some(hosts)} {'do' if several else 'does'} not answer"
-        fleet = _asked(self._fleet, said, set(hosts))
+        said = f"{texts.some(hosts, _NAMES, 'others')} {'do' if several else 'does'} not answer"
+        fleet = _asked(self._fleet, said, _addresses(hosts), set(hosts))
         if fleet is None:
             return News()
         self._fleet, after = fleet, _ways(fleet)
@@ -69,11 +112,15 @@ class _Search:
         return News(changed, _notes(fleet, hosts))
 
 
-def _asked(fleet: Fleet, reason: str, hosts: Collection[str]) -> Fleet | None:
-    """Ask for the fleet anew, say why and what is news of these hosts; None where nobody could be asked."""
-    source = view.source_of(fleet.settings)
+def _addresses(hosts: Collection[str]) -> str:
+    return "its address" if len(hosts) == 1 else "their addresses"
+
+
+def _asked(fleet: Fleet, reason: str, what: str, hosts: Collection[str] = ()) -> Fleet | None:
+    """Ask for the fleet anew, say why and for what, and the news of these hosts; None where nobody could be asked."""
+    source = origin.source_of(fleet.settings)
     asking = f"reading {sources.shown(source)} again" if source else "asking the API"
-    _log.info("%s: %s for %s", reason, asking, "its address" if len(hosts) == 1 else "their addresses")
+    _log.info("%s: %s for %s", reason, asking, what)
     try:
         found, changes = view.refresh(fleet.settings)
     except CloudError as exc:
@@ -91,7 +138,7 @@ def _asked(fleet: Fleet, reason: str, hosts: Collection[str]) -> Fleet | None:
 
 def _about(changes: Changes, hosts: Collection[str]) -> Changes:
     """Return what of some changes is about these hosts."""
-    labels = {host.rsplit("-w", 1)[0] for host in hosts}
+    labels = {label_of(host) for host in hosts}
     return replace(
         changes,
         new=(),
@@ -104,8 +151,8 @@ def _about(changes: Changes, hosts: Collection[str]) -> Changes:
 
 def _ways(fleet: Fleet) -> dict[str, tuple[str, ...]]:
     """Return what decides how each worker is reached, its address first; empty where it is not to be had."""
-    keys = view.keys_of(fleet.settings)
-    ways = view.ways_of(fleet.settings, fleet.scope)
+    keys = hostkeys.keys_of(fleet.settings)
+    ways = selection.ways_of(fleet.settings, fleet.listed)
     found = {}
     for worker in fleet.workers:
         way, alias = ways.of(worker), worker.host_key_alias
@@ -117,13 +164,13 @@ def _notes(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
     """Return what is known of workers that do not answer, in words that follow their problem; nothing if they serve."""
     workers = {worker.host: worker for worker in fleet.workers}
     sizes = {worker.label: worker.node.worker_count for worker in fleet.workers}
-    ways = view.ways_of(fleet.settings, fleet.scope)
+    ways = selection.ways_of(fleet.settings, fleet.listed)
     found = {}
     for host in hosts:
-        worker, label = workers.get(host), host.rsplit("-w", 1)[0]
+        worker, label = workers.get(host), label_of(host)
         if worker is None:
             size = sizes.get(label, 0)
-            found[host] = f"its node has {size} worker{'s' * (size != 1)} now" if size else "its node no longer exists"
+            found[host] = f"its node has {texts.count(size, 'worker')} now" if size else "its node no longer exists"
         elif worker.node.state not in SERVING_STATES:
             found[host] = f"its node is {worker.node.state} now"
         elif problem := ways.of(worker).problem:

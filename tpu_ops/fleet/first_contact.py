@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tpu_ops.config import Settings
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet import hostkeys, ssh_files, view
-from tpu_ops.fleet.model import SERVING_STATES, Worker
+from tpu_ops.fleet import hostkeys, keyfile, origin, selection, ssh_files
+from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
 from tpu_ops.fleet.reach import Way
-from tpu_ops.fleet.state import Files, replace
+from tpu_ops.fleet.state import Files
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote import openssh, ssh
 
@@ -40,14 +40,14 @@ class Answer:
     @property
     def fingerprint(self) -> str:
         """The key's fingerprint as ssh-keygen shows it."""
-        return ssh_files.fingerprint(self.blob)
+        return keyfile.fingerprint(self.blob)
 
 
 def workers_of(fleet: Fleet, names: Sequence[str]) -> list[Worker]:
     """Return the workers of the nodes with these names or labels.
 
     Raises:
-        UsageError: A name is none or that of several nodes, or its node does not serve.
+        UsageError: A name is none or that of several nodes, or its node does not serve or has no id.
     """
     return [worker for name in dict.fromkeys(names) for worker in _workers_of(fleet, name)]
 
@@ -65,6 +65,12 @@ def _workers_of(fleet: Fleet, name: str) -> list[Worker]:
         known = ", ".join(sorted({worker.label for worker in fleet.workers})) or "none"
         fix = f"name its node: {node}" if node else f"nodes with workers: {known}"
         raise UsageError(f"no node is called {name!r}", where=where, fix=fix)
+    if not found[0].node.node_id:
+        raise UsageError(
+            f"the API gives node {name} no id, to which host keys are bound",
+            where=where,
+            fix="see its id with `gcloud compute tpus tpu-vm describe`; one that is made anew has its own",
+        )
     if found[0].node.state not in SERVING_STATES:
         raise UsageError(
             f"node {name} is in state {found[0].node.state}: none of its workers answers",
@@ -74,28 +80,26 @@ def _workers_of(fleet: Fleet, name: str) -> list[Worker]:
     return found
 
 
-def not_to_contact(settings: Settings, workers: Sequence[Worker], *, published: bool) -> dict[str, str]:
+def not_to_contact(settings: Settings, workers: Sequence[Worker], *, ask_api: bool) -> dict[str, str]:
     """Return why workers are not to be trusted on first contact: alias -> words that follow the worker's name.
 
     Args:
         settings: Of the fleet.
         workers: Those that are to be looked at.
-        published: Whether to ask the API, too, which of them publish a key; nothing is written.
+        ask_api: Whether to ask the API, too, which of them publish a key; nothing is written.
 
     Raises:
         CloudError: There are no credentials for the API.
     """
-    files = Files(settings.state_dir)
-    text = files.text(files.known_hosts)
-    first = ssh_files.trusted_first(text)
+    keys, first = Files(settings.state_dir).host_keys()
     known = {
         alias: "was trusted on first contact before" if alias in first else "publishes its host key, and it is known"
-        for alias in ssh_files.parse_known_hosts(text)
+        for alias in keys
     }
     unknown = {worker.node.full_name: worker.node for worker in workers if worker.host_key_alias not in known}
     # A published snapshot was read as a whole: what it does not hold is not published.
-    if published and unknown and not view.source_of(settings):
-        with view.api(settings) as tpu:
+    if ask_api and unknown and not origin.source_of(settings):
+        with origin.api(settings) as tpu:
             learned = hostkeys.fetch(tpu, list(unknown.values())).keys
         known = dict.fromkeys(learned, "publishes its host key, and `tpu_ops refresh` learns it") | known
     return known
@@ -114,8 +118,8 @@ class _Round:
     """Asks workers of one fleet; what ssh notes goes into a folder of its own."""
 
     def __init__(self, settings: Settings, fleet: Fleet, folder: Path) -> None:
-        self._ways = view.ways_of(settings, fleet.scope)
-        self._options, self._user, self._folder = view.ssh_options(settings), settings.user, folder
+        self._ways = selection.ways_of(settings, fleet.listed)
+        self._options, self._user, self._folder = selection.ssh_options(settings), settings.user, folder
 
     async def answers(self, workers: Sequence[Worker]) -> list[Answer]:
         """Ask all at once; behind a proxy as `tpu_ops.remote.ssh` opens connections, the first alone, then a few."""
@@ -141,15 +145,15 @@ class _Round:
             return Answer(worker, problem=f"it did not answer within {ssh.OPEN_LIMIT:.0f} s")
         jump = self._ways.jump
         if way.proxy and jump and "Host key verification failed" in said:
-            before = f"--trust-first {jump.rsplit('-w', 1)[0]} comes before it"
+            before = f"--trust-first {label_of(jump)} comes before it"
             return Answer(worker, problem=f"no host key is known of {jump}, its jump: {before}")
         return Answer(worker, problem=openssh.reason(said, code))
 
 
-def _written(file: Path, worker: Worker) -> ssh_files.Keys:
+def _written(file: Path, worker: Worker) -> keyfile.Keys:
     """Return the keys of a worker that ssh wrote into a file; it makes none where it saw no key."""
     text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
-    return ssh_files.parse_known_hosts(text).get(worker.host_key_alias, {})
+    return keyfile.parse(text).get(worker.host_key_alias, {})
 
 
 def record(settings: Settings, answers: Sequence[Answer]) -> None:
@@ -161,8 +165,7 @@ def record(settings: Settings, answers: Sequence[Answer]) -> None:
     """
     files = Files(settings.state_dir)
     with files.lock():
-        text = files.text(files.known_hosts)
-        known, first = ssh_files.parse_known_hosts(text), ssh_files.trusted_first(text)
+        known, first = files.host_keys()
         for answer in answers:
             if not answer.blob:
                 continue
@@ -172,4 +175,4 @@ def record(settings: Settings, answers: Sequence[Answer]) -> None:
                 first.add(alias)
             elif hostkeys.differ(known[alias], keys):
                 raise hostkeys.alarm(alias, answer.worker.host, files.known_hosts, trusted_first=alias in first)
-        replace(files.known_hosts, ssh_files.known_hosts(known, first), 0o644)
+        files.write_host_keys(known, first)

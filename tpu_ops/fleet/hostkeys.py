@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tpu_ops import texts
 from tpu_ops.cloud import nodes as cloud_nodes
 from tpu_ops.cloud.client import ApiError, Tpu
+from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError
+from tpu_ops.fleet import forms
+from tpu_ops.fleet.keyfile import Keys, valid_key
 from tpu_ops.fleet.model import SERVING_STATES, Node, Worker
-from tpu_ops.fleet.ssh_files import Keys, valid_key
+from tpu_ops.fleet.state import Files
+from tpu_ops.remote import aliases
 
-#: Names of Compute Engine instances; the domain that may follow is no part of it.
-_INSTANCE = re.compile(r"[a-z][a-z0-9-]{0,62}")
+
+def keys_of(settings: Settings) -> dict[str, Keys]:
+    """Return the host keys that are known of a fleet, by alias."""
+    return Files(settings.state_dir).host_keys()[0]
+
+
+def has_keys(settings: Settings, workers: Iterable[Worker]) -> bool:
+    """Return whether host keys of all these workers are known."""
+    known = keys_of(settings)
+    return all(worker.host_key_alias in known for worker in workers)
 
 
 class HostKeyAlarm(OpsError):
@@ -24,7 +36,7 @@ class HostKeyAlarm(OpsError):
 
 @dataclass(frozen=True)
 class Learned:
-    """What workers published of themselves.
+    """What the guest attributes of workers say.
 
     Attributes:
         keys: Alias -> its host keys.
@@ -40,7 +52,7 @@ class Learned:
 def wanted(
     workers: Iterable[Worker], known: Mapping[str, Keys], *, verify: bool = False, instance_names: bool = False
 ) -> list[Node]:
-    """Return the serving nodes that are to be asked what they publish.
+    """Return the serving nodes whose guest attributes are to be asked for.
 
     Args:
         workers: Of the fleet.
@@ -59,26 +71,26 @@ def wanted(
 
 
 def fetch(tpu: Tpu, nodes: Sequence[Node], *, instance_names: bool = False) -> Learned:
-    """Ask what the workers of nodes publish, concurrently; a node that cannot be asked is left out with its reason."""
+    """Ask for guest attributes, all nodes at once; one that cannot be asked for them is left out with its reason."""
     learned = Learned()
     answers = tpu.concurrently(lambda node: _fetch(tpu, node, instance_names), nodes)
     for node, answer in zip(nodes, answers, strict=True):
         if isinstance(answer, ApiError):
             learned.reasons[node.full_name] = answer.what
             continue
-        names = tuple(entry.instance_name if _INSTANCE.fullmatch(entry.instance_name) else "" for entry in answer)
+        names = tuple(entry.instance_name if forms.INSTANCE.fullmatch(entry.instance_name) else "" for entry in answer)
         if any(names):
             learned.instance_names[node.full_name] = names
-        for index, published in enumerate(answer):
-            keys = {kind: blob for kind, blob in published.host_keys.items() if valid_key(kind, blob)}
+        for index, attributes in enumerate(answer):
+            keys = {kind: blob for kind, blob in attributes.host_keys.items() if valid_key(kind, blob)}
             if keys:
                 learned.keys[Worker("", node, index).host_key_alias] = keys
     return learned
 
 
-def _fetch(tpu: Tpu, node: Node, instance_names: bool) -> list[cloud_nodes.Published] | ApiError:
+def _fetch(tpu: Tpu, node: Node, instance_names: bool) -> list[cloud_nodes.GuestAttributes] | ApiError:
     try:
-        return cloud_nodes.published(tpu, node.full_name, node.worker_count, instance_names=instance_names)
+        return cloud_nodes.guest_attributes(tpu, node.full_name, node.worker_count, instance_names=instance_names)
     except ApiError as exc:
         return exc
 
@@ -114,8 +126,10 @@ def merge(
         if differ(known.get(alias, keys), keys):
             raise alarm(alias, hosts.get(alias, alias), file, trusted_first=alias in trusted_first)
     present = {worker.node.node_id for worker in workers}
-    kept = {alias: keys for alias, keys in known.items() if _node_id(alias) not in replaced}
-    return kept | {alias: kept.get(alias, {}) | keys for alias, keys in learned.items() if _node_id(alias) in present}
+    kept = {alias: keys for alias, keys in known.items() if aliases.node_id(alias) not in replaced}
+    return kept | {
+        alias: kept.get(alias, {}) | keys for alias, keys in learned.items() if aliases.node_id(alias) in present
+    }
 
 
 def differ(known: Keys, found: Keys) -> bool:
@@ -151,10 +165,6 @@ def alarm(alias: str, host: str, file: Path, *, trusted_first: bool) -> HostKeyA
     )
 
 
-def _node_id(alias: str) -> str:
-    return alias.removeprefix("tpu-").rsplit("-w", 1)[0]
-
-
 def about(label: str) -> str:
     """Return how a warning of `missing` about a node begins."""
     return f"node {label}:"
@@ -166,10 +176,17 @@ def missing(workers: Iterable[Worker], keys: Mapping[str, Keys], reasons: Mappin
     for worker in workers:
         if worker.node.state in SERVING_STATES and worker.host_key_alias not in keys:
             lacking.setdefault(worker.label, []).append(worker)
-    return [
-        f"{about(label)} no host key published for {', '.join(w.host for w in few[:4])}"
-        f"{' and others' if len(few) > 4 else ''}, so ssh to it is refused"
-        f" ({reasons.get(few[0].node.full_name) or 'its guest agent may still be starting'});"
+    return [f"{about(label)} {_refused(label, few, reasons)}" for label, few in lacking.items()]
+
+
+def _refused(label: str, workers: Sequence[Worker], reasons: Mapping[str, str]) -> str:
+    """Return why ssh to these workers of a node is refused, and what to do."""
+    names = texts.some([worker.host for worker in workers], 4, "others")
+    node = workers[0].node
+    if not node.node_id:
+        return f"the API gives it no id, to which host keys are bound, so ssh to {names} is refused"
+    return (
+        f"no host key published for {names}, so ssh to it is refused"
+        f" ({reasons.get(node.full_name) or 'its guest agent may still be starting'});"
         f" run `tpu_ops refresh` to ask again; if it never publishes one, `tpu_ops refresh --trust-first {label}`"
-        for label, few in lacking.items()
-    ]
+    )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Collection
 from typing import Any
 
 from tpu_ops.errors import UsageError
+from tpu_ops.fleet import forms
 from tpu_ops.fleet.targets import shortened
 
 _FORM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -16,12 +16,13 @@ _FORM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _RESERVED = ("all", "ungrouped", "localhost", "127.0.0.1", "::1")
 
 
-def problem(name: Any, groups: Collection[str]) -> str:
+def problem(name: Any, groups: Collection[str], hosts: Collection[str] = ()) -> str:
     """Given what a template came out as, return why it cannot be a host's name; empty where it can.
 
     Args:
         name: Text, or a number that is written as one.
         groups: Names of groups, which a host must not share.
+        hosts: Names of hosts of other sources, which it must not take over.
     """
     if isinstance(name, bool) or not isinstance(name, str | int):
         return f"a value of type {type(name).__name__} is no name"
@@ -30,17 +31,11 @@ def problem(name: Any, groups: Collection[str]) -> str:
         return f"{text!r} means something else to Ansible"
     if text in groups:
         return f"{text!r} is a group"
-    if not _FORM.fullmatch(text) and not _is_address(text):
+    if text in hosts:
+        return f"{text!r} is a host of another source"
+    if not _FORM.fullmatch(text) and not forms.address(text):
         return f"{shortened(text)} is not valid as a host's name"
     return ""
-
-
-def _is_address(text: str) -> bool:
-    try:
-        # Behind a % an IPv6 address has a scope, which may be any text.
-        return "%" not in text and bool(ipaddress.ip_address(text))
-    except ValueError:
-        return False
 
 
 class Taken:

@@ -62,15 +62,19 @@ def worker_facts(worker: Worker) -> dict[str, Any]:
     }
 
 
-def groups(nodes: Iterable[Node]) -> dict[str, tuple[str, ...]]:
-    """Given all nodes in scope, return the groups of each node's workers by its full name.
+def groups(nodes: Iterable[Node], labels: Mapping[str, str] | None = None) -> dict[str, tuple[str, ...]]:
+    """Return the groups of each node's workers by its full name.
 
     They are called after node, zone, accelerator type, state and queued resource, with everything but letters,
     digits and underscores replaced. A host name always has a dash and a group name never, so that none can be both.
     Nodes whose labels would fall on one group name get a short digest in it, and so do queued resources.
+
+    Args:
+        nodes: All nodes that are listed, or a part of them.
+        labels: Of a part, the labels that its nodes have among all.
     """
     nodes = list(nodes)
-    labels = node_labels(nodes)
+    labels = node_labels(nodes) if labels is None else labels
     own = _unique({node.full_name: group_name("node", labels[node.full_name]) for node in nodes})
     places = {node.full_name: f"{node.project}/{node.zone}/{node.queued_resource}" for node in nodes}
     queued = _unique(

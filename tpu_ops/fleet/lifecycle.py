@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tpu_ops import texts
 from tpu_ops.cloud import nodes as cloud
 from tpu_ops.cloud import operations
 from tpu_ops.cloud.client import ApiError, Tpu
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
-from tpu_ops.fleet.ssh_files import valid_key
+from tpu_ops.fleet.keyfile import valid_key
 
 Json = dict[str, Any]
 
@@ -75,6 +76,7 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} cannot be a node's name",
+            where=f"node {name[:80]!r}",
             fix="use up to 63 lower-case letters, digits and dashes, a letter first, no dash last",
         )
     return name
@@ -224,7 +226,9 @@ def delete(tpu: Tpu, name: str, *, what: str, wait: bool, timeout: float, progre
             tpu, name, through=("DELETING",), what=what, timeout=timeout, progress=progress
         )
         if node is not None:
-            raise CloudError(f"the node is still there, in state {node['state']}", where=what)
+            raise CloudError(
+                f"the node is still there, in state {node['state']}", where=what, fix="run the same command again"
+            )
 
 
 def explained(tpu: Tpu, wish: Wish, refusal: ApiError) -> ApiError:
@@ -269,6 +273,4 @@ def nearest(value: str, known: Sequence[str], limit: int = 16) -> str:
         return "none"
     alike = difflib.get_close_matches(value, known, n=limit, cutoff=0.3)
     names = [*alike, *(name for name in known if name not in alike)]
-    return ", ".join(sorted(names[:limit], key=_natural)) + (
-        f" and {len(names) - limit} more" if len(names) > limit else ""
-    )
+    return texts.some([*sorted(names[:limit], key=_natural), *names[limit:]], limit)

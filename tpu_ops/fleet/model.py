@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, get_origin, get_type_hints
+from typing import Any
+
+from tpu_ops.cloud.nodes import split_name
+from tpu_ops.fleet import forms
+from tpu_ops.remote import aliases
 
 Json = dict[str, Any]
 
@@ -103,37 +107,31 @@ class Node:
     def from_json(cls, data: Json) -> Node:
         """Given what `to_json` returned, possibly through JSON text, return the node.
 
+        Whoever wrote the text may have written what ssh takes for an option: all of it is held against its form.
+
         Raises:
-            ValueError: The data is not of that form.
+            ValueError: Something in it has not its form; says what.
         """
+        if not isinstance(data, dict):
+            raise ValueError("this is no node")  # noqa: TRY004 - one error for all that data may be
+        values: Json = {}
+        for key, value in data.items():
+            form = forms.NODE.get(key)
+            if form is None:
+                raise ValueError(f"{key!r:.80} is nothing that a node has")
+            if not form(value):
+                raise ValueError(f"{key} has not the form it has in the API")
+            values[key] = tuple(value) if type(value) is list else value
         try:
-            values: Json = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-            if unknown := values.keys() - _KINDS.keys():
-                raise ValueError(f"not a node: unknown keys {sorted(unknown)}")
             made = cls(**values)
-        except (TypeError, AttributeError) as exc:
-            raise ValueError(f"not a node: {exc}") from exc
-        fields = made.__dict__
-        if wrong := [name for name, kind in _KINDS.items() if not isinstance(fields[name], kind)]:
-            raise ValueError(f"not a node: wrong types of {wrong}")
-        texts = [*made.internal_ips, *made.external_ips, *made.metadata_keys, *made.instance_names]
-        texts += made.labels.values()
-        for name, keys in _RECORDS.items():
-            for record in fields[name]:
-                if not isinstance(record, dict) or record.keys() != keys:
-                    raise ValueError(f"not a node: no records in {name}")
-                texts += record.values()
-        # A loop in Python would take longer than all else of reading a large fleet.
-        if not set(map(type, texts)) <= {str}:
-            raise ValueError("not a node: no texts in its lists, labels or records")
+        except TypeError as exc:
+            raise ValueError("one of its keys is missing") from exc
+        if split_name(made.full_name) != (made.project, made.zone, made.name):
+            raise ValueError("its name, project or zone has not the form it has in the API")
+        count = made.worker_count
+        if len(made.external_ips) not in (0, count) or len(made.instance_names) not in (0, count):
+            raise ValueError("it has not as many addresses as workers")
         return made
-
-
-#: Type of each field of a node, without that of its elements.
-_KINDS = {name: get_origin(hint) or hint for name, hint in get_type_hints(Node).items()}
-
-#: Keys of the records in the fields that hold such, of texts.
-_RECORDS = {"symptoms": {"worker_id", "type", "details", "create_time"}, "data_disks": {"source", "mode"}}
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,7 @@ class Worker:
     @property
     def label(self) -> str:
         """The node's unique short label (`node_labels`), for example ``pod``."""
-        return self.host.rsplit("-w", 1)[0]
+        return label_of(self.host)
 
     @property
     def internal_ip(self) -> str:
@@ -173,11 +171,16 @@ class Worker:
     @property
     def host_key_alias(self) -> str:
         """Name under which known_hosts keeps this worker's keys: bound to the node's id, not to its address."""
-        return f"tpu-{self.node.node_id}-w{self.index}"
+        return aliases.of(self.node.node_id, self.index)
+
+
+def label_of(host: str) -> str:
+    """Given a worker's inventory host name, return its node's label."""
+    return host.rsplit("-w", 1)[0]
 
 
 def node_labels(nodes: Iterable[Node]) -> dict[str, str]:
-    """Given all nodes in scope (before any filter), return the unique short label of each by its full name.
+    """Given all nodes that are listed (before any filter), return the unique short label of each by its full name.
 
     A node alone under its name keeps it. Where several share one, all of them become ``<name>.<zone>``, and
     ``<name>.<zone>.<project>`` where that is still shared, with a dot for the colon of a project such as
@@ -208,8 +211,8 @@ def workers_of(nodes: Iterable[Node], labels: Mapping[str, str] | None = None) -
     """Return every worker of some nodes, sorted by node label and index.
 
     Args:
-        nodes: All nodes in scope, or some of them.
-        labels: `node_labels` of all nodes in scope; may be left out where `nodes` are all of them.
+        nodes: All nodes that are listed, or some of them.
+        labels: `node_labels` of all that are listed; may be left out where `nodes` are all of them.
     """
     nodes = list(nodes)
     labels = node_labels(nodes) if labels is None else labels

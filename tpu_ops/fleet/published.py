@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from tpu_ops import texts
 from tpu_ops.cloud.client import told
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
-from tpu_ops.fleet import publish, sources
+from tpu_ops.fleet import documents, sources
 from tpu_ops.fleet.hostkeys import Learned
 from tpu_ops.fleet.model import Node
 from tpu_ops.fleet.state import Snapshot
@@ -26,7 +27,7 @@ class Seen:
         asked_at: When the API was asked, seconds since 1970.
         nodes: Of the fleet's projects and zones, in the order of their full names.
         unanswered: (project, zone) that could not be listed.
-        learned: What the workers publish of themselves, as far as it was asked for.
+        learned: What the workers' guest attributes say, as far as they were asked for.
         warnings: What could not be listed, in words.
         source: Where the published snapshot was read from that this is of; empty where the API was asked.
     """
@@ -54,7 +55,7 @@ def read(settings: Settings, source: str, *, learn: bool) -> Seen:
     where = sources.shown(source)
     with told(f"reading the published snapshot at {where}, at most {settings.request_timeout:g} s"):
         data = sources.read(source, settings)
-    found = publish.parse(data, where, time.time())
+    found = documents.parse(data, where, time.time())
     projects, zones = settings.projects or found.projects, settings.zones or found.zones
     if not set(projects) & set(found.projects):
         raise UsageError(
@@ -82,11 +83,11 @@ def refuse_outdated(seen: Seen, old: Snapshot | None) -> None:
     """
     now = time.time()
     # What is of the future was written before this machine's clock was set back: its age says nothing.
-    if old is None or seen.asked_at >= old.asked_at or old.asked_at > now + publish.AHEAD:
+    if old is None or seen.asked_at >= old.asked_at or old.asked_at > now + documents.AHEAD:
         return
     raise OutdatedError(
-        f"the published snapshot is older than what is known here: it is of {sources.ago(seen.asked_at, now)}, "
-        f"what is known of {sources.ago(old.asked_at, now)}",
+        f"the published snapshot is older than what is known here: it is of {texts.ago(seen.asked_at, now)}, "
+        f"what is known of {texts.ago(old.asked_at, now)}",
         where=sources.shown(seen.source),
         fix="ask who publishes it to publish again; who may ask the API goes back by `tpu_ops refresh --from api`",
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError
-from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.fleet.state import Files
 from tpu_ops.remote import openssh
 
@@ -37,8 +37,8 @@ class Way:
         address: What ssh connects to; empty where there is no way.
         proxy: ssh's ProxyCommand, or empty.
         problem: Why there is no way, in words that follow the worker's name; empty where there is one.
-        control: ssh's ControlPath. It is bound to the worker, not to the address alone: behind proxies two workers
-            may have the same one.
+        control: ssh's ControlPath. It is bound to the worker and the way, not to the address alone: behind proxies two
+            workers may have the same one.
         patience: ssh's ConnectTimeout in seconds, where it differs from the others'.
     """
 
@@ -56,20 +56,19 @@ class Ways:
         settings: Of the fleet.
         files: Of the fleet.
         mux: The directory of the control sockets.
-        hosts: Inventory host names of all workers of the projects and zones: filters narrow what is listed, and not
-            what a jump may be.
+        workers: All workers of the projects and zones: filters narrow what is listed, and not what a jump may be.
 
     Attributes:
         jump: Worker of the fleet through which others are reached, or empty.
         jump_config: OpenSSH configuration for the jump, or empty where there is none or it is a worker of the fleet.
     """
 
-    def __init__(self, settings: Settings, files: Files, mux: Path, hosts: Iterable[str]) -> None:
+    def __init__(self, settings: Settings, files: Files, mux: Path, workers: Iterable[Worker]) -> None:
         self._settings, self._mux = settings, mux
-        self.jump, self._outside, self._proxy, self.jump_config = "", "", "", ""
+        self.jump, self._outside, self._proxy, self.jump_config, self._blocked = "", "", "", "", ""
         if settings.proxy_jump:
             options, place = _jump_words(settings.proxy_jump)
-            known = set(hosts)
+            known = {worker.host: worker for worker in workers}
             # A node means its worker 0, as for `tpu_ops ssh`.
             place = next((host for host in (place, f"{place}-w0") if host in known), place)
             own = place in known
@@ -77,6 +76,7 @@ class Ways:
             self._proxy = _jump_command(files.ssh_config if own else files.jump_config, options, place)
             self.jump_config = "" if own else _jump_config(mux)
             self._outside = "" if own else place
+            self._blocked = self._block_of(known[place]) if own else ""
 
     def lost_jump(self, names: Collection[str]) -> str:
         """Given names and labels of nodes, return a warning where the jump seems to be of one and is no worker."""
@@ -97,14 +97,39 @@ class Ways:
         found, problem = self._address(worker)
         if problem:
             return Way("", problem=problem)
-        control = control_path(self._mux, worker)
+        control = self.control(worker, found)
         if found != worker.internal_ip or not (self._settings.iap or self._proxy):
             return Way(found, control=control)
+        if self._blocked:
+            return Way("", problem=self._blocked)
+        proxy = self._proxy_to(worker, found)
         if not self._settings.iap:
-            return Way(found, self._proxy, control=control)
-        if not worker.instance_name:
+            return Way(found, proxy, control=control)
+        if not proxy:
             return Way("", problem="publishes no instance name, which the way through IAP needs")
-        return Way(found, _iap_command(worker), control=control, patience=_IAP_PATIENCE)
+        return Way(found, proxy, control=control, patience=_IAP_PATIENCE)
+
+    def control(self, worker: Worker, found: str) -> str:
+        """Return ssh's ControlPath for a worker at an address.
+
+        Another proxy or key makes another one, so that no connection is used which was opened another way.
+        """
+        return control_path(self._mux, worker, f" {self._settings.private_key} {self._proxy_to(worker, found)}")
+
+    def _proxy_to(self, worker: Worker, found: str) -> str:
+        """Return the ProxyCommand to a worker at an address; empty where there is none."""
+        if found != worker.internal_ip:
+            return ""
+        if not self._settings.iap:
+            return self._proxy
+        return _iap_command(worker) if worker.instance_name else ""
+
+    def _block_of(self, jump: Worker) -> str:
+        """Return why no worker can be reached through a worker, or nothing."""
+        why = "which has no external address" if self._address(jump)[1] else ""
+        if jump.node.state not in SERVING_STATES:
+            why = f"whose node is {jump.node.state}"
+        return f"is to be reached through {jump.host} (proxy_jump), {why}" if why else ""
 
     def _address(self, worker: Worker) -> tuple[str, str]:
         """Return a worker's address, and why it has none to be reached by."""
@@ -116,9 +141,9 @@ class Ways:
         return found, "" if found else f"has no {' or '.join(kinds)} address"
 
 
-def control_path(mux: Path, worker: Worker) -> str:
-    """Return ssh's ControlPath for a worker, as its options take it."""
-    own = hashlib.sha256(worker.host_key_alias.encode()).hexdigest()[:_ALIAS_DIGITS]
+def control_path(mux: Path, worker: Worker, how: str = "") -> str:
+    """Return ssh's ControlPath for a worker that is reached in some way, as its options take it."""
+    own = hashlib.sha256(f"{worker.host_key_alias}{how}".encode()).hexdigest()[:_ALIAS_DIGITS]
     return _socket(mux, f"%C.{own}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import select
@@ -19,8 +18,10 @@ from urllib.parse import urlsplit
 from tpu_ops import files
 from tpu_ops.cloud import buckets
 from tpu_ops.config import Settings
+from tpu_ops.config.hosts import USER_AT_HOST, is_loopback
 from tpu_ops.errors import CloudError, OpsError, UsageError
-from tpu_ops.fleet.publish import BEGINNING, LARGEST
+from tpu_ops.fleet.documents import BEGINNING, LARGEST
+from tpu_ops.remote import openssh
 
 #: The source that is no published snapshot: the API.
 API = ""
@@ -31,9 +32,7 @@ PATH_THERE = "/var/lib/tpu_ops/snapshot.json"
 #: Permissions of a snapshot that is published as a file: there is nothing secret in it.
 MODE = 0o644
 
-_SSH = re.compile(
-    r"ssh:(?P<host>(?:[A-Za-z0-9_.][A-Za-z0-9_.-]*@)?(?:[A-Za-z0-9][A-Za-z0-9_.-]*|\[[0-9a-fA-F:.]+\]))(?::(?P<path>.+))?"
-)
+_SSH = re.compile(rf"ssh:(?P<host>{USER_AT_HOST})(?::(?P<path>.+))?")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _FORMS = "a PATH, https://..., gs://BUCKET/OBJECT, ssh:HOST[:PATH], or api"
 _CHUNK = 1024 * 1024
@@ -75,18 +74,11 @@ def _url(text: str, where: str) -> str:
         host, secret = None, False
     if not host or parts.scheme not in ("http", "https"):
         raise UsageError(f"{text!r:.80} is no address to read from", where=where, fix=f"use {_FORMS}")
-    if parts.scheme == "http" and not _is_loopback(host):
+    if parts.scheme == "http" and not is_loopback(host):
         raise UsageError("http is for this machine only", where=f"{where}, {shown(text)}", fix="use https")
     if secret:
         raise UsageError("an address with a password in it would be remembered", where=where, fix="leave it out")
     return text
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def shown(source: str) -> str:
@@ -124,12 +116,12 @@ def destination(text: str, folder: Path, where: str) -> str:
     Raises:
         UsageError: Nothing can be written there.
     """
-    found = parse(text, folder, where)
-    if found.startswith("gs://") or (found != API and not _SSH.fullmatch(found) and not _SCHEME.match(found)):
-        return found
-    raise UsageError(
-        f"{shown(text)!r:.80} can be read from, not written to", where=where, fix="use a PATH or gs://BUCKET/OBJECT"
-    )
+    remote = text == "api" or text.startswith("ssh:") or (_SCHEME.match(text) and not text.startswith("gs://"))
+    if remote or not text or not text.isprintable():
+        raise UsageError(
+            f"{shown(text)!r:.80} cannot be written to", where=where, fix="use a PATH or gs://BUCKET/OBJECT"
+        )
+    return parse(text, folder, where)
 
 
 def write(destination: str, text: str, settings: Settings) -> None:
@@ -226,7 +218,7 @@ def _read_ssh(source: str, host: str, path: str, timeout: float) -> bytes:
                 start_new_session=True,
             )
         except OSError as exc:
-            raise OpsError(f"cannot start ssh: {exc.strerror}", fix="install an OpenSSH client") from exc
+            raise openssh.absent(exc) from exc
         deadline, over = time.monotonic() + timeout, False
         try:
             data = _read_pipe(process, deadline)
@@ -255,12 +247,3 @@ def _read_ssh(source: str, host: str, path: str, timeout: float) -> bytes:
         )
     # Login shells may print what they like before a command.
     return data[max(0, data.find(BEGINNING)) :]
-
-
-def ago(asked_at: float, now: float) -> str:
-    """Return how long ago something was, for people, as in ``12 min ago``."""
-    seconds = max(0.0, now - asked_at)
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= (2 if unit == "days" else 1) * size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"

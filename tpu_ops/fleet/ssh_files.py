@@ -1,4 +1,4 @@
-"""The text of ssh_config and known_hosts, and the one set of ssh options behind it.
+"""The text of ssh_config, and the one set of ssh options behind it.
 
 Ansible, the command line and the user's own ssh get the same options, so that each uses the connections that
 another has opened. A worker is known by an alias bound to its node's id and its index: its address may change,
@@ -7,14 +7,11 @@ its host key may not.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 import os
 import re
 import shlex
 import stat
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tpu_ops import files
@@ -23,14 +20,8 @@ from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.reach import CONTROL_NAME, Way, host_name
 from tpu_ops.remote import openssh
 
-#: Host keys of one alias: key type -> base64 blob.
-Keys = dict[str, str]
-
 #: How a fleet's ssh config begins, and by what it is known among other files.
 HEADER = "# Written by tpu_ops"
-
-#: Comment of a key in known_hosts that was not published but accepted from the worker itself.
-TRUSTED_FIRST = "trusted-on-first-contact"
 
 #: Longest directory in which OpenSSH can make a control socket: the address of a socket has 108 bytes with its
 #: final NUL, and two separators take 2 of them, and the random suffix of the socket's first name 16.
@@ -38,8 +29,6 @@ _LONGEST_MUX_DIR = 108 - 1 - CONTROL_NAME - 2 - 16
 
 #: Paths that mean the same to a shell, in quotes, and to every option of ssh.
 _PLAIN = re.compile(r"[A-Za-z0-9/._@+=:, -]+")
-
-_KEY_TYPE = re.compile(r"^[a-z0-9@.-]{3,64}$")
 
 
 def mux_dir(environ: Mapping[str, str], uid: int) -> Path:
@@ -151,50 +140,3 @@ def ssh_config(
             lines.append("    ForwardAgent yes")
         lines += [f"    {key} {value}" for key, value in options]
     return "\n".join(lines) + "\n"
-
-
-def valid_key(key_type: str, blob: str) -> bool:
-    """Return whether a published host key is one: a blob of base64 that begins with the name of its type."""
-    if not _KEY_TYPE.fullmatch(key_type):
-        return False
-    try:
-        raw = base64.b64decode(blob, validate=True)
-    except (binascii.Error, ValueError):
-        return False
-    length = int.from_bytes(raw[:4], "big")
-    return raw[4 : 4 + length] == key_type.encode() and len(raw) > 4 + length
-
-
-def fingerprint(blob: str) -> str:
-    """Given a key's base64 blob, return its fingerprint as ssh-keygen shows it."""
-    digest = hashlib.sha256(base64.b64decode(blob)).digest()
-    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
-
-
-def known_hosts(keys: Mapping[str, Keys], trusted_first: Container[str] = ()) -> str:
-    """Given the keys of each alias, return the text of known_hosts, in a fixed order.
-
-    Args:
-        keys: Of each alias.
-        trusted_first: Aliases whose keys nothing but the first contact vouches for.
-    """
-    lines = []
-    for alias in sorted(keys):
-        comment = f" {TRUSTED_FIRST}" if alias in trusted_first else ""
-        lines += [f"{alias} {key_type} {blob}{comment}" for key_type, blob in sorted(keys[alias].items())]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def parse_known_hosts(text: str) -> dict[str, Keys]:
-    """Return the keys of each alias; lines that this program did not write are passed over."""
-    keys: dict[str, Keys] = {}
-    for line in text.splitlines():
-        match line.split():
-            case [alias, key_type, blob, *_] if alias.startswith("tpu-") and valid_key(key_type, blob):
-                keys.setdefault(alias, {})[key_type] = blob
-    return keys
-
-
-def trusted_first(text: str) -> set[str]:
-    """Given the text of known_hosts, return the aliases whose keys nothing but the first contact vouches for."""
-    return {line.split()[0] for line in text.splitlines() if line.split()[3:] == [TRUSTED_FIRST]}

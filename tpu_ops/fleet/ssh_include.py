@@ -161,6 +161,16 @@ def install(file: Path, fragment: Path, *, dry_run: bool = False) -> Outcome:
     return Outcome("already there" if there else "installed", tuple(warnings))
 
 
+def installed(fragment: Path) -> bool:
+    """Return whether a person's own ssh config includes a fleet's, whatever the host."""
+    try:
+        home = openssh.home()
+        found = includes(_read(home / ".ssh" / "config"), home)
+    except (OSError, OpsError):
+        return False
+    return any(_holds(include, fragment) for include in found if not include.conditional)
+
+
 def uninstall(file: Path, fragment: Path, *, dry_run: bool = False) -> Outcome:
     """Take out what `install` put into a person's ssh config.
 
@@ -209,7 +219,12 @@ def unseen(file: Path, workers: Sequence[Worker]) -> str:
 
 
 def _holds(include: Include, fragment: Path) -> bool:
-    return any(file.resolve() == fragment.resolve() for file in include.files)
+    return any(_same(file, fragment) for file in include.files)
+
+
+def _same(file: Path, other: Path) -> bool:
+    # Unlike Path.resolve it bears a link that leads back to itself.
+    return os.path.realpath(file) == os.path.realpath(other)
 
 
 def _shadows(found: Sequence[Include], fragment: Path, number: int) -> Iterator[str]:
@@ -217,7 +232,7 @@ def _shadows(found: Sequence[Include], fragment: Path, number: int) -> Iterator[
     own = hosts(_text(fragment))
     for include in found:
         for file in include.files:
-            if include.conditional or file.resolve() == fragment.resolve():
+            if include.conditional or _same(file, fragment):
                 continue
             if shared := own & hosts(_text(file)):
                 names = ", ".join(sorted(shared)[:_SHOWN]) + (" and others" if len(shared) > _SHOWN else "")

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import os
+from collections.abc import Container, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tpu_ops import files
 from tpu_ops.errors import OpsError
+from tpu_ops.fleet import keyfile
+from tpu_ops.fleet.keyfile import Keys
 from tpu_ops.fleet.model import Node
 
 #: Form of the snapshot; one of another form is not read.
 VERSION = 1
 
+#: Seconds since 1970 from which on no calendar has a day: the year 10000.
+_LATEST = 253_402_300_800.0
+
 #: Seconds to wait for another process that writes the same files.
 LOCK_TIMEOUT = 30.0
 
+#: Bytes that one of the files may have.
+_LARGEST = 256 * 1024 * 1024
+
 
 @dataclass(frozen=True)
-class Scope:
+class Question:
     """What was asked for; a snapshot answers only the same question."""
 
     projects: tuple[str, ...]
@@ -31,7 +39,7 @@ class Scope:
     credentials: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the scope as a dictionary of JSON types."""
+        """Return the question as a dictionary of JSON types."""
         return {
             "projects": sorted(self.projects),
             "zones": sorted(self.zones),
@@ -57,14 +65,14 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Stored:
-    """A snapshot and the question that it answers, as its scope's dictionary."""
+    """A snapshot and the question that it answers, as that one's dictionary."""
 
-    scope: dict[str, Any]
+    question: dict[str, Any]
     snapshot: Snapshot
 
-    def answer(self, scope: Scope) -> Snapshot | None:
+    def answer(self, question: Question) -> Snapshot | None:
         """Return the snapshot where it answers this question."""
-        return self.snapshot if self.scope == scope.to_json() else None
+        return self.snapshot if self.question == question.to_json() else None
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,11 @@ class Files:
     def snapshot(self) -> Path:
         """Nodes as the API last listed them."""
         return self.directory / "snapshot.json"
+
+    @property
+    def shown(self) -> Path:
+        """The snapshot of which a person was told last what changed: news is what changed since."""
+        return self.directory / "shown.json"
 
     @property
     def ssh_config(self) -> Path:
@@ -95,37 +108,94 @@ class Files:
 
     def read(self) -> Stored | None:
         """Return the snapshot, whatever question it answers; None where there is none or it is damaged."""
-        try:
-            return _stored(self.snapshot.read_text(encoding="utf-8"))
-        except (OSError, ValueError, OverflowError, RecursionError):
-            return None
+        return _read(self.snapshot)
 
-    def read_snapshot(self, scope: Scope) -> Snapshot | None:
+    def read_shown(self, question: Question, stored: Stored | None) -> Snapshot | None:
+        """Return the snapshot of which a person was told last, else the present one; None where none answers.
+
+        Args:
+            question: What it is to answer.
+            stored: The present one.
+        """
+        shown = None
+        with suppress(OSError):
+            shown = None if self.shown.samefile(self.snapshot) else _read(self.shown)
+        answers = (found.answer(question) for found in (shown, stored) if found)
+        return next(filter(None, answers), None)
+
+    def read_snapshot(self, question: Question) -> Snapshot | None:
         """Return the snapshot, or None where there is none, it answers another question, or is damaged."""
         stored = self.read()
-        return stored.answer(scope) if stored else None
+        return stored.answer(question) if stored else None
 
-    def write_snapshot(self, scope: Scope, snapshot: Snapshot) -> None:
-        """Replace the snapshot."""
+    def write_snapshot(self, question: Question, snapshot: Snapshot, *, told: bool = False) -> None:
+        """Replace the snapshot.
+
+        Args:
+            question: What it answers.
+            snapshot: The nodes.
+            told: Whether a person is told of it; the first one ever counts as told.
+
+        Raises:
+            OpsError: It cannot be written.
+        """
         data = {
             "version": VERSION,
-            "scope": scope.to_json(),
+            "scope": question.to_json(),
             "source": snapshot.source,
             "asked_at": snapshot.asked_at,
             "nodes": [node.to_json() for node in snapshot.nodes],
         }
+        first = not os.path.lexists(self.shown)
+        if first and self.snapshot.is_file():
+            self._remember_shown()
+            first = False
         replace(self.snapshot, json.dumps(data, indent=1) + "\n", 0o600)
+        if told or first:
+            self._remember_shown()
+
+    def _remember_shown(self) -> None:
+        """Keep the present snapshot as the one of which a person was told."""
+        made = self.directory / ".shown.json"
+        try:
+            made.unlink(missing_ok=True)
+            try:
+                # No copy: the snapshot is replaced, and never changed in place.
+                made.hardlink_to(self.snapshot)
+                made.replace(self.shown)
+            except OSError:
+                files.replace(self.shown, files.read_regular(self.snapshot, _LARGEST), 0o600)
+            # Where both were the same file already, replacing one by the other did nothing.
+            made.unlink(missing_ok=True)
+        except OSError as exc:
+            raise unwritable(self.shown, exc) from exc
+
+    def host_keys(self) -> tuple[dict[str, Keys], set[str]]:
+        """Return the known host keys by alias, and the aliases whose keys only the first contact vouches for."""
+        text = self.text(self.known_hosts)
+        return keyfile.parse(text), keyfile.trusted_first(text)
+
+    def write_host_keys(self, keys: Mapping[str, Keys], trusted_first: Container[str]) -> None:
+        """Replace known_hosts."""
+        replace(self.known_hosts, keyfile.text_of(keys, trusted_first), 0o644)
 
     def text(self, path: Path) -> str:
-        """Return a file's text; empty where there is none."""
+        """Return a file's text; empty where there is none.
+
+        Raises:
+            OpsError: It cannot be read, or is no regular file.
+        """
         try:
-            return path.read_text(encoding="utf-8", errors="replace")
+            return files.read_regular(path, _LARGEST).decode(errors="replace")
         except FileNotFoundError:
             return ""
         except OSError as exc:
-            raise OpsError(
-                f"cannot read the fleet's state: {exc.strerror}", where=str(path), fix="move it away: it is made anew"
-            ) from exc
+            fixes = {
+                NotADirectoryError: "set TPU_OPS_STATE to a directory",
+                PermissionError: "make it readable, or set TPU_OPS_STATE to another directory",
+            }
+            fix = fixes.get(type(exc), "move it away: it is made anew")
+            raise OpsError(f"cannot read the fleet's state: {exc.strerror}", where=str(path), fix=fix) from exc
 
     @contextmanager
     def lock(self, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
@@ -139,6 +209,8 @@ class Files:
             try:
                 self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
                 held.enter_context(files.locked(path, timeout))
+                own = (self.snapshot, self.shown, self.ssh_config, self.jump_config, self.known_hosts)
+                files.clear(self.directory, own)
             except TimeoutError as exc:
                 raise OpsError(
                     f"another process held the fleet's state for more than {timeout:.0f} s",
@@ -148,6 +220,14 @@ class Files:
             except OSError as exc:
                 raise unwritable(self.directory, exc) from exc
             yield
+
+
+def _read(path: Path) -> Stored | None:
+    """Return the snapshot that a file holds; None where there is none or it is damaged."""
+    try:
+        return _stored(files.read_regular(path, _LARGEST).decode())
+    except (OSError, ValueError, OverflowError, RecursionError):
+        return None
 
 
 def _stored(text: str) -> Stored | None:
@@ -161,15 +241,15 @@ def _stored(text: str) -> Stored | None:
     data = json.loads(text)
     if not isinstance(data, dict) or data.get("version") != VERSION:
         return None
-    scope, asked_at, source, nodes = (data.get(key) for key in ("scope", "asked_at", "source", "nodes"))
-    if not isinstance(scope, dict) or not isinstance(source, str | None) or not isinstance(nodes, list):
+    question, asked_at, source, nodes = (data.get(key) for key in ("scope", "asked_at", "source", "nodes"))
+    if not isinstance(question, dict) or not isinstance(source, str | None) or not isinstance(nodes, list):
         return None
-    if isinstance(asked_at, bool) or not isinstance(asked_at, int | float) or not math.isfinite(asked_at):
+    if isinstance(asked_at, bool) or not isinstance(asked_at, int | float) or not 0 <= asked_at < _LATEST:
         return None
     if "\\ud" in text:
         # Half a character, which no file can be written with.
         json.dumps(data, ensure_ascii=False).encode()
-    return Stored(scope, Snapshot(float(asked_at), tuple(map(Node.from_json, nodes)), source or ""))
+    return Stored(question, Snapshot(float(asked_at), tuple(map(Node.from_json, nodes)), source or ""))
 
 
 def replace(path: Path, text: str, mode: int) -> None:
@@ -189,5 +269,5 @@ def unwritable(path: Path, exc: OSError) -> OpsError:
     return OpsError(
         f"cannot write the fleet's state: {exc.strerror or exc}",
         where=str(path),
-        fix="make it writable and see that the disk has space (df), or set TPU_OPS_STATE to another directory",
+        fix=files.TO_WRITE,
     )

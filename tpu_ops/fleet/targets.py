@@ -4,31 +4,40 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from tpu_ops import texts
 from tpu_ops.errors import UsageError
+from tpu_ops.fleet import hostvars
 from tpu_ops.fleet.model import Worker
 
-#: The operators of a node set that stand outside of brackets: union, difference, intersection, symmetric difference.
 #: A range of numbers in a node set's brackets, and how many names one part of a target may stand for.
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
 _MOST_NAMES, _MOST_DIGITS = 100_000, 9
 
+#: The operators of a node set that stand outside of brackets: union, difference, intersection, symmetric difference.
 _OPERATOR = re.compile(r"([,!&^])(?![^\[]*\])")
 
 
-def select(workers: Sequence[Worker], target: str) -> list[Worker]:
+class UnknownError(UsageError):
+    """No node or worker has the name, as far as is known."""
+
+
+def select(workers: Sequence[Worker], target: str, states: Collection[str] = ()) -> list[Worker]:
     """Return the workers that a target means, in the fleet's order.
 
     Args:
         workers: All workers of the fleet.
-        target: A node's label (`pod`), a host (`pod-w0`), a ClusterShell node set of either (`pod-w[0-3]`), or
-            several of them joined by `,` (and), `!` (without), `&` (common to both) or `^` (in one of both).
+        target: A node's label (`pod`), a host (`pod-w0`), a ClusterShell node set of either (`pod-w[0-3]`), a group of
+            the inventory (`@zone_us_central2_b`, `@all`), or several of them joined by `,` (and), `!` (without),
+            `&` (common to both) or `^` (in one of both).
+        states: States of the nodes whose workers are in groups; all where it is empty.
 
     Raises:
-        UsageError: A part of the target is unknown or means several things, or nothing is left of it.
+        UnknownError: A part of the target is unknown.
+        UsageError: A part of it means several things, or nothing is left of it.
     """
-    names = _Names(workers)
+    names = _Names(workers, states)
     parts = _OPERATOR.split(target.replace(" ", ""))
     chosen = names.expand(parts[0], target)
     for operator, part in zip(parts[1::2], parts[2::2], strict=True):
@@ -43,14 +52,16 @@ def select(workers: Sequence[Worker], target: str) -> list[Worker]:
             case _:
                 chosen ^= hosts
     if not chosen:
-        raise UsageError("the target means no worker", where=f"target {shortened(target)}")
+        fix = "name workers that are left once its operators (, ! & ^) are applied"
+        raise UsageError("the target means no worker", where=f"target {shortened(target)}", fix=fix)
     return [worker for worker in workers if worker.host in chosen]
 
 
 class _Names:
     """Every name of a fleet and the hosts it stands for."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(self, workers: Sequence[Worker], states: Collection[str]) -> None:
+        self._workers, self._states = workers, states
         self.hosts = {worker.host for worker in workers}
         self.nodes: dict[str, set[str]] = {}
         self.shared: dict[str, list[str]] = {}
@@ -80,9 +91,33 @@ class _Names:
             raise UsageError(
                 f"several nodes are called {name!r}", where=where, fix=f"use {' or '.join(self.shared[name])}"
             )
-        raise UsageError(f"no node or worker is called {shortened(name)}", where=where, fix=self._hint(name))
+        if name.startswith("@"):
+            return self._group(name[1:], where)
+        raise UnknownError(f"no node or worker is called {shortened(name)}", where=where, fix=self._hint(name))
+
+    def _groups(self) -> dict[str, set[str]]:
+        """Return the hosts of each of the inventory's own groups, and of all workers, which may be empty."""
+        labels = {worker.node.full_name: worker.label for worker in self._workers}
+        nodes = {worker.node.full_name: worker.node for worker in self._workers}
+        names, found = hostvars.groups(nodes.values(), labels), {"all": set[str]()}
+        for worker in self._workers:
+            for name in ("all", *names[worker.node.full_name]):
+                hosts = found.setdefault(name, set())
+                if not self._states or worker.node.state in self._states:
+                    hosts.add(worker.host)
+        return found
+
+    def _group(self, name: str, where: str) -> set[str]:
+        groups = self._groups()
+        if name in groups:
+            return groups[name]
+        close = difflib.get_close_matches(name, groups, n=3)
+        fix = f"did you mean @{' or @'.join(close)}?" if close else f"groups: {texts.some(sorted(groups))}"
+        raise UnknownError(f"no group is called {shortened(name)}", where=where, fix=fix)
 
     def _hint(self, name: str) -> str:
+        if name in self._groups():
+            return f"{'all workers are' if name == 'all' else 'that is a group:'} @{name}"
         label, dash, index = name.rpartition("-w")
         if dash and index.isascii() and index.isdecimal() and label in self.nodes:
             count = len(self.nodes[label])
@@ -90,7 +125,7 @@ class _Names:
         if close := difflib.get_close_matches(name, [*self.nodes, *self.hosts], n=3):
             return f"did you mean {' or '.join(close)}? `tpu_ops refresh` looks for new nodes"
         if self.nodes:
-            return f"known nodes: {_some(sorted(self.nodes))}; `tpu_ops refresh` looks for new ones"
+            return f"known nodes: {texts.some(sorted(self.nodes))}; `tpu_ops refresh` looks for new ones"
         return "the fleet has no worker: `tpu_ops create` makes a node, `tpu_ops refresh` looks for new ones"
 
 
@@ -116,16 +151,11 @@ def _too_many(part: str) -> bool:
     return product > _MOST_NAMES
 
 
-def _some(names: Sequence[str], limit: int = 8) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
-
-
 def _fold_out(part: str, target: str) -> Iterable[str]:
     """Return the names of a node set, `pod-w[0-1]` or a single one."""
     # Imported here: most commands never need it, and `tpu_ops --help` must stay fast.
     from ClusterShell.NodeSet import NodeSet, NodeSetException
-    from ClusterShell.NodeUtils import GroupResolver
+    from ClusterShell.NodeUtils import GroupResolver, GroupResolverError
 
     if not part:
         raise UsageError("a name is missing", where=f"target {shortened(target)}", fix="name a node, as in `pod`")
@@ -139,7 +169,9 @@ def _fold_out(part: str, target: str) -> Iterable[str]:
         )
     try:
         return [str(name) for name in NodeSet(part, resolver=GroupResolver())]
-    except NodeSetException as exc:
-        raise UsageError(
-            f"not a node set: {exc}", where=f"target {shortened(target)}", fix="write it as pod-w[0-3]"
-        ) from exc
+    except (NodeSetException, GroupResolverError) as exc:
+        # Of groups and wildcards ClusterShell says no more than the name of the source that it has not.
+        what = (
+            f"not a node set: {exc}" if isinstance(exc, NodeSetException) else "a group or wildcard takes no brackets"
+        )
+        raise UsageError(what, where=f"target {shortened(target)}", fix="write it as pod-w[0-3]") from exc

@@ -10,83 +10,23 @@ import contextlib
 import secrets
 import shlex
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tpu_ops.errors import OpsError
 from tpu_ops.remote import openssh, ssh, wire
 from tpu_ops.remote.renewal import Renew, Renewal, paused
+from tpu_ops.remote.replies import SSH_FAILED, Reply, Result, reply_of
 from tpu_ops.remote.silence import Silence
 from tpu_ops.remote.ssh import Unreachable
+from tpu_ops.remote.stream import Stream
 
 #: Sessions at once over one master: OpenSSH's default MaxSessions is 10, and others use the master too.
 SESSIONS = 6
 #: ssh processes of one command at once; each costs the controller a few milliseconds of processor time.
 WIDTH = 64
-#: What ssh itself ends with when it fails; a remote command may end with the same.
-SSH_FAILED = 255
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a command ended on one worker.
-
-    Attributes:
-        host: The worker.
-        code: The command's own exit code (128 + n for signal n); None where its end was not seen.
-        stdout: What it printed, without what the login shell printed before it.
-        stderr: What it and the login shell printed there.
-        problem: Why there is no exit code; empty where there is one.
-        reached: Whether the worker was reached at all.
-    """
-
-    host: str
-    code: int | None
-    stdout: bytes = b""
-    stderr: bytes = b""
-    problem: str = ""
-    reached: bool = True
-
-    @property
-    def ok(self) -> bool:
-        """Whether the command ended with 0."""
-        return self.code == 0
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What the host program of one worker answered.
-
-    Attributes:
-        host: The worker.
-        value: The answer; empty where there is none.
-        kind: Empty for success; else ``unreachable``, ``no-launcher``, ``timeout``, or the refusal's own kind.
-        problem: What went wrong, for people.
-        fix: What to do about it; may be empty.
-    """
-
-    host: str
-    value: Mapping[str, Any]
-    kind: str = ""
-    problem: str = ""
-    fix: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """Whether the request was carried out."""
-        return not self.kind
-
-    @property
-    def reached(self) -> bool:
-        """Whether the worker was reached at all."""
-        return self.kind != "unreachable"
-
-
-class Broken(Exception):
-    """A stream ended before its END frame; the text says why."""
 
 
 class Fanout:
@@ -168,22 +108,12 @@ class Fanout:
         """
         await self.reach(host)
         async with self._session(host):
-            process = await asyncio.create_subprocess_exec(
-                *openssh.session(self.ssh_config, host, wire.COMMAND),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                limit=wire.MAX_FRAME,
-                start_new_session=True,
-                env=openssh.environment(),
-            )
-            marker = secrets.token_hex(16)
-            try:
+            command = openssh.session(self.ssh_config, host, wire.COMMAND)
+            async with ssh.started(command, limit=wire.MAX_FRAME) as process:
+                marker = secrets.token_hex(16)
                 assert process.stdin is not None  # noqa: S101 - for the type checker
                 process.stdin.write(wire.request(marker, action, values))
                 yield Stream(host, process, marker, self._silence)
-            finally:
-                await ssh.end(process)
 
     async def answer(self, host: str, *, limit: float) -> None:
         """Return once a worker has answered over its connection, or the time is over; a stale connection is replaced.
@@ -285,94 +215,10 @@ class Fanout:
     async def _session_once(
         self, host: str, command: str, stdin: bytes, begun: bytes
     ) -> tuple[int | None, bytes, bytes]:
-        process = await asyncio.create_subprocess_exec(
-            *openssh.session(self.ssh_config, host, command),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            env=openssh.environment(),
-        )
-        try:
+        async with ssh.started(openssh.session(self.ssh_config, host, command)) as process:
             with self._silence.watch(host) as heard:
                 stdout, stderr = await ssh.converse(process, stdin, begun, heard)
-        finally:
-            await ssh.end(process)
         return process.returncode, stdout, stderr
-
-
-class Stream:
-    """An answer of the host program that goes on as frames."""
-
-    def __init__(self, host: str, process: asyncio.subprocess.Process, marker: str, silence: Silence) -> None:
-        self.host = host
-        self._process = process
-        self._silence = silence
-        self._marker = marker.encode("ascii")
-
-    async def answer(self) -> Reply:
-        """Return the answer that comes before the frames; a refusal is the whole of it."""
-        assert self._process.stdout is not None  # noqa: S101 - for the type checker
-        try:
-            with self._silence.watch(self.host):
-                await self._process.stdout.readuntil(b"\n" + self._marker + b"\n")
-                line = await self._process.stdout.readuntil(b"\n")
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            code, said = await self._last_words()
-            return reply_of(self.host, None, said, code)
-        answer = b"\n" + self._marker + b"\n" + line
-        return reply_of(self.host, wire.find_answer(answer, self._marker.decode()), "", 0)
-
-    async def frames(self) -> AsyncIterator[wire.Frame]:
-        """Yield frames until the END frame, that one included.
-
-        Raises:
-            Broken: The connection ended before.
-        """
-        assert self._process.stdout is not None  # noqa: S101 - for the type checker
-        while True:
-            try:
-                kind, offset, size = wire.FRAME.unpack(await self._process.stdout.readexactly(wire.FRAME.size))
-                if size > wire.MAX_FRAME:
-                    raise Broken(f"a frame of {size} bytes")
-                payload = await self._process.stdout.readexactly(size)
-            except asyncio.IncompleteReadError:
-                code, said = await self._last_words()
-                raise Broken(openssh.reason(said, code)) from None
-            yield wire.Frame(kind, offset, payload)
-            if kind == wire.END:
-                return
-
-    async def _last_words(self) -> tuple[int | None, str]:
-        """Return how ssh ended and what it said."""
-        assert self._process.stderr is not None  # noqa: S101 - for the type checker
-        try:
-            async with asyncio.timeout(ssh.CONTROL_LIMIT):
-                said = await self._process.stderr.read()
-                await self._process.wait()
-        except TimeoutError:
-            return None, "ssh closed its output and did not end"
-        return self._process.returncode, said.decode(errors="replace")
-
-
-def reply_of(host: str, answer: Any, stderr: str, code: int | None) -> Reply:
-    """Given the host program's answer, or None and what was said instead, return the reply."""
-    if isinstance(answer, dict):
-        if answer.get("ok"):
-            return Reply(host, answer)
-        error = answer.get("error") or {}
-        return Reply(
-            host, error, str(error.get("kind", "failed")), str(error.get("message", "")), str(error.get("fix", ""))
-        )
-    said = openssh.reason(stderr, code)
-    if code == SSH_FAILED:
-        return Reply(host, {}, "unreachable", said)
-    configure = f"ansible-playbook site.yml --limit {host}"
-    if "password is required" in stderr or "not allowed" in stderr or "not in the sudoers" in stderr:
-        return Reply(host, {}, "denied", "sudo does not let you use the launcher there", f"{configure} (role users)")
-    if "not found" in stderr or "No such file" in stderr:
-        return Reply(host, {}, "no-launcher", "the launcher is not installed", configure)
-    return Reply(host, {}, "failed", f"the launcher did not answer: {said}", configure)
 
 
 def _first(exc: Exception) -> OpsError | None:

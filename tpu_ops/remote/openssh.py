@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tpu_ops.errors import OpsError
+from tpu_ops.remote import aliases
 
 #: What an Include line would take for something else. Which escapes it knows depends on OpenSSH's version (percent
 #: signs and variables mean something since 9.9), while `?` stands for any character in all of them.
@@ -36,6 +37,11 @@ def home() -> Path:
             where=f"user id {os.getuid()}",
             fix="run this as a user that has one",
         ) from exc
+
+
+def absent(exc: OSError) -> OpsError:
+    """Given why ssh could not be started, return the error."""
+    return OpsError(f"cannot start ssh: {exc.strerror}", where="this machine", fix="install an OpenSSH client")
 
 
 def quoted(path: Path | str) -> str:
@@ -163,7 +169,7 @@ def unexplained(stderr: str) -> bool:
 def _host_key_reason(name: str, what: str) -> str:
     """Say whose host key was not as expected: that of a worker, which has an alias of ours, or that of a jump."""
     changed = "changed" in what
-    if not name.startswith("tpu-"):
+    if aliases.node_id(name) is None:
         how = "is not the one that you know" if changed else "is not known to you"
         return f"the host key of {name}, through which it is reached, {how}; log in there once yourself: ssh {name}"
     if changed:

@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from tpu_ops import texts
 
 #: Seconds without an answer after which that is said, and in which further silent workers join.
 PATIENCE, GATHER = 4.0, 0.5
-#: Names that are said before it is only said that there are more.
-_NAMES = 4
 
 _log = logging.getLogger(__name__)
-
-
-def some(names: Sequence[str]) -> str:
-    """Return names as a line for people holds them."""
-    return ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} others" if len(names) > _NAMES else "")
 
 
 class Silence:
@@ -46,4 +41,6 @@ class Silence:
     def _say(self) -> None:
         hosts = sorted(set(self._hosts))
         self._hosts.clear()
-        _log.info("%s %s silent: waiting for an answer", some(hosts), "is" if len(hosts) == 1 else "are")
+        _log.info(
+            "%s %s silent: waiting for an answer", texts.some(hosts, 4, "others"), "is" if len(hosts) == 1 else "are"
+        )

@@ -36,6 +36,32 @@ class Unreachable(Exception):
         self.answered = answered
 
 
+@contextlib.asynccontextmanager
+async def started(
+    command: Sequence[str], *, stdout: int = asyncio.subprocess.PIPE, limit: int = 2**16
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run ssh, or what uses it, for the length of a block; a process that has not ended then is killed.
+
+    Args:
+        command: The command line.
+        stdout: Where its output goes; its input and errors are pipes.
+        limit: Bytes that one part of its output may have where it is read in parts.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=stdout,
+        stderr=asyncio.subprocess.PIPE,
+        limit=limit,
+        start_new_session=True,
+        env=openssh.environment(),
+    )
+    try:
+        yield process
+    finally:
+        await end(process)
+
+
 async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
     """Run a command without input; return its exit code (None: not ended in time, and killed) and what it said.
 
@@ -202,7 +228,7 @@ class Masters:
             raise OpsError(
                 f"cannot write the lock of a connection: {exc.strerror}",
                 where=exc.filename or str(self._locks),
-                fix="make it writable and see that the disk has space (df), or set TPU_OPS_STATE to another directory",
+                fix=files.TO_WRITE,
             ) from exc
         try:
             deadline = asyncio.get_running_loop().time() + OPEN_LIMIT + CONTROL_LIMIT

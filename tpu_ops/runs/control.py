@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tpu_ops import texts
 from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet import targets
 from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.remote.fanout import Fanout, Reply
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import records
 from tpu_ops.runs.follow import STOP_MARGIN, Outcome, outcome_of
 from tpu_ops.runs.spec import GRACE_STOP
@@ -41,8 +43,8 @@ class Found(NamedTuple):
             return None
         first = self.silent[0]
         lost = [reply for reply in self.silent if is_lost(reply)]
-        count = f"{len(self.silent)} worker{'s' if len(self.silent) > 1 else ''}"
-        what = f"{count} could not say whether a run is there: {(lost or self.silent)[0].problem}"
+        who, why = texts.count(len(self.silent), "worker"), (lost or self.silent)[0].problem
+        what = f"{who} could not say whether a run is there: {why}"
         where = ", ".join(reply.host for reply in self.silent)
         fix = "run the same command again once they answer; `tpu_ops list` shows their node's state"
         return UnreachableError(what, where=where, fix=fix) if lost else HostError(what, where=where, fix=first.fix)
@@ -62,7 +64,9 @@ def whole_node(workers: Sequence[Worker], target: str) -> list[Worker]:
     labels = sorted({worker.label for worker in workers})
     if len(labels) > 1:
         raise UsageError(
-            f"a run takes one node, the target means {len(labels)}: {', '.join(labels)}", where=f"target {target!r}"
+            f"a run takes one node, the target means {len(labels)}: {', '.join(labels)}",
+            where=f"target {target!r}",
+            fix=f"name one of them, as in `{labels[0]}`",
         )
     count = workers[0].node.worker_count
     if len(workers) != count:
@@ -176,9 +180,15 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
         return RunRef(run_id, tuple(sorted(found, key=lambda host: found[host]["rank"])))
     silent = [reply.host for reply in replies.values() if is_lost(reply)]
     if silent:
-        raise UnreachableError(f"no worker that answers knows a run {run_id!r}", where=f"silent: {', '.join(silent)}")
+        raise UnreachableError(
+            f"no worker that answers knows a run {run_id!r}",
+            where=f"silent: {', '.join(silent)}",
+            fix="run the same command again once they answer; `tpu_ops list` shows their node's state",
+        )
     raise UsageError(
-        f"{run_id!r} is neither a run nor a node or worker", fix="`tpu_ops list` shows workers, `tpu_ops status` runs"
+        f"{run_id!r} is neither a run nor a node or worker",
+        where="this fleet",
+        fix="`tpu_ops list` shows workers, `tpu_ops status` runs",
     )
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpu_ops.remote import wire
-from tpu_ops.remote.fanout import Broken, Fanout, Reply, plain_errors
+from tpu_ops.remote.fanout import Fanout, plain_errors
+from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.ssh import Unreachable
+from tpu_ops.remote.stream import Broken
 from tpu_ops.runs.lines import Lines
 
 #: Seconds between two attempts to reach a worker again, and after which it is given up.

@@ -8,7 +8,8 @@ from typing import Any
 
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet.model import Worker
-from tpu_ops.remote.fanout import Fanout, Reply
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.remote.replies import Reply
 from tpu_ops.runs.spec import RunSpec
 
 #: Seconds for each worker to have its command ready, a cold connection included.

@@ -10,7 +10,9 @@ from typing import Any
 
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet.model import SERVING_STATES, Worker
-from tpu_ops.remote.fanout import Fanout, Reply
+from tpu_ops.remote import openssh
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.remote.replies import Reply
 
 #: Seconds for each worker, a cold connection included.
 LIMIT = 45.0
@@ -142,6 +144,8 @@ def fault_of_reply(reply: Reply) -> Fault:
     """Given that a worker did not describe itself, return the fault that this is."""
     unreachable = reply.kind in {"unreachable", "timeout"}
     fix = reply.fix or ("if its address or state changed: tpu_ops refresh" if unreachable else "")
+    if unreachable and openssh.refused(reply.problem):
+        fix = f"see why: tpu_ops run {reply.host} -- true"
     return Fault(reply.host, reply.problem, fix, unreachable=unreachable)
 
 

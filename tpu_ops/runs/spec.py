@@ -22,6 +22,7 @@ GRACE_STOP = 30.0
 
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,78}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE = "write it as KEY=VALUE, the key in letters, digits and underscores, no digit first"
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,9 @@ class RunSpec:
             raise UsageError("no command to run", fix="write it behind `--`, as in: -- python train.py")
         for name, value in self.env.items():
             if not _ENV_NAME.fullmatch(name):
-                raise UsageError(f"{name!r} is no name of an environment variable", where="--env")
+                raise UsageError(f"{name!r} is no name of an environment variable", where="--env", fix=_VARIABLE)
             if "\0" in value:
-                raise UsageError(f"the value of {name} holds a NUL byte", where="--env")
+                raise UsageError(f"the value of {name} holds a NUL byte", where="--env", fix="leave it out")
 
     def for_rank(self, worker: Worker, rank: int, world_size: int) -> dict[str, Any]:
         """Return what the host program of one worker is told."""
@@ -125,7 +126,7 @@ def parse_env(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not sign or not _ENV_NAME.fullmatch(name):
-            raise UsageError(f"{name!r} is not of the form KEY=VALUE", where="--env")
+            raise UsageError(f"{name!r} is not of the form KEY=VALUE", where="--env", fix=_VARIABLE)
         found[name] = value
     return found
 
@@ -139,13 +140,15 @@ def read_env_file(path: Path) -> dict[str, str]:
     try:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as exc:
-        raise UsageError(f"cannot read the file: {exc.strerror}", where=f"--env-file {path}") from exc
+        fix = "name a file that you may read"
+        raise UsageError(f"cannot read the file: {exc.strerror}", where=f"--env-file {path}", fix=fix) from exc
     found = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, sign, value = line.partition("=")
         if not sign or not _ENV_NAME.fullmatch(name.strip()):
-            raise UsageError("not of the form KEY=VALUE", where=f"--env-file {path}, line {number}")
+            where = f"--env-file {path}, line {number}"
+            raise UsageError("not of the form KEY=VALUE", where=where, fix=_VARIABLE)
         found[name.strip()] = value
     return found

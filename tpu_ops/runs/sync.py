@@ -18,7 +18,8 @@ from pathlib import Path
 
 from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.remote import openssh, ssh
-from tpu_ops.remote.fanout import SSH_FAILED, Fanout, Result
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.remote.replies import SSH_FAILED, Result
 
 #: Below the person's home on every worker.
 PARENT = "tpu_ops"
@@ -28,6 +29,7 @@ _STEP_LIMIT = 60.0
 #: rsync processes at once: each costs the controller processor time for hashing and encryption.
 WIDTH = 8
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_READABLE = "make it readable for you, or name it in .gitignore"
 #: How rsync prints a byte of a name that is no printable character; a backslash before `#ooo` is printed so too.
 _ESCAPE = re.compile(rb"\\#([0-3][0-7]{2})")
 _FILTERS = ("--exclude=.git", "--exclude=__pycache__/", "--filter=:- .gitignore")
@@ -101,7 +103,7 @@ def read(source: Path) -> Tree:
     source = source.expanduser().resolve()
     where = f"--sync {source}"
     if not source.is_dir():
-        raise UsageError("no such directory", where=where)
+        raise UsageError("no such directory", where=where, fix="name the directory that holds your code")
     if not _NAME.fullmatch(source.name):
         raise UsageError(
             "the directory's name becomes a directory on the workers and must be plain",
@@ -118,7 +120,7 @@ def read(source: Path) -> Tree:
                 stdin=subprocess.DEVNULL,
             )
         except FileNotFoundError:
-            raise OpsError("rsync is not installed on this machine", fix="apt-get install rsync") from None
+            raise OpsError("rsync is not installed", where="this machine", fix="apt-get install rsync") from None
         except subprocess.TimeoutExpired:
             raise UsageError(
                 f"could not be listed within {LIMIT:.0f} s",
@@ -126,7 +128,8 @@ def read(source: Path) -> Tree:
                 fix="name a smaller directory, on a local disk",
             ) from None
     if done.returncode:
-        raise UsageError(f"cannot be read: {done.stderr.decode(errors='replace').strip()}", where=where)
+        said = done.stderr.decode(errors="replace").strip()
+        raise UsageError(f"cannot be read: {said}", where=where, fix=_READABLE)
     entries = listed(done.stdout)
     if not entries:
         raise UsageError("there is nothing to bring to the workers", where=where, fix="look at its .gitignore")
@@ -160,7 +163,7 @@ def _digest(source: Path, entries: Sequence[str]) -> str:
                     fix="remove it, or name it in .gitignore",
                 )
         except OSError as exc:
-            raise UsageError(f"cannot be read: {exc.strerror}", where=f"--sync {path}") from exc
+            raise UsageError(f"cannot be read: {exc.strerror}", where=f"--sync {path}", fix=_READABLE) from exc
         total.update(b"\0".join((kind, os.fsencode(entry), content)) + b"\n")
     return total.hexdigest()[:12]
 
@@ -204,21 +207,13 @@ async def _step(
 
 
 async def _transfer(fanout: Fanout, host: str, tree: Tree) -> Result:
-    process = await asyncio.create_subprocess_exec(
-        *transfer_command(tree, host, fanout.ssh_config),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-        env=openssh.environment(),
-    )
-    try:
-        async with asyncio.timeout(LIMIT):
-            _, said = await process.communicate(transfer_list(tree))
-    except TimeoutError:
-        return Result(host, None, problem=f"the tree did not arrive within {LIMIT:.0f} s")
-    finally:
-        await ssh.end(process)
+    command = transfer_command(tree, host, fanout.ssh_config)
+    async with ssh.started(command, stdout=asyncio.subprocess.DEVNULL) as process:
+        try:
+            async with asyncio.timeout(LIMIT):
+                _, said = await process.communicate(transfer_list(tree))
+        except TimeoutError:
+            return Result(host, None, problem=f"the tree did not arrive within {LIMIT:.0f} s")
     text = said.decode(errors="replace")
     if process.returncode == SSH_FAILED:
         return Result(host, None, problem=openssh.reason(text, process.returncode), reached=False)

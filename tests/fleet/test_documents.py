@@ -13,27 +13,28 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as few
 from hypothesis import strategies as st
 
+from tests.support.drawn import text
 from tests.support.nodes import key
-from tests.support.published import NOW, SOLO, document
+from tests.support.published import NOW, POD, SOLO, document
 from tpu_ops.errors import CloudError, OpsError
-from tpu_ops.fleet import publish, view
+from tpu_ops.fleet import documents, forms, view
 from tpu_ops.fleet.model import Node
 
 
 def parsed(value):
-    return publish.parse(json.dumps(value).encode(), "here", NOW)
+    return documents.parse(json.dumps(value).encode(), "here", NOW)
 
 
 def test_a_snapshot_holds_no_secret_of_a_node():
     """The API's metadata may: only its keys' names are ever kept of it."""
     assert json.loads(document().text())["nodes"][0]["metadata_keys"] == ["ssh-keys"]
-    assert {field.name for field in dataclasses.fields(Node)} == publish._FORMS.keys(), "say so in docs/members.md, too"
+    assert {field.name for field in dataclasses.fields(Node)} == forms.NODE.keys(), "say so in docs/members.md, too"
 
 
 def test_what_is_published_is_read_as_it_was():
-    found = publish.parse(document().text().encode(), "here", NOW)
+    found = documents.parse(document().text().encode(), "here", NOW)
     assert found == document()
-    assert document().text().encode().startswith(publish.BEGINNING)
+    assert document().text().encode().startswith(documents.BEGINNING)
 
 
 def test_only_the_keys_of_its_own_workers_are_published():
@@ -47,6 +48,14 @@ def test_a_key_that_a_newer_program_added_is_passed_over():
     assert parsed(value) == document()
 
 
+def test_what_no_reader_would_take_is_not_published_and_the_error_names_it():
+    assert documents.publishable(document(), NOW) == document().text()
+    with pytest.raises(
+        CloudError, match=r"cannot be published: two nodes have one id: \S+/nodes/pod and \S+/nodes/twin"
+    ):
+        documents.publishable(document([POD, replace(POD, name="twin")]), NOW)
+
+
 HOSTILE = "x\nHost *\n  ProxyCommand sh -c id"
 
 #: Where in the document (`{}` is the first node) something stands that does not belong there, and words of the refusal.
@@ -58,7 +67,7 @@ WRONG = [
     (("asked_at",), float("nan"), "asked_at"),
     (("asked_at",), float("inf"), "asked_at"),
     *((("asked_at",), value, "asked_at is no time") for value in (10**400, -(10**400), -1e300, -1e18, 0)),
-    (("asked_at",), NOW + publish.AHEAD + 60, "ahead of this machine's clock"),
+    (("asked_at",), NOW + documents.AHEAD + 60, "ahead of this machine's clock"),
     (("scope",), None, "scope"),
     (("scope", "projects"), "lab", "scope"),
     (("scope", "zones"), [HOSTILE], "scope"),
@@ -68,7 +77,7 @@ WRONG = [
     (("nodes", 0, "name"), "pod\n", "node 0"),
     (("nodes", 0, "name"), "-oProxyCommand=id", "node 0"),
     (("nodes", 0, "name"), "../../x", "node 0"),
-    (("nodes", 0, "name"), "a" * 101, "name"),
+    (("nodes", 0, "name"), "a" * 101, "node 0"),
     (("nodes", 0, "zone"), HOSTILE, "node 0"),
     (("nodes", 0, "zone"), "*", "node 0"),
     (("nodes", 0, "project"), HOSTILE, "node 0"),
@@ -142,7 +151,7 @@ def test_what_has_not_its_form_is_refused_as_a_whole(path, value, words):
 )
 def test_what_is_no_document_is_refused(data):
     with pytest.raises(CloudError, match="no snapshot"):
-        publish.parse(data, "here", NOW)
+        documents.parse(data, "here", NOW)
 
 
 @pytest.mark.parametrize("name", ["name", "project", "zone", "node_id", "accelerator_type"])
@@ -180,12 +189,8 @@ LEAVES = [
     )
 ]
 ANY = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.text(max_size=20)
-    | st.sampled_from([HOSTILE, "10.0.0.9", "READY", "pod"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=2),
+    st.none() | st.booleans() | st.integers() | text(20) | st.sampled_from([HOSTILE, "10.0.0.9", "READY", "pod"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text(10), inner, max_size=2),
     max_leaves=4,
 )
 

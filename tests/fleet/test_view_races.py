@@ -1,0 +1,80 @@
+"""Several processes that ask for one fleet and write its files: what each of them saw comes together."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpu_ops.fleet import hostkeys, origin, selection, view
+from tpu_ops.fleet.hostkeys import HostKeyAlarm
+
+
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """Returns what has something be done by another process as soon as a module's function has its answer."""
+
+    def during(module, name, act):
+        answered = getattr(module, name)
+
+        def slow(*args, **options):
+            monkeypatch.setattr(module, name, answered)
+            answer = answered(*args, **options)
+            act()
+            return answer
+
+        monkeypatch.setattr(module, name, slow)
+
+    return during
+
+
+def test_another_key_is_an_alarm_although_another_process_wrote_a_newer_view_meanwhile(fleet, meanwhile):
+    fleet.create("pod", "v4-16")
+    settings = fleet.settings()
+    seen, _ = view.refresh(settings)
+    first, second = (worker.host_key_alias for worker in seen.workers)
+    text = seen.known_hosts.read_text()
+    seen.known_hosts.write_text(text.replace(first, "tmp").replace(second, first).replace("tmp", second))
+    before = hostkeys.keys_of(settings)
+    meanwhile(origin, "ask", lambda: view.refresh(settings))
+    with pytest.raises(HostKeyAlarm, match=r"pod-w0.*CHANGED"):
+        view.refresh(settings, verify_keys=True)
+    assert hostkeys.keys_of(settings) == before
+
+
+def test_what_was_learnt_is_kept_although_another_process_wrote_a_newer_view_without_it(fleet, meanwhile):
+    fleet.create("pod", "v4-16", networkConfig={"enableExternalIps": False})
+    fleet.write(iap=True)
+    settings = fleet.settings()
+
+    def by_another() -> None:
+        fleet.create("new")
+        view.refresh(settings, learn=False)
+
+    meanwhile(origin, "ask", by_another)
+    seen, changes = view.refresh(settings)
+    assert ([node.name for node in seen.nodes], bool(changes)) == (["new", "pod"], False)
+    pods = [worker for worker in seen.workers if worker.label == "pod"]
+    assert set(hostkeys.keys_of(settings)) == {worker.host_key_alias for worker in pods}
+    assert all(worker.instance_name for worker in pods)
+    # Of the node that only the other process saw nobody asked for keys yet.
+    assert [text.partition(":")[0] for text in seen.warnings] == ["node new"]
+    kept = view.known(settings)
+    assert kept is not None
+    assert (kept.nodes, kept.asked_at) == (seen.nodes, seen.asked_at)
+
+
+def test_a_reader_puts_no_old_addresses_back_into_ssh_config(fleet, meanwhile):
+    fleet.create("pod", "v4-16")
+    settings = fleet.settings()
+    view.refresh(settings)
+
+    def by_another() -> None:
+        fleet.act("stop", "pod")
+        fleet.act("start", "pod")
+        view.refresh(settings)
+
+    meanwhile(selection, "ssh_configs", by_another)
+    seen = view.current(settings)
+    newest, changes = view.refresh(settings)
+    assert not changes
+    assert seen.nodes == newest.nodes
+    assert f"HostName {newest.workers[0].external_ip}" in seen.ssh_config.read_text()

@@ -1,0 +1,175 @@
+"""How runs on two real workers end: stopped, failed, killed, left alone. Absence is read past tpu_ops."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+
+import pytest
+
+from tests.runs.conftest import BOTH, INSTANCE, SIZE, Bench
+from tpu_ops.lab.containers import container_name
+
+pytestmark = pytest.mark.lab
+
+#: Ignores SIGTERM, and so do its children; one has left the session and holds a chip.
+STUBBORN = """
+# STUBBORN
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        chip = open("/dev/accel0")
+        time.sleep(900)
+    os._exit(0)
+open("/tmp/libtpu_lockfile", "w").close()
+print("settled", flush=True)
+time.sleep(900)
+"""
+
+
+def test_a_stop_ends_a_stubborn_tree_and_frees_the_chips(bench: Bench) -> None:
+    bench.started("python", "-c", STUBBORN, name="stubborn")
+    for index in BOTH:
+        bench.await_log(index, "stubborn", "settled")
+        programs = [line for line in bench.left(index) if "STUBBORN" in line]
+        assert len(programs) == 2, "the program and its grandchild"
+    done = bench.tpu_ops("stop", "stubborn", "--grace", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert {rank["state"] for rank in json.loads(done.stdout)[0]["ranks"]} == {"stopped"}
+    for index in BOTH:
+        record = bench.record(index, "stubborn")
+        assert record["exit"] == {"signal": signal.SIGKILL}
+        assert record["intent"]["by"] == "ada"
+        assert 1 <= record["ended"] - record["intent"]["at"] < 1 + 2, "the grace, and little more"
+        assert (record["stuck"], record["chips"]["holders"]) == ([], [])
+        assert record["chips"]["lockfiles_removed"] == ["/tmp/libtpu_lockfile"]
+    bench.clean()
+
+
+def test_a_stopped_run_that_exits_with_0_did_not_succeed(bench: Bench) -> None:
+    bench.started("sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.05; done", name="polite")
+    assert bench.tpu_ops("stop", "pod").returncode == 0
+    assert [bench.record(index, "polite")["state"] for index in BOTH] == ["stopped"] * SIZE
+    assert bench.record(0, "polite")["exit"] == {"code": 0}
+    assert bench.tpu_ops("status", "polite").returncode == 1
+
+
+def test_a_failing_rank_fails_the_run_and_ends_the_other(bench: Bench) -> None:
+    script = 'echo "rank $TPU_OPS_RANK"; [ "$TPU_OPS_RANK" = 0 ] && exec sleep 600; echo last words; exit 7'
+    done = bench.tpu_ops("train", "pod", "--name", "seven", "--", "sh", "-c", script)
+    assert done.returncode == 1
+    assert "rank 1 (pod-w1) failed first: exit code 7" in done.stderr
+    assert "[1] last words" in done.stderr
+    records = [bench.record(index, "seven") for index in BOTH]
+    assert [(record["state"], record["exit"]) for record in records] == [
+        ("stopped", {"signal": signal.SIGTERM}),
+        ("failed", {"code": 7}),
+    ]
+    assert records[0]["intent"]["kind"] == "failed"
+    bench.clean()
+
+
+def test_death_by_a_signal_is_named(bench: Bench) -> None:
+    done = bench.tpu_ops("train", "pod", "--json", "--", "sh", "-c", "kill -SEGV $$")
+    assert done.returncode == 1
+    result = json.loads(done.stdout)
+    assert result["first_failure"]["exit"] == {"signal": signal.SIGSEGV}
+    assert result["first_failure"]["reason"] == "killed by SIGSEGV"
+
+
+def test_where_one_worker_refuses_the_other_is_stopped_again(bench: Bench) -> None:
+    path = "/home/ada/only-here"
+    bench.inside(0, f"printf '#!/bin/sh\\nsleep 600\\n' >{path} && chmod 755 {path}")
+    done = bench.tpu_ops("train", "pod", "--name", "half", "--", path)
+    assert done.returncode == 1
+    assert "pod-w1" in done.stderr
+    assert bench.record(0, "half")["state"] == "stopped"
+    bench.clean()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_dead_supervisor_leaves_nothing_and_a_final_record(bench: Bench, number: int) -> None:
+    name = f"orphan-{number}"
+    bench.started("python", "-c", STUBBORN, name=name)
+    bench.await_log(0, name, "settled")
+    bench.inside(0, f"kill -{int(number)} {bench.record(0, name)['supervisor']['pid']}")
+    bench.await_(lambda: bench.left(0) == [], "nothing left")
+    record = bench.record(0, name)
+    assert record["state"] == "failed"
+    assert "the supervisor ended" in record["reason"]
+    assert record["chips"]["lockfiles_removed"] == ["/tmp/libtpu_lockfile"]
+    status = bench.tpu_ops("status", name, "--json")
+    assert [rank["state"] for rank in json.loads(status.stdout)[0]["ranks"]] == ["failed", "running"]
+    assert bench.tpu_ops("stop", name, "--grace", "0.5").returncode == 0
+    bench.clean()
+
+
+def test_a_run_outlives_every_ssh_session(bench: Bench) -> None:
+    bench.started("sh", "-c", "while :; do echo tick; sleep 0.1; done", name="ticks")
+    for index in BOTH:
+        subprocess.run(
+            ["ssh", "-F", str(bench.ssh_config()), "-O", "exit", f"pod-w{index}"], capture_output=True, check=True
+        )
+        bench.inside(index, "pkill -u ada sshd", check=False)
+
+    def ticks() -> int:
+        return bench.inside(0, "cat /var/lib/tpu_ops/runs/ticks/log/*").count("tick")
+
+    before = ticks()
+    bench.await_(lambda: ticks() > before + 3, "the run to go on")
+    assert bench.tpu_ops("stop", "ticks").returncode == 0
+    bench.clean()
+
+
+def test_ctrl_c_detaches_and_the_log_is_complete_afterwards(bench: Bench) -> None:
+    # Long enough that a busy machine still sends the signal while it runs.
+    script = "for i in $(seq 60); do echo line $i; sleep 0.1; done"
+    process = bench.popen("train", "pod", "--name", "left-alone", "--", "sh", "-c", script)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "[0] line 1\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "tpu_ops stop left-alone" in said
+    assert "tpu_ops logs left-alone --follow" in said
+    assert "Traceback" not in said
+    done = bench.tpu_ops("logs", "left-alone", "--follow", "--rank", "all")
+    assert done.returncode == 0, done.stderr
+    for rank in BOTH:
+        mine = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
+        assert mine == [f"[{rank}] line {number}" for number in range(1, 61)]
+    # Another person's machine has no record of the run and asks the workers.
+    assert bench.tpu_ops("logs", "left-alone", person="bob").stdout.count("line") == 60
+
+
+def test_remote_helpers_end_with_the_controller(bench: Bench) -> None:
+    bench.started("sleep", "600", name="watched")
+    process = bench.popen("logs", "watched", "--follow")
+
+    def helpers() -> str:
+        return bench.inside(0, "pgrep -u root -f 'python3 -IS /usr/local/sbin/tpu-host$' || true").strip()
+
+    bench.await_(helpers, "a follower")
+    process.kill()
+    process.communicate(timeout=10)
+    bench.await_(lambda: not helpers(), "no follower")
+    bench.tpu_ops("stop", "watched")
+
+
+def test_a_reboot_is_not_a_running_run(bench: Bench) -> None:
+    bench.started("sleep", "600", name="cut-short")
+    bench.backend.engine.call("kill", container_name(INSTANCE, bench.specs[1]))
+    bench.backend.engine.call("start", container_name(INSTANCE, bench.specs[1]))
+    bench.await_(lambda: bench.inside(1, "systemctl is-active ssh", check=False).strip() == "active", "sshd", 60)
+    done = bench.tpu_ops("status", "cut-short", "--json")
+    ranks = json.loads(done.stdout)[0]["ranks"]
+    assert [rank["state"] for rank in ranks] == ["running", "lost"]
+    assert "restarted" in ranks[1]["reason"]
+    assert done.returncode == 1
+    follow = bench.tpu_ops("logs", "cut-short", "--rank", "1")
+    assert follow.returncode == 0
+    assert bench.tpu_ops("stop", "cut-short").returncode == 0
+    bench.clean()

@@ -1,0 +1,44 @@
+"""Lists that the Cloud TPU API answers page by page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tpu_ops.cloud.client import ApiError
+
+#: How many times as long as one call all pages of a list may take.
+PATIENCE = 5
+
+
+def pages(
+    ask: Callable[[str], Any], *, where: str, timeout: float, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Any]:
+    """Yield the pages of a list, however an API goes on: it may be asked for no page twice, and not for ever.
+
+    Args:
+        ask: Given a page's token, empty for the first, returns the page.
+        where: What is listed, for an error.
+        timeout: Seconds that one call may take.
+        clock: Monotonic time in seconds.
+
+    Raises:
+        ApiError: A page's token comes again, or the list has not ended in time.
+    """
+    limit, token = PATIENCE * timeout, ""
+    start, seen = clock(), {token}
+    while True:
+        page = ask(token)
+        yield page
+        token = page.next_page_token
+        if not token:
+            return
+        if token in seen:
+            what = "the API's list has no end: one of its pages leads back to another"
+            raise ApiError(what, status="INTERNAL", where=where, fix="try again later")
+        if clock() - start > limit:
+            what = f"the API's list had not ended after {limit:g} s and {len(seen)} pages"
+            fix = "name the zones, or raise request_timeout in inventory/tpu_vm.yml"
+            raise ApiError(what, status="DEADLINE_EXCEEDED", where=where, fix=fix)
+        seen.add(token)

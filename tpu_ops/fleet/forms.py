@@ -1,0 +1,141 @@
+"""The forms that parts of a node have, wherever it is read from: the API, a published snapshot, a file of this machine.
+
+They end up in ssh's arguments and configuration, so that whatever is read is held against these forms first.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Callable
+from typing import Any
+
+#: A node's id.
+ID = re.compile(r"[0-9]{1,20}")
+
+#: The name or number of an enum's value.
+WORD = re.compile(r"[A-Z0-9_]{1,64}")
+
+#: The name of a Compute Engine instance; the domain that may follow is no part of it.
+INSTANCE = re.compile(r"[a-z][a-z0-9-]{0,62}")
+
+#: Most characters of a text that stands in one line, and of any other.
+LINE, PROSE = 256, 65536
+
+#: Whether a value has some form.
+Form = Callable[[Any], bool]
+
+
+def address(text: str) -> str:
+    """Return an address in the one form that it has; empty where the text is none."""
+    try:
+        # The parser below takes forty times as long. No zero may lead a number here either: there is one form.
+        socket.inet_pton(socket.AF_INET, text)
+    except (OSError, ValueError):
+        pass
+    else:
+        return text
+    try:
+        # Behind a % an IPv6 address names an interface: any text, and of no use on another machine.
+        return "" if "%" in text else str(ipaddress.ip_address(text))
+    except ValueError:
+        return ""
+
+
+def texts(form: re.Pattern[str]) -> Form:
+    """Return whether a value is a list of texts of a form."""
+    return _lists(_matches(form))
+
+
+def _matches(form: re.Pattern[str]) -> Form:
+    return lambda value: isinstance(value, str) and form.fullmatch(value) is not None
+
+
+def _empty_or(form: re.Pattern[str]) -> Form:
+    return lambda value: value == "" or (isinstance(value, str) and form.fullmatch(value) is not None)
+
+
+def _lists(check: Form) -> Form:
+    # A node's own dictionary has tuples.
+    return lambda value: isinstance(value, (list, tuple)) and (not value or all(map(check, value)))
+
+
+def _line(value: Any) -> bool:
+    """A text in one line, without characters that a terminal takes for orders."""
+    return isinstance(value, str) and len(value) <= LINE and value.isprintable()
+
+
+def _prose(value: Any) -> bool:
+    """Any text, as the API may have it."""
+    if not isinstance(value, str) or len(value) > PROSE:
+        return False
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _mapping(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_prose, value)) and all(map(_prose, value.values()))
+
+
+def _record(*keys: str) -> Form:
+    return lambda value: _mapping(value) and value.keys() == set(keys)
+
+
+def _name(value: Any) -> bool:
+    """A text; names have their form only together (`tpu_ops.cloud.nodes.split_name`)."""
+    return isinstance(value, str)
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**6
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _addresses(value: Any) -> bool:
+    """A list of addresses, each in the one form that it has, or empty."""
+    if not isinstance(value, (list, tuple)):
+        return False
+    try:
+        for entry in value:
+            if entry != "":
+                socket.inet_pton(socket.AF_INET, entry)
+    except (OSError, ValueError, TypeError):
+        return all(isinstance(entry, str) and address(entry) == entry for entry in value)
+    return True
+
+
+#: What each field of a node may hold.
+NODE: dict[str, Form] = {
+    "name": _name,
+    "project": _name,
+    "zone": _name,
+    "node_id": _empty_or(ID),
+    "accelerator_type": _line,
+    "runtime_version": _line,
+    "state": _matches(WORD),
+    "health": _matches(WORD),
+    "health_description": _prose,
+    "internal_ips": _addresses,
+    "external_ips": _addresses,
+    "chips": _count,
+    "chips_per_worker": _count,
+    "topology": _line,
+    "labels": _mapping,
+    "symptoms": _lists(_record("worker_id", "type", "details", "create_time")),
+    "queued_resource": _line,
+    "multislice": _flag,
+    "preemptible": _flag,
+    "spot": _flag,
+    "reserved": _flag,
+    "data_disks": _lists(_record("source", "mode")),
+    "service_account": _line,
+    "create_time": _line,
+    "metadata_keys": _lists(_line),
+    "instance_names": _lists(_empty_or(INSTANCE)),
+}

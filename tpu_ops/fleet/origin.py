@@ -1,0 +1,126 @@
+"""Who is asked for a fleet's nodes: the API, or a published snapshot in its place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace as replace_fields
+
+from tpu_ops.cloud import nodes as cloud_nodes
+from tpu_ops.cloud.client import Tpu, connect
+from tpu_ops.config import Settings
+from tpu_ops.errors import CloudError, UsageError
+from tpu_ops.fleet import build, hostkeys, published, selection, sources
+from tpu_ops.fleet.model import Node
+from tpu_ops.fleet.published import Seen
+from tpu_ops.fleet.state import Files, Question, Snapshot, Stored
+
+
+def question_of(settings: Settings) -> Question:
+    """Return what these settings ask the API for."""
+    # An endpoint is spoken to without credentials.
+    asker = "" if settings.endpoint else settings.auth.name
+    return Question(settings.projects, settings.zones, settings.endpoint, asker)
+
+
+@contextmanager
+def api(settings: Settings) -> Iterator[Tpu]:
+    """Open the API that these settings name, for the length of a `with` block.
+
+    Raises:
+        CloudError: There are no credentials for it.
+    """
+    with ExitStack() as held:
+        try:
+            tpu = held.enter_context(connect(settings.endpoint, settings.request_timeout, settings.auth))
+        except CloudError as exc:
+            if source := source_of(settings):
+                exc.fix = (
+                    "log in (gcloud auth application-default login), or ask somebody who has credentials; without, "
+                    f"this fleet is only read, from {sources.shown(source)}"
+                )
+            raise
+        yield tpu
+
+
+def source_of(settings: Settings) -> str:
+    """Return where a fleet is read from: a published snapshot's source, or empty for the API.
+
+    What the settings name wins over what was named by `tpu_ops refresh --from` and is remembered.
+
+    Raises:
+        UsageError: The settings name what is none.
+    """
+    return _source(settings, Files(settings.state_dir).read())
+
+
+def _source(settings: Settings, stored: Stored | None) -> str:
+    if settings.snapshot:
+        return sources.parse(
+            settings.snapshot, settings.file.parent, f"{settings.file}, key 'snapshot', or TPU_OPS_SNAPSHOT"
+        )
+    return stored.snapshot.source if stored else sources.API
+
+
+def ask(settings: Settings, files: Files, source: str | None, *, verify_keys: bool = False, learn: bool = True) -> Seen:
+    """Ask the API or read the published snapshot."""
+    stored = files.read()
+    chosen = _source(settings, stored) if source is None else source
+    if chosen:
+        return published.read(settings, chosen, learn=learn)
+    old = stored.answer(question_of(settings)) if stored else None
+    return _ask_api(settings, files, old, verify_keys=verify_keys, learn=learn)
+
+
+def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_keys: bool, learn: bool) -> Seen:
+    """Ask the API for the nodes, and for the guest attributes of workers of which something is not known yet."""
+    if not settings.projects:
+        # A published snapshot brings its own.
+        raise UsageError(
+            "no project is set, and the API is asked by project",
+            where=f"{settings.file}, key 'projects'",
+            fix="list your Google Cloud project ids there, or set TPU_OPS_PROJECT; without cloud credentials, read a "
+            "published snapshot: `tpu_ops refresh --from SOURCE`, key `snapshot` or TPU_OPS_SNAPSHOT (docs/members.md)",
+        )
+    asked_at = time.time()
+    with api(settings) as tpu:
+        listing = cloud_nodes.list_nodes(
+            tpu, settings.projects, settings.zones, strict_permissions=settings.strict_permissions
+        )
+        nodes = with_instance_names(build.nodes(listing.nodes), old.nodes if old else ())
+        learned = hostkeys.Learned()
+        if learn:
+            known, first = files.host_keys()
+            # What was trusted on first contact is compared as soon as the guest attributes have a key after all.
+            known = {alias: keys for alias, keys in known.items() if alias not in first}
+            workers = selection.reached(settings, nodes)
+            asked = hostkeys.wanted(workers, known, verify=verify_keys, instance_names=settings.iap)
+            learned = hostkeys.fetch(tpu, asked, instance_names=settings.iap)
+    names = {node.full_name: learned.instance_names.get(node.full_name, node.instance_names) for node in nodes}
+    nodes = tuple(replace_fields(node, instance_names=names[node.full_name]) for node in nodes)
+    return Seen(asked_at, nodes, listing.unanswered, learned, listing.warnings)
+
+
+def with_instance_names(listed: Iterable[Node], others: Iterable[Node]) -> tuple[Node, ...]:
+    """Give nodes that have none the instance names that are known of the same node ids."""
+    known = {node.node_id: node.instance_names for node in others if node.instance_names}
+    return tuple(
+        node
+        if node.instance_names or node.node_id not in known
+        else replace_fields(node, instance_names=known[node.node_id])
+        for node in listed
+    )
+
+
+def with_unanswered(
+    listed: tuple[Node, ...], unanswered: tuple[tuple[str, str], ...], old: Snapshot | None
+) -> tuple[Node, ...]:
+    """Add the last known nodes of places that did not answer: they are not gone, only not seen."""
+    places, names = set(unanswered), {node.full_name for node in listed}
+    kept = [
+        node
+        for node in (old.nodes if old else ())
+        if node.full_name not in names and {(node.project, node.zone), (node.project, "-")} & places
+    ]
+    return tuple(sorted((*listed, *kept), key=lambda node: node.full_name))

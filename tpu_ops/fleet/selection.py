@@ -1,0 +1,105 @@
+"""A fleet's settings applied to its nodes: which of them the filters let pass, and how their workers are reached."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpu_ops import texts
+from tpu_ops.config import Settings
+from tpu_ops.fleet import reach, ssh_files
+from tpu_ops.fleet.model import SERVING_STATES, Node, Worker, node_labels, workers_of
+from tpu_ops.fleet.reach import Ways
+from tpu_ops.fleet.state import Files
+
+
+def of(settings: Settings, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], list[Worker], dict[str, str]]:
+    """Given all nodes of the projects and zones, return those that pass the filters, their workers, and all labels."""
+    labels = node_labels(nodes)
+    chosen = tuple(
+        node
+        for node in nodes
+        if settings.filters.match(node.name, labels[node.full_name], node.accelerator_type, node.labels)
+    )
+    return chosen, workers_of(chosen, labels), labels
+
+
+def mux_dir() -> Path:
+    """Return the directory of the ssh control sockets."""
+    return ssh_files.mux_dir(os.environ, os.getuid())
+
+
+def ssh_options(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """Return the ssh options that all workers of the fleet share."""
+    return ssh_files.common_options(Files(settings.state_dir).known_hosts)
+
+
+def reached(settings: Settings, listed: Sequence[Node]) -> list[Worker]:
+    """Return the workers of the fleet, and the one through which others are reached where the filters hide it."""
+    _, workers, labels = of(settings, listed)
+    jump = ways_of(settings, listed).jump
+    if not jump or any(worker.host == jump for worker in workers):
+        return workers
+    return [*workers, *(worker for worker in workers_of(listed, labels) if worker.host == jump)]
+
+
+def ssh_configs(settings: Settings, listed: Sequence[Node]) -> list[tuple[Path, str]]:
+    """Return the fleet's ssh_config, and what else it leads to: paths and texts."""
+    ways, files = ways_of(settings, listed), Files(settings.state_dir)
+    own = ssh_files.ssh_config(
+        [(worker, ways.of(worker)) for worker in reached(settings, listed)],
+        user=settings.user,
+        private_key=settings.private_key,
+        options=ssh_options(settings),
+        mux=mux_dir(),
+        forward_agent=settings.forward_agent,
+    )
+    return [(files.ssh_config, own), *([(files.jump_config, ways.jump_config)] if ways.jump_config else [])]
+
+
+def ways_of(settings: Settings, listed: Sequence[Node]) -> Ways:
+    """Given all nodes of the projects and zones, return what finds the way to each worker of a fleet."""
+    return Ways(settings, Files(settings.state_dir), mux_dir(), workers_of(listed) if settings.proxy_jump else ())
+
+
+def unreachable(settings: Settings, listed: Sequence[Node], *, asked: bool = True) -> list[str]:
+    """Return warnings of the fleet's workers that serve and have no way.
+
+    Args:
+        settings: Of the fleet.
+        listed: All nodes of the projects and zones.
+        asked: Whether the workers' instance names were asked for, without which there is no way through IAP.
+    """
+    ways = ways_of(settings, listed)
+    return reach.problems(
+        (worker, ways.of(worker))
+        for worker in reached(settings, listed)
+        if worker.node.state in SERVING_STATES and (asked or not settings.iap or worker.node.instance_names)
+    )
+
+
+def doubts(settings: Settings, listed: Sequence[Node], before: Sequence[Node] = ()) -> tuple[str, ...]:
+    """Return warnings where the settings seem to mean other nodes than there are.
+
+    Args:
+        settings: Of the fleet.
+        listed: All nodes of the projects and zones.
+        before: Those that were there before.
+    """
+    found = []
+    if listed and not of(settings, listed)[0]:
+        filters = settings.filters
+        named = {
+            "names": filters.names,
+            "labels": ["=".join((key, "|".join(values))) if values else key for key, values in filters.labels],
+            "accelerator_types": filters.accelerator_types,
+        }
+        words = "; ".join(f"{name}: {', '.join(values)}" for name, values in named.items() if values)
+        found.append(f"the filters let none of {texts.count(len(listed), 'node')} pass ({words}), see {settings.file}")
+    if settings.proxy_jump:
+        nodes = (*listed, *before)
+        names = {node.name for node in nodes}.union(node_labels(listed).values(), node_labels(before).values())
+        if lost := ways_of(settings, listed).lost_jump(names):
+            found.append(lost)
+    return tuple(found)

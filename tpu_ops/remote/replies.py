@@ -1,0 +1,87 @@
+"""What comes back from one worker: how a command ended there, or what the host program answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_ops.remote import openssh
+
+#: What ssh itself ends with when it fails; a remote command may end with the same.
+SSH_FAILED = 255
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended on one worker.
+
+    Attributes:
+        host: The worker.
+        code: The command's own exit code (128 + n for signal n); None where its end was not seen.
+        stdout: What it printed, without what the login shell printed before it.
+        stderr: What it and the login shell printed there.
+        problem: Why there is no exit code; empty where there is one.
+        reached: Whether the worker was reached at all.
+    """
+
+    host: str
+    code: int | None
+    stdout: bytes = b""
+    stderr: bytes = b""
+    problem: str = ""
+    reached: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command ended with 0."""
+        return self.code == 0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the host program of one worker answered.
+
+    Attributes:
+        host: The worker.
+        value: The answer; empty where there is none.
+        kind: Empty for success; else ``unreachable``, ``no-launcher``, ``timeout``, or the refusal's own kind.
+        problem: What went wrong, for people.
+        fix: What to do about it; may be empty.
+    """
+
+    host: str
+    value: Mapping[str, Any]
+    kind: str = ""
+    problem: str = ""
+    fix: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the request was carried out."""
+        return not self.kind
+
+    @property
+    def reached(self) -> bool:
+        """Whether the worker was reached at all."""
+        return self.kind != "unreachable"
+
+
+def reply_of(host: str, answer: Any, stderr: str, code: int | None) -> Reply:
+    """Given the host program's answer, or None and what was said instead, return the reply."""
+    if isinstance(answer, dict):
+        if answer.get("ok"):
+            return Reply(host, answer)
+        error = answer.get("error") or {}
+        return Reply(
+            host, error, str(error.get("kind", "failed")), str(error.get("message", "")), str(error.get("fix", ""))
+        )
+    said = openssh.reason(stderr, code)
+    if code == SSH_FAILED:
+        return Reply(host, {}, "unreachable", said)
+    configure = f"ansible-playbook site.yml --limit {host}"
+    if "password is required" in stderr or "not allowed" in stderr or "not in the sudoers" in stderr:
+        return Reply(host, {}, "denied", "sudo does not let you use the launcher there", f"{configure} (role users)")
+    if "not found" in stderr or "No such file" in stderr:
+        return Reply(host, {}, "no-launcher", "the launcher is not installed", configure)
+    return Reply(host, {}, "failed", f"the launcher did not answer: {said}", configure)

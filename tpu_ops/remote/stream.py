@@ -1,0 +1,68 @@
+"""An answer of the host program that goes on as frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from tpu_ops.remote import openssh, ssh, wire
+from tpu_ops.remote.replies import Reply, reply_of
+from tpu_ops.remote.silence import Silence
+
+
+class Broken(Exception):
+    """A stream ended before its END frame; the text says why."""
+
+
+class Stream:
+    """One such answer, of one worker."""
+
+    def __init__(self, host: str, process: asyncio.subprocess.Process, marker: str, silence: Silence) -> None:
+        self.host = host
+        self._process = process
+        self._silence = silence
+        self._marker = marker.encode("ascii")
+
+    async def answer(self) -> Reply:
+        """Return the answer that comes before the frames; a refusal is the whole of it."""
+        assert self._process.stdout is not None  # noqa: S101 - for the type checker
+        try:
+            with self._silence.watch(self.host):
+                await self._process.stdout.readuntil(b"\n" + self._marker + b"\n")
+                line = await self._process.stdout.readuntil(b"\n")
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            code, said = await self._last_words()
+            return reply_of(self.host, None, said, code)
+        answer = b"\n" + self._marker + b"\n" + line
+        return reply_of(self.host, wire.find_answer(answer, self._marker.decode()), "", 0)
+
+    async def frames(self) -> AsyncIterator[wire.Frame]:
+        """Yield frames until the END frame, that one included.
+
+        Raises:
+            Broken: The connection ended before.
+        """
+        assert self._process.stdout is not None  # noqa: S101 - for the type checker
+        while True:
+            try:
+                kind, offset, size = wire.FRAME.unpack(await self._process.stdout.readexactly(wire.FRAME.size))
+                if size > wire.MAX_FRAME:
+                    raise Broken(f"a frame of {size} bytes")
+                payload = await self._process.stdout.readexactly(size)
+            except asyncio.IncompleteReadError:
+                code, said = await self._last_words()
+                raise Broken(openssh.reason(said, code)) from None
+            yield wire.Frame(kind, offset, payload)
+            if kind == wire.END:
+                return
+
+    async def _last_words(self) -> tuple[int | None, str]:
+        """Return how ssh ended and what it said."""
+        assert self._process.stderr is not None  # noqa: S101 - for the type checker
+        try:
+            async with asyncio.timeout(ssh.CONTROL_LIMIT):
+                said = await self._process.stderr.read()
+                await self._process.wait()
+        except TimeoutError:
+            return None, "ssh closed its output and did not end"
+        return self._process.returncode, said.decode(errors="replace")
