@@ -1,7 +1,7 @@
-"""Keeps the roles honest: argument_specs equal to defaults/, README generated from argument_specs.
+"""Keeps the roles honest: argument_specs equal to defaults/, READMEs and docs/roles.md generated from argument_specs.
 
     tools/check_roles.py           fails where a role's files disagree
-    tools/check_roles.py --write   writes the READMEs anew
+    tools/check_roles.py --write   writes the READMEs and docs/roles.md anew
 
 Exit codes: 0 all agree, 1 something differs.
 """
@@ -18,6 +18,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 Spec = dict[str, Any]
+
+#: The role that reads a worker's state for all others.
+FACTS = "facts"
 
 
 def load(path: Path) -> Any:
@@ -103,6 +106,9 @@ def check(folder: Path, *, write: bool) -> list[str]:
     if not isinstance(specs, dict) or "main" not in specs.get("argument_specs", {}):
         return [f"{folder}/meta/argument_specs.yml: no entry point main"]
     spec = specs["argument_specs"]["main"]
+    depends = (load(folder / "meta" / "main.yml") or {}).get("dependencies", [])
+    if role != FACTS and FACTS not in depends:
+        return [f"{folder}/meta/main.yml: the role does not depend on {FACTS}"]
     if faults := role_faults(role, spec, load(folder / "defaults" / "main.yml") or {}):
         return [f"{folder}: {fault}" for fault in faults]
     path, text = folder / "README.md", readme(role, spec)
@@ -113,17 +119,63 @@ def check(folder: Path, *, write: bool) -> list[str]:
     return []
 
 
+def order(plays: list[Spec]) -> list[str]:
+    """Given the plays of playbooks/site.yml, return the roles that they run, in order."""
+    found = []
+    for play in plays:
+        found += play.get("roles", [])
+        for task in play.get("tasks", []):
+            role = task.get("ansible.builtin.import_role", {})
+            if role and "tasks_from" not in role:
+                found.append(role["name"])
+    return found
+
+
+def overview(roles: dict[str, Spec], names: list[str], scenarios: set[str]) -> str:
+    """Given the roles' specifications, their order and the scenarios of Molecule, return the text of docs/roles.md."""
+    lines = ["| role | what it does | scenario |", "|---|---|---|"]
+    for name in [*names, *sorted(roles.keys() - set(names))]:
+        scenario = name if name in scenarios else "site"
+        does = prose(roles[name]["short_description"]).replace("|", "\\|")
+        lines.append(f"| [{name}](../roles/{name}/README.md) | {does} | [{scenario}](../molecule/{scenario}/) |")
+    return f"""# Roles
+
+What `ansible-playbook site.yml` runs on every worker, in this order, after it has checked the variables of the whole
+fleet. `--tags NAME` runs one of them. Each README lists the role's variables; all are set in `inventory/group_vars/`.
+
+{chr(10).join(lines)}
+
+`tools/molecule.sh test -s NAME` runs a scenario on two workers of the lab, `make molecule` all of them. In each, check
+mode has to name what converge then changes, a second run changes nothing, and what was broken by hand is mended.
+[unproved.md](unproved.md) lists what no test here executes.
+
+Generated from the roles' `meta/argument_specs.yml` by `tools/check_roles.py --write`.
+"""
+
+
+def check_overview(folders: list[Path], *, write: bool) -> list[str]:
+    """Check docs/roles.md against the roles, and write it where asked; return every fault."""
+    roles = {folder.name: load(folder / "meta" / "argument_specs.yml")["argument_specs"]["main"] for folder in folders}
+    names = order(load(ROOT / "playbooks" / "site.yml"))
+    if missing := sorted(set(names) - roles.keys()):
+        return [f"playbooks/site.yml: no role is called {', '.join(missing)}"]
+    scenarios = {path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml")}
+    path, text = ROOT / "docs" / "roles.md", overview(roles, names, scenarios)
+    if write:
+        path.write_text(text)
+    elif not path.is_file() or path.read_text() != text:
+        return ["docs/roles.md: differs from the roles; run tools/check_roles.py --write"]
+    return []
+
+
 def main() -> int:
     """Check all roles."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="write the READMEs")
+    parser.add_argument("--write", action="store_true", help="write the READMEs and docs/roles.md")
     write = parser.parse_args().write
-    faults = [
-        fault
-        for folder in sorted((ROOT / "roles").iterdir())
-        if (folder / "tasks").is_dir()
-        for fault in check(folder, write=write)
-    ]
+    folders = [folder for folder in sorted((ROOT / "roles").iterdir()) if (folder / "tasks").is_dir()]
+    faults = [fault for folder in folders for fault in check(folder, write=write)]
+    faults = faults or check_overview(folders, write=write)
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0

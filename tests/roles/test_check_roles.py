@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tools.check_roles import check, readme, role_faults
+from tools.check_roles import check, order, overview, readme, role_faults
 
 GOOD: dict[str, Any] = {
     "short_description": "Things",
@@ -76,6 +76,8 @@ def test_a_readme_that_was_not_written_anew_is_found_and_mended(tmp_path: Path) 
         (role / folder).mkdir(parents=True)
     (role / "meta" / "argument_specs.yml").write_text(yaml.safe_dump({"argument_specs": {"main": GOOD}}))
     (role / "defaults" / "main.yml").write_text(yaml.safe_dump(DEFAULTS))
+    assert "does not depend on facts" in check(role, write=True)[0]
+    (role / "meta" / "main.yml").write_text("dependencies: [facts]\n")
     assert "differs" in check(role, write=False)[0]
     assert check(role, write=True) == []
     assert check(role, write=False) == []
@@ -85,3 +87,24 @@ def test_a_readme_that_was_not_written_anew_is_found_and_mended(tmp_path: Path) 
 
 def test_a_role_without_specification_is_found(tmp_path: Path) -> None:
     assert "no entry point main" in check(tmp_path, write=True)[0]
+
+
+def test_the_overview_lists_roles_in_the_order_in_which_they_run() -> None:
+    plays = [
+        {
+            "roles": ["facts"],
+            "tasks": [
+                {"block": [{"ansible.builtin.import_role": {"name": "things", "tasks_from": "validate"}}]},
+                {"ansible.builtin.import_role": {"name": "things", "tasks_from": "validate"}},
+                {"ansible.builtin.import_role": {"name": "things"}},
+                {"ansible.builtin.import_role": {"name": "base"}},
+            ],
+        }
+    ]
+    names = order(plays)
+    assert names == ["facts", "things", "base"]
+    roles = {name: {"short_description": f"About {name}"} for name in (*names, "alone")}
+    rows = [line for line in overview(roles, names, {"base", "site"}).splitlines() if line.startswith("| [")]
+    assert [row.split("]")[0] for row in rows] == ["| [facts", "| [things", "| [base", "| [alone"]
+    assert rows[2] == "| [base](../roles/base/README.md) | About base | [base](../molecule/base/) |"
+    assert rows[1].endswith("| [site](../molecule/site/) |")

@@ -45,12 +45,26 @@ ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGXIlzKGDcj4bqZ6VBmPPWdMbHnzVrWFw
         ],
         [({"python_source": "distribution", "python_minimum": "3.99"}, ["python_minimum 3.99 of"])],
         [({"python_source": "uv", "python_version": "3.10"}, ["JAX 0.10.2 needs Python 3.11 or later"])],
+        [
+            (
+                {
+                    "nfs_exports": [{"path": "/srv/share", "server": "good-w0", "mode": "0777"}],
+                    "nfs_mounts": [{"path": "/mnt/share", "export": "/srv/share"}],
+                    "disks_mounts": [{"label": "data", "path": "/mnt/share"}],
+                },
+                [
+                    "nfs_exports[0]: /srv/share: mode 0777 lets everybody write",
+                    "server good-w0 is preemptible",
+                    "nfs_mounts[0]: /mnt/share: disks_mounts has /mnt/share",
+                ],
+            )
+        ],
     ],
 )
 def test_a_worker_s_fault_ends_the_run_before_any_worker_is_changed(
     tmp_path: Path, faults: list[tuple[dict[str, Any], list[str]]]
 ) -> None:
-    right = SYSTEM | {"python_source": "uv", "python_version": "3.12"}
+    right = SYSTEM | {"python_source": "uv", "python_version": "3.12", "tpu_internal_ip": "10.0.0.2", "tpu_spot": True}
     hosts = {"good-w0": right} | {f"bad-w{index}": right | faulty for index, (faulty, _) in enumerate(faults)}
     inventory = tmp_path / "hosts.yml"
     inventory.write_text(json.dumps({"all": {"hosts": hosts}}))

@@ -1,12 +1,20 @@
-"""Filters that know which JAX runs on which Python; no effects, so that their tests are tables."""
+"""Filters that know which JAX and PyTorch/XLA run on which Python; no effects, so that their tests are tables."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 #: Newest JAX for each Python that newer ones have left behind, as resolved from the package index on 2026-11-20
 #: (uv pip compile --python-version 3.8 and so on). Python 3.12 and later have no such end yet.
 NEWEST_JAX = {(3, 8): (0, 4, 13), (3, 9): (0, 4, 30), (3, 10): (0, 6, 2), (3, 11): (0, 10, 2)}
+
+#: First torch_xla of a row -> first and last Python with wheels of it, resolved in the same way on 2026-11-21. The rows
+#: go on to the next; 2.9.0 was the newest.
+TORCH_XLA_PYTHONS = {(2, 5): ((3, 9), (3, 11)), (2, 8): ((3, 10), (3, 13))}
+
+#: What the build of PyTorch for GPUs brings along: gigabytes that no TPU VM can use.
+CUDA = "nvidia-.*|cuda-.*|triton"
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -43,9 +51,73 @@ def jax_python_fault(jax_version: str, python_version: str) -> str:
     )
 
 
+def torch_faults(torch_xla_version: str, torch_version: str, python_version: str) -> list[str]:
+    """Given versions of torch_xla, torch and Python (major.minor), return why they do not go together."""
+    faults = []
+    for name, version in (("jax_torch_xla_version", torch_xla_version), ("jax_torch_version", torch_version)):
+        if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+(\+[a-z0-9.]+)?", version):
+            faults.append(f"{name} '{version}' is not a version such as 2.9.0")
+    if faults:
+        return faults
+    xla, torch = (numbers(version.partition("+")[0])[:2] for version in (torch_xla_version, torch_version))
+    if xla != torch:
+        faults.append(
+            f"torch_xla {torch_xla_version} needs torch {dotted(xla)}, and jax_torch_version is {torch_version}"
+        )
+    rows = [pythons for first, pythons in sorted(TORCH_XLA_PYTHONS.items()) if first <= xla]
+    if not rows:
+        oldest = dotted(min(TORCH_XLA_PYTHONS))
+        return [*faults, f"torch_xla {torch_xla_version} is older than {oldest}, the first that this role knows"]
+    first, last = rows[-1]
+    if not first <= numbers(python_version) <= last:
+        faults.append(
+            f"torch_xla {torch_xla_version} runs on Python {dotted(first)} to {dotted(last)}, and this worker's is"
+            f" {python_version}; set python_source to deadsnakes or uv with python_version {dotted(last)}"
+        )
+    return faults
+
+
+def jax_faults(values: dict[str, Any], python_version: str) -> list[str]:
+    """Given the role's variables and the version of Python, return why they do not go together."""
+    if values["jax_framework"] == "torch_xla":
+        return torch_faults(values["jax_torch_xla_version"], values["jax_torch_version"], python_version)
+    fault = jax_python_fault(values["jax_version"], python_version)
+    return [fault] if fault else []
+
+
+def jax_environment(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Given the role's variables, return its environment in the form of python_environments, as a list of one."""
+    extra = "[tpu]" if values["jax_platform"] == "tpu" else ""
+    links = list(values["jax_find_links"])
+    if values["jax_framework"] == "torch_xla":
+        version, torch = values["jax_torch_xla_version"], values["jax_torch_version"]
+        requirements = [f"torch_xla{extra}=={version}", f"torch=={torch}"]
+        links += values["jax_torch_find_links"]
+        module, package = "torch_xla", "torch_xla"
+    else:
+        version = values["jax_version"]
+        requirements = [f"jax{extra}=={version}"]
+        module, package = "jax, jaxlib", "jax"
+    return [
+        {
+            "name": "jax",
+            "path": values["jax_venv"],
+            "owner": values["jax_venv_owner"],
+            "requirements": [*requirements, *values["jax_packages"]],
+            "constraints": list(values["jax_constraints"]),
+            "find_links": links,
+            "lock": values["jax_lock"],
+            "exact": values["jax_exact"],
+            "forbidden": CUDA if values["jax_framework"] == "torch_xla" else "",
+            "proof": f"import {module}; found = {package}.__version__.partition('+')[0];"
+            f" assert found == '{version}', 'it is version ' + found",
+        }
+    ]
+
+
 class FilterModule:
     """Filters of the role jax."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""
-        return {"jax_python_fault": jax_python_fault}
+        return {"jax_faults": jax_faults, "jax_environment": jax_environment}

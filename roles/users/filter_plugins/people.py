@@ -1,4 +1,4 @@
-"""Filters that judge the people of a fleet; no effects, so that their tests are tables."""
+"""Filters that judge the people of a fleet as they are listed; no effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -13,19 +13,33 @@ Person = dict[str, Any]
 #: What useradd of Debian and Ubuntu accepts without being forced.
 NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
-#: Key types that OpenSSH 8.2 to 10 accept for logging in (ssh-keygen(1); ssh-dss left in 7.0).
-KEY_TYPES = (
-    "ssh-ed25519",
-    "ssh-rsa",
-    "ecdsa-sha2-nistp256",
-    "ecdsa-sha2-nistp384",
-    "ecdsa-sha2-nistp521",
-    "sk-ssh-ed25519@openssh.com",
-    "sk-ecdsa-sha2-nistp256@openssh.com",
-)
+#: What may stand in a field of /etc/passwd (passwd(5)).
+FIELD = re.compile(r"[^:\n\x00-\x1f]*")
+SHELL = re.compile(r"/[^:\s]+")
+
+#: Key types that OpenSSH 8.2 to 10 accept for logging in (ssh-keygen(1); ssh-dss left in 7.0), and how many fields
+#: follow the type in the key (RFC 4253 6.6, RFC 5656 3.1, RFC 8709 4, OpenSSH's PROTOCOL.u2f).
+KEY_TYPES = {
+    "ssh-ed25519": 1,
+    "ssh-rsa": 2,
+    "ecdsa-sha2-nistp256": 2,
+    "ecdsa-sha2-nistp384": 2,
+    "ecdsa-sha2-nistp521": 2,
+    "sk-ssh-ed25519@openssh.com": 2,
+    "sk-ecdsa-sha2-nistp256@openssh.com": 3,
+}
+
+#: Length of an Ed25519 key (RFC 8032 5.1.5).
+ED25519_BYTES = 32
+
+#: Bits of an RSA key that sshd accepts (RequiredRSASize in sshd_config(5)).
+RSA_BITS = 1024
 
 #: The group whose members may start and stop runs.
 LAUNCHER_GROUP = "tpu-run"
+
+#: Groups that mean root on Debian, Ubuntu and Google's images (google-guest-agent, accounts).
+ROOT_GROUPS = ("root", "sudo", "admin", "wheel", "google-sudoers")
 
 
 def key_fault(key: str) -> str:
@@ -38,94 +52,146 @@ def key_fault(key: str) -> str:
     if kind not in KEY_TYPES:
         return f"starts with '{kind[:40]}', not with a key type such as ssh-ed25519"
     try:
-        blob = base64.b64decode(rest.split(" ")[0], validate=True)
+        blob = base64.b64decode(rest.strip().split(" ")[0], validate=True)
     except (binascii.Error, ValueError):
         return "the part after the type is not base64"
-    name = kind.encode()
-    head = struct.pack(">I", len(name)) + name
-    if not blob.startswith(head) or len(blob) < len(head) + 32:
+    return _blob_fault(kind, blob)
+
+
+def _blob_fault(kind: str, blob: bytes) -> str:
+    """Given a key's type and its bytes, return what is wrong with them, or the empty string."""
+    fields = _fields(blob)
+    whole = fields is not None and len(fields) == KEY_TYPES[kind] + 1 and all(fields) and fields[0] == kind.encode()
+    if not whole or fields is None or (kind == "ssh-ed25519" and len(fields[1]) != ED25519_BYTES):
         return f"is cut off, or not of the type {kind}"
+    if kind == "ssh-rsa" and int.from_bytes(fields[2], "big").bit_length() < RSA_BITS:
+        return f"has fewer than {RSA_BITS} bits, and sshd refuses it"
     return ""
 
 
-def people_faults(people: list[Person], connecting_user: str = "") -> list[str]:
-    """Given users_people and the account Ansible logs in with, return every fault, each with person and key."""
+def _fields(blob: bytes) -> list[bytes] | None:
+    """Return the strings that a key consists of; None where it ends within one."""
+    fields = []
+    while blob:
+        if len(blob) < 4:
+            return None
+        (length,) = struct.unpack(">I", blob[:4])
+        if len(blob) < 4 + length:
+            return None
+        fields.append(blob[4 : 4 + length])
+        blob = blob[4 + length :]
+    return fields
+
+
+def people_faults(people: list[Person], connecting_user: str = "", place: dict[str, Any] | None = None) -> list[str]:
+    """Given everybody who is listed, return every fault, each with person and key.
+
+    Args:
+        people: users_people and users_more_people.
+        connecting_user: The account that Ansible logs in with.
+        place: The worker, as `people_here` takes it; None is a worker where all belong.
+    """
     faults = []
-    seen: set[str] = set()
     for position, person in enumerate(people):
-        name = str(person.get("name", ""))
-        where = name or f"[{position}]"
-        if not NAME.fullmatch(name) or name == "root":
-            faults.append(f"{where}: name must be a login name of small letters, digits, - and _, and not root")
-        if name in seen:
-            faults.append(f"{where}: listed twice")
-        seen.add(name)
-        if person.get("state", "present") == "absent" and name == connecting_user:
-            faults.append(
-                f"{where}: state absent would remove the account that this run logs in with; connect as another user"
-            )
-        for index, key in enumerate(person.get("keys", [])):
-            if fault := key_fault(str(key)):
-                faults.append(f"{where}: keys[{index}] {fault}")
+        where = str(person.get("name", "")) or f"[{position}]"
+        faults += [f"{where}: {fault}" for fault in _person_faults(person)]
+    names = [str(person.get("name", "")) for person in _belonging(people, place)]
+    faults += [f"{name}: listed twice" for name in sorted({name for name in names if names.count(name) > 1 and name})]
+    faults += [
+        f"{connecting_user}: state absent would remove the account that this run logs in with; connect as another user"
+        for person in _belonging(people, place)
+        if person.get("state", "present") == "absent" and person.get("name") == connecting_user
+    ]
     return faults
 
 
-def people_present(people: list[Person]) -> list[Person]:
-    """Return those who have an account."""
-    return [person for person in people if person.get("state", "present") == "present"]
+def _person_faults(person: Person) -> list[str]:
+    """Return what is wrong with one person."""
+    faults = []
+    name = str(person.get("name", ""))
+    if not NAME.fullmatch(name) or name == "root":
+        faults.append("name must be a login name of small letters, digits, - and _, and not root")
+    if not FIELD.fullmatch(str(person.get("comment", ""))):
+        faults.append("comment must be one line without a colon")
+    if not SHELL.fullmatch(str(person.get("shell", "/bin/bash"))):
+        faults.append("shell must be an absolute path")
+    for group in map(str, person.get("groups", [])):
+        if group in ROOT_GROUPS:
+            faults.append(f"groups: {group} makes people root; say sudo: full")
+        elif group == LAUNCHER_GROUP:
+            faults.append(f"groups: {group} is given by sudo: launcher")
+        elif not NAME.fullmatch(group):
+            faults.append(f"groups: '{group[:40]}' is no name of a group")
+    for index, key in enumerate(person.get("keys", [])):
+        if fault := key_fault(str(key)):
+            faults.append(f"keys[{index}] {fault}")
+    return faults
 
 
-def person_groups(person: Person) -> list[str]:
-    """Return the groups that a person is put into."""
-    launcher = [LAUNCHER_GROUP] if person.get("sudo", "none") != "none" else []
-    return sorted({*person.get("groups", []), *launcher})
+def _belonging(people: list[Person], place: dict[str, Any] | None) -> list[Person]:
+    """Return those who belong on a worker: all who name neither nodes nor groups of nodes, and those who name it."""
+    if place is None:
+        return people
+    nodes, groups = set(place["nodes"]), set(place["groups"])
+
+    def here(person: Person) -> bool:
+        named, in_groups = person.get("nodes", []), person.get("groups_of_nodes", [])
+        return not (named or in_groups) or bool(nodes & set(named)) or bool(groups & set(in_groups))
+
+    return [person for person in people if here(person)]
 
 
-def people_groups(people: list[Person]) -> list[str]:
-    """Return every group that someone present is put into."""
-    return sorted({group for person in people_present(people) for group in person_groups(person)})
+def people_here(people: list[Person], place: dict[str, Any]) -> list[Person]:
+    """Given everybody, return those who belong on a worker, every key filled in.
 
-
-def people_changes(people: list[Person], accounts: dict[str, Any]) -> list[Person]:
-    """Given users_people and what the module `accounts` found, return those present whose account differs."""
-
-    def differs(person: Person) -> bool:
-        account = accounts["users"].get(person["name"])
-        return account is None or not (
-            account["home_exists"]
-            and account["shell"] == person.get("shell", "/bin/bash")
-            and account["comment"] == person.get("comment", "")
-            and set(person_groups(person)) <= set(account["groups"])
-        )
-
-    return [person for person in people_present(people) if differs(person)]
-
-
-def people_leaving(people: list[Person], accounts: dict[str, Any]) -> list[str]:
-    """Return the names of those who are to be absent and still have an account."""
+    Args:
+        people: users_people and users_more_people.
+        place: `nodes`, the names that the worker's node has, and `groups`, the inventory's groups that it is in.
+    """
     return [
-        person["name"]
-        for person in people
-        if person.get("state", "present") == "absent" and person["name"] in accounts["users"]
+        {
+            "name": person["name"],
+            "comment": person.get("comment", ""),
+            "keys": [" ".join(key.split()) for key in person.get("keys", [])],
+            "shell": person.get("shell", "/bin/bash"),
+            "sudo": person.get("sudo", "none"),
+            "groups": sorted(
+                {*person.get("groups", []), *([LAUNCHER_GROUP] if person.get("sudo", "none") != "none" else [])}
+            ),
+            "state": person.get("state", "present"),
+            "home": person.get("home", "keep"),
+        }
+        for person in _belonging(people, place)
     ]
 
 
-def people_keys(people: list[Person]) -> dict[str, list[str]]:
-    """Return the keys of everyone present by name."""
-    return {person["name"]: [key.strip() for key in person.get("keys", [])] for person in people_present(people)}
+def people_nowhere(people: list[Person], groups: list[str]) -> list[str]:
+    """Return, for each person, nodes and groups of nodes that the inventory's groups do not show, as a sentence.
+
+    Nodes come and go, so that this is no fault; it may be a misspelt name all the same.
+    """
+
+    def known(node: str) -> bool:
+        # The inventory's groups of nodes; where nodes share a name, the zone follows it.
+        group = "node_" + re.sub(r"[^A-Za-z0-9_]", "_", node)
+        return any(name == group or name.startswith(f"{group}_") for name in groups)
+
+    lines = []
+    for person in people:
+        missing = [name for name in person.get("nodes", []) if not known(name)]
+        missing += [name for name in person.get("groups_of_nodes", []) if name not in groups]
+        if missing:
+            lines.append(f"{person['name']}: the inventory has no {', '.join(missing)}")
+    return lines
 
 
 class FilterModule:
-    """Filters of the role users."""
+    """Filters of the role users that judge the list."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""
         return {
-            "people_changes": people_changes,
             "people_faults": people_faults,
-            "people_groups": people_groups,
-            "people_keys": people_keys,
-            "people_leaving": people_leaving,
-            "people_present": people_present,
-            "person_groups": person_groups,
+            "people_here": people_here,
+            "people_nowhere": people_nowhere,
         }

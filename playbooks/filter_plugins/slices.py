@@ -1,0 +1,137 @@
+"""Filters that judge a slice by what its workers say; no effects, so that their tests are tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+HostVars = Mapping[str, Mapping[str, Any]]
+
+#: The unit that is a training run on a worker.
+RUN = "tpu-run.service"
+
+
+def slices(hosts: Iterable[str], hostvars: HostVars) -> dict[str, dict[int, str]]:
+    """Given hosts, return their nodes: name -> index of each worker -> host."""
+    found: dict[str, dict[int, str]] = {}
+    for host in hosts:
+        variables = hostvars[host]
+        found.setdefault(str(variables["tpu_node_label"]), {})[int(variables["tpu_worker_index"])] = host
+    return found
+
+
+def names(node: str, count: int, indices: Iterable[int], known: Mapping[int, str]) -> str:
+    """Return the names of some workers of a node; those that the play does not have are named by their node."""
+    return ", ".join(known.get(index, f"{node}-w{index}") for index in indices if index < count)
+
+
+def unfit_slices(hosts: Iterable[str], hostvars: HostVars, alive: Iterable[str]) -> dict[str, str]:
+    """Return the nodes that cannot be verified now, and why.
+
+    Args:
+        hosts: The hosts of the play.
+        hostvars: Their variables, facts of the role `facts` included.
+        alive: Those that answered.
+    """
+    found = {}
+    answering = set(alive)
+    for node, workers in slices(hosts, hostvars).items():
+        count = int(hostvars[next(iter(workers.values()))]["tpu_worker_count"])
+        left_out = [index for index in range(count) if index not in workers]
+        silent = [index for index, host in workers.items() if host not in answering]
+        busy = [
+            index for index, host in workers.items() if host in answering and has_run(hostvars[host]["ansible_facts"])
+        ]
+        if busy:
+            found[node] = f"a run is on ({names(node, count, busy, workers)}): wait for it, or tpu_ops stop it"
+        elif left_out:
+            found[node] = f"only whole slices are verified, and {names(node, count, left_out, workers)} is left out"
+        elif silent:
+            found[node] = f"{names(node, count, silent, workers)} does not answer"
+    return found
+
+
+def has_run(facts: Mapping[str, Any]) -> bool:
+    """Return whether a run is on a worker, given its facts."""
+    return facts["worker"]["units"].get(RUN, {}).get("active", "inactive") not in {"inactive", "failed"}
+
+
+def runs_on(hosts: Iterable[str], hostvars: HostVars) -> list[str]:
+    """Return the hosts that a run is on."""
+    return [host for host in hosts if has_run(hostvars[host]["ansible_facts"])]
+
+
+def verified(
+    hosts: Iterable[str], hostvars: HostVars, unfit: Mapping[str, str], register: str
+) -> dict[str, dict[str, list[str]]]:
+    """Return what verifying showed, node by node: `faults`, and `lines` for people.
+
+    Args:
+        hosts: The hosts of the play.
+        hostvars: Their variables.
+        unfit: The nodes that were not verified.
+        register: The variable that holds each worker's answer.
+    """
+    found = {}
+    for node, workers in slices(hosts, hostvars).items():
+        if node in unfit:
+            continue
+        variables = hostvars[next(iter(workers.values()))]
+        answers = {host: hostvars[host].get(register) or {} for _, host in sorted(workers.items())}
+        faults = slice_faults(variables, answers)
+        reports = [answer["report"] for answer in answers.values() if answer.get("report")]
+        found[node] = {"faults": faults, "lines": [] if faults else [line(reports)]}
+    return found
+
+
+def slice_faults(variables: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Given a worker's variables and what each worker of its slice answered, return all that is wrong."""
+    silent = [host for host, answer in answers.items() if "fault" not in answer]
+    faults = [f"{host}: did not answer" for host in silent]
+    faults += [f"{host}: {answer['fault']}" for host, answer in answers.items() if answer.get("fault")]
+    if faults:
+        return faults
+    expected = {
+        "workers": int(variables["tpu_worker_count"]),
+        "platform": str(variables.get("jax_platform", "tpu")),
+        "chips": int(variables["tpu_chips"]),
+    }
+    for host, answer in answers.items():
+        report = answer["report"]
+        for key, value in expected.items():
+            # A type that is not known has no number of chips.
+            if value and report[key] != value:
+                faults.append(f"{host}: {key} {report[key]}, expected {value}")
+        if not report["right"]:
+            faults.append(f"{host}: the all-reduce over {report['devices']} devices is wrong")
+    return faults
+
+
+def line(reports: list[dict[str, Any]]) -> str:
+    """Given the reports of all workers, return what was measured, in one line.
+
+    The bus bandwidth is what each device must at least send and receive, 2 (n - 1) / n of the sum's size, by the time;
+    unlike the sum's size by the time it does not depend on the number of devices.
+    """
+    first = reports[0]
+    seconds = max(median(report["seconds"]) for report in reports)
+    rate = 2 * (first["devices"] - 1) / first["devices"] * first["bytes"] / seconds / 1e9
+    return (
+        f"{first['chips']} chips ({first['kind']}), {first['devices']} devices on {first['workers']} workers, "
+        f"JAX {first['jax']}: all-reduce of {first['bytes'] / 2**20:.3g} MiB right, {seconds * 1e3:.3g} ms, "
+        f"bus bandwidth {rate:.3g} GB/s"
+    )
+
+
+def nodes_say(found: Mapping[str, Mapping[str, list[str]]], key: str) -> list[str]:
+    """Return the lines of all nodes under a key of `verified`, each with its node."""
+    return [f"{node}: {text}" for node, said in sorted(found.items()) for text in said[key]]
+
+
+class FilterModule:
+    """Filters of the playbooks."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return the filters by name."""
+        return {"unfit_slices": unfit_slices, "runs_on": runs_on, "verified": verified, "nodes_say": nodes_say}

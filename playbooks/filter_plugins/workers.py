@@ -1,0 +1,121 @@
+"""Filters that show workers in lines for people; no effects, so that their tests are tables."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+#: Lines of differences that are shown of one worker.
+SHOWN = 12
+#: Accounts of people have ids from here to the one before `nobody` (Debian Policy 9.2.2).
+PEOPLE = range(1000, 60000)
+#: Packages of Python whose versions are shown, as `name-version.dist-info` below an environment says them.
+_PACKAGE = re.compile(r"/(?P<name>[^/]+)-(?P<version>[^-/]+)\.dist-info/")
+_LAUNCHER = re.compile(r"^/usr/local/lib/tpu_ops/(?P<digest>[^/]+)/tpu-host$")
+
+
+def programs(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Given a worker's facts, return what it has for training: name -> version."""
+    found = {"Python": ".".join(str(part) for part in facts["python"]["version_info"][:3])}
+    for path in facts["worker"]["digests"]:
+        if match := _PACKAGE.search(path):
+            found[match["name"]] = match["version"]
+        elif match := _LAUNCHER.match(path):
+            found["launcher"] = match["digest"]
+    return found
+
+
+def people(facts: Mapping[str, Any]) -> dict[str, int]:
+    """Given a worker's facts, return its people: name -> user id."""
+    return {name: entry["uid"] for name, entry in facts["worker"]["accounts"].items() if entry["uid"] in PEOPLE}
+
+
+def data_mounts(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Given a worker's facts, return the disks and shares that are mounted besides the system's: path -> type."""
+    kept = re.compile(r"^(ext[234]|xfs|btrfs|nfs4?|fuse\..+)$")
+    usual = re.compile(r"^/(boot(/.*)?|etc/.*|proc/.*|snap/.*|sys/.*|run/.*|dev/.*)?$")
+    mounts = facts["worker"]["mounts"]
+    return {
+        mount["target"]: mount["fstype"]
+        for mount in mounts
+        if kept.match(mount["fstype"]) and not usual.match(mount["target"])
+    }
+
+
+def worker_line(variables: Mapping[str, Any]) -> str:
+    """Given a worker's variables, facts included, return what it is, in one line."""
+    facts = variables["ansible_facts"]
+    worker = facts["worker"]
+    run = worker["units"].get("tpu-run.service", {}).get("active", "inactive")
+    parts = [
+        f"{variables['tpu_accelerator_type']} {variables['tpu_zone']} {variables['tpu_state']}",
+        f"{variables.get('tpu_chips_per_worker', 0)} chips",
+        f"{facts['distribution']} {facts['distribution_version']} {facts['architecture']}",
+        *(f"{name} {version}" for name, version in sorted(programs(facts).items(), key=lambda item: item[0].lower())),
+        f"{len(worker['packages'])} packages",
+        f"people {' '.join(sorted(people(facts))) or 'none'}",
+    ]
+    if worker["hugepages"]:
+        parts.append(f"hugepages {worker['hugepages']}")
+    if mounts := data_mounts(facts):
+        parts.append("mounts " + " ".join(sorted(mounts)))
+    parts.append("idle" if run in {"inactive", "failed"} else "a run is on")
+    return ", ".join(parts)
+
+
+def traits(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Given a worker's facts, return all in which the workers of a node should agree, by names for people."""
+    worker = facts["worker"]
+    found = {
+        "system": f"{facts['distribution']} {facts['distribution_version']} {facts['architecture']}",
+        "hugepages": worker["hugepages"],
+    }
+    found |= programs(facts)
+    found |= {f"package {name}": version for name, version in worker["packages"].items()}
+    found |= {f"person {name}": f"user id {uid}" for name, uid in people(facts).items()}
+    found |= {f"mount {path}": kind for path, kind in data_mounts(facts).items()}
+    return found
+
+
+def differences(workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Given the facts of a node's workers by host, return in what some differ from the most of them."""
+    owned = {host: traits(facts) for host, facts in workers.items()}
+    lines = []
+    usual = {}
+    for name in sorted({name for found in owned.values() for name in found}):
+        counts = Counter(found.get(name, "none") for found in owned.values())
+        if len(counts) > 1:
+            usual[name] = counts.most_common(1)[0][0]
+    for host, found in owned.items():
+        other = [name for name, value in usual.items() if found.get(name, "none") != value]
+        lines += [f"{host}: {name}: {found.get(name, 'none')}, others {usual[name]}" for name in other[:SHOWN]]
+        if len(other) > SHOWN:
+            lines.append(f"{host}: and {len(other) - SHOWN} more")
+    return lines
+
+
+def worker_lines(hosts: Iterable[str], hostvars: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a line for each worker and then a line for each difference between workers of one node.
+
+    Args:
+        hosts: The hosts of the play that answered.
+        hostvars: Their variables, facts of the role `facts` included.
+    """
+    nodes: dict[str, dict[str, Mapping[str, Any]]] = {}
+    lines = []
+    for host in hosts:
+        variables = hostvars[host]
+        nodes.setdefault(str(variables["tpu_node_label"]), {})[host] = variables["ansible_facts"]
+        lines.append(f"{host}: {worker_line(variables)}")
+    found = [line for _, workers in sorted(nodes.items()) for line in differences(workers)]
+    return lines + (found or ["workers of a node do not differ"])
+
+
+class FilterModule:
+    """Filters of the playbooks."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return the filters by name."""
+        return {"worker_lines": worker_lines}

@@ -1,0 +1,194 @@
+#!/usr/bin/python
+"""Module that runs a Python script on a worker as a training run would, without being one; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from typing import Any, BinaryIO
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: slice_worker
+short_description: Run a Python script in the environment of training runs, as the person who connects
+description:
+  - Takes environment files and virtual environment from the launcher's configuration. No other variable reaches the
+    script, as in a run.
+  - Ends the script, and whatever it started, when O(timeout) is over.
+  - What goes wrong is returned as C(fault) and is no failure, so that all workers of a slice can be judged together.
+options:
+  script:
+    description: Text of the script. It prints a JSON object as its last line.
+    type: str
+    required: true
+  asked:
+    description: Handed to the script as JSON, in its one argument.
+    type: dict
+    required: true
+  timeout:
+    description: Seconds that it may take.
+    type: int
+    required: true
+author: [tpu_ops]
+"""
+
+EXAMPLES = r"""
+- name: Count the devices
+  slice_worker:
+    script: import jax, json; print(json.dumps({"devices": jax.device_count()}))
+    asked: {}
+    timeout: 60
+"""
+
+RETURN = r"""
+report:
+  description: What the script printed.
+  type: dict
+  returned: always
+fault:
+  description: What went wrong; empty where nothing did.
+  type: str
+  returned: always
+"""
+
+#: The launcher's program; as a zip archive it can be imported from.
+PROGRAM = "/usr/local/sbin/tpu-host"
+#: Seconds from SIGTERM to SIGKILL. JAX ignores the former while it waits for other workers.
+GRACE = 10
+#: Lines of a failed script's errors that are shown.
+SHOWN_LINES = 3
+
+
+class CannotRunError(Exception):
+    """The worker cannot run the script at all."""
+
+
+def environment(program: str = PROGRAM) -> dict[str, str]:
+    """Return the variables that a training run of the calling person would start from.
+
+    Raises:
+        CannotRunError: The launcher is not there, or its configuration cannot be understood.
+    """
+    sys.path.insert(0, os.path.realpath(program))
+    try:
+        from tpu_ops.host.environment import SYSTEM_PATH, from_files, load_config
+        from tpu_ops.host.wire import Refused
+    except ImportError as exc:
+        raise CannotRunError("no launcher at {} ({}); site.yml brings it".format(program, exc)) from exc
+    finally:
+        del sys.path[0]
+    try:
+        config = load_config()
+        from_host = from_files(config["environment_files"])
+    except Refused as exc:
+        raise CannotRunError(str(exc)) from exc
+    person = pwd.getpwuid(os.getuid())
+    found = {"HOME": person.pw_dir, "USER": person.pw_name, "LOGNAME": person.pw_name, "LANG": "C.UTF-8"}
+    found["VIRTUAL_ENV"] = config["venv"]
+    found["PATH"] = os.path.join(config["venv"], "bin") + ":" + SYSTEM_PATH
+    found.update(from_host)
+    return found
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process with all that it started: SIGTERM first, since SIGINT can leave a TPU unusable."""
+    for number, patience in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+            break
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def remove_own(paths: Iterable[str]) -> None:
+    """Remove files of the calling person; in /tmp nobody else but root may."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if os.lstat(path).st_uid == os.getuid():
+                os.unlink(path)
+
+
+def text(stream: BinaryIO) -> list[str]:
+    """Return the lines of a file that was written to, without empty ones."""
+    stream.seek(0)
+    lines = stream.read().decode("utf-8", "replace").splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
+def run(argv: list[str], variables: dict[str, str], timeout: float) -> tuple[dict[str, Any], str]:
+    """Run a command; return the JSON object of its last line and what went wrong, empty where nothing did.
+
+    Args:
+        argv: The command.
+        variables: Its environment.
+        timeout: Seconds that it may take.
+    """
+    # Files, not pipes: a child that outlives the script would keep a pipe open.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(
+                argv,
+                env=variables,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+        except OSError as exc:
+            return {}, "{}: {}; site.yml brings it".format(argv[0], exc.strerror)
+        late = False
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            late = True
+        end(process)
+        printed, said = text(output), " | ".join(text(errors)[-SHOWN_LINES:])
+    if late:
+        return {}, "still waiting after {:.0f} s, and ended{}".format(timeout, said and ": " + said)
+    if process.returncode:
+        return {}, "ended with {}: {}".format(process.returncode, said or "no message")
+    try:
+        report = json.loads(printed[-1])
+    except (IndexError, ValueError):
+        return {}, "printed no result: {}".format(said or "no message")
+    return report, ""
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "script": {"type": "str", "required": True},
+            "asked": {"type": "dict", "required": True},
+            "timeout": {"type": "int", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        variables = environment()
+    except CannotRunError as exc:
+        module.exit_json(changed=False, report={}, fault=str(exc))
+    python = os.path.join(variables["VIRTUAL_ENV"], "bin", "python")
+    argv = [python, "-I", "-c", module.params["script"], json.dumps(module.params["asked"])]
+    from tpu_ops.host.ending import LOCKFILES
+
+    # libtpu leaves its lockfile, and the next person's JAX cannot open it.
+    new = [path for path in LOCKFILES if not os.path.lexists(path)]
+    report, fault = run(argv, variables, module.params["timeout"])
+    remove_own(new)
+    module.exit_json(changed=False, report=report, fault=fault)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+#!/usr/bin/python
+"""Module that sets transparent hugepages and reports the kernel's answer; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import re
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: hugepages
+short_description: Set transparent hugepages of the running kernel
+description:
+  - Writes to O(path) and reads what the kernel made of it. A kernel that does not take the value leaves the host as it
+    was and is reported with a warning; it is no failure, since nothing but speed depends on it.
+options:
+  value:
+    description: What is to be chosen.
+    type: str
+    required: true
+  path:
+    description: The kernel's file.
+    type: path
+    default: /sys/kernel/mm/transparent_hugepage/enabled
+author: [tpu_ops]
+"""
+
+EXAMPLES = r"""
+- name: Set transparent hugepages
+  hugepages:
+    value: always
+"""
+
+RETURN = r"""
+chosen:
+  description: What the kernel has chosen, empty where it does not say.
+  type: str
+  returned: always
+refused:
+  description: Why the kernel did not take the value, empty where it did.
+  type: str
+  returned: always
+"""
+
+
+def chosen(text: str) -> str:
+    """Given the kernel's line of choices, return the one in brackets."""
+    match = re.search(r"\[(\w+)\]", text)
+    return match[1] if match else ""
+
+
+def read(path: str) -> str:
+    """Return the kernel's choice; empty where there is none."""
+    try:
+        with open(path) as stream:
+            return chosen(stream.read())
+    except OSError:
+        return ""
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "value": {"type": "str", "required": True},
+            "path": {"type": "path", "default": "/sys/kernel/mm/transparent_hugepage/enabled"},
+        },
+        supports_check_mode=True,
+    )
+    path, value = module.params["path"], module.params["value"]
+    before = read(path)
+    refused = ""
+    if before != value:
+        try:
+            # Opening changes nothing and has the same answer as a write where the file system is read-only.
+            with open(path, "r+") as stream:
+                if not module.check_mode:
+                    stream.write(value)
+        except OSError as exc:
+            refused = "%s: %s" % (path, exc.strerror)
+    after = value if module.check_mode and not refused else read(path)
+    if after != value and not refused:
+        refused = "%s: the kernel keeps %s" % (path, after or "silent")
+    if refused:
+        module.warn("transparent hugepages stay %s, not %s: %s" % (before or "unknown", value, refused))
+    module.exit_json(
+        changed=before != after,
+        chosen=after,
+        refused=refused,
+        diff={"before": before + "\n", "after": after + "\n"},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Filters that judge credentials and put their secrets in; no effects, and no secret in what they say."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+Entry = dict[str, Any]
+
+#: What an entry of each kind needs besides the person.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "wandb": ("secret",),
+    "huggingface": ("secret",),
+    "aws": ("secret", "login"),
+    "git": ("secret", "login", "host"),
+    "netrc": ("secret", "login", "host"),
+    "file": ("secret", "path"),
+}
+
+#: Where the Weights & Biases client looks for the API key: the host of its server (https://docs.wandb.ai, wandb login),
+#: with the login `user`.
+WANDB = {"host": "api.wandb.ai", "login": "user"}
+
+#: Fields that may come from the controller's environment, and which variable option belongs to each.
+FROM_ENV = {"secret": "from_env", "login": "login_from_env", "session_token": "session_token_from_env"}
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
+
+#: What every reader of these line-based files takes for one word.
+WORD = re.compile(r"[!$%&'()*+,./0-9:;<=>?@A-Z\[\]^_`a-z{|}~-]+")
+
+
+def credentials_variables(entries: list[Entry]) -> list[str]:
+    """Return the names of all variables that entries take secrets from."""
+    return sorted({str(entry[option]) for entry in entries for option in FROM_ENV.values() if entry.get(option)})
+
+
+def resolved(entry: Entry, environment: dict[str, str]) -> Entry:
+    """Return an entry with what it takes from the environment put in and what its kind fixes."""
+    found = dict(entry)
+    for field, option in FROM_ENV.items():
+        if name := found.pop(option, ""):
+            found[field] = environment.get(str(name), "")
+    if found.get("kind") == "wandb":
+        found = found | {"host": found.get("host") or WANDB["host"], "login": WANDB["login"]}
+    return found
+
+
+def place(entry: Entry) -> tuple[str, ...]:
+    """Return what two entries must not share."""
+    kind = entry.get("kind")
+    file = "netrc" if kind in ("wandb", "netrc") else str(kind)
+    key = {"netrc": "host", "git": "host", "aws": "profile", "file": "path"}.get(file, "")
+    default = "default" if key == "profile" else ""
+    return (str(entry.get("person")), file, str(entry.get(key) or default))
+
+
+def source_faults(entry: Entry, environment: dict[str, str]) -> list[str]:
+    """Return what is wrong with where an entry takes its secrets from."""
+    faults = []
+    for field, option in FROM_ENV.items():
+        name = str(entry.get(option) or "")
+        if name and entry.get(field):
+            faults.append(f"both {field} and {option} are given")
+        elif name and not VARIABLE.fullmatch(name):
+            faults.append(f"{option} is not the name of a variable")
+        elif name and not environment.get(name):
+            faults.append(f"{option}: the variable {name} is not set, or empty, where this playbook runs; export it")
+    return faults
+
+
+def value_faults(entry: Entry) -> list[str]:
+    """Given a resolved entry, return what is wrong with its values."""
+    kind = str(entry.get("kind"))
+    faults = [f"{name} is missing" for name in NEEDS.get(kind, ()) if not entry.get(name)]
+    if kind != "file":
+        for name in ("secret", "login", "session_token"):
+            if entry.get(name) and not WORD.fullmatch(str(entry[name])):
+                faults.append(f'{name} holds a space, a line end, ", #, \\ or something else than ASCII')
+    host, path, profile = (str(entry.get(name) or "") for name in ("host", "path", "profile"))
+    if host and not HOST.fullmatch(host):
+        faults.append(f"host '{host}' is not a host name")
+    if path and (path.startswith(("/", "~")) or ".." in path.split("/") or path.endswith("/") or "\0" in path):
+        faults.append(f"path '{path}' is not a path below the home")
+    if not re.fullmatch(r"[A-Za-z0-9._@+-]*", profile):
+        faults.append(f"profile '{profile}' holds something else than letters, digits and . _ @ + -")
+    return faults
+
+
+def credentials_faults(entries: list[Entry], environment: dict[str, str], accounts: list[str]) -> list[str]:
+    """Given the entries, the controller's variables and the accounts there will be, return every fault."""
+    faults = []
+    places = [place(resolved(entry, {})) for entry in entries]
+    for position, entry in enumerate(entries):
+        person = entry.get("person")
+        where = f"credentials_entries[{position}]: {entry.get('kind')} of {person}"
+        if places[position] in places[:position]:
+            faults.append(f"{where}: another entry is for the same place, {' '.join(places[position][1:]).strip()}")
+        if entry.get("state", "present") == "absent":
+            needed = {"git": "host", "netrc": "host", "file": "path"}.get(str(entry.get("kind")), "person")
+            faults += [] if entry.get(needed) else [f"{where}: {needed} is missing"]
+            continue
+        if person not in accounts:
+            faults.append(f"{where}: {person} has no account and is not in users_people")
+        found = source_faults(entry, environment)
+        given = resolved(entry, environment)
+        lacking = {f"{field} is missing" for field, option in FROM_ENV.items() if entry.get(option)}
+        found += [fault for fault in value_faults(given) if fault not in lacking]
+        faults += [f"{where}: {fault}" for fault in found]
+    return faults
+
+
+def credentials_resolved(entries: list[Entry], environment: dict[str, str]) -> list[Entry]:
+    """Return the entries with their secrets, in the form of the module person_credentials."""
+    fields = ("person", "kind", "secret", "host", "login", "session_token", "profile", "path", "state")
+    found = [resolved(entry, environment) for entry in entries]
+    return [{name: entry[name] for name in fields if entry.get(name)} for entry in found]
+
+
+class FilterModule:
+    """Filters of the role credentials."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return the filters by name."""
+        return {
+            "credentials_faults": credentials_faults,
+            "credentials_resolved": credentials_resolved,
+            "credentials_variables": credentials_variables,
+        }

@@ -1,0 +1,158 @@
+"""Filters that judge the list of mounts and complete it; no effects, so that their tests are tables."""
+
+from __future__ import annotations
+
+import itertools
+import posixpath
+import re
+from typing import Any
+
+Mount = dict[str, Any]
+
+#: Ways to name a disk.
+NAMES = ("device", "uuid", "label")
+#: Paths that systemd, shells and people take as they are.
+PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+")
+#: Directories of the system, and all below them but what is listed in FREE (hier(7), file-hierarchy(7)).
+SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "sys", "tmp")
+#: Directories that may have mounts below them and must not be mounted over (hier(7)).
+PARENTS = (
+    "/",
+    "/home",
+    "/media",
+    "/mnt",
+    "/opt",
+    "/srv",
+    "/usr",
+    "/usr/local",
+    "/var",
+    "/var/lib",
+    "/var/log",
+    "/var/tmp",  # noqa: S108 - named to be refused
+)
+OPTION = re.compile(r"[a-z][A-Za-z0-9_.-]*(=[A-Za-z0-9_.:/+-]+)?")
+#: What the role decides itself, and what systemd or mount(8) would take for something else than an option.
+TAKEN = {
+    *("auto", "noauto", "nofail", "user", "users", "nouser", "owner", "group", "defaults"),
+    *("bind", "rbind", "remount", "loop", "ro", "rw", "discard", "nodiscard", "noload", "norecovery"),
+}
+#: How each type of file system is mounted with its journal left alone (ext4(5), xfs(5)).
+NO_JOURNAL = {"ext4": "noload", "xfs": "norecovery"}
+#: Package with mkfs of each type (Debian and Ubuntu).
+PACKAGES = {"ext4": "e2fsprogs", "xfs": "xfsprogs"}
+
+
+def path_fault(path: str) -> str:
+    """Return what is wrong with a mount point, or the empty string."""
+    if path not in PARENTS and (not PATH.fullmatch(path) or posixpath.normpath(path) != path):
+        return "is not an absolute path of letters, digits, '_', '.' and '-', or not in its shortest form"
+    usr = path.startswith("/usr/") and not path.startswith("/usr/local/")
+    if path in PARENTS or path.split("/")[1] in SYSTEM or usr:
+        return "belongs to the system; choose a directory of its own, for example /mnt/data"
+    return ""
+
+
+def name_faults(mount: Mount) -> list[str]:
+    """Return what is wrong with how an entry names its disk."""
+    named = [key for key in NAMES if mount.get(key)]
+    faults = []
+    if len(named) > 1:
+        faults.append(f"{' and '.join(named)} are given, and one of them names the disk")
+    if not named and mount.get("state", "mounted") == "mounted":
+        faults.append("no disk is named; give device, uuid or label")
+    device = str(mount.get("device", ""))
+    if device.startswith("/") and not device.startswith("/dev/disk/by-"):
+        faults.append(f"device {device} may be another disk after the next boot; give a name below /dev/disk/by-id")
+    elif device and (not re.fullmatch(r"[A-Za-z0-9_.:+\\/-]+", device) or ".." in device):
+        faults.append(f"device '{device}' is no name below /dev/disk/by-id")
+    if (uuid := str(mount.get("uuid", ""))) and not re.fullmatch(r"[0-9A-Fa-f-]{4,36}", uuid):
+        faults.append(f"uuid '{uuid}' is none")
+    if "/" in str(mount.get("label", "")):
+        faults.append("label must not hold '/'")
+    return faults
+
+
+def mount_faults(mount: Mount) -> list[str]:
+    """Return what is wrong with one entry, looked at alone."""
+    faults = [f"path {fault}"] if (fault := path_fault(str(mount.get("path", "")))) else []
+    faults += name_faults(mount)
+    if mount.get("state", "mounted") == "absent":
+        return faults
+    if mount.get("format") and (mount.get("uuid") or mount.get("label")):
+        faults.append("format needs device: a blank disk has neither UUID nor label")
+    if mount.get("read_only"):
+        writing = ("format", "owner", "group", "mode")
+        faults += [f"{key} cannot be given with read_only" for key in writing if mount.get(key)]
+    if (mode := str(mount.get("mode", ""))) and not re.fullmatch(r"[0-7]{3,4}", mode):
+        faults.append(f"mode '{mode}' is not octal in quotes, for example \"0755\"")
+    for option in mount.get("options", []):
+        if not OPTION.fullmatch(str(option)):
+            faults.append(f"options: '{option}' is not one option")
+        elif str(option).partition("=")[0] in TAKEN:
+            faults.append(f"options: {option} is decided by the role, or would change what is mounted")
+    return faults
+
+
+def disks_faults(mounts: list[Mount], accounts: list[str], groups: list[str]) -> list[str]:
+    """Given disks_mounts and the accounts and groups that there will be, return every fault with its entry."""
+    if not isinstance(mounts, list) or not all(isinstance(mount, dict) for mount in mounts):
+        return ["disks_mounts: is no list of entries, each with path and other keys"]
+    faults = []
+    for position, mount in enumerate(mounts):
+        where = f"disks_mounts[{position}]: {mount.get('path', 'no path')}"
+        faults += [f"{where}: {fault}" for fault in mount_faults(mount)]
+        for key, known in (("owner", accounts), ("group", groups)):
+            name = str(mount.get(key, ""))
+            if name and not name.isdecimal() and name not in known:
+                faults.append(f"{where}: there is no {key} {name}, and users_people makes none")
+    for one, other in itertools.combinations(mounts, 2):
+        a, b = str(one.get("path")), str(other.get("path"))
+        if a == b:
+            faults.append(f"disks_mounts: {a} is listed twice")
+        elif (a + "/").startswith(b + "/") or (b + "/").startswith(a + "/"):
+            faults.append(f"disks_mounts: {a} and {b} lie in each other; mount them beside each other")
+        if "absent" in (one.get("state"), other.get("state")):
+            continue
+        faults += [
+            f"disks_mounts: {key} {one[key]} is mounted both at {a} and at {b}"
+            for key in NAMES
+            if one.get(key) and one[key] == other.get(key)
+        ]
+    return faults
+
+
+def disks_complete(mounts: list[Mount], trim: str) -> list[Mount]:
+    """Return the mounts with every key of the module `data_disks`, and all mount options."""
+    return [_complete(mount, trim) for mount in mounts]
+
+
+def _complete(mount: Mount, trim: str) -> Mount:
+    fstype, read_only = mount.get("fstype", "ext4"), bool(mount.get("read_only"))
+    # Each is said, also where it is the default: a remount keeps what it is not told of.
+    own = ["ro", NO_JOURNAL[fstype]] if read_only else ["rw", "discard" if trim == "discard" else "nodiscard"]
+    kept = {key: mount[key] for key in (*NAMES, "path", "format", "owner", "group", "mode", "state") if mount.get(key)}
+    return {**kept, "fstype": fstype, "read_only": read_only, "options": [*own, "nofail", *mount.get("options", [])]}
+
+
+def disks_packages(mounts: list[Mount]) -> list[str]:
+    """Return the packages that making the file systems takes."""
+    making = [mount for mount in mounts if mount.get("format") and mount.get("state", "mounted") != "absent"]
+    return sorted({PACKAGES[mount.get("fstype", "ext4")] for mount in making})
+
+
+def disks_enabled_mounts(units: dict[str, dict[str, str]]) -> list[str]:
+    """Given the worker's units, return the mounts that somebody has enabled; the role's own are among them."""
+    return sorted(name for name, unit in units.items() if name.endswith(".mount") and unit["enabled"] == "enabled")
+
+
+class FilterModule:
+    """Filters of the role disks."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return the filters by name."""
+        return {
+            "disks_complete": disks_complete,
+            "disks_enabled_mounts": disks_enabled_mounts,
+            "disks_faults": disks_faults,
+            "disks_packages": disks_packages,
+        }

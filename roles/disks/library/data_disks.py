@@ -1,0 +1,396 @@
+#!/usr/bin/python
+"""Module that mounts data disks and formats blank ones; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import grp
+import os
+import pwd
+import stat
+import time
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.disk_state import (
+    HEADER,
+    UNITS,
+    WANTS,
+    Disk,
+    Mount,
+    Mounted,
+    Refusal,
+    check_point,
+    check_unit,
+    device_number,
+    parse_blkid,
+    parse_mounts,
+    processes_below,
+    read,
+    resolve,
+    unit_name,
+    unit_text,
+    wrong_options,
+)
+
+DOCUMENTATION = r"""
+module: data_disks
+short_description: Format blank disks, mount them by UUID with systemd units, and unmount them
+description:
+  - Looks at all entries first. If one of them cannot be done without a loss, nothing is changed, and every reason is
+    named.
+  - What is mounted, enabled, owned or written otherwise than asked is put right. Data are never overwritten.
+options:
+  mounts:
+    description: What is mounted where.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      device: {description: Name below /dev/disk/by-id or serial or path below /dev/disk., type: str, default: ""}
+      uuid: {description: UUID of the file system., type: str, default: ""}
+      label: {description: Label of the file system., type: str, default: ""}
+      path: {description: Mount point., type: path, required: true}
+      fstype: {description: Type of the file system., type: str, required: true}
+      format: {description: Whether a blank disk gets a file system., type: bool, default: false}
+      options: {description: All mount options., type: list, elements: str, default: []}
+      owner: {description: Owner of the root of the file system., type: str, default: ""}
+      group: {description: Group of it., type: str, default: ""}
+      mode: {description: Mode of it in octal digits., type: str, default: ""}
+      read_only: {description: Whether the disk may be read-only., type: bool, default: false}
+      state: {description: Mounted or absent., type: str, choices: [mounted, absent], default: mounted}
+author: [tpu_ops]
+"""
+
+EXAMPLES = r"""
+- name: Mount the first data disk
+  data_disks:
+    mounts:
+      - {device: google-persistent-disk-1, path: /mnt/data, fstype: ext4, format: true, options: [rw, nofail]}
+"""
+
+RETURN = r"""
+actions:
+  description: What was or would be done, in order.
+  type: list
+  returned: always
+"""
+
+#: How long udev may take to make the links of a new file system, in seconds.
+LINK_TIMEOUT = 30.0
+#: Bytes at both ends of a disk that must be zero besides what blkid looks for: nothing but a new disk is blank.
+MARGIN = 1 << 20
+MKFS = {
+    # No blocks kept for root: nothing of the system writes there.
+    "ext4": ["mkfs.ext4", "-q", "-m", "0"],
+    "xfs": ["mkfs.xfs", "-q"],
+}
+
+
+class DataDisks:
+    """The module at work on one worker."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        self.actions: list[str] = []
+
+    def run(self, *command: str, check: bool = True) -> tuple[int, str]:
+        """Run a command and return its exit code and what it printed; fail with what it said."""
+        code, out, err = self.module.run_command(list(command), environ_update={"LC_ALL": "C"})
+        if code and check:
+            self.module.fail_json(msg="%s failed: %s" % (" ".join(command), (err or out).strip()), actions=self.actions)
+        return code, out
+
+    def mounts(self) -> list[Mounted]:
+        """Return what is mounted now."""
+        found: list[Mounted] = parse_mounts(read("/proc/self/mountinfo"))
+        return found
+
+    def at(self, path: str) -> Mounted | None:
+        """Return what is seen at a path that something is mounted at."""
+        found = [each for each in self.mounts() if each.target == path]
+        return found[-1] if found else None
+
+    def act(self, text: str) -> bool:
+        """Write down a change and return whether it is to be made."""
+        self.actions.append(text)
+        return not self.module.check_mode
+
+    # Looking
+
+    def disk(self, mount: Mount) -> Disk:
+        """Return what is known of an entry's disk.
+
+        Raises:
+            Refusal: There is none, or it cannot be told what is on it.
+        """
+        path = resolve(mount)
+        code, out = self.run("blkid", "-p", "-o", "export", path, check=False)
+        # 2: nothing found. 8: contradicting signatures (blkid(8)).
+        if code not in (0, 2):
+            raise Refusal("it cannot be told what %s holds; `wipefs -n %s` lists its signatures" % (path, path))
+        number = device_number(path)
+        names = parse_blkid(out) if code == 0 else {}
+        return Disk(path, number, names, read("/sys/dev/block/%s/ro" % number).strip() == "1")
+
+    def check(self, mount: Mount, leaving: list[str]) -> Disk:
+        """Look at an entry that is to be mounted, after others have left their paths; return its disk.
+
+        Raises:
+            Refusal: It cannot be done without a loss.
+        """
+        disk = self.disk(mount)
+        fstype = disk.names.get("TYPE", "")
+        if disk.names.get("PTTYPE") or glob.glob("/sys/dev/block/%s/*/partition" % disk.number):
+            raise Refusal("%s is partitioned; name one of its partitions" % disk.path)
+        if os.path.isdir("/sys/dev/block/%s/holders" % disk.number):
+            holders = os.listdir("/sys/dev/block/%s/holders" % disk.number)
+            if holders:
+                raise Refusal("%s is part of %s" % (disk.path, ", ".join(holders)))
+        if not disk.names:
+            self.check_blank(mount, disk)
+        elif fstype != mount["fstype"]:
+            raise Refusal(
+                "%s holds %s, not %s; to have it formatted, save what is on it and empty it by hand (`blkdiscard -z`)"
+                % (disk.path, fstype or "an unknown signature", mount["fstype"])
+            )
+        elif not disk.names.get("UUID"):
+            raise Refusal("the file system on %s has no UUID" % disk.path)
+        if disk.read_only and not mount["read_only"]:
+            raise Refusal("%s is attached read-only; set read_only: true" % disk.path)
+        there = self.at(mount["path"])
+        if there is None:
+            paths = [each.target for each in self.mounts() if each.number == disk.number and each.target not in leaving]
+            if paths:
+                raise Refusal("%s is mounted at %s; unmount it there, or give that path" % (disk.path, paths[0]))
+            check_point(mount["path"])
+        elif there.number != disk.number:
+            raise Refusal("something else is mounted there (%s, device %s)" % (there.fstype, there.number))
+        self.check_accounts(mount)
+        return disk
+
+    def check_accounts(self, mount: Mount) -> None:
+        """Refuse an owner or group that is not there; check mode makes none, so there it may come yet."""
+        for key, find in (("owner", pwd.getpwnam), ("group", grp.getgrnam)):
+            if mount[key] and not mount[key].isdigit() and not self.module.check_mode:
+                try:
+                    find(mount[key])
+                except KeyError as exc:
+                    raise Refusal("there is no %s %s on this worker" % (key, mount[key])) from exc
+
+    def check_blank(self, mount: Mount, disk: Disk) -> None:
+        """Refuse to format what should not be."""
+        if not mount["format"]:
+            raise Refusal("%s holds no file system; set format: true if it may get one" % disk.path)
+        if disk.read_only:
+            raise Refusal("%s is blank and read-only: it cannot be formatted" % disk.path)
+        if self.run("wipefs", "-n", disk.path, check=False)[1].strip():
+            raise Refusal("%s holds a signature: `wipefs -n %s` shows it" % (disk.path, disk.path))
+        try:
+            # Exclusive: the kernel refuses it while anything uses the disk.
+            handle = os.open(disk.path, os.O_RDONLY | os.O_EXCL)
+        except OSError as exc:
+            reason = "in use" if exc.errno == errno.EBUSY else exc.strerror
+            raise Refusal("%s cannot be formatted: %s" % (disk.path, reason)) from exc
+        with os.fdopen(handle, "rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            for start in (0, max(0, size - MARGIN)):
+                stream.seek(start)
+                if stream.read(MARGIN).strip(b"\0"):
+                    raise Refusal(
+                        "%s holds data without a signature; if nobody needs them, empty it by hand (`blkdiscard -z`)"
+                        % disk.path
+                    )
+
+    # Doing
+
+    def format(self, mount: Mount, disk: Disk) -> None:
+        """Make a file system on a blank disk and wait for its links."""
+        self.run(*MKFS[mount["fstype"]], disk.path)
+        if self.module.get_bin_path("udevadm"):
+            self.run("udevadm", "settle", "--timeout=%d" % LINK_TIMEOUT, check=False)
+
+    def linked(self, disk: Disk) -> str:
+        """Return the disk's UUID once its link leads to it; fail where another disk has the same."""
+        _, out = self.run("blkid", "-p", "-o", "export", disk.path)
+        uuid: str = parse_blkid(out)["UUID"]
+        link, deadline = "/dev/disk/by-uuid/" + uuid, time.monotonic() + LINK_TIMEOUT
+        while not os.path.exists(link) and time.monotonic() < deadline:
+            time.sleep(0.1)  # polls for udev's link until the deadline
+        if not os.path.exists(link):
+            self.module.fail_json(msg="%s did not appear within %d s" % (link, LINK_TIMEOUT), actions=self.actions)
+        if device_number(link) != disk.number:
+            self.module.fail_json(
+                msg="%s and %s have the same UUID %s; give one of them another"
+                % (disk.path, os.path.realpath(link), uuid),
+                actions=self.actions,
+            )
+        return uuid
+
+    def mounted(self, mount: Mount) -> None:
+        """Have an entry mounted as it says."""
+        path, name = mount["path"], unit_name(mount["path"])
+        disk = self.disk(mount)
+        blank = not disk.names
+        if blank and self.act("format %s as %s" % (disk.path, mount["fstype"])):
+            self.format(mount, disk)
+        if blank and self.module.check_mode:
+            self.actions += ["write %s" % name, "enable %s" % name, "mount %s" % path]
+            return
+        self.unit(mount, self.linked(disk))
+        there = self.at(path)
+        if there is None:
+            if self.act("mount %s" % path):
+                os.makedirs(path, mode=0o755, exist_ok=True)
+                self.systemctl("start", name)
+        elif wrong_options(mount, there) and self.act(
+            "remount %s (%s)" % (path, ", ".join(wrong_options(mount, there)))
+        ):
+            self.systemctl("reload", name)
+        if there is None and self.module.check_mode:
+            return
+        now = self.at(path)
+        if not self.module.check_mode and (now is None or now.number != disk.number or wrong_options(mount, now)):
+            self.module.fail_json(
+                msg="%s is not mounted as asked, although systemd said so: %s" % (path, now), actions=self.actions
+            )
+        self.ownership(mount)
+
+    def unit(self, mount: Mount, uuid: str) -> None:
+        """Have the unit written, loaded and enabled."""
+        name = unit_name(mount["path"])
+        path, text = os.path.join(UNITS, name), unit_text(mount, uuid)
+        if read(path) != text and self.act("write %s" % name):
+            with open(path + ".new", "w", encoding="utf-8") as stream:
+                stream.write(text)
+            os.chmod(path + ".new", 0o644)
+            os.replace(path + ".new", path)
+            self.run("systemctl", "daemon-reload")
+        elif not self.module.check_mode and "yes" in self.run("systemctl", "show", "-p", "NeedDaemonReload", name)[1]:
+            # Nothing to report: a run that died in between had written it.
+            self.run("systemctl", "daemon-reload")
+        if os.path.realpath(os.path.join(WANTS, name)) != path and self.act("enable %s" % name):
+            self.run("systemctl", "enable", "--quiet", name)
+
+    def systemctl(self, action: str, name: str) -> None:
+        """Start or reload a unit; fail with the end of its journal."""
+        code, _ = self.run("systemctl", action, name, check=False)
+        if code:
+            journal = self.run("journalctl", "-u", name, "-n", "4", "-o", "cat", "--no-pager", check=False)[1]
+            self.module.fail_json(
+                msg="systemctl %s %s failed: %s" % (action, name, " / ".join(journal.split("\n")).strip(" /")),
+                actions=self.actions,
+            )
+
+    def ownership(self, mount: Mount) -> None:
+        """Have owner, group and mode of the root of the file system as asked."""
+        path, found = mount["path"], os.stat(mount["path"])
+        owner = self.number(mount["owner"], lambda name: pwd.getpwnam(name).pw_uid, found.st_uid)
+        group = self.number(mount["group"], lambda name: grp.getgrnam(name).gr_gid, found.st_gid)
+        names = (path, mount["owner"] or found.st_uid, mount["group"] or found.st_gid)
+        if (owner, group) != (found.st_uid, found.st_gid) and self.act("give %s to %s:%s" % names):
+            os.chown(path, owner, group)
+        mode = int(mount["mode"], 8) if mount["mode"] else stat.S_IMODE(found.st_mode)
+        # A change of owner may have cleared bits of the mode.
+        if mode != stat.S_IMODE(os.stat(path).st_mode) and self.act("set the mode of %s to %04o" % (path, mode)):
+            os.chmod(path, mode)
+
+    def number(self, name: str, find: Any, present: int) -> int:
+        """Return the number of an account or group; -1 for one that check mode did not make."""
+        if not name:
+            return present
+        try:
+            return int(name) if name.isdigit() else find(name)
+        except KeyError:
+            return -1
+
+    def absent(self, mount: Mount) -> None:
+        """Have an entry unmounted, without its unit and its mount point."""
+        path, name = mount["path"], unit_name(mount["path"])
+        unit, there = os.path.join(UNITS, name), self.at(mount["path"])
+        if there is not None and self.act("unmount %s" % path):
+            # Not systemctl: it would stop the services that work there first, runs among them.
+            code, _ = self.run("umount", path, check=False)
+            if code or self.at(path):
+                self.module.fail_json(
+                    msg="%s cannot be unmounted; used by %s" % (path, processes_below(path) or "something"),
+                    actions=self.actions,
+                )
+        if os.path.lexists(unit) and self.act("remove %s" % name):
+            self.run("systemctl", "disable", "--quiet", name)
+            os.unlink(unit)
+            self.run("systemctl", "daemon-reload")
+        # In check mode nobody sees what is below a mount.
+        if os.path.isdir(path) and self.at(path) is None and not os.listdir(path) and self.act("remove %s" % path):
+            os.rmdir(path)
+
+    def check_absent(self, mount: Mount) -> None:
+        """Refuse to unmount what is no data disk, or another one than named."""
+        there = self.at(mount["path"])
+        if there is None:
+            return
+        if there.number.startswith("0:"):
+            raise Refusal("what is mounted there is no disk but %s" % there.fstype)
+        named = mount["device"] or mount["uuid"] or mount["label"]
+        # Where the unit is this role's, the disk may have been detached already.
+        ours = os.path.exists(os.path.join(UNITS, unit_name(mount["path"])))
+        if named and not ours and device_number(resolve(mount)) != there.number:
+            raise Refusal("another disk is mounted there (device %s)" % there.number)
+
+    def unlisted(self, listed: list[str]) -> list[str]:
+        """Return this role's units of paths that are not listed."""
+        names = {unit_name(path) for path in listed}
+        paths = sorted(glob.glob(UNITS + "/*.mount"))
+        return [path for path in paths if os.path.basename(path) not in names and read(path).startswith(HEADER)]
+
+
+def main() -> None:
+    """Run the module."""
+    text = {"type": "str", "default": ""}
+    suboptions: dict[str, dict[str, Any]] = dict.fromkeys(("device", "uuid", "label", "owner", "group", "mode"), text)
+    suboptions.update(
+        path={"type": "path", "required": True},
+        fstype={"type": "str", "required": True, "choices": sorted(MKFS)},
+        format={"type": "bool", "default": False},
+        read_only={"type": "bool", "default": False},
+        options={"type": "list", "elements": "str", "default": []},
+        state={"type": "str", "choices": ["mounted", "absent"], "default": "mounted"},
+    )
+    module = AnsibleModule(
+        argument_spec={"mounts": {"type": "list", "elements": "dict", "required": True, "options": suboptions}},
+        supports_check_mode=True,
+    )
+    work, mounts = DataDisks(module), module.params["mounts"]
+    # What leaves makes room for what comes.
+    leaving = [mount for mount in mounts if mount["state"] == "absent"]
+    coming = [mount for mount in mounts if mount["state"] == "mounted"]
+    refusals: list[str] = []
+    taken: dict[str, str] = {}
+    for mount in leaving + coming:
+        path = mount["path"]
+        try:
+            check_unit(path)
+            if mount["state"] == "absent":
+                work.check_absent(mount)
+                continue
+            disk = work.check(mount, [each["path"] for each in leaving])
+            if disk.number in taken:
+                raise Refusal("%s is also to be mounted at %s" % (disk.path, taken[disk.number]))  # noqa: TRY301
+            taken[disk.number] = path
+        except Refusal as exc:
+            refusals.append("%s: %s" % (path, exc))
+    if refusals:
+        module.fail_json(msg="nothing was changed here; disks_mounts: %s" % "; ".join(refusals), actions=[])
+    for mount in leaving:
+        work.absent(mount)
+    for mount in coming:
+        work.mounted(mount)
+    for unit in work.unlisted([mount["path"] for mount in mounts]):
+        module.warn("%s is not in disks_mounts any more and stays; list it with state absent to unmount it" % unit)
+    lines = "".join(line + "\n" for line in work.actions)
+    module.exit_json(changed=bool(work.actions), actions=work.actions, diff={"before": "", "after": lines})
+
+
+if __name__ == "__main__":
+    main()

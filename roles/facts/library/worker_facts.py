@@ -1,0 +1,280 @@
+#!/usr/bin/python
+"""Module that reads the state of a host that roles decide by, in one call; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import glob
+import grp
+import hashlib
+import os
+import platform
+import pwd
+import re
+import subprocess
+import sys
+import time
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.openpgp import fingerprints
+
+DOCUMENTATION = r"""
+module: worker_facts
+short_description: Read the state of a host that roles decide by, in one call
+description:
+  - Sets C(distribution), C(distribution_version), C(distribution_major_version), C(distribution_release),
+    C(architecture) and C(python) as M(ansible.builtin.setup) does, and C(worker).
+  - The state is that of the start of the play. What a role finds done there it may skip, and nothing else.
+options:
+  programs:
+    description: Programs whose versions are asked, as absolute paths.
+    type: list
+    elements: path
+    default: []
+  digests:
+    description: Files whose SHA-256 is computed, as shell patterns.
+    type: list
+    elements: path
+    default: []
+  signing_keys:
+    description: Files of OpenPGP keys whose fingerprints are read, as shell patterns.
+    type: list
+    elements: path
+    default: []
+  skip_done:
+    description:
+      - Whether roles may skip what is done. If not, C(packages), C(programs), C(digests), C(hugepages) are empty, and
+        C(skip_done) says so to roles that skip by the rest.
+    type: bool
+    default: true
+author: [tpu_ops]
+"""
+
+EXAMPLES = r"""
+- name: Read the worker's state
+  worker_facts:
+    programs: [/opt/uv/bin/uv]
+
+- name: Install what is missing
+  ansible.builtin.apt:
+    name: [tmux]
+  when: "'tmux' not in ansible_facts['worker']['packages']"
+"""
+
+RETURN = r"""
+ansible_facts:
+  description:
+    - C(worker) has C(packages), name -> version of what is installed; C(apt_lists) with C(age) in seconds and
+      C(filled); C(accounts), name -> C(uid), C(gid), C(home), C(shell), C(comment), C(groups); C(groups), name ->
+      members; C(units), name -> C(active), C(enabled), where C(active) is skipped for an enabled unit whose conditions
+      systemd found unmet; C(hugepages), the kernel's choice of transparent hugepages; C(mounts), a list of C(source),
+      C(target), C(fstype), C(options); C(filesystems), those that the kernel knows by now; C(programs), path -> first
+      line of what C(--version) says, without those that do not run; C(digests), path -> SHA-256 in hexadecimal digits;
+      C(signing_keys), path -> fingerprints of the primary keys in it.
+  type: dict
+  returned: always
+"""
+
+#: Where apt puts the lists of packages.
+LISTS = "/var/lib/apt/lists"
+
+
+def output(*command: str) -> str:
+    """Return what a command prints; empty where it is missing or fails."""
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            universal_newlines=True,
+            errors="replace",
+            timeout=60,
+            env=dict(os.environ, LC_ALL="C", SYSTEMD_COLORS="0"),
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def text(path: str) -> str:
+    """Return the text of a file; empty where there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def distribution(os_release: str, debian_version: str) -> dict[str, str]:
+    """Given the texts of /etc/os-release and /etc/debian_version, return the facts of the distribution."""
+    pairs = (line.partition("=") for line in os_release.splitlines() if "=" in line and not line.startswith("#"))
+    values = {key.strip(): value.strip().strip("\"'") for key, _, value in pairs}
+    name = {"debian": "Debian", "ubuntu": "Ubuntu"}.get(values.get("ID", ""), values.get("NAME", ""))
+    version = values.get("VERSION_ID", "")
+    # Debian's point releases stand in the other file only, and there is no number at all before a release.
+    if name == "Debian" and re.match(r"^\d+\.\d+$", debian_version.strip()):
+        version = debian_version.strip()
+    return {
+        "distribution": name,
+        "distribution_version": version,
+        "distribution_major_version": version.partition(".")[0],
+        "distribution_release": values.get("VERSION_CODENAME", ""),
+    }
+
+
+def packages(listing: str) -> dict[str, str]:
+    """Given dpkg-query's lines of status, name and version, return name -> version of what is installed."""
+    rows = (line.split("\t") for line in listing.splitlines())
+    return {row[1]: row[2] for row in rows if row[0] == "installed"}
+
+
+def units(files: str, loaded: str) -> dict[str, dict[str, str]]:
+    """Given systemctl's lists of unit files and of loaded units, return by name whether it is enabled and active."""
+    active = {row[0]: row[2] for row in (line.split(None, 4) for line in loaded.splitlines()) if len(row) > 3}
+    rows = [line.split() for line in files.splitlines()]
+    found = {row[0]: {"enabled": row[1], "active": active.get(row[0], "inactive")} for row in rows if len(row) > 1}
+    # Instances of templates have no file of their own.
+    for name, state in active.items():
+        if "@" in name:
+            found.setdefault(name, {"enabled": "", "active": state})
+    return found
+
+
+def refused(shown: str) -> list[str]:
+    """Given systemctl show's blocks of Id and ConditionResult, return the units whose conditions the host fails."""
+    blocks = (dict(line.partition("=")[::2] for line in block.splitlines()) for block in shown.split("\n\n"))
+    return [block["Id"] for block in blocks if block.get("ConditionResult") == "no" and block.get("ConditionTimestamp")]
+
+
+def unit_states(kinds: str) -> dict[str, dict[str, str]]:
+    """Return the units of this host. What systemd would not start is `skipped`, and not merely inactive."""
+    found = units(
+        output("systemctl", "list-unit-files", "--no-legend", "--no-pager", kinds),
+        output("systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager", kinds),
+    )
+    idle = [name for name, unit in found.items() if unit == {"enabled": "enabled", "active": "inactive"}]
+    idle = [name for name in idle if "@." not in name]
+    if idle:
+        properties = "--property=Id,ConditionResult,ConditionTimestamp"
+        for name in refused(output("systemctl", "show", "--no-pager", properties, "--", *idle)):
+            if name in found:
+                found[name]["active"] = "skipped"
+    return found
+
+
+def hugepages(line: str) -> str:
+    """Given the kernel's line of choices, return the one in brackets."""
+    match = re.search(r"\[(\w+)\]", line)
+    return match[1] if match else ""
+
+
+def unescape(field: str) -> str:
+    r"""Return a field of /proc/self/mountinfo with its \040 and the like as characters."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+
+
+def mounts(mountinfo: str) -> list[dict[str, str]]:
+    """Given the text of /proc/self/mountinfo, return every mount (proc_pid_mountinfo(5))."""
+    found = []
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, (fstype, source, options) = left.split(), right.split(None, 2)
+        per_mount = fields[5].split(",")
+        both = per_mount + [option for option in options.split(",") if option not in (*per_mount, "ro", "rw")]
+        found.append(
+            {"source": unescape(source), "target": unescape(fields[4]), "fstype": fstype, "options": ",".join(both)}
+        )
+    return found
+
+
+def people() -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Return the accounts and the groups of this host."""
+    groups = {group.gr_name: sorted(group.gr_mem) for group in grp.getgrall()}
+    accounts = {
+        entry.pw_name: {
+            "uid": entry.pw_uid,
+            "gid": entry.pw_gid,
+            "home": entry.pw_dir,
+            "shell": entry.pw_shell,
+            "comment": entry.pw_gecos,
+            "groups": sorted(name for name, members in groups.items() if entry.pw_name in members),
+        }
+        for entry in pwd.getpwall()
+    }
+    return accounts, groups
+
+
+def apt_lists(directory: str) -> dict[str, Any]:
+    """Return the age of apt's lists in seconds, and whether there are any; images may be shipped with none."""
+    times = []
+    # A refresh that finds nothing new touches `partial` only.
+    for path in (directory, os.path.join(directory, "partial")):
+        try:
+            times.append(os.stat(path).st_mtime)
+        except OSError:
+            continue
+    return {
+        "age": max(0, int(time.time() - max(times))) if times else sys.maxsize,
+        "filled": bool(glob.glob(os.path.join(glob.escape(directory), "*_Packages*"))),
+    }
+
+
+def contents(patterns: list[str]) -> dict[str, bytes]:
+    """Given shell patterns, return path -> content of the files that match."""
+    found = {}
+    for path in sorted({path for pattern in patterns for path in glob.glob(pattern)}):
+        if os.path.isfile(path):
+            with open(path, "rb") as stream:
+                found[path] = stream.read()
+    return found
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "programs": {"type": "list", "elements": "path", "default": []},
+            "digests": {"type": "list", "elements": "path", "default": []},
+            "signing_keys": {"type": "list", "elements": "path", "default": []},
+            "skip_done": {"type": "bool", "default": True},
+        },
+        supports_check_mode=True,
+    )
+    versions = {path: output(path, "--version").partition("\n")[0].strip() for path in module.params["programs"]}
+    digests = {path: hashlib.sha256(data).hexdigest() for path, data in contents(module.params["digests"]).items()}
+    keys = {path: fingerprints(data) for path, data in contents(module.params["signing_keys"]).items()}
+    accounts, groups = people()
+    # The name of a variable, so that mypy reads it for every release of Python.
+    version = sys.version_info
+    facts: dict[str, Any] = distribution(text("/etc/os-release"), text("/etc/debian_version"))
+    facts["architecture"] = platform.machine()
+    facts["python"] = {
+        "executable": sys.executable,
+        "type": sys.implementation.name,
+        "version": {name: getattr(version, name) for name in ("major", "minor", "micro", "releaselevel", "serial")},
+        "version_info": list(version),
+        "has_sslcontext": True,
+    }
+    facts["worker"] = {
+        "packages": packages(output("dpkg-query", "-W", "-f", "${db:Status-Status}\t${Package}\t${Version}\n")),
+        "apt_lists": apt_lists(LISTS),
+        "accounts": accounts,
+        "groups": groups,
+        "units": unit_states("--type=service,socket,timer,mount,automount,path"),
+        "hugepages": hugepages(text("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "mounts": mounts(text("/proc/self/mountinfo")),
+        "filesystems": sorted(line.split()[-1] for line in text("/proc/filesystems").splitlines() if line.strip()),
+        "programs": {path: line for path, line in versions.items() if line},
+        "digests": digests,
+        "signing_keys": keys,
+    }
+    facts["worker"]["skip_done"] = module.params["skip_done"]
+    if not module.params["skip_done"]:
+        facts["worker"].update(packages={}, programs={}, digests={}, signing_keys={}, hugepages="")
+    module.exit_json(changed=False, ansible_facts=facts)
+
+
+if __name__ == "__main__":
+    main()

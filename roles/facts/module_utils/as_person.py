@@ -1,0 +1,74 @@
+"""Work in a person's home with that person's rights; runs on Python 3.8.
+
+Whoever owns a home may put a symbolic link anywhere in it. Root that follows one writes where the person may not; the
+person who follows it writes where the person may.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+from collections.abc import Callable
+from typing import Any
+
+#: Where programs are, whatever environment the connection brought.
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class PersonFault(Exception):
+    """What kept the work from being done, in words for people."""
+
+
+def become(account: pwd.struct_passwd) -> None:
+    """Give up this process's rights for those of an account, and start in its home with its environment."""
+    if os.geteuid() != account.pw_uid:
+        os.initgroups(account.pw_name, account.pw_gid)
+        os.setgid(account.pw_gid)
+        os.setuid(account.pw_uid)
+    for name in list(os.environ):
+        if name.startswith(("SUDO_", "SSH_", "XDG_", "GIT_")):
+            del os.environ[name]
+    names = {"HOME": account.pw_dir, "USER": account.pw_name, "LOGNAME": account.pw_name, "PATH": PATH}
+    os.environ.update(names, LC_ALL="C.UTF-8")
+    os.umask(0o022)
+    try:
+        os.chdir(account.pw_dir)
+    except OSError:
+        os.chdir("/")
+
+
+def as_person(account: pwd.struct_passwd, work: Callable[[], Any]) -> Any:
+    """Run a function in a process of an account and return its result, which must be one that JSON can hold.
+
+    Raises:
+        PersonFault: The function raised it, or an OSError.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # Nothing of this copy of the module may be seen, whatever happens: it ends here.
+        try:
+            os.close(reader)
+            try:
+                become(account)
+                answer = {"value": work()}
+            except (PersonFault, OSError) as exc:
+                answer = {"fault": str(exc)}
+            except Exception as exc:
+                # Its text could hold what the function worked on.
+                answer = {"fault": "%s in the module" % type(exc).__name__}
+            with os.fdopen(writer, "w") as stream:
+                json.dump(answer, stream)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        text = stream.read()
+    os.waitpid(child, 0)
+    if not text:
+        raise PersonFault("the process of %s ended without an answer" % account.pw_name)
+    answer = json.loads(text)
+    if "fault" in answer:
+        raise PersonFault(answer["fault"])
+    return answer["value"]

@@ -1,0 +1,270 @@
+"""Filters that judge and write what git and ssh need to know of forges and people; no effects."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import struct
+from typing import Any
+
+Entry = dict[str, Any]
+
+#: A key of git's configuration (git-config(1), "Syntax"): section, perhaps a subsection, name.
+KEY = re.compile(r"(?P<section>[A-Za-z][A-Za-z0-9.-]*?)(\.(?P<sub>[^\n\0]+))?\.(?P<name>[A-Za-z][A-Za-z0-9-]*)")
+
+#: A host as it stands in URLs and on ssh's command line, perhaps with a port.
+HOST = re.compile(r"(?P<host>[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?)(:(?P<port>[0-9]{1,5}))?")
+
+#: Types of host keys that OpenSSH 8.2 to 10 accept (ssh-keyscan(1)).
+KEY_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
+
+#: git_pull -> what git calls it (git-config(1), pull.ff and pull.rebase).
+PULL: dict[str, dict[str, str]] = {
+    "ff-only": {"pull.ff": "only", "pull.rebase": "false"},
+    "merge": {"pull.ff": "true", "pull.rebase": "false"},
+    # git refuses to rebase where pull.ff is only, and that may be what everybody has.
+    "rebase": {"pull.ff": "true", "pull.rebase": "true"},
+    "unset": {},
+}
+
+BEGIN = re.compile(r"-----BEGIN ((?:[A-Z]+ )?PRIVATE KEY)-----\n")
+
+
+def host_key_fault(key: str) -> str:
+    """Given a host key as `type base64`, return what is wrong with it, or the empty string."""
+    kind, _, blob = key.strip().partition(" ")
+    if kind not in KEY_TYPES:
+        return f"starts with '{kind[:40]}', not with a type such as ssh-ed25519"
+    try:
+        data = base64.b64decode(blob.strip(), validate=True)
+    except (binascii.Error, ValueError):
+        return "has more or something else than base64 after the type"
+    head = struct.pack(">I", len(kind)) + kind.encode()
+    return "" if data.startswith(head) and len(data) >= len(head) + 32 else f"is cut off, or not of the type {kind}"
+
+
+def private_key_fault(key: str) -> str:
+    """Given a deploy key's text, return what is wrong in words that hold nothing of it, or the empty string.
+
+    The form of OpenSSH's own keys is described in PROTOCOL.key of its sources: magic, then the cipher's name.
+    """
+    text = key.replace("\r\n", "\n").strip() + "\n"
+    begin = BEGIN.match(text)
+    if not begin or not text.endswith(f"-----END {begin[1]}-----\n"):
+        return "is no private key from -----BEGIN to -----END"
+    body = text[begin.end() :].rpartition("-----END")[0]
+    magic = b"openssh-key-v1\0"
+    if begin[1] == "OPENSSH PRIVATE KEY":
+        try:
+            data = base64.b64decode("".join(body.split()), validate=True)
+        except (binascii.Error, ValueError):
+            return "is damaged"
+        if not data.startswith(magic + struct.pack(">I", 4)):
+            return "is damaged" if not data.startswith(magic) else "has a passphrase, which nobody can type on a worker"
+    elif "ENCRYPTED" in begin[1] or "ENCRYPTED" in body:
+        return "has a passphrase, which nobody can type on a worker"
+    return ""
+
+
+def setting_faults(settings: dict[str, Any]) -> list[str]:
+    """Return what is wrong with git settings given as key -> value."""
+    faults = []
+    for key, value in settings.items():
+        if not KEY.fullmatch(str(key)):
+            faults.append(f"'{key}' is not a setting such as init.defaultBranch")
+        if not isinstance(value, (str, int, bool)) or "\0" in str(value):
+            faults.append(f"{key}: the value is not a text, number or truth value")
+    return faults
+
+
+def people_faults(people: list[Entry], accounts: list[str]) -> list[str]:
+    """Return what is wrong with git_people, given which accounts there are or will be."""
+    faults = []
+    names = [entry.get("person") for entry in people]
+    for position, entry in enumerate(people):
+        where = f"git_people[{position}]: {names[position]}"
+        if names[position] not in accounts:
+            faults.append(f"{where} has no account and is not in users_people")
+        if names[position] in names[:position]:
+            faults.append(f"{where} is listed twice")
+        if (email := entry.get("email")) and not re.fullmatch(r"[^\s<>@]+@[^\s<>@]+", email):
+            faults.append(f"{where}: email '{email}' has not the form name@host")
+        if re.search(r"[<>\n]", entry.get("name") or ""):
+            faults.append(f"{where}: name must not hold <, > or a new line")
+        faults += [f"{where}: settings: {fault}" for fault in setting_faults(entry.get("settings") or {})]
+    return faults
+
+
+def forge_faults(host_keys: dict[str, list[str]]) -> list[str]:
+    """Return what is wrong with the pinned host keys."""
+    faults = []
+    for host, keys in host_keys.items():
+        if not HOST.fullmatch(str(host)):
+            faults.append(f"git_host_keys: '{host}' is not a host name, or a host name, a colon and a port")
+        if not keys or isinstance(keys, str):
+            faults.append(f"git_host_keys: {host} has no list of keys, and nobody could clone from it")
+            continue
+        found = [(index, host_key_fault(str(key))) for index, key in enumerate(keys)]
+        faults += [f"git_host_keys: {host}[{index}] {fault}" for index, fault in found if fault]
+    return faults
+
+
+def deploy_name(entry: Entry) -> str:
+    """Return the host name in URLs for which a deploy key counts."""
+    return str(entry.get("alias") or str(entry.get("host")).partition(":")[0])
+
+
+def deploy_key_faults(deploy_keys: list[Entry], host_keys: dict[str, list[str]], groups: list[str]) -> list[str]:
+    """Return what is wrong with git_deploy_keys, in words that hold nothing of the keys."""
+    faults = []
+    names = [deploy_name(entry) for entry in deploy_keys]
+    for position, entry in enumerate(deploy_keys):
+        name, host, group = names[position], entry.get("host"), entry.get("group")
+        where = f"git_deploy_keys[{position}]: {name}"
+        if host not in host_keys:
+            faults.append(f"{where}: {host} has no pinned key; add it to git_more_host_keys")
+        if not HOST.fullmatch(name) or ":" in name:
+            faults.append(f"{where}: the alias is not a host name")
+        if entry.get("alias") and name in {known.partition(":")[0] for known in host_keys}:
+            faults.append(f"{where}: the alias is the name of a forge")
+        if name in names[:position]:
+            faults.append(f"{where} has a key already; give each further key an alias of its own")
+        if fault := private_key_fault(str(entry.get("key", ""))):
+            faults.append(f"{where}: key {fault}")
+        if group and group not in groups:
+            faults.append(f"{where}: there is no group {group}, and users_people makes none")
+    return faults
+
+
+def git_faults(
+    people: list[Entry],
+    settings: dict[str, Any],
+    host_keys: dict[str, list[str]],
+    deploy_keys: list[Entry],
+    known: dict[str, list[str]],
+) -> list[str]:
+    """Given the role's variables and the accounts and groups that there will be, return every fault with its key."""
+    return [
+        *(f"git_settings: {fault}" for fault in setting_faults(settings)),
+        *people_faults(people, known["accounts"]),
+        *forge_faults(host_keys),
+        *deploy_key_faults(deploy_keys, host_keys, known["groups"]),
+    ]
+
+
+def git_config_text(settings: dict[str, Any]) -> str:
+    """Given settings as key -> value, return the text of a configuration file that holds them."""
+    lines = ["# Written by Ansible; changes are lost."]
+    for key, value in sorted(settings.items()):
+        match = KEY.fullmatch(key)
+        if not match:
+            raise ValueError(f"{key} is no setting")
+        sub = f' "{_escaped(match["sub"])}"' if match["sub"] else ""
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        lines += [f"[{match['section']}{sub}]", f'\t{match["name"]} = "{_escaped(text)}"']
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """Return text as it stands between the double quotes of a git configuration file."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+
+
+def git_pull_settings(how: str) -> dict[str, str]:
+    """Return the settings for a choice of git_pull."""
+    return PULL[how]
+
+
+def git_person_settings(entry: Entry) -> dict[str, Any]:
+    """Given an entry of git_people, return its settings."""
+    named = {"user.name": entry.get("name"), "user.email": entry.get("email")}
+    pull = PULL[entry.get("pull", "unset")]
+    return {key: value for key, value in named.items() if value} | pull | (entry.get("settings") or {})
+
+
+def git_people_files(people: list[Entry], directory: str) -> list[Entry]:
+    """Return each person's file of settings in the form of the module managed_files."""
+    return [
+        {"path": f"{directory}/people/{entry['person']}", "content": git_config_text(git_person_settings(entry))}
+        for entry in people
+    ]
+
+
+def git_known_hosts(host_keys: dict[str, list[str]]) -> str:
+    """Return the text of the known_hosts file; hosts with a port as OpenSSH writes them (sshd(8))."""
+    lines = ["# Written by Ansible; changes are lost."]
+    lines += [f"{_known_name(host)} {key.strip()}" for host, keys in sorted(host_keys.items()) for key in keys]
+    return "\n".join(lines) + "\n"
+
+
+def _known_name(host: str) -> str:
+    """Return the name under which a host's keys stand in known_hosts."""
+    name, _, port = host.partition(":")
+    return name if port in ("", "22") else f"[{name}]:{port}"
+
+
+def git_ssh_config(host_keys: dict[str, list[str]], deploy_keys: list[Entry], directory: str) -> str:
+    """Return ssh's configuration for the forges: pinned keys only, and the deploy key for those who may read it.
+
+    A private key that its owner's group may read is refused to its owner (ssh(1)), so root has one of its own. Whoever
+    may not read a key is not shown it: ssh would take it instead of the person's own.
+    """
+    hosts = sorted({host.partition(":")[0] for host in host_keys})
+    aliases = [str(entry["alias"]) for entry in deploy_keys if entry.get("alias")]
+    lines = ["# Written by Ansible; changes are lost."]
+    for entry in deploy_keys:
+        if entry.get("alias"):
+            name, _, port = str(entry["host"]).partition(":")
+            lines += [
+                f"Host {entry['alias']}",
+                f"    HostName {name}",
+                f"    HostKeyAlias {_known_name(entry['host'])}",
+            ]
+            lines += [f"    Port {port}"] if port else []
+    for entry in deploy_keys:
+        name = deploy_name(entry)
+        path = f"{directory}/keys/{name}"
+        lines += [f"Match originalhost {name} localuser root", f"    IdentityFile {path}"]
+        if entry.get("group"):
+            lines += [f'Match originalhost {name} !localuser root exec "test -r {path}.group"']
+            lines += [f"    IdentityFile {path}.group"]
+    if hosts:
+        lines += [
+            f"Host {' '.join(hosts + aliases)}",
+            f"    GlobalKnownHostsFile {directory}/known_hosts",
+            # Only the pinned keys count: none that a person has accepted, and strictly.
+            "    UserKnownHostsFile /dev/null",
+            "    StrictHostKeyChecking yes",
+            "    UpdateHostKeys no",
+            "    CheckHostIP no",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def git_key_files(deploy_keys: list[Entry], directory: str) -> list[Entry]:
+    """Return the files of the deploy keys in the form of the module managed_files."""
+    files = []
+    for entry in deploy_keys:
+        path = f"{directory}/keys/{deploy_name(entry)}"
+        content = str(entry["key"]).replace("\r\n", "\n").strip() + "\n"
+        files.append({"path": path, "content": content, "mode": "0600"})
+        if entry.get("group"):
+            files.append({"path": f"{path}.group", "content": content, "mode": "0640", "group": entry["group"]})
+    return files
+
+
+class FilterModule:
+    """Filters of the role git."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return the filters by name."""
+        return {
+            "git_config_text": git_config_text,
+            "git_faults": git_faults,
+            "git_key_files": git_key_files,
+            "git_known_hosts": git_known_hosts,
+            "git_people_files": git_people_files,
+            "git_pull_settings": git_pull_settings,
+            "git_ssh_config": git_ssh_config,
+        }

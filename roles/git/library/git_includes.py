@@ -1,0 +1,280 @@
+#!/usr/bin/python
+"""Module that has git include the fleet's configuration, and proves that git and ssh read it; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import subprocess
+from typing import Any
+
+from ansible.module_utils.as_person import PersonFault, as_person
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: git_includes
+short_description: Have git include configuration of the fleet, and prove that git and ssh read it
+description:
+  - Adds C(config) of O(directory) to the end of /etc/gitconfig, and each person's file of its directory C(people) to
+    the beginning of her ~/.gitconfig, which is written with her own rights. Everything else in these files stays.
+  - Removes files from the directories C(people) and C(keys) that are not listed, and what included them.
+  - Fails where ssh does not take host keys from O(directory), and warns of settings that something else wins over.
+options:
+  directory:
+    description: Directory of the fleet's files.
+    type: path
+    required: true
+  people:
+    description: Login names of those who have a file.
+    type: list
+    elements: str
+    required: true
+  keys:
+    description: Names of the files of keys.
+    type: list
+    elements: str
+    required: true
+  settings:
+    description: The settings that are to hold for everybody.
+    type: dict
+    default: {}
+  hosts:
+    description: Host names whose keys are pinned.
+    type: list
+    elements: str
+    default: []
+  system:
+    description: git's configuration for everybody.
+    type: path
+    default: /etc/gitconfig
+author: [tpu_ops]
+"""
+
+EXAMPLES = r"""
+- name: Include the fleet's configuration
+  git_includes:
+    directory: /etc/tpu_ops/git
+    people: [ada]
+    keys: []
+    hosts: [github.com]
+"""
+
+RETURN = r"""
+changed_paths:
+  description: Files that were or would be changed or removed.
+  type: list
+  returned: always
+"""
+
+
+def with_include(text: str, path: str, *, first: bool) -> str:
+    """Given the text of a git configuration, return it with an include of a path at its beginning or its end."""
+    if include_lines(text, path):
+        return text
+    section = "[include]\n\tpath = %s\n" % path
+    if first:
+        return section + text
+    return text + ("\n" if text and not text.endswith("\n") else "") + section
+
+
+def include_lines(text: str, path: str) -> list[int]:
+    """Return the positions of the lines that include a path."""
+    section, found = "", []
+    for position, line in enumerate(text.splitlines()):
+        bare = line.strip()
+        if bare.startswith("["):
+            section = bare.partition("]")[0].strip("[ ").lower()
+        key, _, value = bare.partition("=")
+        if section == "include" and key.strip().lower() == "path" and value.strip().strip('"') == path:
+            found.append(position)
+    return found
+
+
+def without_include(text: str, path: str) -> str:
+    """Return the text without includes of a path, and without a section that holds nothing else."""
+    lines = text.splitlines(keepends=True)
+    for position in reversed(include_lines(text, path)):
+        del lines[position]
+        before = position - 1
+        last = position >= len(lines) or lines[position].lstrip().startswith("[")
+        if before >= 0 and lines[before].strip().lower() == "[include]" and last:
+            del lines[before]
+    return "".join(lines)
+
+
+def read(path: str) -> str:
+    """Return the text of a file; empty where there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return ""
+
+
+def replace(path: str, text: str) -> None:
+    """Replace a file at once and keep its mode; a link stays and its target is replaced. No text removes the file."""
+    path = os.path.realpath(path)
+    try:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    except FileNotFoundError:
+        mode = 0o644
+    if not text:
+        os.unlink(path)
+        return
+    new = "%s.%s.new" % (path, os.urandom(8).hex())
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
+            stream.write(text)
+            os.fchmod(stream.fileno(), mode)
+        os.replace(new, path)
+    except BaseException:
+        os.unlink(new)
+        raise
+
+
+def mend(file: str, include: str, *, wanted: bool, first: bool, check: bool) -> dict[str, str] | None:
+    """Bring one configuration to include a file or not; return the diff, None where nothing changed."""
+    before = read(file)
+    after = with_include(before, include, first=first) if wanted else without_include(before, include)
+    if after == before:
+        return None
+    if not check:
+        replace(file, after)
+    return {"before_header": file, "after_header": file, "before": before, "after": after}
+
+
+def names_in(directory: str) -> list[str]:
+    """Return the names in a directory; none where there is no such directory."""
+    return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+
+
+def output(command: list[str]) -> str | None:
+    """Return what a command prints; None where the program is missing or fails."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode("utf-8", "surrogateescape")
+
+
+def overridden(listing: str, settings: dict[str, Any]) -> list[str]:
+    """Given git's list of settings, key and value parted by a line feed and ended by NUL, return those that differ."""
+    found = {}
+    for entry in listing.split("\0"):
+        key, _, value = entry.partition("\n")
+        found[key.lower()] = value
+    shown = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.items()}
+    return [
+        "%s is %s and not %s" % (key, found.get(key.lower(), "not set"), value)
+        for key, value in sorted(shown.items())
+        if found.get(key.lower()) != value
+    ]
+
+
+def unpinned(hosts: list[str], known_hosts: str) -> list[str]:
+    """Return the hosts for which ssh reads other host keys than those of a file."""
+    wrong = []
+    for host in hosts:
+        told = output(["ssh", "-G", "-F", "/etc/ssh/ssh_config", host])
+        if told is None or "globalknownhostsfile %s" % known_hosts not in told.splitlines():
+            wrong.append(host)
+    return wrong
+
+
+class Includes:
+    """What the module is asked for, and what it found and did."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        self.check = module.check_mode
+        self.directory = module.params["directory"]
+        self.diffs: list[dict[str, str]] = []
+        self.faults: list[str] = []
+
+    def mend_system(self) -> None:
+        """Have everybody's configuration include the fleet's."""
+        path = self.module.params["system"]
+        try:
+            diff = mend(path, os.path.join(self.directory, "config"), wanted=True, first=False, check=self.check)
+        except OSError as exc:
+            self.faults.append("%s: %s" % (path, exc))
+        else:
+            self.diffs += [diff] if diff else []
+
+    def mend_person(self, name: str, *, wanted: bool) -> None:
+        """Have a person's configuration include her file, or no longer."""
+        try:
+            account = pwd.getpwnam(name)
+        except KeyError:
+            # Check mode may not have made the account; one that has gone takes its home's file with it.
+            if wanted and not self.check:
+                self.faults.append("git_people: %s has no account" % name)
+            return
+        own, include = os.path.join(account.pw_dir, ".gitconfig"), os.path.join(self.directory, "people", name)
+        try:
+            diff = as_person(account, lambda: mend(own, include, wanted=wanted, first=True, check=self.check))
+        except PersonFault as exc:
+            self.faults.append("%s of git_people %s: %s" % (own, name, exc))
+        else:
+            self.diffs += [diff] if diff else []
+
+    def remove_others(self, directory: str, names: list[str]) -> None:
+        """Remove files of a directory that are not listed."""
+        for name in names_in(os.path.join(self.directory, directory)):
+            if name in names:
+                continue
+            path = os.path.join(self.directory, directory, name)
+            self.diffs.append({"before_header": path, "after_header": "", "before": "listed\n", "after": ""})
+            if not self.check:
+                os.unlink(path)
+
+    def prove(self) -> None:
+        """Ask ssh and git what they read."""
+        known_hosts, system = os.path.join(self.directory, "known_hosts"), self.module.params["system"]
+        if not os.path.exists(known_hosts):
+            return
+        for host in unpinned(self.module.params["hosts"], known_hosts):
+            self.faults.append(
+                "ssh to %s does not take its host keys from %s; /etc/ssh/ssh_config must begin with"
+                " Include /etc/ssh/ssh_config.d/*.conf" % (host, known_hosts)
+            )
+        listing = output(["git", "config", "--file", system, "--includes", "--null", "--list"])
+        for text in overridden(listing, self.module.params["settings"]) if listing is not None else []:
+            self.module.warn("%s: %s, because of something else there" % (system, text))
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "directory": {"type": "path", "required": True},
+            "people": {"type": "list", "elements": "str", "required": True},
+            # Names of files; Ansible takes the word for a secret.
+            "keys": {"type": "list", "elements": "str", "required": True, "no_log": False},
+            "settings": {"type": "dict", "default": {}},
+            "hosts": {"type": "list", "elements": "str", "default": []},
+            "system": {"type": "path", "default": "/etc/gitconfig"},
+        },
+        supports_check_mode=True,
+    )
+    includes, people = Includes(module), module.params["people"]
+    includes.mend_system()
+    for name in sorted({*people, *names_in(os.path.join(includes.directory, "people"))}):
+        includes.mend_person(name, wanted=name in people)
+    includes.remove_others("people", people)
+    includes.remove_others("keys", module.params["keys"])
+    # Check mode has not written what this would read.
+    if not (module.check_mode and includes.diffs):
+        includes.prove()
+    changed_paths = [diff["before_header"] for diff in includes.diffs]
+    if includes.faults:
+        module.fail_json(msg="; ".join(includes.faults), changed=bool(changed_paths), changed_paths=changed_paths)
+    module.exit_json(changed=bool(changed_paths), changed_paths=changed_paths, diff=includes.diffs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,399 @@
+"""Filters that judge exports and mounts, and say what a worker's files hold; no effects, so that tests are tables."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import posixpath
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Entry = dict[str, Any]
+Hosts = Mapping[str, Mapping[str, Any]]
+Groups = Mapping[str, list[str]]
+
+HEADER = "# Written by Ansible (role nfs); changes are lost."
+#: Paths that systemd, both servers' configurations and people take as they are.
+PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+")
+#: Directories of the system, and all below them (hier(7), file-hierarchy(7)).
+SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "sys", "tmp")
+#: Directories that hold others' things besides an export or a mount; what lies in them may be one (hier(7)).
+PARENTS = ("/", "/home", "/media", "/mnt", "/opt", "/srv", "/usr", "/usr/local", "/var", "/var/lib", "/var/log")
+OPTION = re.compile(r"[a-z][A-Za-z0-9_.-]*(=[A-Za-z0-9_.:/+-]+)?")
+#: What the role decides itself, and what only means something in /etc/fstab.
+TAKEN = {
+    "auto",
+    "noauto",
+    "nofail",
+    "user",
+    "users",
+    "owner",
+    "group",
+    "defaults",
+    "bind",
+    "remount",
+    "ro",
+    "rw",
+    "addr",
+}
+#: Packages of each kind of server, and of the kernel's client (Debian and Ubuntu).
+PACKAGES = {"kernel": ["nfs-kernel-server"], "ganesha": ["dbus", "nfs-ganesha", "nfs-ganesha-vfs"]}
+CLIENT_PACKAGES = ["nfs-common"]
+SERVICES = {"kernel": "nfs-server.service", "ganesha": "nfs-ganesha.service"}
+#: Whom root and people without an account become: nobody and nogroup, which every Debian and Ubuntu has.
+NOBODY = 65534
+
+
+def path_fault(path: str) -> str:
+    """Return what is wrong with the path of an export or a mount, or the empty string."""
+    if path not in PARENTS and (not PATH.fullmatch(path) or posixpath.normpath(path) != path):
+        return "is not an absolute path of letters, digits, '_', '.' and '-', or not in its shortest form"
+    if path in PARENTS or path.split("/")[1] in SYSTEM or path.startswith("/usr/"):
+        return "belongs to the system; choose a directory of its own, for example /srv/share"
+    return ""
+
+
+def nested(one: str, other: str) -> bool:
+    """Return whether two paths are the same or one lies in the other."""
+    return (one + "/").startswith(other + "/") or (other + "/").startswith(one + "/")
+
+
+def address(host: str, hosts: Hosts) -> str:
+    """Return a host's internal address; empty where it has none."""
+    return str(hosts[host].get("nfs_address") or hosts[host].get("tpu_internal_ip") or "")
+
+
+def address_fault(host: str, hosts: Hosts) -> str:
+    """Return what is wrong with a host's internal address, or the empty string."""
+    found = address(host, hosts)
+    if not found:
+        return f"{host} has no internal address; set nfs_address for it"
+    try:
+        ipaddress.ip_address(found)
+    except ValueError:
+        return f"nfs_address of {host} is '{found}', and no IP address"
+    if found == hosts[host].get("tpu_external_ip"):
+        return f"nfs_address of {host} is its external address; NFS is for internal ones"
+    return ""
+
+
+def members(names: Iterable[str], hosts: Hosts, groups: Groups) -> list[str]:
+    """Return the hosts that names of groups, nodes and hosts mean, in order.
+
+    Raises:
+        KeyError: Nothing is called so.
+    """
+    found: dict[str, None] = {}
+    for name in names:
+        node = "node_" + re.sub(r"\W", "_", name)
+        if name in groups or node in groups:
+            found.update(dict.fromkeys(groups[name if name in groups else node]))
+        elif name in hosts:
+            found[name] = None
+        else:
+            raise KeyError(name)
+    return list(found)
+
+
+def client_hosts(export: Entry, hosts: Hosts, groups: Groups) -> list[str]:
+    """Return the clients of an export."""
+    return members(export.get("clients") or ["all"], hosts, groups)
+
+
+def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
+    """Return what is wrong with one export, looked at alone."""
+    faults = [f"path {fault}"] if (fault := path_fault(str(export.get("path", "")))) else []
+    mode = str(export.get("mode") or "0755")
+    if not re.fullmatch(r"[0-7]{3,4}", mode):
+        faults.append(f"mode '{mode}' is not octal in quotes, for example \"2775\"")
+    elif int(mode, 8) & 0o002:
+        faults.append(f"mode {mode} lets everybody write; give a group and a mode such as 2775")
+    try:
+        clients = client_hosts(export, hosts, groups)
+    except KeyError as exc:
+        faults.append(f"clients: no group, node or host is called {exc.args[0]}")
+        clients = []
+    else:
+        # exports(5): a line without clients is one for everybody.
+        faults += [] if clients else ["clients: there is none"]
+    server = str(export.get("server", ""))
+    if server not in hosts:
+        return [*faults, f"server {server} is not in the inventory"]
+    faults += [fault] if (fault := address_fault(server, hosts)) else []
+    preemptible = hosts[server].get("tpu_preemptible") or hosts[server].get("tpu_spot")
+    if preemptible and not nfs["allow_preemptible"]:
+        faults.append(f"server {server} is preemptible, and its disk goes with it; set nfs_allow_preemptible if it may")
+    if server == nfs["host"]:
+        # Asked of the server alone: a fleet of n hosts is then read once, and not n times.
+        faults += [f"clients: {fault}" for host in clients if (fault := address_fault(host, hosts))]
+        for key, known in (("owner", nfs["accounts"]), ("group", nfs["groups"])):
+            name = str(export.get(key) or "root")
+            if not name.isdecimal() and name not in known:
+                faults.append(f"there is no {key} {name}, and users_people makes none")
+    return faults
+
+
+def find_export(mount: Entry, nfs: Entry, hosts: Hosts) -> Entry | str:
+    """Return the export that a mount names, or why there is none."""
+    path = str(mount.get("export") or mount.get("path", ""))
+    server = str(mount.get("server", ""))
+    if not server:
+        named = [str(export.get("server")) for export in nfs["exports"] if export.get("path") == path]
+        if not named:
+            return f"no export of nfs_exports has the path {path}"
+        server = named[0]
+    if server not in hosts:
+        return f"server {server} is not in the inventory"
+    # The server's own list is what it will serve; one that is given to a whole play is no host's own.
+    there = nfs["exports"] if server == nfs["host"] else hosts[server].get("nfs_exports", nfs["exports"])
+    for export in there:
+        if export.get("path") == path and export.get("server") == server:
+            return dict(export)
+    return f"nfs_exports of {server} has no export {path}"
+
+
+def option_faults(options: Iterable[str]) -> list[str]:
+    """Return what is wrong with mount options."""
+    faults = []
+    for option in map(str, options):
+        name = option.partition("=")[0]
+        if name.startswith("x-systemd.") or name in TAKEN:
+            faults.append(f"{option} is decided by the role")
+        elif not OPTION.fullmatch(option):
+            faults.append(f"'{option}' is not one option")
+    return faults
+
+
+def mount_faults(mount: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
+    """Return what is wrong with one mount, looked at alone."""
+    path = str(mount.get("path", ""))
+    faults = [f"path {fault}"] if (fault := path_fault(path)) else []
+    if mount.get("state", "mounted") == "absent":
+        return faults
+    faults += [
+        f"disks_mounts has {disk['path']}, and one of them would hide the other"
+        for disk in nfs["disks"]
+        if disk.get("state") != "absent" and nested(path, str(disk.get("path")))
+    ]
+    faults += [f"options: {fault}" for fault in option_faults(mount.get("options", []))]
+    export = find_export(mount, nfs, hosts)
+    if isinstance(export, str):
+        return [*faults, export]
+    server = str(export["server"])
+    if server == nfs["host"]:
+        if path != export["path"] and nested(path, str(export["path"])):
+            faults.append(f"on its server {server} the path and the export {export['path']} lie in each other")
+        return faults
+    faults += [fault] if (fault := address_fault(server, hosts)) else []
+    try:
+        if nfs["host"] not in client_hosts(export, hosts, groups):
+            faults.append(f"{nfs['host']} is not among the clients of {export['path']} on {server}")
+    except KeyError:
+        pass  # said of the export
+    return faults
+
+
+def nfs_faults(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
+    """Given one host's variables (see `tasks/validate.yml`) and the inventory, return every fault with its entry."""
+    faults = []
+    exports, mounts = nfs["exports"], nfs["mounts"]
+    for position, export in enumerate(exports):
+        where = f"nfs_exports[{position}]: {export.get('path', 'no path')}"
+        faults += [f"{where}: {fault}" for fault in export_faults(export, nfs, hosts, groups)]
+    for one, other in itertools.combinations(exports, 2):
+        a, b = str(one.get("path")), str(other.get("path"))
+        if a == b and one.get("server") != other.get("server"):
+            faults.append(f"nfs_exports: {a} has two servers, {one.get('server')} and {other.get('server')}")
+        elif a == b:
+            faults.append(f"nfs_exports: {a} is listed twice")
+        elif one.get("server") == other.get("server") and nested(a, b):
+            faults.append(f"nfs_exports: {a} and {b} lie in each other; who may read one could read the other")
+        elif export_id(a) == export_id(b):
+            faults.append(f"nfs_exports: {a} and {b} get the same number; give one of them another path")
+    for position, mount in enumerate(mounts):
+        where = f"nfs_mounts[{position}]: {mount.get('path', 'no path')}"
+        faults += [f"{where}: {fault}" for fault in mount_faults(mount, nfs, hosts, groups)]
+    for one, other in itertools.combinations(mounts, 2):
+        a, b = str(one.get("path")), str(other.get("path"))
+        if a == b:
+            faults.append(f"nfs_mounts: {a} is listed twice")
+        elif nested(a, b):
+            faults.append(f"nfs_mounts: {a} and {b} lie in each other; mount them beside each other")
+    faults += [f"nfs_mount_options: {fault}" for fault in option_faults(nfs["options"])]
+    if not 1 <= nfs["grace_seconds"] <= 180:  # ganesha-core-config(8)
+        faults.append(f"nfs_grace_seconds: {nfs['grace_seconds']} is not from 1 to 180")
+    return faults
+
+
+def export_id(path: str) -> int:
+    """Return the number of an export: it is part of every file handle, so it stays when the list changes."""
+    return zlib.crc32(path.encode()) % 65535 + 1
+
+
+def ganesha_core(grace_seconds: int) -> str:
+    """Return the configuration of nfs-ganesha besides its exports (ganesha-core-config(8), ganesha-export-config(8)).
+
+    NFSv4 alone; a client's port must be one that only root can open, else whoever has an account on a client could
+    speak NFS in anybody's name.
+    """
+    return f"""{HEADER}
+NFS_CORE_PARAM {{
+    Protocols = 4;
+    Enable_NLM = false;
+    Enable_RQUOTA = false;
+    Enable_UDP = false;
+}}
+NFSV4 {{
+    Grace_Period = {grace_seconds};
+}}
+NFS_KRB5 {{
+    Active_krb5 = false;
+}}
+EXPORT_DEFAULTS {{
+    Protocols = 4;
+    Transports = TCP;
+    SecType = sys;
+    PrivilegedPort = true;
+    Squash = Root_Squash;
+    Anonymous_Uid = {NOBODY};
+    Anonymous_Gid = {NOBODY};
+    Access_Type = None;
+}}
+%include "/etc/ganesha/tpu_ops.conf"
+"""
+
+
+def ganesha_exports(exports: list[Entry]) -> str:
+    """Given exports with the addresses of their clients, return nfs-ganesha's blocks of them."""
+    blocks = [HEADER + "\n"]
+    for export in exports:
+        access = "RO" if export.get("read_only") else "RW"
+        lines = [
+            f"Export_Id = {export_id(export['path'])};",
+            f'Path = "{export["path"]}";',
+            f'Pseudo = "{export["path"]}";',
+            "FSAL { Name = VFS; }",
+            *(f"CLIENT {{ Clients = {client}; Access_Type = {access}; }}" for client in export["addresses"]),
+        ]
+        blocks.append("EXPORT {\n" + "".join(f"    {line}\n" for line in lines) + "}\n")
+    return "".join(blocks)
+
+
+def kernel_exports(exports: list[Entry]) -> str:
+    """Given exports with the addresses of their clients, return the kernel server's table of them (exports(5))."""
+    lines = [HEADER]
+    for export in exports:
+        access = "ro" if export.get("read_only") else "rw"
+        options = f"{access},sync,no_subtree_check,root_squash,secure,sec=sys,anonuid={NOBODY},anongid={NOBODY}"
+        lines.append(" \\\n    ".join([export["path"], *(f"{client}({options})" for client in export["addresses"])]))
+    return "\n".join(lines) + "\n"
+
+
+def server_files(exports: list[Entry], kind: str, grace_seconds: int) -> list[Entry]:
+    """Return the files of a server, and what takes them up: the service restarted, reloaded, or systemd reloaded."""
+    paths = " ".join(export["path"] for export in exports)
+    if kind == "ganesha":
+        files = [
+            {"path": "/etc/ganesha/tpu_ops.conf", "content": ganesha_exports(exports), "takes": "reload"},
+            {"path": "/etc/ganesha/ganesha.conf", "content": ganesha_core(grace_seconds), "takes": "restart"},
+        ]
+    else:
+        core = f"{HEADER}\n[nfsd]\nvers3=n\nvers4=y\ngrace-time={grace_seconds}\n"  # nfs.conf(5)
+        files = [
+            {"path": "/etc/exports.d/tpu_ops.exports", "content": kernel_exports(exports), "takes": "reload"},
+            {"path": "/etc/nfs.conf.d/tpu_ops.conf", "content": core, "takes": "restart"},
+        ]
+    # Nothing is served, and nothing written, in a mount point whose disk is missing.
+    unit = f"{HEADER}\n[Unit]\nRequiresMountsFor={paths}\n"
+    return [*files, {"path": f"/etc/systemd/system/{SERVICES[kind]}.d/tpu_ops.conf", "content": unit, "takes": "units"}]
+
+
+def mount_units(mount: Entry, export: Entry, nfs: Entry, server: str) -> Entry:
+    """Return a mount with the texts of its units.
+
+    Args:
+        mount: The entry of nfs_mounts.
+        export: The export that it names.
+        nfs: The host's variables.
+        server: Internal address of the server; empty on the server itself, which needs no NFS.
+    """
+    path, read_only = mount["path"], bool(export.get("read_only"))
+    if not server:
+        what, kind, options = export["path"], "none", ["bind", *(["ro"] if read_only else [])]
+    else:
+        host = f"[{server}]" if ":" in server else server
+        what, kind = f"{host}:{export['path']}", "nfs"
+        options = [*nfs["options"], *mount.get("options", []), *(["ro"] if read_only else [])]
+    lines = [HEADER, "[Unit]", f"Description=NFS export {what}" if server else f"Description=Export {what}"]
+    lines += ["", "[Mount]", f"What={what}", f"Where={path}", f"Type={kind}", f"Options={','.join(options)}"]
+    lines += [f"TimeoutSec={nfs['mount_timeout']}"]
+    # An automount is what pulls in the mount; without one it is wanted by the boot, and never required.
+    lines += [] if server else ["", "[Install]", "WantedBy=local-fs.target"]
+    automount = [HEADER, "[Unit]", f"Description=NFS export {what}, mounted when it is used", ""]
+    automount += ["[Automount]", f"Where={path}", f"TimeoutIdleSec={nfs['idle_timeout']}", ""]
+    automount += ["[Install]", "WantedBy=remote-fs.target"]
+    return {
+        "path": path,
+        "what": what,
+        "server": server,
+        "mount": "\n".join(lines) + "\n",
+        "automount": "\n".join(automount) + "\n" if server else "",
+    }
+
+
+def nfs_plan(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
+    """Given what `nfs_faults` finds nothing wrong with, return what the module `nfs_host` makes of the host."""
+    exports = [
+        {**export, "addresses": [address(host, hosts) for host in client_hosts(export, hosts, groups)]}
+        for export in nfs["exports"]
+        if export["server"] == nfs["host"]
+    ]
+    mounts: list[Entry] = []
+    for mount in nfs["mounts"]:
+        export = find_export(mount, nfs, hosts)
+        if mount.get("state", "mounted") == "absent":
+            mounts.append({"path": mount["path"], "state": "absent"})
+        elif isinstance(export, dict) and export["server"] != nfs["host"]:
+            mounts.append(mount_units(mount, export, nfs, address(export["server"], hosts)))
+        elif isinstance(export, dict) and export["path"] != mount["path"]:
+            mounts.append(mount_units(mount, export, nfs, ""))
+    directories = [
+        {
+            "path": export["path"],
+            "owner": str(export.get("owner") or "root"),
+            "group": str(export.get("group") or "root"),
+            "mode": str(export.get("mode") or "0755"),
+        }
+        for export in exports
+    ]
+    files = server_files(exports, nfs["kind"], nfs["grace_seconds"]) if exports else []
+    remote = any(mount.get("server") for mount in mounts)
+    packages = PACKAGES[nfs["kind"]] if exports else []
+    return {
+        "directories": directories,
+        "files": files,
+        "mounts": mounts,
+        "packages": [*packages, *(CLIENT_PACKAGES if remote and not nfs["units_only"] else [])],
+    }
+
+
+def nfs_traces(units: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Given the worker's units, return those that the role, or somebody else, has left of NFS."""
+    servers = [name for name in SERVICES.values() if units.get(name, {}).get("enabled") == "enabled"]
+    # What systemd ships itself is static.
+    mounts = [
+        name
+        for name, unit in units.items()
+        if name.endswith(".automount") and unit["enabled"] in ("enabled", "disabled")
+    ]
+    return sorted([*servers, *mounts])
+
+
+class FilterModule:
+    """Filters of the role nfs."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return the filters by name."""
+        return {"nfs_faults": nfs_faults, "nfs_plan": nfs_plan, "nfs_traces": nfs_traces}

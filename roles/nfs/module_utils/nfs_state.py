@@ -1,0 +1,134 @@
+"""What mounts, units and NFS servers a worker has; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any, Dict, NamedTuple
+
+FSTAB = "/etc/fstab"
+UNITS = "/etc/systemd/system"
+HEADER = "# Written by Ansible (role nfs); changes are lost."
+SERVICES = {"kernel": "nfs-server.service", "ganesha": "nfs-ganesha.service"}
+#: Where the role writes for each kind of server; the first one holds its exports.
+SERVER_FILES = {
+    "kernel": ("/etc/exports.d/tpu_ops.exports", "/etc/nfs.conf.d/tpu_ops.conf"),
+    "ganesha": ("/etc/ganesha/tpu_ops.conf", "/etc/ganesha/ganesha.conf"),
+}
+LOG = "/var/log/ganesha/ganesha.log"
+PORT = 2049
+Entry = Dict[str, Any]
+
+
+class Refusal(Exception):
+    """Why an entry cannot be done."""
+
+
+class Mounted(NamedTuple):
+    """A line of /proc/self/mountinfo."""
+
+    target: str
+    fstype: str
+    source: str
+
+
+def read(path: str, start: int = 0) -> str:
+    """Return the text of a file, from a number of bytes on; empty where there is none."""
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(start)
+            return stream.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def ours(path: str) -> bool:
+    """Return whether a file was written by this role."""
+    return not os.path.islink(path) and read(path).startswith(HEADER)
+
+
+def number(name: str, find: Any) -> int:
+    """Given a name or number and `getpwnam` or `getgrnam`, return the number; -1 where there is none."""
+    try:
+        return int(name) if name.isdigit() else int(find(name)[2])
+    except KeyError:
+        return -1
+
+
+def unit_name(path: str, suffix: str) -> str:
+    """Return the name of the unit of a path, as `systemd-escape --path` does."""
+    escaped = "".join(
+        c if re.match(r"[A-Za-z0-9_:.]", c) else "\\x%02x" % ord(c) for c in path.strip("/").replace("/", "\0")
+    )
+    return "%s.%s" % (escaped.replace("\\x00", "-"), suffix)
+
+
+def parse_mounts(text: str) -> list[Mounted]:
+    """Given /proc/self/mountinfo, return the mounts in its order: the last one at a path is the one that is seen."""
+    found = []
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        target, rest = left.split(" ")[4], right.split(" ")
+        names = [re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), name) for name in (target, rest[1])]
+        found.append(Mounted(names[0], rest[0], names[1]))
+    return found
+
+
+def parse_show(text: str) -> dict[str, str]:
+    """Given what `systemctl show` prints, return its properties."""
+    return {key: value for key, _, value in (line.partition("=") for line in text.splitlines())}
+
+
+def parse_ganesha(text: str) -> list[str]:
+    """Given nfs-ganesha's answer to ShowExports as busctl prints it in JSON, return the paths that it serves."""
+    try:
+        rows = json.loads(text)["data"][1]
+        return sorted(row[1] for row in rows if row[1] != "/")
+    except (ValueError, KeyError, IndexError, TypeError):
+        return []
+
+
+def parse_exportfs(text: str) -> list[str]:
+    """Given what `exportfs -s` prints, return the paths that the kernel serves."""
+    return sorted({line.split()[0] for line in text.splitlines() if line.startswith("/")})
+
+
+def same(path: str, what: str) -> bool:
+    """Return whether two paths lead to one directory of this worker."""
+    return os.path.isdir(what) and os.path.isdir(path) and os.path.samefile(path, what)
+
+
+def read_only(path: str) -> bool:
+    """Return whether nothing can be written at a path, whoever asks."""
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+def check_point(path: str, mounts: list[Mounted], what: str) -> None:
+    """Refuse a mount point that would hide something, or that somebody else cares for.
+
+    Raises:
+        Refusal: It would, or somebody does.
+    """
+    for line in read(FSTAB).splitlines():
+        fields = line.split("#")[0].split()
+        if len(fields) > 1 and fields[1] == path:
+            raise Refusal("/etc/fstab has a line for it; remove that line, this role writes units instead")
+    for suffix in ("mount", "automount"):
+        unit = os.path.join(UNITS, unit_name(path, suffix))
+        if os.path.lexists(unit) and not ours(unit) and (os.path.islink(unit) or read(unit)):
+            raise Refusal("%s is not this role's; remove it" % unit)
+    here = [mount for mount in mounts if mount.target == path]
+    if here:
+        known = here[-1].fstype.startswith(("nfs", "autofs")) or ours(os.path.join(UNITS, unit_name(path, "mount")))
+        if not known and not same(path, what):
+            raise Refusal("something else is mounted there (%s from %s)" % (here[-1].fstype, here[-1].source))
+        # Nobody looks into a mount of a server that may not answer.
+        return
+    if os.path.realpath(path) != path:
+        raise Refusal("the path leads through a symbolic link to %s" % os.path.realpath(path))
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise Refusal("the mount point is not a directory")
+    inside = os.listdir(path) if os.path.isdir(path) else []
+    if inside:
+        raise Refusal("the mount point is not empty (%s), and %s would hide it" % (", ".join(sorted(inside)[:3]), what))

@@ -1,0 +1,314 @@
+"""Filters that decide about Pythons and environments; no effects, so that their tests are tables."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+Words = dict[str, Any]
+
+#: What reports name of an environment besides its digest.
+SHOWN = ("jax", "jaxlib", "libtpu", "torch", "torch-xla", "numpy", "flax")
+
+
+def python_programs(source: str, version: str, more: list[Words], system: str) -> dict[str, Words]:
+    """Return the fleet's Pythons by version: where each comes from, and how uv is told of it.
+
+    Args:
+        source: python_source.
+        version: python_version.
+        more: python_more_versions.
+        system: Version of the system's own Python as major.minor.
+    """
+    first = {"version": system if source == "distribution" else version, "source": source}
+    found: dict[str, Words] = {}
+    for entry in (first, *more, {"version": system, "source": "distribution"}):
+        number, origin = str(entry["version"]), entry.get("source", "uv")
+        program = {"distribution": "/usr/bin/python3", "deadsnakes": f"/usr/bin/python{number}", "uv": number}[origin]
+        found.setdefault(number, {"source": origin, "program": program})
+    return found
+
+
+def python_faults(more: list[Words]) -> list[str]:
+    """Given python_more_versions, return what is wrong with it."""
+    versions = [str(entry["version"]) for entry in more]
+    odd = [version for version in versions if not re.fullmatch(r"3\.[0-9]+", version)]
+    faults = [f"python_more_versions: '{version}' is not a version such as 3.12" for version in odd]
+    twice = [version for version, times in Counter(versions).items() if times > 1]
+    return faults + [f"python_more_versions: {version} stands there twice" for version in twice]
+
+
+def environment_path(environment: Words) -> str:
+    """Return the path of one of python_environments."""
+    return str(environment.get("path") or f"/opt/venvs/{environment['name']}")
+
+
+def lock_paths(environments: list[Words], directory: str) -> list[str]:
+    """Return the lock files of environments; relative ones are below a directory."""
+    named = [str(environment["lock"]) for environment in environments if environment.get("lock")]
+    return [name if name.startswith("/") else f"{directory}/{name}" for name in dict.fromkeys(named)]
+
+
+def wanted_environments(
+    environments: list[Words], programs: dict[str, Words], version: str, locks: list[str]
+) -> list[Words]:
+    """Return environments as the module uv_environments takes them.
+
+    Args:
+        environments: As in python_environments.
+        programs: What `python_programs` returned.
+        version: The fleet's Python.
+        locks: The texts of the lock files, in the order of `lock_paths`.
+    """
+    texts = _lock_texts(environments, locks)
+    return [
+        {
+            "name": str(entry["name"]),
+            "path": environment_path(entry),
+            "owner": entry.get("owner") or "root",
+            "python": programs[str(entry.get("python") or version)]["program"],
+            "python_version": str(entry.get("python") or version),
+            "requirements": list(entry.get("requirements") or []),
+            "constraints": list(entry.get("constraints") or []),
+            "find_links": list(entry.get("find_links") or []),
+            "lock": texts.get(str(entry.get("lock")), ""),
+            "exact": bool(entry.get("exact")),
+            "forbidden": entry.get("forbidden") or "",
+            "proof": entry.get("proof") or "",
+        }
+        for entry in environments
+    ]
+
+
+def environment_faults(environments: list[Words], programs: dict[str, Words], version: str) -> list[str]:
+    """Given python_environments, the fleet's Pythons and its own version, return every fault."""
+    faults = []
+    for key, values in (
+        ("name", [str(entry["name"]) for entry in environments]),
+        ("path", [environment_path(entry) for entry in environments]),
+    ):
+        faults += [f"two environments have the {key} {value}" for value, times in Counter(values).items() if times > 1]
+    for entry in environments:
+        name, path = str(entry["name"]), environment_path(entry)
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            faults.append(f"the name '{name}' has other characters than letters, digits, '.', '_' and '-'")
+        if not re.fullmatch(r"(/[A-Za-z0-9._@+-]+){2,}", path) or "/../" in f"{path}/":
+            faults.append(f"{name}: the path {path} is not absolute with at least two parts of plain characters")
+        if (python := str(entry.get("python") or version)) not in programs:
+            faults.append(
+                f"{name}: Python {python} is none of this worker's ({', '.join(programs)});"
+                " add it to python_more_versions"
+            )
+        faults += [f"{name}: {fault}" for fault in requirement_faults(entry.get("requirements") or [])]
+    return faults
+
+
+def requirement_faults(requirements: list[str]) -> list[str]:
+    """Return which requirements cannot be read. Options and paths are left to uv."""
+    faults = []
+    for text in requirements:
+        if not re.match(r"[A-Za-z0-9]", text) or "/" in text.partition("@")[0]:
+            continue
+        try:
+            Requirement(text.partition(" #")[0])
+        except InvalidRequirement as exc:
+            faults.append(f"requirement '{text}': {str(exc).splitlines()[0]}")
+    return faults
+
+
+def pinned(lock: str) -> dict[str, str]:
+    """Given the text of a lock file, return normalised name -> version of what it pins."""
+    matches = re.finditer(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)", lock, re.MULTILINE)
+    return {canonicalize_name(match[1]): match[2] for match in matches}
+
+
+def lock_faults(lock: str, requirements: list[str]) -> list[str]:
+    """Given the text of a lock file and requirements, return what the lock does not have as they want it."""
+    pins = pinned(lock)
+    faults = [] if pins else ["it pins nothing as name==version"]
+    for text in requirements:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        version = pins.get(canonicalize_name(requirement.name))
+        if not pins or requirement.url or (requirement.marker and not requirement.marker.evaluate()):
+            continue
+        if version is None:
+            faults.append(f"it lacks {requirement.name}")
+        elif not requirement.specifier.contains(version, prereleases=True):
+            faults.append(f"it has {requirement.name} {version}, and not {requirement.name}{requirement.specifier}")
+    return faults
+
+
+def environment_lock_faults(environments: list[Words], locks: list[str]) -> list[str]:
+    """Given environments and the texts of their lock files, in the order of `lock_paths`, return every fault."""
+    texts = _lock_texts(environments, locks)
+    return [
+        f"the lock file {entry['lock']} of {entry['name']}: {fault}"
+        for entry in environments
+        if entry.get("lock")
+        for fault in lock_faults(texts[str(entry["lock"])], list(entry.get("requirements") or []))
+    ]
+
+
+def _lock_texts(environments: list[Words], locks: list[str]) -> dict[str, str]:
+    names = dict.fromkeys(str(entry["lock"]) for entry in environments if entry.get("lock"))
+    return dict(zip(names, locks, strict=True))
+
+
+def _own(state: Words) -> dict[str, str]:
+    """Return the packages of an environment that are not editable: those come from people's own projects."""
+    return {name: version for name, version in state["packages"].items() if name not in state["editable"]}
+
+
+def _seen(hosts: Iterable[str], hostvars: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, Words]]:
+    """Return the newest state of all environments by host, from what was registered under one of the names."""
+    found: dict[str, dict[str, Words]] = {}
+    for host in hosts:
+        for name in names:
+            found.setdefault(host, {}).update(hostvars[host].get(name, {}).get("environments", {}))
+    return found
+
+
+def environment_plan(hosts: list[str], hostvars: Mapping[str, Any]) -> dict[str, Words]:
+    """Given what all workers hold, return by worker what it `resolve`s for the others, `fill`s, and `from` whose lock.
+
+    Environments that are to be the same, and have no lock file, get the set that one worker resolves: one that has what
+    is wanted, and what most others have, else the first. Where all have the same set and it will do, nothing is done.
+    """
+    plan: dict[str, Words] = {host: {"resolve": [], "fill": [], "from": {}} for host in hosts}
+    alike: dict[tuple[str, str], dict[str, Words]] = {}
+    for host, environments in _seen(hosts, hostvars, ("__python_seen",)).items():
+        for name, state in environments.items():
+            if not state["locked"]:
+                alike.setdefault((name, state["key"]), {})[host] = state
+            elif state["fresh"] or state["plan"]:
+                plan[host]["fill"].append(name)
+    for (name, _), states in alike.items():
+        done = {host: state for host, state in states.items() if not state["fresh"] and not state["plan"]}
+        sets = {host: tuple(sorted(_own(state).items())) for host, state in done.items()}
+        counts = Counter(sets.values())
+        if len(done) == len(states) and len(counts) == 1:
+            continue
+        begun = [host for host, state in states.items() if not state["fresh"]]
+        leader = max(sets, key=lambda host: counts[sets[host]]) if sets else (begun or list(states))[0]
+        plan[leader]["resolve"].append(name)
+        for host in states:
+            plan[host]["fill"].append(name)
+            plan[host]["from"][name] = leader
+    return plan
+
+
+def agreed_environments(wanted: list[Words], plan: Words, hostvars: Mapping[str, Any], check: bool) -> list[Words]:
+    """Return those of the wanted environments that are to be filled, with the locks that were resolved for them.
+
+    Raises:
+        AnsibleFilterError: The worker that was to resolve one did not.
+    """
+    found = []
+    for entry in wanted:
+        name = entry["name"]
+        if name not in plan["fill"]:
+            continue
+        leader = plan["from"].get(name)
+        lock = entry["lock"] or (
+            hostvars[leader].get("__python_resolved", {}).get("locks", {}).get(name, "") if leader else ""
+        )
+        if not lock and not check and (entry["requirements"] or entry["lock"]):
+            raise AnsibleFilterError(
+                f"{leader} did not resolve the environment {name} for all workers; mend that first"
+            )
+        found.append(entry | {"lock": lock})
+    return found
+
+
+def environment_report(hosts: list[str], hostvars: Mapping[str, Any]) -> list[str]:
+    """Return a line for each environment and digest: which workers have it, and what it holds."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    states: dict[tuple[str, str], Words] = {}
+    for host, environments in _seen(hosts, hostvars, ("__python_seen", "__python_filled")).items():
+        for name, state in environments.items():
+            group = (name, state["digest"])
+            groups.setdefault(group, []).append(host)
+            states[group] = state
+    several = Counter(name for name, _ in groups)
+    lines = []
+    for (name, digest), members in sorted(groups.items()):
+        packages = states[name, digest]["packages"]
+        shown = [f"{package} {packages[package]}" for package in SHOWN if package in packages]
+        where = ", ".join(members) if several[name] > 1 else f"{len(members)} worker{'s' if len(members) > 1 else ''}"
+        what = f"{digest} on {where}: {', '.join([*shown, f'{len(packages)} packages'])}"
+        lines.append(f"{name} {what}" if digest else f"{name} is not made yet on {where}")
+    return lines
+
+
+def login_script(everybody: str, people: dict[str, str], environments: list[Words]) -> str:
+    """Return the lines of shell that make an environment active at login; nothing where none is.
+
+    Args:
+        everybody: Name or path of the environment of everybody but root; empty is none.
+        people: Name or path of each person's environment; empty is none.
+        environments: python_environments.
+    """
+    paths = {str(entry["name"]): environment_path(entry) for entry in environments}
+    cases = [f"  {person}) __venv={paths.get(value, value)} ;;" for person, value in sorted(people.items())]
+    if everybody:
+        cases += ["  root) __venv= ;;", f"  *) __venv={paths.get(everybody, everybody)} ;;"]
+    if not cases:
+        return ""
+    return "\n".join(
+        [
+            '__venv=; case "$(id -un)" in',
+            *cases,
+            "esac",
+            'if [ -z "${VIRTUAL_ENV-}" ] && [ -n "$__venv" ] && [ -x "$__venv/bin/python" ]; then',
+            "  VIRTUAL_ENV=$__venv PATH=$__venv/bin:$PATH; export VIRTUAL_ENV PATH",
+            "fi",
+            "unset __venv",
+            "",
+        ]
+    )
+
+
+def login_faults(everybody: str, people: dict[str, str], environments: list[Words]) -> list[str]:
+    """Return what is wrong with python_active_environment and python_active_environments."""
+    names = {str(entry["name"]) for entry in environments}
+    faults = [
+        f"python_active_environment{f's of {person}' if person else ''}: '{value}' is neither one of"
+        " python_environments nor an absolute path"
+        for person, value in [("", everybody), *people.items()]
+        if value and value not in names and not re.fullmatch(r"(/[A-Za-z0-9._@+-]+)+", value)
+    ]
+    return faults + [
+        f"python_active_environments: '{person}' is no name of an account"
+        for person in people
+        if not re.fullmatch(r"[a-z_][a-z0-9_-]*", person)
+    ]
+
+
+class FilterModule:
+    """Filters of the role python."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return the filters by name."""
+        functions = (
+            python_programs,
+            python_faults,
+            lock_paths,
+            wanted_environments,
+            environment_faults,
+            environment_lock_faults,
+            environment_plan,
+            agreed_environments,
+            environment_report,
+            login_script,
+            login_faults,
+        )
+        return {function.__name__: function for function in functions}

@@ -1,0 +1,105 @@
+#!/usr/bin/python
+"""Module that keeps the key of a package archive, and no other, in a file; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.openpgp import fingerprints
+from ansible.module_utils.urls import fetch_url
+
+DOCUMENTATION = r"""
+module: signing_key
+short_description: Keep the key of a package archive in a file, fetched once and known by its fingerprint
+description:
+  - A file that holds the key alone is left as it is, and nothing is fetched. Else the key is fetched, and written only
+    when it is the one key in what came.
+options:
+  url:
+    description: Where the key is.
+    type: str
+    required: true
+  fingerprint:
+    description: Fingerprint of the key in hexadecimal digits.
+    type: str
+    required: true
+  path:
+    description: The file.
+    type: path
+    required: true
+  ca_path:
+    description: Certificates that are trusted when it is fetched.
+    type: path
+  timeout:
+    description: Seconds to wait for the key.
+    type: int
+    default: 60
+author: [tpu_ops]
+"""
+
+EXAMPLES = r"""
+- name: Fetch the archive's key
+  signing_key:
+    url: https://archive.example/key.asc
+    fingerprint: F23C5A6CF475977595C89F51BA6932366A755776
+    path: /etc/apt/keyrings/example.asc
+"""
+
+RETURN = r"""
+found:
+  description: Fingerprints of the keys that were fetched.
+  type: list
+  returned: when a key was fetched
+"""
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "url": {"type": "str", "required": True},
+            "fingerprint": {"type": "str", "required": True},
+            "path": {"type": "path", "required": True},
+            "ca_path": {"type": "path"},
+            "timeout": {"type": "int", "default": 60},
+        },
+        supports_check_mode=True,
+    )
+    url, path = module.params["url"], module.params["path"]
+    wanted = module.params["fingerprint"].replace(" ", "").upper()
+    try:
+        with open(path, "rb") as stream:
+            there = fingerprints(stream.read())
+    except OSError:
+        there = []
+    if there == [wanted]:
+        module.exit_json(changed=False)
+    if module.check_mode:
+        module.exit_json(changed=True)
+    # Proxies and mirrors that ask for the system's authorities are trusted as apt and uv trust them.
+    bundle = module.params["ca_path"]
+    options = {"ca_path": bundle} if bundle and os.path.exists(bundle) else {}
+    answer, info = fetch_url(module, url, timeout=module.params["timeout"], **options)
+    if info["status"] != 200:
+        module.fail_json(msg="%s gave no key: %s" % (url, info["msg"]))
+    key = answer.read()
+    found = fingerprints(key)
+    if found != [wanted]:
+        module.fail_json(
+            msg="%s gave %s and not the key %s; nothing was written. Find out why before anything comes from there"
+            % (url, "the key " + ", ".join(found) if found else "no key", wanted),
+            found=found,
+        )
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    handle, new = tempfile.mkstemp(dir=module.tmpdir)
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(key)
+    os.chmod(new, 0o644)
+    module.atomic_move(new, path)
+    module.exit_json(changed=True, found=found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+#!/usr/bin/python
+"""Module that makes and fills virtual environments with uv; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from typing import Any
+
+from ansible.module_utils.as_person import PersonFault, as_person
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.environment_state import packages
+from ansible.module_utils.environment_work import Environment, Fault, Uv, brought, give
+
+DOCUMENTATION = r"""
+module: uv_environments
+short_description: Make virtual environments with uv and bring their packages to one set
+description:
+  - The work has steps, so that many hosts can agree on one set in between. Only V(pythons) and V(fill) change anything.
+  - Everything in an environment is done with the rights of its owner.
+  - Packages that are not of the set stay, unless O(environments[].exact).
+  - Installations from one O(cache_dir) take turns, so that hosts that share it download each package once.
+options:
+  step:
+    description:
+      - V(look) reads what the environments hold and asks uv whether that will do.
+      - V(pythons) has uv bring the versions of Python in O(pythons).
+      - V(resolve) has uv write the lock of each environment, as near to what it holds as its requirements allow.
+      - V(fill) makes what is missing or does not run, and installs the lock.
+    type: str
+    choices: [look, pythons, resolve, fill]
+    required: true
+  uv:
+    description: The program uv.
+    type: path
+    required: true
+  cache_dir:
+    description: uv's cache, for environments of root. Other owners have one in their home.
+    type: path
+    required: true
+  pythons:
+    description: Versions of Python that uv is to bring.
+    type: list
+    elements: str
+    default: []
+  python_dir:
+    description: Where uv puts them.
+    type: path
+    default: /opt/python
+  environments:
+    description: The environments.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name: {description: "A word for it.", type: str, required: true}
+      path: {description: "Where it is.", type: path, required: true}
+      owner: {description: "Who may write it.", type: str, default: root}
+      python: {description: "Path of a Python, or the version of one that uv brought.", type: str, required: true}
+      python_version: {description: "Version of that Python as major.minor.", type: str, required: true}
+      requirements: {description: "Requirements as pip reads them.", type: list, elements: str, default: []}
+      constraints: {description: "Constraints as pip reads them.", type: list, elements: str, default: []}
+      find_links: {description: "Pages to look for packages in besides the index.", type: list, elements: str,
+                   default: []}
+      lock: {description: "Text of a lock file, in the place of the requirements.", type: str, default: ""}
+      exact: {description: "Whether packages that are not in the lock are removed, but for editable ones.", type: bool,
+              default: false}
+      forbidden: {description: "Pattern of names of packages that no lock may have.", type: str, default: ""}
+      proof: {description: "Python code that must end well in the environment.", type: str, default: ""}
+  timeout:
+    description: Seconds that one command may take, waiting for another host's turn with the cache included.
+    type: int
+    default: 1800
+author: [tpu_ops]
+"""
+
+EXAMPLES = r"""
+- name: See what the environments hold
+  uv_environments:
+    step: look
+    uv: /opt/uv/bin/uv
+    cache_dir: /var/cache/uv
+    environments:
+      - name: jax
+        path: /opt/venvs/jax
+        python: /usr/bin/python3.12
+        python_version: "3.12"
+        requirements: ["jax==0.10.2"]
+"""
+
+RETURN = r"""
+environments:
+  description:
+    - By name, what the environment is after the step. C(fresh) says that it must be made (anew), C(plan) what was or
+      would be done, one line for each package, C(damaged) which packages lack files, C(packages) versions by name,
+      C(digest) a word that is equal where Python and packages are, C(editable) which packages are editable
+      installations, C(key) a word that is equal where one set would do, C(locked) whether a lock came with it.
+  type: dict
+  returned: always
+locks:
+  description: By name, the text of the lock. Of the step V(resolve).
+  type: dict
+  returned: always
+missing_pythons:
+  description: Which O(pythons) are missing or do not run, at the start of the step.
+  type: list
+  returned: always
+"""
+
+
+def listed(found: dict[str, str]) -> str:
+    """Return packages as lines."""
+    return "".join("%s==%s\n" % item for item in sorted(found.items()))
+
+
+def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
+    """Do a step for one environment with its owner's rights.
+
+    Raises:
+        Fault: It could not be done.
+    """
+    program, timeout = module.params["uv"], module.params["timeout"]
+    try:
+        account = pwd.getpwnam(wanted["owner"])
+    except KeyError:
+        if step == "look" or module.check_mode:  # Its account comes with the rest.
+            return Environment(wanted, Uv(program, module.params["cache_dir"], timeout)).look()
+        raise Fault("there is no account %s for the environment %s" % (wanted["owner"], wanted["name"])) from None
+    mine = account.pw_uid == os.geteuid()
+    uv = Uv(program, module.params["cache_dir"] if mine else "%s/.cache/uv" % account.pw_dir, timeout)
+    if step == "fill" and not mine:
+        give(wanted["path"], account)
+
+    def act() -> Any:
+        try:
+            return getattr(Environment(wanted, uv), step)()
+        except Fault as exc:
+            raise PersonFault(str(exc)) from exc
+
+    return act() if mine else as_person(account, act)
+
+
+def main() -> None:
+    """Run the module."""
+    words: dict[str, Any] = {"type": "list", "elements": "str", "default": []}
+    module = AnsibleModule(
+        argument_spec={
+            "step": {"type": "str", "required": True, "choices": ["look", "pythons", "resolve", "fill"]},
+            "uv": {"type": "path", "required": True},
+            "cache_dir": {"type": "path", "required": True},
+            "pythons": words,
+            "python_dir": {"type": "path", "default": "/opt/python"},
+            "environments": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    **{name: {"type": "str", "required": True} for name in ("name", "python", "python_version")},
+                    "path": {"type": "path", "required": True},
+                    "owner": {"type": "str", "default": "root"},
+                    **dict.fromkeys(("requirements", "constraints", "find_links"), words),
+                    **{name: {"type": "str", "default": ""} for name in ("lock", "forbidden", "proof")},
+                    "exact": {"type": "bool", "default": False},
+                },
+            },
+            "timeout": {"type": "int", "default": 1800},
+        },
+        supports_check_mode=True,
+    )
+    os.umask(0o022)
+    step, directory = module.params["step"], module.params["python_dir"]
+    missing = [version for version in module.params["pythons"] if not brought(directory, version)]
+    states: dict[str, Any] = {}
+    locks: dict[str, str] = {}
+    result: dict[str, Any] = {"changed": False, "missing_pythons": missing, "environments": states, "locks": locks}
+    before: dict[str, dict[str, str]] = {}
+    try:
+        if step == "pythons" and missing:
+            result["changed"] = True
+            if not module.check_mode:
+                uv = Uv(module.params["uv"], module.params["cache_dir"], module.params["timeout"])
+                with uv.take_turn():
+                    uv.run("python", "install", "--no-bin", "--reinstall", *missing)
+        for wanted in module.params["environments"]:
+            name = wanted["name"]
+            if step == "resolve":
+                locks[name] = work(wanted, step, module)
+            elif step in ("look", "fill"):
+                before[name] = packages(wanted["path"])
+                states[name] = work(wanted, "look", module)
+                needed = states[name]["fresh"] or bool(states[name]["plan"])
+                if step == "fill" and needed:
+                    result["changed"] = True
+                    if not module.check_mode:
+                        states[name] = work(wanted, step, module)
+    except (Fault, PersonFault) as exc:
+        module.fail_json(msg=str(exc), **result)
+    if step == "fill":
+        result["diff"] = [
+            {
+                "before_header": name,
+                "after_header": name,
+                "before": listed(before[name]),
+                "after": listed(state["packages"]),
+            }
+            if not module.check_mode
+            else {"prepared": "".join("%s: %s\n" % (name, line) for line in state["plan"])}
+            for name, state in states.items()
+        ]
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

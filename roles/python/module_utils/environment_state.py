@@ -1,0 +1,107 @@
+"""What a virtual environment holds, read without any program; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import hashlib
+import json
+import os
+import re
+
+_DIST_INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
+
+#: Files that running the packages changes, and that no package therefore keeps as they were installed.
+_VOLATILE = (".pyc", ".pyo")
+
+
+def normalised(name: str) -> str:
+    """Return a package's name in the form in which names are compared."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def dist_infos(path: str) -> dict[str, tuple[str, str]]:
+    """Return the packages of an environment: normalised name -> version and the directory with its metadata."""
+    found = {}
+    for entry in sorted(glob.glob(os.path.join(glob.escape(path), "lib/python3*/site-packages/*.dist-info"))):
+        match = _DIST_INFO.fullmatch(os.path.basename(entry))
+        if match:
+            found[normalised(match.group("name"))] = (match.group("version"), entry)
+    return found
+
+
+def packages(path: str) -> dict[str, str]:
+    """Return the versions of an environment's packages by their normalised names."""
+    return {name: version for name, (version, _) in dist_infos(path).items()}
+
+
+def python_version(path: str) -> str:
+    """Return the version that pyvenv.cfg names; empty where there is none."""
+    found = ""
+    try:
+        with open(os.path.join(path, "pyvenv.cfg"), encoding="utf-8", errors="replace") as stream:
+            for line in stream:
+                key, _, value = line.partition("=")
+                if key.strip() in ("version", "version_info"):
+                    found = value.strip()
+    except OSError:
+        return ""
+    return found
+
+
+def digest(version: str, found: dict[str, str]) -> str:
+    """Return the digest of a Python and of the names and versions of packages.
+
+    It is computed as the launcher's host program does (tpu_ops/host/probe.py), so that the word which a training run
+    compares is the one which the roles report.
+    """
+    listed = ["python=" + version] + ["%s=%s" % item for item in sorted(found.items())]
+    return hashlib.sha256("\n".join(listed).encode()).hexdigest()[:12]
+
+
+def editable(directory: str) -> bool:
+    """Given a directory with a package's metadata, return whether it is an editable installation (PEP 610)."""
+    try:
+        with open(os.path.join(directory, "direct_url.json"), encoding="utf-8") as stream:
+            return bool(json.load(stream).get("dir_info", {}).get("editable"))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def intact(directory: str) -> bool:
+    """Given a directory with a package's metadata, return whether its files are all there and as long as recorded."""
+    site = os.path.dirname(directory)
+    try:
+        with open(os.path.join(directory, "RECORD"), encoding="utf-8", newline="") as stream:
+            rows = [row for row in csv.reader(stream) if len(row) == 3]
+        for path, _, size in rows:
+            if not path.endswith(_VOLATILE):
+                length = os.stat(os.path.join(site, path)).st_size
+                if size and int(size) != length:
+                    return False
+    except (OSError, ValueError):
+        return False
+    return bool(rows)
+
+
+def damaged(path: str) -> list[str]:
+    """Return the packages of an environment of which files are missing or have another length than recorded."""
+    return [name for name, (_, entry) in dist_infos(path).items() if not intact(entry)]
+
+
+def pins(lock: str) -> dict[str, str]:
+    """Given the text of a lock file, return name -> version of what it pins."""
+    found = {}
+    for line in lock.splitlines():
+        match = re.match(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)", line)
+        if match:
+            found[normalised(match[1])] = match[2]
+    return found
+
+
+def fully_hashed(lock: str) -> bool:
+    """Given the text of a lock file, return whether it has a hash for everything that it names."""
+    # A requirement may go on over lines that end in a backslash.
+    logical = re.sub(r"\\\n", " ", lock).splitlines()
+    entries = [line for line in logical if line.strip() and not line.lstrip().startswith(("#", "-"))]
+    return bool(entries) and all("--hash=" in line for line in entries)

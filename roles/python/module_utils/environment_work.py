@@ -1,0 +1,336 @@
+"""Work on virtual environments with uv; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import hashlib
+import os
+import platform
+import pwd
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from typing import Any, TextIO
+
+from ansible.module_utils.environment_state import (
+    damaged,
+    digest,
+    dist_infos,
+    editable,
+    fully_hashed,
+    packages,
+    pins,
+    python_version,
+)
+
+#: uv's report of a package that it adds, removes or reinstalls.
+PLAN = re.compile(r"^ ([+~-]) (\S+)", re.MULTILINE)
+
+
+class Fault(Exception):
+    """What keeps the work from being done, in words for people."""
+
+
+def plan_lines(report: str) -> list[str]:
+    """Given what uv wrote to stderr, return one line for each package that it changes or would change."""
+    return ["%s %s" % match for match in PLAN.findall(report)]
+
+
+def device(path: str) -> int:
+    """Return the device number of the file system that holds a path or would hold it."""
+    path = os.path.abspath(path)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return os.stat(path).st_dev
+
+
+def runs_version(python: str) -> str:
+    """Return the version of a Python as major.minor; empty where it does not run."""
+    try:
+        return subprocess.run(
+            [python, "-I", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            universal_newlines=True,
+            timeout=60,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+class Uv:
+    """The program, its cache and its patience."""
+
+    def __init__(self, program: str, cache: str, timeout: int) -> None:
+        self.program = program
+        self.cache = os.path.expanduser(cache)
+        self.timeout = timeout
+
+    def run(self, *arguments: str, place: str = "/") -> tuple[str, str]:
+        """Run uv and return what it wrote to stdout and stderr.
+
+        Args:
+            arguments: What to tell it.
+            place: Where it installs, which decides whether links to the cache are possible.
+
+        Raises:
+            Fault: It did not end well; the text has its own words.
+        """
+        environ = dict(os.environ, UV_CACHE_DIR=self.cache, UV_NO_PROGRESS="1", NO_COLOR="1")
+        if device(self.cache) != device(place):
+            environ["UV_LINK_MODE"] = "copy"
+        command = [self.program, *arguments]
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                universal_newlines=True,
+                env=environ,
+                timeout=self.timeout,
+                check=False,
+            )
+        except OSError as exc:
+            raise Fault("%s does not run (%s); the role python installs it" % (self.program, exc)) from exc
+        except subprocess.TimeoutExpired as exc:
+            raise Fault("%s did not end within %d s" % (" ".join(command), self.timeout)) from exc
+        if done.returncode:
+            raise Fault("%s ended with %d: %s" % (" ".join(command), done.returncode, done.stderr.strip()[-2000:]))
+        return done.stdout, done.stderr
+
+    def take_turn(self) -> TextIO:
+        """Wait until no other installation uses the cache; the lock is held until the returned file is closed."""
+        os.makedirs(self.cache, mode=0o755, exist_ok=True)
+        lock = open(os.path.join(self.cache, ".tpu_ops.lock"), "a")  # noqa: SIM115 - kept open, it is the lock
+        deadline = time.monotonic() + self.timeout
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    lock.close()
+                    raise Fault("another installation has held %s for %d s" % (lock.name, self.timeout)) from None
+                time.sleep(0.2)  # polls the lock until the deadline
+            else:
+                return lock
+
+
+class Environment:
+    """One environment; its methods run with the owner's rights."""
+
+    def __init__(self, wanted: dict[str, Any], uv: Uv) -> None:
+        self.wanted = wanted
+        self.path = wanted["path"]
+        self.python = os.path.join(self.path, "bin", "python")
+        self.uv = uv
+        if os.path.isabs(wanted["python"]):
+            self.interpreter = [wanted["python"]]
+        else:
+            self.interpreter = [wanted["python"], "--python-preference", "only-managed"]
+
+    def is_fresh(self) -> bool:
+        """Return whether the environment must be made, or made anew."""
+        return runs_version(self.python) != str(self.wanted["python_version"])
+
+    def install(self, directory: str, *options: str) -> list[str]:
+        """Install the lock, or the requirements where there is none, and return uv's plan."""
+        lock = self.wanted["lock"]
+        arguments = ["pip", "install", "--python", self.python, *options, *self.links()]
+        arguments += ["--reinstall-package=%s" % name for name in damaged(self.path)]
+        if lock:
+            arguments += ["--no-deps", "--requirements", written(directory, "lock.txt", lock)]
+            arguments += ["--require-hashes"] if fully_hashed(lock) else []
+        else:
+            requirements, constraints = self.texts(directory)
+            arguments += ["--requirements", requirements, *constraints]
+        return plan_lines(self.uv.run(*arguments, place=self.path)[1])
+
+    def links(self) -> list[str]:
+        """Return the options that name pages."""
+        return [option for link in self.wanted["find_links"] for option in ("--find-links", link)]
+
+    def texts(self, directory: str) -> tuple[str, list[str]]:
+        """Write the requirements and the constraints; return the file of the former and the options for the latter."""
+        requirements = written(directory, "requirements.txt", "\n".join(self.wanted["requirements"]))
+        if not self.wanted["constraints"]:
+            return requirements, []
+        constraints = written(directory, "constraints.txt", "\n".join(self.wanted["constraints"]))
+        return requirements, ["--constraints", constraints]
+
+    def surplus(self) -> list[str]:
+        """Return the packages that are to go."""
+        if not (self.wanted["exact"] and self.wanted["lock"]):
+            return []
+        kept = pins(self.wanted["lock"])
+        return [name for name, (_, entry) in dist_infos(self.path).items() if name not in kept and not editable(entry)]
+
+    def report(self, plan: list[str], *, fresh: bool) -> dict[str, Any]:
+        """Return what the environment is."""
+        found = {} if fresh else packages(self.path)
+        return {
+            "fresh": fresh,
+            "plan": plan,
+            "locked": bool(self.wanted["lock"]),
+            "key": self.key(),
+            "damaged": [] if fresh else damaged(self.path),
+            "packages": found,
+            "editable": []
+            if fresh
+            else [name for name, (_, entry) in dist_infos(self.path).items() if editable(entry)],
+            "digest": "" if fresh else digest(python_version(self.path), found),
+        }
+
+    def key(self) -> str:
+        """Return a word that is equal where one set of packages would do for several hosts."""
+        names = ("python_version", "requirements", "constraints", "find_links")
+        parts = [platform.machine(), *(str(self.wanted[name]) for name in names)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+    def look(self) -> dict[str, Any]:
+        """Return what the environment is, and what would be done to it."""
+        if self.is_fresh():
+            pinned = ["%s==%s" % pin for pin in pins(self.wanted["lock"]).items()]
+            return self.report(["+ %s" % name for name in pinned or self.wanted["requirements"]], fresh=True)
+        if not os.path.exists(self.uv.program):
+            return self.report(["~ uv"], fresh=False)
+        with tempfile.TemporaryDirectory() as directory:
+            plan = self.install(directory, "--dry-run")
+        return self.report(plan + ["- %s" % name for name in self.surplus()], fresh=False)
+
+    def resolve(self) -> str:
+        """Return the text of a lock that satisfies the requirements, with the versions that are there where they do."""
+        wanted = self.wanted
+        with tempfile.TemporaryDirectory() as directory:
+            there = {} if self.is_fresh() else packages(self.path)
+            # uv prefers what an output file already pins.
+            output = written(directory, "lock.txt", "".join("%s==%s\n" % pin for pin in sorted(there.items())))
+            arguments = ["pip", "compile", "--quiet", "--no-header", "--no-annotate", "--generate-hashes"]
+            arguments += ["--python", *self.interpreter, "--python-version", wanted["python_version"], *self.links()]
+            requirements, constraints = self.texts(directory)
+            self.uv.run(*arguments, *constraints, "--output-file", output, "--", requirements)
+            with open(output, encoding="utf-8") as stream:
+                lock = stream.read()
+        self.allow(lock)
+        return lock
+
+    def allow(self, lock: str) -> None:
+        """Refuse a lock with packages that are forbidden.
+
+        Raises:
+            Fault: It has some.
+        """
+        names = [name for name in pins(lock) if re.fullmatch(self.wanted["forbidden"], name)]
+        if names:
+            raise Fault(
+                "%s would get packages that it must not have: %s; ask for a build without them"
+                % (self.path, ", ".join(names))
+            )
+
+    def make(self) -> None:
+        """Make the environment anew.
+
+        Raises:
+            Fault: What is there is no environment.
+        """
+        if os.path.lexists(self.path) and not os.path.isdir(self.path):
+            raise Fault("%s is in the way: it is not a directory" % self.path)
+        os.makedirs(self.path, mode=0o755, exist_ok=True)
+        names = os.listdir(self.path)
+        if names and "pyvenv.cfg" not in names:
+            raise Fault("%s is in the way: it is not empty and no virtual environment" % self.path)
+        # pyvenv.cfg goes last, so that an interrupted run can go on here.
+        for name in sorted(names, key="pyvenv.cfg".__eq__):
+            entry = os.path.join(self.path, name)
+            if os.path.isdir(entry) and not os.path.islink(entry):
+                shutil.rmtree(entry)
+            else:
+                os.unlink(entry)
+        self.uv.run("venv", "--no-project", "--python", *self.interpreter, self.path)
+
+    def fill(self) -> dict[str, Any]:
+        """Bring the environment to its set, and return what it is and was done to it.
+
+        Raises:
+            Fault: uv failed, or the proof did.
+        """
+        self.allow(self.wanted["lock"])
+        with self.uv.take_turn(), tempfile.TemporaryDirectory() as directory:
+            if self.is_fresh():
+                self.make()
+            plan = self.install(directory)
+            gone = self.surplus()
+            if gone:
+                self.uv.run("pip", "uninstall", "--python", self.python, "--", *gone)
+        self.prove()
+        return self.report(plan + ["- %s" % name for name in gone], fresh=False)
+
+    def prove(self) -> None:
+        """Run the proof.
+
+        Raises:
+            Fault: It failed.
+        """
+        if not self.wanted["proof"]:
+            return
+        done = subprocess.run(
+            [self.python, "-I", "-c", self.wanted["proof"]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            universal_newlines=True,
+            timeout=self.uv.timeout,
+            check=False,
+        )
+        if done.returncode:
+            raise Fault("%s is filled, and does not work: %s" % (self.path, done.stdout.strip()[-2000:]))
+
+
+def written(directory: str, name: str, text: str) -> str:
+    """Write a file and return its path."""
+    path = os.path.join(directory, name)
+    with open(path, "w", encoding="utf-8") as stream:
+        stream.write(text if text.endswith("\n") else text + "\n")
+    return path
+
+
+def give(path: str, account: pwd.struct_passwd) -> None:
+    """Make the directory of an environment that somebody else than root is to own, where it is missing.
+
+    Raises:
+        Fault: Somebody else could have a say in what is made, or owns what is there.
+    """
+    if os.path.lexists(path):
+        owner = os.lstat(path).st_uid
+        if owner != account.pw_uid:
+            raise Fault("%s belongs to the uid %d and not to %s; remove or rename it" % (path, owner, account.pw_name))
+        return
+    parent, missing = os.path.dirname(path), [path]
+    while not os.path.lexists(parent):
+        parent, missing = os.path.dirname(parent), [parent, *missing]
+    here = parent
+    while True:
+        entry = os.lstat(here)
+        if entry.st_uid == account.pw_uid and here == parent and not os.path.islink(here):
+            return  # The owner can make it alone.
+        if os.path.islink(here) or entry.st_uid or entry.st_mode & 0o022:
+            raise Fault("%s can be written by others than root; make %s yourself" % (here, path))
+        if here == "/":
+            break
+        here = os.path.dirname(here)
+    for each in missing:
+        os.mkdir(each, 0o755)
+    os.chown(path, account.pw_uid, account.pw_gid)
+
+
+def brought(directory: str, version: str) -> str:
+    """Return the program of a version that uv brought; empty where there is none that runs."""
+    for path in sorted(glob.glob("%s/*-%s.*/bin/python%s" % (glob.escape(directory), version, version))):
+        if runs_version(path) == version:
+            return path
+    return ""

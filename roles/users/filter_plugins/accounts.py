@@ -1,0 +1,192 @@
+"""Filters that hold the people of a worker against its accounts; no effects, so that their tests are tables.
+
+A person is what the filter `people_here` returns, the state what the module `people_state` does, accounts and groups
+are facts of the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Person = dict[str, Any]
+State = dict[str, Any]
+Accounts = dict[str, dict[str, Any]]
+
+LAUNCHER_GROUP = "tpu-run"
+
+#: Numbers of people's accounts, system's and nobody's aside (Debian Policy 9.2.2).
+PEOPLE_UIDS = range(1000, 60000)
+
+HEADER = "# Written by Ansible; changes are lost.\n"
+
+
+def _present(people: list[Person]) -> list[Person]:
+    return [person for person in people if person["state"] == "present"]
+
+
+def people_groups(people: list[Person]) -> list[str]:
+    """Return every group that someone present is put into."""
+    return sorted({group for person in _present(people) for group in person["groups"]})
+
+
+def people_changes(people: list[Person], worker: dict[str, Any], state: State) -> list[Person]:
+    """Return the accounts to make or correct, as arguments of ansible.builtin.user.
+
+    Those of people present that differ, and those of unlisted ones that are in the launcher's group.
+
+    Args:
+        people: Those who belong on the worker.
+        worker: The worker's facts `accounts` and `groups`.
+        state: What `people_state` found.
+    """
+    accounts, changes = worker["accounts"], []
+    entitled = {person["name"] for person in _present(people) if LAUNCHER_GROUP in person["groups"]}
+    for person in _present(people):
+        account = accounts.get(person["name"])
+        if account is not None and not _differs(person, account, state):
+            continue
+        has = set(account["groups"]) if account else set()
+        loses = LAUNCHER_GROUP in has and person["name"] not in entitled
+        changes.append(
+            {key: person[key] for key in ("name", "comment", "shell")}
+            | {
+                "groups": sorted((has - {LAUNCHER_GROUP} if loses else set()) | set(person["groups"])),
+                # Groups that others gave stay.
+                "append": not loses,
+                "expired": person["name"] in state["expired"],
+                "returns": person["name"] in state["ownerless_homes"],
+            }
+        )
+    # Whoever leaves loses the group with the account.
+    for name in sorted(set(worker["groups"].get(LAUNCHER_GROUP, [])) - {person["name"] for person in people}):
+        if name in accounts:
+            groups = sorted(set(accounts[name]["groups"]) - {LAUNCHER_GROUP})
+            changes.append({"name": name, "groups": groups, "append": False, "expired": False, "returns": False})
+    return changes
+
+
+def _differs(person: Person, account: dict[str, Any], state: State) -> bool:
+    name, has = person["name"], set(account["groups"])
+    return (
+        name in {*state["homeless"], *state["expired"], *state["ownerless_homes"]}
+        or account["shell"] != person["shell"]
+        or account["comment"] != person["comment"]
+        or not set(person["groups"]) <= has
+        or (LAUNCHER_GROUP in has and LAUNCHER_GROUP not in person["groups"])
+    )
+
+
+def people_leaving(people: list[Person], accounts: Accounts, state: State) -> list[dict[str, str]]:
+    """Return name and home of those who are to be absent and are not yet, or whose home is no longer to be kept."""
+    return [
+        {"name": person["name"], "home": person["home"]}
+        for person in people
+        if person["state"] == "absent"
+        and (person["name"] in accounts or (person["home"] != "keep" and person["name"] in state["ownerless_homes"]))
+    ]
+
+
+def key_files(people: list[Person], state: State, directory: str) -> list[dict[str, str]]:
+    """Return the keys directory and exactly the files in it, as entries of `managed_files`."""
+    files = {person["name"]: "".join(f"{key}\n" for key in person["keys"]) for person in _present(people)}
+    stale = sorted(set(state["key_files"]) - set(files))
+    return [
+        {"path": directory, "state": "directory", "mode": "0755"},
+        *({"path": f"{directory}/{name}", "state": "absent"} for name in stale),
+        *({"path": f"{directory}/{name}", "content": HEADER + text} for name, text in sorted(files.items())),
+    ]
+
+
+def people_sudoers(people: list[Person]) -> str:
+    """Return the text of the role's sudo rules."""
+    rules = [f"{person['name']} ALL=(ALL:ALL) NOPASSWD: ALL\n" for person in _present(people) if _full(person)]
+    return HEADER + "# People with sudo: full. The launcher's own rule is in another file.\n" + "".join(rules)
+
+
+def _full(person: Person) -> bool:
+    return bool(person["sudo"] == "full")
+
+
+def people_refusals(
+    people: list[Person], accounts: Accounts, state: State, connecting_user: str = "", public_key: str = ""
+) -> list[str]:
+    """Return why this worker must not be changed, each with person and key.
+
+    Args:
+        people: Those who belong on the worker.
+        accounts: The worker's accounts.
+        state: What `people_state` found.
+        connecting_user: The account that Ansible logs in with.
+        public_key: The key that it does so with, where it is known.
+    """
+    faults = [
+        f"{person['name']}: is an account of the system (number {accounts[person['name']]['uid']}); choose another name"
+        for person in people
+        if person["name"] in accounts and accounts[person["name"]]["uid"] not in PEOPLE_UIDS
+    ]
+    me = next((person for person in _present(people) if person["name"] == connecting_user), None)
+    way = "this run logs in with it; connect as another user, or keep it"
+    key = " ".join(public_key.split()[:2])
+    before = {*state["role_keys"], *state["home_keys"]}
+    after = {*state["home_keys"], *(" ".join(line.split()[:2]) for line in me["keys"])} if me else {*state["home_keys"]}
+    if before and (not after or (key in before and key not in after)):
+        faults.append(f"{connecting_user}: keys: the key of this account would be gone; {way}")
+    others = {connecting_user, *(f"%{group}" for group in accounts.get(connecting_user, {}).get("groups", []))}
+    keeps = (me is not None and _full(me)) or others & set(state["other_sudo"])
+    if connecting_user in state["role_sudo"] and not keeps:
+        faults.append(f"{connecting_user}: sudo: the right of this account to become root would be gone; {way}")
+    return faults
+
+
+def people_report(workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Given all workers' variables by name, return what the role leaves as it is, in one line each, and the way out."""
+    hosts: dict[str, list[str]] = {}
+    nodes: dict[str, str] = {}
+    for host, variables in workers.items():
+        for name, found in variables.get("__users_state", {}).get("foreign", {}).items():
+            for line in _foreign_lines(name, found):
+                hosts.setdefault(line, []).append(host)
+            if found["agent"]:
+                nodes.update(_metadata_commands(variables))
+    return [f"{line} ({', '.join(found)})" for line, found in hosts.items()] + list(nodes.values())
+
+
+def _foreign_lines(name: str, found: dict[str, Any]) -> list[str]:
+    gone = found["state"] == "absent"
+    agent = "the metadata's ssh-keys name this account, and would make it anew" if gone else "Google's guest agent adds"
+    lines = [f"{name}: {agent}: {key}" for key in found["agent"]]
+    lines += [f"{name}: ~/.ssh/authorized_keys holds {key}, which is not in the list of keys" for key in found["own"]]
+    lines += [f"{name}: sudo is full, whatever the list says, through a rule of {rule}" for rule in found["root"]]
+    return lines
+
+
+def _metadata_commands(variables: Mapping[str, Any]) -> dict[str, str]:
+    """Return how the keys of the guest agent are taken out of a node's metadata, by the node's place."""
+    node = variables.get("tpu_node")
+    if not node:
+        return {}
+    place = f"{node} --zone={variables['tpu_zone']} --project={variables['tpu_project']}"
+    tpu_vm = "gcloud compute tpus tpu-vm"
+    return {
+        place: f"node {node}: the guest agent takes its keys from the metadata's ssh-keys. To take one out there:"
+        f" {tpu_vm} describe {place} --format='value(metadata.ssh-keys)' > keys.txt; edit keys.txt;"
+        f" {tpu_vm} update {place} --metadata-from-file=ssh-keys=keys.txt. Keys of the whole project: gcloud compute"
+        f" project-info describe, and add-metadata --metadata-from-file=ssh-keys=keys.txt"
+    }
+
+
+class FilterModule:
+    """Filters of the role users that compare."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return the filters by name."""
+        return {
+            "key_files": key_files,
+            "people_changes": people_changes,
+            "people_groups": people_groups,
+            "people_leaving": people_leaving,
+            "people_refusals": people_refusals,
+            "people_report": people_report,
+            "people_sudoers": people_sudoers,
+        }

@@ -1,0 +1,303 @@
+#!/usr/bin/python
+"""Module that removes the accounts of people who leave: their processes, their home as asked; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: people_leave
+short_description: End the processes of people, keep, archive or remove their homes, and remove their accounts
+options:
+  people:
+    description: >-
+      Those who leave, each with C(name) and C(home) (keep, archive or remove). A name without an account whose kept
+      home lies there closed is served as well.
+    type: list
+    elements: dict
+    required: true
+  archive_directory:
+    description: Where homes are archived; made if it is missing, and closed to all but root.
+    type: path
+    required: true
+  patience:
+    description: Seconds that processes have to end after SIGTERM before they are killed.
+    type: int
+    default: 5
+author: [tpu_ops]
+"""
+
+EXAMPLES = r"""
+- name: Say goodbye
+  people_leave:
+    people:
+      - {name: charles, home: archive}
+    archive_directory: /var/backups/homes
+"""
+
+RETURN = r"""
+archives:
+  description: By login name, the archive of the home that was or would be removed.
+  type: dict
+  returned: always
+"""
+
+#: Where useradd makes homes on Debian and Ubuntu (/etc/default/useradd).
+HOMES = "/home"
+#: Seconds for killed processes to be gone; what waits for a device takes longer, and only a reboot ends it.
+KILL_TIMEOUT = 30
+#: What systemd and cron would start in the person's name (logind's linger files, cron's spool on Debian).
+STARTERS = ("/var/lib/systemd/linger", "/var/spool/cron/crontabs")
+
+
+class Fault(Exception):
+    """Something that must not go on; the text is for people."""
+
+
+def processes_of(uid: int, proc: str = "/proc") -> list[int]:
+    """Return the ids of all processes, dead ones aside, one of whose user ids is this one."""
+    found = []
+    for name in os.listdir(proc):
+        if not name.isdigit():
+            continue
+        try:
+            with open(os.path.join(proc, name, "status"), encoding="utf-8", errors="replace") as stream:
+                fields = dict(line.split(":", 1) for line in stream if ":" in line)
+        except OSError:
+            continue
+        if str(uid) in fields.get("Uid", "").split() and not fields.get("State", "").strip().startswith("Z"):
+            found.append(int(name))
+    return found
+
+
+def end_processes(uid: int, patience: float) -> None:
+    """End all processes of a user: SIGTERM once, then SIGKILL until none is left.
+
+    Raises:
+        Fault: Some are still there after half a minute.
+    """
+
+    def send(number: signal.Signals) -> None:
+        for process in processes_of(uid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+
+    def wait(until: float) -> bool:
+        while processes_of(uid):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)  # polls the processes until the deadline
+        return True
+
+    send(signal.SIGTERM)
+    if wait(time.monotonic() + patience):
+        return
+    until = time.monotonic() + KILL_TIMEOUT
+    while time.monotonic() < until:
+        # Stopped first, so that none makes another while the list is gone through.
+        send(signal.SIGSTOP)
+        send(signal.SIGKILL)
+        if wait(time.monotonic() + 0.5):
+            return
+    raise Fault("processes %s survive SIGKILL; reboot the worker and run again" % processes_of(uid))
+
+
+def mounts_below(path: str, mountinfo: str) -> list[str]:
+    """Given the text of /proc/self/mountinfo, return what is mounted on a directory or below it."""
+    targets = [line.split()[4].encode().decode("unicode_escape") for line in mountinfo.splitlines()]
+    return sorted(target for target in targets if target == path or target.startswith(path + "/"))
+
+
+def ownerless(name: str, home: str, entry: os.stat_result) -> bool:
+    """Return whether a home is nobody's: kept and closed when its person left, or of an account that is gone."""
+    if home != os.path.join(HOMES, name):
+        return False
+    try:
+        pwd.getpwuid(entry.st_uid)
+    except KeyError:
+        return True
+    return entry.st_uid == 0 and stat.S_IMODE(entry.st_mode) == 0o700
+
+
+def home_fault(name: str, home: str, uid: int) -> str:
+    """Return why a home must not be removed, or the empty string."""
+    try:
+        entry = os.lstat(home)
+    except OSError:
+        return ""
+    if not stat.S_ISDIR(entry.st_mode):
+        return "%s is no directory" % home
+    # A home that somebody else owns is shared, or not a home at all.
+    if entry.st_uid != uid and not ownerless(name, home, entry):
+        return "%s does not belong to %s" % (home, name)
+    with open("/proc/self/mountinfo", encoding="utf-8") as stream:
+        mounted = mounts_below(home, stream.read())
+    return "%s is mounted there; unmount it first" % ", ".join(mounted) if mounted else ""
+
+
+def tar(*arguments: str) -> None:
+    """Run tar, without a time-out: homes may be large.
+
+    Raises:
+        Fault: It failed; the text is what it said.
+    """
+    options = ["--gzip", "--acls", "--xattrs", "--numeric-owner", "--warning=no-timestamp"]
+    done = subprocess.run(
+        ["tar"] + options + list(arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        raise Fault("tar says: %s" % (done.stdout.strip()[-500:] or "exit code %d" % done.returncode))
+
+
+def archive(name: str, home: str, directory: str) -> str:
+    """Archive a home, hold the archive against it byte by byte, and return its path.
+
+    Raises:
+        Fault: The archive is not whole; there is none then, and the home is untouched.
+    """
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    os.chown(directory, 0, 0)
+    os.chmod(directory, 0o700)
+    base = os.path.join(directory, "%s-%s" % (name, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())))
+    path, number = base + ".tar.gz", 1
+    while os.path.lexists(path):
+        path, number = "%s-%d.tar.gz" % (base, number), number + 1
+    partial = os.path.join(directory, ".%s.partial" % name)
+    place = ["--file", partial, "--directory", os.path.dirname(home)]
+    try:
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600))
+        tar("--create", *place, "./" + os.path.basename(home))
+        tar("--compare", *place)
+        with open(partial, "rb") as stream:
+            os.fsync(stream.fileno())
+        os.rename(partial, path)
+        folder = os.open(directory, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
+    return path
+
+
+def command(*arguments: str, fails: bool = True) -> None:
+    """Run a program of the system.
+
+    Raises:
+        Fault: It failed, unless that does not matter.
+    """
+    done = subprocess.run(
+        arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False
+    )
+    if done.returncode and fails:
+        raise Fault("%s says: %s" % (arguments[0], done.stdout.decode(errors="replace").strip()))
+
+
+@contextlib.contextmanager
+def named(name: str) -> Iterator[None]:
+    """Put a person's name before what goes wrong."""
+    try:
+        yield
+    except (Fault, OSError, subprocess.TimeoutExpired) as exc:
+        raise Fault("%s: %s" % (name, exc)) from exc
+
+
+def leave(name: str, home_wish: str, directory: str, patience: int) -> str:
+    """Remove a person; return the archive of the home, or the empty string.
+
+    Each step may be done already: a run that was cut short is completed by the next. The account goes last, so that
+    the next run finds it. No login is possible from the first step on.
+
+    Raises:
+        Fault: Something failed; what was not done yet is untouched.
+    """
+    try:
+        account = pwd.getpwnam(name)
+    except KeyError:
+        account = None
+    home = account.pw_dir if account else os.path.join(HOMES, name)
+    if account:
+        command("usermod", "--expiredate", "1", name)
+        for folder in STARTERS:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder, name))
+        command("loginctl", "terminate-user", name, fails=False)
+        end_processes(account.pw_uid, patience)
+    archived = ""
+    if home_wish != "keep" and os.path.isdir(home):
+        archived = archive(name, home, directory) if home_wish == "archive" else ""
+        shutil.rmtree(home)
+    elif account and os.path.isdir(home) and os.stat(home).st_uid == account.pw_uid:
+        # The next account may get the same number; nothing of this person is to be its own.
+        handle = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        os.fchown(handle, 0, 0)
+        os.fchmod(handle, 0o700)
+        os.close(handle)
+    if account:
+        command("userdel", name)
+    return archived
+
+
+def faults_of(people: list[dict[str, str]]) -> list[str]:
+    """Return why homes must not be removed, of all people."""
+    faults = []
+    for person in people:
+        name = person["name"]
+        try:
+            entry = pwd.getpwnam(name)
+            home, uid = entry.pw_dir, entry.pw_uid
+        except KeyError:
+            home, uid = os.path.join(HOMES, name), -1
+        fault = home_fault(name, home, uid)
+        if fault:
+            faults.append("%s: home: %s is refused: %s" % (name, person["home"], fault))
+    return faults
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "people": {"type": "list", "elements": "dict", "required": True},
+            "archive_directory": {"type": "path", "required": True},
+            "patience": {"type": "int", "default": 5},
+        },
+        supports_check_mode=True,
+    )
+    people, directory = module.params["people"], module.params["archive_directory"]
+    faults = faults_of([person for person in people if person["home"] != "keep"])
+    if faults:
+        module.fail_json(msg="; ".join(faults))
+    archives: dict[str, str] = {}
+    for person in people:
+        if module.check_mode:
+            continue
+        try:
+            with named(person["name"]):
+                path = leave(person["name"], person["home"], directory, module.params["patience"])
+        except Fault as exc:
+            module.fail_json(msg=str(exc), archives=archives)
+        if path:
+            archives[person["name"]] = path
+    module.exit_json(changed=bool(people), archives=archives)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+#!/usr/bin/python
+"""Module that reads what the role users needs to know of a worker in one call; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import grp
+import hashlib
+import os
+import pwd
+import re
+import stat
+import subprocess
+import time
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: people_state
+short_description: Read homes, keys, sudo rules and sshd's configuration of a worker in one call
+options:
+  people:
+    description: Those who are listed, each with C(name), C(keys), C(shell), C(sudo) and C(state).
+    type: list
+    elements: dict
+    required: true
+  connecting_user:
+    description: Account that Ansible logs in with; its keys are read as well.
+    type: str
+    default: ""
+  keys_directory:
+    description: Directory of the role's files of keys.
+    type: path
+    required: true
+  sudoers:
+    description: The role's own file of sudo rules.
+    type: path
+    required: true
+  sshd_file:
+    description: The role's own file of sshd's configuration.
+    type: path
+    required: true
+author: [tpu_ops]
+"""
+
+EXAMPLES = r"""
+- name: Read the state
+  people_state:
+    people:
+      - {name: ada, keys: [], shell: /bin/bash, sudo: none, state: present}
+    keys_directory: /etc/ssh/authorized_keys.d
+    sudoers: /etc/sudoers.d/people
+    sshd_file: /etc/ssh/sshd_config.d/20-people.conf
+"""
+
+RETURN = r"""
+expired:
+  description: Whose account has expired, so that it lets nobody in.
+  type: list
+  returned: always
+homeless:
+  description: Whose account has no home.
+  type: list
+  returned: always
+missing_shells:
+  description: Login shells of people present that the worker cannot execute.
+  type: list
+  returned: always
+ownerless_homes:
+  description: Names whose home is closed, as it is kept when they leave, or belongs to a number without an account.
+  type: list
+  returned: always
+key_files:
+  description: Names of files in the keys directory.
+  type: list
+  returned: always
+role_keys:
+  description: Keys of the connecting user in the keys directory.
+  type: list
+  returned: always
+home_keys:
+  description: Keys of the connecting user in its home.
+  type: list
+  returned: always
+role_sudo:
+  description: Who has sudo by the role's own file.
+  type: list
+  returned: always
+other_sudo:
+  description: Who, or %group, may execute everything by other files.
+  type: list
+  returned: always
+sshd_keys_files:
+  description: Where a new start of sshd would look for keys.
+  type: list
+  returned: always
+sshd_behind:
+  description: Whether sshd last read its configuration before the role's file was written.
+  type: bool
+  returned: always
+foreign:
+  description: >-
+    By login name, what the role leaves as it is; C(agent) and C(own) are keys in the home that are not the person's,
+    written by Google's guest agent and by others, C(root) what gives all of sudo beyond what was granted.
+  type: dict
+  returned: always
+"""
+
+#: The line that Google's guest agent puts before each key of its own (google-guest-agent, non_windows_accounts.go).
+AGENT_MARK = "# Added by Google"
+KEY = re.compile(r"(?:^|[\s,])((?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]+)\s+([A-Za-z0-9+/]+=*)(?:\s+(.*))?$")
+#: A rule that allows every command.
+SUDO_ALL = re.compile(r"^(\S+)\s+\S+\s*=.*(?:[\s:,)])ALL\s*$")
+#: Where useradd makes homes on Debian and Ubuntu (/etc/default/useradd).
+HOMES = "/home"
+#: Written by sshd each time that it reads its configuration.
+PID_FILE = "/run/sshd.pid"
+LARGEST = 1 << 20
+
+
+def read(path: str) -> str:
+    """Return the text of a regular file; empty where it is something else, too large or cannot be read."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(handle, "rb") as stream:
+            entry = os.fstat(handle)
+            if not stat.S_ISREG(entry.st_mode) or entry.st_size > LARGEST:
+                return ""
+            return stream.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def authorized_keys(text: str) -> list[dict[str, Any]]:
+    """Given an authorized_keys text, return its keys: C(key), C(comment), and whether the guest agent wrote it."""
+    keys = []
+    agent = False
+    for line in text.splitlines():
+        if line.strip() == AGENT_MARK:
+            agent = True
+            continue
+        found = None if line.lstrip().startswith("#") else KEY.search(line.strip())
+        if found:
+            keys.append({"key": "%s %s" % found.group(1, 2), "comment": found.group(3) or "", "agent": agent})
+        agent = False
+    return keys
+
+
+def described(key: dict[str, Any]) -> str:
+    """Return a key as people know it: its fingerprint, and its comment in one line of plain letters."""
+    try:
+        blob = base64.b64decode(key["key"].split()[1], validate=True)
+    except (binascii.Error, ValueError):
+        return "a damaged key"
+    fingerprint = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+    comment = "".join(letter for letter in key["comment"] if letter.isprintable())[:60].strip()
+    return "SHA256:%s%s" % (fingerprint, " (%s)" % comment if comment else "")
+
+
+def sudo_rules(text: str) -> list[str]:
+    """Given a sudoers text, return users and %groups that it allows every command."""
+    joined = text.replace("\\\n", " ")
+    found = [SUDO_ALL.match(line.strip()) for line in joined.splitlines() if not line.lstrip().startswith("#")]
+    return sorted({rule.group(1) for rule in found if rule})
+
+
+def other_sudo(own: str) -> list[str]:
+    """Return who may execute everything by files of sudo other than the role's own."""
+    folder = os.path.dirname(own)
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    paths = [os.path.join(folder, name) for name in names if "." not in name and not name.endswith("~")]
+    return sorted({rule for path in ["/etc/sudoers"] + paths if path != own for rule in sudo_rules(read(path))})
+
+
+def expired_accounts(text: str, today: int) -> list[str]:
+    """Given the text of /etc/shadow and today in days since 1970, return whose account has expired."""
+    fields = [line.split(":") for line in text.splitlines()]
+    return [entry[0] for entry in fields if len(entry) > 7 and entry[7].isdigit() and int(entry[7]) <= today]
+
+
+def read_accounts(names: list[str]) -> dict[str, pwd.struct_passwd]:
+    """Return the accounts of those names that have one."""
+    accounts = {}
+    for name in names:
+        try:
+            accounts[name] = pwd.getpwnam(name)
+        except KeyError:
+            continue
+    return accounts
+
+
+def ownerless(name: str, home: str) -> bool:
+    """Return whether a home is nobody's: kept and closed when its person left, or of an account that is gone."""
+    try:
+        entry = os.lstat(home)
+        if home != os.path.join(HOMES, name) or not stat.S_ISDIR(entry.st_mode):
+            return False
+        pwd.getpwuid(entry.st_uid)
+    except OSError:
+        return False
+    except KeyError:
+        return True
+    return entry.st_uid == 0 and stat.S_IMODE(entry.st_mode) == 0o700
+
+
+def sshd_keys_files() -> list[str]:
+    """Return the files in which sshd would look for keys after a new start, but for users with a rule of their own."""
+    try:
+        done = subprocess.run(
+            ["/usr/sbin/sshd", "-T", "-C", "user=nobody,host=localhost,addr=127.0.0.1"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            universal_newlines=True,
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("authorizedkeysfile ")]
+    return found[0] if found else []
+
+
+def sshd_behind(path: str) -> bool:
+    """Return whether sshd has not read a file of its configuration since that was written."""
+    try:
+        written, loaded = os.stat(path).st_mtime, os.stat(PID_FILE).st_mtime
+    except OSError:
+        return False
+    # A time to come tells that the clock was set back; nothing can be said then.
+    return loaded < written <= time.time()
+
+
+def foreign(
+    person: dict[str, Any], groups: list[str], home_keys: list[dict[str, Any]], rules: list[str]
+) -> dict[str, Any]:
+    """Return what of an account is not the person's by the list; empty where there is nothing."""
+    absent = person["state"] == "absent"
+    hers = set() if absent else {" ".join(key.split()[:2]) for key in person["keys"]}
+    others = [key for key in home_keys if key["key"] not in hers]
+    granted = {person["name"]} | {"%" + group for group in groups}
+    found = {
+        "agent": sorted({described(key) for key in others if key["agent"]}),
+        # Whoever leaves takes her own file along; only what would let her in again is of interest.
+        "own": [] if absent else sorted({described(key) for key in others if not key["agent"]}),
+        "root": [] if absent or person["sudo"] == "full" else sorted(granted & set(rules)),
+    }
+    return dict(found, state=person["state"]) if any(found.values()) else {}
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "people": {"type": "list", "elements": "dict", "required": True},
+            "connecting_user": {"type": "str", "default": ""},
+            "keys_directory": {"type": "path", "required": True, "no_log": False},
+            "sudoers": {"type": "path", "required": True},
+            "sshd_file": {"type": "path", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    people, directory, user = (module.params[key] for key in ("people", "keys_directory", "connecting_user"))
+    names = sorted({person["name"] for person in people} | ({user} if user else set()))
+    accounts = read_accounts(names)
+    expired = expired_accounts(read("/etc/shadow"), int(time.time() // 86400))
+    entries = grp.getgrall()
+    groups = {name: [group.gr_name for group in entries if name in group.gr_mem] for name in accounts}
+    homes = {name: account.pw_dir for name, account in accounts.items()}
+    in_homes = {
+        name: authorized_keys(read(os.path.join(home, ".ssh", "authorized_keys"))) for name, home in homes.items()
+    }
+    rules = other_sudo(module.params["sudoers"])
+    present = [person for person in people if person["state"] == "present"]
+    left = {
+        person["name"]: foreign(person, groups[person["name"]], in_homes[person["name"]], rules)
+        for person in people
+        if person["name"] in accounts
+    }
+    module.exit_json(
+        changed=False,
+        expired=[name for name in names if name in expired],
+        homeless=[name for name, home in homes.items() if not os.path.isdir(home)],
+        missing_shells=sorted({p["shell"] for p in present if not os.access(p["shell"], os.X_OK)}),
+        ownerless_homes=[name for name in names if ownerless(name, homes.get(name, os.path.join(HOMES, name)))],
+        key_files=sorted(os.listdir(directory)) if os.path.isdir(directory) else [],
+        role_keys=[key["key"] for key in authorized_keys(read(os.path.join(directory, user)))] if user else [],
+        home_keys=[key["key"] for key in in_homes.get(user, [])],
+        role_sudo=sudo_rules(read(module.params["sudoers"])),
+        other_sudo=rules,
+        sshd_keys_files=sshd_keys_files(),
+        sshd_behind=sshd_behind(module.params["sshd_file"]),
+        foreign={name: found for name, found in left.items() if found},
+    )
+
+
+if __name__ == "__main__":
+    main()

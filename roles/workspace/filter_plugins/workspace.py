@@ -1,0 +1,125 @@
+"""Filters that judge projects and what to ask of forges; no effects, so that their tests are tables."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any
+
+Project = dict[str, Any]
+
+#: Forms of a remote that git(1) fetches from without running a helper of the remote's choice (git-clone(1), GIT URLS).
+URL = re.compile(
+    r"(?P<scheme>https|ssh|git|file)://((?P<user>[^@/\s]+)@)?[^@/\s]*/\S+"
+    r"|/\S+"
+    r"|([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9][A-Za-z0-9.-]*:(?!/)[^\s:]\S*"
+)
+#: What git-check-ref-format(1) refuses in names of branches and tags.
+BAD_REF = re.compile(r"^[-/]|[\s~^:?*\[\\\0]|\.\.|@\{|/$|\.lock$|//")
+COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+EDITABLE = re.compile(r"(?P<path>[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)(\[[A-Za-z0-9._-]+(,[A-Za-z0-9._-]+)*\])?")
+MODE = re.compile(r"0?[0-7]{3}")
+
+
+def project_path(project: Project, directory: str) -> str:
+    """Return where a project's clone is."""
+    return str(project.get("path") or f"{directory.rstrip('/')}/{project.get('name')}")
+
+
+def url_fault(url: str) -> str:
+    """Return what is wrong with a remote, or the empty string; what it holds of a password is not repeated."""
+    match = URL.fullmatch(url)
+    if match is None:
+        return "is not of the form https://host/path, ssh://user@host/path, user@host:path or /path"
+    if match["user"] and (":" in match["user"] or match["scheme"] == "https"):
+        return (
+            "holds a password or token, which git would keep in plain sight; take it out and give it to the role"
+            " credentials with kind git"
+        )
+    return ""
+
+
+def value_faults(project: Project, path: str) -> list[str]:
+    """Return what is wrong with a project's values one by one."""
+    faults = []
+    if not NAME.fullmatch(str(project.get("name", ""))):
+        faults.append("name must be of letters, digits, ., _ and -")
+    if fault := url_fault(str(project.get("url", ""))):
+        faults.append(f"url {fault}")
+    ref = str(project.get("ref") or "HEAD")
+    if BAD_REF.search(ref):
+        faults.append(f"ref '{ref}' is not the name of a branch, a tag or a commit")
+    if not path.startswith("/") or posixpath.normpath(path) != path or path.count("/") < 2:
+        faults.append(f"path '{path}' must be absolute, below a directory, and without .. or a slash at its end")
+    mode = project.get("mode", "0755")
+    if not isinstance(mode, str) or not MODE.fullmatch(mode) or mode[-3] != "7":
+        faults.append(f"mode {mode!r} is not an octal text such as '0755' that lets the owner in")
+    for part in project.get("editable") or []:
+        match = EDITABLE.fullmatch(str(part))
+        if match is None or ".." in match["path"].split("/"):
+            faults.append(f"editable '{part}' is not a path below the clone, perhaps with [extras]")
+    environment = str(project.get("environment") or "/")
+    if not environment.startswith("/"):
+        faults.append(f"environment '{environment}' is not an absolute path")
+    return faults
+
+
+def workspace_faults(projects: list[Project], directory: str, known: dict[str, list[str]]) -> list[str]:
+    """Given the projects and the accounts and groups that there will be, return every fault with project and key."""
+    faults = []
+    paths = [project_path(project, directory) for project in projects]
+    names = [project.get("name") for project in projects]
+    for position, project in enumerate(projects):
+        where, path = f"workspace_projects[{position}]: {names[position]}", paths[position]
+        found = value_faults(project, path)
+        if names[position] in names[:position]:
+            found.append("is listed twice")
+        for other, earlier in zip(paths[:position], names, strict=False):
+            if other == path or other.startswith(f"{path}/") or path.startswith(f"{other}/"):
+                found.append(f"path {path} is that of {earlier}, or in it, or the other way round")
+        if project.get("state", "present") == "present":
+            owner, group = project.get("owner") or "root", project.get("group")
+            found += [] if owner in known["accounts"] else [f"owner {owner} has no account and is not in users_people"]
+            found += [] if not group or group in known["groups"] else [f"there is no group {group}"]
+        faults += [f"{where}: {fault}" for fault in found]
+    return faults
+
+
+def workspace_questions(projects: list[Project]) -> list[Project]:
+    """Given the projects of all workers, return what to ask of forges: each remote and ref once, and as whom."""
+    asked: dict[tuple[str, str], str] = {}
+    for project in projects:
+        ref = str(project.get("ref") or "HEAD")
+        if project.get("state", "present") == "present" and not COMMIT.fullmatch(ref):
+            asked.setdefault((project["url"], ref), project.get("owner") or "root")
+    return [{"url": url, "ref": ref, "owner": owner} for (url, ref), owner in sorted(asked.items())]
+
+
+def workspace_wanted(
+    projects: list[Project], directory: str, environment: str, commits: dict[str, str]
+) -> list[Project]:
+    """Return the projects in the form of the module git_workspaces, with the commit that each is to be at."""
+    found = []
+    for project in projects:
+        ref = str(project.get("ref") or "HEAD")
+        wanted = {
+            "path": project_path(project, directory),
+            "commit": ref if COMMIT.fullmatch(ref) else commits.get(f"{project['url']} {ref}", ""),
+            "environment": project.get("environment") or environment,
+            "owner": project.get("owner") or "root",
+        }
+        found.append({key: value for key, value in project.items() if key != "ref"} | wanted)
+    return found
+
+
+class FilterModule:
+    """Filters of the role workspace."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return the filters by name."""
+        return {
+            "workspace_faults": workspace_faults,
+            "workspace_questions": workspace_questions,
+            "workspace_wanted": workspace_wanted,
+        }

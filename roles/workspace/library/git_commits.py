@@ -1,0 +1,131 @@
+#!/usr/bin/python
+"""Module that asks forges which commits their branches and tags are; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import pwd
+import shutil
+from typing import Any
+
+from ansible.module_utils.as_person import PersonFault, as_person
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.programs import program
+
+DOCUMENTATION = r"""
+module: git_commits
+short_description: Ask forges which commits their branches and tags are
+description:
+  - Reads only. Where git is missing, check mode answers nothing.
+options:
+  questions:
+    description: What to ask.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      url:
+        description: The remote.
+        type: str
+        required: true
+      ref:
+        description: Branch or tag, or V(HEAD); with C(refs/heads/) or C(refs/tags/) where both have the name.
+        type: str
+        required: true
+      owner:
+        description: The account that asks, with its keys.
+        type: str
+        required: true
+  timeout:
+    description: Seconds that one question may take.
+    type: int
+    default: 600
+author: [tpu_ops]
+"""
+
+EXAMPLES = r"""
+- name: Ask which commit the branch is
+  git_commits:
+    questions: [{ url: "https://example.org/vision.git", ref: main, owner: root }]
+"""
+
+RETURN = r"""
+commits:
+  description: Commit by remote and ref, parted by a space.
+  type: dict
+  returned: always
+shown:
+  description: The same as lines for people.
+  type: list
+  returned: always
+"""
+
+
+def chosen(answer: str, ref: str) -> str:
+    """Given what git ls-remote printed and a ref, return the commit of the one branch or tag that is called so.
+
+    Raises:
+        PersonFault: There is none, or both a branch and a tag.
+    """
+    found = {}
+    for line in answer.splitlines():
+        commit, _, name = line.partition("\t")
+        found[name] = commit
+    names = [ref] if ref == "HEAD" or ref.startswith("refs/") else ["refs/heads/" + ref, "refs/tags/" + ref]
+    # An annotated tag is an object of its own; ^{} is the commit that it names (git-ls-remote(1), --refs).
+    commits = {name: found.get(name + "^{}", found[name]) for name in names if name in found}
+    if len(set(commits.values())) > 1:
+        raise PersonFault("there are a branch and a tag %s; write refs/heads/%s or refs/tags/%s" % (ref, ref, ref))
+    if not commits:
+        raise PersonFault("there is no branch or tag %s; a commit is given as all of its 40 digits" % ref)
+    return next(iter(commits.values()))
+
+
+def ask(url: str, ref: str, timeout: int) -> str:
+    """Return the commit that a remote's branch or tag is.
+
+    Raises:
+        PersonFault: The remote does not answer, or has none of that name.
+    """
+    return chosen(program(["git", "ls-remote", "--", url, ref, ref + "^{}"], timeout), ref)
+
+
+def main() -> None:
+    """Run the module."""
+    text: dict[str, Any] = {"type": "str", "required": True}
+    module = AnsibleModule(
+        argument_spec={
+            "questions": {
+                "type": "list",
+                "elements": "dict",
+                "required": True,
+                "options": {"url": text, "ref": text, "owner": text},
+            },
+            "timeout": {"type": "int", "default": 600},
+        },
+        supports_check_mode=True,
+    )
+    if module.check_mode and shutil.which("git") is None:
+        module.exit_json(changed=False, commits={}, shown=["git is not there yet to ask the forges"])
+    commits, shown, faults = {}, [], []
+    for question in module.params["questions"]:
+        url, ref, owner = question["url"], question["ref"], question["owner"]
+        try:
+            account = pwd.getpwnam(owner)
+        except KeyError:
+            if not module.check_mode:
+                faults.append("%s: the owner %s has no account on the worker that asks" % (url, owner))
+            continue
+        try:
+            commit = as_person(account, lambda: ask(url, ref, module.params["timeout"]))  # noqa: B023
+        except PersonFault as exc:
+            faults.append("%s, asked by %s: %s" % (url, owner, exc))
+            continue
+        commits["%s %s" % (url, ref)] = commit
+        shown.append("%s %s is commit %s" % (url, ref, commit))
+    if faults:
+        module.fail_json(msg="workspace_projects: %s" % "; ".join(faults), commits=commits, shown=shown)
+    module.exit_json(changed=False, commits=commits, shown=shown)
+
+
+if __name__ == "__main__":
+    main()

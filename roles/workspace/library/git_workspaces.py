@@ -1,0 +1,392 @@
+#!/usr/bin/python
+"""Module that keeps clones at given commits without ever losing what is only in them; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import re
+import shutil
+import stat
+from collections.abc import Callable
+from typing import Any, Dict
+
+from ansible.module_utils.as_person import PersonFault, as_person
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.clones import Clone
+from ansible.module_utils.editables import Environment
+from ansible.module_utils.programs import program
+
+DOCUMENTATION = r"""
+module: git_workspaces
+short_description: Keep clones at given commits without ever losing what is only in them
+description:
+  - A clone is made beside its place and put there when it is complete. It is moved to another commit only where it has
+    no changed files and no commits that its remote does not have. What cannot be done to one project keeps no other
+    from being done, and fails at the end.
+  - Everything is done in processes of the owners. Clones of root are made known to git as safe for everybody.
+options:
+  projects:
+    description: The clones.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      name: { description: Name of the project., type: str, required: true }
+      url: { description: The remote., type: str, required: true }
+      commit: { description: The whole commit; empty where check mode does not know it., type: str, required: true }
+      path: { description: The clone., type: path, required: true }
+      owner: { description: To whom it belongs., type: str, required: true }
+      group: { description: Group of the directory., type: str, default: "" }
+      mode: { description: Permissions of the directory., type: str, default: "0755" }
+      editable: { description: What to install., type: list, elements: str, default: [] }
+      environment: { description: The virtual environment., type: path, required: true }
+      constraints: { description: Files of constraints., type: list, elements: str, default: [] }
+      state: { description: Whether it is to be there., type: str, choices: [present, absent], default: present }
+  uv:
+    description: The program uv.
+    type: path
+    required: true
+  cache_dir:
+    description: uv's cache of root; others have one of their own.
+    type: path
+    required: true
+  pinned_packages:
+    description: Packages that an installation leaves at their version.
+    type: list
+    elements: str
+    default: []
+  on_local_changes:
+    description: Whether local changes fail or are only reported.
+    type: str
+    choices: [fail, warn]
+    default: fail
+  system:
+    description: git's configuration for everybody.
+    type: path
+    default: /etc/gitconfig
+  timeout:
+    description: Seconds that one step may take.
+    type: int
+    default: 600
+author: [tpu_ops]
+"""
+
+EXAMPLES = r"""
+- name: Keep the clone at a commit
+  git_workspaces:
+    projects:
+      - name: vision
+        url: https://example.org/vision.git
+        commit: 0123456789abcdef0123456789abcdef01234567
+        path: /opt/workspaces/vision
+        owner: root
+        environment: /opt/venvs/jax
+    uv: /opt/uv/bin/uv
+    cache_dir: /var/cache/uv
+"""
+
+RETURN = r"""
+commits:
+  description: The commit of each project that is there, by name.
+  type: dict
+  returned: always
+actions:
+  description: What was or would be done, one line each.
+  type: list
+  returned: always
+"""
+
+Project = Dict[str, Any]
+
+
+def guarded(path: str) -> bool:
+    """Return whether nobody but root may change what a path leads to, as far as it exists."""
+    current = "/"
+    for name in [part for part in path.split("/") if part]:
+        current = os.path.join(current, name)
+        try:
+            found = os.lstat(current)
+        except FileNotFoundError:
+            return True
+        writable = stat.S_IWOTH | (stat.S_IWGRP if found.st_gid else 0)
+        if found.st_uid or (not stat.S_ISLNK(found.st_mode) and found.st_mode & writable):
+            return False
+    return True
+
+
+def is_free(path: str) -> bool:
+    """Return whether nothing, or an empty directory, stands in a path."""
+    return not os.path.lexists(path) or (os.path.isdir(path) and not os.listdir(path))
+
+
+class Workspace:
+    """One project on this host."""
+
+    def __init__(self, module: AnsibleModule, project: Project, account: pwd.struct_passwd) -> None:
+        self.module = module
+        self.check: bool = module.check_mode
+        self.project = project
+        self.account = account
+        self.path: str = project["path"]
+        self.new = self.path + ".tpu_ops-new"
+        self.timeout: int = module.params["timeout"]
+        self.environment = Environment(
+            project["environment"], module.params["uv"], module.params["pinned_packages"], self.timeout
+        )
+        self.actions: list[str] = []
+        self.commit = ""
+
+    def clone(self, path: str) -> Clone:
+        """Return the clone in a path, for the owner's process."""
+        return Clone(path, self.account.pw_name, self.timeout)
+
+    def as_owner(self, work: Callable[[], Any]) -> Any:
+        """Run something in a process of the owner."""
+        os.environ["UV_CACHE_DIR"] = (
+            os.path.join(self.account.pw_dir, ".cache/uv") if self.account.pw_uid else self.module.params["cache_dir"]
+        )
+        return as_person(self.account, work)
+
+    def as_keeper(self, work: Callable[[], Any]) -> Any:
+        """Run something as root where only root may write, else as the owner, who can do no harm with links there.
+
+        Raises:
+            PersonFault: The owner is root, and others may write there.
+        """
+        if guarded(os.path.dirname(self.path)):
+            return work()
+        if self.account.pw_uid == 0 == os.geteuid():
+            raise PersonFault(
+                "others than root may write in a directory of %s; let one of them own the project" % self.path
+            )
+        return self.as_owner(work)
+
+    def bring(self) -> None:
+        """Bring the project to its commit and install it.
+
+        Raises:
+            PersonFault: It cannot be.
+        """
+        url, commit = self.project["url"], self.project["commit"]
+        if not commit and not self.check:
+            raise PersonFault("the commit is not known: no worker of this run asked for it")
+        kept = ""
+        if self.as_keeper(lambda: is_free(self.path)):
+            self.actions.append("clone %s at %s" % (self.path, commit or "the commit of its ref"))
+            if not self.check:
+                self.as_keeper(self.make_place)
+                self.as_owner(lambda: self.clone(self.new).make(url, commit))
+                self.as_keeper(lambda: os.rename(self.new, self.path))
+            self.commit = commit
+        else:
+            done = self.as_owner(lambda: self.clone(self.path).move(url, commit, check=self.check))
+            self.actions += done["actions"]
+            self.commit, kept = done["commit"], done["kept"]
+            for text in done["warnings"]:
+                self.module.warn(text)
+        if kept and self.module.params["on_local_changes"] == "fail":
+            raise PersonFault(kept)
+        if kept:
+            self.module.warn(kept)
+        self.set_rights()
+        if self.project["editable"]:
+            self.install()
+
+    def make_place(self) -> None:
+        """Make the directory that the clone is made in, owned by the owner; leftovers of an interrupted run go."""
+        os.makedirs(os.path.dirname(self.path), mode=0o755, exist_ok=True)
+        if os.path.lexists(self.new):
+            shutil.rmtree(self.new)
+        os.mkdir(self.new, 0o755)
+        os.chown(self.new, self.account.pw_uid, self.account.pw_gid)
+
+    def set_rights(self) -> None:
+        """Set group and permissions of the clone's directory.
+
+        Raises:
+            PersonFault: There is no such group.
+        """
+        mode, group = int(self.project["mode"], 8), self.project["group"]
+        try:
+            gid = grp.getgrnam(group).gr_gid if group else self.account.pw_gid
+        except KeyError:
+            if self.check:
+                return
+            raise PersonFault("there is no group %s" % group) from None
+        try:
+            handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return
+        try:
+            found = os.fstat(handle)
+            if (stat.S_IMODE(found.st_mode), found.st_gid) == (mode, gid) or found.st_uid != self.account.pw_uid:
+                return
+            if not any(action.startswith("clone") for action in self.actions):
+                self.actions.append("give %s group %d and mode %04o" % (self.path, gid, mode))
+            if not self.check:
+                os.fchown(handle, -1, gid)
+                os.fchmod(handle, mode)
+        finally:
+            os.close(handle)
+
+    def install(self) -> None:
+        """Install what is to be editable, where the environment is not as the project wants it.
+
+        Raises:
+            PersonFault: There is no environment, or it is somebody else's; or uv refuses.
+        """
+        where, owner = self.environment.path, self.account.pw_name
+        try:
+            uid = os.lstat(os.path.join(where, "pyvenv.cfg")).st_uid
+        except FileNotFoundError:
+            if not self.check:
+                raise PersonFault("there is no virtual environment %s; the role jax makes one" % where) from None
+            uid = self.account.pw_uid
+        if uid != self.account.pw_uid:
+            raise PersonFault(
+                "the environment %s belongs to uid %d, and an editable installation runs code of %s; give %s an"
+                " environment of their own, or the project to the environment's owner" % (where, uid, owner, owner)
+            )
+        if self.check and (self.actions or not os.path.exists(where)):
+            self.actions.append("install %s into %s" % (self.project["name"], where))
+            return
+        projects = [os.path.normpath(os.path.join(self.path, part)) for part in self.project["editable"]]
+        constraints = [os.path.join(self.path, path) for path in self.project["constraints"]]
+
+        def work() -> list[str]:
+            plan: list[str] = self.environment.missing(projects, constraints)
+            if plan and not self.check:
+                self.environment.install(projects, constraints, dry=False)
+            return plan
+
+        plan: list[str] = self.as_owner(work)
+        if plan:
+            self.actions.append("install into %s: %s" % (where, ", ".join(plan)))
+
+    def remove(self) -> None:
+        """Remove the installation and the clone.
+
+        Raises:
+            PersonFault: Something in it is nowhere else.
+        """
+        there = self.as_keeper(lambda: os.path.lexists(self.path))
+        if there:
+            self.as_owner(lambda: self.clone(self.path).must_be_empty_of_work())
+            self.actions.append("remove %s" % self.path)
+        names = self.as_owner(lambda: self.environment.below(self.path))
+        if names:
+            self.actions.append("uninstall %s from %s" % (", ".join(names), self.environment.path))
+        if not self.check:
+            if names:
+                self.as_owner(lambda: self.environment.remove(names))
+            if there:
+                self.as_keeper(lambda: shutil.rmtree(self.path))
+
+
+def keep_safe(paths: list[str], gone: list[str], system: str, *, check: bool) -> list[str]:
+    """Have git trust clones of root whoever uses it, and forget those that have gone; return what was done.
+
+    git uses no clone of others unless told to (git-config(1), safe.directory). Only clones of root are named, since the
+    owner of a clone decides which programs git runs in it.
+    """
+    try:
+        known = program(["git", "config", "--file", system, "--get-all", "safe.directory"], 60).splitlines()
+    except PersonFault:
+        known = []
+    added = [path for path in paths if path not in known]
+    removed = [path for path in gone if path in known]
+    for path in added if not check else []:
+        program(["git", "config", "--file", system, "--add", "safe.directory", path], 60)
+    for path in removed if not check else []:
+        program(["git", "config", "--file", system, "--unset-all", "safe.directory", "^%s$" % re.escape(path)], 60)
+    return ["let everybody use git in %s" % path for path in added] + [
+        "forget %s in %s" % (path, system) for path in removed
+    ]
+
+
+def account_of(project: Project) -> pwd.struct_passwd | None:
+    """Return the owner's account; of a project to be removed the one that its clone belongs to."""
+    try:
+        if project["state"] == "absent" and os.path.lexists(project["path"]):
+            return pwd.getpwuid(os.lstat(project["path"]).st_uid)
+        return pwd.getpwnam(project["owner"])
+    except KeyError:
+        return None
+
+
+def main() -> None:
+    """Run the module."""
+    text: dict[str, Any] = {"type": "str"}
+    needed = {"type": "str", "required": True}
+    texts = {"type": "list", "elements": "str", "default": []}
+    module = AnsibleModule(
+        argument_spec={
+            "projects": {
+                "type": "list",
+                "elements": "dict",
+                "required": True,
+                "options": {
+                    "name": needed,
+                    "url": needed,
+                    "commit": needed,
+                    "path": {"type": "path", "required": True},
+                    "owner": needed,
+                    "group": dict(text, default=""),
+                    "mode": dict(text, default="0755"),
+                    "editable": texts,
+                    "environment": {"type": "path", "required": True},
+                    "constraints": texts,
+                    "state": dict(text, choices=["present", "absent"], default="present"),
+                },
+            },
+            "uv": {"type": "path", "required": True},
+            "cache_dir": {"type": "path", "required": True},
+            "pinned_packages": texts,
+            "on_local_changes": dict(text, choices=["fail", "warn"], default="fail"),
+            "system": {"type": "path", "default": "/etc/gitconfig"},
+            "timeout": {"type": "int", "default": 600},
+        },
+        supports_check_mode=True,
+    )
+    os.umask(0o022)
+    actions, faults, gone, commits = [], [], [], {}
+    for project in module.params["projects"]:
+        account = account_of(project)
+        name = project["name"]
+        if account is None:
+            if project["state"] == "present" and not module.check_mode:
+                faults.append("%s: the owner %s has no account" % (name, project["owner"]))
+            elif project["state"] == "present":
+                actions.append("%s: clone %s" % (name, project["path"]))
+            continue
+        workspace = Workspace(module, project, account)
+        try:
+            if project["state"] == "present":
+                workspace.bring()
+            else:
+                workspace.remove()
+                gone.append(project["path"])
+        except (PersonFault, OSError) as exc:
+            faults.append("%s: %s" % (name, exc))
+        actions += ["%s: %s" % (name, action) for action in workspace.actions]
+        if workspace.commit:
+            commits[name] = workspace.commit
+    roots = [
+        project["path"]
+        for project in module.params["projects"]
+        if project["owner"] == "root" and project["name"] in commits
+    ]
+    try:
+        actions += keep_safe(roots, gone, module.params["system"], check=module.check_mode)
+    except PersonFault as exc:
+        faults.append(str(exc))
+    result = {"changed": bool(actions), "actions": actions, "commits": commits}
+    if faults:
+        module.fail_json(msg="workspace_projects: %s" % "; ".join(faults), **result)
+    module.exit_json(diff={"prepared": "".join(action + "\n" for action in actions)}, **result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Run git and uv in an owner's process; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from ansible.module_utils.as_person import PersonFault
+
+#: git asks nobody for anything, and ssh neither.
+ENVIRONMENT = {
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o ConnectTimeout=20",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GCM_INTERACTIVE": "never",
+    "UV_NO_PROGRESS": "1",
+    "NO_COLOR": "1",
+}
+
+
+def program(command: list[str], timeout: int, *, errors_too: bool = False) -> str:
+    """Run a program and return what it printed.
+
+    Args:
+        command: The program and its arguments.
+        timeout: Seconds that it may take.
+        errors_too: Whether what it wrote to stderr is part of the answer.
+
+    Raises:
+        PersonFault: It is missing, fails, or takes longer; with its last words.
+    """
+    shown = " ".join(command[:1] + [word for word in command[1:] if not word.startswith("-")][:4])
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if errors_too else subprocess.PIPE,
+            encoding="utf-8",
+            errors="surrogateescape",
+            env=dict(os.environ, **ENVIRONMENT),
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PersonFault("%s did not end within %d s" % (shown, timeout)) from None
+    except OSError as exc:
+        raise PersonFault("%s does not run: %s" % (command[0], exc.strerror)) from None
+    if done.returncode:
+        words = (done.stderr or done.stdout).strip()[-1500:]
+        raise PersonFault("%s ended with %d: %s" % (shown, done.returncode, words))
+    return done.stdout
+
+
+class Git:
+    """git in one directory."""
+
+    def __init__(self, path: str, timeout: int) -> None:
+        self.path = path
+        self.timeout = timeout
+
+    def __call__(self, *arguments: str) -> str:
+        """Run git and return what it printed.
+
+        Raises:
+            PersonFault: It fails.
+        """
+        return program(["git", "-C", self.path, *arguments], self.timeout)
+
+    def has(self, *arguments: str) -> bool:
+        """Return whether git ends well."""
+        try:
+            self(*arguments)
+        except PersonFault:
+            return False
+        return True

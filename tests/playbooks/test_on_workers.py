@@ -1,0 +1,181 @@
+"""The short playbooks on real workers: each does what it says, and refuses what it must."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.desk import Desk, Lab
+
+pytestmark = pytest.mark.lab
+
+POD = ["pod-w0", "pod-w1"]
+#: An archive of one package that grows a version when `$1` says so. Its index is written by hand: what usually writes
+#: it is not on workers.
+SAMPLE = """
+set -e
+mkdir -p /srv/sample/build/DEBIAN && cd /srv/sample
+printf '%s\\n' 'Package: sample' "Version: $1" 'Architecture: all' 'Maintainer: nobody <nobody@example.org>' \
+    'Description: sample' > build/DEBIAN/control
+dpkg-deb --build build sample.deb >/dev/null
+{ cat build/DEBIAN/control; echo Filename: ./sample.deb; echo Size: $(stat -c %s sample.deb)
+  echo SHA256: $(sha256sum sample.deb | cut -d' ' -f1); } > Packages
+echo 'deb [trusted=yes] file:/srv/sample ./' > /etc/apt/sources.list.d/sample.list
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(desk: Desk) -> Lab:
+    return Lab(desk)
+
+
+def play(desk: Desk, name: str, *argv: str, node: str = "pod") -> tuple[int, str]:
+    """Run a playbook on a node; return its exit code and what it said, in one line per message."""
+    done = desk.try_("ansible-playbook", f"playbooks/{name}", "--limit", f"node_{node}", *argv)
+    return done.returncode, re.sub(r"\n +", " ", done.stdout) + done.stderr
+
+
+def recap(said: str) -> dict[str, dict[str, int]]:
+    """Return what Ansible counted at the end, by host."""
+    rows = re.findall(r"^(\S+) +: (ok=.*)$", said, re.MULTILINE)
+    return {host: {key: int(number) for key, number in re.findall(r"(\w+)=(\d+)", row)} for host, row in rows}
+
+
+@contextlib.contextmanager
+def a_run(desk: Desk) -> Iterator[None]:
+    desk.do("tpu_ops", "train", "pod", "--detach", "--name", "sleeper", "--", "sleep", "3600")
+    try:
+        yield
+    finally:
+        desk.do("tpu_ops", "stop", "sleeper")
+
+
+def boots(lab: Lab) -> dict[str, str]:
+    return {host: lab.inside(host, "cat", "/proc/sys/kernel/random/boot_id") for host in POD}
+
+
+def test_verify_counts_the_chips_of_the_slice_and_adds_up_over_all_of_them(desk, lab):
+    code, said = play(desk, "verify.yml")
+    assert code == 0, said
+    measured = re.search(r"pod: 8 chips \(cpu\), 8 devices on 2 workers.*right, \S+ ms, bus bandwidth (\S+) GB/s", said)
+    assert measured, said
+    assert float(measured[1]) > 0
+    assert {row["changed"] for row in recap(said).values()} == {0}
+    assert [lab.inside(host, "ls", "-A", "/home/tpu/.ansible_async").strip() for host in POD] == ["", ""]
+
+
+def test_verify_names_the_worker_that_others_wait_for_and_ends_in_time(desk, lab):
+    lab.inside("pod-w1", "mv", "/opt/venvs/jax", "/opt/venvs/away")
+    try:
+        code, said = play(desk, "verify.yml", "--extra-vars", "verify_timeout=30")
+    finally:
+        lab.inside("pod-w1", "mv", "/opt/venvs/away", "/opt/venvs/jax")
+    assert code == 2
+    assert "pod-w1: /opt/venvs/jax/bin/python: No such file or directory" in said
+    assert re.search(r"pod-w0: (ended with|still waiting)", said)
+    assert "bus bandwidth" not in said
+    assert "all_reduce" not in lab.inside("pod-w0", "ps", "axww")
+
+
+def test_verify_refuses_a_part_of_a_slice(desk):
+    done = desk.try_("ansible-playbook", "playbooks/verify.yml", "--limit", "pod-w1")
+    assert done.returncode == 2
+    assert "pod-w0 is left out" in re.sub(r"\s+", " ", done.stdout)
+
+
+def test_nothing_is_verified_or_upgraded_while_a_run_is_on(desk, lab):
+    before = boots(lab)
+    with a_run(desk):
+        for name, words in (
+            ("verify.yml", "a run is on (pod-w0, pod-w1)"),
+            ("upgrade.yml", "a run is on pod-w0, pod-w1"),
+        ):
+            code, said = play(desk, name)
+            assert code == 2, said
+            assert words in said
+            assert {row["changed"] for row in recap(said).values()} == {0}
+        code, said = play(desk, "facts.yml")
+        assert (code, said.count("a run is on")) == (0, 2)
+    assert boots(lab) == before
+
+
+def test_facts_show_each_worker_and_what_is_different(desk, lab):
+    code, said = play(desk, "facts.yml")
+    assert code == 0, said
+    for host in POD:
+        assert re.search(rf"{host}: v4-16 us-central2-b READY, 4 chips, .*jax \d.*, launcher .*, idle", said), said
+    assert "do not differ" in said
+    lab.inside("pod-w1", "useradd", "--uid", "4321", "mallory")
+    code, said = play(desk, "facts.yml")
+    assert (code, "do not differ" in said) == (0, False)
+    assert re.search(r"pod-w[01]: person mallory: (none, others user id 4321|user id 4321, others none)", said)
+    assert {row["changed"] for row in recap(said).values()} == {0}
+
+
+def version(lab: Lab, host: str) -> str:
+    return lab.inside(host, "dpkg-query", "-W", "-f", "${Version}", "sample")
+
+
+def test_upgrade_stops_at_a_worker_that_fails_and_goes_on_there_when_run_again(desk, lab):
+    """The first worker wants a reboot after the upgrade, the second cannot be upgraded at first."""
+    for host in POD:
+        lab.inside(host, "sh", "-c", SAMPLE, "sh", "1")
+        lab.inside(host, "dpkg", "-i", "/srv/sample/sample.deb")
+        lab.inside(host, "sh", "-c", SAMPLE, "sh", "2")
+    lab.inside("pod-w0", "touch", "/run/reboot-required")
+    lab.inside("pod-w1", "sh", "-c", "echo '{' > /etc/apt/apt.conf.d/99broken")
+    before = boots(lab)
+    code, said = play(desk, "upgrade.yml")
+    assert code == 2, said
+    assert "pod-w0 is done (1 of 2): packages upgraded, rebooted" in said
+    assert "pod-w1 failed: Upgrade the packages" in said
+    assert "Done: pod-w0. Not done: pod-w1." in said
+    middle = boots(lab)
+    assert (middle["pod-w0"] != before["pod-w0"], middle["pod-w1"]) == (True, before["pod-w1"])
+    assert [version(lab, host) for host in POD] == ["2", "1"]
+
+    lab.inside("pod-w1", "rm", "/etc/apt/apt.conf.d/99broken")
+    code, said = play(desk, "upgrade.yml")
+    assert code == 0, said
+    assert "pod-w0 is done (1 of 2): packages as they were, not rebooted" in said
+    assert "pod-w1 is done (2 of 2): packages upgraded, not rebooted" in said
+    assert [version(lab, host) for host in POD] == ["2", "2"]
+    assert boots(lab) == middle
+
+
+def test_upgrade_stops_before_the_second_worker_where_the_first_fails(desk, lab):
+    lab.inside("pod-w0", "sh", "-c", "echo '{' > /etc/apt/apt.conf.d/99broken")
+    try:
+        code, said = play(desk, "upgrade.yml")
+    finally:
+        lab.inside("pod-w0", "rm", "/etc/apt/apt.conf.d/99broken")
+    assert code == 2
+    assert "Done: none. Not done: pod-w0, pod-w1." in said
+    assert "pod-w1 is done" not in said
+
+
+def disks(desk: Desk, **mount: Any) -> tuple[int, str]:
+    return play(desk, "disks.yml", "--extra-vars", json.dumps({"disks_mounts": [mount]}), node="solo")
+
+
+def test_disks_mounts_a_data_disk_and_nothing_else(desk, lab):
+    wanted = {"device": "google-persistent-disk-1", "path": "/mnt/data", "format": True}
+    code, said = disks(desk, **wanted, fstype="ext4")
+    assert code == 0, said
+    lab.inside("solo-w0", "mountpoint", "/mnt/data")
+    code, said = disks(desk, **wanted)
+    assert (code, recap(said)["solo-w0"]["changed"]) == (0, 0), said
+    # The role base has not been here.
+    lab.inside("solo-w0", "sh", "-c", "! test -e /etc/tpu_ops")
+
+
+def test_disks_refuses_a_wrong_list_before_anything_changes(desk, lab):
+    code, said = disks(desk, path="/mnt/other")
+    assert code == 2
+    assert "/mnt/other" in said
+    lab.inside("solo-w0", "sh", "-c", "! test -e /mnt/other")

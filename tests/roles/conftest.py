@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ansible.module_utils
+import pytest
+from ansible.module_utils.testing import patch_module_args
+
+# As Ansible does for roles: what their modules share is a part of its own.
+ansible.module_utils.__path__ += map(str, (Path(__file__).parents[2] / "roles").glob("*/module_utils"))
+
+Run = Callable[..., dict[str, Any]]
+
+# Ansible puts what roles share below its own package; each follows what it imports itself.
+for role, name in (
+    ("facts", "as_person"),
+    ("workspace", "programs"),
+    ("workspace", "clones"),
+    ("workspace", "editables"),
+):
+    sys.modules[f"ansible.module_utils.{name}"] = importlib.import_module(f"roles.{role}.module_utils.{name}")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run one of the roles' modules in this process and return its result."""
+    # On a worker a module's warnings are in its result; where another test has loaded the controller's part of Ansible,
+    # they would be displayed instead.
+    monkeypatch.setattr("ansible.module_utils._internal.is_controller", False)
+    monkeypatch.setattr("ansible.module_utils.common.warnings._global_warnings", {})
+
+    def call(
+        module: ModuleType, arguments: dict[str, Any], *, check: bool = False, no_log: bool = False
+    ) -> dict[str, Any]:
+        umask = os.umask(0o022)
+        flags = {"_ansible_check_mode": check, "_ansible_no_log": no_log}
+        try:
+            with patch_module_args(arguments | flags), pytest.raises(SystemExit):
+                module.main()
+        finally:
+            os.umask(umask)
+        result: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return result
+
+    return call

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roles.base.filter_plugins.base import clock, hugepages_wanted
+from roles.base.library import apt_mirrors, hugepages
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("setting", "accelerator_type", "wanted"),
+    [
+        ("auto", "v4-32", ""),
+        ("auto", "v3-8", ""),
+        ("auto", "v2-8", ""),
+        ("auto", "v5litepod-16", "always"),
+        ("auto", "v5p-16", "always"),
+        ("auto", "v6e-8", "always"),
+        ("auto", "", ""),
+        ("never", "v5p-16", "never"),
+        ("always", "v4-8", "always"),
+        ("keep", "v6e-8", ""),
+    ],
+)
+def test_hugepages_are_on_from_v5e_unless_said_otherwise(setting: str, accelerator_type: str, wanted: str) -> None:
+    assert hugepages_wanted(setting, accelerator_type) == wanted
+
+
+@pytest.mark.parametrize(
+    ("units", "package"),
+    [
+        ([], "systemd-timesyncd"),
+        (["systemd-timesyncd.service"], "systemd-timesyncd"),
+        (["systemd-timesyncd.service", "chrony.service"], "chrony"),
+        (["openntpd.service"], "openntpd"),
+    ],
+)
+def test_one_program_keeps_the_clock(units: list[str], package: str) -> None:
+    assert clock({unit: {} for unit in units})["package"] == package
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("deb http://a.example/ubuntu jammy main\n", "deb https://m.example/u jammy main\n"),
+        (
+            "deb [arch=amd64] http://a.example/ubuntu/ jammy main\n",
+            "deb [arch=amd64] https://m.example/u/ jammy main\n",
+        ),
+        ("URIs: http://a.example/ubuntu\nSuites: noble\n", "URIs: https://m.example/u\nSuites: noble\n"),
+        (
+            "URIs: http://a.example/ubuntu-security http://a.example/ubuntu",
+            "URIs: http://a.example/ubuntu-security https://m.example/u",
+        ),
+        ("deb http://a.example/ubuntu/special jammy main\n", "deb https://s.example jammy main\n"),
+        ("# deb http://a.example/ubuntu jammy main\n", "# deb http://a.example/ubuntu jammy main\n"),
+        ("deb https://m.example/u jammy main\n", "deb https://m.example/u jammy main\n"),
+        (
+            "deb http://other.example/http://a.example/ubuntu x\n",
+            "deb http://other.example/http://a.example/ubuntu x\n",
+        ),
+    ],
+)
+def test_exactly_the_addresses_of_mirrors_are_replaced(before: str, after: str) -> None:
+    mirrors = {
+        "http://a.example/ubuntu/": "https://m.example/u",
+        "http://a.example/ubuntu/special": "https://s.example/",
+    }
+    assert apt_mirrors.mirrored(before, mirrors) == after
+
+
+def test_mirrors_are_set_once_in_all_files_of_sources(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "sources.list.d").mkdir()
+    (tmp_path / "sources.list").write_text("deb http://a.example/debian x main\n")
+    (tmp_path / "sources.list.d" / "d.sources").write_text("URIs: http://a.example/debian\n")
+    (tmp_path / "sources.list.d" / "kept.save").write_text("deb http://a.example/debian x main\n")
+    arguments = {"mirrors": {"http://a.example": "http://b.example"}, "directory": str(tmp_path)}
+    checked = run(apt_mirrors, arguments, check=True)
+    assert "a.example" in (tmp_path / "sources.list").read_text()
+    done = run(apt_mirrors, arguments)
+    assert checked["files"] == done["files"] == [f"{tmp_path}/sources.list", f"{tmp_path}/sources.list.d/d.sources"]
+    assert (tmp_path / "sources.list").read_text() == "deb http://b.example/debian x main\n"
+    assert "a.example" in (tmp_path / "sources.list.d" / "kept.save").read_text()
+    assert run(apt_mirrors, arguments)["changed"] is False
+
+
+def test_the_kernel_s_answer_decides_whether_hugepages_changed(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "enabled"
+    # A plain file keeps what is written and puts no brackets around it: a kernel that does not take the value.
+    path.write_text("always [madvise] never\n")
+    asked = {"value": "always", "path": str(path)}
+    checked = run(hugepages, asked, check=True)
+    assert (checked["changed"], checked["chosen"], checked["refused"]) == (True, "always", "")
+    assert run(hugepages, asked | {"value": "madvise"})["changed"] is False
+    written = run(hugepages, asked)
+    assert path.read_text().startswith("always")
+    assert (written["changed"], written["refused"]) == (False, f"{path}: the kernel keeps madvise")
+
+
+def test_a_kernel_without_hugepages_is_reported_and_no_failure(run: Run, tmp_path: Path) -> None:
+    for check in (True, False):
+        result = run(hugepages, {"value": "always", "path": str(tmp_path / "none")}, check=check)
+        assert (result["changed"], result.get("failed", False)) == (False, False)
+        assert "No such file" in result["refused"]
+        assert "transparent hugepages stay unknown" in str(result["warnings"])

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import configparser
+import netrc
+import os
+import pwd
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roles.credentials.filter_plugins.credentials import (
+    credentials_faults,
+    credentials_resolved,
+    credentials_variables,
+)
+from roles.credentials.library import person_credentials
+from roles.credentials.library.person_credentials import aws_edit, git_edit, helper_edit, netrc_edit
+from tests.roles.conftest import Run
+
+WANDB = {"person": "ada", "kind": "wandb", "secret": "s3cret"}
+AWS = {"person": "ada", "kind": "aws", "login": "AKIA", "secret": "s3cret/+"}
+GIT = {"person": "ada", "kind": "git", "login": "ada", "host": "github.com", "secret": "s3cret"}
+ENV = {"person": "ada", "kind": "wandb", "from_env": "WANDB_API_KEY"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "fault"),
+    [
+        ([WANDB, AWS, GIT, AWS | {"profile": "two"}, GIT | {"host": "gitlab.com"}, WANDB | {"person": "bob"}], None),
+        ([ENV], None),
+        ([ENV | {"from_env": "EMPTY"}], "from_env: the variable EMPTY is not set, or empty"),
+        ([ENV | {"secret": "s3cret"}], "both secret and from_env are given"),
+        ([ENV | {"from_env": "A-B"}], "from_env is not the name of a variable"),
+        ([WANDB | {"secret": ""}], "secret is missing"),
+        ([WANDB | {"secret": "s3cret x"}], "secret holds a space"),
+        ([WANDB | {"secret": "s3cret\nmachine evil"}], "secret holds a space"),
+        ([AWS | {"login": ""}], "login is missing"),
+        ([AWS | {"login_from_env": "WANDB_API_KEY", "login": ""}], None),
+        ([AWS | {"session_token": "s3cret]\n["}], "session_token holds a space"),
+        ([AWS | {"profile": "a]\n[b"}], "profile 'a]"),
+        ([GIT | {"host": ""}], "host is missing"),
+        ([GIT | {"host": "a b"}], "host 'a b' is not a host name"),
+        ([WANDB | {"person": "eve"}], "eve has no account and is not in users_people"),
+        ([{"person": "eve", "kind": "wandb", "state": "absent"}], None),
+        ([{"person": "ada", "kind": "netrc", "state": "absent"}], "host is missing"),
+        ([{"person": "ada", "kind": "file", "path": "../x", "secret": "s3cret"}], "path '../x' is not a path below"),
+        ([{"person": "ada", "kind": "file", "path": "/etc/x", "secret": "s3cret"}], "is not a path below"),
+        ([{"person": "ada", "kind": "file", "path": ".x/y", "secret": "s3cret\nof two lines"}], None),
+        ([WANDB, {**GIT, "kind": "netrc", "host": "api.wandb.ai"}], "another entry is for the same place"),
+        ([AWS, AWS | {"profile": "default"}], "another entry is for the same place, aws default"),
+    ],
+)
+def test_faults_name_entry_kind_and_person_and_never_the_secret(entries: list[Any], fault: str | None) -> None:
+    faults = credentials_faults(entries, {"WANDB_API_KEY": "s3cret", "EMPTY": ""}, ["ada", "bob"])
+    assert faults == [] if fault is None else (len(faults) == 1 and fault in faults[0]), faults
+    assert "s3cret" not in str(faults)
+    assert all(found.startswith(f"credentials_entries[{len(entries) - 1}]: ") for found in faults)
+
+
+def test_secrets_come_from_the_environment_of_the_controller() -> None:
+    entry = {"person": "ada", "kind": "aws", "from_env": "SECRET", "login_from_env": "ID"}
+    assert credentials_variables([entry, entry]) == ["ID", "SECRET"]
+    assert credentials_resolved([entry], {"ID": "i", "SECRET": "s"}) == [
+        {"person": "ada", "kind": "aws", "secret": "s", "login": "i"}
+    ]
+    assert credentials_resolved([WANDB], {}) == [WANDB | {"host": "api.wandb.ai", "login": "user"}]
+
+
+OWN = "machine own.test login me password own\n"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        OWN,
+        OWN.strip(),
+        f"# mine\n{OWN}machine h login old password older # stale\n# next\nmachine b login x password y\n",
+        f"machine h\n\tlogin old\n\taccount a\n\tpassword older\n{OWN}machine h login again password twice\n",
+        f"{OWN}default login anonymous password x\n",
+        f"machine m login l password p\nmacdef init\nmachine h login no password no\n\n{OWN}",
+        f'machine q login me password "machine h login x"\n{OWN}',
+        f"machine odd login machine password h\n{OWN}",
+    ],
+)
+def test_a_host_has_one_entry_in_netrc_and_all_others_stay(tmp_path: Path, before: str) -> None:
+    def logins(text: str) -> dict[str, Any]:
+        (tmp_path / "netrc").write_text(text)
+        (tmp_path / "netrc").chmod(0o600)
+        return dict(netrc.netrc(tmp_path / "netrc").hosts)
+
+    edit = netrc_edit("h", "user", "new")
+    after = edit(before)
+    assert edit(after) == after
+    others = {host: login for host, login in logins(before).items() if host != "h"}
+    found = logins(after)
+    assert found.pop("h")[::2] == ("user", "new")
+    assert found == others
+    gone = netrc_edit("h", None, None)(after)
+    assert logins(gone) == others
+    assert [line for line in before.splitlines() if line.startswith("#")] == [
+        line for line in gone.splitlines() if line.startswith("#")
+    ]
+
+
+KEYS: dict[str, str | None] = {"aws_access_key_id": "I", "aws_secret_access_key": "S", "aws_session_token": None}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "[p]\naws_access_key_id = I\naws_secret_access_key = S\n"),
+        ("[a]\nx = 1\n", "[a]\nx = 1\n\n[p]\naws_access_key_id = I\naws_secret_access_key = S\n"),
+        (
+            "# top\n[p]\n# note = 1\naws_session_token=old\naws_secret_access_key=S\nregion = r\n\n[b]\ny = 2\n",
+            "# top\n[p]\n# note = 1\naws_secret_access_key=S\nregion = r\naws_access_key_id = I\n\n[b]\ny = 2\n",
+        ),
+        (
+            "[p]\naws_access_key_id = I\naws_access_key_id = J\naws_secret_access_key = old",
+            "[p]\naws_access_key_id = I\naws_secret_access_key = S\n",
+        ),
+    ],
+)
+def test_a_profile_s_keys_are_set_and_all_else_stays(before: str, after: str) -> None:
+    edit = aws_edit("p", KEYS)
+    assert edit(before) == after
+    assert edit(after) == after
+    parsed = configparser.RawConfigParser()
+    parsed.read_string(after)
+    assert parsed["p"]["aws_secret_access_key"] == "S"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", ""),
+        ("[p]\naws_access_key_id = I\n", ""),
+        ("[a]\nx = 1\n\n[p]\naws_access_key_id = I\naws_session_token = T\n", "[a]\nx = 1\n\n"),
+        ("[p]\naws_access_key_id = I\nregion = r\n", "[p]\nregion = r\n"),
+        ("[a]\naws_access_key_id = I\n", "[a]\naws_access_key_id = I\n"),
+    ],
+)
+def test_an_absent_profile_loses_its_keys_and_nothing_else(before: str, after: str) -> None:
+    assert aws_edit("p", dict.fromkeys(KEYS))(before).rstrip("\n") == after.rstrip("\n")
+
+
+def test_git_credentials_of_a_host_are_one_escaped_line() -> None:
+    others = "https://me:x@own.test\nhttps://me:x@h.test.evil\n"
+    text = git_edit("h.test", "a@b", "s:/@%")(f"https://old:x@H.test\n{others}https://h.test\n")
+    assert text == f"https://a%40b:s%3A%2F%40%25@h.test\n{others}"
+    assert git_edit("h.test", "a@b", "s:/@%")(text) == text
+    assert git_edit("h.test", None, None)(text) == others
+
+
+def test_git_s_helper_is_set_for_the_host_once() -> None:
+    text = helper_edit("h.test", wanted=True)("[a]\n\tb = 1")
+    assert text == '[a]\n\tb = 1\n[credential "https://h.test"]\n\thelper = store\n'
+    assert helper_edit("h.test", wanted=True)(text) == text
+    assert helper_edit("h.test", wanted=False)(text) == "[a]\n\tb = 1\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a home of the person who runs this."""
+    me = pwd.getpwuid(os.geteuid())
+    account = pwd.struct_passwd((*me[:5], str(tmp_path), me[6]))
+    monkeypatch.setattr(pwd, "getpwnam", lambda _: account)
+    return tmp_path
+
+
+def test_files_are_the_person_s_alone_and_check_mode_says_what_would_be_written(run: Run, home: Path) -> None:
+    (home / ".netrc").write_text(OWN)
+    (home / ".netrc").chmod(0o644)
+    entries = [
+        WANDB | {"host": "h", "login": "user"},
+        {"person": "ada", "kind": "netrc", "host": "two", "login": "l", "secret": "s3cret2"},
+        {"person": "ada", "kind": "huggingface", "secret": "s3cret3"},
+    ]
+    paths = [str(home / ".netrc"), str(home / ".cache/huggingface/token")]
+    assert run(person_credentials, {"entries": entries}, check=True)["changed_paths"] == paths
+    assert (home / ".netrc").read_text() == OWN
+    assert run(person_credentials, {"entries": entries})["changed_paths"] == paths
+    again = run(person_credentials, {"entries": entries})
+    assert (again["changed"], again["faults"]) == (False, [])
+    assert [Path(path).stat().st_mode & 0o777 for path in paths] == [0o600, 0o600]
+    assert (home / ".cache").stat().st_mode & 0o777 == 0o700
+    assert set(netrc.netrc(home / ".netrc").hosts) == {"own.test", "h", "two"}
+    absent = [entry | {"state": "absent"} for entry in entries]
+    assert run(person_credentials, {"entries": absent})["changed_paths"] == paths
+    assert (home / ".netrc").read_text() == OWN
+    assert not (home / ".cache/huggingface/token").exists()
+
+
+def test_one_file_that_cannot_be_written_keeps_no_other_from_being_written(run: Run, home: Path) -> None:
+    (home / ".netrc").mkdir()
+    entries = [WANDB | {"host": "h", "login": "user"}, {"person": "ada", "kind": "huggingface", "secret": "s3cret3"}]
+    done = run(person_credentials, {"entries": entries})
+    assert len(done["faults"]) == 1
+    assert done["faults"][0].startswith(f"wandb of ada: {home}/.netrc")
+    assert done["changed_paths"] == [str(home / ".cache/huggingface/token")]
+    assert "s3cret" not in str(done)

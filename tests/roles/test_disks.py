@@ -1,0 +1,267 @@
+"""What the role disks says of its list, and what it makes of disks and mounts."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roles.disks.filter_plugins import disks
+from roles.disks.module_utils import disk_state
+from roles.disks.module_utils.disk_state import Refusal
+
+DATA = {"device": "google-persistent-disk-1", "path": "/mnt/data"}
+
+
+def faults(*mounts: dict[str, Any]) -> str:
+    return "; ".join(disks.disks_faults(list(mounts), accounts=["root", "ada"], groups=["root", "tpu-run"]))
+
+
+@pytest.mark.parametrize(
+    "mount",
+    [
+        DATA,
+        {
+            **DATA,
+            "format": True,
+            "owner": "ada",
+            "group": "tpu-run",
+            "mode": "2775",
+            "options": ["noatime", "commit=30"],
+        },
+        {**DATA, "owner": "4711", "mode": "755"},
+        {"uuid": "0a1b2c3d-0000-4000-8000-000000000000", "path": "/data", "read_only": True},
+        {"label": "my data", "path": "/home/shared", "fstype": "xfs"},
+        {"device": "/dev/disk/by-id/nvme-nvme_card-pd_data", "path": "/srv/a.b/c_d-e"},
+        {"path": "/mnt/old", "state": "absent"},
+    ],
+)
+def test_entries_that_say_all_there_is_to_say(mount: dict[str, Any]) -> None:
+    assert faults(mount) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"device": ""}, "no disk is named; give device, uuid or label"),
+        ({"uuid": "1234-abcd"}, "device and uuid are given, and one of them names the disk"),
+        ({"state": "absent", "label": "x"}, "device and label are given"),
+        ({"device": "/dev/sdb"}, "/dev/sdb may be another disk after the next boot"),
+        ({"device": "../../sda"}, "is no name below /dev/disk/by-id"),
+        ({"device": "a; rm -rf /"}, "is no name below /dev/disk/by-id"),
+        ({"device": "", "uuid": "$(id)"}, "uuid '$(id)' is none"),
+        ({"device": "", "label": "../x"}, "label must not hold '/'"),
+        ({"device": "", "label": "x", "format": True}, "format needs device"),
+        ({"read_only": True, "format": True, "owner": "ada"}, "format cannot be given with read_only"),
+        ({"read_only": True, "mode": "0755"}, "mode cannot be given with read_only"),
+        ({"mode": "493"}, "mode '493' is not octal in quotes"),
+        ({"mode": "u+w"}, "mode 'u+w' is not octal in quotes"),
+        ({"owner": "eve"}, "there is no owner eve, and users_people makes none"),
+        ({"group": "nobody"}, "there is no group nobody"),
+        ({"options": ["noatime,nosuid"]}, "'noatime,nosuid' is not one option"),
+        ({"options": ["x-systemd.automount\n"]}, "is not one option"),
+        *(
+            ({"options": [option]}, "is decided by the role")
+            for option in ("ro", "nofail", "discard", "noload", "user")
+        ),
+        *(
+            ({"path": path}, "in its shortest form")
+            for path in ("mnt", "/mnt/a b", "/mnt/../etc", "/mnt/", "//mnt/a", "/mnt/%h")
+        ),
+        *(
+            ({"path": path}, "belongs to the system")
+            for path in ("/", "/mnt", "/home", "/var/lib", "/etc/x", "/run/x", "/usr", "/usr/bin")
+        ),
+    ],
+)
+def test_entries_that_are_refused_before_anything_changes(change: dict[str, Any], fault: str) -> None:
+    said = faults({**DATA, **change})
+    assert said.startswith("disks_mounts[0]: ")
+    assert fault in said
+
+
+@pytest.mark.parametrize(
+    ("other", "fault"),
+    [
+        ({**DATA, "device": "b"}, "/mnt/data is listed twice"),
+        ({"device": "b", "path": "/mnt/data/deeper"}, "/mnt/data and /mnt/data/deeper lie in each other"),
+        (
+            {**DATA, "path": "/mnt/other"},
+            "device google-persistent-disk-1 is mounted both at /mnt/data and at /mnt/other",
+        ),
+        ({**DATA, "path": "/mnt/data2", "state": "absent"}, ""),
+        ({"device": "b", "path": "/mnt/data2"}, ""),
+    ],
+)
+def test_entries_that_do_not_go_together(other: dict[str, Any], fault: str) -> None:
+    said = faults(DATA, other)
+    assert fault in said
+    assert bool(said) == bool(fault)
+
+
+@pytest.mark.parametrize("mounts", ["/mnt/data", {"path": "/mnt/data"}, ["/mnt/data"]])
+def test_what_is_no_list_of_entries_is_said(mounts: Any) -> None:
+    assert disks.disks_faults(mounts, [], []) == ["disks_mounts: is no list of entries, each with path and other keys"]
+
+
+@pytest.mark.parametrize(
+    ("mount", "trim", "options"),
+    [
+        (DATA, "discard", "rw,discard,nofail"),
+        ({**DATA, "options": ["noatime"]}, "timer", "rw,nodiscard,nofail,noatime"),
+        ({**DATA, "read_only": True}, "discard", "ro,noload,nofail"),
+        ({**DATA, "read_only": True, "fstype": "xfs"}, "none", "ro,norecovery,nofail"),
+    ],
+)
+def test_mount_options_say_what_a_remount_must_know(mount: dict[str, Any], trim: str, options: str) -> None:
+    (complete,) = disks.disks_complete([mount], trim)
+    assert ",".join(complete["options"]) == options
+
+
+def test_only_file_systems_that_may_be_made_take_packages() -> None:
+    mounts: list[dict[str, Any]] = [
+        {**DATA, "format": True},
+        {**DATA, "fstype": "xfs"},
+        {**DATA, "fstype": "xfs", "format": True, "state": "absent"},
+    ]
+    assert disks.disks_packages(mounts) == ["e2fsprogs"]
+    assert disks.disks_packages([{**DATA, "fstype": "xfs", "format": True}]) == ["xfsprogs"]
+
+
+PATHS = ["/mnt/data", "/srv/my-data", "/a.b/c_d", "/x y"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_units_are_named_as_systemd_names_them(path: str) -> None:
+    expected = subprocess.run(
+        ["systemd-escape", "--path", "--suffix=mount", path], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    assert disk_state.unit_name(path) == expected
+
+
+MOUNTINFO = r"""
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+30 22 7:3 / /mnt/my\040data ro,noatime - ext4 /dev/sdb ro,norecovery
+31 22 0:40 / /mnt/data rw - tmpfs tmpfs rw
+32 22 7:4 /sub /mnt/data rw,nosuid shared:1 master:2 - xfs /dev/sdc rw,discard
+""".strip()
+
+
+def test_mounts_are_read_as_the_kernel_writes_them() -> None:
+    found = disk_state.parse_mounts(MOUNTINFO)
+    assert [(each.number, each.root, each.target, each.fstype) for each in found] == [
+        ("254:0", "/", "/", "ext4"),
+        ("7:3", "/", "/mnt/my data", "ext4"),
+        ("0:40", "/", "/mnt/data", "tmpfs"),
+        ("7:4", "/sub", "/mnt/data", "xfs"),
+    ]
+    assert found[3].options == {"rw", "nosuid", "discard"}
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        (["rw", "discard", "nofail", "nosuid"], []),
+        (["rw", "nodiscard", "nofail", "nosuid"], ["discard"]),
+        (["ro", "discard", "nosuid", "noatime"], ["noatime", "ro"]),
+    ],
+)
+def test_options_that_differ_are_seen(options: list[str], wrong: list[str]) -> None:
+    assert disk_state.wrong_options({"options": options}, disk_state.parse_mounts(MOUNTINFO)[3]) == wrong
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Links as udev makes them, to files that pass for disks."""
+    monkeypatch.setattr(disk_state, "DISKS", str(tmp_path / "disk"))
+    monkeypatch.setattr("stat.S_ISBLK", lambda _mode: True)
+    for link, target in {
+        "by-id/google-persistent-disk-1": "sdb",
+        "by-id/scsi-0Google_PersistentDisk_persistent-disk-1": "sdb",
+        "by-id/google-data": "sdc",
+        "by-id/google-data-part1": "sdc1",
+        "by-id/nvme-card_AB12": "nvme0n1",
+        "by-id/virtio-AB12": "vdb",
+        "by-uuid/1234-abcd": "sdb",
+        "by-uuid/ABCD-1234": "sdc",
+        "by-label/my\\x20data": "sdc",
+        "by-id/google-gone": "gone",
+    }.items():
+        path = tmp_path / "disk" / link
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(tmp_path / target)
+        if target != "gone":
+            (tmp_path / target).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        ({"device": "google-persistent-disk-1"}, "sdb"),
+        ({"device": "persistent-disk-1"}, "sdb"),
+        ({"device": "data"}, "sdc"),
+        ({"device": "google-data-part1"}, "sdc1"),
+        ({"device": "nvme-card_AB12"}, "nvme0n1"),
+        ({"uuid": "1234-ABCD"}, "sdb"),
+        ({"uuid": "abcd-1234"}, "sdc"),
+        ({"label": "my data"}, "sdc"),
+    ],
+)
+def test_disks_are_found_by_serial_uuid_and_label(devices: Path, named: dict[str, str], found: str) -> None:
+    mount = {"device": "", "uuid": "", "label": "", **named}
+    assert disk_state.resolve(mount) == str(devices / found)
+
+
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        ({"device": "AB12"}, "nvme0n1 and .*vdb are all named AB12"),
+        ({"device": "disk-1"}, "no disk named disk-1 is attached; data disks here: google-data, "),
+        ({"device": "gone"}, "no disk named gone"),
+        ({"uuid": "9999"}, "no disk with the uuid 9999"),
+        ({"label": "data"}, "no disk with the label data"),
+    ],
+)
+def test_disks_that_are_not_one_are_refused(devices: Path, named: dict[str, str], reason: str) -> None:
+    with pytest.raises(Refusal, match=reason):
+        disk_state.resolve({"device": "", "uuid": "", "label": "", **named})
+
+
+def test_mount_points_that_would_hide_something_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    (tmp_path / "empty").mkdir()
+    for name, reason in {
+        "full": r"not empty \(thesis.tex\)",
+        "full/thesis.tex": "not a directory",
+        "link": "symbolic link",
+        "link/below": "symbolic link",
+    }.items():
+        with pytest.raises(Refusal, match=reason):
+            disk_state.check_point(str(tmp_path / name))
+    for name in ("empty", "new", "new/deeper"):
+        disk_state.check_point(str(tmp_path / name))
+
+
+def test_paths_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_state, "UNITS", str(tmp_path))
+    monkeypatch.setattr(disk_state, "FSTAB", str(tmp_path / "fstab"))
+    (tmp_path / "fstab").write_text("# UUID=1 /mnt/a ext4\nUUID=2 /mnt/b ext4 defaults 0 2\n\n")
+    (tmp_path / "mnt-c.mount").write_text("[Mount]\n")
+    (tmp_path / "mnt-d.mount").symlink_to("/dev/null")
+    (tmp_path / "mnt-e.mount").write_text(
+        disk_state.unit_text({"path": "/mnt/e", "fstype": "ext4", "options": []}, "1")
+    )
+    for path, reason in {
+        "/mnt/b": "fstab has a line",
+        "/mnt/c": "not this role's",
+        "/mnt/d": "not this role's",
+    }.items():
+        with pytest.raises(Refusal, match=reason):
+            disk_state.check_unit(path)
+    for path in ("/mnt/a", "/mnt/e"):
+        disk_state.check_unit(path)

@@ -1,0 +1,463 @@
+"""How environments are looked at, filled and agreed on: with a program that plays uv, and with uv itself for locks."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+
+from roles.jax.filter_plugins.jax import jax_environment, jax_faults
+from roles.python.filter_plugins import environments as filters
+from roles.python.library import uv_environments
+from roles.python.module_utils import environment_state
+from roles.python.module_utils.environment_work import plan_lines
+from tpu_ops.host import probe
+
+Run = Callable[..., dict[str, Any]]
+
+#: Plays uv: packages are directories with the metadata of a wheel and one file.
+FAKE_UV = """#!{python}
+import os, pathlib, shutil, sys
+arguments = sys.argv[1:]
+pathlib.Path(__file__).with_name("calls").open("a").write(" ".join(arguments) + "\\n")
+def after(option):
+    return arguments[arguments.index(option) + 1]
+if arguments[0] == "venv":
+    path = pathlib.Path(arguments[-1])
+    (path / "bin").mkdir(parents=True)
+    (path / "bin" / "python").symlink_to("{python}")
+    (path / "pyvenv.cfg").write_text("version_info = 3.11.2\\n")
+    sys.exit()
+if arguments[1] == "compile":
+    names = pathlib.Path(arguments[-1]).read_text().split()
+    there = pathlib.Path(after("--output-file"))
+    kept = [line for line in there.read_text().split() if line.partition("==")[0] in names]
+    rest = [name + "==9" for name in names if not any(line.startswith(name + "==") for line in kept)]
+    there.write_text("".join(name + " --hash=sha256:00\\n" for name in sorted(kept + rest)))
+    sys.exit()
+venv = pathlib.Path(after("--python")).parent.parent
+site = venv / "lib" / "python3.11" / "site-packages"
+def remove(name):
+    for path in site.glob(name + "*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+if arguments[1] == "uninstall":
+    for name in arguments[arguments.index("--") + 1:]:
+        remove(name)
+    sys.exit()
+have = [path.stem.replace("-", "==") for path in site.glob("*.dist-info")]
+wanted = [line.split()[0] for line in pathlib.Path(after("--requirements")).read_text().splitlines() if line]
+again = [option.partition("=")[2] for option in arguments if option.startswith("--reinstall-package=")]
+missing = [name for name in wanted if not any(one == name or one.startswith(name + "==") for one in have)
+           or name.partition("==")[0] in again]
+if "broken==1" in missing:
+    sys.exit("no such package: broken")
+for name in missing:
+    print(" + " + name, file=sys.stderr)
+    if "--dry-run" not in arguments:
+        plain, _, version = name.partition("==")
+        remove(plain)
+        info = site / (plain + "-" + (version or "9") + ".dist-info")
+        info.mkdir(parents=True)
+        (site / (plain + ".py")).write_text("x=1\\n")
+        (info / "RECORD").write_text(plain + ".py,sha256=x,4\\n" + info.name + "/RECORD,,\\n")
+"""
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> dict[str, Any]:
+    uv = tmp_path / "uv"
+    uv.write_text(FAKE_UV.format(python=sys.executable))
+    uv.chmod(0o755)
+    environment = {
+        "name": "jax",
+        "path": str(tmp_path / "venv"),
+        "python": sys.executable,
+        "python_version": f"{sys.version_info[0]}.{sys.version_info[1]}",
+        "requirements": ["jax==1"],
+    }
+    return {"step": "fill", "uv": str(uv), "cache_dir": str(tmp_path / "cache"), "environments": [environment]}
+
+
+def more(arguments: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return arguments | {"environments": [arguments["environments"][0] | changes]}
+
+
+def state(result: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = result["environments"]["jax"]
+    return found
+
+
+def site(tmp_path: Path) -> Path:
+    return tmp_path / "venv" / "lib" / "python3.11" / "site-packages"
+
+
+def test_an_environment_is_made_once_and_then_only_looked_at(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    checked = run(uv_environments, arguments, check=True)
+    assert (checked["changed"], state(checked)["plan"]) == (True, ["+ jax==1"])
+    assert not (tmp_path / "venv").exists()
+    made = run(uv_environments, arguments)
+    assert (made["changed"], state(made)["packages"]) == (True, {"jax": "1"})
+    again = run(uv_environments, arguments)
+    assert (again["changed"], state(again)["digest"]) == (False, state(made)["digest"])
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert sum(call.startswith("pip install") and "--dry-run" not in call for call in calls) == 1
+    wider = more(arguments, requirements=["jax==1", "flax==2"])
+    assert state(run(uv_environments, wider, check=True))["plan"] == ["+ flax==2"]
+    assert state(run(uv_environments, wider))["packages"] == {"flax": "2", "jax": "1"}
+
+
+def test_the_digest_is_the_one_that_training_runs_compare(run: Run, tmp_path: Path, arguments: dict[str, Any]) -> None:
+    assert state(run(uv_environments, arguments))["digest"] == probe.venv_facts(str(tmp_path / "venv"))["digest"]
+
+
+def _python(tmp_path: Path) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    python.unlink()
+    python.symlink_to(tmp_path / "gone")
+
+
+def _removed(tmp_path: Path) -> None:
+    shutil.rmtree(site(tmp_path) / "jax-1.dist-info")
+
+
+def _upgraded(tmp_path: Path) -> None:
+    (site(tmp_path) / "jax-1.dist-info").rename(site(tmp_path) / "jax-2.dist-info")
+
+
+def _lost(tmp_path: Path) -> None:
+    (site(tmp_path) / "jax.py").unlink()
+
+
+def _cut(tmp_path: Path) -> None:
+    (site(tmp_path) / "jax.py").write_text("x")
+
+
+@pytest.mark.parametrize("damage", [_python, _removed, _upgraded, _lost, _cut])
+def test_what_somebody_broke_is_reported_by_check_mode_and_mended(
+    run: Run, tmp_path: Path, arguments: dict[str, Any], damage: Callable[[Path], None]
+) -> None:
+    whole = state(run(uv_environments, arguments))
+    damage(tmp_path)
+    assert run(uv_environments, arguments, check=True)["changed"] is True
+    mended = run(uv_environments, arguments)
+    assert (mended["changed"], state(mended)["digest"], state(mended)["damaged"]) == (True, whole["digest"], [])
+    assert (site(tmp_path) / "jax.py").read_text() == "x=1\n"
+    assert run(uv_environments, arguments, check=True)["changed"] is False
+
+
+def test_a_lock_is_installed_as_it_is_and_with_its_hashes_only_where_all_have_one(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    locked = more(arguments, lock="jax==1 \\\n    --hash=sha256:00\nnumpy==2 --hash=sha256:00\n")
+    assert state(run(uv_environments, locked, check=True))["plan"] == ["+ jax==1", "+ numpy==2"]
+    # The fake reads the first word of a line only.
+    run(uv_environments, more(arguments, lock="jax==1 --hash=sha256:00\nnumpy==2 --hash=sha256:00\n"))
+    run(uv_environments, more(arguments, lock="jax==1 --hash=sha256:00\nnumpy==3\n"))
+    calls = [call for call in (tmp_path / "calls").read_text().splitlines() if call.startswith("pip install")]
+    calls = [call for call in calls if "--dry-run" not in call]
+    assert [("--require-hashes" in call, "--no-deps" in call) for call in calls] == [(True, True), (False, True)]
+
+
+def test_exact_removes_what_no_lock_has_but_for_editable_packages(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    run(uv_environments, more(arguments, requirements=["jax==1", "mine==1", "stray==1"]))
+    (site(tmp_path) / "mine-1.dist-info" / "direct_url.json").write_text('{"dir_info": {"editable": true}}')
+    locked = more(arguments, lock="jax==1")
+    assert run(uv_environments, locked, check=True)["changed"] is False
+    exact = more(arguments, lock="jax==1", exact=True)
+    assert state(run(uv_environments, exact, check=True))["plan"] == ["- stray"]
+    assert state(run(uv_environments, exact))["packages"] == {"jax": "1", "mine": "1"}
+    assert run(uv_environments, exact)["changed"] is False
+
+
+def test_a_directory_that_is_no_environment_is_refused_and_kept(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "thesis.tex").write_text("years of work")
+    assert "is in the way" in run(uv_environments, arguments)["msg"]
+    assert (tmp_path / "venv" / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"requirements": ["broken==1"]}, "no such package: broken"),
+        ({"proof": "raise SystemExit('no jax here')"}, "does not work: no jax here"),
+        ({"owner": "nobody-at-all"}, "there is no account nobody-at-all for the environment jax"),
+        ({"lock": "torch==2\nnvidia-cublas==1\ntriton==3", "forbidden": "nvidia-.*|triton"}, "nvidia-cublas, triton"),
+    ],
+)
+def test_a_failure_comes_with_its_reason(
+    run: Run, arguments: dict[str, Any], changes: dict[str, Any], said: str
+) -> None:
+    assert said in run(uv_environments, more(arguments, **changes))["msg"]
+
+
+def test_a_cache_that_another_installation_holds_is_waited_for_and_named(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    (tmp_path / "cache").mkdir()
+    flock = shutil.which("flock")
+    assert flock
+    lock = tmp_path / "cache" / ".tpu_ops.lock"
+    with subprocess.Popen(
+        [flock, str(lock), "sh", "-c", "echo held; read _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout
+        holder.stdout.readline()
+        result = run(uv_environments, arguments | {"timeout": 1})
+    assert "another installation has held" in result["msg"]
+    assert run(uv_environments, arguments)["changed"] is True
+
+
+def test_a_missing_uv_is_named_with_the_role_that_installs_it(run: Run, arguments: dict[str, Any]) -> None:
+    assert "the role python installs it" in run(uv_environments, arguments | {"uv": "/no/uv"})["msg"]
+
+
+def test_what_is_there_is_kept_when_the_set_is_resolved(run: Run, arguments: dict[str, Any]) -> None:
+    run(uv_environments, more(arguments, requirements=["jax==1"]))
+    result = run(uv_environments, more(arguments, requirements=["jax", "flax"]) | {"step": "resolve"})
+    assert result["locks"]["jax"].split() == ["flax==9", "--hash=sha256:00", "jax==1", "--hash=sha256:00"]
+    assert result["changed"] is False
+
+
+def test_plan_lines_are_what_uv_reports() -> None:
+    report = "Resolved 2 packages in 5ms\nWould install 2 packages\n + jax==0.10.2\n - numpy==1.0\n ~ scipy==1.17\n"
+    assert plan_lines(report) == ["+ jax==0.10.2", "- numpy==1.0", "~ scipy==1.17"]
+    assert plan_lines("Audited 2 packages in 3ms\n") == []
+
+
+@pytest.mark.parametrize(
+    ("lock", "hashed", "pins"),
+    [
+        ("", False, {}),
+        ("# only a comment\n", False, {}),
+        ("a==1 --hash=sha256:0\n", True, {"a": "1"}),
+        ("A_b[tpu]==1 \\\n    --hash=sha256:0 \\\n    --hash=sha256:1\n    # via x\n", True, {"a-b": "1"}),
+        ("a==1 --hash=sha256:0\nb==2\n", False, {"a": "1", "b": "2"}),
+        ("a==1 ; python_version < '3.12' \\\n    --hash=sha256:0\n", True, {"a": "1"}),
+    ],
+)
+def test_locks_are_read(lock: str, hashed: bool, pins: dict[str, str]) -> None:
+    assert (environment_state.fully_hashed(lock), environment_state.pins(lock), filters.pinned(lock)) == (
+        hashed,
+        pins,
+        pins,
+    )
+
+
+def seen(packages: dict[str, str] | None, plan: bool = False, **more: Any) -> dict[str, Any]:
+    """Return what a worker says of its environment; no packages are no environment."""
+    entry = {
+        "fresh": packages is None,
+        "plan": ["+ x"] if plan else [],
+        "packages": packages or {},
+        "editable": [],
+        "digest": str(sorted((packages or {}).items())) if packages else "",
+        "key": "k",
+        "locked": False,
+    }
+    return {"__python_seen": {"environments": {"jax": entry | more}}}
+
+
+ONE, TWO = {"jax": "1", "numpy": "1"}, {"jax": "1", "numpy": "2"}
+
+
+@pytest.mark.parametrize(
+    ("workers", "leader", "filled"),
+    [
+        ([seen(ONE), seen(ONE)], None, []),
+        ([seen(None), seen(None)], 0, [0, 1]),
+        # A new worker gets what the others have.
+        ([seen(None), seen(ONE)], 1, [0, 1]),
+        # The most common set wins.
+        ([seen(TWO), seen(ONE), seen(ONE)], 1, [0, 1, 2]),
+        # One that lacks something is not asked while others do not.
+        ([seen(ONE, plan=True), seen(TWO)], 1, [0, 1]),
+        ([seen(None), seen(ONE, plan=True)], 1, [0, 1]),
+        # People's own projects are no difference.
+        ([seen(ONE), seen(ONE | {"mine": "1"}, editable=["mine"])], None, []),
+        # Other wishes, other sets.
+        ([seen(ONE), seen(TWO, key="other")], None, []),
+        ([seen(ONE, locked=True), seen(TWO, locked=True)], None, []),
+        ([seen(ONE, locked=True), seen(TWO, locked=True, plan=True)], None, [1]),
+        ([{}, {"__python_seen": {"skipped": True}}], None, []),
+    ],
+)
+def test_workers_agree_on_one_set(workers: list[dict[str, Any]], leader: int | None, filled: list[int]) -> None:
+    hostvars = {f"w{index}": worker for index, worker in enumerate(workers)}
+    plan = filters.environment_plan(list(hostvars), hostvars)
+    assert [host for host in plan if plan[host]["resolve"]] == ([] if leader is None else [f"w{leader}"])
+    assert [host for host in plan if plan[host]["fill"]] == [f"w{index}" for index in filled]
+    assert {plan[f"w{index}"]["from"].get("jax") for index in filled} <= {None if leader is None else f"w{leader}"}
+
+
+def test_no_worker_installs_anything_when_the_set_could_not_be_resolved() -> None:
+    hostvars = {"w0": seen(None), "w1": seen(None)}
+    plan = filters.environment_plan(["w0", "w1"], hostvars)
+    wanted = [{"name": "jax", "lock": "", "requirements": ["jax"]}]
+    with pytest.raises(AnsibleFilterError, match="w0 did not resolve the environment jax"):
+        filters.agreed_environments(wanted, plan["w1"], hostvars, check=False)
+    assert filters.agreed_environments(wanted, plan["w1"], hostvars, check=True) == wanted
+    hostvars["w0"]["__python_resolved"] = {"locks": {"jax": "jax==1"}}
+    assert filters.agreed_environments(wanted, plan["w1"], hostvars, check=False)[0]["lock"] == "jax==1"
+
+
+def test_the_report_names_the_workers_that_differ() -> None:
+    same = {"w0": seen(ONE), "w1": seen(ONE)}
+    assert [line.split(" on ")[1] for line in filters.environment_report(["w0", "w1"], same)] == [
+        "2 workers: jax 1, numpy 1, 2 packages"
+    ]
+    differing = {"w0": seen(ONE), "w1": seen(TWO), "w2": seen(None)}
+    lines = filters.environment_report(["w0", "w1", "w2"], differing)
+    assert [line.split(" on ")[1].partition(":")[0] for line in lines] == ["w2", "w0", "w1"]
+
+
+PROGRAMS = filters.python_programs("distribution", "3.12", [{"version": "3.13", "source": "uv"}], "3.11")
+
+
+def test_each_python_is_named_as_uv_finds_it() -> None:
+    found = filters.python_programs("deadsnakes", "3.12", [{"version": "3.13"}], "3.10")
+    assert {version: program["program"] for version, program in found.items()} == {
+        "3.12": "/usr/bin/python3.12",
+        "3.13": "3.13",
+        "3.10": "/usr/bin/python3",
+    }
+    assert list(PROGRAMS) == ["3.11", "3.13"]
+
+
+@pytest.mark.parametrize(
+    ("environments", "said"),
+    [
+        ([{"name": "a"}, {"name": "a", "path": "/opt/b"}], "two environments have the name a"),
+        ([{"name": "a", "path": "/opt/b"}, {"name": "b", "path": "/opt/b"}], "two environments have the path /opt/b"),
+        ([{"name": "a b"}], "the name 'a b' has other characters"),
+        ([{"name": "a", "path": "venvs/a"}], "the path venvs/a is not absolute"),
+        ([{"name": "a", "path": "/usr"}], "at least two parts"),
+        ([{"name": "a", "path": "/opt/../etc"}], "the path /opt/../etc is not"),
+        ([{"name": "a", "python": "3.9"}], "Python 3.9 is none of this worker's (3.11, 3.13)"),
+        ([{"name": "a", "requirements": ["jax=0.10"]}], "requirement 'jax=0.10'"),
+        ([{"name": "a", "requirements": ["jax==0.10", "-e ./x", "x @ https://host/x.whl"], "python": "3.13"}], ""),
+    ],
+)
+def test_environments_that_cannot_be_are_refused(environments: list[dict[str, Any]], said: str) -> None:
+    faults = filters.environment_faults(environments, PROGRAMS, "3.11")
+    assert said in "; ".join(faults) if said else faults == []
+
+
+@pytest.mark.parametrize(
+    ("lock", "requirements", "said"),
+    [
+        ("jax==0.10.2\nnumpy==2\n", ["jax[tpu]==0.10.2"], ""),
+        ("jax==0.10.1\n", ["jax[tpu]==0.10.2"], "it has jax 0.10.1, and not jax==0.10.2"),
+        ("numpy==2\n", ["jax==0.10.2"], "it lacks jax"),
+        ("", ["jax==0.10.2"], "it pins nothing"),
+        ("Torch_XLA==2.9.0\n", ["torch-xla>=2.9", "x @ https://host/x.whl", "y; python_version<'3'"], ""),
+    ],
+)
+def test_a_lock_without_what_is_asked_for_is_refused(lock: str, requirements: list[str], said: str) -> None:
+    faults = filters.environment_lock_faults([{"name": "a", "lock": "x", "requirements": requirements}], [lock])
+    assert said in "; ".join(faults) if said else faults == []
+
+
+@pytest.mark.parametrize(
+    ("everybody", "people", "person", "active"),
+    [
+        ("", {}, "ada", ""),
+        ("a", {}, "ada", "/opt/venvs/a"),
+        ("a", {}, "root", ""),
+        ("/opt/venvs/b", {"ada": "a", "bob": ""}, "ada", "/opt/venvs/a"),
+        ("/opt/venvs/b", {"ada": "a", "bob": ""}, "bob", ""),
+        ("/opt/venvs/b", {"ada": "a", "bob": ""}, "carol", "/opt/venvs/b"),
+        ("", {"ada": "a"}, "bob", ""),
+        ("", {"root": "a"}, "root", "/opt/venvs/a"),
+    ],
+)
+def test_one_environment_is_active_at_login(
+    tmp_path: Path, everybody: str, people: dict[str, str], person: str, active: str
+) -> None:
+    for name in ("a", "b"):
+        python = tmp_path / "opt" / "venvs" / name / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.touch(mode=0o755)
+    script = filters.login_script(everybody, people, [{"name": "a"}]).replace("/opt/", f"{tmp_path}/opt/")
+    shell = f"id() {{ echo {person}; }}\n{script}echo ${{VIRTUAL_ENV-}} ${{__venv-gone}} ${{PATH%%:*}}"
+    done = subprocess.run(
+        ["sh", "-c", shell], capture_output=True, text=True, check=True, timeout=10, env={"PATH": "/usr/bin:/bin"}
+    )
+    venv = f"{tmp_path}{active}" if active else ""
+    assert done.stdout.split() == ([venv, "gone", f"{venv}/bin"] if venv else ["gone", "/usr/bin"])
+
+
+@pytest.mark.parametrize(
+    ("everybody", "people", "said"),
+    [
+        ("c", {}, "python_active_environment: 'c' is neither"),
+        ("", {"ada": "c"}, "python_active_environments of ada: 'c' is neither"),
+        ("/opt/$(id)", {}, "'/opt/$(id)' is neither"),
+        ("", {"ada) rm": "a"}, "'ada) rm' is no name of an account"),
+        ("a", {"ada": ""}, ""),
+    ],
+)
+def test_an_active_environment_that_is_none_is_refused(everybody: str, people: dict[str, str], said: str) -> None:
+    faults = filters.login_faults(everybody, people, [{"name": "a"}])
+    assert said in "; ".join(faults) if said else faults == []
+
+
+VALUES: dict[str, Any] = {
+    "jax_constraints": [],
+    "jax_exact": False,
+    "jax_find_links": [],
+    "jax_framework": "torch_xla",
+    "jax_lock": "",
+    "jax_packages": ["flax"],
+    "jax_platform": "tpu",
+    "jax_torch_find_links": ["page"],
+    "jax_torch_version": "2.9.0+cpu",
+    "jax_torch_xla_version": "2.9.0",
+    "jax_venv": "/opt/venvs/jax",
+    "jax_venv_owner": "root",
+    "jax_version": "0.10.2",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "python", "said"),
+    [
+        ({}, "3.13", ""),
+        ({}, "3.14", "torch_xla 2.9.0 runs on Python 3.10 to 3.13, and this worker's is 3.14"),
+        ({"jax_torch_xla_version": "2.7.0", "jax_torch_version": "2.7.0+cpu"}, "3.12", "runs on Python 3.9 to 3.11"),
+        ({"jax_torch_version": "2.8.0"}, "3.12", "torch_xla 2.9.0 needs torch 2.9, and jax_torch_version is 2.8.0"),
+        ({"jax_torch_xla_version": "newest"}, "3.12", "jax_torch_xla_version 'newest' is not a version"),
+        ({"jax_framework": "jax"}, "3.10", "JAX 0.10.2 needs Python 3.11 or later"),
+    ],
+)
+def test_a_python_that_cannot_run_what_is_asked_is_refused(changes: dict[str, Any], python: str, said: str) -> None:
+    faults = jax_faults(VALUES | changes, python)
+    assert said in "; ".join(faults) if said else faults == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "requirements", "links"),
+    [
+        ({}, ["torch_xla[tpu]==2.9.0", "torch==2.9.0+cpu", "flax"], ["page"]),
+        ({"jax_platform": "cpu"}, ["torch_xla==2.9.0", "torch==2.9.0+cpu", "flax"], ["page"]),
+        ({"jax_framework": "jax", "jax_find_links": ["old"]}, ["jax[tpu]==0.10.2", "flax"], ["old"]),
+        ({"jax_framework": "jax", "jax_platform": "cpu"}, ["jax==0.10.2", "flax"], []),
+    ],
+)
+def test_the_environment_holds_what_was_asked(
+    changes: dict[str, Any], requirements: list[str], links: list[str]
+) -> None:
+    (environment,) = jax_environment(VALUES | changes)
+    assert (environment["requirements"], environment["find_links"]) == (requirements, links)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.facts.system.distribution import Distribution
+
+from roles.facts.library import worker_facts
+
+Run = Callable[..., dict[str, Any]]
+
+UBUNTU = """PRETTY_NAME="Ubuntu 22.04.4 LTS"
+NAME="Ubuntu"
+VERSION_ID="22.04"
+VERSION_CODENAME=jammy
+ID=ubuntu
+ID_LIKE=debian
+"""
+DEBIAN = """PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"
+NAME="Debian GNU/Linux"
+VERSION_ID="12"
+VERSION_CODENAME=bookworm
+ID=debian
+"""
+
+
+@pytest.mark.parametrize(
+    ("os_release", "debian_version", "found"),
+    [
+        (UBUNTU, "bookworm/sid\n", ("Ubuntu", "22.04", "22", "jammy")),
+        (DEBIAN, "12.11\n", ("Debian", "12.11", "12", "bookworm")),
+        (DEBIAN, "trixie/sid\n", ("Debian", "12", "12", "bookworm")),
+        ("", "", ("", "", "", "")),
+    ],
+)
+def test_the_distribution_is_read_from_its_own_files(
+    os_release: str, debian_version: str, found: tuple[str, ...]
+) -> None:
+    assert tuple(worker_facts.distribution(os_release, debian_version).values()) == found
+
+
+def test_facts_have_the_values_of_ansible_s_setup(run: Run) -> None:
+    facts = run(worker_facts, {})["ansible_facts"]
+
+    class Module:
+        """What the collector asks of a module."""
+
+        @staticmethod
+        def run_command(*_: Any, **__: Any) -> tuple[int, str, str]:
+            return 1, "", ""
+
+    setup = Distribution(module=Module()).get_distribution_facts()
+    names = ["distribution", "distribution_version", "distribution_major_version", "distribution_release"]
+    assert {name: facts[name] for name in names} == {name: setup[name] for name in names}
+
+
+def test_only_installed_packages_are_listed() -> None:
+    listing = "installed\ttmux\t3.3a-3\nconfig-files\tzsh\t5.9\nhalf-installed\tmosh\t1.4\nnot-installed\tx\t\n"
+    assert worker_facts.packages(listing) == {"tmux": "3.3a-3"}
+
+
+def test_units_are_known_by_file_and_by_what_is_loaded() -> None:
+    files = "ssh.service enabled enabled\ngetty@.service enabled enabled\nold.timer masked\n"
+    loaded = (
+        "ssh.service loaded active running OpenBSD Secure Shell server\ngetty@tty1.service loaded failed failed x\n"
+    )
+    assert worker_facts.units(files, loaded + "gone.service not-found inactive dead gone.service\n") == {
+        "ssh.service": {"enabled": "enabled", "active": "active"},
+        "getty@.service": {"enabled": "enabled", "active": "inactive"},
+        "old.timer": {"enabled": "masked", "active": "inactive"},
+        "getty@tty1.service": {"enabled": "", "active": "failed"},
+    }
+
+
+def test_mounts_have_their_names_and_both_kinds_of_options() -> None:
+    line = r"41 25 8:17 / /mnt/my\040data ro,noatime shared:9 - ext4 /dev/sdb1 rw,discard"
+    assert worker_facts.mounts(line + "\n") == [
+        {"source": "/dev/sdb1", "target": "/mnt/my data", "fstype": "ext4", "options": "ro,noatime,discard"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "touched", "filled", "fresh"),
+    [(["x_main_binary_Packages.lz4"], "", True, True), ([], "", False, True), (["x_Packages"], "gone", False, False)],
+)
+def test_package_lists_have_an_age_and_may_be_empty(
+    tmp_path: Path, names: list[str], touched: str, filled: bool, fresh: bool
+) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    found = worker_facts.apt_lists(str(tmp_path / touched))
+    assert (found["filled"], found["age"] < 60) == (filled, fresh)
+
+
+def test_programs_say_their_versions_and_those_that_do_not_run_are_left_out(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "uv").write_text("#!/bin/sh\necho uv 1.2\necho more\n")
+    (tmp_path / "uv").chmod(0o755)
+    (tmp_path / "broken").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "broken").chmod(0o755)
+    asked = [str(tmp_path / name) for name in ("uv", "broken", "none")]
+    worker = run(worker_facts, {"programs": asked, "digests": [str(tmp_path / "u*")]})["ansible_facts"]["worker"]
+    assert worker["programs"] == {str(tmp_path / "uv"): "uv 1.2"}
+    sums = subprocess.run(["sha256sum", tmp_path / "uv"], capture_output=True, text=True, check=True, timeout=10)
+    assert worker["digests"] == {str(tmp_path / "uv"): sums.stdout.split()[0]}
+    assert worker["accounts"]["root"]["home"] == "/root"
+    assert any(mount["target"] == "/proc" for mount in worker["mounts"])
+
+
+def test_units_whose_conditions_are_not_met_are_told_from_those_that_were_stopped() -> None:
+    shown = """Id=a.service
+ConditionResult=no
+ConditionTimestamp=Sat 2026-11-21 12:00:00 UTC
+
+Id=never-tried.service
+ConditionResult=no
+ConditionTimestamp=
+
+Id=stopped.service
+ConditionResult=yes
+ConditionTimestamp=Sat 2026-11-21 12:00:00 UTC
+"""
+    assert worker_facts.refused(shown) == ["a.service"]
+
+
+@pytest.mark.parametrize(("line", "choice"), [("always [madvise] never\n", "madvise"), ("", "")])
+def test_the_kernel_s_choice_of_hugepages_stands_in_brackets(line: str, choice: str) -> None:
+    assert worker_facts.hugepages(line) == choice

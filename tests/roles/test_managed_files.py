@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import base64
+import grp
+import json
+import os
+import pwd
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roles.facts.library import managed_files
+
+Run = Callable[..., dict[str, Any]]
+
+#: Tests are not always run by root.
+SELF = {"owner": pwd.getpwuid(os.getuid()).pw_name, "group": grp.getgrgid(os.getgid()).gr_name}
+
+
+@pytest.fixture
+def keep(run: Run) -> Callable[..., dict[str, Any]]:
+    """Keep entries that belong to whoever runs the test."""
+    return lambda *files, **flags: run(managed_files, {"files": [SELF | file for file in files]}, **flags)
+
+
+Keep = Callable[..., dict[str, Any]]
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
+    """Return every entry below a folder with its mode and content."""
+    return {
+        str(path.relative_to(folder)): (
+            stat.S_IMODE(path.lstat().st_mode),
+            str(path.readlink()) if path.is_symlink() else path.read_bytes().decode() if path.is_file() else "",
+        )
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def nothing(_: Path) -> None:
+    """Leave an empty folder."""
+
+
+@pytest.mark.parametrize(
+    ("before", "entry", "after"),
+    [
+        (nothing, {"path": "a", "content": "x\n"}, {"a": (0o644, "x\n")}),
+        (nothing, {"path": "a", "content": "é\r\n", "mode": "0440"}, {"a": (0o440, "é\r\n")}),
+        (nothing, {"path": "d/e/a", "content": ""}, {"d": (0o755, ""), "d/e": (0o755, ""), "d/e/a": (0o644, "")}),
+        (nothing, {"path": "d", "state": "directory", "mode": "1777"}, {"d": (0o1777, "")}),
+        (nothing, {"path": "l", "state": "link", "target": "/etc"}, {"l": (0o777, "/etc")}),
+        (lambda at: (at / "a").write_text("old"), {"path": "a", "content": "x"}, {"a": (0o644, "x")}),
+        (lambda at: (at / "a").write_text("old"), {"path": "a", "content": "x", "once": True}, {"a": (0o644, "old")}),
+        (lambda at: (at / "a").write_text("own"), {"path": "a", "mode": "0600"}, {"a": (0o600, "own")}),
+        (lambda at: (at / "a").write_text("old"), {"path": "a", "state": "absent"}, {}),
+        (lambda at: (at / "d").mkdir(), {"path": "d", "state": "absent"}, {}),
+        (lambda at: (at / "d").mkdir(0o700), {"path": "d", "state": "directory"}, {"d": (0o755, "")}),
+        (lambda at: (at / "a").symlink_to("/etc/hostname"), {"path": "a", "content": "x"}, {"a": (0o644, "x")}),
+        (
+            lambda at: (at / "l").symlink_to("/usr"),
+            {"path": "l", "state": "link", "target": "/etc"},
+            {"l": (0o777, "/etc")},
+        ),
+        (
+            lambda at: (at / "l").write_text("x"),
+            {"path": "l", "state": "link", "target": "/etc"},
+            {"l": (0o777, "/etc")},
+        ),
+        (
+            lambda at: (at / "a").write_text("one"),
+            {"path": "a", "state": "block", "content": "two\n"},
+            {"a": (0o644, "one\n# BEGIN tpu_ops\ntwo\n# END tpu_ops\n")},
+        ),
+        (
+            lambda at: (at / "a").write_text("one\n# BEGIN tpu_ops\ntwo\n# END tpu_ops\nthree\n"),
+            {"path": "a", "state": "block", "content": r"\1"},
+            {"a": (0o644, "one\n# BEGIN tpu_ops\n\\1\n# END tpu_ops\nthree\n")},
+        ),
+        (
+            lambda at: (at / "a").write_text("one\n# BEGIN tpu_ops\ntwo\n# END tpu_ops\nthree\n"),
+            {"path": "a", "state": "block", "content": ""},
+            {"a": (0o644, "one\nthree\n")},
+        ),
+    ],
+)
+def test_an_entry_is_made_once_and_check_mode_says_so_before(
+    keep: Keep, tmp_path: Path, before: Callable[[Path], Any], entry: dict[str, Any], after: dict[str, Any]
+) -> None:
+    before(tmp_path)
+    wanted = entry | {"path": str(tmp_path / entry["path"])}
+    start = snapshot(tmp_path)
+    checked = keep(wanted, check=True)
+    assert snapshot(tmp_path) == start
+    done = keep(wanted)
+    assert snapshot(tmp_path) == after
+    assert (checked["changed"], checked["diff"]) == (done["changed"], done["diff"])
+    assert done["changed"] is (start != after)
+    assert done["changed_paths"] == ([wanted["path"]] if start != after else [])
+    again = keep(wanted)
+    assert (again["changed"], again["diff"]) == (False, [])
+
+
+@pytest.mark.parametrize(
+    ("entry", "fault"),
+    [
+        ({"path": "relative", "content": ""}, "relative: the path is not absolute"),
+        ({"path": "{}/a"}, "there is no such file"),
+        ({"path": "{}/dir", "content": "x"}, "it is a directory"),
+        ({"path": "{}/dir", "state": "absent"}, "not empty"),
+        ({"path": "{}/file", "state": "directory"}, "in the way"),
+        ({"path": "{}/file/a", "content": "x"}, "it is not a directory"),
+        ({"path": "{}/a", "content": "x", "mode": "rw"}, "is not octal"),
+        ({"path": "{}/a", "content": "x", "owner": "nobody-here"}, "there is no owner nobody-here"),
+        ({"path": "{}/a", "state": "link"}, "links, and nothing else, have a target"),
+        ({"path": "{}/a", "state": "link", "target": "/none"}, "/none, which it is to point to, is missing"),
+        ({"path": "{}/a", "content": "x", "validate": "grep -q good %s"}, "grep refuses it"),
+        ({"path": "{}/a", "content": "x", "validate": "/none/visudo -cf %s"}, "which is to check it, is missing"),
+        ({"path": "{}/shared/link/a", "content": "x"}, "a symbolic link where others than root may put one"),
+        ({"path": "{}/shared/link", "state": "directory"}, "a symbolic link where others than root may put one"),
+        ({"path": "{}/shared/new/a", "content": "x"}, "root does not make it where others may write"),
+        ({"path": "{}/loop/a", "content": "x"}, "too many symbolic links"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_before_anything_changes(
+    keep: Keep, tmp_path: Path, entry: dict[str, Any], fault: str
+) -> None:
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "dir" / "thesis").write_text("years of work")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "link").symlink_to("/etc")
+    (tmp_path / "shared").chmod(0o1777)
+    start = snapshot(tmp_path)
+    entry = entry | {"path": entry["path"].replace("{}", str(tmp_path))}
+    result = keep({"path": str(tmp_path / "first"), "content": "x"}, entry)
+    assert fault in result["msg"]
+    assert snapshot(tmp_path) == start
+
+
+def test_links_that_only_root_can_have_put_are_followed(keep: Keep, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "way").symlink_to("real")
+    keep({"path": str(tmp_path / "way" / "a"), "content": "x"}, {"path": str(tmp_path / "way"), "state": "directory"})
+    assert snapshot(tmp_path) == {"real": (0o755, ""), "real/a": (0o644, "x"), "way": (0o777, "real")}
+
+
+def test_entries_are_made_in_order_and_several_at_once(keep: Keep, tmp_path: Path) -> None:
+    files = [
+        {"path": str(tmp_path / "d"), "state": "directory", "mode": "0700"},
+        {"path": str(tmp_path / "d" / "program"), "content": "x", "mode": "0755", "validate": "grep -q x %s"},
+        {"path": str(tmp_path / "link"), "state": "link", "target": str(tmp_path / "d" / "program")},
+    ]
+    assert keep(*files, check=True)["changed_paths"] == [file["path"] for file in files]
+    assert keep(*files)["changed_paths"] == [file["path"] for file in files]
+    (tmp_path / "d" / "program").write_text("drifted")
+    assert keep(*files, check=True)["changed_paths"] == [str(tmp_path / "d" / "program")]
+
+
+def test_a_file_of_another_name_in_a_shared_directory_does_not_change_its_owner(keep: Keep, tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("x")
+    (tmp_path / "shared").mkdir(0o777)
+    (tmp_path / "shared").chmod(0o777)
+    (tmp_path / "shared" / "a").hardlink_to(tmp_path / "theirs")
+    assert "other names" in keep({"path": str(tmp_path / "shared" / "a"), "mode": "0666"})["msg"]
+    keep({"path": str(tmp_path / "shared" / "a"), "content": "y"})
+    assert ((tmp_path / "theirs").read_text(), (tmp_path / "shared" / "a").read_text()) == ("x", "y")
+
+
+def test_check_mode_accepts_owners_and_validators_that_are_yet_to_come(keep: Keep, tmp_path: Path) -> None:
+    entry = {"path": str(tmp_path / "a"), "content": "x", "owner": "ada-to-come", "validate": "/none/check %s"}
+    kept = {"path": str(tmp_path / "copied"), "mode": "0755"}
+    assert keep(entry, kept, check=True)["changed_paths"] == [entry["path"], kept["path"]]
+
+
+def test_secrets_are_in_no_diff_and_need_no_log(run: Run, tmp_path: Path) -> None:
+    entry = SELF | {"path": str(tmp_path / "token"), "content": "hunter2hunter2", "mode": "0600"}
+    assert "no_log: true" in run(managed_files, {"files": [entry], "secret": True})["msg"]
+    result = run(managed_files, {"files": [entry], "secret": True}, no_log=True)
+    assert (result["changed"], result["diff"]) == (True, [])
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_failure_on_the_way_names_what_was_done(keep: Keep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fchmod
+
+    def full(handle: int, mode: int) -> None:
+        if mode == 0o600:
+            raise OSError(28, "No space left on device")
+        real(handle, mode)
+
+    monkeypatch.setattr(os, "fchmod", full)
+    paths = [str(tmp_path / name) for name in ("a", "b")]
+    result = keep({"path": paths[0], "content": "x"}, {"path": paths[1], "content": "y", "mode": "0600"})
+    assert "No space left" in result["msg"]
+    assert (result["changed"], result["changed_paths"]) == (True, [paths[0]])
+    assert snapshot(tmp_path) == {"a": (0o644, "x")}
+
+
+def test_what_is_no_text_is_written_as_it_is_and_not_shown(keep: Keep, tmp_path: Path) -> None:
+    data = bytes(range(256))
+    entry = {"path": str(tmp_path / "program"), "base64": base64.b64encode(data).decode(), "mode": "0755"}
+    result = keep(entry)
+    assert "no text" in result["diff"][0]["after"]
+    # Ansible refuses an answer with anything else in it.
+    assert json.dumps(result, ensure_ascii=False).encode()
+    assert (tmp_path / "program").read_bytes() == data
+    assert keep(entry)["changed"] is False

@@ -1,0 +1,321 @@
+"""What the role nfs says of its lists, what it makes of them, and how it reads a worker."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roles.nfs.filter_plugins import nfs
+from roles.nfs.module_utils import nfs_state
+from roles.nfs.module_utils.nfs_state import Mounted, Refusal
+
+EXPORT: dict[str, Any] = {"path": "/srv/share", "server": "pod-w0", "group": "research", "mode": "2775"}
+MOUNT: dict[str, Any] = {"path": "/mnt/share", "export": "/srv/share"}
+HOSTS: dict[str, dict[str, Any]] = {
+    "pod-w0": {"tpu_internal_ip": "10.0.0.2", "tpu_external_ip": "34.1.1.2"},
+    "pod-w1": {"tpu_internal_ip": "10.0.0.3", "tpu_external_ip": "34.1.1.3"},
+    "spot-w0": {"tpu_internal_ip": "10.0.0.4", "tpu_spot": True},
+    "bare": {"ansible_host": "bare.example.org"},
+    "files": {"nfs_address": "10.0.0.9"},
+    "six": {"nfs_address": "fd00::6"},
+}
+GROUPS = {"all": ["pod-w0", "pod-w1", "spot-w0"], "node_pod": ["pod-w0", "pod-w1"], "node_my_spot": ["spot-w0"]}
+
+
+def variables(host: str = "pod-w1", **changes: Any) -> dict[str, Any]:
+    """Return what the tasks hand to the filters."""
+    return {
+        "host": host,
+        "kind": "kernel",
+        "exports": [EXPORT],
+        "mounts": [MOUNT],
+        "options": ["nfsvers=4.2", "hard"],
+        "mount_timeout": 30,
+        "idle_timeout": 600,
+        "grace_seconds": 90,
+        "allow_preemptible": False,
+        "units_only": False,
+        "disks": [],
+        "accounts": ["root", "ada"],
+        "groups": ["root", "research"],
+        **changes,
+    }
+
+
+def faults(hosts: dict[str, Any] = HOSTS, **changes: Any) -> str:
+    return "; ".join(nfs.nfs_faults(variables(**changes), hosts, GROUPS))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"host": "pod-w0"},
+        {"exports": [{**EXPORT, "server": "files"}]},
+        {"exports": [{**EXPORT, "clients": ["pod", "my-spot"]}]},
+        {"exports": [{**EXPORT, "clients": ["node_pod", "files"], "read_only": True, "mode": "755"}]},
+        {"exports": [{**EXPORT, "server": "spot-w0"}], "allow_preemptible": True},
+        {"exports": [EXPORT, {**EXPORT, "path": "/srv/share2"}], "mounts": [MOUNT, {"path": "/srv/share2"}]},
+        {"mounts": [{**MOUNT, "server": "pod-w0", "options": ["noatime", "soft"]}]},
+        {"mounts": [{"path": "/mnt/old", "export": "/gone", "state": "absent"}]},
+        {"disks": [{"path": "/mnt/data"}, {"path": "/mnt/share", "state": "absent"}]},
+        {"host": "pod-w0", "exports": [{**EXPORT, "owner": "ada", "group": "4711"}]},
+    ],
+)
+def test_lists_that_say_all_there_is_to_say(changes: dict[str, Any]) -> None:
+    assert faults(**changes) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"server": "nobody"}, "server nobody is not in the inventory"),
+        ({"server": "spot-w0"}, "server spot-w0 is preemptible, and its disk goes with it; set nfs_allow_preemptible"),
+        ({"server": "bare"}, "bare has no internal address; set nfs_address for it"),
+        ({"clients": ["pod", "team"]}, "clients: no group, node or host is called team"),
+        ({"mode": "0777"}, "mode 0777 lets everybody write; give a group and a mode such as 2775"),
+        ({"mode": "1777"}, "mode 1777 lets everybody write"),
+        ({"mode": "u=rwx"}, "mode 'u=rwx' is not octal in quotes"),
+        ({"path": "srv/share"}, "path is not an absolute path"),
+        ({"path": "/srv/share/"}, "path is not an absolute path"),
+        ({"path": "/srv/../etc"}, "path is not an absolute path"),
+        ({"path": '/srv/a"; Squash = None; #'}, "path is not an absolute path"),
+        ({"path": "/etc"}, "path belongs to the system"),
+        ({"path": "/srv"}, "path belongs to the system"),
+        ({"path": "/"}, "path belongs to the system"),
+    ],
+)
+def test_exports_that_are_refused_before_anything_changes(change: dict[str, Any], fault: str) -> None:
+    said = faults(exports=[{**EXPORT, **change}], mounts=[])
+    assert said.startswith("nfs_exports[0]: ")
+    assert fault in said
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"clients": ["pod-w1", "bare"]}, "clients: bare has no internal address"),
+        ({"owner": "eve"}, "there is no owner eve, and users_people makes none"),
+        ({"group": "nogroup"}, "there is no group nogroup"),
+    ],
+)
+def test_only_the_server_is_asked_for_what_only_it_can_know(change: dict[str, Any], fault: str) -> None:
+    assert fault in faults(host="pod-w0", exports=[{**EXPORT, **change}])
+    assert faults(host="pod-w1", exports=[{**EXPORT, **change}]) == ""
+
+
+@pytest.mark.parametrize(
+    ("address", "fault"),
+    [
+        ("34.1.1.2", "is its external address"),
+        ("nas.example.org", "and no IP address"),
+        ("10.0.0.0/8", "no IP address"),
+    ],
+)
+def test_addresses_are_internal_ones(address: str, fault: str) -> None:
+    hosts = copy.deepcopy(HOSTS)
+    hosts["pod-w0"]["nfs_address"] = address
+    assert fault in faults(hosts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        (
+            {"exports": [EXPORT, {**EXPORT, "server": "files"}]},
+            "nfs_exports: /srv/share has two servers, pod-w0 and files",
+        ),
+        ({"exports": [EXPORT, EXPORT]}, "nfs_exports: /srv/share is listed twice"),
+        ({"exports": [EXPORT, {**EXPORT, "path": "/srv/share/in"}]}, "/srv/share and /srv/share/in lie in each other"),
+        ({"mounts": [MOUNT, MOUNT]}, "nfs_mounts: /mnt/share is listed twice"),
+        ({"mounts": [MOUNT, {**MOUNT, "path": "/mnt/share/in"}]}, "/mnt/share and /mnt/share/in lie in each other"),
+        ({"mounts": [{"path": "/mnt/share"}]}, "no export of nfs_exports has the path /mnt/share"),
+        ({"mounts": [{**MOUNT, "server": "files"}]}, "nfs_exports of files has no export /srv/share"),
+        ({"mounts": [{**MOUNT, "server": "gone"}]}, "server gone is not in the inventory"),
+        ({"mounts": [{**MOUNT, "path": "mnt"}]}, "path is not an absolute path"),
+        ({"mounts": [{**MOUNT, "path": "/mnt/%h"}]}, "path is not an absolute path"),
+        ({"disks": [{"path": "/mnt/share"}]}, "disks_mounts has /mnt/share, and one of them would hide the other"),
+        ({"disks": [{"path": "/mnt/share/disk"}]}, "disks_mounts has /mnt/share/disk"),
+        ({"host": "spot-w0", "exports": [{**EXPORT, "clients": ["pod"]}]}, "spot-w0 is not among the clients"),
+        (
+            {"host": "pod-w0", "mounts": [{**MOUNT, "path": "/srv/share/in"}]},
+            "the path and the export /srv/share lie in",
+        ),
+        *(
+            ({"mounts": [{**MOUNT, "options": [option]}]}, "is decided by the role")
+            for option in ("nofail", "rw", "x-systemd.automount", "addr=10.0.0.9", "bind")
+        ),
+        ({"mounts": [{**MOUNT, "options": ["a,b"]}]}, "'a,b' is not one option"),
+        ({"options": ["hard\nExecStart=x"]}, "nfs_mount_options: 'hard\nExecStart=x' is not one option"),
+        ({"grace_seconds": 0}, "nfs_grace_seconds: 0 is not from 1 to 180"),
+    ],
+)
+def test_entries_that_do_not_go_together(changes: dict[str, Any], fault: str) -> None:
+    assert fault in faults(**changes)
+
+
+def test_the_server_s_own_list_counts() -> None:
+    hosts = copy.deepcopy(HOSTS)
+    hosts["pod-w0"]["nfs_exports"] = []
+    assert "nfs_exports of pod-w0 has no export /srv/share" in faults(hosts)
+
+
+def plan(host: str, hosts: dict[str, Any] = HOSTS, **changes: Any) -> dict[str, Any]:
+    return nfs.nfs_plan(variables(host, **changes), hosts, GROUPS)
+
+
+def test_a_client_s_units_name_the_server_s_present_address() -> None:
+    (mount,) = plan("pod-w1")["mounts"]
+    assert "What=10.0.0.2:/srv/share\nWhere=/mnt/share\nType=nfs\nOptions=nfsvers=4.2,hard\n" in mount["mount"]
+    assert "[Automount]\nWhere=/mnt/share\nTimeoutIdleSec=600\n" in mount["automount"]
+    moved = copy.deepcopy(HOSTS)
+    moved["pod-w0"]["tpu_internal_ip"] = "10.0.0.77"
+    (mount,) = plan("pod-w1", moved)["mounts"]
+    assert mount["what"] == "10.0.0.77:/srv/share"
+    assert "What=10.0.0.77:/srv/share\n" in mount["mount"]
+    (mount,) = plan("pod-w1", exports=[{**EXPORT, "server": "six", "read_only": True}])["mounts"]
+    assert mount["what"] == "[fd00::6]:/srv/share"
+    assert "Options=nfsvers=4.2,hard,ro\n" in mount["mount"]
+
+
+def test_the_server_mounts_its_own_directory_without_nfs() -> None:
+    planned = plan("pod-w0")
+    (mount,) = planned["mounts"]
+    assert "What=/srv/share\nWhere=/mnt/share\nType=none\nOptions=bind\n" in mount["mount"]
+    assert mount["automount"] == ""
+    assert planned["packages"] == ["nfs-kernel-server"]
+    assert plan("pod-w0", mounts=[{"path": "/srv/share"}])["mounts"] == []
+
+
+@pytest.mark.parametrize(
+    ("units_only", "packages"),
+    [(False, ["nfs-common"]), (True, [])],
+)
+def test_units_that_are_not_started_take_no_packages(units_only: bool, packages: list[str]) -> None:
+    assert plan("pod-w1", units_only=units_only)["packages"] == packages
+
+
+def files(**changes: Any) -> dict[str, str]:
+    return {entry["path"]: entry["content"] for entry in plan("pod-w0", **changes)["files"]}
+
+
+def test_the_kernel_exports_to_each_client_and_squashes_root() -> None:
+    written = files(exports=[{**EXPORT, "clients": ["my-spot"]}, {**EXPORT, "path": "/srv/data", "read_only": True}])
+    safe = "sync,no_subtree_check,root_squash,secure,sec=sys,anonuid=65534,anongid=65534"
+    assert written["/etc/exports.d/tpu_ops.exports"].splitlines()[1:] == [
+        "/srv/share \\",
+        f"    10.0.0.4(rw,{safe})",
+        "/srv/data \\",
+        *(f"    10.0.0.{last}(ro,{safe}){' ' + chr(92) if last < 4 else ''}" for last in (2, 3, 4)),
+    ]
+    assert "vers3=n\nvers4=y\ngrace-time=90\n" in written["/etc/nfs.conf.d/tpu_ops.conf"]
+    assert (
+        "RequiresMountsFor=/srv/share /srv/data\n" in written["/etc/systemd/system/nfs-server.service.d/tpu_ops.conf"]
+    )
+
+
+def test_numbers_of_exports_stay_when_the_list_changes() -> None:
+    both = files(kind="ganesha", exports=[{**EXPORT, "path": "/srv/a"}, EXPORT])["/etc/ganesha/tpu_ops.conf"]
+    one = files(kind="ganesha")["/etc/ganesha/tpu_ops.conf"]
+    (block,) = one.split("EXPORT {")[1:]
+    assert block in both
+    assert 0 < nfs.export_id("/srv/a") < 65536
+    assert nfs.export_id("/srv/a") != nfs.export_id("/srv/share")
+
+
+def test_who_exports_nothing_gets_no_server() -> None:
+    planned = plan("spot-w0", mounts=[])
+    assert planned == {"directories": [], "files": [], "mounts": [], "packages": []}
+
+
+def test_traces_are_what_was_enabled_or_written_by_hand() -> None:
+    units = {
+        "nfs-server.service": {"enabled": "enabled", "active": "active"},
+        "nfs-ganesha.service": {"enabled": "disabled", "active": "inactive"},
+        "proc-sys-fs-binfmt_misc.automount": {"enabled": "static", "active": "active"},
+        "mnt-share.automount": {"enabled": "disabled", "active": "inactive"},
+    }
+    assert nfs.nfs_traces(units) == ["mnt-share.automount", "nfs-server.service"]
+
+
+@pytest.mark.parametrize("path", ["/mnt/share", "/srv/my-share", "/a.b/c_d"])
+def test_units_are_named_as_systemd_names_them(path: str) -> None:
+    expected = subprocess.run(
+        ["systemd-escape", "--path", "--suffix=automount", path], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    assert nfs_state.unit_name(path, "automount") == expected
+
+
+MOUNTINFO = r"""
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+40 22 0:50 / /mnt/share rw - autofs systemd-1 rw,fd=50
+41 40 0:51 / /mnt/share rw,nosuid - nfs4 10.0.0.2:/srv/share rw,vers=4.2
+""".strip()
+
+
+def test_mounts_are_read_with_their_sources() -> None:
+    assert nfs_state.parse_mounts(MOUNTINFO)[1:] == [
+        Mounted("/mnt/share", "autofs", "systemd-1"),
+        Mounted("/mnt/share", "nfs4", "10.0.0.2:/srv/share"),
+    ]
+
+
+def test_servers_are_asked_what_they_serve() -> None:
+    answer = '{"type":"...","data":[[1,2],[[4711,"/srv/share",[],[1,2]],[0,"/",[],[1,2]]]]}'
+    assert nfs_state.parse_ganesha(answer) == ["/srv/share"]
+    assert nfs_state.parse_ganesha("Call failed: the name was not provided by any .service files") == []
+    assert nfs_state.parse_exportfs("/srv/share  10.0.0.2(sync,wdelay)\n/srv/share  10.0.0.3(sync)\n") == ["/srv/share"]
+
+
+@pytest.fixture
+def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(nfs_state, "UNITS", str(tmp_path))
+    monkeypatch.setattr(nfs_state, "FSTAB", str(tmp_path / "fstab"))
+    return tmp_path
+
+
+def refusal(path: Path, mounts: list[Mounted], what: str = "10.0.0.2:/srv/share") -> str:
+    try:
+        nfs_state.check_point(str(path), mounts, what)
+    except Refusal as exc:
+        return str(exc)
+    return ""
+
+
+def test_mount_points_that_would_hide_something_are_refused(units: Path) -> None:
+    point = units / "point"
+    assert refusal(point, []) == ""
+    point.mkdir()
+    assert refusal(point, []) == ""
+    (point / "thesis.tex").touch()
+    assert "is not empty (thesis.tex)" in refusal(point, [])
+    (units / "link").symlink_to(point)
+    assert "through a symbolic link" in refusal(units / "link", [])
+    assert "not a directory" in refusal(point / "thesis.tex", [])
+
+
+def test_mount_points_that_somebody_else_cares_for_are_refused(units: Path) -> None:
+    point, text = units / "point", str(units / "point")
+    unit = units / nfs_state.unit_name(text, "mount")
+    assert "something else is mounted there (ext4 from /dev/sdb)" in refusal(point, [Mounted(text, "ext4", "/dev/sdb")])
+    for fstype in ("nfs4", "autofs"):
+        assert refusal(point, [Mounted(text, fstype, "10.0.0.1:/old")]) == ""
+    unit.write_text(nfs_state.HEADER + "\n")
+    assert refusal(point, [Mounted(text, "ext4", "/dev/sdb")]) == ""
+    unit.write_text("[Mount]\n")
+    assert "is not this role's" in refusal(point, [])
+    unit.unlink()
+    (units / "fstab").write_text(f"10.0.0.1:/x {text} nfs defaults 0 0\n")
+    assert "/etc/fstab has a line for it" in refusal(point, [])
+
+
+def test_a_directory_that_is_bound_to_its_place_already_is_left_there(units: Path) -> None:
+    point = units / "point"
+    point.mkdir()
+    mounts = [Mounted(str(point), "ext4", "/dev/sda1")]
+    assert refusal(point, mounts, what=str(point)) == ""
+    assert refusal(point, mounts, what=str(units)) != ""

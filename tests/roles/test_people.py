@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import base64
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roles.users.filter_plugins import accounts, people
+from roles.users.filter_plugins.people import Person
+
+ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGXIlzKGDcj4bqZ6VBmPPWdMbHnzVrWFwgbEf6hYzwCM"
+OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEQCCfQ3v5YoXE2vjq8gVMwy3zx7W33qqjdlaeWVdqaA"
+ABSENT = {"state": "absent"}
+
+
+@pytest.mark.parametrize("arguments", [("ed25519",), ("rsa", "-b", "3072"), ("ecdsa",), ("ecdsa", "-b", "521")])
+def test_keys_that_ssh_keygen_makes_are_accepted_and_no_part_of_them_is(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    command = ["ssh-keygen", "-q", "-t", *arguments, "-N", "", "-f", str(tmp_path / "key")]
+    subprocess.run(command, check=True, timeout=30)
+    kind, blob = (tmp_path / "key.pub").read_text().split()[:2]
+    assert people.key_fault(f"{kind} {blob} ada@analytical\n") == ""
+    whole = base64.b64decode(blob)
+    parts = (base64.b64encode(whole[:length]).decode() for length in range(len(whole)))
+    assert [part for part in parts if not people.key_fault(f"{kind} {part}")] == []
+    assert "private key" in people.key_fault((tmp_path / "key").read_text().replace("\n", " "))
+
+
+def made(kind: str, *fields: bytes) -> str:
+    """Return a public key of these fields."""
+    blob = b"".join(struct.pack(">I", len(field)) + field for field in (kind.encode(), *fields))
+    return f"{kind} {base64.b64encode(blob).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("key", "fault"),
+    [
+        (ED25519, ""),
+        (f"{ED25519} ada@analytical", ""),
+        (ED25519.replace(" ", "   "), ""),
+        (made("sk-ssh-ed25519@openssh.com", bytes(32), b"ssh:"), ""),
+        (made("sk-ecdsa-sha2-nistp256@openssh.com", b"nistp256", bytes(65), b"ssh:"), ""),
+        ("", "not with a key type"),
+        ("ada@analytical", "not with a key type"),
+        ("ssh-dss AAAAB3NzaC1kc3MAAACBAA==", "not with a key type"),
+        (f'command="/bin/sh" {ED25519}', "not with a key type"),
+        ("ssh-ed25519", "cut off"),
+        ("ssh-ed25519 AAAA!", "not base64"),
+        (ED25519[:40], "cut off"),
+        (ED25519.replace("ssh-ed25519", "ssh-rsa"), "not of the type ssh-rsa"),
+        (made("ssh-ed25519", bytes(31)), "cut off"),
+        (made("ssh-rsa", b"\1\0\1", b"\x7f" * 127), "fewer than 1024 bits"),
+        (f"{ED25519}\n{ED25519}", "more than one line"),
+    ],
+)
+def test_keys_are_judged_before_anything_changes(key: str, fault: str) -> None:
+    found = people.key_fault(key)
+    assert fault in found
+    assert bool(found) == bool(fault)
+
+
+@pytest.mark.parametrize(
+    ("listed", "fault"),
+    [
+        ([{"name": "ada", "keys": [ED25519]}], None),
+        ([{"name": "ada"}, {"name": "ada"}], "ada: listed twice"),
+        ([{"name": "ada", "keys": [ED25519, "x"]}], "ada: keys[1] starts with 'x'"),
+        ([{"name": "root"}], "root: name must be"),
+        ([{"name": "Ada"}], "Ada: name must be"),
+        ([{"name": "ada\nroot ALL=(ALL) ALL"}], "name must be"),
+        ([{"name": "../ada"}], "name must be"),
+        ([{}], "[0]: name must be"),
+        ([{"name": "ada", "comment": "Ada:0:0"}], "ada: comment must be"),
+        ([{"name": "ada", "comment": "Ada\nroot"}], "ada: comment must be"),
+        ([{"name": "ada", "shell": "zsh"}], "ada: shell must be an absolute path"),
+        ([{"name": "ada", "shell": "/bin/sh:x"}], "ada: shell must be an absolute path"),
+        ([{"name": "ada", "groups": ["sudo"]}], "ada: groups: sudo makes people root; say sudo: full"),
+        ([{"name": "ada", "groups": ["google-sudoers"]}], "google-sudoers makes people root"),
+        ([{"name": "ada", "groups": ["tpu-run"]}], "tpu-run is given by sudo: launcher"),
+        ([{"name": "ada", "groups": ["a,sudo"]}], "'a,sudo' is no name of a group"),
+        ([{"name": "tpu", **ABSENT}], "tpu: state absent would remove the account that this run logs in with"),
+        ([{"name": "tpu", "state": "present"}], None),
+    ],
+)
+def test_faults_name_the_person(listed: list[Person], fault: str | None) -> None:
+    faults = people.people_faults(listed, connecting_user="tpu")
+    assert faults == [] if fault is None else (len(faults) == 1 and fault in faults[0])
+
+
+def test_all_faults_are_reported_at_once() -> None:
+    assert len(people.people_faults([{"name": "A"}, {"name": "b", "keys": ["", "x"]}, {"name": "b"}])) == 4
+
+
+POD = {"nodes": ["pod", "pod.us-west4-a"], "groups": ["node_pod", "team_vision"]}
+
+
+@pytest.mark.parametrize(
+    ("person", "here"),
+    [
+        ({}, True),
+        ({"nodes": [], "groups_of_nodes": []}, True),
+        ({"nodes": ["pod"]}, True),
+        ({"nodes": ["other", "pod.us-west4-a"]}, True),
+        ({"nodes": ["other"]}, False),
+        ({"nodes": ["po"]}, False),
+        ({"groups_of_nodes": ["team_vision"]}, True),
+        ({"groups_of_nodes": ["team_speech"]}, False),
+        ({"nodes": ["other"], "groups_of_nodes": ["team_vision"]}, True),
+        ({"nodes": ["other"], "groups_of_nodes": ["team_speech"]}, False),
+    ],
+)
+def test_people_belong_where_their_nodes_or_groups_of_nodes_are(person: Person, here: bool) -> None:
+    assert [found["name"] for found in people.people_here([{"name": "ada", **person}], POD)] == ["ada"] * here
+
+
+def test_a_name_may_be_listed_for_two_nodes_and_not_twice_for_one() -> None:
+    listed = [{"name": "ada", "nodes": ["pod"], "sudo": "full"}, {"name": "ada", "nodes": ["other"]}]
+    assert people.people_faults(listed, place=POD) == []
+    listed.append({"name": "ada", "groups_of_nodes": ["team_vision"]})
+    assert people.people_faults(listed, place=POD) == ["ada: listed twice"]
+
+
+def test_you_may_be_removed_where_this_run_does_not_go() -> None:
+    listed = [{"name": "tpu", "nodes": ["other"], **ABSENT}]
+    assert people.people_faults(listed, "tpu", POD) == []
+    assert len(people.people_faults(listed, "tpu", POD | {"nodes": ["other"]})) == 1
+
+
+def test_nodes_that_the_inventory_does_not_have_are_told() -> None:
+    listed: list[Person] = [
+        {"name": "ada", "nodes": ["pod", "twin", "twin.us-west4-a"], "groups_of_nodes": ["team_vision"]},
+        {"name": "bob", "nodes": ["pot"], "groups_of_nodes": ["team"]},
+    ]
+    groups = ["all", "node_pod", "node_twin_us_west4_a", "team_vision"]
+    assert people.people_nowhere(listed, groups) == ["bob: the inventory has no pot, team"]
+
+
+def here(**person: Any) -> Person:
+    """Return one person as the filters of accounts take it."""
+    return people.people_here([{"name": "ada", **person}], POD)[0]
+
+
+def account(*groups: str, **fields: Any) -> dict[str, Any]:
+    return {"uid": 1001, "shell": "/bin/bash", "comment": "", "groups": list(groups), **fields}
+
+
+def state(**found: Any) -> dict[str, Any]:
+    """Return what the module finds on a worker where there is nothing to say."""
+    lists = ("expired", "homeless", "ownerless_homes", "key_files", "role_keys", "home_keys", "role_sudo", "other_sudo")
+    return {key: [] for key in lists} | found
+
+
+@pytest.mark.parametrize(
+    ("person", "found", "in_state", "differs"),
+    [
+        ({"sudo": "launcher"}, account("tpu-run", "video"), {}, False),
+        ({"groups": ["video"], "sudo": "full"}, account("tpu-run", "video"), {}, False),
+        ({}, account("video"), {}, False),
+        ({}, account("tpu-run", "video"), {}, True),
+        ({"groups": ["docker"]}, account("video"), {}, True),
+        ({"shell": "/usr/bin/zsh"}, account(), {}, True),
+        ({"comment": "Ada"}, account(), {}, True),
+        ({}, account(), {"homeless": ["ada"]}, True),
+        ({}, account(), {"expired": ["ada"]}, True),
+        ({}, account(), {"ownerless_homes": ["ada"]}, True),
+        ({}, None, {}, True),
+        (ABSENT, None, {}, False),
+        (ABSENT, account(), {}, False),
+    ],
+)
+def test_only_accounts_that_differ_are_touched(
+    person: Person, found: dict[str, Any] | None, in_state: dict[str, list[str]], differs: bool
+) -> None:
+    worker = {"accounts": {"ada": found} if found else {}, "groups": {}}
+    changes = accounts.people_changes([here(**person)], worker, state(**in_state))
+    assert [change["name"] for change in changes] == ["ada"] * differs
+
+
+def test_the_launcher_s_group_goes_from_whoever_lost_it_and_other_groups_stay() -> None:
+    worker = {
+        "accounts": {"ada": account("tpu-run", "video"), "old": account("tpu-run", "audio"), "new": account()},
+        "groups": {"tpu-run": ["ada", "gone", "old"]},
+    }
+    changes = accounts.people_changes([here(), here(name="new", sudo="launcher")], worker, state())
+    assert [(change["name"], change["groups"], change["append"]) for change in changes] == [
+        ("ada", ["video"], False),
+        ("new", ["tpu-run"], True),
+        ("old", ["audio"], False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("home", "found", "ownerless", "leaves"),
+    [
+        ("keep", account(), [], True),
+        ("archive", account(), [], True),
+        ("keep", None, ["ada"], False),
+        ("archive", None, ["ada"], True),
+        ("remove", None, ["ada"], True),
+        ("remove", None, [], False),
+    ],
+)
+def test_people_leave_once_and_a_kept_home_may_go_later(
+    home: str, found: dict[str, Any] | None, ownerless: list[str], leaves: bool
+) -> None:
+    listed = [here(home=home, **ABSENT), here(name="bob")]
+    wanted = [{"name": "ada", "home": home}] if leaves else []
+    held = {"ada": found} if found else {}
+    assert accounts.people_leaving(listed, held, state(ownerless_homes=ownerless)) == wanted
+
+
+LISTED = [
+    here(sudo="launcher", groups=["video"], keys=[f" {ED25519}\n"]),
+    here(name="bob", sudo="full"),
+    here(name="eve", sudo="full", keys=[ED25519], groups=["docker"], **ABSENT),
+]
+
+
+def test_groups_keys_and_sudo_are_those_of_people_present() -> None:
+    assert accounts.people_groups(LISTED) == ["tpu-run", "video"]
+    files = accounts.key_files(LISTED, state(key_files=["ada", "eve", ".x"]), "/keys")
+    assert [(entry["path"], entry.get("state", "file")) for entry in files] == [
+        ("/keys", "directory"),
+        ("/keys/.x", "absent"),
+        ("/keys/eve", "absent"),
+        ("/keys/ada", "file"),
+        ("/keys/bob", "file"),
+    ]
+    assert files[3]["content"].splitlines()[1:] == [ED25519]
+    rules = [line for line in accounts.people_sudoers(LISTED).splitlines() if not line.startswith("#")]
+    assert rules == ["bob ALL=(ALL:ALL) NOPASSWD: ALL"]
+
+
+ROOT = {"role_sudo": ["tpu"]}
+BY_GROUP = {"role_sudo": ["tpu"], "other_sudo": ["%google-sudoers"]}
+
+
+@pytest.mark.parametrize(
+    ("person", "found", "public_key", "fault"),
+    [
+        # Nothing of the connecting account is the role's.
+        (None, {}, ED25519, ""),
+        (None, {"home_keys": [ED25519]}, ED25519, ""),
+        ({"keys": [OTHER]}, {"home_keys": [ED25519]}, ED25519, ""),
+        # Its key.
+        (None, {"role_keys": [ED25519]}, ED25519, "tpu: keys:"),
+        (None, {"role_keys": [ED25519]}, "", "tpu: keys:"),
+        ({"keys": [OTHER]}, {"role_keys": [ED25519]}, f"{ED25519} x", "tpu: keys:"),
+        ({"keys": [OTHER]}, {"role_keys": [ED25519]}, "", ""),
+        ({"keys": [OTHER]}, {"role_keys": [ED25519], "home_keys": [ED25519]}, ED25519, ""),
+        ({"keys": [f"{ED25519} new comment"]}, {"role_keys": [ED25519]}, ED25519, ""),
+        ({"keys": []}, {"role_keys": [ED25519]}, OTHER, "tpu: keys:"),
+        # Its sudo.
+        (None, ROOT, "", "tpu: sudo:"),
+        ({"sudo": "launcher"}, ROOT, "", "tpu: sudo:"),
+        ({"sudo": "full"}, ROOT, "", ""),
+        ({"sudo": "none"}, BY_GROUP, "", ""),
+        ({"sudo": "none"}, ROOT | {"other_sudo": ["tpu"]}, "", ""),
+        ({"sudo": "none"}, ROOT | {"other_sudo": ["%other"]}, "", "tpu: sudo:"),
+    ],
+)
+def test_whoever_connects_is_not_locked_out(
+    person: Person | None, found: dict[str, Any], public_key: str, fault: str
+) -> None:
+    listed = [here(name="tpu", **person)] if person is not None else []
+    held = {"tpu": account("google-sudoers")}
+    faults = accounts.people_refusals(listed, held, state(**found), "tpu", public_key)
+    assert len(faults) == bool(fault)
+    assert fault in "".join(faults)
+
+
+@pytest.mark.parametrize(("uid", "refused"), [(33, True), (999, True), (1000, False), (1001, False), (65534, True)])
+def test_accounts_of_the_system_are_not_taken_over(uid: int, refused: bool) -> None:
+    for listed in (here(), here(**ABSENT)):
+        faults = accounts.people_refusals([listed], {"ada": account(uid=uid)}, state())
+        assert len(faults) == refused
+        assert all(f"ada: is an account of the system (number {uid})" in fault for fault in faults)
+
+
+def test_the_report_names_workers_once_and_the_way_to_the_metadata() -> None:
+    node: dict[str, Any] = {"tpu_node": "pod", "tpu_zone": "us-central2-b", "tpu_project": "p"}
+    found = {"agent": ["SHA256:a (x)"], "own": ["SHA256:b"], "root": ["%google-sudoers"], "state": "present"}
+    gone = {"agent": ["SHA256:c"], "own": [], "root": [], "state": "absent"}
+    workers: dict[str, dict[str, Any]] = {
+        "pod-w0": node | {"__users_state": {"foreign": {"ada": found}}},
+        "pod-w1": node | {"__users_state": {"foreign": {"ada": found, "bob": gone}}},
+        "plain": {"__users_state": {"foreign": {}}},
+        "skipped": {},
+    }
+    agent, own, root, absent, way = accounts.people_report(workers)
+    assert agent == "ada: Google's guest agent adds: SHA256:a (x) (pod-w0, pod-w1)"
+    assert "holds SHA256:b, which is not in the list of keys (pod-w0, pod-w1)" in own
+    assert "rule of %google-sudoers (pod-w0, pod-w1)" in root
+    assert absent == ("bob: the metadata's ssh-keys name this account, and would make it anew: SHA256:c (pod-w1)")
+    assert "tpu-vm update pod --zone=us-central2-b --project=p --metadata-from-file=ssh-keys=keys.txt" in way

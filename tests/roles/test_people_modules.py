@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from roles.users.library import people_leave, people_state
+
+BLOB = "AAAAC3NzaC1lZDI1NTE5AAAAIGXIlzKGDcj4bqZ6VBmPPWdMbHnzVrWFwgbEf6hYzwCM"
+KEY = f"ssh-ed25519 {BLOB}"
+OTHER = KEY[:-1] + "A"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"{KEY} ada@analytical\n", [(KEY, "ada@analytical", False)]),
+        (f"{KEY}\n# Added by Google\n{OTHER} x y\n{KEY}", [(KEY, "", False), (OTHER, "x y", True), (KEY, "", False)]),
+        (f'command="echo ssh-rsa x",no-pty {KEY} c', [(KEY, "c", False)]),
+        (f"  # {KEY}\n\n#\n", []),
+        ("root:*:19000:0:99999:7:::\n", []),
+        (f"# Added by Google\n\n{KEY}", [(KEY, "", False)]),
+    ],
+)
+def test_keys_of_homes_are_read_with_who_wrote_them(text: str, found: list[tuple[str, str, bool]]) -> None:
+    keys = people_state.authorized_keys(text)
+    assert [(key["key"], key["comment"], key["agent"]) for key in keys] == found
+
+
+def test_keys_are_described_by_the_fingerprint_of_ssh_keygen(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(f"{KEY} ada\n")
+    command = ["ssh-keygen", "-l", "-f", str(tmp_path / "key")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()[1]
+    key = {"key": KEY, "comment": "ada\x1b[31m" + "x" * 99}
+    described = people_state.described(key)
+    assert described.startswith(f"{shown} (ada[31mxxx")
+    assert len(described) < 120
+
+
+@pytest.mark.parametrize(
+    ("text", "who"),
+    [
+        ("%sudo   ALL=(ALL:ALL) ALL\n", ["%sudo"]),
+        ("%google-sudoers ALL=(ALL:ALL) NOPASSWD:ALL\n", ["%google-sudoers"]),
+        ("ada ALL=(ALL) \\\n NOPASSWD: ALL\n", ["ada"]),
+        ("ada ALL=(root) /bin/ls, ALL\n", ["ada"]),
+        ('%tpu-run ALL=(root) NOPASSWD: /usr/local/sbin/tpu-host ""\n', []),
+        ("# ada ALL=(ALL) ALL\nDefaults env_reset\n@includedir /etc/sudoers.d\n", []),
+    ],
+)
+def test_rules_of_sudo_that_allow_everything_are_known(text: str, who: list[str]) -> None:
+    assert people_state.sudo_rules(text) == who
+
+
+def test_an_account_has_expired_from_its_day_on() -> None:
+    text = "a:*:1:0:99999:7::1:\nb:*:1:0:99999:7:::\nc:*:1:0:99999:7::101:\nd:*:1:0:99999:7::100:\nbroken\n"
+    assert people_state.expired_accounts(text, 100) == ["a", "d"]
+
+
+@pytest.mark.parametrize(
+    ("written", "loaded", "behind"),
+    [(100, 200, False), (200, 100, True), (None, 100, False), (200, None, False), (4e10, 100, False)],
+)
+def test_sshd_is_behind_where_its_file_is_younger_than_its_last_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: float | None, loaded: float | None, behind: bool
+) -> None:
+    monkeypatch.setattr(people_state, "PID_FILE", str(tmp_path / "pid"))
+    for name, moment in (("conf", written), ("pid", loaded)):
+        if moment is not None:
+            (tmp_path / name).touch()
+            os.utime(tmp_path / name, (moment, moment))
+    assert people_state.sshd_behind(str(tmp_path / "conf")) is behind
+
+
+def test_nothing_but_files_is_read_as_keys(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "large").write_bytes(b"x" * (people_state.LARGEST + 1))
+    (tmp_path / "right").write_text("x")
+    names = ("fifo", "large", "missing", "", "right")
+    assert [people_state.read(str(tmp_path / name)) for name in names] == ["", "", "", "", "x"]
+
+
+def test_a_mount_in_a_home_is_seen_and_that_of_a_neighbour_is_not() -> None:
+    lines = ["/", "/home", "/home/ada/data", "/home/ada\\040b", "/home/adam", "/home/ada"]
+    mountinfo = "".join(f"36 35 98:0 / {target} rw - ext4 /dev/sda rw\n" for target in lines)
+    assert people_leave.mounts_below("/home/ada", mountinfo) == ["/home/ada", "/home/ada/data"]
+
+
+def test_a_home_that_is_not_the_person_s_is_not_removed(tmp_path: Path) -> None:
+    me = os.getuid()
+    home = tmp_path / "ada"
+    assert people_leave.home_fault("ada", str(home), me) == ""
+    home.mkdir()
+    assert people_leave.home_fault("ada", str(home), me) == ""
+    assert "does not belong to ada" in people_leave.home_fault("ada", str(home), me + 1)
+    (tmp_path / "link").symlink_to(home)
+    assert "is no directory" in people_leave.home_fault("ada", str(tmp_path / "link"), me)
+
+
+def test_an_archive_is_whole_or_not_there_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "chown", lambda *_: None)
+    home, archives = tmp_path / "homes" / "ada", tmp_path / "archives"
+    home.mkdir(parents=True)
+    (home / "model").write_bytes(os.urandom(5000))
+    (home / ".hidden").symlink_to("/etc/shadow")
+    first = people_leave.archive("ada", str(home), str(archives))
+    second = people_leave.archive("ada", str(home), str(archives))
+    assert first != second
+    with tarfile.open(second) as packed:
+        assert sorted(packed.getnames()) == ["./ada", "./ada/.hidden", "./ada/model"]
+    assert [path.stat().st_mode & 0o777 for path in (archives, Path(first))] == [0o700, 0o600]
+
+    real = people_leave.tar
+
+    def cut(*arguments: str) -> None:
+        """Archive, and lose the end: what a full disk may do."""
+        real(*arguments)
+        if arguments[0] == "--create":
+            os.truncate(arguments[arguments.index("--file") + 1], 3000)
+
+    monkeypatch.setattr(people_leave, "tar", cut)
+    with pytest.raises(people_leave.Fault, match="tar says"):
+        people_leave.archive("ada", str(home), str(archives))
+    assert sorted(path.name for path in archives.iterdir()) == sorted(Path(path).name for path in (first, second))
+    assert (home / "model").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="starts a process as another user")
+def test_processes_that_ignore_sigterm_end_as_well() -> None:
+    # A number that no account has.
+    uid = next(number for number in range(54321, 60000) if number not in {entry.pw_uid for entry in pwd.getpwall()})
+    script = "trap '' TERM; echo ready; while :; do sleep 1; done"
+    with subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, user=uid, cwd="/") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert process.pid in people_leave.processes_of(uid)
+        people_leave.end_processes(uid, patience=0.2)
+        assert people_leave.processes_of(uid) == []
+        assert process.wait(10) == -signal.SIGKILL
+
+
+def test_only_processes_of_that_user_are_found(tmp_path: Path) -> None:
+    for process, uid, state in (("1", "0\t0\t0\t0", "S"), ("7", "0\t0\t1005\t0", "S"), ("8", "1005\t1005\t0\t0", "Z")):
+        (tmp_path / process).mkdir()
+        (tmp_path / process / "status").write_text(f"Name:\tx\nState:\t{state} (x)\nUid:\t{uid}\n")
+    (tmp_path / "9").mkdir()
+    (tmp_path / "self").mkdir()
+    assert people_leave.processes_of(1005, str(tmp_path)) == [7]

@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roles.facts.module_utils.as_person import PersonFault
+from roles.workspace.filter_plugins.workspace import workspace_faults, workspace_questions, workspace_wanted
+from roles.workspace.library import git_commits, git_workspaces
+from roles.workspace.module_utils.editables import Environment, installed
+from tests.roles.conftest import Run
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PROJECT = {"name": "vision", "url": "https://forge.test/vision.git"}
+KNOWN = {"accounts": ["root", "ada"], "groups": ["research"]}
+ME = pwd.getpwuid(os.geteuid()).pw_name
+
+
+@pytest.mark.parametrize(
+    ("projects", "fault"),
+    [
+        ([PROJECT], None),
+        ([PROJECT | {"url": "git@forge.test:team/vision.git", "owner": "ada", "group": "research"}], None),
+        ([PROJECT | {"url": "ssh://git@forge.test:2222/v.git", "ref": "feature/x", "mode": "2775"[1:]}], None),
+        ([PROJECT | {"url": "/srv/vision.git", "ref": COMMIT, "editable": [".", "lib/a[train,test]"]}], None),
+        ([PROJECT, PROJECT | {"name": "two"}], None),
+        ([PROJECT | {"name": "a/b"}], "name must be of letters"),
+        ([PROJECT | {"url": "ext::sh -c id"}], "url is not of the form"),
+        ([PROJECT | {"url": "--upload-pack=id"}], "url is not of the form"),
+        ([PROJECT | {"url": "http://forge.test/v"}], "url is not of the form"),
+        ([PROJECT | {"url": "https://ada:s3cret@forge.test/v"}], "url holds a password or token"),
+        ([PROJECT | {"url": "https://s3cret@forge.test/v"}], "url holds a password or token"),
+        ([PROJECT | {"ref": "-x"}], "ref '-x' is not the name"),
+        ([PROJECT | {"ref": "a..b"}], "ref 'a..b' is not the name"),
+        ([PROJECT | {"path": "vision"}], "path 'vision' must be absolute"),
+        ([PROJECT | {"path": "/vision"}], "below a directory"),
+        ([PROJECT | {"path": "/opt/../etc/x"}], "without .."),
+        ([PROJECT | {"mode": "99"}], "mode '99' is not an octal text"),
+        ([PROJECT | {"mode": 493}], "mode 493 is not an octal text"),
+        ([PROJECT | {"mode": "0055"}], "that lets the owner in"),
+        ([PROJECT | {"editable": ["../x"]}], "editable '../x' is not a path below the clone"),
+        ([PROJECT | {"environment": "venv"}], "environment 'venv' is not an absolute path"),
+        ([PROJECT | {"owner": "eve"}], "owner eve has no account"),
+        ([PROJECT | {"owner": "eve", "state": "absent"}], None),
+        ([PROJECT | {"group": "nobody2"}], "there is no group nobody2"),
+        ([PROJECT | {"path": "/a/b"}, {**PROJECT, "name": "two", "path": "/a/b"}], "path /a/b is that of vision"),
+        ([PROJECT | {"path": "/a/b/c"}, {**PROJECT, "name": "two", "path": "/a/b"}], "path /a/b is that of vision"),
+        ([PROJECT | {"path": "/a/b"}, PROJECT | {"path": "/a/c"}], "vision: is listed twice"),
+    ],
+)
+def test_faults_name_project_and_key_and_no_password(projects: list[Any], fault: str | None) -> None:
+    faults = workspace_faults(projects, "/opt/workspaces", KNOWN)
+    assert faults == [] if fault is None else (len(faults) == 1 and fault in faults[0]), faults
+    assert "s3cret" not in str(faults)
+
+
+def test_each_remote_and_ref_is_asked_for_once_and_whole_commits_are_not() -> None:
+    projects = [
+        PROJECT,
+        PROJECT | {"name": "two", "ref": "HEAD", "owner": "ada"},
+        PROJECT | {"name": "three", "ref": "v1"},
+        PROJECT | {"name": "four", "ref": COMMIT},
+        PROJECT | {"name": "five", "ref": "gone", "state": "absent"},
+    ]
+    url = PROJECT["url"]
+    assert workspace_questions(projects) == [
+        {"url": url, "ref": "HEAD", "owner": "root"},
+        {"url": url, "ref": "v1", "owner": "root"},
+    ]
+    wanted = workspace_wanted(projects, "/w", "/e", {f"{url} HEAD": "a", f"{url} v1": "b"})
+    assert [project["commit"] for project in wanted] == ["a", "a", "b", COMMIT, ""]
+    assert wanted[0] == PROJECT | {"path": "/w/vision", "commit": "a", "environment": "/e", "owner": "root"}
+
+
+LISTING = "a\tHEAD\nb\trefs/heads/main\nb\trefs/heads/both\nc\trefs/tags/both\nd\trefs/tags/v1\ne\trefs/tags/v1^{}\n"
+
+
+@pytest.mark.parametrize(
+    ("ref", "found"),
+    [
+        ("HEAD", "a"),
+        ("main", "b"),
+        ("v1", "e"),
+        ("refs/tags/both", "c"),
+        ("refs/heads/both", "b"),
+        ("both", "there are a branch and a tag both"),
+        ("none", "there is no branch or tag none; a commit is given as all of its 40 digits"),
+    ],
+)
+def test_a_ref_is_one_branch_or_the_commit_of_one_tag(ref: str, found: str) -> None:
+    if len(found) == 1:
+        assert git_commits.chosen(LISTING, ref) == found
+        return
+    with pytest.raises(PersonFault, match=found):
+        git_commits.chosen(LISTING, ref)
+
+
+Git = Callable[..., str]
+
+
+@pytest.fixture
+def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
+    """Return a function that runs git in a directory below the test's own, with no configuration of anybody."""
+    (tmp_path / "home").mkdir()
+    me = pwd.getpwuid(os.geteuid())
+    account = pwd.struct_passwd((*me[:5], str(tmp_path / "home"), me[6]))
+    for name in ("getpwnam", "getpwuid"):
+        monkeypatch.setattr(pwd, name, lambda _: account)
+    # The way to pytest's directories is not root's alone.
+    monkeypatch.setattr(git_workspaces, "guarded", lambda _: True)
+    (tmp_path / "home" / ".gitconfig").write_text("[user]\n\tname = A\n\temail = a@b\n[init]\n\tdefaultBranch = main\n")
+    environment = os.environ | {"HOME": str(tmp_path / "home"), "GIT_CONFIG_NOSYSTEM": "1"}
+
+    def call(directory: str, *arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path / directory), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=60, env=environment
+        ).stdout.strip()
+
+    (tmp_path / "source").mkdir()
+    call("source", "init", "-q")
+    for name, text in (("a.txt", "one\n"), (".gitignore", "*.log\n__pycache__/\n")):
+        (tmp_path / "source" / name).write_text(text)
+    call("source", "add", ".")
+    call("source", "commit", "-q", "-m", "first")
+    return call
+
+
+@pytest.fixture
+def bring(run: Run, git: Git, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Return a function that brings the clone of the source to a commit, by default to that of its branch."""
+
+    def call(commit: str = "", *, check: bool = False, **changes: Any) -> dict[str, Any]:
+        project = {
+            "name": "vision",
+            "url": str(tmp_path / "source"),
+            "commit": commit or git("source", "rev-parse", "main"),
+            "path": str(tmp_path / "work" / "vision"),
+            "owner": ME,
+            "environment": str(tmp_path / "venv"),
+        }
+        arguments = {
+            "projects": [project | {key: value for key, value in changes.items() if key in project or key == "state"}],
+            "uv": "/nonexistent/uv",
+            "cache_dir": str(tmp_path / "cache"),
+            "system": str(tmp_path / "gitconfig"),
+            "on_local_changes": changes.get("on_local_changes", "fail"),
+        }
+        return run(git_workspaces, arguments, check=check)
+
+    return call
+
+
+Bring = Callable[..., dict[str, Any]]
+
+
+def commit(git: Git, tmp_path: Path, text: str, directory: str = "source") -> str:
+    """Commit a change of the one file; return the commit."""
+    (tmp_path / directory / "a.txt").write_text(text)
+    git(directory, "commit", "-q", "-a", "-m", text.strip())
+    return git(directory, "rev-parse", "HEAD")
+
+
+def test_a_clone_is_made_moved_and_left_alone(git: Git, bring: Bring, tmp_path: Path) -> None:
+    assert bring(check=True)["changed"] is True
+    assert not (tmp_path / "work").exists()
+    first = bring()
+    assert (first["changed"], first["commits"]) == (True, {"vision": git("work/vision", "rev-parse", "HEAD")})
+    assert bring()["changed"] is False
+    second = commit(git, tmp_path, "two\n")
+    assert bring(check=True)["actions"] == [f"vision: move from {first['commits']['vision'][:12]} to {second}"]
+    assert (tmp_path / "work/vision/a.txt").read_text() == "one\n"
+    assert bring()["commits"] == {"vision": second}
+    assert (tmp_path / "work/vision/a.txt").read_text() == "two\n"
+    assert bring()["changed"] is False
+
+
+def test_workers_get_the_commit_that_was_asked_for_when_the_branch_moves_meanwhile(
+    git: Git, bring: Bring, run: Run, tmp_path: Path
+) -> None:
+    url = str(tmp_path / "source")
+    asked = run(git_commits, {"questions": [{"url": url, "ref": "main", "owner": ME}]})
+    before = asked["commits"][f"{url} main"]
+    assert asked["shown"] == [f"{url} main is commit {before}"]
+    commit(git, tmp_path, "meanwhile\n")
+    assert bring(before)["commits"] == {"vision": before}
+    assert (tmp_path / "work/vision/a.txt").read_text() == "one\n"
+
+
+def test_a_rewritten_branch_is_followed_since_nobody_s_work_was_in_it(git: Git, bring: Bring, tmp_path: Path) -> None:
+    commit(git, tmp_path, "two\n")
+    bring()
+    git("source", "commit", "-q", "--amend", "-m", "rewritten")
+    git("source", "reflog", "expire", "--expire=now", "--all")
+    assert bring()["commits"] == {"vision": git("source", "rev-parse", "HEAD")}
+
+
+LOCAL: dict[str, tuple[Callable[[Path], object], list[list[str]], str]] = {
+    "a changed file": (lambda clone: (clone / "a.txt").write_text("mine\n"), [], "changed files: a.txt"),
+    "a removed file": (lambda clone: (clone / "a.txt").unlink(), [], "changed files: a.txt"),
+    "an added file": (lambda clone: (clone / "b").write_text(""), [["add", "b"]], "changed files: b"),
+    "a commit": (
+        lambda clone: (clone / "a.txt").write_text("mine\n"),
+        [["commit", "-q", "-a", "-m", "mine"]],
+        "commits that its remote does not have: ",
+    ),
+    "a commit on a branch": (
+        lambda clone: (clone / "a.txt").write_text("mine\n"),
+        [["checkout", "-q", "-b", "mine"], ["commit", "-q", "-a", "-m", "mine"]],
+        "commits that its remote does not have: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LOCAL)
+def test_local_work_is_named_and_survives(git: Git, bring: Bring, tmp_path: Path, what: str) -> None:
+    bring()
+    clone, (change, commands, said) = tmp_path / "work/vision", LOCAL[what]
+    change(clone)
+    for command in commands:
+        git("work/vision", *command)
+    commit(git, tmp_path, "two\n")
+
+    def state() -> list[str]:
+        return [git("work/vision", *words) for words in (["status", "--porcelain"], ["rev-parse", "HEAD"], ["diff"])]
+
+    before = state()
+    for check in (True, False):
+        done = bring(check=check)
+        assert done["failed"] is True
+        assert f"{clone} has {said}" in done["msg"]
+        assert "Commit and push" in done["msg"]
+        assert state() == before
+    warned = bring(on_local_changes="warn")
+    assert (warned["changed"], "failed" in warned) == (False, False)
+    assert said in str(warned["warnings"])
+    gone = bring(state="absent")
+    assert said in gone["msg"]
+    assert state() == before
+
+
+def test_files_that_git_does_not_know_stay_and_are_reported(git: Git, bring: Bring, tmp_path: Path) -> None:
+    bring()
+    (tmp_path / "work/vision/notes").write_text("mine")
+    commit(git, tmp_path, "two\n")
+    done = bring()
+    assert "files that git does not know; they stay: notes" in str(done["warnings"])
+    assert (tmp_path / "work/vision/a.txt").read_text() == "two\n"
+    assert (tmp_path / "work/vision/notes").read_text() == "mine"
+    (tmp_path / "source/notes").write_text("theirs")
+    git("source", "add", "notes")
+    commit(git, tmp_path, "three\n")
+    assert "would be overwritten by checkout" in bring()["msg"]
+    assert (tmp_path / "work/vision/notes").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [("train.log", "files that git ignores: train.log"), ("notes", "files that git does not know: notes")],
+)
+def test_a_clone_with_the_last_copy_of_a_file_is_not_removed(
+    bring: Bring, tmp_path: Path, left: str, said: str
+) -> None:
+    bring()
+    clone = tmp_path / "work/vision"
+    (clone / left).write_text("")
+    assert said in bring(state="absent")["msg"]
+    (clone / left).unlink()
+    (clone / "__pycache__").mkdir()
+    (clone / "__pycache__" / "a.pyc").write_text("")
+    assert bring(state="absent", check=True)["changed"] is True
+    assert clone.exists()
+    assert bring(state="absent")["actions"] == [
+        f"vision: remove {clone}",
+        *([f"forget {clone} in {tmp_path}/gitconfig"] if ME == "root" else []),
+    ]
+    assert not clone.exists()
+    assert bring(state="absent")["changed"] is False
+
+
+def test_an_interrupted_clone_is_made_anew_and_what_is_no_clone_is_left(bring: Bring, tmp_path: Path) -> None:
+    leftover = tmp_path / "work" / "vision.tpu_ops-new"
+    (leftover / ".git").mkdir(parents=True)
+    bring()
+    assert not leftover.exists()
+    other = tmp_path / "work" / "other"
+    other.mkdir()
+    (other / "thesis").write_text("mine")
+    assert "is not empty and no clone" in bring(path=str(other))["msg"]
+    assert (other / "thesis").read_text() == "mine"
+
+
+def record(venv: Path, name: str, version: str, directory: str = "") -> Path:
+    """Write the record of an installed package."""
+    found = venv / "lib/python3.11/site-packages" / f"{name}-{version}.dist-info"
+    found.mkdir(parents=True)
+    if directory:
+        origin = {"url": f"file://{directory}", "dir_info": {"editable": True}}
+        (found / "direct_url.json").write_text(json.dumps(origin))
+    return found
+
+
+def test_uv_is_told_to_leave_pinned_packages_at_their_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    venv, uv = tmp_path / "venv", tmp_path / "uv"
+    record(venv, "jax", "0.10.2")
+    record(venv, "numpy", "2.0")
+    record(venv, "my_vision", "1.0", f"{tmp_path}/a%20b")
+    uv.write_text(
+        '#!/bin/sh\nfor word; do case "$before" in --constraints) cat "$word" >> said;; esac; before=$word;'
+        " echo \"$word\" >> words; done\nprintf ' - my-vision==1.0\\n + my-vision @ file\\n + new==1\\n' >&2\n"
+    )
+    uv.chmod(0o755)
+    (tmp_path / "pins.txt").write_text("torch<3\n")
+    monkeypatch.chdir(tmp_path)
+    environment = Environment(str(venv), str(uv), ["JAX", "torch"], 60)
+    assert environment.missing([f"{tmp_path}/a b"], [f"{tmp_path}/pins.txt"]) == ["+ new==1"]
+    assert (tmp_path / "said").read_text() == "torch<3\njax==0.10.2\n"
+    assert "--dry-run" in (tmp_path / "words").read_text().split()
+    assert [package.directory for package in installed(str(venv))] == ["", f"{tmp_path}/a b", ""]
+
+
+def test_a_project_that_says_something_new_of_itself_is_installed_again(tmp_path: Path) -> None:
+    venv, project = tmp_path / "venv", tmp_path / "p"
+    project.mkdir()
+    environment = Environment(str(venv), "/nonexistent/uv", [], 60)
+    assert environment.missing([f"{project}[x]"], []) == [f"+ {project}"]
+    origin = record(venv, "p", "1.0", str(project)) / "direct_url.json"
+    (project / "pyproject.toml").write_text("")
+    os.utime(origin, (1, 1))
+    assert environment.missing([str(project)], []) == [f"+ {project}"]
+    assert environment.below(str(tmp_path)) == ["p"]
+    assert environment.below(f"{tmp_path}/pp") == []
