@@ -1,0 +1,52 @@
+"""What is on the disks after a reboot, breaks by hand, refusals and one removal that was taken back."""
+
+from __future__ import annotations
+
+from testinfra.host import Host
+
+
+def run(host: Host, command: str) -> str:
+    done = host.run(f"sudo -n sh -c '{command}'")
+    assert done.rc == 0, done.stderr + journal(host)
+    return str(done.stdout).strip()
+
+
+def journal(host: Host) -> str:
+    return str(host.run("sudo -n journalctl --no-pager -o cat -n 30 -u '*.mount'").stdout)
+
+
+def owns(host: Host) -> bool:
+    """Return whether this is the worker with disks of its own."""
+    return bool(host.ansible.get_variables()["tpu_node"] == "disks")
+
+
+def test_disks_are_mounted_by_uuid_and_at_boot(host: Host) -> None:
+    units = ["mnt-data.mount", r"srv-old\\x2ddata.mount"] if owns(host) else ["mnt-shared.mount"]
+    for unit in units:
+        shown = run(host, f'systemctl show -p What -p ActiveState "{unit}"; systemctl is-enabled "{unit}"').splitlines()
+        assert "ActiveState=active" in shown
+        assert "enabled" in shown
+        assert any(line.startswith("What=/dev/") for line in shown), shown
+        text = run(host, f'cat "/etc/systemd/system/{unit}"')
+        assert "What=/dev/disk/by-uuid/" in text
+
+
+def test_what_was_written_is_kept(host: Host) -> None:
+    if owns(host):
+        assert run(host, "cat /mnt/data/kept /srv/old-data/kept") == "kept\nkept"
+        assert run(host, "stat -c %U:%a /mnt/data") == "tpu:2775"
+        assert "noatime" in run(host, "findmnt -no OPTIONS /mnt/data").split(",")
+
+
+def test_a_shared_disk_is_read_by_every_worker_and_written_by_none(host: Host) -> None:
+    if not owns(host):
+        assert run(host, "cat /mnt/shared/data-set") == "everybody reads this"
+        options = run(host, "findmnt -no OPTIONS /mnt/shared").split(",")
+        assert {"ro", "norecovery"} <= set(options)
+        assert host.run("sudo -n touch /mnt/shared/more").rc != 0
+
+
+def test_what_was_refused_was_not_touched(host: Host) -> None:
+    assert run(host, "ls /etc/systemd/system/*.mount").count("refused") == 0
+    if owns(host):
+        assert run(host, "wipefs -n /dev/disk/by-id/google-persistent-disk-4") == ""

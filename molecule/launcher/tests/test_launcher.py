@@ -1,0 +1,72 @@
+"""What a member of the group may do, and nothing more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from testinfra.host import Host
+
+MARKER = "0123456789abcdef"
+PROBE = f"""echo '{{"marker": "{MARKER}", "action": "probe"}}' | sudo -n /usr/local/sbin/tpu-host"""
+
+Rita = Callable[[str], Any]
+
+
+@pytest.fixture
+def rita(host: Host, ssh: Callable[..., Any]) -> Rita:
+    """Return a function that runs a command as a member of the group who logs in anew."""
+    with host.sudo():
+        host.check_output("usermod --append --groups tpu-run rita")
+    return lambda command: ssh(command, user="rita")
+
+
+def test_the_host_program_answers_a_member_s_probe(rita: Rita) -> None:
+    done = rita(PROBE)
+    assert done.returncode == 0, done.stderr
+    _, marker, answer = done.stdout.strip().partition(MARKER)
+    assert marker
+    assert all(json.loads(answer)["probe"]["environment_files"].values())
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["id", "-s", "/usr/local/sbin/tpu-host --help", "-u tpu id", "LD_PRELOAD=x /usr/local/sbin/tpu-host"],
+)
+def test_sudo_gives_a_member_nothing_else(rita: Rita, command: str) -> None:
+    done = rita(f"sudo -n {command}")
+    assert done.returncode != 0
+    assert "sudo:" in done.stderr
+
+
+def test_the_rule_is_what_sudo_lists(rita: Rita) -> None:
+    listed = rita("sudo -n -l").stdout.rpartition("following commands on")[2].splitlines()[1:]
+    assert [line.strip() for line in listed] == ['(root) NOPASSWD: /usr/local/sbin/tpu-host ""']
+
+
+def test_nobody_else_may_start_the_program(host: Host) -> None:
+    with host.sudo():
+        host.run("gpasswd --delete rita tpu-run")
+        done = host.run("sudo -u rita sudo -n /usr/local/sbin/tpu-host")
+    assert done.rc != 0
+    assert "sudo:" in done.stderr
+
+
+def test_only_root_writes_what_root_executes(host: Host) -> None:
+    with host.sudo():
+        path = host.check_output("readlink -f /usr/local/sbin/tpu-host")
+        way = host.check_output(f"namei --long --modes {path}")
+    assert path.startswith("/usr/local/lib/tpu_ops/")
+    rows = [line.split() for line in way.splitlines()[1:]]
+    assert all(row[1] == "root" and row[0][8] != "w" for row in rows if row[0].startswith(("-", "d"))), way
+
+
+def test_shared_memory_outlives_the_last_ssh_session(rita: Rita, host: Host) -> None:
+    assert rita("head -c 4096 /dev/zero > /dev/shm/proof").returncode == 0
+    closed = host.run("timeout 30 sh -c 'while loginctl show-user rita >/dev/null 2>&1; do sleep 0.2; done'")
+    assert closed.rc == 0, "logind still counts a session of rita after 30 s"
+    with host.sudo():
+        assert host.file("/dev/shm/proof").user == "rita"
+        host.run("rm /dev/shm/proof")

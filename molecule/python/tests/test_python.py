@@ -1,0 +1,68 @@
+"""What people find after the role python: several Pythons, and environments that are the same on all workers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from testinfra.host import Host
+
+SHOW = "import sys, json; from importlib.metadata import version; print(json.dumps([*sys.version_info[:2], {}]))"
+
+#: What the first worker holds, by environment.
+LISTINGS: dict[str, str] = {}
+
+
+def asked(host: Host, name: str, *packages: str) -> list[object]:
+    """Return major, minor and the packages' versions of an environment."""
+    versions = ", ".join(f"version('{package}')" for package in packages)
+    found: list[object] = json.loads(host.check_output(f'/opt/venvs/{name}/bin/python -I -c "{SHOW.format(versions)}"'))
+    return found
+
+
+def test_pythons_stand_side_by_side_and_the_systems_own_is_untouched(host: Host) -> None:
+    system = host.check_output("/usr/bin/python3 -I -c 'import sys; print(sys.prefix, *sys.version_info[:2])'").split()
+    assert system[0] == "/usr"
+    older = asked(host, "older")
+    assert older[:2] != [int(part) for part in system[1:]]
+    assert host.check_output("readlink -f /opt/venvs/older/bin/python") == f"/usr/bin/python{older[0]}.{older[1]}"
+    assert host.check_output("readlink -f /opt/venvs/tools/bin/python").startswith("/opt/python-of-molecule/cpython-")
+
+
+def test_environments_hold_what_was_asked(host: Host) -> None:
+    assert str(asked(host, "tools", "idna", "packaging")[2]).startswith("3.7")
+    assert asked(host, "locked", "six", "idna")[2:] == ["1.16.0", "3.7"]
+    # What no lock has goes where it is exact.
+    assert host.run("/opt/venvs/locked/bin/python -I -c 'import packaging'").rc == 1
+    assert host.check_output("stat -c %U /opt/venvs/older /opt/venvs/older/bin/python /opt/venvs/tools").split() == [
+        "tpu",
+        "tpu",
+        "root",
+    ]
+
+
+@pytest.mark.parametrize("name", ["tools", "older", "locked"])
+def test_two_workers_hold_the_same(host: Host, name: str) -> None:
+    listing = f"cd /opt/venvs/{name}/lib && ls -d python3*/site-packages/*.dist-info"
+    LISTINGS.setdefault(name, host.check_output(listing))
+    # Each worker is held against the first one that was asked.
+    assert host.check_output(listing) == LISTINGS[name]
+
+
+@pytest.mark.parametrize(("person", "name"), [("tpu", "locked"), ("nobody", "tools")])
+def test_one_environment_is_active_at_login(host: Host, person: str, name: str) -> None:
+    for shell in ("bash", "sh", "zsh"):
+        if host.exists(shell):
+            with host.sudo(person):
+                found = host.check_output(f"env -u VIRTUAL_ENV {shell} -lc 'echo $VIRTUAL_ENV; command -v python'")
+            assert found.split() == [f"/opt/venvs/{name}", f"/opt/venvs/{name}/bin/python"], shell
+
+
+def test_root_s_login_has_none(host: Host) -> None:
+    with host.sudo():
+        assert host.check_output("bash -lc 'echo [$VIRTUAL_ENV]'") == "[]"
+
+
+def test_what_was_refused_is_not_there(host: Host) -> None:
+    assert not host.file("/opt/python-refused").exists or not host.file("/opt/python-refused").listdir()
+    assert "/good " in host.file("/etc/apt/sources.list.d/tpu_ops-deadsnakes.list").content_string

@@ -1,0 +1,60 @@
+"""An Ansible callback that adds what a playbook run changed to a file, for programs that compare runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ansible import context
+from ansible.plugins.callback import CallbackBase
+
+DOCUMENTATION = """
+name: changes_file
+type: aggregate
+short_description: Add what a playbook run changed to a file
+description:
+  - Adds one line of JSON per run to the file that the environment variable CHANGES_FILE names, with C(scenario),
+    C(playbook), C(check), C(failed) and C(changed), a list of [task, host, paths]. Paths are what the task returned as
+    C(changed_paths).
+requirements:
+  - CHANGES_FILE is set
+"""
+
+
+class CallbackModule(CallbackBase):  # type: ignore[misc] # Ansible ships no types
+    """Collects changed tasks and writes them when the playbook has ended."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "changes_file"
+    CALLBACK_NEEDS_ENABLED = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.playbook = ""
+        self.changed: list[tuple[str, str, list[str]]] = []
+
+    def v2_playbook_on_start(self, playbook: Any) -> None:
+        """Keep the playbook's name."""
+        self.playbook = Path(playbook._file_name).name
+
+    def v2_runner_on_ok(self, result: Any) -> None:
+        """Keep a task that changed something."""
+        values = result.result
+        if values.get("changed"):
+            paths = [str(path) for path in values.get("changed_paths", [])]
+            self.changed.append((result.task.get_name(), result.host.get_name(), paths))
+
+    def v2_playbook_on_stats(self, stats: Any) -> None:
+        """Add the run to the file."""
+        record = {
+            "scenario": os.environ.get("MOLECULE_SCENARIO_NAME", ""),
+            "playbook": self.playbook,
+            "check": bool(context.CLIARGS.get("check")),
+            "failed": sorted({*stats.failures, *stats.dark}),
+            "changed": sorted(self.changed),
+        }
+        with Path(os.environ["CHANGES_FILE"]).open("a") as stream:
+            stream.write(json.dumps(record) + "\n")
