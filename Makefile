@@ -51,10 +51,10 @@ lab-test: engine ## Run the tests of workers and runs in the lab, and those of t
 demo-test: engine ## Run the demo's way as a test
 	@$(BIN)/pytest -v -m lab tests/demo_way --durations=12
 
-molecule: engine ## Run the roles' scenario on two workers of the lab
-	@tools/molecule.sh test -s site
+molecule: engine ## Run every scenario of the roles on two workers of the lab
+	@tools/molecule.sh test
 
-bench: env ## Measure the inventory beside its rivals and write docs/benchmarks.md
+bench: engine ## Measure the inventory beside its rivals and site.yml in the lab, and write docs/benchmarks.md
 	@$(BIN)/python -m tools.bench
 
 bench-docs: env ## Write docs/benchmarks.md anew from the samples in docs/benchmarks/

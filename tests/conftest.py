@@ -6,29 +6,27 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.support.lab_api", "tests.support.fleet"]
+pytest_plugins = ["tests.support.lab_api", "tests.support.fleet", "tests.support.skips"]
 
 
 @pytest.fixture(autouse=True)
-def _no_real_service(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_real_service(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Void credentials, and directories of the test's own for state and control sockets."""
-    home: Path = tmp_path_factory.mktemp("home")
     for name in list(os.environ):
         # Of a shell that talks to a fleet or a lab, only the choice of the container engine holds for tests as well.
         if name in ("ANSIBLE_INVENTORY", "STORAGE_EMULATOR_HOST") or (
             name.startswith("TPU_OPS_") and name != "TPU_OPS_ENGINE"
         ):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(home / "void.json"))
-    monkeypatch.setenv("CLOUDSDK_CONFIG", str(home / "gcloud"))
-    monkeypatch.setenv("TPU_OPS_STATE", str(home / "state"))
     # Short enough for sockets; without it they would be in the one directory of the person.
-    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as run:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", run)
+    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as own:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", own)
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", f"{own}/void.json")
+        monkeypatch.setenv("CLOUDSDK_CONFIG", f"{own}/gcloud")
+        monkeypatch.setenv("TPU_OPS_STATE", f"{own}/state")
         yield
 
 

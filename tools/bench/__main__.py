@@ -1,7 +1,8 @@
-"""Measures the inventory beside its rivals and writes docs/benchmarks.md.
+"""Measures the inventory beside its rivals and site.yml on workers of a lab, and writes docs/benchmarks.md.
 
-    python -m tools.bench           measure, write the samples and the page
-    python -m tools.bench --docs    write the page anew from the samples
+    python -m tools.bench                measure, write the samples and the page
+    python -m tools.bench --part site    measure a part anew; the page keeps the other
+    python -m tools.bench --docs         write the page anew from the samples
 
 Exit codes: those of tpu_ops.
 """
@@ -15,14 +16,18 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.bench import machine, measure, report, samples
+from tools.bench import machine, measure, report, samples, site, site_report
 from tools.bench.samples import Fleet, Series
+from tools.bench.site import SiteSeries
 from tpu_ops.cloud.accelerators import accelerator_type
 from tpu_ops.errors import OpsError, UsageError
 
 POD, SINGLE = "v4-128", "v4-8"
 #: Fewer rounds than these make no page of the project.
 ROUNDS = 5
+#: Of site.yml, whose rounds take minutes.
+SITE_ROUNDS = 3
+PARTS = ("inventory", "site")
 #: Processes that run besides, from which on the figures are not worth keeping.
 BUSY = 0.5
 
@@ -31,19 +36,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure or render, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--docs", action="store_true", help="measure nothing, write the page anew from the samples")
+    parser.add_argument("--part", choices=PARTS, action="append", help="measure this part only (default all)")
     parser.add_argument("--sizes", default="16,1024,10000", help="workers of the fleets of pods (default %(default)s)")
     parser.add_argument("--single", default="1024", help="workers of the fleets of single hosts (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default %(default)s")
+    parser.add_argument("--workers", default="1,8,16", help="of site.yml's nodes (default %(default)s)")
+    parser.add_argument("--site-rounds", type=int, default=SITE_ROUNDS, help="of site.yml (default %(default)s)")
     parser.add_argument("--out", type=Path, default=measure.ROOT / "docs", help="where the page goes (default docs)")
     options = parser.parse_args(argv)
     try:
-        if not options.docs:
-            fleets = [fleet(size, POD) for size in numbers(options.sizes, "--sizes")]
-            fleets += [fleet(size, SINGLE) for size in numbers(options.single, "--single")]
-            if options.rounds < 1 or not fleets:
-                raise UsageError("nothing is to be measured", where="--rounds, --sizes", fix="name one at least")
-            series = take(sorted(fleets, key=lambda fleet: fleet.workers), options.rounds)
-            store(series, options.out)
+        for part in [] if options.docs else options.part or PARTS:
+            store(inventory_part(options) if part == "inventory" else site_part(options), part, options.out)
         render(options.out)
     except OpsError as failure:
         say(f"error: {failure}")
@@ -52,6 +55,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         say("interrupted, nothing was written")
         return 130
     return 0
+
+
+def inventory_part(options: argparse.Namespace) -> Series:
+    """Measure the inventory, and return the series.
+
+    Raises:
+        OpsError: There is nothing to measure, or something that is measured failed.
+    """
+    fleets = [fleet(size, POD) for size in numbers(options.sizes, "--sizes")]
+    fleets += [fleet(size, SINGLE) for size in numbers(options.single, "--single")]
+    if options.rounds < 1 or not fleets:
+        raise UsageError("nothing is to be measured", where="--rounds, --sizes", fix="name one at least")
+    return take(sorted(fleets, key=lambda fleet: fleet.workers), options.rounds)
+
+
+def site_part(options: argparse.Namespace) -> SiteSeries:
+    """Measure site.yml, and return the series.
+
+    Raises:
+        OpsError: There is nothing to measure, or a run failed.
+    """
+    sizes = numbers(options.workers, "--workers")
+    if options.site_rounds < 1 or not sizes or min(sizes) < 1:
+        raise UsageError("nothing is to be measured", where="--site-rounds, --workers", fix="name one at least")
+    commit, date, described = circumstances()
+    with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
+        found = site.run(sorted(sizes), options.site_rounds, Path(directory), say)
+    return SiteSeries(commit, date, described, tuple(found))
 
 
 def say(text: str) -> None:
@@ -83,49 +114,66 @@ def fleet(workers: int, kind: str) -> Fleet:
     return Fleet(workers // each, kind, workers)
 
 
-def take(fleets: Sequence[Fleet], rounds: int) -> Series:
-    """Measure, and return the series.
-
-    Raises:
-        OpsError: Something that is measured failed.
-    """
+def circumstances() -> tuple[str, str, dict[str, str]]:
+    """Return commit, date and machine of a measurement that begins now; warn where it will not count."""
     commit, described = machine.commit(measure.ROOT), machine.describe()
     if commit.endswith("-dirty"):
         say("warning: files differ from the commit: these samples cannot be committed")
     if float(described["load before"]) > BUSY:
         say(f"warning: other processes are running (load {described['load before']})")
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return commit, date, described
+
+
+def take(fleets: Sequence[Fleet], rounds: int) -> Series:
+    """Measure, and return the series.
+
+    Raises:
+        OpsError: Something that is measured failed.
+    """
+    commit, date, described = circumstances()
     with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
         found = measure.run(fleets, rounds, Path(directory), say)
     return Series(commit, date, described, tuple(fleets), tuple(found))
 
 
-def store(series: Series, out: Path) -> None:
-    """Write the samples."""
-    path = samples_file(out)
+def store(series: Series | SiteSeries, part: str, out: Path) -> None:
+    """Write the samples of a part."""
+    path = samples_file(out, part)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(series.text())
     say(f"wrote {path}")
 
 
 def render(out: Path) -> None:
-    """Write the page from the samples.
+    """Write the page from the samples; those of site.yml may be missing.
 
     Raises:
-        UsageError: There are none.
+        UsageError: There are none, or they cannot be understood.
     """
-    path, page = samples_file(out), out / "benchmarks.md"
+    folder, page = out / "benchmarks", out / "benchmarks.md"
     try:
-        series = samples.read(path)
+        text = document(out)
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise UsageError(f"no samples: {exc}", where=str(path), fix="make bench") from exc
-    page.write_text(report.document(series))
+        raise UsageError(f"no samples: {exc}", where=str(folder), fix="make bench") from exc
+    page.write_text(text)
     say(f"wrote {page}")
 
 
-def samples_file(out: Path) -> Path:
-    """Return the file of the samples that belong to a page."""
-    return out / "benchmarks" / "inventory.json"
+def document(out: Path) -> str:
+    """Return the page that the samples make.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: Those of the inventory are missing, or some cannot be understood.
+    """
+    more = samples_file(out, "site")
+    parts = [site_report.section(site.read(more))] if more.exists() else []
+    return report.document(samples.read(samples_file(out, "inventory")), *parts)
+
+
+def samples_file(out: Path, part: str) -> Path:
+    """Return the file of the samples of a part."""
+    return out / "benchmarks" / f"{part}.json"
 
 
 if __name__ == "__main__":

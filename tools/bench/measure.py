@@ -43,6 +43,36 @@ class Command:
     before: Callable[[], None] = lambda: None
 
 
+def clock(command: Command, stdout: Path, stderr: Path, where: str, limit: float = LONGEST) -> tuple[float, float, int]:
+    """Run a command in the project's directory and return its wall time and CPU time in seconds and its peak in bytes.
+
+    Args:
+        command: The command; what has to be done before it is done.
+        stdout: The file for what it prints.
+        stderr: Likewise.
+        where: What an error names.
+        limit: Seconds after which it has failed.
+
+    Raises:
+        OpsError: It failed.
+    """
+    command.before()
+    stopwatch = (sys.executable, "-I", "-S", str(STOPWATCH), str(stdout), str(stderr), *command.argv)
+    with subprocess.Popen(
+        stopwatch, env=command.environ, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            answer, _ = process.communicate(timeout=limit)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    wall, user, system, peak, code = map(float, answer.split())
+    if code:
+        last = "\n".join(stderr.read_text(errors="replace").splitlines()[-5:])
+        raise OpsError(f"{Path(command.argv[0]).name} ended with {code:.0f}\n{last}", where=where)
+    return wall, user + system, int(peak) * 1024
+
+
 class Served:
     """A fleet that the lab's API serves, with directories of a person who looks at it for the first time and again."""
 
@@ -157,22 +187,7 @@ class Served:
         Raises:
             OpsError: It failed.
         """
-        command.before()
-        stderr = self.root / "stderr"
-        stopwatch = (sys.executable, "-I", "-S", str(STOPWATCH), str(stdout), str(stderr), *command.argv)
-        with subprocess.Popen(
-            stopwatch, env=command.environ, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
-        ) as process:
-            try:
-                answer, _ = process.communicate(timeout=LONGEST)
-            except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)
-                raise
-        wall, user, system, peak, code = map(float, answer.split())
-        if code:
-            last = "\n".join(stderr.read_text(errors="replace").splitlines()[-5:])
-            raise OpsError(f"{Path(command.argv[0]).name} ended with {code:.0f}\n{last}", where=self.fleet.name)
-        return wall, user + system, int(peak) * 1024
+        return clock(command, stdout, self.root / "stderr", self.fleet.name)
 
     def sample(self, number: int, rival: str, command: Command) -> Sample:
         """Run a rival once and return what it took and what it asked the API.

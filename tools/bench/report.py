@@ -172,8 +172,8 @@ def unexpected_requests(series: Series, rival: str) -> str:
     return ""
 
 
-def document(series: Series) -> str:
-    """Return the page."""
+def document(series: Series, *more: Sequence[str]) -> str:
+    """Return the page: what was measured of the inventory, then the lines of other parts."""
     machine = ", ".join(f"{name} {value}" for name, value in series.machine.items())
     rounds = len({sample.round for sample in series.samples})
     method = (
@@ -198,4 +198,6 @@ def document(series: Series) -> str:
     for fleet in series.fleets:
         lines += [f"### {fleet_title(fleet)}", "", *fleet_table(series.samples, fleet), ""]
     lines += ["### Targets", "", "The median decides.", "", *target_table(series)]
+    for part in more:
+        lines += ["", *part]
     return "\n".join(lines) + "\n"

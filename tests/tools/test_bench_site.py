@@ -1,0 +1,103 @@
+"""The benchmark of site.yml: what is counted, and the part of the page that the samples make."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from tests.tools.test_bench import DOCS
+from tests.tools.test_bench import good as inventory_samples
+from tests.tools.test_bench import series as inventory_series
+from tools.bench import site, site_report
+from tools.bench.__main__ import main
+from tools.bench.site import KINDS, ON_CONTROLLER, SiteSample, SiteSeries
+
+
+def sample(workers: int, kind: str, number: int = 1, **other: float) -> SiteSample:
+    usual = SiteSample(number, workers, kind, 30.0, 8.0, 90_000_000, 13 * workers, 20 * workers, 40 * workers, 0)
+    return dataclasses.replace(usual, **other)  # type: ignore[arg-type]
+
+
+def series(*taken: SiteSample) -> SiteSeries:
+    return SiteSeries("abc1234", "2026-11-21", {"cores": "2"}, taken)
+
+
+def test_modules_are_counted_apart_from_what_ansible_does_itself():
+    tasks = [
+        {"action": "ansible.builtin.assert", "ran": 8, "skipped": 0, "changed": 0},
+        {"action": "ansible.builtin.apt", "ran": 2, "skipped": 6, "changed": 1},
+        {"action": "managed_files", "ran": 8, "skipped": 0, "changed": 0},
+    ]
+    assert site.counts(tasks) == {"modules": 10, "tasks": 18, "skipped": 6, "changed": 1}
+
+
+def test_actions_that_need_no_module_are_named_in_full():
+    assert all(name.startswith("ansible.builtin.") for name in ON_CONTROLLER)
+
+
+def test_a_series_survives_its_file(tmp_path):
+    kept = series(*(sample(workers, kind) for workers in (1, 8) for kind in KINDS))
+    (tmp_path / "site.json").write_text(kept.text())
+    assert site.read(tmp_path / "site.json") == kept
+
+
+def test_a_table_has_a_line_per_kind_of_run_with_numbers_per_worker():
+    found = series(sample(8, "first", wall=300.0), sample(8, "second", modules=100), sample(8, "second", 2, wall=32.0))
+    lines = site_report.table(found, 8)
+    assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|")
+    assert lines[2:] == [
+        f"| {KINDS['first']} | 300 | 8.00 | 90 | 13.0 | 20.0 | 40.0 | 0.00 | 0.050 |",
+        f"| {KINDS['second']} | 31.0 (30.0..32.0) | 8.00 | 90 | 12.8 (12.5..13.0) | 20.0 | 40.0 | 0.00 | 0.050 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("taken", "answers"),
+    [
+        ([sample(8, "second")], ["yes", "yes"]),
+        ([sample(8, "second", wall=60.0)], ["**no**", "yes"]),
+        ([sample(8, "second", modules=8 * 16)], ["yes", "**no**"]),
+        ([sample(1, "second", modules=16), sample(1, "first", modules=60)], ["**no**"]),
+        ([sample(8, "first", wall=900.0)], []),
+    ],
+)
+def test_targets_are_of_runs_without_changes(taken, answers):
+    rows = site_report.targets(series(*taken))[2:]
+    assert [row.rsplit("| ", 1)[1].removesuffix(" |") for row in rows] == answers
+
+
+def test_the_page_has_both_parts_and_does_without_that_of_site_yml(tmp_path):
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "inventory.json").write_text(inventory_series(*inventory_samples()).text())
+    assert main(["--docs", "--out", str(tmp_path)]) == 0
+    alone = (tmp_path / "benchmarks.md").read_text()
+    (tmp_path / "benchmarks" / "site.json").write_text(series(sample(1, "first"), sample(8, "second")).text())
+    assert main(["--docs", "--out", str(tmp_path)]) == 0
+    both = (tmp_path / "benchmarks.md").read_text()
+    assert both.startswith(alone)
+    headings = [line for line in both.removeprefix(alone).splitlines() if line.startswith("#")]
+    assert headings == [
+        "## site.yml",
+        "### site.yml on 1 worker",
+        "### site.yml on 8 workers",
+        "### Targets of site.yml",
+    ]
+    assert max(map(len, both.removeprefix(alone).replace("|", "\n").splitlines())) <= 120
+
+
+def test_samples_that_cannot_be_understood_are_an_error(tmp_path, capsys):
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "inventory.json").write_text(inventory_series(*inventory_samples()).text())
+    (tmp_path / "benchmarks" / "site.json").write_text(json.dumps({"samples": [{"wall": 1}]}))
+    assert main(["--docs", "--out", str(tmp_path)]) == 2
+    assert "make bench" in capsys.readouterr().err
+
+
+def test_committed_samples_are_of_a_clean_commit_and_changed_nothing_the_second_time():
+    for path in (DOCS / "benchmarks").glob("site.json"):
+        found = site.read(path)
+        assert not found.commit.endswith("-dirty")
+        assert site_report.sizes(found) == [1, 8, 16]
+        assert not any(entry.changed for entry in found.samples if entry.kind != "first")

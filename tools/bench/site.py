@@ -1,0 +1,211 @@
+"""Runs site.yml on workers of a lab of its own: the first time, again without changes, and in check mode."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.bench.measure import BIN, ROOT, ZONE, Command, clock
+from tpu_ops.errors import OpsError
+
+#: Kind of run -> what it is, in the order they are run.
+KINDS = {
+    "first": "first run, on bare workers",
+    "second": "second run, without changes",
+    "check": "`--check` after it",
+}
+#: Actions that Ansible does itself, without a module on the worker.
+ON_CONTROLLER = frozenset(
+    f"ansible.builtin.{name}"
+    for name in (
+        *("assert", "debug", "fail", "set_fact", "meta", "validate_argument_spec"),
+        *("include_role", "import_role", "include_tasks", "import_tasks", "include_vars"),
+    )
+)
+#: Seconds that one run of site.yml may take.
+LONGEST = 3600.0
+#: v4 has four chips, which are eight cores, on each worker (tpu_ops.cloud.accelerators).
+CORES = 8
+
+
+@dataclass(frozen=True)
+class SiteSample:
+    """One run of site.yml.
+
+    Attributes:
+        round: Counted from 1.
+        workers: That it configured.
+        kind: Key of `KINDS`.
+        wall: Seconds.
+        cpu: Seconds of the controller's processor time.
+        peak: Largest resident size of one process on the controller, in bytes.
+        modules: Modules executed on workers, of all workers together.
+        tasks: Tasks that ran, those that Ansible does itself included, likewise.
+        skipped: Tasks that were skipped, likewise.
+        changed: Tasks that changed something, likewise.
+    """
+
+    round: int
+    workers: int
+    kind: str
+    wall: float
+    cpu: float
+    peak: int
+    modules: int
+    tasks: int
+    skipped: int
+    changed: int
+
+
+@dataclass(frozen=True)
+class SiteSeries:
+    """All samples of one measurement.
+
+    Attributes:
+        commit: What was measured.
+        date: ISO 8601.
+        machine: Property -> value.
+        samples: In the order they were taken.
+    """
+
+    commit: str
+    date: str
+    machine: Mapping[str, str]
+    samples: tuple[SiteSample, ...]
+
+    def text(self) -> str:
+        """Return the series as JSON with one line per sample."""
+        head = {"commit": self.commit, "date": self.date, "machine": dict(self.machine)}
+        parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+        lines = ",\n  ".join(json.dumps(asdict(sample)) for sample in self.samples)
+        return "{\n" + ",\n".join([*parts, f'"samples": [\n  {lines}\n]']) + "\n}\n"
+
+
+def read(path: Path) -> SiteSeries:
+    """Return the series that a file holds.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError, KeyError, TypeError: It holds none.
+    """
+    data: dict[str, Any] = json.loads(path.read_text())
+    data["samples"] = tuple(SiteSample(**entry) for entry in data["samples"])
+    return SiteSeries(**data)
+
+
+def counts(tasks: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Given what tasks_file wrote, return the numbers of a sample."""
+    return {
+        "modules": sum(row["ran"] for row in tasks if row["action"] not in ON_CONTROLLER),
+        "tasks": sum(row["ran"] for row in tasks),
+        "skipped": sum(row["skipped"] for row in tasks),
+        "changed": sum(row["changed"] for row in tasks),
+    }
+
+
+class Site:
+    """A lab for the benchmark alone, and the shell that is pointed to it.
+
+    Args:
+        root: A directory for it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        kept = ("PATH", "HOME", "LANG", "DOCKER_HOST", "TPU_OPS_ENGINE", "SSL_CERT_FILE")
+        self.environ = {name: os.environ[name] for name in kept if name in os.environ}
+        self.environ["PATH"] = f"{BIN}:{self.environ['PATH']}"
+        self.environ |= {"TPU_OPS_LAB": f"bench{os.getpid() % 100000}", "TPU_OPS_STATE": str(root / "state")}
+
+    def do(self, *argv: str) -> str:
+        """Run a command and return what it printed.
+
+        Raises:
+            OpsError: It failed.
+        """
+        done = subprocess.run(argv, cwd=ROOT, env=self.environ, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise OpsError(f"{' '.join(argv)} ended with {done.returncode}\n{done.stderr[-1000:]}")
+        return done.stdout
+
+    @contextlib.contextmanager
+    def up(self) -> Iterator[None]:
+        """Keep the lab up as long as the block lasts.
+
+        Raises:
+            OpsError: It does not come up.
+        """
+        try:
+            self.do("tpu_ops", "lab", "up")
+            self.environ |= json.loads(self.do("tpu_ops", "lab", "env", "--json"))
+            yield
+        finally:
+            self.do("tpu_ops", "lab", "down")
+
+    @contextlib.contextmanager
+    def node(self, workers: int) -> Iterator[None]:
+        """Keep a node of bare workers as long as the block lasts.
+
+        Raises:
+            OpsError: It cannot be made.
+        """
+        self.do("tpu_ops", "create", "pod", "--type", f"v4-{workers * CORES}", "--zone", ZONE)
+        try:
+            yield
+        finally:
+            self.do("tpu_ops", "delete", "pod", "--yes")
+
+    def sample(self, number: int, workers: int, kind: str) -> SiteSample:
+        """Run site.yml once.
+
+        Raises:
+            OpsError: It failed, or changed what was to stay as it was.
+        """
+        tasks = self.root / "tasks.json"
+        counting = {
+            "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tools" / "callback_plugins"),
+            "ANSIBLE_CALLBACKS_ENABLED": "tasks_file",
+            "TASKS_FILE": str(tasks),
+        }
+        argv = (str(BIN / "ansible-playbook"), "site.yml", *(["--check"] if kind == "check" else []))
+        where = f"site.yml on {workers} workers, {kind}"
+        # Ansible's errors stand in what it prints.
+        output = self.root / "output"
+        wall, cpu, peak = clock(Command(argv, self.environ | counting), output, output, where, LONGEST)
+        found = counts(json.loads(tasks.read_text()))
+        if kind != "first" and found["changed"]:
+            raise OpsError(f"{found['changed']} tasks changed something again", where=where)
+        return SiteSample(number, workers, kind, round(wall, 2), round(cpu, 2), peak, **found)
+
+
+def run(sizes: Sequence[int], rounds: int, root: Path, say: Callable[[str], None]) -> list[SiteSample]:
+    """Take all samples.
+
+    Args:
+        sizes: Numbers of workers.
+        rounds: How often each is made anew and configured.
+        root: A directory for the lab's state.
+        say: Called with lines of progress.
+
+    Raises:
+        OpsError: Something failed.
+    """
+    site, samples = Site(root), []
+    with site.up():
+        say("site.yml: filling the workers' shared cache of packages, once, unmeasured")
+        with site.node(1):
+            site.sample(0, 1, "first")
+        for number in range(1, rounds + 1):
+            for workers in sizes:
+                with site.node(workers):
+                    taken = [site.sample(number, workers, kind) for kind in KINDS]
+                samples += taken
+                walls = ", ".join(f"{sample.kind} {sample.wall:.1f}" for sample in taken)
+                say(f"round {number} of {rounds}, site.yml on {workers} workers, s: {walls}")
+    return samples
