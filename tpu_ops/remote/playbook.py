@@ -150,6 +150,12 @@ def run(
 
     events: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
     stop = threading.Event()
+
+    def take(event: Mapping[str, Any]) -> bool:
+        # One that takes its time would hold up Ansible itself. False: the event is not written to a file.
+        events.put(event)
+        return False
+
     # Only its owner sees it, and it goes with the run: Ansible's environment and results stand there for a while.
     private = Path(tempfile.mkdtemp(prefix="tpu_ops-configure-", dir=_memory(environ)))
     outcome = Outcome()
@@ -173,8 +179,7 @@ def run(
             cmdline=" ".join(options) or None,
             quiet=True,
             suppress_env_files=True,
-            # A handler that takes its time would hold up Ansible itself.
-            event_handler=lambda event: bool(events.put(event)),
+            event_handler=take,
             status_handler=lambda status, runner_config: _forget(status, runner_config.artifact_dir),
             # Its own would take the signals of this process for good.
             cancel_callback=stop.is_set,
