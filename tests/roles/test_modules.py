@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.basic import AnsibleModule
 
 from roles.base.library import ca_certificates
 from roles.base.library.ca_certificates import split_pem
@@ -119,3 +120,22 @@ def test_a_bundle_that_an_interrupted_run_left_stale_is_noticed(run: Run, tmp_pa
     assert (stale["changed"], stale["added"]) == (True, [])
     bundle.write_text(certificate(1) + certificate(2))
     assert run(ca_certificates, arguments, check=True)["changed"] is False
+
+
+def test_a_certificate_that_leaves_is_remembered_until_the_bundle_is_without_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, bundle, tool = tmp_path / "ours", tmp_path / "bundle.crt", tmp_path / "update-ca-certificates"
+    directory.mkdir()
+    (directory / "left.crt").write_text(certificate(9))
+    bundle.write_text(certificate(9))
+    # This machine's own tool would write this machine's own bundle.
+    monkeypatch.setattr(AnsibleModule, "get_bin_path", lambda *_, **__: str(tool))
+    arguments = {"certificates": [], "directory": str(directory), "bundle": str(bundle)}
+    for command in ("exit 1", f"cat {directory}/*.crt > {bundle} 2>/dev/null || true"):
+        tool.write_text(f"#!/bin/sh\n{command}\n")
+        tool.chmod(0o755)
+        result = run(ca_certificates, arguments)
+        assert result["failed" if command == "exit 1" else "changed"] is True
+    assert (bundle.read_text(), list(directory.iterdir())) == ("", [])
+    assert run(ca_certificates, arguments)["changed"] is False

@@ -69,6 +69,11 @@ options:
       mode:
         description: Permissions as an octal string; 0644 for files and 0755 for directories when left out.
         type: str
+      begins:
+        description:
+          - With V(absent), the beginning of the file that is removed. What begins otherwise, or is no file, is somebody
+            else's and stays.
+        type: str
       validate:
         description: Command that accepts the new file, whose path replaces C(%s), by ending with 0.
         type: str
@@ -199,6 +204,8 @@ class File:
             raise Refused("a block has a content")
         if (self.state == "link") != (entry["target"] is not None):
             raise Refused("links, and nothing else, have a target")
+        if entry["begins"] is not None and self.state != "absent":
+            raise Refused("begins goes with the state absent only")
         mode = entry["mode"] or ("0755" if self.state == "directory" else "0644")
         if not re.match(r"^[0-7]{3,4}$", mode):
             raise Refused("mode %r is not octal, such as '0644'" % mode)
@@ -251,7 +258,7 @@ class File:
         if stat.S_ISDIR(kind):
             if self.state in ("file", "block", "link"):
                 raise Refused("it is a directory")
-            if self.state == "absent" and os.listdir(self.open()):
+            if self.state == "absent" and self.entry["begins"] is None and os.listdir(self.open()):
                 raise Refused("the directory is not empty")
             return ""
         if not stat.S_ISREG(kind) or self.state == "directory":
@@ -268,10 +275,15 @@ class File:
         """Return whether a regular file stands there."""
         return self.found is not None and stat.S_ISREG(self.found.st_mode)
 
+    def stays(self) -> bool:
+        """Return whether something stands there that is not to be removed since it begins otherwise."""
+        begins = self.entry["begins"]
+        return begins is not None and not (self.is_file() and (self.before or "").startswith(begins))
+
     def after(self) -> str | None:
         """Return the text that is to stand there, in the form of `before`."""
         if self.state == "absent":
-            return None
+            return self.before if self.stays() else None
         if self.state == "directory":
             return ""
         if self.state == "link":
@@ -444,6 +456,7 @@ def main() -> None:
                     "owner": {"type": "str", "default": "root"},
                     "group": {"type": "str", "default": "root"},
                     "mode": {"type": "str"},
+                    "begins": {"type": "str"},
                     "validate": {"type": "str"},
                 },
             },
