@@ -10,6 +10,7 @@ import pytest
 
 from roles.users.filter_plugins import accounts, people
 from roles.users.filter_plugins.people import Person
+from roles.users.library import people_state
 
 ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGXIlzKGDcj4bqZ6VBmPPWdMbHnzVrWFwgbEf6hYzwCM"
 OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEQCCfQ3v5YoXE2vjq8gVMwy3zx7W33qqjdlaeWVdqaA"
@@ -67,8 +68,8 @@ def test_keys_are_judged_before_anything_changes(key: str, fault: str) -> None:
     ("listed", "fault"),
     [
         ([{"name": "ada", "keys": [ED25519]}], None),
-        ([{"name": "ada"}, {"name": "ada"}], "ada: listed twice"),
-        ([{"name": "ada", "keys": [ED25519, "x"]}], "ada: keys[1] starts with 'x'"),
+        ([{"name": "ada"}, {"name": "ada"}], "users_people[1]: ada: listed twice, first as users_people[0]"),
+        ([{"name": "ada", "keys": [ED25519, "x"]}], "users_people[0]: ada: keys[1] starts with 'x'"),
         ([{"name": "root"}], "root: name must be"),
         ([{"name": "Ada"}], "Ada: name must be"),
         ([{"name": "ada\nroot ALL=(ALL) ALL"}], "name must be"),
@@ -87,12 +88,18 @@ def test_keys_are_judged_before_anything_changes(key: str, fault: str) -> None:
     ],
 )
 def test_faults_name_the_person(listed: list[Person], fault: str | None) -> None:
-    faults = people.people_faults(listed, connecting_user="tpu")
+    faults = people.people_faults({"users_people": listed}, connecting_user="tpu")
     assert faults == [] if fault is None else (len(faults) == 1 and fault in faults[0])
 
 
 def test_all_faults_are_reported_at_once() -> None:
-    assert len(people.people_faults([{"name": "A"}, {"name": "b", "keys": ["", "x"]}, {"name": "b"}])) == 4
+    lists: dict[str, list[Person]] = {
+        "users_people": [{"name": "A"}, {"name": "b", "keys": ["", "x"]}],
+        "users_more_people": [{"name": "b"}],
+    }
+    faults = people.people_faults(lists)
+    assert len(faults) == 4
+    assert faults[-1] == "users_more_people[0]: b: listed twice, first as users_people[1]"
 
 
 POD = {"nodes": ["pod", "pod.us-west4-a"], "groups": ["node_pod", "team_vision"]}
@@ -118,16 +125,18 @@ def test_people_belong_where_their_nodes_or_groups_of_nodes_are(person: Person, 
 
 
 def test_a_name_may_be_listed_for_two_nodes_and_not_twice_for_one() -> None:
-    listed = [{"name": "ada", "nodes": ["pod"], "sudo": "full"}, {"name": "ada", "nodes": ["other"]}]
-    assert people.people_faults(listed, place=POD) == []
+    listed: list[Person] = [{"name": "ada", "nodes": ["pod"], "sudo": "full"}, {"name": "ada", "nodes": ["other"]}]
+    assert people.people_faults({"users_people": listed}, place=POD) == []
     listed.append({"name": "ada", "groups_of_nodes": ["team_vision"]})
-    assert people.people_faults(listed, place=POD) == ["ada: listed twice"]
+    assert people.people_faults({"users_people": listed}, place=POD) == [
+        "users_people[2]: ada: listed twice, first as users_people[0]"
+    ]
 
 
 def test_you_may_be_removed_where_this_run_does_not_go() -> None:
-    listed = [{"name": "tpu", "nodes": ["other"], **ABSENT}]
-    assert people.people_faults(listed, "tpu", POD) == []
-    assert len(people.people_faults(listed, "tpu", POD | {"nodes": ["other"]})) == 1
+    listed: list[Person] = [{"name": "tpu", "nodes": ["other"], **ABSENT}]
+    assert people.people_faults({"users_people": listed}, "tpu", POD) == []
+    assert len(people.people_faults({"users_people": listed}, "tpu", POD | {"nodes": ["other"]})) == 1
 
 
 def test_nodes_that_the_inventory_does_not_have_are_told() -> None:
@@ -151,7 +160,7 @@ def account(*groups: str, **fields: Any) -> dict[str, Any]:
 def state(**found: Any) -> dict[str, Any]:
     """Return what the module finds on a worker where there is nothing to say."""
     lists = ("expired", "homeless", "ownerless_homes", "key_files", "role_keys", "home_keys", "role_sudo", "other_sudo")
-    return {key: [] for key in lists} | found
+    return {key: [] for key in lists} | {"given_groups": {}} | found
 
 
 @pytest.mark.parametrize(
@@ -194,6 +203,94 @@ def test_the_launcher_s_group_goes_from_whoever_lost_it_and_other_groups_stay() 
 
 
 @pytest.mark.parametrize(
+    ("listed", "has", "given", "after"),
+    [
+        # Taken off the list; never the list's; still the list's; taken off by somebody else before.
+        ([here()], ["docker", "video"], ["docker"], ["video"]),
+        ([here()], ["docker", "video"], [], None),
+        ([here(groups=["docker"])], ["docker"], ["docker"], None),
+        ([here()], ["video"], ["docker"], None),
+        ([here(groups=["video"])], ["docker", "audio"], ["docker"], ["audio", "video"]),
+        ([here(sudo="launcher")], ["tpu-run", "docker"], ["docker"], ["tpu-run"]),
+        # No longer listed at all.
+        ([], ["docker", "video"], ["docker"], ["video"]),
+        ([], ["video"], ["docker"], None),
+        ([here(**ABSENT)], ["docker"], ["docker"], None),
+    ],
+)
+def test_groups_that_the_list_gave_are_taken_back_and_others_stay(
+    listed: list[Person], has: list[str], given: list[str], after: list[str] | None
+) -> None:
+    worker = {"accounts": {"ada": account(*has)}, "groups": {name: ["ada"] for name in has}}
+    changes = accounts.people_changes(listed, worker, state(given_groups={"ada": given} if given else {}))
+    assert [(change["groups"], change["append"]) for change in changes] == ([] if after is None else [(after, False)])
+
+
+def test_the_groups_that_the_list_gave_are_read_where_they_were_written(tmp_path: Path) -> None:
+    listed = [here(sudo="launcher", groups=["video", "docker"]), here(name="bob", sudo="full", keys=[ED25519])]
+    for entry in accounts.key_files(listed, state(), str(tmp_path))[1:]:
+        Path(entry["path"]).write_text(entry["content"])
+    assert people_state.given_groups(str(tmp_path), ["ada", "bob"]) == {"ada": ["docker", "video"]}
+
+
+@pytest.mark.parametrize(
+    ("listed", "fault"),
+    [
+        ([{"name": "ada", "uid": 5001}, {"name": "bob", "uid": 5002}], ""),
+        ([{"name": "ada", "uid": 999}], "[0]: ada: uid must be a number from 1000 to 59999, not 999"),
+        ([{"name": "ada", "uid": 65534}], "not 65534"),
+        ([{"name": "ada", "uid": -1}], "not -1"),
+        (
+            [{"name": "ada", "uid": 5001}, {"name": "bob", "uid": 5001}],
+            "[1]: bob: uid 5001 is ada's, in users_people[0]",
+        ),
+        # Disks move between nodes.
+        (
+            [{"name": "ada", "uid": 5001}, {"name": "bob", "uid": 5001, "nodes": ["other"]}],
+            "[1]: bob: uid 5001 is ada's",
+        ),
+        (
+            [{"name": "ada", "uid": 5001, "nodes": ["pod"]}, {"name": "ada", "uid": 5002, "nodes": ["other"]}],
+            "[1]: ada: uid 5002 is another than in users_people[0], 5001",
+        ),
+        ([{"name": "ada", "uid": 5001, **ABSENT}, {"name": "bob", "uid": 5001}], ""),
+    ],
+)
+def test_numbers_of_people_are_their_own_in_the_whole_fleet(listed: list[Person], fault: str) -> None:
+    faults = people.people_faults({"users_people": listed}, place=POD)
+    assert len(faults) == bool(fault)
+    assert fault in "".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("person", "uids", "fault"),
+    [
+        ({"uid": 5001}, {}, ""),
+        ({"uid": 5001}, {"ada": 5001}, ""),
+        ({}, {"ada": 1003}, ""),
+        (
+            {"uid": 5001},
+            {"ada": 1003},
+            "ada: uid: the account has number 1003 here, the list says 5001; list that number",
+        ),
+        ({"uid": 5001}, {"bob": 5001}, "ada: uid: number 5001 is bob's here; choose another"),
+        ({"uid": 5001, **ABSENT}, {"ada": 1003}, ""),
+    ],
+)
+def test_a_worker_where_a_number_is_taken_or_another_is_refused(
+    person: Person, uids: dict[str, int], fault: str
+) -> None:
+    faults = accounts.people_refusals([here(**person)], {name: account(uid=uid) for name, uid in uids.items()}, state())
+    assert len(faults) == bool(fault)
+    assert fault in "".join(faults)
+
+
+def test_an_account_is_made_with_its_number() -> None:
+    changes = accounts.people_changes([here(uid="5001"), here(name="bob")], {"accounts": {}, "groups": {}}, state())
+    assert [change.get("uid") for change in changes] == [5001, None]
+
+
+@pytest.mark.parametrize(
     ("home", "found", "ownerless", "leaves"),
     [
         ("keep", account(), [], True),
@@ -230,7 +327,7 @@ def test_groups_keys_and_sudo_are_those_of_people_present() -> None:
         ("/keys/ada", "file"),
         ("/keys/bob", "file"),
     ]
-    assert files[3]["content"].splitlines()[1:] == [ED25519]
+    assert files[3]["content"].splitlines()[1:] == ["# Groups: video", ED25519]
     rules = [line for line in accounts.people_sudoers(LISTED).splitlines() if not line.startswith("#")]
     assert rules == ["bob ALL=(ALL:ALL) NOPASSWD: ALL"]
 

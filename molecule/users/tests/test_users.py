@@ -70,6 +70,10 @@ def test_groups_are_those_of_the_list(host: Host, name: str, groups: set[str]) -
     assert set(host.user(name).groups) - {name} == groups
 
 
+def test_an_account_has_the_number_of_the_list(host: Host) -> None:
+    assert host.user("heidi").uid == 5007
+
+
 def test_a_shell_that_was_changed_is_the_listed_one_again(login: Login) -> None:
     assert login("ada", "echo $0").stdout.strip() == "bash"
 

@@ -20,6 +20,9 @@ PEOPLE_UIDS = range(1000, 60000)
 
 HEADER = "# Written by Ansible; changes are lost.\n"
 
+#: In a person's file of keys, before the groups that the list gave: how they are known when they leave the list.
+GROUPS_LINE = "# Groups: "
+
 
 def _present(people: list[Person]) -> list[Person]:
     return [person for person in people if person["state"] == "present"]
@@ -33,7 +36,8 @@ def people_groups(people: list[Person]) -> list[str]:
 def people_changes(people: list[Person], worker: dict[str, Any], state: State) -> list[Person]:
     """Return the accounts to make or correct, as arguments of ansible.builtin.user.
 
-    Those of people present that differ, and those of unlisted ones that are in the launcher's group.
+    Those of people present that differ, and those of unlisted ones that are in the launcher's group or another one that
+    the list gave them.
 
     Args:
         people: Those who belong on the worker.
@@ -41,29 +45,36 @@ def people_changes(people: list[Person], worker: dict[str, Any], state: State) -
         state: What `people_state` found.
     """
     accounts, changes = worker["accounts"], []
-    entitled = {person["name"] for person in _present(people) if LAUNCHER_GROUP in person["groups"]}
     for person in _present(people):
         account = accounts.get(person["name"])
         if account is not None and not _differs(person, account, state):
             continue
         has = set(account["groups"]) if account else set()
-        loses = LAUNCHER_GROUP in has and person["name"] not in entitled
+        loses = has & _given(person["name"], state) - set(person["groups"])
         changes.append(
             {key: person[key] for key in ("name", "comment", "shell")}
+            | ({"uid": person["uid"]} if person["uid"] else {})
             | {
-                "groups": sorted((has - {LAUNCHER_GROUP} if loses else set()) | set(person["groups"])),
+                "groups": sorted(has - loses | set(person["groups"]) if loses else set(person["groups"])),
                 # Groups that others gave stay.
                 "append": not loses,
                 "expired": person["name"] in state["expired"],
                 "returns": person["name"] in state["ownerless_homes"],
             }
         )
-    # Whoever leaves loses the group with the account.
-    for name in sorted(set(worker["groups"].get(LAUNCHER_GROUP, [])) - {person["name"] for person in people}):
-        if name in accounts:
-            groups = sorted(set(accounts[name]["groups"]) - {LAUNCHER_GROUP})
+    # Whoever leaves loses the groups with the account.
+    listed = {person["name"] for person in people}
+    for name in sorted({*worker["groups"].get(LAUNCHER_GROUP, []), *state["given_groups"]} - listed):
+        loses = set(accounts[name]["groups"]) & _given(name, state) if name in accounts else set()
+        if loses:
+            groups = sorted(set(accounts[name]["groups"]) - loses)
             changes.append({"name": name, "groups": groups, "append": False, "expired": False, "returns": False})
     return changes
+
+
+def _given(name: str, state: State) -> set[str]:
+    """Return the groups of a person that are the list's to take back."""
+    return {LAUNCHER_GROUP, *state["given_groups"].get(name, [])}
 
 
 def _differs(person: Person, account: dict[str, Any], state: State) -> bool:
@@ -73,7 +84,7 @@ def _differs(person: Person, account: dict[str, Any], state: State) -> bool:
         or account["shell"] != person["shell"]
         or account["comment"] != person["comment"]
         or not set(person["groups"]) <= has
-        or (LAUNCHER_GROUP in has and LAUNCHER_GROUP not in person["groups"])
+        or bool(has & _given(name, state) - set(person["groups"]))
     )
 
 
@@ -89,13 +100,21 @@ def people_leaving(people: list[Person], accounts: Accounts, state: State) -> li
 
 def key_files(people: list[Person], state: State, directory: str) -> list[dict[str, str]]:
     """Return the keys directory and exactly the files in it, as entries of `managed_files`."""
-    files = {person["name"]: "".join(f"{key}\n" for key in person["keys"]) for person in _present(people)}
+    files = {
+        person["name"]: _groups_line(person) + "".join(f"{key}\n" for key in person["keys"])
+        for person in _present(people)
+    }
     stale = sorted(set(state["key_files"]) - set(files))
     return [
         {"path": directory, "state": "directory", "mode": "0755"},
         *({"path": f"{directory}/{name}", "state": "absent"} for name in stale),
         *({"path": f"{directory}/{name}", "content": HEADER + text} for name, text in sorted(files.items())),
     ]
+
+
+def _groups_line(person: Person) -> str:
+    groups = [group for group in person["groups"] if group != LAUNCHER_GROUP]
+    return f"{GROUPS_LINE}{' '.join(groups)}\n" if groups else ""
 
 
 def people_sudoers(people: list[Person]) -> str:
@@ -125,6 +144,7 @@ def people_refusals(
         for person in people
         if person["name"] in accounts and accounts[person["name"]]["uid"] not in PEOPLE_UIDS
     ]
+    faults += _uid_refusals(people, accounts)
     me = next((person for person in _present(people) if person["name"] == connecting_user), None)
     way = "this run logs in with it; connect as another user, or keep it"
     key = " ".join(public_key.split()[:2])
@@ -136,6 +156,28 @@ def people_refusals(
     keeps = (me is not None and _full(me)) or others & set(state["other_sudo"])
     if connecting_user in state["role_sudo"] and not keeps:
         faults.append(f"{connecting_user}: sudo: the right of this account to become root would be gone; {way}")
+    return faults
+
+
+def _uid_refusals(people: list[Person], accounts: Accounts) -> list[str]:
+    """Return whose uid of the list this worker cannot give."""
+    owners = {account["uid"]: name for name, account in accounts.items()}
+    faults = []
+    for person in _present(people):
+        name, uid = person["name"], person["uid"]
+        if not uid:
+            continue
+        if name in accounts and accounts[name]["uid"] != uid:
+            faults.append(
+                f"{name}: uid: the account has number {accounts[name]['uid']} here, the list says {uid}; list that"
+                f" number, or move the account when nothing of {name} runs: usermod --uid {uid} {name}, and chown what"
+                f" lies outside its home"
+            )
+        elif owners.get(uid, name) != name:
+            faults.append(
+                f"{name}: uid: number {uid} is {owners[uid]}'s here; choose another, or let {owners[uid]} leave in a"
+                " run of its own before"
+            )
     return faults
 
 

@@ -35,6 +35,9 @@ ED25519_BYTES = 32
 #: Bits of an RSA key that sshd accepts (RequiredRSASize in sshd_config(5)).
 RSA_BITS = 1024
 
+#: Numbers of people's accounts, system's and nobody's aside (Debian Policy 9.2.2).
+PEOPLE_UIDS = range(1000, 60000)
+
 #: The group whose members may start and stop runs.
 LAUNCHER_GROUP = "tpu-run"
 
@@ -83,25 +86,53 @@ def _fields(blob: bytes) -> list[bytes] | None:
     return fields
 
 
-def people_faults(people: list[Person], connecting_user: str = "", place: dict[str, Any] | None = None) -> list[str]:
-    """Given everybody who is listed, return every fault, each with person and key.
+def people_faults(
+    lists: dict[str, list[Person]], connecting_user: str = "", place: dict[str, Any] | None = None
+) -> list[str]:
+    """Given everybody who is listed, return every fault, each with its entry, person and key.
 
     Args:
-        people: users_people and users_more_people.
+        lists: Variable -> the people that it lists: users_people and users_more_people.
         connecting_user: The account that Ansible logs in with.
         place: The worker, as `people_here` takes it; None is a worker where all belong.
     """
     faults = []
-    for position, person in enumerate(people):
-        where = str(person.get("name", "")) or f"[{position}]"
-        faults += [f"{where}: {fault}" for fault in _person_faults(person)]
-    names = [str(person.get("name", "")) for person in _belonging(people, place)]
-    faults += [f"{name}: listed twice" for name in sorted({name for name in names if names.count(name) > 1 and name})]
-    faults += [
-        f"{connecting_user}: state absent would remove the account that this run logs in with; connect as another user"
-        for person in _belonging(people, place)
-        if person.get("state", "present") == "absent" and person.get("name") == connecting_user
+    first: dict[str, str] = {}
+    numbers: dict[str, tuple[Any, str]] = {}
+    for variable, people in lists.items():
+        for position, person in enumerate(people):
+            entry, name = f"{variable}[{position}]", str(person.get("name", ""))
+            where = f"{entry}: {name}" if name else entry
+            faults += [f"{where}: {fault}" for fault in _person_faults(person)]
+            if name and person.get("uid") and person.get("state", "present") == "present":
+                faults += [f"{where}: {fault}" for fault in _uid_faults(name, person["uid"], entry, numbers)]
+            if not _belonging([person], place):
+                continue
+            if name and first.setdefault(name, entry) != entry:
+                faults.append(f"{where}: listed twice, first as {first[name]}")
+            if person.get("state", "present") == "absent" and name == connecting_user:
+                faults.append(
+                    f"{where}: state absent would remove the account that this run logs in with;"
+                    " connect as another user"
+                )
+    return faults
+
+
+def _uid_faults(name: str, uid: Any, entry: str, numbers: dict[str, tuple[Any, str]]) -> list[str]:
+    """Return what is wrong with a person's uid among those before, and add it to them: name -> uid and its entry.
+
+    The whole fleet counts, wherever its people belong: NFS and disks carry numbers from node to node.
+    """
+    if not str(uid).isdigit() or int(uid) not in PEOPLE_UIDS:
+        return [f"uid must be a number from {PEOPLE_UIDS[0]} to {PEOPLE_UIDS[-1]}, not {uid}"]
+    faults = [
+        f"uid {uid} is {other}'s, in {place}; each person has one of her own"
+        for other, (number, place) in numbers.items()
+        if number == int(uid) and other != name
     ]
+    number, place = numbers.setdefault(name, (int(uid), entry))
+    if number != int(uid):
+        faults.append(f"uid {uid} is another than in {place}, {number}; a person has the same everywhere")
     return faults
 
 
@@ -154,6 +185,7 @@ def people_here(people: list[Person], place: dict[str, Any]) -> list[Person]:
             "comment": person.get("comment", ""),
             "keys": [" ".join(key.split()) for key in person.get("keys", [])],
             "shell": person.get("shell", "/bin/bash"),
+            "uid": int(person.get("uid") or 0),
             "sudo": person.get("sudo", "none"),
             "groups": sorted(
                 {*person.get("groups", []), *([LAUNCHER_GROUP] if person.get("sudo", "none") != "none" else [])}

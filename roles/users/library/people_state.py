@@ -76,6 +76,10 @@ key_files:
   description: Names of files in the keys directory.
   type: list
   returned: always
+given_groups:
+  description: By name, further groups that the role gave, as the person's file in the keys directory says.
+  type: dict
+  returned: always
 role_keys:
   description: Keys of the connecting user in the keys directory.
   type: list
@@ -111,6 +115,8 @@ foreign:
 #: The line that Google's guest agent puts before each key of its own (google-guest-agent, non_windows_accounts.go).
 AGENT_MARK = "# Added by Google"
 KEY = re.compile(r"(?:^|[\s,])((?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]+)\s+([A-Za-z0-9+/]+=*)(?:\s+(.*))?$")
+#: How a person's file of keys names the groups that the role gave.
+GROUPS = re.compile(r"^# Groups: (.+)$", re.MULTILINE)
 #: A rule that allows every command.
 SUDO_ALL = re.compile(r"^(\S+)\s+\S+\s*=.*(?:[\s:,)])ALL\s*$")
 #: Where useradd makes homes on Debian and Ubuntu (/etc/default/useradd).
@@ -189,6 +195,12 @@ def read_accounts(names: list[str]) -> dict[str, pwd.struct_passwd]:
         except KeyError:
             continue
     return accounts
+
+
+def given_groups(directory: str, names: list[str]) -> dict[str, list[str]]:
+    """Given the directory of keys and names of files in it, return the groups that they name, where they do."""
+    found = {name: GROUPS.search(read(os.path.join(directory, name))) for name in names}
+    return {name: match[1].split() for name, match in found.items() if match}
 
 
 def ownerless(name: str, home: str) -> bool:
@@ -279,13 +291,15 @@ def main() -> None:
         for person in people
         if person["name"] in accounts
     }
+    key_files = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
     module.exit_json(
         changed=False,
         expired=[name for name in names if name in expired],
         homeless=[name for name, home in homes.items() if not os.path.isdir(home)],
         missing_shells=sorted({p["shell"] for p in present if not os.access(p["shell"], os.X_OK)}),
         ownerless_homes=[name for name in names if ownerless(name, homes.get(name, os.path.join(HOMES, name)))],
-        key_files=sorted(os.listdir(directory)) if os.path.isdir(directory) else [],
+        key_files=key_files,
+        given_groups=given_groups(directory, key_files),
         role_keys=[key["key"] for key in authorized_keys(read(os.path.join(directory, user)))] if user else [],
         home_keys=[key["key"] for key in in_homes.get(user, [])],
         role_sudo=sudo_rules(read(module.params["sudoers"])),
