@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from roles.users.library import people_leave, people_state
+from roles.users.module_utils import homes
 
 BLOB = "AAAAC3NzaC1lZDI1NTE5AAAAIGXIlzKGDcj4bqZ6VBmPPWdMbHnzVrWFwgbEf6hYzwCM"
 KEY = f"ssh-ed25519 {BLOB}"
@@ -100,6 +101,19 @@ def test_a_home_that_is_not_the_person_s_is_not_removed(tmp_path: Path) -> None:
     assert "does not belong to ada" in people_leave.home_fault("ada", str(home), me + 1)
     (tmp_path / "link").symlink_to(home)
     assert "is no directory" in people_leave.home_fault("ada", str(tmp_path / "link"), me)
+
+
+def test_a_home_is_nobody_s_where_useradd_made_it_and_its_number_has_no_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(homes, "HOMES", str(tmp_path))
+    for name in ("ada", "bob"):
+        (tmp_path / name).mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to("ada")
+    asked = [("ada", "ada"), ("ada", "bob"), ("link", "link"), ("gone", "gone")]
+    assert [homes.ownerless(name, str(tmp_path / home)) for name, home in asked] == [False] * 4
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert [homes.ownerless(name, str(tmp_path / home)) for name, home in asked] == [True, False, False, False]
 
 
 def test_an_archive_is_whole_or_not_there_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.homes import ownerless, usual_home
 
 DOCUMENTATION = r"""
 module: people_leave
@@ -52,8 +53,6 @@ archives:
   returned: always
 """
 
-#: Where useradd makes homes on Debian and Ubuntu (/etc/default/useradd).
-HOMES = "/home"
 #: Seconds for killed processes to be gone; what waits for a device takes longer, and only a reboot ends it.
 KILL_TIMEOUT = 30
 #: What systemd and cron would start in the person's name (logind's linger files, cron's spool on Debian).
@@ -118,17 +117,6 @@ def mounts_below(path: str, mountinfo: str) -> list[str]:
     return sorted(target for target in targets if target == path or target.startswith(path + "/"))
 
 
-def ownerless(name: str, home: str, entry: os.stat_result) -> bool:
-    """Return whether a home is nobody's: kept and closed when its person left, or of an account that is gone."""
-    if home != os.path.join(HOMES, name):
-        return False
-    try:
-        pwd.getpwuid(entry.st_uid)
-    except KeyError:
-        return True
-    return entry.st_uid == 0 and stat.S_IMODE(entry.st_mode) == 0o700
-
-
 def home_fault(name: str, home: str, uid: int) -> str:
     """Return why a home must not be removed, or the empty string."""
     try:
@@ -138,7 +126,7 @@ def home_fault(name: str, home: str, uid: int) -> str:
     if not stat.S_ISDIR(entry.st_mode):
         return "%s is no directory" % home
     # A home that somebody else owns is shared, or not a home at all.
-    if entry.st_uid != uid and not ownerless(name, home, entry):
+    if entry.st_uid != uid and not ownerless(name, home):
         return "%s does not belong to %s" % (home, name)
     with open("/proc/self/mountinfo", encoding="utf-8") as stream:
         mounted = mounts_below(home, stream.read())
@@ -232,7 +220,7 @@ def leave(name: str, home_wish: str, directory: str, patience: int) -> str:
         account = pwd.getpwnam(name)
     except KeyError:
         account = None
-    home = account.pw_dir if account else os.path.join(HOMES, name)
+    home = account.pw_dir if account else usual_home(name)
     if account:
         command("usermod", "--expiredate", "1", name)
         for folder in STARTERS:
@@ -264,7 +252,7 @@ def faults_of(people: list[dict[str, str]]) -> list[str]:
             entry = pwd.getpwnam(name)
             home, uid = entry.pw_dir, entry.pw_uid
         except KeyError:
-            home, uid = os.path.join(HOMES, name), -1
+            home, uid = usual_home(name), -1
         fault = home_fault(name, home, uid)
         if fault:
             faults.append("%s: home: %s is refused: %s" % (name, person["home"], fault))

@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.homes import ownerless, usual_home
 
 DOCUMENTATION = r"""
 module: people_state
@@ -119,8 +120,6 @@ KEY = re.compile(r"(?:^|[\s,])((?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]+)\s+([A-Za-z0-9
 GROUPS = re.compile(r"^# Groups: (.+)$", re.MULTILINE)
 #: A rule that allows every command.
 SUDO_ALL = re.compile(r"^(\S+)\s+\S+\s*=.*(?:[\s:,)])ALL\s*$")
-#: Where useradd makes homes on Debian and Ubuntu (/etc/default/useradd).
-HOMES = "/home"
 #: Written by sshd each time that it reads its configuration.
 PID_FILE = "/run/sshd.pid"
 LARGEST = 1 << 20
@@ -203,20 +202,6 @@ def given_groups(directory: str, names: list[str]) -> dict[str, list[str]]:
     return {name: match[1].split() for name, match in found.items() if match}
 
 
-def ownerless(name: str, home: str) -> bool:
-    """Return whether a home is nobody's: kept and closed when its person left, or of an account that is gone."""
-    try:
-        entry = os.lstat(home)
-        if home != os.path.join(HOMES, name) or not stat.S_ISDIR(entry.st_mode):
-            return False
-        pwd.getpwuid(entry.st_uid)
-    except OSError:
-        return False
-    except KeyError:
-        return True
-    return entry.st_uid == 0 and stat.S_IMODE(entry.st_mode) == 0o700
-
-
 def sshd_keys_files() -> list[str]:
     """Return the files in which sshd would look for keys after a new start, but for users with a rule of their own."""
     try:
@@ -297,7 +282,7 @@ def main() -> None:
         expired=[name for name in names if name in expired],
         homeless=[name for name, home in homes.items() if not os.path.isdir(home)],
         missing_shells=sorted({p["shell"] for p in present if not os.access(p["shell"], os.X_OK)}),
-        ownerless_homes=[name for name in names if ownerless(name, homes.get(name, os.path.join(HOMES, name)))],
+        ownerless_homes=[name for name in names if ownerless(name, homes.get(name, usual_home(name)))],
         key_files=key_files,
         given_groups=given_groups(directory, key_files),
         role_keys=[key["key"] for key in authorized_keys(read(os.path.join(directory, user)))] if user else [],
