@@ -140,13 +140,16 @@ def bring(run: Run, git: Git, tmp_path: Path) -> Callable[..., dict[str, Any]]:
         project = {
             "name": "vision",
             "url": str(tmp_path / "source"),
-            "commit": commit or git("source", "rev-parse", "main"),
+            "commit": commit.strip() if commit else git("source", "rev-parse", "main"),
             "path": str(tmp_path / "work" / "vision"),
             "owner": ME,
             "environment": str(tmp_path / "venv"),
         }
         arguments = {
-            "projects": [project | {key: value for key, value in changes.items() if key in project or key == "state"}],
+            "projects": [
+                project
+                | {key: value for key, value in changes.items() if key in project or key in ("state", "editable")}
+            ],
             "uv": "/nonexistent/uv",
             "cache_dir": str(tmp_path / "cache"),
             "system": str(tmp_path / "gitconfig"),
@@ -282,6 +285,60 @@ def test_a_clone_with_the_last_copy_of_a_file_is_not_removed(
     ]
     assert not clone.exists()
     assert bring(state="absent")["changed"] is False
+
+
+@pytest.fixture
+def bare(git: Git, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A worker without git, which the test's own helper has all the same."""
+    assert git("source", "status", "--short") == ""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr("roles.facts.module_utils.as_person.PATH", str(tmp_path / "bin"))
+
+
+def asked(run: Run, url: str, ref: str, *, check: bool) -> dict[str, Any]:
+    return run(git_commits, {"questions": [{"url": url, "ref": ref, "owner": ME}], "timeout": 30}, check=check)
+
+
+def test_check_mode_warns_of_a_forge_that_cannot_be_asked_yet(run: Run, git: Git, tmp_path: Path) -> None:
+    gone = f"{tmp_path}/gone"
+    checked = asked(run, gone, "main", check=True)
+    assert (checked.get("failed", False), checked["commits"]) == (False, {})
+    assert f"{gone}, asked by {ME}: git ls-remote" in str(checked["warnings"])
+    assert gone in asked(run, gone, "main", check=False)["msg"]
+    # What it answers counts.
+    url = f"{tmp_path}/source"
+    assert asked(run, url, "main", check=True)["commits"] == {f"{url} main": git("source", "rev-parse", "main")}
+    assert "there is no branch or tag mian" in asked(run, url, "mian", check=True)["msg"]
+
+
+@pytest.mark.usefixtures("bare")
+def test_check_mode_warns_where_there_is_no_git_yet_and_names_what_it_knows(
+    run: Run, git: Git, bring: Bring, tmp_path: Path
+) -> None:
+    assert "git does not run" in str(asked(run, "/none", "main", check=True)["warnings"])
+    assert "git does not run" in asked(run, "/none", "main", check=False)["msg"]
+    unknown = "0" * 40
+    done = bring(unknown, check=True)
+    assert done["actions"][0] == f"vision: clone {tmp_path}/work/vision at {unknown}"
+    git("", "clone", "-q", "source", "work/vision")
+    done = bring(unknown, check=True)
+    assert (done.get("failed", False), done["actions"]) == (False, [])
+    assert f"vision: git is not there yet to look into {tmp_path}/work/vision" in str(done["warnings"])
+    done = bring(unknown, state="absent", check=True)
+    assert done["actions"] == [f"vision: remove {tmp_path}/work/vision"]
+    assert "not there yet" in str(done["warnings"])
+    assert "git does not run" in bring(unknown)["msg"]
+
+
+def test_check_mode_warns_where_a_commit_or_uv_is_not_there_yet(run: Run, bring: Bring, tmp_path: Path) -> None:
+    first = bring()["commits"]
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "pyvenv.cfg").touch()
+    done = bring(" ", check=True, editable=["."])
+    assert (done.get("failed", False), done["actions"], done["commits"]) == (False, [], first)
+    assert f"whether {tmp_path}/work/vision moves is not known yet" in str(done["warnings"])
+    assert f"uv is not there yet to say what changes in {tmp_path}/venv" in str(done["warnings"])
 
 
 def test_an_interrupted_clone_is_made_anew_and_what_is_no_clone_is_left(bring: Bring, tmp_path: Path) -> None:
