@@ -29,6 +29,9 @@ from ansible.module_utils.environment_state import (
 #: uv's report of a package that it adds, removes or reinstalls.
 PLAN = re.compile(r"^ ([+~-]) (\S+)", re.MULTILINE)
 
+#: File in an environment from before its packages change until its proof has passed.
+UNPROVED = ".tpu_ops-unproved"
+
 
 class Fault(Exception):
     """What keeps the work from being done, in words for people."""
@@ -128,6 +131,7 @@ class Environment:
         self.wanted = wanted
         self.path = wanted["path"]
         self.python = os.path.join(self.path, "bin", "python")
+        self.unproved = os.path.join(self.path, UNPROVED)
         self.uv = uv
         if os.path.isabs(wanted["python"]):
             self.interpreter = [wanted["python"]]
@@ -201,7 +205,10 @@ class Environment:
             return self.report(["~ uv"], fresh=False)
         with tempfile.TemporaryDirectory() as directory:
             plan = self.install(directory, "--dry-run")
-        return self.report(plan + ["- %s" % name for name in self.surplus()], fresh=False)
+        plan += ["- %s" % name for name in self.surplus()]
+        if self.wanted["proof"] and os.path.exists(self.unproved):
+            plan.append("~ what did not work")
+        return self.report(plan, fresh=False)
 
     def resolve(self) -> str:
         """Return the text of a lock that satisfies the requirements, with the versions that are there where they do."""
@@ -263,6 +270,8 @@ class Environment:
         with self.uv.take_turn(), tempfile.TemporaryDirectory() as directory:
             if self.is_fresh():
                 self.make()
+            if self.wanted["proof"]:
+                written(self.path, UNPROVED, "")
             plan = self.install(directory)
             gone = self.surplus()
             if gone:
@@ -271,7 +280,7 @@ class Environment:
         return self.report(plan + ["- %s" % name for name in gone], fresh=False)
 
     def prove(self) -> None:
-        """Run the proof.
+        """Run the proof, until which the environment counts as one that does not work.
 
         Raises:
             Fault: It failed.
@@ -289,6 +298,7 @@ class Environment:
         )
         if done.returncode:
             raise Fault("%s is filled, and does not work: %s" % (self.path, done.stdout.strip()[-2000:]))
+        os.unlink(self.unproved)
 
 
 def written(directory: str, name: str, text: str) -> str:
