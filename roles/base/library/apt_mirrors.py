@@ -8,10 +8,10 @@ import glob
 import json
 import os
 import re
-import tempfile
 from typing import Dict, List, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.text_files import replace
 
 DOCUMENTATION = r"""
 module: apt_mirrors
@@ -107,21 +107,6 @@ def write_record(path: str, record: Dict[str, Texts]) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(path + ".new", path)
-
-
-def replace(path: str, text: str) -> None:
-    """Replace a file's text at once, keeping owner and mode."""
-    entry = os.stat(path)
-    handle, new = tempfile.mkstemp(prefix=".tpu_ops-", dir=os.path.dirname(path))
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            os.fchown(stream.fileno(), entry.st_uid, entry.st_gid)
-            os.fchmod(stream.fileno(), entry.st_mode & 0o7777)
-        os.replace(new, path)
-    except BaseException:
-        os.unlink(new)
-        raise
 
 
 def main() -> None:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import glob
 import os
 import re
-import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.text_files import replace
 
 DOCUMENTATION = r"""
 module: preload_entries
@@ -42,21 +42,37 @@ files:
   returned: always
 """
 
+#: What a shell puts in the place of a command's output, without another of them inside.
+OUTPUT = r"\$\([^()\n]*\)|`[^`\n]*`"
 #: LD_PRELOAD=VALUE, and pam_env.conf's DEFAULT=VALUE and OVERRIDE=VALUE, with the value quoted or not.
 ASSIGNMENT = r"(?P<name>\b%s)=(?P<quote>[\"']?)(?P<value>%s)(?P=quote)"
-SHELL_ASSIGNMENT = re.compile(ASSIGNMENT % ("LD_PRELOAD", r"(?<=[\"'])[^\"'\n]*|[^\s\"';&|]*"))
+SHELL_ASSIGNMENT = re.compile(
+    ASSIGNMENT % ("LD_PRELOAD", r"(?<=[\"'])[^\"'\n]*|(?:" + OUTPUT + r"|\$\{[^{}\n\"']*\}|[^\s\"';&|])*")
+)
 PAM_ASSIGNMENT = re.compile(ASSIGNMENT % ("(?:DEFAULT|OVERRIDE)", r"(?<=[\"'])[^\"'\n]*|[^\s\"']*"))
 
-#: A line after which a shell needs a command.
-OPENS_BLOCK = re.compile(r"(^|[\s;])(then|else|do|\{)\s*(#.*)?$")
+#: The end of a line after which a shell needs a command.
+WANTS_COMMAND = re.compile(r"((^|[\s;])(then|else|elif|do|\{)|&&|\|\|?|\\|\)|!)\s*(\s#.*)?$")
+#: The shells that read the files, as far as a host has them.
+SHELLS = ("/bin/sh", "/bin/bash")
 
 
 def keep_entries(value: str, library: str) -> str:
-    """Given the value of LD_PRELOAD, return it without the library; the others keep their order and separator."""
-    separator = ":" if ":" in value else " "
-    entries = [entry for entry in re.split(r"[:\s]+", value) if entry]
-    kept = [entry for entry in entries if not os.path.basename(entry).startswith(library)]
-    return value if len(kept) == len(entries) else separator.join(kept)
+    """Given the value of LD_PRELOAD, return it without the library; all else, expansions of a shell too, stays as it is.
+
+    The library goes wherever it is named, ``${LD_PRELOAD:-LIBRARY}`` included, with one separator beside it; a command
+    whose output is to be its path goes as a whole.
+    """
+    # A file's name ends where an entry ends, or the expansion that it stands in, or where the next expansion begins.
+    entry = r"(?:(?<=[:\s{=+?-])|(?<=^)|(?<=\}))(?:[^\s:${}()`\"']*/)?%s[^\s:/${}()`\"']*(?=[:\s}$]|$)" % re.escape(library)
+    output = r"\$\([^()\n]*%s[^()\n]*\)|`[^`\n]*%s[^`\n]*`" % (re.escape(library), re.escape(library))
+    either = r"(?:%s|%s)" % (output, entry)
+    if not re.search(either, value):
+        return value
+    # With the separator before it, else with the one behind it; that of ${NAME:-WORD} is none.
+    kept = re.sub(r"(?:(?<=[^{\w])|(?<=[}\w./]))[:\s]+%s(?=[:\s}]|$)" % either, "", value)
+    kept = re.sub(r"%s(?:[:\s]+)?" % either, "", kept)
+    return kept.strip(" :\t") if "{" not in kept else kept
 
 
 def strip_list(text: str, library: str) -> str:
@@ -85,7 +101,7 @@ def strip_assignments(text: str, library: str, pattern: re.Pattern[str], *, comm
             continue
         emptied: list[str] = []
 
-        def replace(match: re.Match[str], emptied: list[str] = emptied) -> str:
+        def keep(match: re.Match[str], emptied: list[str] = emptied) -> str:
             kept = keep_entries(match["value"], library)
             if kept == match["value"]:
                 return match[0]
@@ -93,7 +109,7 @@ def strip_assignments(text: str, library: str, pattern: re.Pattern[str], *, comm
                 emptied.append(match[0])
             return "%s=%s%s%s" % (match["name"], match["quote"], kept, match["quote"])
 
-        new = pattern.sub(replace, line)
+        new = pattern.sub(keep, line)
         rest = pattern.sub("", new) if emptied else new
         if not emptied or rest.strip("; \t\n") not in ("", "export", "LD_PRELOAD", "export LD_PRELOAD"):
             lines.append(new)
@@ -112,21 +128,6 @@ def strip(path: str, text: str, library: str) -> str:
     if name == "pam_env.conf":
         return strip_assignments(text, library, PAM_ASSIGNMENT, commands=False)
     return strip_assignments(text, library, SHELL_ASSIGNMENT, commands=True)
-
-
-def write(path: str, text: str) -> None:
-    """Replace a file's text at once, keeping owner and mode."""
-    entry = os.stat(path)
-    handle, new = tempfile.mkstemp(prefix=".tpu_ops-", dir=os.path.dirname(path))
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            stream.write(text)
-            os.fchown(stream.fileno(), entry.st_uid, entry.st_gid)
-            os.fchmod(stream.fileno(), entry.st_mode & 0o7777)
-        os.replace(new, path)
-    except BaseException:
-        os.unlink(new)
-        raise
 
 
 def main() -> None:
@@ -149,7 +150,7 @@ def main() -> None:
             continue
         diffs.append({"before_header": path, "after_header": path, "before": before, "after": after})
         if not module.check_mode:
-            write(path, after)
+            replace(path, after)
     module.exit_json(changed=bool(diffs), files=[entry["before_header"] for entry in diffs], diff=diffs)
 
 
