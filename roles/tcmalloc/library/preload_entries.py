@@ -42,37 +42,21 @@ files:
   returned: always
 """
 
-#: What a shell puts in the place of a command's output, without another of them inside.
-OUTPUT = r"\$\([^()\n]*\)|`[^`\n]*`"
 #: LD_PRELOAD=VALUE, and pam_env.conf's DEFAULT=VALUE and OVERRIDE=VALUE, with the value quoted or not.
 ASSIGNMENT = r"(?P<name>\b%s)=(?P<quote>[\"']?)(?P<value>%s)(?P=quote)"
-SHELL_ASSIGNMENT = re.compile(
-    ASSIGNMENT % ("LD_PRELOAD", r"(?<=[\"'])[^\"'\n]*|(?:" + OUTPUT + r"|\$\{[^{}\n\"']*\}|[^\s\"';&|])*")
-)
+SHELL_ASSIGNMENT = re.compile(ASSIGNMENT % ("LD_PRELOAD", r"(?<=[\"'])[^\"'\n]*|[^\s\"';&|]*"))
 PAM_ASSIGNMENT = re.compile(ASSIGNMENT % ("(?:DEFAULT|OVERRIDE)", r"(?<=[\"'])[^\"'\n]*|[^\s\"']*"))
 
-#: The end of a line after which a shell needs a command.
-WANTS_COMMAND = re.compile(r"((^|[\s;])(then|else|elif|do|\{)|&&|\|\|?|\\|\)|!)\s*(\s#.*)?$")
-#: The shells that read the files, as far as a host has them.
-SHELLS = ("/bin/sh", "/bin/bash")
+#: A line after which a shell needs a command.
+OPENS_BLOCK = re.compile(r"(^|[\s;])(then|else|do|\{)\s*(#.*)?$")
 
 
 def keep_entries(value: str, library: str) -> str:
-    """Given the value of LD_PRELOAD, return it without the library; all else, expansions of a shell too, stays as it is.
-
-    The library goes wherever it is named, ``${LD_PRELOAD:-LIBRARY}`` included, with one separator beside it; a command
-    whose output is to be its path goes as a whole.
-    """
-    # A file's name ends where an entry ends, or the expansion that it stands in, or where the next expansion begins.
-    entry = r"(?:(?<=[:\s{=+?-])|(?<=^)|(?<=\}))(?:[^\s:${}()`\"']*/)?%s[^\s:/${}()`\"']*(?=[:\s}$]|$)" % re.escape(library)
-    output = r"\$\([^()\n]*%s[^()\n]*\)|`[^`\n]*%s[^`\n]*`" % (re.escape(library), re.escape(library))
-    either = r"(?:%s|%s)" % (output, entry)
-    if not re.search(either, value):
-        return value
-    # With the separator before it, else with the one behind it; that of ${NAME:-WORD} is none.
-    kept = re.sub(r"(?:(?<=[^{\w])|(?<=[}\w./]))[:\s]+%s(?=[:\s}]|$)" % either, "", value)
-    kept = re.sub(r"%s(?:[:\s]+)?" % either, "", kept)
-    return kept.strip(" :\t") if "{" not in kept else kept
+    """Given the value of LD_PRELOAD, return it without the library; the others keep their order and separator."""
+    separator = ":" if ":" in value else " "
+    entries = [entry for entry in re.split(r"[:\s]+", value) if entry]
+    kept = [entry for entry in entries if not os.path.basename(entry).startswith(library)]
+    return value if len(kept) == len(entries) else separator.join(kept)
 
 
 def strip_list(text: str, library: str) -> str:
