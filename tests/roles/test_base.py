@@ -9,6 +9,7 @@ import pytest
 
 from roles.base.filter_plugins.base import clock, hugepages_wanted
 from roles.base.library import apt_mirrors, hugepages
+from roles.facts.module_utils import text_files
 
 Run = Callable[..., dict[str, Any]]
 
@@ -142,17 +143,16 @@ def test_a_run_that_dies_between_two_files_of_sources_is_mended_by_the_next(
     for path in names:
         path.write_text("deb http://a.example/debian x main\n")
     run(apt_mirrors, {"mirrors": {"http://a.example": "http://b.example"}, **places(tmp_path)})
-    real = apt_mirrors.replace
 
     def dies(path: str, text: str) -> None:
         if path == str(names[1]):
             raise SystemExit(1)
-        real(path, text)
+        text_files.replace(path, text)
 
     monkeypatch.setattr(apt_mirrors, "replace", dies)
     with pytest.raises(ValueError, match="Expecting value"):
         run(apt_mirrors, {"mirrors": {"http://a.example": "http://c.example"}, **places(tmp_path)})
-    monkeypatch.setattr(apt_mirrors, "replace", real)
+    monkeypatch.setattr(apt_mirrors, "replace", text_files.replace)
     run(apt_mirrors, {"mirrors": {}, **places(tmp_path)})
     assert [path.read_text() for path in names] == ["deb http://a.example/debian x main\n"] * 2
 
