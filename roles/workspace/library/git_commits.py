@@ -86,7 +86,8 @@ def ask(url: str, ref: str, timeout: int) -> str:
     Raises:
         PersonFault: The remote does not answer.
     """
-    return program(["git", "ls-remote", "--", url, ref, ref + "^{}"], timeout)
+    answer: str = program(["git", "ls-remote", "--", url, ref, ref + "^{}"], timeout)
+    return answer
 
 
 def main() -> None:
