@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,8 @@ import pytest
 
 from roles.disks.filter_plugins import disks
 from roles.disks.module_utils import disk_state
-from roles.disks.module_utils.disk_state import Refusal
+from roles.facts.module_utils import mount_points
+from roles.facts.module_utils.mount_points import Mounted, Refusal
 
 DATA = {"device": "google-persistent-disk-1", "path": "/mnt/data"}
 
@@ -130,34 +130,7 @@ def test_only_file_systems_that_may_be_made_take_packages() -> None:
     assert disks.disks_packages([{**DATA, "fstype": "xfs", "format": True}]) == ["xfsprogs"]
 
 
-PATHS = ["/mnt/data", "/srv/my-data", "/a.b/c_d", "/x y"]
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_units_are_named_as_systemd_names_them(path: str) -> None:
-    expected = subprocess.run(
-        ["systemd-escape", "--path", "--suffix=mount", path], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    assert disk_state.unit_name(path) == expected
-
-
-MOUNTINFO = r"""
-22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
-30 22 7:3 / /mnt/my\040data ro,noatime - ext4 /dev/sdb ro,norecovery
-31 22 0:40 / /mnt/data rw - tmpfs tmpfs rw
-32 22 7:4 /sub /mnt/data rw,nosuid shared:1 master:2 - xfs /dev/sdc rw,discard
-""".strip()
-
-
-def test_mounts_are_read_as_the_kernel_writes_them() -> None:
-    found = disk_state.parse_mounts(MOUNTINFO)
-    assert [(each.number, each.root, each.target, each.fstype) for each in found] == [
-        ("254:0", "/", "/", "ext4"),
-        ("7:3", "/", "/mnt/my data", "ext4"),
-        ("0:40", "/", "/mnt/data", "tmpfs"),
-        ("7:4", "/sub", "/mnt/data", "xfs"),
-    ]
-    assert found[3].options == {"rw", "nosuid", "discard"}
+MOUNTED = Mounted("7:4", "/mnt/data", "rw,nosuid", "xfs", "/dev/sdc", "rw,discard")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +142,7 @@ def test_mounts_are_read_as_the_kernel_writes_them() -> None:
     ],
 )
 def test_options_that_differ_are_seen(options: list[str], wrong: list[str]) -> None:
-    assert disk_state.wrong_options({"options": options}, disk_state.parse_mounts(MOUNTINFO)[3]) == wrong
+    assert disk_state.wrong_options({"options": options}, MOUNTED) == wrong
 
 
 @pytest.fixture
@@ -230,27 +203,10 @@ def test_disks_that_are_not_one_are_refused(devices: Path, named: dict[str, str]
         disk_state.resolve({"device": "", "uuid": "", "label": "", **named})
 
 
-def test_mount_points_that_would_hide_something_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.tex").touch()
-    (tmp_path / "link").symlink_to(tmp_path / "empty")
-    (tmp_path / "empty").mkdir()
-    for name, reason in {
-        "full": r"not empty \(thesis.tex\)",
-        "full/thesis.tex": "not a directory",
-        "link": "symbolic link",
-        "link/below": "symbolic link",
-    }.items():
-        with pytest.raises(Refusal, match=reason):
-            disk_state.check_point(str(tmp_path / name))
-    for name in ("empty", "new", "new/deeper"):
-        disk_state.check_point(str(tmp_path / name))
-
-
 def test_paths_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_state, "UNITS", str(tmp_path))
-    monkeypatch.setattr(disk_state, "FSTAB", str(tmp_path / "fstab"))
-    (tmp_path / "fstab").write_text("# UUID=1 /mnt/a ext4\nUUID=2 /mnt/b ext4 defaults 0 2\n\n")
+    monkeypatch.setattr(mount_points, "FSTAB", str(tmp_path / "fstab"))
+    (tmp_path / "fstab").write_text("UUID=2 /mnt/b ext4 defaults 0 2\n")
     (tmp_path / "mnt-c.mount").write_text("[Mount]\n")
     (tmp_path / "mnt-d.mount").symlink_to("/dev/null")
     (tmp_path / "mnt-e.mount").write_text(

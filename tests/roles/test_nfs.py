@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from roles.facts.module_utils import mount_points
+from roles.facts.module_utils.mount_points import Mounted, Refusal
 from roles.nfs.filter_plugins import nfs
 from roles.nfs.module_utils import nfs_state
-from roles.nfs.module_utils.nfs_state import Mounted, Refusal
 
 EXPORT: dict[str, Any] = {"path": "/srv/share", "server": "pod-w0", "group": "research", "mode": "2775"}
 MOUNT: dict[str, Any] = {"path": "/mnt/share", "export": "/srv/share"}
@@ -242,28 +242,6 @@ def test_traces_are_what_was_enabled_or_written_by_hand() -> None:
     assert nfs.nfs_traces(units) == ["mnt-share.automount", "nfs-server.service"]
 
 
-@pytest.mark.parametrize("path", ["/mnt/share", "/srv/my-share", "/a.b/c_d"])
-def test_units_are_named_as_systemd_names_them(path: str) -> None:
-    expected = subprocess.run(
-        ["systemd-escape", "--path", "--suffix=automount", path], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    assert nfs_state.unit_name(path, "automount") == expected
-
-
-MOUNTINFO = r"""
-22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
-40 22 0:50 / /mnt/share rw - autofs systemd-1 rw,fd=50
-41 40 0:51 / /mnt/share rw,nosuid - nfs4 10.0.0.2:/srv/share rw,vers=4.2
-""".strip()
-
-
-def test_mounts_are_read_with_their_sources() -> None:
-    assert nfs_state.parse_mounts(MOUNTINFO)[1:] == [
-        Mounted("/mnt/share", "autofs", "systemd-1"),
-        Mounted("/mnt/share", "nfs4", "10.0.0.2:/srv/share"),
-    ]
-
-
 def test_servers_are_asked_what_they_serve() -> None:
     answer = '{"type":"...","data":[[1,2],[[4711,"/srv/share",[],[1,2]],[0,"/",[],[1,2]]]]}'
     assert nfs_state.parse_ganesha(answer) == ["/srv/share"]
@@ -274,8 +252,12 @@ def test_servers_are_asked_what_they_serve() -> None:
 @pytest.fixture
 def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(nfs_state, "UNITS", str(tmp_path))
-    monkeypatch.setattr(nfs_state, "FSTAB", str(tmp_path / "fstab"))
+    monkeypatch.setattr(mount_points, "FSTAB", str(tmp_path / "fstab"))
     return tmp_path
+
+
+def mounted(target: str, fstype: str, source: str) -> Mounted:
+    return Mounted("8:1", target, "rw", fstype, source, "rw")
 
 
 def refusal(path: Path, mounts: list[Mounted], what: str = "10.0.0.2:/srv/share") -> str:
@@ -300,12 +282,12 @@ def test_mount_points_that_would_hide_something_are_refused(units: Path) -> None
 
 def test_mount_points_that_somebody_else_cares_for_are_refused(units: Path) -> None:
     point, text = units / "point", str(units / "point")
-    unit = units / nfs_state.unit_name(text, "mount")
-    assert "something else is mounted there (ext4 from /dev/sdb)" in refusal(point, [Mounted(text, "ext4", "/dev/sdb")])
+    unit = units / mount_points.unit_name(text, "mount")
+    assert "something else is mounted there (ext4 from /dev/sdb)" in refusal(point, [mounted(text, "ext4", "/dev/sdb")])
     for fstype in ("nfs4", "autofs"):
-        assert refusal(point, [Mounted(text, fstype, "10.0.0.1:/old")]) == ""
+        assert refusal(point, [mounted(text, fstype, "10.0.0.1:/old")]) == ""
     unit.write_text(nfs_state.HEADER + "\n")
-    assert refusal(point, [Mounted(text, "ext4", "/dev/sdb")]) == ""
+    assert refusal(point, [mounted(text, "ext4", "/dev/sdb")]) == ""
     unit.write_text("[Mount]\n")
     assert "is not this role's" in refusal(point, [])
     unit.unlink()
@@ -316,6 +298,6 @@ def test_mount_points_that_somebody_else_cares_for_are_refused(units: Path) -> N
 def test_a_directory_that_is_bound_to_its_place_already_is_left_there(units: Path) -> None:
     point = units / "point"
     point.mkdir()
-    mounts = [Mounted(str(point), "ext4", "/dev/sda1")]
+    mounts = [mounted(str(point), "ext4", "/dev/sda1")]
     assert refusal(point, mounts, what=str(point)) == ""
     assert refusal(point, mounts, what=str(units)) != ""

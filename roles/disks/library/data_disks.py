@@ -15,24 +15,18 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.disk_state import (
     HEADER,
-    UNITS,
     WANTS,
     Disk,
     Mount,
-    Mounted,
-    Refusal,
-    check_point,
     check_unit,
     device_number,
     parse_blkid,
-    parse_mounts,
     processes_below,
-    read,
     resolve,
-    unit_name,
     unit_text,
     wrong_options,
 )
+from ansible.module_utils.mount_points import UNITS, Mounted, Refusal, check_free, parse_mounts, read, unit_name
 
 DOCUMENTATION = r"""
 module: data_disks
@@ -164,7 +158,7 @@ class DataDisks:
             paths = [each.target for each in self.mounts() if each.number == disk.number and each.target not in leaving]
             if paths:
                 raise Refusal("%s is mounted at %s; unmount it there, or give that path" % (disk.path, paths[0]))
-            check_point(mount["path"])
+            check_free(mount["path"])
         elif there.number != disk.number:
             raise Refusal("something else is mounted there (%s, device %s)" % (there.fstype, there.number))
         self.check_accounts(mount)

@@ -6,31 +6,17 @@ import glob
 import os
 import re
 import stat
-from typing import Any, Dict, FrozenSet, NamedTuple
+from typing import Any, Dict, NamedTuple
+
+from ansible.module_utils.mount_points import UNITS, Mounted, Refusal, check_fstab, read, unit_name
 
 DISKS = "/dev/disk"
-FSTAB = "/etc/fstab"
-UNITS = "/etc/systemd/system"
 WANTS = UNITS + "/local-fs.target.wants"
 HEADER = "# Written by Ansible (role disks); changes are lost."
 #: Options that can be seen on a mount, and are there exactly where they are asked for.
 VISIBLE = frozenset(("ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "sync", "dirsync", "discard"))
 #: A mount as the module's argument has it.
 Mount = Dict[str, Any]
-
-
-class Refusal(Exception):
-    """Why an entry cannot be done without a loss."""
-
-
-class Mounted(NamedTuple):
-    """A line of /proc/self/mountinfo."""
-
-    number: str
-    root: str
-    target: str
-    fstype: str
-    options: FrozenSet[str]
 
 
 class Disk(NamedTuple):
@@ -40,14 +26,6 @@ class Disk(NamedTuple):
     number: str
     names: Dict[str, str]
     read_only: bool
-
-
-def unit_name(path: str) -> str:
-    """Return the name of the mount unit of a path, as `systemd-escape --path --suffix=mount` does."""
-    escaped = "".join(
-        c if re.match(r"[A-Za-z0-9_:.]", c) else "\\x%02x" % ord(c) for c in path.strip("/").replace("/", "\0")
-    )
-    return escaped.replace("\\x00", "-") + ".mount"
 
 
 def unit_text(mount: Mount, uuid: str) -> str:
@@ -71,18 +49,6 @@ def unit_text(mount: Mount, uuid: str) -> str:
     )
 
 
-def parse_mounts(text: str) -> list[Mounted]:
-    """Given /proc/self/mountinfo, return the mounts in its order: the last one at a path is the one that is seen."""
-    found = []
-    for line in text.splitlines():
-        left, _, right = line.partition(" - ")
-        fields, rest = left.split(" "), right.split(" ")
-        target = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
-        options = frozenset(fields[5].split(",") + (rest[2].split(",") if len(rest) > 2 else []))
-        found.append(Mounted(fields[2], fields[3], target, rest[0], options))
-    return found
-
-
 def parse_blkid(text: str) -> dict[str, str]:
     """Given the answer of `blkid -p -o export`, return its pairs."""
     return {key: value for key, _, value in (line.partition("=") for line in text.splitlines()) if value}
@@ -90,16 +56,8 @@ def parse_blkid(text: str) -> dict[str, str]:
 
 def wrong_options(mount: Mount, mounted: Mounted) -> list[str]:
     """Return the options that a mount has and should not have, or lacks."""
-    return sorted(VISIBLE & (frozenset(mount["options"]) ^ mounted.options))
-
-
-def read(path: str) -> str:
-    """Return the text of a file; empty where there is none."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
+    there = frozenset(mounted.options.split(",") + mounted.super_options.split(","))
+    return sorted(VISIBLE & (frozenset(mount["options"]) ^ there))
 
 
 def resolve(mount: Mount) -> str:
@@ -141,23 +99,9 @@ def device_number(path: str) -> str:
     return "%d:%d" % (os.major(number), os.minor(number))
 
 
-def check_point(path: str) -> None:
-    """Refuse a mount point that would hide something."""
-    if os.path.realpath(path) != path:
-        raise Refusal("the path leads through a symbolic link to %s" % os.path.realpath(path))
-    if os.path.lexists(path) and not os.path.isdir(path):
-        raise Refusal("the mount point is not a directory")
-    inside = os.listdir(path) if os.path.isdir(path) else []
-    if inside:
-        raise Refusal("the mount point is not empty (%s); move that away" % ", ".join(sorted(inside)[:3]))
-
-
 def check_unit(path: str) -> None:
     """Refuse a path that somebody else cares for."""
-    for line in read(FSTAB).splitlines():
-        fields = line.split("#")[0].split()
-        if len(fields) > 1 and fields[1] == path:
-            raise Refusal("/etc/fstab has a line for it; remove that line, this role writes a unit instead")
+    check_fstab(path)
     unit = os.path.join(UNITS, unit_name(path))
     if os.path.lexists(unit) and (os.path.islink(unit) or not read(unit).startswith(HEADER)):
         raise Refusal("%s is not this role's; remove it" % unit)

@@ -14,24 +14,20 @@ import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.mount_points import UNITS, Mounted, Refusal, read, unit_name
 from ansible.module_utils.nfs_state import (
     LOG,
     PORT,
     SERVER_FILES,
     SERVICES,
-    UNITS,
     Entry,
-    Mounted,
-    Refusal,
     check_point,
     number,
     ours,
     parse_exportfs,
     parse_ganesha,
-    read,
     read_only,
     same,
-    unit_name,
 )
 from ansible.module_utils.nfs_worker import Worker
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from typing import Any, Dict, NamedTuple
+from typing import Any, Dict
 
-FSTAB = "/etc/fstab"
-UNITS = "/etc/systemd/system"
+from ansible.module_utils.mount_points import UNITS, Mounted, Refusal, check_free, check_fstab, read, unit_name
+
 HEADER = "# Written by Ansible (role nfs); changes are lost."
 SERVICES = {"kernel": "nfs-server.service", "ganesha": "nfs-ganesha.service"}
 #: Where the role writes for each kind of server; the first one holds its exports.
@@ -19,28 +18,6 @@ SERVER_FILES = {
 LOG = "/var/log/ganesha/ganesha.log"
 PORT = 2049
 Entry = Dict[str, Any]
-
-
-class Refusal(Exception):
-    """Why an entry cannot be done."""
-
-
-class Mounted(NamedTuple):
-    """A line of /proc/self/mountinfo."""
-
-    target: str
-    fstype: str
-    source: str
-
-
-def read(path: str, start: int = 0) -> str:
-    """Return the text of a file, from a number of bytes on; empty where there is none."""
-    try:
-        with open(path, "rb") as stream:
-            stream.seek(start)
-            return stream.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def ours(path: str) -> bool:
@@ -54,25 +31,6 @@ def number(name: str, find: Any) -> int:
         return int(name) if name.isdigit() else int(find(name)[2])
     except KeyError:
         return -1
-
-
-def unit_name(path: str, suffix: str) -> str:
-    """Return the name of the unit of a path, as `systemd-escape --path` does."""
-    escaped = "".join(
-        c if re.match(r"[A-Za-z0-9_:.]", c) else "\\x%02x" % ord(c) for c in path.strip("/").replace("/", "\0")
-    )
-    return "%s.%s" % (escaped.replace("\\x00", "-"), suffix)
-
-
-def parse_mounts(text: str) -> list[Mounted]:
-    """Given /proc/self/mountinfo, return the mounts in its order: the last one at a path is the one that is seen."""
-    found = []
-    for line in text.splitlines():
-        left, _, right = line.partition(" - ")
-        target, rest = left.split(" ")[4], right.split(" ")
-        names = [re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), name) for name in (target, rest[1])]
-        found.append(Mounted(names[0], rest[0], names[1]))
-    return found
 
 
 def parse_show(text: str) -> dict[str, str]:
@@ -110,10 +68,7 @@ def check_point(path: str, mounts: list[Mounted], what: str) -> None:
     Raises:
         Refusal: It would, or somebody does.
     """
-    for line in read(FSTAB).splitlines():
-        fields = line.split("#")[0].split()
-        if len(fields) > 1 and fields[1] == path:
-            raise Refusal("/etc/fstab has a line for it; remove that line, this role writes units instead")
+    check_fstab(path)
     for suffix in ("mount", "automount"):
         unit = os.path.join(UNITS, unit_name(path, suffix))
         if os.path.lexists(unit) and not ours(unit) and (os.path.islink(unit) or read(unit)):
@@ -125,10 +80,4 @@ def check_point(path: str, mounts: list[Mounted], what: str) -> None:
             raise Refusal("something else is mounted there (%s from %s)" % (here[-1].fstype, here[-1].source))
         # Nobody looks into a mount of a server that may not answer.
         return
-    if os.path.realpath(path) != path:
-        raise Refusal("the path leads through a symbolic link to %s" % os.path.realpath(path))
-    if os.path.lexists(path) and not os.path.isdir(path):
-        raise Refusal("the mount point is not a directory")
-    inside = os.listdir(path) if os.path.isdir(path) else []
-    if inside:
-        raise Refusal("the mount point is not empty (%s), and %s would hide it" % (", ".join(sorted(inside)[:3]), what))
+    check_free(path)

@@ -7,7 +7,8 @@ import stat
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.nfs_state import Mounted, ours, parse_mounts, parse_show, read
+from ansible.module_utils.mount_points import Mounted, parse_mounts, read
+from ansible.module_utils.nfs_state import ours, parse_show
 
 
 class Worker:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.homes import ownerless, usual_home
+from ansible.module_utils.mount_points import parse_mounts
 
 DOCUMENTATION = r"""
 module: people_leave
@@ -113,7 +114,7 @@ def end_processes(uid: int, patience: float) -> None:
 
 def mounts_below(path: str, mountinfo: str) -> list[str]:
     """Given the text of /proc/self/mountinfo, return what is mounted on a directory or below it."""
-    targets = [line.split()[4].encode().decode("unicode_escape") for line in mountinfo.splitlines()]
+    targets = [mounted.target for mounted in parse_mounts(mountinfo)]
     return sorted(target for target in targets if target == path or target.startswith(path + "/"))
 
 
