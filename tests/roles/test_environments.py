@@ -203,6 +203,18 @@ def test_a_failure_comes_with_its_reason(
     assert said in run(uv_environments, more(arguments, **changes))["msg"]
 
 
+def test_an_environment_that_does_not_work_fails_again_until_it_does(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    proved = more(arguments, proof=f"open({str(tmp_path / 'chip')!r})")
+    for _ in range(2):
+        assert "does not work" in run(uv_environments, proved)["msg"]
+    assert state(run(uv_environments, proved, check=True))["plan"] == ["~ what did not work"]
+    (tmp_path / "chip").touch()
+    assert run(uv_environments, proved)["changed"] is True
+    assert run(uv_environments, proved)["changed"] is False
+
+
 def test_a_cache_that_another_installation_holds_is_waited_for_and_named(
     run: Run, tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
@@ -339,20 +351,37 @@ def test_each_python_is_named_as_uv_finds_it() -> None:
 @pytest.mark.parametrize(
     ("environments", "said"),
     [
-        ([{"name": "a"}, {"name": "a", "path": "/opt/b"}], "two environments have the name a"),
-        ([{"name": "a", "path": "/opt/b"}, {"name": "b", "path": "/opt/b"}], "two environments have the path /opt/b"),
-        ([{"name": "a b"}], "the name 'a b' has other characters"),
-        ([{"name": "a", "path": "venvs/a"}], "the path venvs/a is not absolute"),
+        ([{"name": "a"}, {"name": "a", "path": "/opt/b"}], "python_environments: two have the name a"),
+        (
+            [{"name": "a", "path": "/opt/b"}, {"name": "b", "path": "/opt/b"}],
+            "python_environments: two have the path /opt/b",
+        ),
+        ([{"name": "a b"}], "python_environments[0].name: a b: has other characters"),
+        ([{"name": "a", "path": "venvs/a"}], "python_environments[0].path: a: venvs/a is not absolute"),
         ([{"name": "a", "path": "/usr"}], "at least two parts"),
-        ([{"name": "a", "path": "/opt/../etc"}], "the path /opt/../etc is not"),
-        ([{"name": "a", "python": "3.9"}], "Python 3.9 is none of this worker's (3.11, 3.13)"),
-        ([{"name": "a", "requirements": ["jax=0.10"]}], "requirement 'jax=0.10'"),
+        ([{"name": "a", "path": "/opt/../etc"}], "/opt/../etc is not"),
+        (
+            [{"name": "a", "python": "3.9"}],
+            "python_environments[0].python: a: 3.9 is none of this worker's (3.11, 3.13)",
+        ),
+        (
+            [{"name": "a", "requirements": ["jax=0.10"]}],
+            "python_environments[0].requirements: a: requirement 'jax=0.10'",
+        ),
         ([{"name": "a", "requirements": ["jax==0.10", "-e ./x", "x @ https://host/x.whl"], "python": "3.13"}], ""),
     ],
 )
 def test_environments_that_cannot_be_are_refused(environments: list[dict[str, Any]], said: str) -> None:
     faults = filters.environment_faults(environments, PROGRAMS, "3.11")
     assert said in "; ".join(faults) if said else faults == []
+
+
+def test_faults_of_the_role_jax_name_its_own_variables() -> None:
+    environment = {"name": "jax", "path": "jax", "requirements": ["a=1"], "lock": "l"}
+    names = {"path": "jax_venv", "requirements": "jax_packages", "lock": "jax_lock"}
+    faults = filters.environment_faults([environment], PROGRAMS, "3.11", names)
+    faults += filters.environment_lock_faults([environment], [""], names)
+    assert [fault.partition(":")[0] for fault in faults] == ["jax_packages", "jax_venv", "jax_lock"]
 
 
 @pytest.mark.parametrize(
@@ -403,7 +432,7 @@ def test_one_environment_is_active_at_login(
     ("everybody", "people", "said"),
     [
         ("c", {}, "python_active_environment: 'c' is neither"),
-        ("", {"ada": "c"}, "python_active_environments of ada: 'c' is neither"),
+        ("", {"ada": "c"}, "python_active_environments.ada: 'c' is neither"),
         ("/opt/$(id)", {}, "'/opt/$(id)' is neither"),
         ("", {"ada) rm": "a"}, "'ada) rm' is no name of an account"),
         ("a", {"ada": ""}, ""),
@@ -435,11 +464,11 @@ VALUES: dict[str, Any] = {
     ("changes", "python", "said"),
     [
         ({}, "3.13", ""),
-        ({}, "3.14", "torch_xla 2.9.0 runs on Python 3.10 to 3.13, and this worker's is 3.14"),
+        ({}, "3.14", "jax_torch_xla_version: 2.9.0 runs on Python 3.10 to 3.13, and this worker's is 3.14"),
         ({"jax_torch_xla_version": "2.7.0", "jax_torch_version": "2.7.0+cpu"}, "3.12", "runs on Python 3.9 to 3.11"),
-        ({"jax_torch_version": "2.8.0"}, "3.12", "torch_xla 2.9.0 needs torch 2.9, and jax_torch_version is 2.8.0"),
-        ({"jax_torch_xla_version": "newest"}, "3.12", "jax_torch_xla_version 'newest' is not a version"),
-        ({"jax_framework": "jax"}, "3.10", "JAX 0.10.2 needs Python 3.11 or later"),
+        ({"jax_torch_version": "2.8.0"}, "3.12", "jax_torch_version: 2.8.0 is not the 2.9 that torch_xla 2.9.0 needs"),
+        ({"jax_torch_xla_version": "newest"}, "3.12", "jax_torch_xla_version: 'newest' is not a version"),
+        ({"jax_framework": "jax"}, "3.10", "jax_version: JAX 0.10.2 needs Python 3.11 or later"),
     ],
 )
 def test_a_python_that_cannot_run_what_is_asked_is_refused(changes: dict[str, Any], python: str, said: str) -> None:

@@ -86,27 +86,41 @@ def wanted_environments(
     ]
 
 
-def environment_faults(environments: list[Words], programs: dict[str, Words], version: str) -> list[str]:
-    """Given python_environments, the fleet's Pythons and its own version, return every fault."""
+def environment_faults(
+    environments: list[Words], programs: dict[str, Words], version: str, names: Words | None = None
+) -> list[str]:
+    """Given python_environments, the fleet's Pythons and its own version, return every fault.
+
+    Args:
+        environments: As in python_environments.
+        programs: What `python_programs` returned.
+        version: The fleet's Python.
+        names: Key -> variable that it comes from; None is an entry of python_environments.
+    """
     faults = []
     for key, values in (
         ("name", [str(entry["name"]) for entry in environments]),
         ("path", [environment_path(entry) for entry in environments]),
     ):
-        faults += [f"two environments have the {key} {value}" for value, times in Counter(values).items() if times > 1]
-    for entry in environments:
+        twice = [value for value, times in Counter(values).items() if times > 1]
+        faults += [f"python_environments: two have the {key} {value}" for value in twice]
+    for position, entry in enumerate(environments):
         name, path = str(entry["name"]), environment_path(entry)
+        found = [("requirements", fault) for fault in requirement_faults(entry.get("requirements") or [])]
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            faults.append(f"the name '{name}' has other characters than letters, digits, '.', '_' and '-'")
+            found.append(("name", "has other characters than letters, digits, '.', '_' and '-'"))
         if not re.fullmatch(r"(/[A-Za-z0-9._@+-]+){2,}", path) or "/../" in f"{path}/":
-            faults.append(f"{name}: the path {path} is not absolute with at least two parts of plain characters")
+            found.append(("path", f"{path} is not absolute with at least two parts of plain characters"))
         if (python := str(entry.get("python") or version)) not in programs:
-            faults.append(
-                f"{name}: Python {python} is none of this worker's ({', '.join(programs)});"
-                " add it to python_more_versions"
-            )
-        faults += [f"{name}: {fault}" for fault in requirement_faults(entry.get("requirements") or [])]
+            known = ", ".join(programs)
+            found.append(("python", f"{python} is none of this worker's ({known}); add it to python_more_versions"))
+        faults += [f"{_where(position, key, names)}: {name}: {fault}" for key, fault in found]
     return faults
+
+
+def _where(position: int, key: str, names: Words | None) -> str:
+    """Return the variable and key that a fault is in, as faults begin with it."""
+    return str(names[key]) if names and key in names else f"python_environments[{position}].{key}"
 
 
 def requirement_faults(requirements: list[str]) -> list[str]:
@@ -147,12 +161,18 @@ def lock_faults(lock: str, requirements: list[str]) -> list[str]:
     return faults
 
 
-def environment_lock_faults(environments: list[Words], locks: list[str]) -> list[str]:
-    """Given environments and the texts of their lock files, in the order of `lock_paths`, return every fault."""
+def environment_lock_faults(environments: list[Words], locks: list[str], names: Words | None = None) -> list[str]:
+    """Given environments and the texts of their lock files, in the order of `lock_paths`, return every fault.
+
+    Args:
+        environments: As in python_environments.
+        locks: The texts.
+        names: As `environment_faults` takes them.
+    """
     texts = _lock_texts(environments, locks)
     return [
-        f"the lock file {entry['lock']} of {entry['name']}: {fault}"
-        for entry in environments
+        f"{_where(position, 'lock', names)}: {entry['lock']} of {entry['name']}: {fault}"
+        for position, entry in enumerate(environments)
         if entry.get("lock")
         for fault in lock_faults(texts[str(entry["lock"])], list(entry.get("requirements") or []))
     ]
@@ -281,7 +301,7 @@ def login_faults(everybody: str, people: dict[str, str], environments: list[Word
     """Return what is wrong with python_active_environment and python_active_environments."""
     names = {str(entry["name"]) for entry in environments}
     faults = [
-        f"python_active_environment{f's of {person}' if person else ''}: '{value}' is neither one of"
+        f"python_active_environment{f's.{person}' if person else ''}: '{value}' is neither one of"
         " python_environments nor an absolute path"
         for person, value in [("", everybody), *people.items()]
         if value and value not in names and not re.fullmatch(r"(/[A-Za-z0-9._@+-]+)+", value)
