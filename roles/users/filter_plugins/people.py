@@ -47,11 +47,14 @@ ROOT_GROUPS = ("root", "sudo", "admin", "wheel", "google-sudoers")
 
 def key_fault(key: str) -> str:
     """Given one line of authorized_keys without options, return what is wrong with it, or the empty string."""
-    if "\n" in key.strip():
-        return "more than one line"
+    # Asked first: a private key has more than one line as well.
     if "PRIVATE KEY" in key:
         return "this is a private key; give the public one, and replace the pair"
+    if "\n" in key.strip():
+        return "more than one line"
     kind, _, rest = key.strip().partition(" ")
+    if kind.startswith(("/", "~", "./")) or kind.endswith(".pub"):
+        return "this is a path; give the text in the file, or have lookup('ansible.builtin.file', PATH) read it"
     if kind not in KEY_TYPES:
         return f"starts with '{kind[:40]}', not with a key type such as ssh-ed25519"
     try:
