@@ -114,7 +114,6 @@ def test_a_file_that_a_shell_could_not_read_any_more_stays(run: Run, tmp_path: P
     path.write_text(f"export LD_PRELOAD={TCMALLOC}\n")
     monkeypatch.setattr(preload_entries, "strip", lambda *_: "if\n")
     answer = run(preload_entries, {"files": [str(path)], "library": "libtcmalloc"})
-    assert answer["failed"]
     assert f"{path}: /bin/sh could not read it any more" in answer["msg"]
     assert path.read_text() == f"export LD_PRELOAD={TCMALLOC}\n"
 

@@ -206,7 +206,10 @@ def main() -> None:
         diffs.append({"before_header": path, "after_header": path, "before": before, "after": after})
         if not module.check_mode:
             replace(path, after)
-    module.exit_json(changed=bool(diffs), files=[entry["before_header"] for entry in diffs], diff=diffs)
+    files = [entry["before_header"] for entry in diffs]
+    if faults:
+        module.fail_json(msg="; ".join(faults), changed=bool(diffs), files=files, diff=diffs)
+    module.exit_json(changed=bool(diffs), files=files, diff=diffs)
 
 
 if __name__ == "__main__":
