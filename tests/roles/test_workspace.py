@@ -27,7 +27,10 @@ ME = pwd.getpwuid(os.geteuid()).pw_name
     [
         ([PROJECT], None),
         ([PROJECT | {"url": "git@forge.test:team/vision.git", "owner": "ada", "group": "research"}], None),
-        ([PROJECT | {"url": "ssh://git@forge.test:2222/v.git", "ref": "feature/x", "mode": "2775"[1:]}], None),
+        (
+            [PROJECT | {"url": "ssh://git@forge.test:2222/v.git", "ref": "feature/x", "owner": "ada", "mode": "775"}],
+            None,
+        ),
         ([PROJECT | {"url": "/srv/vision.git", "ref": COMMIT, "editable": [".", "lib/a[train,test]"]}], None),
         ([PROJECT, PROJECT | {"name": "two"}], None),
         ([PROJECT | {"name": "a/b"}], "name must be of letters"),
@@ -44,6 +47,8 @@ ME = pwd.getpwuid(os.geteuid()).pw_name
         ([PROJECT | {"mode": "99"}], "mode '99' is not an octal text"),
         ([PROJECT | {"mode": 493}], "mode 493 is not an octal text"),
         ([PROJECT | {"mode": "0055"}], "that lets the owner in"),
+        ([PROJECT | {"mode": "0775", "group": "research"}], "mode '0775' lets others write in a project of root"),
+        ([PROJECT | {"mode": "0757"}], "mode '0757' lets others write in a project of root"),
         ([PROJECT | {"editable": ["../x"]}], "editable '../x' is not a path below the clone"),
         ([PROJECT | {"environment": "venv"}], "environment 'venv' is not an absolute path"),
         ([PROJECT | {"owner": "eve"}], "owner eve has no account"),
@@ -285,6 +290,78 @@ def test_a_clone_with_the_last_copy_of_a_file_is_not_removed(
     ]
     assert not clone.exists()
     assert bring(state="absent")["changed"] is False
+
+
+def work(git: Git, tmp_path: Path, *commands: str) -> None:
+    """Commit something in the clone, and run git there."""
+    commit(git, tmp_path, "mine\n", "work/vision")
+    for command in commands:
+        git("work/vision", *command.split())
+
+
+@pytest.mark.parametrize("where", [["tag experiment"], ["branch mine"], []], ids=["a tag", "a branch", "nothing"])
+def test_a_clone_is_not_removed_with_a_commit_that_only_something_in_it_knows(
+    git: Git, bring: Bring, tmp_path: Path, where: list[str]
+) -> None:
+    bring()
+    work(git, tmp_path, *where, "checkout -q --detach origin/main")
+    assert "commits that its remote does not have: " in bring(state="absent")["msg"]
+    assert (tmp_path / "work/vision/a.txt").exists()
+
+
+def test_a_clone_is_removed_with_all_that_its_remote_has_or_had(git: Git, bring: Bring, tmp_path: Path) -> None:
+    bring()
+    git("source", "checkout", "-q", "--detach")
+    commit(git, tmp_path, "released\n")
+    git("source", "tag", "v1")
+    bring(git("source", "rev-parse", "v1"))
+    git("source", "checkout", "-q", "main")
+    commit(git, tmp_path, "two\n")
+    bring()
+    git("source", "commit", "-q", "--amend", "-m", "rewritten")
+    bring()
+    assert bring(state="absent")["changed"] is True
+    assert not (tmp_path / "work/vision").exists()
+
+
+@pytest.mark.parametrize("told", ["--skip-worktree", "--assume-unchanged"])
+def test_a_clone_is_not_removed_with_changes_that_git_was_told_not_to_see(
+    git: Git, bring: Bring, tmp_path: Path, told: str
+) -> None:
+    bring()
+    git("work/vision", "update-index", told, "a.txt")
+    (tmp_path / "work/vision/a.txt").write_text("mine\n")
+    assert "files whose changes git was told not to see: a.txt" in bring(state="absent")["msg"]
+
+
+def test_ignored_files_are_not_overwritten(git: Git, bring: Bring, tmp_path: Path) -> None:
+    bring()
+    (tmp_path / "work/vision/run.log").write_text("mine")
+    (tmp_path / "source/run.log").write_text("theirs")
+    git("source", "add", "-f", "run.log")
+    commit(git, tmp_path, "two\n")
+    said = "files that git ignores and the commit would overwrite: run.log"
+    # Check mode learns of it once the commit has been fetched.
+    assert [said in bring(check=check)["msg"] for check in (False, True)] == [True, True]
+    assert (tmp_path / "work/vision/run.log").read_text() == "mine"
+    (tmp_path / "work/vision/run.log").unlink()
+    assert bring()["changed"] is True
+
+
+def test_git_of_one_person_s_is_not_run_for_another(git: Git, bring: Bring, tmp_path: Path) -> None:
+    bring()
+    clone = tmp_path / "work/vision"
+    (clone / ".git").rename(tmp_path / "elsewhere")
+    (clone / ".git").symlink_to(tmp_path / "elsewhere")
+    assert f"{clone}/.git is a symbolic link" in bring()["msg"]
+    (clone / ".git").unlink()
+    (tmp_path / "elsewhere").rename(clone / ".git")
+    if ME == "root":
+        os.chown(clone / ".git", 65534, -1)
+        assert f"{clone}/.git belongs to uid 65534" in bring()["msg"]
+        os.chown(clone / ".git", 0, -1)
+        clone.chmod(0o775)
+        assert f"others than root may write in {clone}" in bring()["msg"]
 
 
 @pytest.fixture
