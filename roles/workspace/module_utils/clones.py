@@ -76,13 +76,14 @@ def unpublished(git: Git, *, everything: bool) -> list[str]:
         refs = git("for-each-ref", "--format=%(refname)", "refs/remotes", DEPLOYED).split()
         once = {commit for ref in refs for commit in git("reflog", "show", "--format=%H", ref, "--").split()}
         published += sorted(once)
-    found = git("log", "--format=%h %s", *heads, *published).splitlines() if heads else []
+    found: list[str] = git("log", "--format=%h %s", *heads, *published).splitlines() if heads else []
     if not (found and everything):
         return found
     # A tag may be its owner's alone, or the remote's on a commit that is on no branch.
     asked = [line.partition("\t")[0] for line in git("ls-remote", "--tags", "origin").splitlines()]
     there = [commit for commit in asked if git.has("cat-file", "-e", commit + "^{commit}")]
-    return git("log", "--format=%h %s", *heads, *published, *there).splitlines()
+    found = git("log", "--format=%h %s", *heads, *published, *there).splitlines()
+    return found
 
 
 def head(git: Git) -> str:
