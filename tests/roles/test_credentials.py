@@ -192,6 +192,15 @@ def test_files_are_the_person_s_alone_and_check_mode_says_what_would_be_written(
     assert not (home / ".cache/huggingface/token").exists()
 
 
+def test_check_mode_names_a_person_whose_account_is_still_to_be_made(run: Run) -> None:
+    wandb = WANDB | {"person": "nobody-here", "host": "h", "login": "user"}
+    arguments = {"entries": [wandb]}
+    assert run(person_credentials, arguments, check=True)["changed_paths"] == ["~nobody-here"]
+    assert run(person_credentials, arguments)["faults"] == ["nobody-here has no account"]
+    absent = {"entries": [wandb | {"state": "absent"}]}
+    assert run(person_credentials, absent, check=True)["changed_paths"] == []
+
+
 def test_one_file_that_cannot_be_written_keeps_no_other_from_being_written(run: Run, home: Path) -> None:
     (home / ".netrc").mkdir()
     entries = [WANDB | {"host": "h", "login": "user"}, {"person": "ada", "kind": "huggingface", "secret": "s3cret3"}]

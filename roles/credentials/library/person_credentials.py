@@ -75,7 +75,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changed_paths:
-  description: Files that were or would be changed.
+  description: Files that were or would be changed; in check mode the home of who has no account yet, as C(~NAME).
   type: list
   returned: always
 faults:
@@ -346,9 +346,12 @@ def main() -> None:
         try:
             account = pwd.getpwnam(name)
         except KeyError:
-            # Who has left takes the home along; check mode may not have made the account.
-            if not module.check_mode and any(entry["state"] == "present" for entry in entries):
-                faults.append("%s has no account" % name)
+            # Who has left takes the home along; in check mode the role users has not made the account yet.
+            if any(entry["state"] == "present" for entry in entries):
+                if module.check_mode:
+                    changed.append("~%s" % name)
+                else:
+                    faults.append("%s has no account" % name)
             continue
         if not os.path.isdir(account.pw_dir):
             faults.append("the home of %s, %s, is missing" % (name, account.pw_dir))
