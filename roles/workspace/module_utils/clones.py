@@ -77,12 +77,11 @@ def unpublished(git: Git, *, everything: bool) -> list[str]:
         once = {commit for ref in refs for commit in git("reflog", "show", "--format=%H", ref, "--").split()}
         published += sorted(once)
     found: list[str] = git("log", "--format=%h %s", *heads, *published).splitlines() if heads else []
-    if not (found and everything):
-        return found
-    # A tag may be its owner's alone, or the remote's on a commit that is on no branch.
-    asked = [line.partition("\t")[0] for line in git("ls-remote", "--tags", "origin").splitlines()]
-    there = [commit for commit in asked if git.has("cat-file", "-e", commit + "^{commit}")]
-    found = git("log", "--format=%h %s", *heads, *published, *there).splitlines()
+    if found and everything:
+        # A tag may be its owner's alone, or the remote's on a commit that is on no branch.
+        asked = [line.partition("\t")[0] for line in git("ls-remote", "--tags", "origin").splitlines()]
+        there = [commit for commit in asked if git.has("cat-file", "-e", commit + "^{commit}")]
+        found = git("log", "--format=%h %s", *heads, *published, *there).splitlines()
     return found
 
 
