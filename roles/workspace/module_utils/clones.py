@@ -82,7 +82,7 @@ def unpublished(git: Git, *, everything: bool) -> list[str]:
         asked = [line.partition("\t")[0] for line in git("ls-remote", "--tags", "origin").splitlines()]
         there = [commit for commit in asked if git.has("cat-file", "-e", commit + "^{commit}")]
         found = git("log", "--format=%h %s", *heads, *published, *there).splitlines()
-    return found
+    return [str(line) for line in found]
 
 
 def head(git: Git) -> str:
