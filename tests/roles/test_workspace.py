@@ -209,6 +209,24 @@ def test_a_rewritten_branch_is_followed_since_nobody_s_work_was_in_it(git: Git, 
     assert bring()["commits"] == {"vision": git("source", "rev-parse", "HEAD")}
 
 
+def test_a_commit_that_is_on_no_branch_is_left_again(git: Git, bring: Bring, tmp_path: Path) -> None:
+    git("source", "config", "uploadpack.allowAnySHA1InWant", "true")
+    git("source", "checkout", "-q", "--detach")
+    commit(git, tmp_path, "a proposal\n")
+    git("source", "update-ref", "refs/pull/1/head", "HEAD")
+    git("source", "checkout", "-q", "main")
+    bring(git("source", "rev-parse", "refs/pull/1/head"))
+    assert (tmp_path / "work/vision/a.txt").read_text() == "a proposal\n"
+    assert bring()["commits"] == {"vision": git("source", "rev-parse", "main")}
+    assert bring(state="absent")["changed"] is True
+
+
+def test_a_clone_without_its_remote_is_refused_with_the_way_out(git: Git, bring: Bring) -> None:
+    bring()
+    git("work/vision", "remote", "remove", "origin")
+    assert "has no remote origin; git -C" in bring()["msg"]
+
+
 LOCAL: dict[str, tuple[Callable[[Path], object], list[list[str]], str]] = {
     "a changed file": (lambda clone: (clone / "a.txt").write_text("mine\n"), [], "changed files: a.txt"),
     "a removed file": (lambda clone: (clone / "a.txt").unlink(), [], "changed files: a.txt"),

@@ -68,7 +68,7 @@ def unpublished(git: Git, *, everything: bool) -> list[str]:
         PersonFault: Only the remote can say whether a tag is its own, and it does not answer.
     """
     heads = (["--branches", "--tags", "--reflog"] if everything else []) + (["HEAD"] if head(git) else [])
-    published = ["--not", "--remotes", "--glob=" + DEPLOYED]
+    published = ["--not", "--remotes", *git("for-each-ref", "--format=%(refname)", DEPLOYED).split()]
     if not everything:
         published.append("--tags")
     else:
@@ -164,7 +164,13 @@ class Clone:
         """
         self.must_be_own()
         actions, warnings = [], []
-        if self.git("config", "--get", "remote.origin.url").strip() != url:
+        remote = self.git("config", "--default", "", "--get", "remote.origin.url").strip()
+        if not remote:
+            raise PersonFault(
+                "%s has no remote origin; git -C %s remote add origin %s, or move it elsewhere"
+                % (self.path, self.path, url)
+            )
+        if remote != url:
             actions.append("take %s as the remote" % url)
             if not check:
                 self.git("remote", "set-url", "origin", url)
