@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
 
 from roles.base.filter_plugins.base import clock, hugepages_wanted
 from roles.base.library import apt_mirrors, hugepages
@@ -191,3 +193,18 @@ def test_a_kernel_without_hugepages_is_reported_and_no_failure(run: Run, tmp_pat
         assert (result["changed"], result.get("failed", False)) == (False, False)
         assert "No such file" in result["refused"]
         assert "transparent hugepages stay unknown" in str(result["warnings"])
+
+
+@pytest.mark.parametrize(("known", "refreshed"), [({}, False), ({"changed": False}, False), ({"changed": True}, True)])
+def test_package_lists_are_refreshed_with_mirrors_that_changed_and_a_tag_may_leave_the_mirrors_out(
+    known: dict[str, bool], refreshed: bool
+) -> None:
+    """`--tags shell` reads the package lists, and runs no other task of this role."""
+    tasks = DataLoader().load_from_file(
+        str(Path(__file__).parents[2] / "roles/base/tasks/install.yml"), trusted_as_template=True
+    )
+    (task,) = (task for task in tasks if task["name"] == "Refresh the package lists")
+    worker = {"apt_lists": {"filled": True, "age": 0}}
+    variables: dict[str, Any] = {"ansible_facts": {"worker": worker}, "base_apt_cache_valid_time": 60}
+    variables |= {"__base_mirrors": known} if known else {}
+    assert Templar(DataLoader(), variables).evaluate_conditional(task["when"]) is refreshed
