@@ -73,7 +73,7 @@ def test_lists_that_say_all_there_is_to_say(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"server": "nobody"}, "server nobody is not in the inventory"),
+        ({"server": "nobody"}, "server nobody is not in the inventory; if its node is gone, take its exports off"),
         ({"server": "spot-w0"}, "server spot-w0 is preemptible, and its disk goes with it; set nfs_allow_preemptible"),
         ({"server": "bare"}, "bare has no internal address; set nfs_address for it"),
         ({"clients": ["pod", "team"]}, "clients: no group, node or host is called team"),
@@ -240,6 +240,35 @@ def test_traces_are_what_was_enabled_or_written_by_hand() -> None:
         "mnt-share.automount": {"enabled": "disabled", "active": "inactive"},
     }
     assert nfs.nfs_traces(units) == ["mnt-share.automount", "nfs-server.service"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "others"),
+    [
+        ([], []),
+        (["100000 4 tcp 111 portmapper", "100003 4 tcp 2049 nfs", "100024 1 udp 4711 status"], []),
+        (["100000 4 tcp 111 portmapper", "100007 2 udp 700 ypbind", "100007 2 tcp 700 ypbind"], ["ypbind"]),
+        (["391002 2 tcp 800"], ["800"]),
+    ],
+)
+def test_rpcbind_is_known_to_serve_others(rows: list[str], others: list[str]) -> None:
+    text = "\n".join(["   program vers proto   port  service", *rows])
+    assert nfs_state.parse_rpcinfo(text) == others
+
+
+@pytest.mark.parametrize(
+    ("fstab", "unit", "fstype", "left"),
+    [
+        ("", "", "ext4", []),
+        ("# a:/b /c nfs\nUUID=1 / ext4 defaults 0 1\n", "[Mount]\nType=none\n", "ext4", []),
+        ("a:/b /home nfs4 ro 0 0\n", "", "ext4", ["/home"]),
+        ("", "[Mount]\nType=nfs\n", "ext4", ["/etc/x.mount"]),
+        ("", "", "nfs4", ["/x"]),
+    ],
+)
+def test_what_is_left_of_nfs_keeps_what_it_needs(fstab: str, unit: str, fstype: str, left: list[str]) -> None:
+    mounts = [Mounted("0:1", "/x", "rw", fstype, "a:/b", "rw")]
+    assert nfs_state.nfs_left(fstab, {"/etc/x.mount": unit}, mounts) == left
 
 
 def test_servers_are_asked_what_they_serve() -> None:
