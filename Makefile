@@ -51,7 +51,7 @@ lab-test: engine ## Run the tests of workers and runs in the lab, and those of t
 demo-test: engine ## Run the demo's way as a test
 	@$(BIN)/pytest -v -m lab tests/demo_way --durations=12
 
-molecule: engine ## Run every scenario of the roles on two workers of the lab
+molecule: engine ## Run every scenario of the roles on the lab's workers, Debian 12 and 13
 	@tools/molecule.sh test
 
 bench: engine ## Measure the inventory beside its rivals and site.yml in the lab, and write docs/benchmarks.md

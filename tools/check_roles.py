@@ -145,8 +145,9 @@ fleet. `--tags NAME` runs one of them. Each README lists the role's variables; a
 
 {chr(10).join(lines)}
 
-`tools/molecule.sh test -s NAME` runs a scenario on two workers of the lab, `make molecule` all of them. In each, check
-mode has to name what converge then changes, a second run changes nothing, and what was broken by hand is mended.
+`tools/molecule.sh test -s NAME` runs a scenario on the lab's workers, `make molecule` all of them: on Debian 12 and 13,
+and on Ubuntu 22.04 and 24.04 where an image registry answers. In each, check mode has to name what converge then
+changes, a second run changes nothing, and what was broken by hand is mended.
 [unproved.md](unproved.md) lists what no test here executes.
 
 ## When variables are at fault
