@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 
-from tpu_ops.host import actions, child, environment, logs, person, proc, spec, supervise, unit
+from tpu_ops.host import actions, child, environment, logs, person, proc, record, spec, unit
 from tpu_ops.host.ending import end_tree
 from tpu_ops.host.store import Store
 from tpu_ops.host.wire import Refused
+
+
+def good_net(**changes: Any) -> dict[str, Any]:
+    return {"address": "10.0.0.1", "hub": "10.0.0.0", "port": 8500, "key": "0f" * 32} | changes
 
 
 def good(**changes: Any) -> dict[str, Any]:
@@ -27,12 +31,17 @@ def good(**changes: Any) -> dict[str, Any]:
         "node": "pod",
         "slice": 0,
         "worker": "pod-w1",
+        "workers": ["pod-w0", "pod-w1", "pod-w2", "pod-w3"],
         "argv": ["python", ""],
         "env": {"A": "1"},
         "cwd": "",
         "venv": "",
         "grace_failure": 10,
         "grace_stop": 30.0,
+        "barrier": 60,
+        "lease": 15.0,
+        "exit_skew": 300,
+        "net": good_net(),
         "code_digest": "",
         "started_from": "x",
     }
@@ -61,6 +70,19 @@ def myself() -> person.Person:
         {"env": {"A": None}},
         {"grace_stop": -1},
         {"grace_stop": float("nan")},
+        {"lease": 4},
+        {"barrier": float("inf")},
+        {"exit_skew": "1"},
+        {"workers": ["pod-w0"]},
+        {"workers": [0, 1, 2, 3]},
+        {"net": None},
+        {"world_size": 1, "rank": 0, "workers": ["pod-w0"]},
+        {"net": good_net(key="0f")},
+        {"net": good_net(address="pod-w1")},
+        {"net": good_net(port=0)},
+        {"net": good_net(port=True)},
+        {"net": good_net(uid=0)},
+        {"rank": 0},
         {"uid": 0},
     ],
 )
@@ -89,7 +111,7 @@ def test_specs_of_dead_starters_are_swept(tmp_path: Path) -> None:
 
 
 def test_all_ranks_of_a_run_have_one_digest() -> None:
-    assert spec.digest(good()) == spec.digest(good(rank=2, worker="pod-w2"))
+    assert spec.digest(good()) == spec.digest(good(rank=2, worker="pod-w2", net=None))
     assert spec.digest(good()) != spec.digest(good(argv=["other"]))
 
 
@@ -133,7 +155,7 @@ def test_a_missing_environment_file_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_only_an_own_exit_with_0_succeeds(status: int | None, intent: Any, state: str, ending: Any) -> None:
-    found = supervise.verdict(status, intent)
+    found = record.verdict(status, intent)
     assert (found["state"], found["exit"]) == (state, ending)
 
 

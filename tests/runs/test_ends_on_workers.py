@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from tests.runs.conftest import BOTH, INSTANCE, SIZE, Bench
-from tpu_ops.lab.containers import container_name
+from tests.runs.conftest import BOTH, SIZE
+from tests.support.runs import Bench
 
 pytestmark = pytest.mark.lab
 
@@ -76,8 +76,8 @@ def test_death_by_a_signal_is_named(bench: Bench) -> None:
     done = bench.tpu_ops("train", "pod", "--json", "--", "sh", "-c", "kill -SEGV $$")
     assert done.returncode == 1
     result = json.loads(done.stdout)
-    assert result["first_failure"]["exit"] == {"signal": signal.SIGSEGV}
-    assert result["first_failure"]["reason"] == "killed by SIGSEGV"
+    assert result["first_failure"]["cause"] == "killed by SIGSEGV"
+    assert result["ranks"][result["first_failure"]["rank"]]["exit"] == {"signal": signal.SIGSEGV}
 
 
 def test_where_one_worker_refuses_the_other_is_stopped_again(bench: Bench) -> None:
@@ -85,8 +85,8 @@ def test_where_one_worker_refuses_the_other_is_stopped_again(bench: Bench) -> No
     bench.inside(0, f"printf '#!/bin/sh\\nsleep 600\\n' >{path} && chmod 755 {path}")
     done = bench.tpu_ops("train", "pod", "--name", "half", "--", path)
     assert done.returncode == 1
-    assert "pod-w1" in done.stderr
-    assert bench.record(0, "half")["state"] == "stopped"
+    assert f"rank 1 (pod-w1): {path} is no executable file" in done.stderr
+    assert [bench.record(index, "half")["state"] for index in BOTH] == ["refused", "refused"]
     bench.clean()
 
 
@@ -100,11 +100,12 @@ def test_a_dead_supervisor_leaves_nothing_and_a_final_record(bench: Bench, numbe
     record = bench.record(0, name)
     assert record["state"] == "failed"
     assert "the supervisor ended" in record["reason"]
+    assert record["first"]["worker"] == "pod-w0"
     assert record["chips"]["lockfiles_removed"] == ["/tmp/libtpu_lockfile"]
-    status = bench.tpu_ops("status", name, "--json")
-    assert [rank["state"] for rank in json.loads(status.stdout)[0]["ranks"]] == ["failed", "running"]
-    assert bench.tpu_ops("stop", name, "--grace", "0.5").returncode == 0
-    bench.clean()
+    bench.await_clean(1)
+    status = json.loads(bench.tpu_ops("status", name, "--json").stdout)[0]
+    assert [rank["state"] for rank in status["ranks"]] == ["failed", "stopped"]
+    assert status["first_failure"]["rank"] == 0
 
 
 def test_a_run_outlives_every_ssh_session(bench: Bench) -> None:
@@ -161,15 +162,16 @@ def test_remote_helpers_end_with_the_controller(bench: Bench) -> None:
 
 def test_a_reboot_is_not_a_running_run(bench: Bench) -> None:
     bench.started("sleep", "600", name="cut-short")
-    bench.backend.engine.call("kill", container_name(INSTANCE, bench.specs[1]))
-    bench.backend.engine.call("start", container_name(INSTANCE, bench.specs[1]))
+    bench.backend.engine.call("kill", bench.container(1))
+    bench.backend.engine.call("start", bench.container(1))
     bench.await_(lambda: bench.inside(1, "systemctl is-active ssh", check=False).strip() == "active", "sshd", 60)
+    bench.await_clean(0)
     done = bench.tpu_ops("status", "cut-short", "--json")
-    ranks = json.loads(done.stdout)[0]["ranks"]
-    assert [rank["state"] for rank in ranks] == ["running", "lost"]
-    assert "restarted" in ranks[1]["reason"]
+    status = json.loads(done.stdout)[0]
+    assert [rank["state"] for rank in status["ranks"]] == ["stopped", "lost"]
+    assert "restarted" in status["ranks"][1]["reason"]
+    assert status["first_failure"]["host"] == "pod-w1"
     assert done.returncode == 1
     follow = bench.tpu_ops("logs", "cut-short", "--rank", "1")
     assert follow.returncode == 0
-    assert bench.tpu_ops("stop", "cut-short").returncode == 0
     bench.clean()

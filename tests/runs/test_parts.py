@@ -20,7 +20,7 @@ from tpu_ops.fleet.model import Node, Worker, workers_of
 from tpu_ops.host import spec as host_spec
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.runs import control, preflight, records, spec, sync
-from tpu_ops.runs.follow import Outcome, first_cause, outcome_of
+from tpu_ops.runs.follow import Outcome, first_failure, outcome_of
 from tpu_ops.runs.lines import Lines
 
 
@@ -43,9 +43,11 @@ def pod(size: int = 4, name: str = "pod") -> list[Worker]:
 
 def test_what_a_controller_sends_is_what_a_worker_takes() -> None:
     run = spec.RunSpec("digits-1", ("python", "\udcff", ""), {"A": ""}, cwd="tpu_ops/digits")
-    sent = run.for_rank(pod()[2], 2, 4)
+    sent = run.for_rank(pod(), 2, 8501)
     assert host_spec.check(sent) == sent
     assert set(sent) == set(good())
+    assert sent["net"] == {"address": "10.0.0.2", "hub": "10.0.0.0", "port": 8501, "key": run.key}
+    assert run.key not in repr(run)
     assert (sent["rank"], sent["world_size"], sent["worker"], sent["node"]) == (2, 4, "pod-w2", "pod")
 
 
@@ -219,24 +221,30 @@ def test_bytes_become_lines_whatever_pieces_they_come_in(
 # --- outcomes -----------------------------------------------------------------------------------------------
 
 
-def ended(rank: int, state: str, at: float, exit_: dict[str, int] | None = None, intent: str = "") -> Outcome:
-    return Outcome(rank, f"pod-w{rank}", state, exit_, intent=intent, record={"ended": at})
+def ended(rank: int, state: str, first: int | None = None, intent: str = "") -> Outcome:
+    named = None if first is None else {"rank": first, "worker": f"pod-w{first}", "cause": f"cause of {first}"}
+    return Outcome(rank, f"pod-w{rank}", state, None, "own reason", intent=intent, record={"first": named})
+
+
+SILENT = Outcome(1, "pod-w1", "unknown")
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "rank"),
+    ("outcomes", "rank", "cause"),
     [
-        ([ended(0, "succeeded", 1.0), ended(1, "stopped", 2.0, intent="stop")], None),
-        ([ended(0, "failed", 5.0, {"code": 1}), ended(1, "failed", 3.0, {"code": 1})], 1),
-        ([ended(0, "failed", 3.1, {"code": 1}), ended(1, "failed", 3.9, {"signal": 9})], 1),
-        ([ended(0, "failed", 3.1, {"code": 1}), ended(1, "stopped", 3.0, {"signal": 15}, intent="failed")], 0),
-        ([ended(0, "succeeded", 3.1), ended(1, "stopped", 3.0, {"signal": 15}, intent="shutdown")], 1),
-        ([ended(0, "failed", 3.1, {"code": 1}), Outcome(1, "pod-w1", "lost")], 0),
+        ([ended(0, "succeeded"), ended(1, "stopped", intent="stop")], None, ""),
+        ([ended(0, "stopped", 1, "failed"), ended(1, "failed", 1)], 1, "cause of 1"),
+        # Rank 2 was cut off and blames the hub; worker 1's record is out of reach.
+        ([ended(0, "stopped", 2), SILENT, ended(2, "stopped", 0), ended(3, "stopped", 2)], 2, "cause of 2"),
+        # With two workers nobody can tell which of them was cut off: the hub's word counts.
+        ([ended(0, "stopped", 1, "failed"), ended(1, "stopped", 0, "lost")], 1, "cause of 1"),
+        ([ended(0, "succeeded"), ended(1, "stopped", intent="shutdown")], 1, "own reason"),
+        ([ended(0, "succeeded"), Outcome(1, "pod-w1", "lost")], 1, "lost"),
     ],
 )
-def test_the_first_cause_is_an_own_failure(outcomes: list[Outcome], rank: int | None) -> None:
-    cause = first_cause(outcomes)
-    assert (cause.rank if cause else None) == rank
+def test_the_first_failure_is_what_the_workers_found(outcomes: list[Outcome], rank: int | None, cause: str) -> None:
+    first = first_failure(outcomes)
+    assert ((first.rank, first.cause) if first else (None, "")) == (rank, cause)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rank", default="0", metavar="all|LIST", help="whose lines to show, as in all, 0,3 or 0-2 (default: 0)"
     )
+    for option, value, what in (
+        ("--barrier", spec.BARRIER, "that all workers have to become ready"),
+        ("--lease", spec.LEASE, "after which a worker that the others do not hear is given up"),
+        ("--exit-skew", spec.EXIT_SKEW, "that ranks may go on when another has ended with 0"),
+    ):
+        parser.add_argument(
+            option,
+            type=options.seconds,
+            default=value,
+            metavar="SECONDS",
+            help=f"seconds {what} (default: {value:.0f})",
+        )
     parser.add_argument("--detach", action="store_true", help="return once the command runs on every worker")
     parser.add_argument("--dry-run", action="store_true", help="check the workers and say what would be started")
     parser.add_argument("target", help="a node (pod)")
@@ -66,6 +78,9 @@ def run(args: argparse.Namespace) -> int:
         env=env | spec.parse_env(args.env),
         cwd=tree.cwd if tree else "",
         venv=args.venv,
+        barrier=args.barrier,
+        lease=args.lease,
+        exit_skew=args.exit_skew,
         code_digest=tree.digest if tree else "",
     )
     job = _Job(fleet, workers, run_spec, tree, shown, args)
@@ -195,8 +210,6 @@ class _Job:
             shown=self.shown,
             line=runs_output.line_aside if self.args.json else runs_output.line,
             say=output.info,
-            fail_fast=True,
-            grace=self.spec.grace_failure,
         )
         return await follower.run()
 

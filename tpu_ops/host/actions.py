@@ -53,10 +53,10 @@ def held(holder: Dict[str, Any]) -> Refused:
 
 
 def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
-    """Start a run and return its record once its command is about to be executed.
+    """Start a run and return its record: of rank 0 once it waits for the others, of others once all ranks go.
 
     Raises:
-        Refused: The spec is wrong, another run is on, or the command cannot be executed as asked.
+        Refused: The spec is wrong, another run is on, or the run does not begin; ``blamed`` are the ranks at fault.
     """
     require_root()
     require_protocol(request)
@@ -74,11 +74,25 @@ def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
         _start_unit(store, data)
     finally:
         spec.discard(store.run_dir, run_id)
-    record = store.observe(run_id)
+    record = _begun(store, run_id, data["rank"] > 0)
     if record is None or record["state"] == "refused":
-        reason = record["reason"] if record else "the unit {} left no record".format(unit.UNIT)
-        raise Refused("failed", reason)
+        raise _not_begun(record)
     return {"ok": True, "record": record}
+
+
+def _begun(store: Store, run_id: str, wait: bool) -> Dict[str, Any] | None:
+    """Return a run's record, once it is through the barrier where that is to be waited for."""
+    record = store.observe(run_id)
+    while wait and record is not None and record["state"] == "starting":
+        time.sleep(_POLL)
+        record = store.observe(run_id)
+    return record
+
+
+def _not_begun(record: Dict[str, Any] | None) -> Refused:
+    if record is None:
+        return Refused("failed", "the unit {} left no record".format(unit.UNIT))
+    return Refused("failed", record["reason"], blamed=record.get("blamed", []))
 
 
 def _start_unit(store: Store, data: Dict[str, Any]) -> None:
@@ -101,7 +115,7 @@ def _start_unit(store: Store, data: Dict[str, Any]) -> None:
             return
         record = store.read(data["run_id"])
         if record is not None and record["state"] == "refused":
-            raise Refused("failed", record["reason"])
+            raise _not_begun(record)
         holder = store.holder()
         if holder is not None and holder["run_id"] != data["run_id"]:
             raise held(holder)
@@ -128,7 +142,7 @@ def status(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
 def stop(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     """End a run and return its final record. Without a run id: whatever run is on.
 
-    The request's ``kind`` is ``stop`` (a person wants it), or ``failed`` (another rank failed), ``reason`` says more.
+    Its supervisor tells those of the other ranks. A run that has not begun yet is refused for the request's ``reason``.
 
     Raises:
         Refused: There is no such run, it belongs to another person, or it did not end in time.
@@ -156,11 +170,8 @@ def stop(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
 
 
 def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
-    kind = request.get("kind", "stop")
-    if kind not in ("stop", "failed"):
-        raise Refused("invalid", "{!r} is no reason to stop a run".format(kind))
     reason = str(request.get("reason") or "stopped by {}".format(person.name))[:500]
-    intent = {"kind": kind, "by": person.name, "at": time.time(), "reason": reason}
+    intent = {"kind": "stop", "by": person.name, "at": time.time(), "reason": reason}
     grace = request.get("grace")
     if isinstance(grace, (int, float)) and not isinstance(grace, bool) and 0 <= grace <= spec.MAX_GRACE:
         intent["grace"] = grace

@@ -25,8 +25,8 @@ _SETTLE_LIMIT = 5.0
 def follow(request: Dict[str, Any], store: Store, source: int, sink: int) -> None:
     """Answer, then send frames until the rank has ended; the END frame carries the record and the log's last lines.
 
-    Request: ``run_id``; ``offset`` (default 0); ``lines`` (default true: send the log); ``live`` (default true: wait
-    for the end, else send what there is).
+    Request: ``run_id``; ``offset`` (default 0); ``notes`` (default 0: so many notes of the supervisor are known);
+    ``lines`` (default true: send the log); ``live`` (default true: wait for the end, else send what there is).
 
     Raises:
         Refused: There is no such run here.
@@ -44,11 +44,15 @@ def follow(request: Dict[str, Any], store: Store, source: int, sink: int) -> Non
     peer = select.poll()
     peer.register(source, select.POLLIN | select.POLLHUP)
     lost_since = 0.0
+    noted = max(0, int(request.get("notes") or 0))
     while True:
         # The record first: what a rank wrote before its end is then read after its end was seen.
         record = store.observe(run_id)
         if lines:
             offset = _send_log(sink, directory, offset)
+        for text in (record or {}).get("notes", ())[noted:]:
+            wire.write_all(sink, wire.frame(wire.NOTE, offset, text.encode("utf-8", "replace")))
+            noted += 1
         state = record["state"] if record else "lost"
         if state == "lost":
             lost_since = lost_since or time.monotonic()

@@ -183,3 +183,27 @@ def cgroup_pids(directory: str) -> list[int]:
                 if word.isdigit() and word != "0":
                     found.add(int(word))
     return sorted(found)
+
+
+def oom_kills(root: str = "/", cgroup: str | None = None) -> int:
+    """Return how many processes of this process's control group the kernel has killed for want of memory, ever.
+
+    Args:
+        root: Where /proc and the mounted hierarchies are looked for.
+        cgroup: Text of /proc/self/cgroup; default: read it.
+    """
+    text = read_text(os.path.join(root, "proc/self/cgroup")) if cgroup is None else cgroup
+    count = 0
+    for line in text.splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            name = "sys/fs/cgroup{}/memory.events".format(path)
+        elif "memory" in controllers.split(","):
+            name = "sys/fs/cgroup/memory{}/memory.oom_control".format(path)
+        else:
+            continue
+        for entry in read_text(os.path.join(root, name)).splitlines():
+            word, _, value = entry.partition(" ")
+            if word == "oom_kill" and value.isdigit():
+                count = max(count, int(value))
+    return count
