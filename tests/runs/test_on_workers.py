@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.runs.conftest import BOTH, SIZE
+from tests.support.folded import lines_of
 from tests.support.runs import Bench
 
 pytestmark = pytest.mark.lab
@@ -31,8 +32,7 @@ def test_a_command_runs_on_every_worker_as_the_person(bench: Bench) -> None:
     )
     assert done.returncode == 0, done.stderr
     for rank in BOTH:
-        lines = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}] ")]
-        assert lines == [f"[{rank}] {text}" for text in ("ada", "/home/ada", f"{rank} of {SIZE}")]
+        assert lines_of(done.stdout, rank) == ["ada", "/home/ada", f"{rank} of {SIZE}"]
     bench.clean()
 
 
@@ -62,8 +62,7 @@ def test_words_and_variables_arrive_byte_by_byte(bench: Bench) -> None:
         "argv": [digest(word) for word in odd],
         "env": {"PLAIN": digest(b"1"), "ODD": digest(b"${A}%n\n'\"\xff"), "EMPTY": digest(b"")},
     }
-    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    assert [json.loads(lines[f"[{rank}]"]) for rank in BOTH] == [expected] * SIZE
+    assert [[json.loads(line) for line in lines_of(done.stdout, rank)] for rank in BOTH] == [[expected]] * SIZE
 
 
 def test_run_gathers_equal_output_and_keeps_words_and_codes(bench: Bench) -> None:

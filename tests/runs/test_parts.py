@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import socket
 import subprocess
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.host.test_run_parts import good
+from tpu_ops.cli import logs as cli_logs
 from tpu_ops.cli import run as run_command
 from tpu_ops.cli import runs_output
 from tpu_ops.errors import ExitCode, UsageError
@@ -396,3 +399,19 @@ def test_the_tree_goes_over_the_fleets_own_connections(code: Path) -> None:
     assert command[-2:] == [f"{code}/", "pod-w3:tpu_ops/digits/"]
     assert "--rsh=ssh -F /s/ssh_config -o BatchMode=yes -o ControlMaster=no -T" in command
     assert not any(word.startswith("--delete") for word in command)
+
+
+def test_ranks_are_written_as_they_are_read() -> None:
+    for text in ("0", "0-3", "0,2-3,7"):
+        assert runs_output.folded(runs_output.ranks(text, 8)) == text
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400), ("2d", 172800)])
+def test_a_time_is_so_long_ago_or_a_date(text: str, seconds: float) -> None:
+    assert abs(time.time() - seconds - cli_logs.moment(text)) < 60
+    assert cli_logs.moment("2026-01-31T12:00+00:00") == 1769860800
+
+
+def test_a_time_that_is_none_is_refused() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="write 10m for ten minutes ago"):
+        cli_logs.moment("yesterday")

@@ -37,14 +37,25 @@ def ranks(text: str, count: int) -> list[int]:
     return sorted(set(found))
 
 
-def line(rank: int, text: str) -> None:
-    """Print one line of a rank's log."""
-    output.line(f"[{rank}] {text}")
+def folded(numbers: Sequence[int]) -> str:
+    """Return ranks as `ranks` reads them, as in ``0-2,5``."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
 
 
-def line_aside(rank: int, text: str) -> None:
-    """Print one line of a rank's log where the result is JSON."""
-    output.aside(f"[{rank}] {text}")
+def line(said_by: Sequence[int], text: str) -> None:
+    """Print one line of the log of some ranks."""
+    output.line(f"[{folded(said_by)}] {text}")
+
+
+def line_aside(said_by: Sequence[int], text: str) -> None:
+    """Print one line of the log of some ranks where the result is JSON."""
+    output.aside(f"[{folded(said_by)}] {text}")
 
 
 def ending(outcome: Outcome) -> str:
@@ -118,7 +129,7 @@ def failure(outcomes: Sequence[Outcome], shown: Sequence[int]) -> None:
     if first.rank not in shown and tail:
         output.info(f"its last lines ({first.host}):")
         for text in tail.splitlines()[-TAIL_LINES:]:
-            line_aside(first.rank, text)
+            line_aside([first.rank], text)
     leftovers(outcomes)
 
 

@@ -25,7 +25,8 @@ _SETTLE_LIMIT = 5.0
 def follow(request: Dict[str, Any], store: Store, source: int, sink: int) -> None:
     """Answer, then send frames until the rank has ended; the END frame carries the record and the log's last lines.
 
-    Request: ``run_id``; ``offset`` (default 0); ``notes`` (default 0: so many notes of the supervisor are known);
+    Request: ``run_id``; ``offset`` (default 0), or in its place ``since`` (seconds since 1970); ``notes`` (default 0:
+    so many notes of the supervisor are known);
     ``lines`` (default true: send the log); ``live`` (default true: wait for the end, else send what there is).
 
     Raises:
@@ -40,6 +41,8 @@ def follow(request: Dict[str, Any], store: Store, source: int, sink: int) -> Non
     wire.answer(sink, request["marker"], {"ok": True, "record": record})
     directory = store.logs(run_id)
     offset = max(0, int(request.get("offset") or 0))
+    if not offset and request.get("since"):
+        offset = logs.since(directory, float(request["since"]))
     lines, live = request.get("lines", True), request.get("live", True)
     peer = select.poll()
     peer.register(source, select.POLLIN | select.POLLHUP)

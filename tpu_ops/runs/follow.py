@@ -13,6 +13,7 @@ from tpu_ops.remote import wire
 from tpu_ops.remote.fanout import Fanout, plain_errors
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.stream import Broken
+from tpu_ops.runs.fold import Fold
 from tpu_ops.runs.lines import Lines
 
 #: Seconds between two attempts to reach a worker again, and after which it is given up.
@@ -22,6 +23,8 @@ RETRY_LIMIT = 120.0
 HELD = 30.0
 #: The same once all other ranks have ended: the workers have given this one up as well.
 ALONE_LIMIT = 6.0
+#: Seconds between two looks at lines that wait for the same line of other ranks.
+TICK = 0.1
 #: Seconds beyond the grace that ending ranks may take.
 STOP_MARGIN = 60.0
 
@@ -94,9 +97,11 @@ class Follower:
         run_id: The run.
         hosts: Its workers, by rank.
         shown: Ranks whose lines are printed.
-        line: Called with rank and text of every line of these.
+        line: Called with the ranks that said a line, and its text: equal lines of several ranks are one.
         say: Called with what a person should know.
         live: Whether to wait for the end; else what there is now is printed.
+        since: Lines from that time on (seconds since 1970); 0 is from the beginning.
+        data: Called with rank and raw bytes of the log in place of `line`.
     """
 
     def __init__(
@@ -106,25 +111,40 @@ class Follower:
         hosts: Sequence[str],
         *,
         shown: Sequence[int],
-        line: Callable[[int, str], None],
+        line: Callable[[Sequence[int], str], None],
         say: Callable[[str], None],
         live: bool = True,
+        since: float = 0.0,
+        data: Callable[[int, bytes], object] | None = None,
     ) -> None:
         self._fanout = fanout
         self._run_id = run_id
         self._hosts = list(hosts)
         self._shown = set(shown)
-        self._line = line
+        self._fold = Fold(shown, line)
         self._say = say
         self._live = live
+        self._since = since
+        self._data = data
         self._ended: set[int] = set()
 
     async def run(self) -> list[Outcome]:
         """Follow until every rank has ended or is given up; return the outcomes by rank."""
-        with plain_errors():
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._rank(rank)) for rank in range(len(self._hosts))]
+        ticking = asyncio.create_task(self._tick())
+        try:
+            with plain_errors():
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._rank(rank)) for rank in range(len(self._hosts))]
+        finally:
+            ticking.cancel()
+            self._fold.finish()
         return [task.result() for task in tasks]
+
+    async def _tick(self) -> None:
+        """Print what has waited long enough for other ranks, again and again."""
+        while True:
+            self._fold.tick(asyncio.get_running_loop().time())
+            await asyncio.sleep(TICK)
 
     async def _rank(self, rank: int) -> Outcome:
         outcome = await self._follow(rank)
@@ -170,11 +190,14 @@ class Follower:
                     place.notes += 1
                     self._say(frame.payload.decode("utf-8", "replace"))
                     continue
-                place.offset = frame.offset + len(frame.payload)
+                missing, place.offset = frame.offset - place.offset, frame.offset + len(frame.payload)
                 if frame.kind == wire.DATA:
-                    self._print(place.rank, place.lines.feed(frame.payload))
+                    self._deliver(place, frame.payload)
                 elif frame.kind == wire.GAP:
-                    self._say(f"rank {place.rank}: the log before byte {frame.offset} is no longer on {place.host}")
+                    self._say(
+                        f"rank {place.rank}: {missing} bytes before byte {frame.offset} are not in the log on "
+                        f"{place.host}: it was rotated, or the disk was full"
+                    )
                 else:
                     self._print(place.rank, place.lines.finish())
                     value = json.loads(frame.payload)
@@ -183,12 +206,19 @@ class Follower:
 
     def _request(self, place: _Place) -> dict[str, Any]:
         shown = place.rank in self._shown
-        known = {"offset": place.offset, "notes": place.notes}
+        known = {"offset": place.offset, "since": self._since, "notes": place.notes}
         return {"run_id": self._run_id, "lines": shown, "live": self._live, **known}
 
+    def _deliver(self, place: _Place, data: bytes) -> None:
+        if self._data is not None:
+            self._data(place.rank, data)
+        else:
+            self._print(place.rank, place.lines.feed(data))
+
     def _print(self, rank: int, lines: Sequence[str]) -> None:
+        now = asyncio.get_running_loop().time()
         for text in lines:
-            self._line(rank, text)
+            self._fold.add(rank, text, now)
 
 
 @dataclass(frozen=True)
