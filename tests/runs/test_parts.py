@@ -17,13 +17,14 @@ import pytest
 from tests.host.test_run_parts import good
 from tpu_ops.cli import logs as cli_logs
 from tpu_ops.cli import run as run_command
-from tpu_ops.cli import runs_output
+from tpu_ops.cli import runs_output, who
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet.model import Node, Worker, workers_of
 from tpu_ops.host import spec as host_spec
 from tpu_ops.remote.replies import Reply, Result
-from tpu_ops.runs import control, preflight, records, spec, sync
+from tpu_ops.runs import control, doctor, preflight, records, spec, sync
 from tpu_ops.runs.follow import Outcome, first_failure, outcome_of
+from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.lines import Lines
 
 
@@ -415,3 +416,40 @@ def test_a_time_is_so_long_ago_or_a_date(text: str, seconds: float) -> None:
 def test_a_time_that_is_none_is_refused() -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="write 10m for ten minutes ago"):
         cli_logs.moment("yesterday")
+
+
+def test_the_doctor_looks_at_more_than_a_start_does() -> None:
+    usual = {"program": "/p/1", "lockfiles": [], "preloads": []}
+    probes = {f"pod-w{index}": probe(**usual) for index in range(3)}
+    assert doctor.further(probes) == []
+    probes["pod-w1"] = probe(program="/p/2", lockfiles=["/tmp/l"], preloads=[{"file": "/etc/e", "line": "libtcmalloc"}])
+    assert [(fault.worker, fault.check) for fault in doctor.further(probes)] == [
+        ("pod-w1", "launcher"),
+        ("pod-w1", "lockfile"),
+        ("pod-w1", "preload"),
+    ]
+    # A lockfile of a process that holds a chip is in use.
+    probes["pod-w1"] = probe(**usual | {"lockfiles": ["/tmp/l"], "holders": [{"pid": 1}]})
+    assert doctor.further(probes) == []
+
+
+def test_every_fault_is_of_a_check_that_the_doctor_names() -> None:
+    assert {fault.check for fault in preflight.faults_of(pod()[0], probe(boot_id="", chips=[]))} == {
+        "identity",
+        "chips",
+    }
+    assert set(preflight.CHECKS) < set(doctor.CHECKS)
+
+
+def test_a_run_is_one_row_and_a_stray_process_its_own() -> None:
+    found = [
+        Holder("pod-w0", "ada", "r1", 5, 100.0, "python train.py"),
+        Holder("pod-w1", "ada", "r1", 6, 90.0, "python train.py"),
+        Holder("pod-w1", "bob", "", 7, 50.0, "python notebook"),
+    ]
+    rows = who.rows(found)
+    assert [(row["worker"], row["person"], row["run"], row["pid"]) for row in rows] == [
+        ("pod-w[0-1]", "ada", "r1", ""),
+        ("pod-w1", "bob", "none", 7),
+    ]
+    assert rows[0]["since"] == "1970-01-01 00:01:30 UTC"

@@ -6,13 +6,15 @@ import argparse
 import asyncio
 import re
 import time
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from tpu_ops import config
+from tpu_ops import config, texts
 from tpu_ops.cli import options, output, runs_output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
+from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control, fetch
 from tpu_ops.runs.follow import Follower, Outcome
 
@@ -35,16 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the lines."""
+    """Show the lines, or fetch the logs."""
     fleet = view.current(config.load(args.fleet))
+    if args.fetch and args.since:
+        raise UsageError("--fetch copies whole logs", where="--since", fix="leave out one of the two")
     try:
-        outcomes, shown = asyncio.run(_follow(fleet, args))
+        if args.fetch:
+            outcomes = asyncio.run(_fetch(fleet, args.run, Path(args.fetch), live=args.follow))
+            shown: Sequence[int] = range(len(outcomes))
+            output.info(f"logs of {texts.count(len(outcomes), 'rank')} are in {args.fetch}")
+        else:
+            _, outcomes, shown = followed(fleet, args.run, args.rank, live=args.follow, since=args.since or 0.0)
     except KeyboardInterrupt:
         output.info("")
         output.info("no longer following; the run goes on")
         return ExitCode.INTERRUPTED
-    if args.fetch:
-        output.info(f"logs of {len(outcomes)} ranks are in {args.fetch}")
     if not args.follow:
         lost = any(outcomes[rank].state == "unknown" for rank in shown)
         return ExitCode.UNREACHABLE if lost else ExitCode.OK
@@ -65,26 +72,63 @@ def moment(text: str) -> float:
         raise argparse.ArgumentTypeError(what) from None
 
 
-async def _follow(fleet: view.Fleet, args: argparse.Namespace) -> tuple[list[Outcome], list[int]]:
+def followed(
+    fleet: view.Fleet,
+    word: str,
+    rank: str,
+    *,
+    live: bool,
+    since: float,
+    aside: bool = False,
+    begun: Callable[[str, int], None] = lambda *_: None,
+) -> tuple[control.RunRef, list[Outcome], list[int]]:
+    """Find a run and show its lines; return it, how its ranks are, and the ranks that were shown.
+
+    Args:
+        fleet: The fleet.
+        word: A run, or a node or worker whose run is meant.
+        rank: As of `runs_output.ranks`.
+        live: Whether to wait for the end.
+        since: Lines from that time on (seconds since 1970); 0 is all.
+        aside: Whether standard output is for something else.
+        begun: Called with the run's id and its number of workers.
+    """
+
+    async def follow() -> tuple[control.RunRef, list[Outcome], list[int]]:
+        fanout = contact.fanout(fleet)
+        run_ = await _the_run(fleet, fanout, word)
+        shown = runs_output.ranks(rank, len(run_.hosts))
+        begun(run_.run_id, len(run_.hosts))
+        follower = Follower(
+            fanout,
+            run_.run_id,
+            run_.hosts,
+            shown=shown,
+            line=runs_output.line_aside if aside else runs_output.line,
+            say=output.info,
+            live=live,
+            since=since,
+        )
+        return run_, await follower.run(), shown
+
+    return asyncio.run(follow())
+
+
+async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -> list[Outcome]:
     fanout = contact.fanout(fleet)
-    runs, _ = found = await control.find(fleet, fanout, args.run)
+    return await fetch.logs(fanout, await _the_run(fleet, fanout, word), directory, live=live)
+
+
+async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str) -> control.RunRef:
+    """Return the one run that a word means.
+
+    Raises:
+        OpsError: It means none, or several.
+    """
+    runs, _ = found = await control.find(fleet, fanout, word)
     if not runs and (problem := found.problem()):
         raise problem
     if len(runs) != 1:
         names = ", ".join(run_.run_id for run_ in runs)
-        raise UsageError(f"{args.run} has {names or 'no run on it'}", where=f"RUN {args.run!r}", fix="name the run")
-    count = len(runs[0].hosts)
-    if args.fetch:
-        return await fetch.logs(fanout, runs[0], Path(args.fetch), live=args.follow), list(range(count))
-    shown = runs_output.ranks(args.rank, count)
-    follower = Follower(
-        fanout,
-        runs[0].run_id,
-        runs[0].hosts,
-        shown=shown,
-        line=runs_output.line,
-        say=output.info,
-        live=args.follow,
-        since=args.since or 0.0,
-    )
-    return await follower.run(), shown
+        raise UsageError(f"{word} has {names or 'no run on it'}", where=f"RUN {word!r}", fix="name the run")
+    return runs[0]

@@ -119,6 +119,22 @@ def _lasted(record: Mapping[str, Any] | None) -> str:
     return f"{max(0.0, float(end) - float(record['since'])):.0f} s"
 
 
+def finish(run_id: str, outcomes: Sequence[Outcome], shown: Sequence[int], *, as_json: bool) -> int:
+    """Say how a run ended that was followed to its end; return the exit code."""
+    state = run_state(outcomes)
+    if as_json:
+        output.as_json(summary(run_id, outcomes))
+    if state == "succeeded":
+        leftovers(outcomes)
+        output.info(f"run {run_id} succeeded on all {len(outcomes)} ranks")
+        return ExitCode.OK
+    if not as_json:
+        table(outcomes)
+    failure(outcomes, shown)
+    output.info(f"run {run_id}: {state}")
+    return exit_code(outcomes) or ExitCode.FAILED
+
+
 def failure(outcomes: Sequence[Outcome], shown: Sequence[int]) -> None:
     """Say which rank failed first and why, and show its last lines where they were not followed."""
     first = first_failure(outcomes)

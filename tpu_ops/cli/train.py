@@ -143,7 +143,7 @@ class _Job:
         await self._start(fanout)
         if self.args.detach:
             return self._detach()
-        return self._finish(await self._follow(fanout))
+        return runs_output.finish(self.spec.run_id, await self._follow(fanout), self.shown, as_json=self.args.json)
 
     async def _check(self, fanout: Fanout) -> None:
         begun = time.monotonic()
@@ -212,21 +212,6 @@ class _Job:
             say=output.info,
         )
         return await follower.run()
-
-    def _finish(self, outcomes: Sequence[Outcome]) -> int:
-        state = runs_output.run_state(outcomes)
-        if self.args.json:
-            output.as_json(runs_output.summary(self.spec.run_id, outcomes))
-        if state == "succeeded":
-            runs_output.leftovers(outcomes)
-            output.info(f"run {self.spec.run_id} succeeded on all {len(outcomes)} ranks")
-            return ExitCode.OK
-        if not self.args.json:
-            runs_output.table(outcomes)
-        runs_output.failure(outcomes, self.shown)
-        output.info(f"run {self.spec.run_id}: {state}")
-        code = runs_output.exit_code(outcomes)
-        return code or ExitCode.FAILED
 
     def _detach(self) -> int:
         if self.args.json:

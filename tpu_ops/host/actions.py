@@ -1,4 +1,4 @@
-"""The actions of this program but `follow`: start, status, stop, probe, holders."""
+"""The actions on runs: start, status, stop; and probe, which describes this host."""
 
 from __future__ import annotations
 
@@ -208,10 +208,3 @@ def _await_end(store: Store, run_id: str, limit: float) -> Dict[str, Any]:
 def probe(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     """Describe this host."""
     return {"ok": True, "probe": describe(store, asking(), str(request.get("venv") or ""))}
-
-
-def holders(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
-    """Return who holds the chips, and the run that has this worker."""
-    del request
-    require_root()
-    return {"ok": True, "holders": proc.holders(), "holder": store.holder()}

@@ -6,7 +6,7 @@ import sys
 import traceback
 from typing import Any, Callable, Dict
 
-from . import actions, follow, spec, supervise, wire
+from . import actions, chips, follow, spec, supervise, wire
 from .store import Store
 
 _ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
@@ -14,7 +14,8 @@ _ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
     "start": actions.start,
     "status": actions.status,
     "stop": actions.stop,
-    "holders": actions.holders,
+    "holders": chips.holders,
+    "unlock": chips.unlock,
 }
 
 

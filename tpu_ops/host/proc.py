@@ -52,6 +52,16 @@ def process_state(pid: int, root: str = "/") -> str:
     return parse_stat(text)["state"] if ")" in text else ""
 
 
+def started_at(pid: int, root: str = "/") -> float:
+    """Return when a process started, in seconds since 1970; 0 where it does not exist."""
+    ticks = start_time(pid, root)
+    booted = next(
+        (line.split()[1] for line in read_text(os.path.join(root, "proc/stat")).splitlines() if line[:6] == "btime "),
+        "0",
+    )
+    return float(booted) + ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+
+
 def pids(root: str = "/") -> Iterator[int]:
     """Yield the id of every process."""
     for name in os.listdir(os.path.join(root, "proc")):
