@@ -223,7 +223,7 @@ def test_preflight_names_each_worker_and_what_is_wrong_with_it(bench: Bench) -> 
         )
         done = bench.tpu_ops("train", "pod", "--", "true")
         assert done.returncode == 1
-        assert re.search(r"pod-w0 .*launcher is not installed.*ansible-playbook site.yml --limit pod-w0", done.stdout)
+        assert re.search(r"pod-w0 .*launcher is not installed.*tpu_ops configure pod-w0", done.stdout)
         assert re.search(r"pod-w1 .*chips are held by pid \d+ of root: sleep 300", done.stdout)
     finally:
         bench.inside(0, "mv /root/away /usr/local/sbin/tpu-host")

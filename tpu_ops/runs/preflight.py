@@ -71,7 +71,7 @@ class PreflightError(OpsError):
 
 def configure(worker: str) -> str:
     """Return the command that configures one worker."""
-    return f"ansible-playbook site.yml --limit {worker}"
+    return f"tpu_ops configure {worker}"
 
 
 def held(holder: Mapping[str, Any]) -> str:
