@@ -80,6 +80,8 @@ def myself() -> person.Person:
         {"world_size": 1, "rank": 0, "workers": ["pod-w0"]},
         {"net": good_net(key="0f")},
         {"net": good_net(address="pod-w1")},
+        {"net": good_net(address="::")},
+        {"net": good_net(hub="224.0.0.1")},
         {"net": good_net(port=0)},
         {"net": good_net(port=True)},
         {"net": good_net(uid=0)},
