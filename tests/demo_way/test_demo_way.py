@@ -171,7 +171,7 @@ def test_a_failing_rank_fails_the_run_and_ends_the_others(desk):
     start = time.monotonic()
     done = desk.try_("tpu_ops", "train", "pod", "--", "python", "-c", script)
     assert done.returncode == 1
-    assert "rank 2 failed: exit code 7" in done.stderr
+    assert "rank 2 (pod-w2) failed: exit code 7" in done.stderr
     assert time.monotonic() - start < 90
     for container in desk.containers().values():
         assert "time.sleep(600)" not in desk.inside(container, "ps", "axww")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pwd
 import stat
@@ -80,6 +81,8 @@ def myself() -> person.Person:
         {"world_size": 1, "rank": 0, "workers": ["pod-w0"]},
         {"net": good_net(key="0f")},
         {"net": good_net(address="pod-w1")},
+        {"net": good_net(address="::")},
+        {"net": good_net(hub="224.0.0.1")},
         {"net": good_net(port=0)},
         {"net": good_net(port=True)},
         {"net": good_net(uid=0)},
@@ -137,6 +140,44 @@ def test_environment_files_keep_empty_values_and_skip_comments() -> None:
     assert environment.parse_file(text) == {"A": "", "B": "two words", "C": "c=d", "D": "q"}
 
 
+@pytest.mark.parametrize(
+    ("ports", "expected"),
+    [
+        (None, range(8500, 8520)),
+        ([9000, 9000], range(9000, 9001)),
+        ([8430, 8440], None),
+        ([8490, 8500], None),
+        ([8000, 8100], None),
+        ([32000, 32768], None),
+        ([80, 90], None),
+        ([9001, 9000], None),
+        ([9000], None),
+        (["a", "b"], None),
+        (9000, None),
+    ],
+)
+def test_the_ports_of_a_run_are_a_small_range_that_nobody_else_uses(
+    tmp_path: Path, ports: object, expected: range | None
+) -> None:
+    path = tmp_path / "launcher.json"
+    path.write_text(json.dumps({"ports": ports}))
+    if expected is not None:
+        assert environment.load_config(str(path))["ports"] == expected
+        return
+    with pytest.raises(Refused, match=r"launcher\.json"):
+        environment.load_config(str(path))
+
+
+@pytest.mark.parametrize(("text", "port"), [(b"8482", 8482), (b"", None), (b"0", None), (b"x", None), (b"70000", None)])
+def test_the_coordinators_port_is_a_port(text: bytes, port: int | None) -> None:
+    assert environment.coordinator_port({}) == 8482
+    if port:
+        assert environment.coordinator_port({b"JAX_COORDINATOR_PORT": text}) == port
+        return
+    with pytest.raises(Refused, match="JAX_COORDINATOR_PORT"):
+        environment.coordinator_port({b"JAX_COORDINATOR_PORT": text})
+
+
 def test_a_missing_environment_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"absent: No such file"):
         environment.from_files([str(tmp_path / "absent")])
@@ -149,6 +190,7 @@ def test_a_missing_environment_file_is_named(tmp_path: Path) -> None:
         (3 << 8, None, "failed", {"code": 3}),
         (9, None, "failed", {"signal": 9}),
         (64, None, "failed", {"signal": 64}),
+        (34, None, "failed", {"signal": 34}),
         (0, {"reason": "stopped by ada"}, "stopped", {"code": 0}),
         (15, {"reason": "x"}, "stopped", {"signal": 15}),
         (None, {"reason": "x"}, "stopped", None),
@@ -158,6 +200,41 @@ def test_a_missing_environment_file_is_named(tmp_path: Path) -> None:
 def test_only_an_own_exit_with_0_succeeds(status: int | None, intent: Any, state: str, ending: Any) -> None:
     found = record.verdict(status, intent)
     assert (found["state"], found["exit"]) == (state, ending)
+
+
+@pytest.mark.parametrize(
+    ("ending", "oom", "text"),
+    [
+        ({"code": 3}, False, "exit code 3"),
+        ({"signal": 9}, False, "killed by SIGKILL"),
+        ({"signal": 9}, True, "killed by SIGKILL: out of memory"),
+        ({"signal": 40}, False, "killed by signal 40"),
+    ],
+)
+def test_a_cause_is_said_in_words(ending: dict[str, int], oom: bool, text: str) -> None:
+    assert record.cause_of(ending, oom) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "cgroup"),
+    [
+        (
+            "sys/fs/cgroup/system.slice/tpu-run.service/memory.events",
+            "low 0\noom 3\noom_kill 2\n",
+            "0::/system.slice/tpu-run.service",
+        ),
+        (
+            "sys/fs/cgroup/memory/u/memory.oom_control",
+            "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+            "5:cpu:/u\n4:memory:/u\n0::/u",
+        ),
+    ],
+)
+def test_kills_for_want_of_memory_are_counted(tmp_path: Path, name: str, text: str, cgroup: str) -> None:
+    assert proc.oom_kills(str(tmp_path), cgroup) == 0
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text(text)
+    assert proc.oom_kills(str(tmp_path), cgroup) == 2
 
 
 def test_nothing_of_the_person_stands_in_the_unit() -> None:

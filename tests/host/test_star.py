@@ -340,7 +340,7 @@ def test_a_stranger_is_thrown_out_and_takes_no_place(star: Callable[..., Star], 
 def test_strangers_who_only_wait_keep_nobody_out(star: Callable[..., Star]) -> None:
     made = star(2)
     made.hub.start()
-    crowd = [knock(made, hello()[:7]) for _ in range(hub.UNPROVED_COUNT + 20)]
+    crowd = [knock(made, hello()[:7]) for _ in range(hub.UNPROVED_COUNT + 40)]
     made.add(1)
     for each in made.links:
         made.await_(each, "go")

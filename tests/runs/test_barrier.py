@@ -103,8 +103,8 @@ def test_a_rank_that_finds_no_hub_ends_by_itself(bench: Bench) -> None:
 
 
 def test_a_rank_that_cannot_start_is_told_to_the_others(bench: Bench) -> None:
-    port = ask(bench, "ada", "start", spec=spec_of(bench, 0, "split"))["record"]["port"]
-    wrong = spec_of(bench, 1, "split", port=port, argv=["no-such-program"])
+    port = ask(bench, "ada", "start", spec=spec_of(bench, 0, "split", barrier=60))["record"]["port"]
+    wrong = spec_of(bench, 1, "split", port, barrier=60, argv=["no-such-program"])
     answer = ask(bench, "ada", "start", index=1, spec=wrong)
     assert answer["error"]["blamed"] == [1]
     reason = "rank 1 (pod-w1): no-such-program is not on PATH"

@@ -81,6 +81,32 @@ def test_death_by_a_signal_is_named(bench: Bench) -> None:
     assert result["ranks"][result["first_failure"]["rank"]]["exit"] == {"signal": signal.SIGSEGV}
 
 
+def test_a_rank_that_runs_out_of_memory_is_named(bench: Bench) -> None:
+    script = "while [ ! -e /run/go ]; do sleep 0.05; done; exec python -c \"data = b'x' * 10**9; print(len(data))\""
+    bench.started("sh", "-c", f'[ "$TPU_OPS_RANK" = 0 ] && exec sleep 600; {script}', name="greedy")
+    try:
+        bench.inside(1, "systemctl set-property --runtime tpu-run.service MemoryMax=150M && touch /run/go")
+        for index in BOTH:
+            bench.await_clean(index)
+            first = {"rank": 1, "worker": "pod-w1", "cause": "killed by SIGKILL: out of memory"}
+            assert bench.record(index, "greedy")["first"] == first
+    finally:
+        bench.inside(1, "rm -f /run/go")
+
+
+def test_ranks_that_go_on_after_another_has_ended_are_ended_and_warned_of(bench: Bench) -> None:
+    script = '[ "$TPU_OPS_RANK" = 1 ] && exit 0; exec sleep 600'
+    done = bench.tpu_ops("train", "pod", "--exit-skew", "3", "--name", "early", "--", "sh", "-c", script)
+    assert done.returncode == 1
+    assert "rank 1 (pod-w1) has ended with exit code 0, 1 still run; all are ended in 3 s" in done.stderr
+    assert "rank 1 (pod-w1) failed first: ended with exit code 0 while others went on for 3 s" in done.stderr
+    records = [bench.record(index, "early") for index in BOTH]
+    assert [record["state"] for record in records] == ["stopped", "succeeded"]
+    assert records[0]["intent"]["kind"] == "skew"
+    assert 3 <= records[0]["ended"] - records[1]["ended"] < 3 + records[0]["grace"]["failure"] + 2
+    bench.clean()
+
+
 def test_where_one_worker_refuses_the_other_is_stopped_again(bench: Bench) -> None:
     path = "/home/ada/only-here"
     bench.inside(0, f"printf '#!/bin/sh\\nsleep 600\\n' >{path} && chmod 755 {path}")

@@ -21,6 +21,7 @@ from tpu_ops.cli import runs_output, who
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet.model import Node, Worker, workers_of
 from tpu_ops.host import spec as host_spec
+from tpu_ops.host.wire import Refused
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.runs import control, doctor, preflight, records, spec, sync
 from tpu_ops.runs.follow import Outcome, first_failure, outcome_of
@@ -59,6 +60,16 @@ def test_what_a_controller_sends_is_what_a_worker_takes() -> None:
 def test_names_that_no_worker_takes_are_refused_here(run_id: str) -> None:
     with pytest.raises(UsageError):
         spec.RunSpec(run_id, ("true",))
+
+
+@pytest.mark.parametrize("times", [{"barrier": 0.5}, {"lease": 4.9}, {"lease": 3601}, {"exit_skew": 86401}])
+def test_times_that_no_worker_takes_are_refused_here(times: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="too many or too few") as wrong:
+        spec.RunSpec("r1", ("true",), **times)
+    assert wrong.value.where == "--" + next(iter(times)).replace("_", "-")
+    sent = spec.RunSpec("r1", ("true",)).for_rank(pod(), 0)
+    with pytest.raises(Refused):
+        host_spec.check(sent | times)
 
 
 @pytest.mark.parametrize(

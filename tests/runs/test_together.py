@@ -46,7 +46,9 @@ def training(pod: Bench, name: str) -> None:
     starter = pod.popen("train", "pod", "--name", name, "--lease", f"{LEASE}", "--", "python", "-c", TRAIN)
     try:
         for index in RANKS:
-            pod.await_log(index, name, "step 3 total 4.0")
+            # Four imports of JAX on one machine.
+            pod.await_log(index, name, "step 3 total 4.0", 180)
+        assert starter.poll() is None
     finally:
         starter.kill()
         starter.communicate(timeout=20)

@@ -172,10 +172,12 @@ class Bench:
         """Wait until nothing of a run is left on a worker."""
         self.await_(lambda: self.left(index) == [], f"worker {index} is clean", seconds)
 
-    def await_log(self, index: int, run_id: str, text: str) -> None:
+    def await_log(self, index: int, run_id: str, text: str, seconds: float = 20) -> None:
         """Wait until a run has written something."""
-        path = f"/var/lib/tpu_ops/runs/{run_id}/log/*"
-        self.await_(lambda: text in self.inside(index, f"cat {path}"), f"{text!r} in the log of {run_id}")
+        script = f"cat /var/lib/tpu_ops/runs/{run_id}/log/*"
+        self.await_(
+            lambda: text in self.inside(index, script, check=False), f"{text!r} in the log of {run_id}", seconds
+        )
 
     def started(self, *argv: str, name: str, person: str = "ada") -> None:
         """Start a run that goes on by itself."""

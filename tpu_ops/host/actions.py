@@ -76,7 +76,7 @@ def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
         spec.discard(store.run_dir, run_id)
     record = _begun(store, run_id, data["rank"] > 0)
     if record is None or record["state"] == "refused":
-        raise _not_begun(record)
+        raise _not_begun(store, record)
     return {"ok": True, "record": record}
 
 
@@ -89,9 +89,10 @@ def _begun(store: Store, run_id: str, wait: bool) -> Dict[str, Any] | None:
     return record
 
 
-def _not_begun(record: Dict[str, Any] | None) -> Refused:
+def _not_begun(store: Store, record: Dict[str, Any] | None) -> Refused:
     if record is None:
         return Refused("failed", "the unit {} left no record".format(unit.UNIT))
+    store.settle(record)
     return Refused("failed", record["reason"], blamed=record.get("blamed", []))
 
 
@@ -115,7 +116,7 @@ def _start_unit(store: Store, data: Dict[str, Any]) -> None:
             return
         record = store.read(data["run_id"])
         if record is not None and record["state"] == "refused":
-            raise _not_begun(record)
+            raise _not_begun(store, record)
         holder = store.holder()
         if holder is not None and holder["run_id"] != data["run_id"]:
             raise held(holder)
@@ -157,6 +158,7 @@ def stop(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     if record is None:
         raise Refused("missing", "this worker knows no run {}".format(run_id))
     if record["state"] in FINAL:
+        store.settle(record)
         return {"ok": True, "record": record, "already": True}
     owner = record["person"]
     require_control(person, owner["uid"], owner["name"], bool(request.get("force")))

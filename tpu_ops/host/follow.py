@@ -18,8 +18,6 @@ _POLL_MS = 100
 _CLOSING_LIMIT = 30.0
 #: How much of the log's end goes with the final frame, in bytes.
 _TAIL = 4096
-#: How long the unit of an ended run may take to go, in seconds.
-_SETTLE_LIMIT = 5.0
 
 
 def follow(request: Dict[str, Any], store: Store, source: int, sink: int) -> None:
@@ -65,16 +63,9 @@ def follow(request: Dict[str, Any], store: Store, source: int, sink: int) -> Non
         if peer.poll(_POLL_MS) and not os.read(source, 4096):
             return
     if live and record is not None:
-        settle(store, record)
+        store.settle(record)
     value = {"record": record, "tail": logs.tail(directory, _TAIL).decode("utf-8", "replace")}
     wire.write_all(sink, wire.frame(wire.END, offset, json.dumps(value).encode("ascii")))
-
-
-def settle(store: Store, record: Dict[str, Any]) -> None:
-    """Wait a moment until the unit of an ended run is gone too: who hears of the end may start the next run."""
-    deadline = time.monotonic() + _SETTLE_LIMIT
-    while not store.settled(record) and time.monotonic() < deadline:
-        time.sleep(_POLL_MS / 5000)
 
 
 def _send_log(sink: int, directory: str, offset: int) -> int:

@@ -17,7 +17,7 @@ from .line import Gone, Line, reset
 from .link import BEAT, Networked, Team, judge
 from .referee import BARRIER, DECIDED, Referee
 
-#: Seconds for a socket to prove itself, and how many may be at it; the oldest makes room for a new one.
+#: Seconds for a socket to prove itself, and how many may be at it beyond two for each rank; the oldest makes room.
 UNPROVED_SECONDS = 5.0
 UNPROVED_COUNT = 64
 _BACKLOG = 512
@@ -162,7 +162,7 @@ class Hub(Networked):
             sock, _ = self._listener.accept()
         except OSError:
             return  # gone again
-        if len(self._unproved) >= UNPROVED_COUNT:
+        if len(self._unproved) >= UNPROVED_COUNT + 2 * len(self.team.workers):
             self._refuse(self._unproved[0])
         line = Line(sock, self.team.lease)
         unproved = _Unproved(line, Handshake(self.team.key, self.team.run_id, self.team.attempt))

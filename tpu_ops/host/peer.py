@@ -18,6 +18,8 @@ _CONNECT_LIMIT = 3.0
 _HANDSHAKE_LIMIT = 5.0
 #: Seconds to tell the hub why this rank cannot start.
 _REFUSAL_LIMIT = 10.0
+#: Of what the hub is told of a problem, in characters: a frame has a limit.
+_LONGEST_REASON = 2000
 #: The hub decides at the barrier's end; a peer that hears nothing by then waits this much longer, in seconds.
 _BARRIER_MARGIN = 2.0
 
@@ -117,7 +119,7 @@ class Peer(Networked):
         if not self._problem:
             self._look_at_coordinator(int(welcome.get("coordinator", 0)))
         if self._problem:
-            line.send({"say": "refused", "reason": self._problem})
+            line.send({"say": "refused", "reason": self._problem[:_LONGEST_REASON]})
         else:
             line.send({"say": "ready", "digest": self.team.digest})
 

@@ -103,10 +103,11 @@ def _check_net(net: dict[str, Any], rank: int) -> None:
     if set(net) != set(_NET) or not all(type(net[key]) is kind for key, kind in _NET.items()):
         raise Refused("invalid", "the spec's net has not the keys of this version")
     try:
-        ipaddress.ip_address(net["address"])
-        ipaddress.ip_address(net["hub"])
+        addresses = [ipaddress.ip_address(net[key]) for key in ("address", "hub")]
     except ValueError as exc:
         raise Refused("invalid", "the spec's net: {}".format(exc)) from exc
+    if any(address.is_unspecified or address.is_multicast for address in addresses):
+        raise Refused("invalid", "the spec's net: the supervisors of a run meet at addresses of their workers")
     if not _KEY.fullmatch(net["key"]) or not (net["port"] == 0 if rank == 0 else 0 < net["port"] < 65536):
         raise Refused("invalid", "the spec's net has no key or no port")
 

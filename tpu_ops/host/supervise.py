@@ -96,10 +96,10 @@ class Supervisor:
         venv = data["venv"] or config["venv"]
         files = self.store.files(self.run_id)
         env = environment.build(data, person, venv, environment.from_files(config["environment_files"]), files)
+        self.record["cgroup"] = proc.own_cgroup()
         holders = proc.holders()
         if holders:
             raise NotReady(held_by(holders))
-        self.record["cgroup"] = proc.own_cgroup()
         source, output = os.pipe()
         try:
             cwd = environment.working_directory(data, person)

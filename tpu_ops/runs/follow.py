@@ -21,8 +21,8 @@ RETRY_EVERY = 2.0
 RETRY_LIMIT = 120.0
 #: A connection that held this long makes the next break a new one, in seconds.
 HELD = 30.0
-#: The same once all other ranks have ended: the workers have given this one up as well.
-ALONE_LIMIT = 6.0
+#: The same once all ranks that answer have ended: the workers have given the silent ones up as well.
+ALONE_LIMIT = 15.0
 #: Seconds between two looks at lines that wait for the same line of other ranks.
 TICK = 0.1
 #: Seconds beyond the grace that ending ranks may take.
@@ -127,6 +127,7 @@ class Follower:
         self._since = since
         self._data = data
         self._ended: set[int] = set()
+        self._silent: set[int] = set()
 
     async def run(self) -> list[Outcome]:
         """Follow until every rank has ended or is given up; return the outcomes by rank."""
@@ -166,8 +167,9 @@ class Follower:
                 place.lost_at = now
                 self._say(f"rank {rank} ({place.host}) does not answer: {problem}; trying for {RETRY_LIMIT:.0f} s")
             place.reached_at = None
-            alone = len(self._ended) == len(self._hosts) - 1
-            if now - place.lost_at > (ALONE_LIMIT if alone and self._ended else RETRY_LIMIT):
+            self._silent.add(rank)
+            over = self._ended and len(self._ended | self._silent) == len(self._hosts)
+            if now - place.lost_at > (ALONE_LIMIT if over else RETRY_LIMIT):
                 return Outcome(rank, place.host, "unknown", reason=f"lost contact: {problem}")
             await self._fanout.masters.drop(place.host)
             await asyncio.sleep(RETRY_EVERY)
@@ -185,6 +187,7 @@ class Follower:
             if not reply.ok:
                 return Outcome(place.rank, place.host, "unknown", reason=reply.problem)
             place.reached_at = asyncio.get_running_loop().time()
+            self._silent.discard(place.rank)
             async for frame in stream.frames():
                 if frame.kind == wire.NOTE:
                     place.notes += 1

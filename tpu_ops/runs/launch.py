@@ -74,8 +74,8 @@ async def _start_others(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]
 
     def came(reply: Reply) -> None:
         replies[reply.host] = reply
-        # A rank that its own supervisor refused has told rank 0 already.
-        if not reply.ok and not giving_up and "blamed" not in reply.value:
+        # Rank 0 may know already; then this waits until its worker is free again.
+        if not reply.ok and not giving_up:
             giving_up.append(asyncio.create_task(_give_up(fanout, spec, first, f"{reply.host}: {reply.problem}")))
 
     await fanout.call(requests, "start", limit=spec.barrier + MARGIN, done=came)

@@ -27,6 +27,8 @@ LEASE = 15.0
 #: Seconds that ranks may go on when another has ended with 0; jax.distributed waits as long for the last one.
 EXIT_SKEW = 300.0
 
+#: What the workers take of these, in seconds.
+_TIMES = {"barrier": (1, 3600), "lease": (5, 3600), "exit_skew": (1, 86400)}
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,78}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = "write it as KEY=VALUE, the key in letters, digits and underscores, no digit first"
@@ -76,6 +78,12 @@ class RunSpec:
             )
         if not self.argv or not self.argv[0]:
             raise UsageError("no command to run", fix="write it behind `--`, as in: -- python train.py")
+        for name, (least, most) in _TIMES.items():
+            if not least <= (seconds := getattr(self, name)) <= most:
+                option = "--" + name.replace("_", "-")
+                raise UsageError(
+                    f"{seconds:g} seconds are too many or too few", where=option, fix=f"use {least} to {most}"
+                )
         for name, value in self.env.items():
             if not _ENV_NAME.fullmatch(name):
                 raise UsageError(f"{name!r} is no name of an environment variable", where="--env", fix=_VARIABLE)
