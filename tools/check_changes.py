@@ -4,7 +4,7 @@
 
 Reads what the callback changes_file wrote. Check mode must name every task that the next converge changes, with the
 paths that it changes, and no other; exceptions stand in .config/molecule/exceptions.yml, each with its reason. A run
-without skips changes nothing.
+without skips changes nothing. No scenario goes without either.
 
 Exit codes: 0 all agree, 1 something differs.
 """
@@ -64,7 +64,9 @@ def faults(records: list[Record], excepted: set[Exemption]) -> tuple[list[str], 
             for change in sorted(differing)
             if (scenario, change[0]) not in excepted
         ]
-    scenarios = {record["scenario"] for record in records if record["check"]}
+    checked = {record["scenario"] for record in records if record["check"]}
+    scenarios = {record["scenario"] for record in records}
+    found += [f"{scenario}: no run in check mode" for scenario in sorted(scenarios - checked)]
     found += [f"{scenario}: no run without skips" for scenario in sorted(scenarios - full)]
     return found, needed
 

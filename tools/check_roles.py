@@ -145,9 +145,29 @@ fleet. `--tags NAME` runs one of them. Each README lists the role's variables; a
 
 {chr(10).join(lines)}
 
-`tools/molecule.sh test -s NAME` runs a scenario on two workers of the lab, `make molecule` all of them. In each, check
-mode has to name what converge then changes, a second run changes nothing, and what was broken by hand is mended.
+`tools/molecule.sh test -s NAME` runs a scenario on the lab's workers, `make molecule` all of them: on Debian 12 and 13,
+and on Ubuntu 22.04 and 24.04 where an image registry answers. In each, check mode has to name what converge then
+changes, a second run changes nothing, and what was broken by hand is mended.
 [unproved.md](unproved.md) lists what no test here executes.
+
+## When variables are at fault
+
+`site.yml`, `users.yml`, `disks.yml` and `python.yml` check the variables of all workers before the first change,
+whatever `--tags` says, and end with one list of every fault, by file and line:
+
+    inventory/group_vars/all.yml:14: users_people[1]: ada: listed twice, first as users_people[0] (all 16 workers)
+    inventory/group_vars/all.yml:30: disks_mount: no role has this variable; did you mean disks_mounts? ...
+    inventory/host_vars/pod-w3.yml:2: base_hugepages: 'sometimes' is none of auto, always, madvise, never, keep (pod-w3)
+
+- A value has the type that the README says: `"yes"` is no truth value and `3.10` no text. `-e name=value` gives
+  a text always; `-e '{{"name": false}}'` does not.
+- A variable that begins with a role's name, or is almost the name of one, and that no role has is taken for misspelt.
+  `facts_own_variables` lists those that are your own.
+- A line without a file is about a role's default, or about a value that Ansible does not know the origin of.
+- What a role can only judge once the types are right is named at the end; the next run says it.
+- A worker that does not answer is not checked; it has dropped out before.
+
+A role that is used in a playbook of your own checks its variables first as well, on each worker.
 
 Generated from the roles' `meta/argument_specs.yml` by `tools/check_roles.py --write`.
 """

@@ -81,8 +81,16 @@ def verified(
         answers = {host: hostvars[host].get(register) or {} for _, host in sorted(workers.items())}
         faults = slice_faults(variables, answers)
         reports = [answer["report"] for answer in answers.values() if answer.get("report")]
-        found[node] = {"faults": faults, "lines": [] if faults else [line(reports)]}
+        found[node] = {"faults": faults, "lines": [] if faults else [line(reports), *alone(variables)]}
     return found
+
+
+def alone(variables: Mapping[str, Any]) -> list[str]:
+    """Given a worker's variables, return what verifying leaves out where its slice is one of several."""
+    if variables.get("tpu_slice_index") is None:
+        return []
+    resource = variables["tpu_queued_resource"]
+    return [f"one slice of several of {resource}, verified alone: the network between its slices is not looked at"]
 
 
 def slice_faults(variables: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> list[str]:

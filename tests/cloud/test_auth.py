@@ -16,8 +16,9 @@ from google.cloud import tpu_v2
 from google.oauth2 import credentials as users
 from google.oauth2 import service_account
 
-from tpu_ops.cloud import auth, client, nodes
+from tpu_ops.cloud import auth, client
 from tpu_ops.cloud.auth import Auth, credentials
+from tpu_ops.cloud.listing import list_nodes
 from tpu_ops.errors import CloudError
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -165,7 +166,7 @@ def test_an_endpoint_is_asked_without_credentials_and_none_are_looked_for(plaint
     monkeypatch.setattr(client, "credentials", looked_for)
     for named in (None, Auth(), Auth("accesstoken", access_token="ya29.void"), Auth("serviceaccount")):
         with client.connect(endpoint, timeout=10, auth=named) as tpu:
-            assert nodes.list_nodes(tpu, ["grant"]).nodes == ()
+            assert list_nodes(tpu, ["grant"]).nodes == ()
     assert len(headers) == 4
     assert not {name.lower() for header in headers for name in header} & {"authorization", "x-goog-user-project"}
     assert "ya29" not in str(headers)

@@ -11,8 +11,10 @@ import pytest
 from tests.support.fleet import ZONE, FleetDir
 from tests.support.lab_api import PATIENCE
 from tests.support.proxy import Proxy
-from tpu_ops.cloud import client, nodes
+from tpu_ops.cloud import client
 from tpu_ops.cloud.client import ApiError, connect
+from tpu_ops.cloud.listing import list_nodes
+from tpu_ops.cloud.zones import locations
 from tpu_ops.errors import CloudError
 from tpu_ops.fleet import view
 
@@ -80,20 +82,20 @@ def await_(condition):
 
 def test_one_forbidden_project_is_a_warning_that_names_it_and_the_rest_is_listed(tpu, stock):
     stock.api.fault(project=stock.second, code="PERMISSION_DENIED", message="not yours")
-    listing = nodes.list_nodes(tpu, [stock.project, stock.second])
+    listing = list_nodes(tpu, [stock.project, stock.second])
     assert names(listing) == [*HERE, "west"]
     assert listing.unanswered == ((stock.second, "-"),)
     assert len(listing.warnings) == 1
     assert f"project {stock.second}: not listed: not yours" in listing.warnings[0]
     with pytest.raises(ApiError, match=f"project {stock.second} .*not yours"):
-        nodes.list_nodes(tpu, [stock.project, stock.second], strict_permissions=True)
+        list_nodes(tpu, [stock.project, stock.second], strict_permissions=True)
 
 
 @pytest.mark.parametrize("zones", [[], [ZONE], [ZONE, WEST]])
 @pytest.mark.parametrize("strict_permissions", [False, True])
 def test_a_wrong_project_alone_is_an_error_and_never_an_empty_fleet(tpu, zones, strict_permissions):
     with pytest.raises(ApiError, match="nobodys") as caught:
-        nodes.list_nodes(tpu, ["nobodys"], zones, strict_permissions=strict_permissions)
+        list_nodes(tpu, ["nobodys"], zones, strict_permissions=strict_permissions)
     assert (caught.value.exit_code, caught.value.status) == (3, "PERMISSION_DENIED")
     assert "project's name" in caught.value.fix
 
@@ -102,15 +104,15 @@ def test_a_wrong_zone_is_an_error_that_names_it_and_beside_a_right_one_a_warning
     # The service says the same of a zone that does not exist and of one that the project may not use.
     wrong = "us-central9-z"
     with pytest.raises(ApiError, match=wrong) as caught:
-        nodes.list_nodes(tpu, [stock.project], [wrong])
+        list_nodes(tpu, [stock.project], [wrong])
     assert f"project {stock.project} has no such zone: see `zones`" in caught.value.fix
     assert f" {ZONE}" in caught.value.fix
     stock.api.fault(method="ListNodes", project=stock.project, zone=ZONE, code="PERMISSION_DENIED")
     with pytest.raises(ApiError) as caught:
-        nodes.list_nodes(tpu, [stock.project], [ZONE])
+        list_nodes(tpu, [stock.project], [ZONE])
     assert "TPU Viewer" in caught.value.fix
     stock.api.clear_faults()
-    listing = nodes.list_nodes(tpu, [stock.project], [ZONE, wrong])
+    listing = list_nodes(tpu, [stock.project], [ZONE, wrong])
     assert (names(listing), listing.unanswered) == (HERE, ((stock.project, wrong),))
     assert f"zone {wrong}: not listed" in listing.warnings[0]
 
@@ -118,24 +120,24 @@ def test_a_wrong_zone_is_an_error_that_names_it_and_beside_a_right_one_a_warning
 def test_an_unreachable_zone_is_a_warning_that_names_it_and_the_rest_is_listed(tpu, stock):
     stock.api.fault(unreachable=True, zone=WEST, project=stock.project)
     for zones in ([], [ZONE, WEST]):
-        listing = nodes.list_nodes(tpu, [stock.project], zones)
+        listing = list_nodes(tpu, [stock.project], zones)
         assert names(listing) == HERE
         assert listing.unanswered == ((stock.project, WEST),)
         assert listing.warnings[0].startswith(f"project {stock.project}, zone {WEST}: not listed")
         with pytest.raises(ApiError, match=f"project {stock.project}, zone {WEST}"):
-            nodes.list_nodes(tpu, [stock.project], zones, strict_permissions=True)
+            list_nodes(tpu, [stock.project], zones, strict_permissions=True)
 
 
 def test_the_only_zone_unreachable_is_an_error(tpu, stock):
     stock.api.fault(unreachable=True, zone=WEST, project=stock.project)
     with pytest.raises(ApiError, match=f"zone {WEST}: the API could not reach this location"):
-        nodes.list_nodes(tpu, [stock.project], [WEST])
+        list_nodes(tpu, [stock.project], [WEST])
 
 
 @pytest.mark.parametrize("code", ["RESOURCE_EXHAUSTED", "UNAVAILABLE", "ABORTED"])
 def test_a_burst_of_passing_failures_is_sat_out(tpu, stock, code):
     stock.api.fault(project=stock.project, code=code, times=4)
-    listing = nodes.list_nodes(tpu, [stock.project])
+    listing = list_nodes(tpu, [stock.project])
     assert (names(listing), listing.warnings) == ([*HERE, "west"], ())
     assert stock.api.requests(stock.project) == {"ListNodes": 5}
 
@@ -144,10 +146,10 @@ def test_a_burst_of_passing_failures_is_sat_out(tpu, stock, code):
 def test_a_failure_that_stays_is_an_error_within_the_time_out(hurried, stock, code):
     stock.api.fault(project=stock.project, code=code, message="come back later")
     with pytest.raises(ApiError, match=f"project {stock.project} .*come back later") as caught:
-        nodes.list_nodes(hurried, [stock.project])
+        list_nodes(hurried, [stock.project])
     assert (caught.value.status, bool(caught.value.fix)) == (code, True)
     assert stock.api.requests(stock.project)["ListNodes"] > 2
-    listing = nodes.list_nodes(hurried, [stock.project, stock.second])
+    listing = list_nodes(hurried, [stock.project, stock.second])
     assert names(listing) == ["theirs"]
     assert listing.unanswered == ((stock.project, "-"),)
     assert f"project {stock.project}: not listed" in listing.warnings[0]
@@ -157,7 +159,7 @@ def test_a_slow_answer_is_waited_for_and_that_is_said(tpu, stock, monkeypatch, c
     monkeypatch.setattr(client, "TELL_AFTER", 0.05)
     stock.api.fault(project=stock.project, zone=WEST, seconds=FOREVER)
     with caplog.at_level("INFO"), ThreadPoolExecutor(1) as pool:
-        listing = pool.submit(nodes.list_nodes, tpu, [stock.project], [WEST])
+        listing = pool.submit(list_nodes, tpu, [stock.project], [WEST])
         await_(lambda: caplog.messages)
         stock.api.clear_faults()
         assert names(listing.result()) == ["west"]
@@ -168,22 +170,22 @@ def test_a_slow_answer_is_waited_for_and_that_is_said(tpu, stock, monkeypatch, c
 def test_an_answer_later_than_the_time_out_is_an_error_that_names_project_zone_and_setting(hurried, stock):
     stock.api.fault(project=stock.project, zone=WEST, seconds=FOREVER)
     with pytest.raises(ApiError) as caught:
-        nodes.list_nodes(hurried, [stock.project], [WEST])
+        list_nodes(hurried, [stock.project], [WEST])
     text = str(caught.value)
     for words in (f"project {stock.project}, zone {WEST}", "no answer within 1.2 s", "request_timeout"):
         assert words in text
-    listing = nodes.list_nodes(hurried, [stock.project], [ZONE, WEST])
+    listing = list_nodes(hurried, [stock.project], [ZONE, WEST])
     assert (names(listing), listing.unanswered) == (HERE, ((stock.project, WEST),))
 
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("size", [0, 40, 300, 900, 1300])
 def test_a_connection_that_is_cut_anywhere_loses_no_node_and_doubles_none(stock, proxy, monkeypatch, size, times):
-    monkeypatch.setattr(nodes, "PAGE_SIZE", 2)
+    monkeypatch.setattr("tpu_ops.cloud.zones.PAGE_SIZE", 2)
     proxy.cut_after(size, times)
     before = proxy.connections
     with connect(proxy.address, timeout=PATIENCE) as tpu:
-        listing = nodes.list_nodes(tpu, [stock.project])
+        listing = list_nodes(tpu, [stock.project])
     assert (names(listing), listing.unanswered) == ([*HERE, "west"], ())
     assert proxy.connections - before > times
 
@@ -196,14 +198,14 @@ def test_an_endpoint_that_never_answers_is_named_within_the_time_out(stock, stat
         else:
             proxy.close()
         with pytest.raises(ApiError, match=f"project {stock.project}") as caught:
-            nodes.list_nodes(tpu, [stock.project])
+            list_nodes(tpu, [stock.project])
     assert proxy.address in str(caught.value)
     assert "TPU_OPS_ENDPOINT" in caught.value.fix
     assert caught.value.status == ("DEADLINE_EXCEEDED" if state == "hangs" else "UNAVAILABLE")
 
 
 def test_a_failure_after_the_first_page_is_never_a_whole_fleet(tpu, stock, monkeypatch):
-    monkeypatch.setattr(nodes, "PAGE_SIZE", 2)
+    monkeypatch.setattr("tpu_ops.cloud.zones.PAGE_SIZE", 2)
 
     def fail_on_page_2():
         stock.api.fault(project=stock.project, seconds=0.001, times=1)
@@ -211,10 +213,10 @@ def test_a_failure_after_the_first_page_is_never_a_whole_fleet(tpu, stock, monke
 
     fail_on_page_2()
     with pytest.raises(ApiError, match="lost the thread"):
-        nodes.list_nodes(tpu, [stock.project])
+        list_nodes(tpu, [stock.project])
     assert stock.api.requests(stock.project) == {"ListNodes": 2}
     fail_on_page_2()
-    listing = nodes.list_nodes(tpu, [stock.project, stock.second])
+    listing = list_nodes(tpu, [stock.project, stock.second])
     assert names(listing) == ["theirs"]
     assert listing.unanswered == ((stock.project, "-"),)
     assert "lost the thread" in listing.warnings[0]
@@ -222,11 +224,11 @@ def test_a_failure_after_the_first_page_is_never_a_whole_fleet(tpu, stock, monke
 
 @pytest.mark.parametrize(("size", "pages"), [(1, 5), (2, 3), (4, 2), (5, 1), (1000, 1)])
 def test_a_list_costs_one_request_for_each_page_of_each_place(tpu, stock, monkeypatch, size, pages):
-    monkeypatch.setattr(nodes, "PAGE_SIZE", size)
-    assert names(nodes.list_nodes(tpu, [stock.project])) == [*HERE, "west"]
+    monkeypatch.setattr("tpu_ops.cloud.zones.PAGE_SIZE", size)
+    assert names(list_nodes(tpu, [stock.project])) == [*HERE, "west"]
     assert stock.api.requests(stock.project) == {"ListNodes": pages}
     stock.api.forget_requests()
-    nodes.list_nodes(tpu, [stock.project, stock.second], [ZONE, WEST, "us-east5-a"])
+    list_nodes(tpu, [stock.project, stock.second], [ZONE, WEST, "us-east5-a"])
     assert stock.api.requests(stock.project) == {"ListNodes": -(-4 // size) + 2}
     assert stock.api.requests(stock.second) == {"ListNodes": 3}
 
@@ -235,7 +237,7 @@ def test_all_projects_and_zones_are_asked_at_once(tpu, stock):
     zones = [ZONE, WEST, "us-east5-a", "us-east5-b", "us-east1-d", "us-south1-a", "us-west1-c", "europe-west4-a"]
     stock.api.fault(method="ListNodes", seconds=FOREVER)
     with ThreadPoolExecutor(1) as pool:
-        listing = pool.submit(nodes.list_nodes, tpu, [stock.project, stock.second], zones)
+        listing = pool.submit(list_nodes, tpu, [stock.project, stock.second], zones)
         # Every answer is held back: what has arrived was sent before any was there.
         await_(lambda: stock.api.requests().get("ListNodes") == 16)
         stock.api.clear_faults()
@@ -251,7 +253,7 @@ def test_an_interrupt_ends_the_calls_in_flight(tpu, stock):
             await_(lambda: "ListNodes" in stock.api.requests(stock.project))
             raise KeyboardInterrupt
         try:
-            ends.append(names(nodes.list_nodes(tpu, [stock.project])))
+            ends.append(names(list_nodes(tpu, [stock.project])))
         except ApiError as exc:
             ends.append(exc.status)
 
@@ -271,9 +273,9 @@ def test_an_interrupt_ends_the_calls_in_flight(tpu, stock):
 )
 def test_where_all_zones_cannot_be_asked_at_once_each_is_asked(tpu, stock, code, message):
     stock.api.fault(method="ListNodes", zone="-", code=code, message=message)
-    listing = nodes.list_nodes(tpu, [stock.project, stock.second])
+    listing = list_nodes(tpu, [stock.project, stock.second])
     assert (names(listing), listing.warnings) == ([*HERE, "theirs", "west"], ())
-    zones = len(nodes.locations(tpu, stock.project))
+    zones = len(locations(tpu, stock.project))
     assert stock.api.requests(stock.project) == {"ListNodes": 1 + zones, "ListLocations": 2}
 
 
@@ -281,7 +283,7 @@ def test_zones_that_the_api_itself_named_may_fail_and_the_rest_is_listed(tpu, st
     stock.api.fault(method="ListNodes", zone="-", code="INVALID_ARGUMENT")
     stock.api.fault(method="ListNodes", zone=WEST, code="NOT_FOUND", message="no such zone")
     stock.api.fault(method="ListNodes", zone="us-east5-a", code="PERMISSION_DENIED")
-    listing = nodes.list_nodes(tpu, [stock.project])
+    listing = list_nodes(tpu, [stock.project])
     assert names(listing) == HERE
     assert set(listing.unanswered) == {(stock.project, WEST), (stock.project, "us-east5-a")}
     assert any(f"zone {WEST}: not listed: no such zone" in text for text in listing.warnings)
@@ -290,7 +292,7 @@ def test_zones_that_the_api_itself_named_may_fail_and_the_rest_is_listed(tpu, st
 def test_zones_of_a_forbidden_project_are_not_asked_one_by_one(tpu, stock):
     stock.api.fault(project=stock.project, code="PERMISSION_DENIED")
     with pytest.raises(ApiError):
-        nodes.list_nodes(tpu, [stock.project])
+        list_nodes(tpu, [stock.project])
     assert stock.api.requests(stock.project) == {"ListNodes": 1}
 
 
@@ -298,7 +300,7 @@ def test_where_the_zones_are_not_to_be_had_either_the_refusal_is_the_error(tpu, 
     stock.api.fault(method="ListNodes", zone="-", code="INVALID_ARGUMENT", message="no wildcards here")
     stock.api.fault(method="ListLocations", code="PERMISSION_DENIED")
     with pytest.raises(ApiError, match="no wildcards here"):
-        nodes.list_nodes(tpu, [stock.project])
+        list_nodes(tpu, [stock.project])
 
 
 def test_guest_attributes_are_asked_of_unknown_nodes_only_and_at_once(fleet):
@@ -348,7 +350,7 @@ def test_a_fleet_that_cannot_be_listed_stays_as_it_was_known(fleet):
 
 def test_nobody_is_told_of_answers_that_come_at_once(tpu, stock, caplog):
     with caplog.at_level("INFO"):
-        nodes.list_nodes(tpu, [stock.project])
+        list_nodes(tpu, [stock.project])
     assert caplog.messages == []
     timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
     # One that was cancelled may take a moment to end.

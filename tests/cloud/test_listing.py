@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tpu_ops.cloud.client import ApiError
-from tpu_ops.cloud.nodes import combine, split_name
+from tpu_ops.cloud.listing import combine
+from tpu_ops.cloud.nodes import split_name
 
 A, B = ("a", "-"), ("b", "-")
 

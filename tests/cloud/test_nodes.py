@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tpu_ops.cloud import nodes, operations
+from tpu_ops.cloud import nodes, operations, zones
 from tpu_ops.cloud.client import ApiError, connect
+from tpu_ops.cloud.listing import list_nodes
 from tpu_ops.errors import CloudError
 
 
@@ -24,12 +25,12 @@ def names(listing):
 
 
 def test_all_zones_of_several_projects_page_by_page(tpu, fleet, monkeypatch):
-    monkeypatch.setattr(nodes, "PAGE_SIZE", 2)
+    monkeypatch.setattr(zones, "PAGE_SIZE", 2)
     for index in range(5):
         fleet.create(f"n{index}")
     fleet.create("other", "v5litepod-4", zone="us-west4-a")
     fleet.create("theirs", project=fleet.second)
-    listing = nodes.list_nodes(tpu, [fleet.project, fleet.second])
+    listing = list_nodes(tpu, [fleet.project, fleet.second])
     assert len(listing.nodes) == 7
     assert listing.warnings == ()
     assert f"{fleet.second}/locations/us-central2-b/nodes/theirs" in names(listing)
@@ -38,18 +39,18 @@ def test_all_zones_of_several_projects_page_by_page(tpu, fleet, monkeypatch):
 def test_only_the_named_zones(tpu, fleet):
     fleet.create("here")
     fleet.create("there", "v5litepod-4", zone="us-west4-a")
-    assert names(nodes.list_nodes(tpu, [fleet.project], ["us-west4-a"])) == [
+    assert names(list_nodes(tpu, [fleet.project], ["us-west4-a"])) == [
         f"{fleet.project}/locations/us-west4-a/nodes/there"
     ]
-    assert len(nodes.list_nodes(tpu, [fleet.project], ["us-west4-a", "us-central2-b"]).nodes) == 2
+    assert len(list_nodes(tpu, [fleet.project], ["us-west4-a", "us-central2-b"]).nodes) == 2
 
 
 def test_a_wrong_project_is_an_error_and_beside_a_right_one_a_warning(tpu, fleet):
     fleet.create("here")
     with pytest.raises(ApiError) as caught:
-        nodes.list_nodes(tpu, ["nobodys"])
+        list_nodes(tpu, ["nobodys"])
     assert (caught.value.exit_code, "nobodys" in str(caught.value)) == (3, True)
-    listing = nodes.list_nodes(tpu, [fleet.project, "nobodys"])
+    listing = list_nodes(tpu, [fleet.project, "nobodys"])
     assert len(listing.nodes) == 1
     assert listing.unanswered == (("nobodys", "-"),)
     assert "nobodys" in listing.warnings[0]
@@ -88,15 +89,15 @@ def test_a_wait_ends_and_says_what_it_waited_for(tpu, fleet):
 
 
 def test_what_a_zone_has(tpu, fleet):
-    assert "us-central2-b" in nodes.locations(tpu, fleet.project)
-    assert "v4-32" in nodes.accelerator_types(tpu, fleet.project, "us-central2-b")
-    assert "tpu-ubuntu2204-base" in nodes.runtime_versions(tpu, fleet.project, "us-central2-b")
+    assert "us-central2-b" in zones.locations(tpu, fleet.project)
+    assert "v4-32" in zones.accelerator_types(tpu, fleet.project, "us-central2-b")
+    assert "tpu-ubuntu2204-base" in zones.runtime_versions(tpu, fleet.project, "us-central2-b")
 
 
 def test_an_api_that_went_away_is_named(lab_api):
     endpoint = lab_api.grpc
     lab_api.stop()
     with connect(endpoint, timeout=1) as client, pytest.raises(ApiError) as caught:
-        nodes.list_nodes(client, ["lab"])
+        list_nodes(client, ["lab"])
     assert endpoint in str(caught.value)
     assert caught.value.fix

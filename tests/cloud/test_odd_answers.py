@@ -10,8 +10,9 @@ import pytest
 from google.cloud import tpu_v2
 from google.cloud.location import locations_pb2
 
-from tpu_ops.cloud import nodes
+from tpu_ops.cloud import nodes, zones
 from tpu_ops.cloud.client import REAL_SERVICE, ApiError, Tpu
+from tpu_ops.cloud.listing import list_nodes
 from tpu_ops.cloud.pages import PATIENCE, pages
 
 NAME = "projects/lab/locations/us-central2-b/nodes/pod"
@@ -53,9 +54,9 @@ def client(odd):
 @pytest.mark.parametrize(
     "list_",
     [
-        lambda tpu: nodes.list_nodes(tpu, ["lab"]),
-        lambda tpu: nodes.accelerator_types(tpu, "lab", "us-central2-b"),
-        lambda tpu: nodes.locations(tpu, "lab"),
+        lambda tpu: list_nodes(tpu, ["lab"]),
+        lambda tpu: zones.accelerator_types(tpu, "lab", "us-central2-b"),
+        lambda tpu: zones.locations(tpu, "lab"),
     ],
 )
 def test_a_list_whose_pages_lead_back_is_an_error(list_, tokens):
@@ -80,7 +81,7 @@ def test_one_endless_project_of_several_leaves_the_others():
         def list_nodes(self, request, **options):
             return Odd("xx" if "bad" in request["parent"] else [""]).list_nodes(request)
 
-    listing = nodes.list_nodes(client(Mixed()), ["lab", "bad"])
+    listing = list_nodes(client(Mixed()), ["lab", "bad"])
     assert listing.unanswered == (("bad", "-"),)
     assert "leads back" in listing.warnings[0]
 

@@ -13,7 +13,8 @@ import pytest
 from google.cloud import tpu_v2
 from google.protobuf import json_format
 
-from tpu_ops.cloud.nodes import combine, node_data
+from tpu_ops.cloud.listing import combine
+from tpu_ops.cloud.nodes import node_data
 from tpu_ops.errors import CloudError
 from tpu_ops.fleet import build, documents, hostvars
 from tpu_ops.fleet.model import Node, node_labels, workers_of

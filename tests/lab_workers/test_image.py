@@ -13,7 +13,7 @@ import pytest
 
 from tpu_ops.errors import UsageError
 from tpu_ops.lab.engine import Engine
-from tpu_ops.lab.image import bootstrap, build, ca, sources
+from tpu_ops.lab.image import bootstrap, build, ca, releases, sources
 from tpu_ops.lab.image.sources import Source
 
 BOOKWORM = {"ID": "debian", "VERSION_CODENAME": "bookworm"}
@@ -92,6 +92,32 @@ def test_a_machine_without_usable_sources_is_told_so(tmp_path: Path) -> None:
         sources.read(tmp_path, BOOKWORM)
 
 
+@pytest.mark.parametrize("keyring", ["archive-keyring.pgp", "archive-keyring.gpg"])
+def test_another_release_comes_from_the_same_mirror_with_the_same_signatures(tmp_path: Path, keyring: str) -> None:
+    for name in ("debian-archive-keyring.gpg", f"debian-{keyring}"):
+        (tmp_path / name).touch()
+    lines = [
+        f"deb [signed-by={tmp_path}/debian-{keyring}] http://mirror.example/{archive} bookworm{part} main contrib\n"
+        for archive, part in (("debian", ""), ("debian", "-updates"), ("debian-security", "-security"))
+    ]
+    (tmp_path / "sources.list").write_text("".join(lines))
+    assert sources.of_release(None, tmp_path, BOOKWORM)[0] == "bookworm"
+    codename, found = sources.of_release(releases.EXACT["lab-debian13"], tmp_path, BOOKWORM)
+    assert codename == "trixie"
+    # The older name: Debian 12 has no other.
+    signed = f"[signed-by={tmp_path}/debian-archive-keyring.gpg]"
+    assert [source.line() for source in found] == [
+        f"deb {signed} http://mirror.example/debian trixie main contrib",
+        f"deb {signed} http://mirror.example/debian trixie-updates main contrib",
+        f"deb {signed} http://mirror.example/debian-security trixie-security main contrib",
+    ]
+
+
+def test_a_release_of_another_distribution_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"library/ubuntu:24\.04, and this machine's own archive has no Ubuntu 24\.04"):
+        sources.of_release(releases.EXACT["lab-ubuntu2404"], tmp_path, BOOKWORM)
+
+
 def test_apt_proxies_go_along_unless_a_container_could_not_reach_them() -> None:
     dump = (
         'Acquire "";\nAcquire::http::Proxy "http://proxy.example:3128";\nAcquire::https::Proxy "http://127.0.0.1:1";\n'
@@ -107,10 +133,12 @@ def test_apt_proxies_go_along_unless_a_container_could_not_reach_them() -> None:
         ("v2-alpha-tpuv6e", "ubuntu:22.04"),
         ("tpu-vm-base", "ubuntu:20.04"),
         ("tpu-vm-tf-2.12.0", "ubuntu:20.04"),
+        ("lab-debian13", "debian:13"),
+        ("lab-ubuntu2404", "ubuntu:24.04"),
     ],
 )
 def test_a_runtime_version_asks_for_its_own_release(runtime: str, reference: str) -> None:
-    assert build.registry_reference(runtime).endswith(f"/{reference}")
+    assert releases.of_runtime(runtime).reference.endswith(f"/{reference}")
 
 
 def test_only_root_calls_mmdebstrap_without_sudo() -> None:
@@ -121,9 +149,9 @@ def test_only_root_calls_mmdebstrap_without_sudo() -> None:
 
 
 def test_a_changed_agent_or_bundle_changes_the_worker_and_leaves_the_base() -> None:
-    base = bootstrap.base_tag(BOOKWORM, sources.parse_deb822(DEB822))
-    assert base == bootstrap.base_tag(BOOKWORM, sources.parse_deb822(DEB822))
-    assert base != bootstrap.base_tag(BOOKWORM, sources.parse_one_line(ONE_LINE))
+    base = bootstrap.base_tag("debian", "bookworm", sources.parse_deb822(DEB822))
+    assert base == bootstrap.base_tag("debian", "bookworm", sources.parse_deb822(DEB822))
+    assert base != bootstrap.base_tag("debian", "bookworm", sources.parse_one_line(ONE_LINE))
     files = build.worker_files()
     agent, bundle = build.LIBRARY / "guest_agent.py", build.LIBRARY / "controller-ca.pem"
     tags = {
@@ -214,13 +242,14 @@ async def test_where_no_registry_answers_the_archive_is_used(
     monkeypatch.setenv("FAKE_PULL", "1")
     asked: list[str] = []
 
-    async def base(_engine: Engine, _say: object) -> str:
-        asked.append("archive")
+    async def base(_engine: Engine, release: object, _say: object) -> str:
+        asked.append(f"archive of {release}")
         return "tpu-lab-base:debian-bookworm-0123456789ab"
 
     monkeypatch.setattr(bootstrap, "base", base)
     image = await build.ensure(fake_engine, "tpu-ubuntu2204-base", lambda _line: None)
-    assert asked == ["archive"]
+    await build.ensure(fake_engine, "lab-debian13", lambda _line: None)
+    assert asked == ["archive of None", "archive of Debian 13"]
     assert image.tag.startswith("tpu-lab-worker:debian-bookworm-")
 
 

@@ -159,6 +159,43 @@ def test_upgrade_stops_before_the_second_worker_where_the_first_fails(desk, lab)
     assert "pod-w1 is done" not in said
 
 
+#: Starts something under the name of runs when apt has read its lists, as somebody may while packages are upgraded.
+BUSY = 'APT::Update::Post-Invoke {"systemd-run --quiet --unit tpu-run.service sleep 3600 || true";};'
+
+
+def test_a_run_that_began_during_the_upgrade_is_not_rebooted_away(desk, lab):
+    lab.inside("pod-w0", "sh", "-c", f"echo '{BUSY}' > /etc/apt/apt.conf.d/99busy")
+    before = boots(lab)
+    try:
+        code, said = play(desk, "upgrade.yml", "--extra-vars", "upgrade_reboot=always")
+        assert code == 2
+        assert "pod-w0 failed: Reboot and wait, unless a run began" in said
+        assert "a run is on it by now" in said
+        assert boots(lab) == before
+        lab.inside("pod-w0", "systemctl", "is-active", "tpu-run.service")
+    finally:
+        lab.inside("pod-w0", "sh", "-c", "rm /etc/apt/apt.conf.d/99busy; systemctl stop tpu-run.service")
+    # The name is free for the next run.
+    lab.inside("pod-w0", "systemd-run", "--quiet", "--wait", "--unit", "tpu-run.service", "true")
+
+
+#: Keeps one line for each boot.
+COUNT = """
+printf '%s\n' '[Service]' 'Type=oneshot' 'ExecStart=/bin/sh -c "echo boot >> /var/lib/boots"' '[Install]' \
+    'WantedBy=multi-user.target' > /etc/systemd/system/count.service && systemctl enable count.service
+"""
+
+
+def test_each_worker_is_rebooted_once_and_takes_runs_again(desk, lab):
+    lab.inside("pod-w1", "sh", "-c", COUNT)
+    code, said = play(desk, "upgrade.yml", "--extra-vars", "upgrade_reboot=always")
+    assert code == 0, said
+    assert said.count("rebooted") == len(POD)
+    assert lab.inside("pod-w1", "cat", "/var/lib/boots").split() == ["boot"]
+    with a_run(desk):
+        pass
+
+
 def disks(desk: Desk, **mount: Any) -> tuple[int, str]:
     return play(desk, "disks.yml", "--extra-vars", json.dumps({"disks_mounts": [mount]}), node="solo")
 

@@ -90,6 +90,17 @@ def test_a_slice_that_is_well_is_one_line_with_its_bandwidth():
     assert nodes_say(found, "lines") == [expected]
 
 
+def test_a_slice_of_several_is_said_to_be_verified_alone():
+    found = answered()
+    for name in POD:
+        found[name] |= {"tpu_slice_index": 0, "tpu_queued_resource": "big"}
+    lines = nodes_say(verified(POD, found, {}, "answer"), "lines")
+    assert len(lines) == 2
+    assert lines[1].startswith(
+        "pod: one slice of several of big, verified alone: the network between its slices is not"
+    )
+
+
 def test_the_slowest_worker_counts():
     assert "4 ms" in line([report(), report(seconds=[0.004])])
 

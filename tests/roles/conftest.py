@@ -21,6 +21,7 @@ Run = Callable[..., dict[str, Any]]
 # Ansible puts what roles share below its own package; each follows what it imports itself.
 for role, name in (
     ("facts", "as_person"),
+    ("facts", "mount_points"),
     ("workspace", "programs"),
     ("workspace", "clones"),
     ("workspace", "editables"),

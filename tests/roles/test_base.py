@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
 
 from roles.base.filter_plugins.base import clock, hugepages_wanted
 from roles.base.library import apt_mirrors, hugepages
+from roles.facts.module_utils import text_files
 
 Run = Callable[..., dict[str, Any]]
 
@@ -74,12 +78,93 @@ def test_exactly_the_addresses_of_mirrors_are_replaced(before: str, after: str) 
     assert apt_mirrors.mirrored(before, mirrors) == after
 
 
+def places(folder: Path) -> dict[str, str]:
+    """Return where the module finds apt's files and keeps its record."""
+    return {"directory": str(folder), "record": str(folder / "state" / "record.json")}
+
+
+SOURCES = """\
+Types: deb
+URIs: http://a.example/ubuntu
+Suites: x
+
+Types: deb
+URIs: http://security.example/ubuntu
+Suites: x-security
+"""
+BOTH = {"http://a.example": "http://m.example", "http://security.example": "http://m.example"}
+
+
+@pytest.mark.parametrize(
+    ("mirrors", "edit", "after"),
+    [
+        # Two archives behind one address find their way back.
+        ((BOTH, {}), ("", ""), SOURCES),
+        (
+            (BOTH, {"http://a.example": "http://m.example"}),
+            ("", ""),
+            SOURCES.replace("http://a.example", "http://m.example"),
+        ),
+        (
+            (BOTH, dict.fromkeys(BOTH, "http://n.example")),
+            ("", ""),
+            re.sub("(a|security).example", "n.example", SOURCES),
+        ),
+        # What somebody wrote since, or had there before, stays.
+        (
+            (BOTH, {}),
+            ("m.example/ubuntu\nSuites: x\n", "m.example/own\nSuites: x\n"),
+            SOURCES.replace("a.example/ubuntu", "m.example/own"),
+        ),
+        (({}, {}), ("a.example", "m.example"), SOURCES.replace("a.example", "m.example")),
+    ],
+)
+def test_lines_of_a_mirror_that_leaves_become_what_they_were(
+    run: Run, tmp_path: Path, mirrors: tuple[dict[str, str], dict[str, str]], edit: tuple[str, str], after: str
+) -> None:
+    first, second = mirrors
+    path = tmp_path / "sources.list"
+    path.write_text(SOURCES)
+    run(apt_mirrors, {"mirrors": first, **places(tmp_path)})
+    path.write_text(path.read_text().replace(*edit, 1))
+    between = path.read_text()
+    checked = run(apt_mirrors, {"mirrors": second, **places(tmp_path)}, check=True)
+    assert path.read_text() == between
+    done = run(apt_mirrors, {"mirrors": second, **places(tmp_path)})
+    assert (checked["changed"], path.read_text()) == (done["changed"], after)
+    again = run(apt_mirrors, {"mirrors": second, **places(tmp_path)})
+    assert (again["changed"], path.read_text()) == (False, after)
+    assert (tmp_path / "state" / "record.json").exists() is bool(second)
+
+
+def test_a_run_that_dies_between_two_files_of_sources_is_mended_by_the_next(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [tmp_path / "sources.list", tmp_path / "sources.list.d" / "d.list"]
+    names[1].parent.mkdir()
+    for path in names:
+        path.write_text("deb http://a.example/debian x main\n")
+    run(apt_mirrors, {"mirrors": {"http://a.example": "http://b.example"}, **places(tmp_path)})
+
+    def dies(path: str, text: str) -> None:
+        if path == str(names[1]):
+            raise SystemExit(1)
+        text_files.replace(path, text)
+
+    monkeypatch.setattr(apt_mirrors, "replace", dies)
+    with pytest.raises(ValueError, match="Expecting value"):
+        run(apt_mirrors, {"mirrors": {"http://a.example": "http://c.example"}, **places(tmp_path)})
+    monkeypatch.setattr(apt_mirrors, "replace", text_files.replace)
+    run(apt_mirrors, {"mirrors": {}, **places(tmp_path)})
+    assert [path.read_text() for path in names] == ["deb http://a.example/debian x main\n"] * 2
+
+
 def test_mirrors_are_set_once_in_all_files_of_sources(run: Run, tmp_path: Path) -> None:
     (tmp_path / "sources.list.d").mkdir()
     (tmp_path / "sources.list").write_text("deb http://a.example/debian x main\n")
     (tmp_path / "sources.list.d" / "d.sources").write_text("URIs: http://a.example/debian\n")
     (tmp_path / "sources.list.d" / "kept.save").write_text("deb http://a.example/debian x main\n")
-    arguments = {"mirrors": {"http://a.example": "http://b.example"}, "directory": str(tmp_path)}
+    arguments = {"mirrors": {"http://a.example": "http://b.example"}, **places(tmp_path)}
     checked = run(apt_mirrors, arguments, check=True)
     assert "a.example" in (tmp_path / "sources.list").read_text()
     done = run(apt_mirrors, arguments)
@@ -108,3 +193,18 @@ def test_a_kernel_without_hugepages_is_reported_and_no_failure(run: Run, tmp_pat
         assert (result["changed"], result.get("failed", False)) == (False, False)
         assert "No such file" in result["refused"]
         assert "transparent hugepages stay unknown" in str(result["warnings"])
+
+
+@pytest.mark.parametrize(("known", "refreshed"), [({}, False), ({"changed": False}, False), ({"changed": True}, True)])
+def test_package_lists_are_refreshed_with_mirrors_that_changed_and_a_tag_may_leave_the_mirrors_out(
+    known: dict[str, bool], refreshed: bool
+) -> None:
+    """`--tags shell` reads the package lists, and runs no other task of this role."""
+    tasks = DataLoader().load_from_file(
+        str(Path(__file__).parents[2] / "roles/base/tasks/install.yml"), trusted_as_template=True
+    )
+    (task,) = (task for task in tasks if task["name"] == "Refresh the package lists")
+    worker = {"apt_lists": {"filled": True, "age": 0}}
+    variables: dict[str, Any] = {"ansible_facts": {"worker": worker}, "base_apt_cache_valid_time": 60}
+    variables |= {"__base_mirrors": known} if known else {}
+    assert Templar(DataLoader(), variables).evaluate_conditional(task["when"]) is refreshed

@@ -26,7 +26,8 @@ B: tuple[str, str, list[str]] = ("role : B", "w0", [])
         ([run(A, check=True), run(A), run(B, playbook="without_skips.yml")], "without skips, role : B on w0 changes"),
         # A second check is held against the second converge, and what came first does not count.
         ([run(A, check=True), run(A), run(B, check=True), run(A)], "role : A on w0"),
-        ([run(A), run(B, playbook="side_effect.yml")], None),
+        ([run(A), run(B, playbook="side_effect.yml"), run(check=True)], None),
+        ([run(A)], "s: no run in check mode"),
         # A run that failed is Molecule's to report.
         ([run(A, check=True), run(failed=["w0"])], None),
     ],

@@ -15,7 +15,7 @@ from roles.credentials.filter_plugins.credentials import (
     credentials_variables,
 )
 from roles.credentials.library import person_credentials
-from roles.credentials.library.person_credentials import aws_edit, git_edit, helper_edit, netrc_edit
+from roles.credentials.library.person_credentials import aws_edit, git_edits, helper_edit, netrc_edit
 from tests.roles.conftest import Run
 
 WANDB = {"person": "ada", "kind": "wandb", "secret": "s3cret"}
@@ -40,6 +40,9 @@ ENV = {"person": "ada", "kind": "wandb", "from_env": "WANDB_API_KEY"}
         ([AWS | {"session_token": "s3cret]\n["}], "session_token holds a space"),
         ([AWS | {"profile": "a]\n[b"}], "profile 'a]"),
         ([GIT | {"host": ""}], "host is missing"),
+        ([GIT, GIT | {"login": "robot"}, GIT | {"login": "old", "state": "absent"}], None),
+        ([GIT, GIT], "another entry is for the same place, git github.com"),
+        ([{"person": "ada", "kind": "git", "host": "h.test", "state": "absent"}], "login is missing"),
         ([GIT | {"host": "a b"}], "host 'a b' is not a host name"),
         ([WANDB | {"person": "eve"}], "eve has no account and is not in users_people"),
         ([{"person": "eve", "kind": "wandb", "state": "absent"}], None),
@@ -82,6 +85,7 @@ OWN = "machine own.test login me password own\n"
         f"machine m login l password p\nmacdef init\nmachine h login no password no\n\n{OWN}",
         f'machine q login me password "machine h login x"\n{OWN}',
         f"machine odd login machine password h\n{OWN}",
+        f"machine h login user password #old\n{OWN}",
     ],
 )
 def test_a_host_has_one_entry_in_netrc_and_all_others_stay(tmp_path: Path, before: str) -> None:
@@ -102,6 +106,12 @@ def test_a_host_has_one_entry_in_netrc_and_all_others_stay(tmp_path: Path, befor
     assert [line for line in before.splitlines() if line.startswith("#")] == [
         line for line in gone.splitlines() if line.startswith("#")
     ]
+
+
+@pytest.mark.parametrize("password", ['"old', "", '#"'])
+def test_an_entry_that_readers_of_netrc_refuse_costs_no_other(password: str) -> None:
+    before = f'machine h login user password {password}\n{OWN}machine q login me password "x\n'
+    assert netrc_edit("h", None, None)(before).lstrip() == f'{OWN}machine q login me password "x\n'
 
 
 KEYS: dict[str, str | None] = {"aws_access_key_id": "I", "aws_secret_access_key": "S", "aws_session_token": None}
@@ -145,12 +155,31 @@ def test_an_absent_profile_loses_its_keys_and_nothing_else(before: str, after: s
     assert aws_edit("p", dict.fromkeys(KEYS))(before).rstrip("\n") == after.rstrip("\n")
 
 
-def test_git_credentials_of_a_host_are_one_escaped_line() -> None:
-    others = "https://me:x@own.test\nhttps://me:x@h.test.evil\n"
-    text = git_edit("h.test", "a@b", "s:/@%")(f"https://old:x@H.test\n{others}https://h.test\n")
+def test_a_login_of_git_has_one_escaped_line_for_a_host_and_all_others_stay() -> None:
+    others = (
+        "https://me:x@own.test\nhttps://me:x@h.test.evil\nhttps://me:mine@h.test\n"
+        "https://a%40b:x@h.test/org/repo\nhttps://u:p@[x\nhttp://a%40b:x@h.test\n"
+    )
+    edit = git_edits("h.test", "a@b", "s:/@%")[0]
+    text = edit(f"https://a%40b:old@H.test\n{others}https://a%40b@h.test/\n")
     assert text == f"https://a%40b:s%3A%2F%40%25@h.test\n{others}"
-    assert git_edit("h.test", "a@b", "s:/@%")(text) == text
-    assert git_edit("h.test", None, None)(text) == others
+    assert edit(text) == text
+    assert git_edits("h.test", "a@b", None)[0](text) == others
+
+
+@pytest.mark.parametrize(
+    ("others", "stays"),
+    [("", False), ("https://me:x@h.test.evil\n", False)]
+    + [(f"https://me:x@{end}\n", True) for end in ("h.test", "H.test/", "h.test/org/repo")],
+)
+def test_git_reads_the_file_as_long_as_there_is_a_line_for_the_host(others: str, stays: bool) -> None:
+    lines, helper = git_edits("h.test", "ada", None)
+    section = helper_edit("h.test", wanted=True)("")
+    # The file could not be read.
+    assert helper(section) == section
+    assert lines(f"https://ada:x@h.test\n{others}") == others
+    assert helper(section) == (section if stays else "")
+    assert helper("") == ""
 
 
 def test_git_s_helper_is_set_for_the_host_once() -> None:
@@ -190,6 +219,15 @@ def test_files_are_the_person_s_alone_and_check_mode_says_what_would_be_written(
     assert run(person_credentials, {"entries": absent})["changed_paths"] == paths
     assert (home / ".netrc").read_text() == OWN
     assert not (home / ".cache/huggingface/token").exists()
+
+
+def test_check_mode_names_a_person_whose_account_is_still_to_be_made(run: Run) -> None:
+    wandb = WANDB | {"person": "nobody-here", "host": "h", "login": "user"}
+    arguments = {"entries": [wandb]}
+    assert run(person_credentials, arguments, check=True)["changed_paths"] == ["~nobody-here"]
+    assert run(person_credentials, arguments)["faults"] == ["nobody-here has no account"]
+    absent = {"entries": [wandb | {"state": "absent"}]}
+    assert run(person_credentials, absent, check=True)["changed_paths"] == []
 
 
 def test_one_file_that_cannot_be_written_keeps_no_other_from_being_written(run: Run, home: Path) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from roles.disks.filter_plugins import disks
+from roles.disks.library import data_disks
 from roles.disks.module_utils import disk_state
-from roles.disks.module_utils.disk_state import Refusal
+from roles.facts.module_utils import mount_points
+from roles.facts.module_utils.mount_points import Mounted, Refusal
 
 DATA = {"device": "google-persistent-disk-1", "path": "/mnt/data"}
 
@@ -130,34 +132,7 @@ def test_only_file_systems_that_may_be_made_take_packages() -> None:
     assert disks.disks_packages([{**DATA, "fstype": "xfs", "format": True}]) == ["xfsprogs"]
 
 
-PATHS = ["/mnt/data", "/srv/my-data", "/a.b/c_d", "/x y"]
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_units_are_named_as_systemd_names_them(path: str) -> None:
-    expected = subprocess.run(
-        ["systemd-escape", "--path", "--suffix=mount", path], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    assert disk_state.unit_name(path) == expected
-
-
-MOUNTINFO = r"""
-22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
-30 22 7:3 / /mnt/my\040data ro,noatime - ext4 /dev/sdb ro,norecovery
-31 22 0:40 / /mnt/data rw - tmpfs tmpfs rw
-32 22 7:4 /sub /mnt/data rw,nosuid shared:1 master:2 - xfs /dev/sdc rw,discard
-""".strip()
-
-
-def test_mounts_are_read_as_the_kernel_writes_them() -> None:
-    found = disk_state.parse_mounts(MOUNTINFO)
-    assert [(each.number, each.root, each.target, each.fstype) for each in found] == [
-        ("254:0", "/", "/", "ext4"),
-        ("7:3", "/", "/mnt/my data", "ext4"),
-        ("0:40", "/", "/mnt/data", "tmpfs"),
-        ("7:4", "/sub", "/mnt/data", "xfs"),
-    ]
-    assert found[3].options == {"rw", "nosuid", "discard"}
+MOUNTED = Mounted("7:4", "/mnt/data", "rw,nosuid", "xfs", "/dev/sdc", "rw,discard")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +144,7 @@ def test_mounts_are_read_as_the_kernel_writes_them() -> None:
     ],
 )
 def test_options_that_differ_are_seen(options: list[str], wrong: list[str]) -> None:
-    assert disk_state.wrong_options({"options": options}, disk_state.parse_mounts(MOUNTINFO)[3]) == wrong
+    assert disk_state.wrong_options({"options": options}, MOUNTED) == wrong
 
 
 @pytest.fixture
@@ -230,27 +205,10 @@ def test_disks_that_are_not_one_are_refused(devices: Path, named: dict[str, str]
         disk_state.resolve({"device": "", "uuid": "", "label": "", **named})
 
 
-def test_mount_points_that_would_hide_something_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.tex").touch()
-    (tmp_path / "link").symlink_to(tmp_path / "empty")
-    (tmp_path / "empty").mkdir()
-    for name, reason in {
-        "full": r"not empty \(thesis.tex\)",
-        "full/thesis.tex": "not a directory",
-        "link": "symbolic link",
-        "link/below": "symbolic link",
-    }.items():
-        with pytest.raises(Refusal, match=reason):
-            disk_state.check_point(str(tmp_path / name))
-    for name in ("empty", "new", "new/deeper"):
-        disk_state.check_point(str(tmp_path / name))
-
-
 def test_paths_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_state, "UNITS", str(tmp_path))
-    monkeypatch.setattr(disk_state, "FSTAB", str(tmp_path / "fstab"))
-    (tmp_path / "fstab").write_text("# UUID=1 /mnt/a ext4\nUUID=2 /mnt/b ext4 defaults 0 2\n\n")
+    monkeypatch.setattr(mount_points, "FSTAB", str(tmp_path / "fstab"))
+    (tmp_path / "fstab").write_text("UUID=2 /mnt/b ext4 defaults 0 2\n")
     (tmp_path / "mnt-c.mount").write_text("[Mount]\n")
     (tmp_path / "mnt-d.mount").symlink_to("/dev/null")
     (tmp_path / "mnt-e.mount").write_text(
@@ -265,3 +223,51 @@ def test_paths_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
             disk_state.check_unit(path)
     for path in ("/mnt/a", "/mnt/e"):
         disk_state.check_unit(path)
+
+
+def sparse(path: Path, size: int, *places: int) -> Path:
+    """Make a file that plays a disk of zeros with a byte of data at some places."""
+    with path.open("wb") as stream:
+        stream.truncate(size)
+        for place in places:
+            stream.seek(place)
+            stream.write(b"x")
+    return path
+
+
+GROUP = 128 << 20
+
+
+@pytest.mark.parametrize("place", [0, 100 << 20, 3 * GROUP + 1024, 25 * GROUP, (4 << 30) - 1])
+def test_a_disk_with_data_anywhere_that_file_systems_write_is_not_blank(tmp_path: Path, place: int) -> None:
+    with sparse(tmp_path / "disk", 4 << 30, place).open("rb") as stream:
+        assert disk_state.first_data(stream) == place >> 20 << 20
+
+
+@pytest.mark.parametrize("size", [0, 512, (1 << 20) + 512, (300 << 20) + 5])
+def test_a_disk_of_zeros_is_blank_whatever_its_size(tmp_path: Path, size: int) -> None:
+    with sparse(tmp_path / "disk", size).open("rb") as stream:
+        assert disk_state.first_data(stream) is None
+
+
+@pytest.mark.parametrize("size", [10 << 30, 100 << 30, (2 << 40) + 4096, 64 << 40])
+def test_the_copies_of_superblocks_are_looked_at(size: int) -> None:
+    looked = set(disk_state.places(size))
+    assert len(looked) < 700
+    part = min(size // 4096 // 4 * 4096, (1 << 40) - 4096)
+    copies = {GROUP * number for number in (1, 3, 5, 7, 9, 25, 27, 49, 81)} | {part * number for number in (1, 2, 3)}
+    assert {copy >> 20 << 20 for copy in copies if copy < size} <= looked
+
+
+def test_a_file_system_that_lost_its_beginning_is_found(tmp_path: Path) -> None:
+    disk = sparse(tmp_path / "disk", 4 << 30)
+    subprocess.run(["mkfs.ext4", "-q", "-F", disk], check=True, env={"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"})
+    with disk.open("r+b") as stream:
+        stream.write(bytes(64 << 20))
+    with disk.open("rb") as stream:
+        assert disk_state.first_data(stream) is not None
+
+
+@pytest.mark.parametrize(("fstype", "option"), [("ext4", "nodiscard"), ("xfs", "-K")])
+def test_making_a_file_system_discards_nothing(fstype: str, option: str) -> None:
+    assert option in data_disks.MKFS[fstype]

@@ -1,7 +1,9 @@
-"""How environments are looked at, filled and agreed on: with a program that plays uv, and with uv itself for locks."""
+"""How environments are looked at, filled, mended and resolved, by a program that plays uv."""
 
 from __future__ import annotations
 
+import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -10,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.errors import AnsibleFilterError
 
-from roles.jax.filter_plugins.jax import jax_environment, jax_faults
 from roles.python.filter_plugins import environments as filters
 from roles.python.library import uv_environments
-from roles.python.module_utils import environment_state
+from roles.python.module_utils import environment_guard, environment_state
 from roles.python.module_utils.environment_work import plan_lines
 from tpu_ops.host import probe
 
 Run = Callable[..., dict[str, Any]]
+
+NOBODY = pwd.getpwnam("nobody").pw_uid
 
 #: Plays uv: packages are directories with the metadata of a wheel and one file.
 FAKE_UV = """#!{python}
@@ -30,7 +32,8 @@ def after(option):
     return arguments[arguments.index(option) + 1]
 if arguments[0] == "venv":
     path = pathlib.Path(arguments[-1])
-    (path / "bin").mkdir(parents=True)
+    (path / "bin").mkdir(parents=True, exist_ok=True)
+    (path / "bin" / "python").unlink(missing_ok=True)
     (path / "bin" / "python").symlink_to("{python}")
     (path / "pyvenv.cfg").write_text("version_info = 3.11.2\\n")
     sys.exit()
@@ -188,12 +191,163 @@ def test_a_directory_that_is_no_environment_is_refused_and_kept(
     assert (tmp_path / "venv" / "thesis.tex").read_text() == "years of work"
 
 
+def by_hand(path: Path, version: str) -> None:
+    """Make an environment as somebody might have, with what they keep in it."""
+    lib = path / "lib" / f"python{version}" / "site-packages"
+    for directory in (path / "bin", path / "notebooks", lib):
+        directory.mkdir(parents=True)
+    (path / "pyvenv.cfg").write_text(f"version = {version}.2\n")
+    (path / "bin" / "python").symlink_to("/nowhere/python")
+    (path / "bin" / "theirs").write_text("a script")
+    (path / "notebooks" / "n.txt").write_text("years of work")
+    (lib / "theirs.pth").write_text("/home/ada/code\n")
+
+
+def test_an_environment_whose_python_is_gone_gets_it_back_and_loses_nothing(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    by_hand(tmp_path / "venv", "3.11")
+    there = {path.relative_to(tmp_path) for path in (tmp_path / "venv").rglob("*")}
+    assert state(run(uv_environments, arguments, check=True))["plan"] == ["~ Python 3.11"]
+    assert state(run(uv_environments, arguments))["packages"] == {"jax": "1"}
+    assert there <= {path.relative_to(tmp_path) for path in (tmp_path / "venv").rglob("*")}
+    assert run(uv_environments, arguments)["changed"] is False
+
+
+def test_what_was_there_for_another_python_is_kept_in_the_environment(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    by_hand(tmp_path / "venv", "3.8")
+    (tmp_path / "venv" / "bin" / "python").unlink()
+    (tmp_path / "venv" / "bin" / "python").write_text("#!/bin/sh\necho 3.8\n")
+    (tmp_path / "venv" / "bin" / "python").chmod(0o755)
+    assert state(run(uv_environments, arguments, check=True))["plan"] == ["~ Python 3.11, which was 3.8", "+ jax==1"]
+    made = run(uv_environments, arguments)
+    assert (made["changed"], state(made)["packages"]) == (True, {"jax": "1"})
+    (kept,) = (tmp_path / "venv").glob(".old-*")
+    assert sorted(path.name for path in kept.iterdir()) == ["bin", "lib", "pyvenv.cfg"]
+    assert (kept / "lib/python3.8/site-packages/theirs.pth").exists()
+    assert (tmp_path / "venv" / "notebooks" / "n.txt").read_text() == "years of work"
+    assert run(uv_environments, arguments)["changed"] is False
+
+
+def test_an_interrupted_change_of_python_is_gone_on_with(run: Run, tmp_path: Path, arguments: dict[str, Any]) -> None:
+    by_hand(tmp_path / "venv", "3.8")
+    uv = Path(arguments["uv"])
+    program = uv.read_text()
+    uv.write_text("#!/bin/sh\nexit 1\n")
+    assert "ended with 1" in run(uv_environments, arguments)["msg"]
+    assert not (tmp_path / "venv" / "pyvenv.cfg").exists()
+    uv.write_text(program)
+    assert state(run(uv_environments, arguments))["packages"] == {"jax": "1"}
+
+
+def test_a_python_that_does_not_answer_is_a_fault_and_no_reason_to_make_another(
+    run: Run, tmp_path: Path, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_hand(tmp_path / "venv", "3.8")
+    (tmp_path / "venv" / "bin" / "python").unlink()
+    (tmp_path / "venv" / "bin" / "python").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "venv" / "bin" / "python").chmod(0o755)
+    monkeypatch.setattr("ansible.module_utils.environment_work.START", 0.2)
+    said = run(uv_environments, arguments)["msg"]
+    assert said.startswith(f"environment jax: {tmp_path}/venv/bin/python did not say its version within 0.2 s")
+    assert not list((tmp_path / "venv").glob(".old-*"))
+
+
+def _home(tmp_path: Path) -> None:
+    os.chown(tmp_path, NOBODY, -1)
+
+
+def _group(tmp_path: Path) -> None:
+    os.chown(tmp_path / "venv", -1, NOBODY)
+    (tmp_path / "venv").chmod(0o775)
+
+
+def _program(tmp_path: Path) -> None:
+    os.chown(tmp_path / "venv" / "bin" / "python", NOBODY, -1)
+
+
+def _behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", NOBODY, -1)
+    (tmp_path / "venv").rename(tmp_path / "theirs" / "venv")
+    (tmp_path / "venv").symlink_to("theirs/venv")
+
+
+def _started(tmp_path: Path) -> None:
+    path = tmp_path / "venv" / "lib" / "python3.11" / "site-packages" / "theirs.pth"
+    path.touch()
+    os.chown(path, NOBODY, -1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+@pytest.mark.parametrize("theirs", [_home, _group, _program, _behind_a_link, _started])
+@pytest.mark.parametrize("step", ["look", "resolve", "fill"])
+def test_root_runs_nothing_that_somebody_else_can_put_there(
+    run: Run, tmp_path: Path, arguments: dict[str, Any], theirs: Callable[[Path], None], step: str
+) -> None:
+    by_hand(tmp_path / "venv", "3.11")
+    (tmp_path / "venv" / "bin" / "python").unlink()
+    (tmp_path / "venv" / "bin" / "python").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\necho 3.11\n")
+    (tmp_path / "venv" / "bin" / "python").chmod(0o755)
+    theirs(tmp_path)
+    wanted = more(arguments, variable="python_environments[0]")
+    for check in (True, False):
+        said = run(uv_environments, wanted | {"step": step}, check=check)["msg"]
+        assert said.startswith("python_environments[0]: environment jax: root would run what others than root could")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_nothing_is_run_for_an_owner_who_has_no_account_yet(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    by_hand(tmp_path / "venv", "3.11")
+    (tmp_path / "venv" / "bin" / "python").unlink()
+    (tmp_path / "venv" / "bin" / "python").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\necho 3.11\n")
+    (tmp_path / "venv" / "bin" / "python").chmod(0o755)
+    assert state(run(uv_environments, more(arguments, owner="notyet") | {"step": "look"}))["fresh"] is True
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("uid", "path", "reason"),
+    [
+        (0, "sticky/x/y", "everybody may make entries in"),
+        (0, "sticky/mine", ""),
+        (0, "loop", "too many symbolic links"),
+        (0, "venv/file/x", ""),
+        (4711, "open/x", "others may write in"),
+        (4711, "team/x", ""),
+        (0, "team/x", "others may write in"),
+    ],
+)
+def test_ways_on_which_others_have_a_say(tmp_path: Path, uid: int, path: str, reason: str) -> None:
+    for name, mode in (("sticky", 0o1777), ("open", 0o777), ("team", 0o775), ("venv", 0o755)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(mode)
+    os.chown(tmp_path / "team", -1, 4711 if os.geteuid() == 0 else -1)
+    (tmp_path / "sticky" / "mine").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "venv" / "file").touch()
+    found = environment_guard.stranger(str(tmp_path / path), uid)
+    assert reason in found if reason else found == ""
+
+
+def test_a_download_that_fails_comes_with_ways_out(run: Run, arguments: dict[str, Any], tmp_path: Path) -> None:
+    Path(arguments["uv"]).write_text("#!/bin/sh\necho 'dns error' >&2\nexit 2\n")
+    asked = arguments | {"step": "pythons", "pythons": ["3.13"], "python_dir": str(tmp_path / "none")}
+    said = run(uv_environments, asked | {"environments": []})["msg"]
+    for word in ("Python 3.13", "dns error", "python_more_versions", "python_uv_downloads_json_url", "python_source"):
+        assert word in said
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"requirements": ["broken==1"]}, "no such package: broken"),
         ({"proof": "raise SystemExit('no jax here')"}, "does not work: no jax here"),
-        ({"owner": "nobody-at-all"}, "there is no account nobody-at-all for the environment jax"),
+        ({"owner": "nobody-at-all"}, "environment jax: there is no account nobody-at-all"),
         ({"lock": "torch==2\nnvidia-cublas==1\ntriton==3", "forbidden": "nvidia-.*|triton"}, "nvidia-cublas, triton"),
     ],
 )
@@ -201,6 +355,18 @@ def test_a_failure_comes_with_its_reason(
     run: Run, arguments: dict[str, Any], changes: dict[str, Any], said: str
 ) -> None:
     assert said in run(uv_environments, more(arguments, **changes))["msg"]
+
+
+def test_an_environment_that_does_not_work_fails_again_until_it_does(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    proved = more(arguments, proof=f"open({str(tmp_path / 'chip')!r})")
+    for _ in range(2):
+        assert "does not work" in run(uv_environments, proved)["msg"]
+    assert state(run(uv_environments, proved, check=True))["plan"] == ["~ what did not work"]
+    (tmp_path / "chip").touch()
+    assert run(uv_environments, proved)["changed"] is True
+    assert run(uv_environments, proved)["changed"] is False
 
 
 def test_a_cache_that_another_installation_holds_is_waited_for_and_named(
@@ -254,210 +420,3 @@ def test_locks_are_read(lock: str, hashed: bool, pins: dict[str, str]) -> None:
         pins,
         pins,
     )
-
-
-def seen(packages: dict[str, str] | None, plan: bool = False, **more: Any) -> dict[str, Any]:
-    """Return what a worker says of its environment; no packages are no environment."""
-    entry = {
-        "fresh": packages is None,
-        "plan": ["+ x"] if plan else [],
-        "packages": packages or {},
-        "editable": [],
-        "digest": str(sorted((packages or {}).items())) if packages else "",
-        "key": "k",
-        "locked": False,
-    }
-    return {"__python_seen": {"environments": {"jax": entry | more}}}
-
-
-ONE, TWO = {"jax": "1", "numpy": "1"}, {"jax": "1", "numpy": "2"}
-
-
-@pytest.mark.parametrize(
-    ("workers", "leader", "filled"),
-    [
-        ([seen(ONE), seen(ONE)], None, []),
-        ([seen(None), seen(None)], 0, [0, 1]),
-        # A new worker gets what the others have.
-        ([seen(None), seen(ONE)], 1, [0, 1]),
-        # The most common set wins.
-        ([seen(TWO), seen(ONE), seen(ONE)], 1, [0, 1, 2]),
-        # One that lacks something is not asked while others do not.
-        ([seen(ONE, plan=True), seen(TWO)], 1, [0, 1]),
-        ([seen(None), seen(ONE, plan=True)], 1, [0, 1]),
-        # People's own projects are no difference.
-        ([seen(ONE), seen(ONE | {"mine": "1"}, editable=["mine"])], None, []),
-        # Other wishes, other sets.
-        ([seen(ONE), seen(TWO, key="other")], None, []),
-        ([seen(ONE, locked=True), seen(TWO, locked=True)], None, []),
-        ([seen(ONE, locked=True), seen(TWO, locked=True, plan=True)], None, [1]),
-        ([{}, {"__python_seen": {"skipped": True}}], None, []),
-    ],
-)
-def test_workers_agree_on_one_set(workers: list[dict[str, Any]], leader: int | None, filled: list[int]) -> None:
-    hostvars = {f"w{index}": worker for index, worker in enumerate(workers)}
-    plan = filters.environment_plan(list(hostvars), hostvars)
-    assert [host for host in plan if plan[host]["resolve"]] == ([] if leader is None else [f"w{leader}"])
-    assert [host for host in plan if plan[host]["fill"]] == [f"w{index}" for index in filled]
-    assert {plan[f"w{index}"]["from"].get("jax") for index in filled} <= {None if leader is None else f"w{leader}"}
-
-
-def test_no_worker_installs_anything_when_the_set_could_not_be_resolved() -> None:
-    hostvars = {"w0": seen(None), "w1": seen(None)}
-    plan = filters.environment_plan(["w0", "w1"], hostvars)
-    wanted = [{"name": "jax", "lock": "", "requirements": ["jax"]}]
-    with pytest.raises(AnsibleFilterError, match="w0 did not resolve the environment jax"):
-        filters.agreed_environments(wanted, plan["w1"], hostvars, check=False)
-    assert filters.agreed_environments(wanted, plan["w1"], hostvars, check=True) == wanted
-    hostvars["w0"]["__python_resolved"] = {"locks": {"jax": "jax==1"}}
-    assert filters.agreed_environments(wanted, plan["w1"], hostvars, check=False)[0]["lock"] == "jax==1"
-
-
-def test_the_report_names_the_workers_that_differ() -> None:
-    same = {"w0": seen(ONE), "w1": seen(ONE)}
-    assert [line.split(" on ")[1] for line in filters.environment_report(["w0", "w1"], same)] == [
-        "2 workers: jax 1, numpy 1, 2 packages"
-    ]
-    differing = {"w0": seen(ONE), "w1": seen(TWO), "w2": seen(None)}
-    lines = filters.environment_report(["w0", "w1", "w2"], differing)
-    assert [line.split(" on ")[1].partition(":")[0] for line in lines] == ["w2", "w0", "w1"]
-
-
-PROGRAMS = filters.python_programs("distribution", "3.12", [{"version": "3.13", "source": "uv"}], "3.11")
-
-
-def test_each_python_is_named_as_uv_finds_it() -> None:
-    found = filters.python_programs("deadsnakes", "3.12", [{"version": "3.13"}], "3.10")
-    assert {version: program["program"] for version, program in found.items()} == {
-        "3.12": "/usr/bin/python3.12",
-        "3.13": "3.13",
-        "3.10": "/usr/bin/python3",
-    }
-    assert list(PROGRAMS) == ["3.11", "3.13"]
-
-
-@pytest.mark.parametrize(
-    ("environments", "said"),
-    [
-        ([{"name": "a"}, {"name": "a", "path": "/opt/b"}], "two environments have the name a"),
-        ([{"name": "a", "path": "/opt/b"}, {"name": "b", "path": "/opt/b"}], "two environments have the path /opt/b"),
-        ([{"name": "a b"}], "the name 'a b' has other characters"),
-        ([{"name": "a", "path": "venvs/a"}], "the path venvs/a is not absolute"),
-        ([{"name": "a", "path": "/usr"}], "at least two parts"),
-        ([{"name": "a", "path": "/opt/../etc"}], "the path /opt/../etc is not"),
-        ([{"name": "a", "python": "3.9"}], "Python 3.9 is none of this worker's (3.11, 3.13)"),
-        ([{"name": "a", "requirements": ["jax=0.10"]}], "requirement 'jax=0.10'"),
-        ([{"name": "a", "requirements": ["jax==0.10", "-e ./x", "x @ https://host/x.whl"], "python": "3.13"}], ""),
-    ],
-)
-def test_environments_that_cannot_be_are_refused(environments: list[dict[str, Any]], said: str) -> None:
-    faults = filters.environment_faults(environments, PROGRAMS, "3.11")
-    assert said in "; ".join(faults) if said else faults == []
-
-
-@pytest.mark.parametrize(
-    ("lock", "requirements", "said"),
-    [
-        ("jax==0.10.2\nnumpy==2\n", ["jax[tpu]==0.10.2"], ""),
-        ("jax==0.10.1\n", ["jax[tpu]==0.10.2"], "it has jax 0.10.1, and not jax==0.10.2"),
-        ("numpy==2\n", ["jax==0.10.2"], "it lacks jax"),
-        ("", ["jax==0.10.2"], "it pins nothing"),
-        ("Torch_XLA==2.9.0\n", ["torch-xla>=2.9", "x @ https://host/x.whl", "y; python_version<'3'"], ""),
-    ],
-)
-def test_a_lock_without_what_is_asked_for_is_refused(lock: str, requirements: list[str], said: str) -> None:
-    faults = filters.environment_lock_faults([{"name": "a", "lock": "x", "requirements": requirements}], [lock])
-    assert said in "; ".join(faults) if said else faults == []
-
-
-@pytest.mark.parametrize(
-    ("everybody", "people", "person", "active"),
-    [
-        ("", {}, "ada", ""),
-        ("a", {}, "ada", "/opt/venvs/a"),
-        ("a", {}, "root", ""),
-        ("/opt/venvs/b", {"ada": "a", "bob": ""}, "ada", "/opt/venvs/a"),
-        ("/opt/venvs/b", {"ada": "a", "bob": ""}, "bob", ""),
-        ("/opt/venvs/b", {"ada": "a", "bob": ""}, "carol", "/opt/venvs/b"),
-        ("", {"ada": "a"}, "bob", ""),
-        ("", {"root": "a"}, "root", "/opt/venvs/a"),
-    ],
-)
-def test_one_environment_is_active_at_login(
-    tmp_path: Path, everybody: str, people: dict[str, str], person: str, active: str
-) -> None:
-    for name in ("a", "b"):
-        python = tmp_path / "opt" / "venvs" / name / "bin" / "python"
-        python.parent.mkdir(parents=True)
-        python.touch(mode=0o755)
-    script = filters.login_script(everybody, people, [{"name": "a"}]).replace("/opt/", f"{tmp_path}/opt/")
-    shell = f"id() {{ echo {person}; }}\n{script}echo ${{VIRTUAL_ENV-}} ${{__venv-gone}} ${{PATH%%:*}}"
-    done = subprocess.run(
-        ["sh", "-c", shell], capture_output=True, text=True, check=True, timeout=10, env={"PATH": "/usr/bin:/bin"}
-    )
-    venv = f"{tmp_path}{active}" if active else ""
-    assert done.stdout.split() == ([venv, "gone", f"{venv}/bin"] if venv else ["gone", "/usr/bin"])
-
-
-@pytest.mark.parametrize(
-    ("everybody", "people", "said"),
-    [
-        ("c", {}, "python_active_environment: 'c' is neither"),
-        ("", {"ada": "c"}, "python_active_environments of ada: 'c' is neither"),
-        ("/opt/$(id)", {}, "'/opt/$(id)' is neither"),
-        ("", {"ada) rm": "a"}, "'ada) rm' is no name of an account"),
-        ("a", {"ada": ""}, ""),
-    ],
-)
-def test_an_active_environment_that_is_none_is_refused(everybody: str, people: dict[str, str], said: str) -> None:
-    faults = filters.login_faults(everybody, people, [{"name": "a"}])
-    assert said in "; ".join(faults) if said else faults == []
-
-
-VALUES: dict[str, Any] = {
-    "jax_constraints": [],
-    "jax_exact": False,
-    "jax_find_links": [],
-    "jax_framework": "torch_xla",
-    "jax_lock": "",
-    "jax_packages": ["flax"],
-    "jax_platform": "tpu",
-    "jax_torch_find_links": ["page"],
-    "jax_torch_version": "2.9.0+cpu",
-    "jax_torch_xla_version": "2.9.0",
-    "jax_venv": "/opt/venvs/jax",
-    "jax_venv_owner": "root",
-    "jax_version": "0.10.2",
-}
-
-
-@pytest.mark.parametrize(
-    ("changes", "python", "said"),
-    [
-        ({}, "3.13", ""),
-        ({}, "3.14", "torch_xla 2.9.0 runs on Python 3.10 to 3.13, and this worker's is 3.14"),
-        ({"jax_torch_xla_version": "2.7.0", "jax_torch_version": "2.7.0+cpu"}, "3.12", "runs on Python 3.9 to 3.11"),
-        ({"jax_torch_version": "2.8.0"}, "3.12", "torch_xla 2.9.0 needs torch 2.9, and jax_torch_version is 2.8.0"),
-        ({"jax_torch_xla_version": "newest"}, "3.12", "jax_torch_xla_version 'newest' is not a version"),
-        ({"jax_framework": "jax"}, "3.10", "JAX 0.10.2 needs Python 3.11 or later"),
-    ],
-)
-def test_a_python_that_cannot_run_what_is_asked_is_refused(changes: dict[str, Any], python: str, said: str) -> None:
-    faults = jax_faults(VALUES | changes, python)
-    assert said in "; ".join(faults) if said else faults == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "requirements", "links"),
-    [
-        ({}, ["torch_xla[tpu]==2.9.0", "torch==2.9.0+cpu", "flax"], ["page"]),
-        ({"jax_platform": "cpu"}, ["torch_xla==2.9.0", "torch==2.9.0+cpu", "flax"], ["page"]),
-        ({"jax_framework": "jax", "jax_find_links": ["old"]}, ["jax[tpu]==0.10.2", "flax"], ["old"]),
-        ({"jax_framework": "jax", "jax_platform": "cpu"}, ["jax==0.10.2", "flax"], []),
-    ],
-)
-def test_the_environment_holds_what_was_asked(
-    changes: dict[str, Any], requirements: list[str], links: list[str]
-) -> None:
-    (environment,) = jax_environment(VALUES | changes)
-    assert (environment["requirements"], environment["find_links"]) == (requirements, links)

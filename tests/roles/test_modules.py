@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.basic import AnsibleModule
 
 from roles.base.library import ca_certificates
 from roles.base.library.ca_certificates import split_pem
@@ -52,6 +53,30 @@ TCMALLOC = "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4"
             f"[ -e {TCMALLOC} ] && export LD_PRELOAD={TCMALLOC}\n",
             f"[ -e {TCMALLOC} ] && export LD_PRELOAD=\n",
         ),
+        *(
+            ("/etc/profile.d/tpu.sh", f"export LD_PRELOAD={before}\nA=1\n", f"{after}A=1\n")
+            for before, after in [
+                (f"${{LD_PRELOAD:+$LD_PRELOAD:}}{TCMALLOC}", "export LD_PRELOAD=${LD_PRELOAD:+$LD_PRELOAD:}\n"),
+                (f'"{TCMALLOC}${{LD_PRELOAD:+:$LD_PRELOAD}}"', 'export LD_PRELOAD="${LD_PRELOAD:+:$LD_PRELOAD}"\n'),
+                (f'"${{LD_PRELOAD:-{TCMALLOC}}}"', 'export LD_PRELOAD="${LD_PRELOAD:-}"\n'),
+                (f"${{LD_PRELOAD:+$LD_PRELOAD:{TCMALLOC}}}", "export LD_PRELOAD=${LD_PRELOAD:+$LD_PRELOAD}\n"),
+                ('"$(find /usr/lib -name libtcmalloc.so.4)"', ""),
+                ("`find /usr/lib -name libtcmalloc.so.4`:/opt/b.so", "export LD_PRELOAD=/opt/b.so\n"),
+                ("$(find /usr/lib -name libtcmalloc.so.4)", ""),
+                ("/usr/lib/$(uname -m)-linux-gnu/libtcmalloc.so.4", ""),
+                ("/usr/lib/${ARCH}-linux-gnu/libtcmalloc.so.4:$OTHER", "export LD_PRELOAD=$OTHER\n"),
+                ("${OTHER:-/opt/b.so}", "export LD_PRELOAD=${OTHER:-/opt/b.so}\n"),
+            ]
+        ),
+        *(
+            ("/etc/profile.d/tpu.sh", f"{before}export LD_PRELOAD={TCMALLOC}\n{behind}", f"{before}:\n{behind}")
+            for before, behind in [
+                ("if true; then\n# faster\n\n", "fi\n"),
+                ("[ -e /x ] || \\\n", "umask 077\n"),
+                ("[ -e /x ] &&\n", "umask 077\n"),
+                ("case $A in a)\n", ";; esac\n"),
+            ]
+        ),
         ("/etc/security/pam_env.conf", f"LD_PRELOAD DEFAULT={TCMALLOC}\nA DEFAULT=1\n", "A DEFAULT=1\n"),
         (
             "/etc/security/pam_env.conf",
@@ -82,6 +107,32 @@ def test_preload_entries_keeps_mode_and_reports_without_changing_in_check_mode(r
     assert run(preload_entries, arguments)["changed"] is True
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("A=1\n", 0o640)
     assert run(preload_entries, arguments)["changed"] is False
+
+
+def test_the_diff_shows_no_line_beside_the_changed_one(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "environment"
+    path.write_text(f"HF_TOKEN=sekret\nLD_PRELOAD={TCMALLOC}\nWANDB_API_KEY=sekret")
+    arguments = {"files": [str(path)], "library": "libtcmalloc"}
+    for check in (True, False):
+        (diff,) = run(preload_entries, arguments, check=check)["diff"]
+        assert (diff["before"], diff["after"]) == (f"LD_PRELOAD={TCMALLOC}\n", "")
+    assert path.read_text() == "HF_TOKEN=sekret\nWANDB_API_KEY=sekret"
+
+
+def test_a_file_that_a_shell_could_not_read_any_more_stays(run: Run, tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "tpu.sh"
+    path.write_text(f"export LD_PRELOAD={TCMALLOC}\n")
+    monkeypatch.setattr(preload_entries, "strip", lambda *_: "if\n")
+    answer = run(preload_entries, {"files": [str(path)], "library": "libtcmalloc"})
+    assert f"{path}: /bin/sh could not read it any more" in answer["msg"]
+    assert path.read_text() == f"export LD_PRELOAD={TCMALLOC}\n"
+
+
+def test_what_is_not_understood_is_named(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "tpu.sh"
+    path.write_text(f'A=1\nexport LD_PRELOAD="$X"{TCMALLOC}\n')
+    answer = run(preload_entries, {"files": [str(path)], "library": "libtcmalloc"})
+    assert f"{path}, line 2: libtcmalloc stands there in a way that is not understood" in str(answer["warnings"])
 
 
 def certificate(seed: int) -> str:
@@ -119,3 +170,22 @@ def test_a_bundle_that_an_interrupted_run_left_stale_is_noticed(run: Run, tmp_pa
     assert (stale["changed"], stale["added"]) == (True, [])
     bundle.write_text(certificate(1) + certificate(2))
     assert run(ca_certificates, arguments, check=True)["changed"] is False
+
+
+def test_a_certificate_that_leaves_is_remembered_until_the_bundle_is_without_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, bundle, tool = tmp_path / "ours", tmp_path / "bundle.crt", tmp_path / "update-ca-certificates"
+    directory.mkdir()
+    (directory / "left.crt").write_text(certificate(9))
+    bundle.write_text(certificate(9))
+    # This machine's own tool would write this machine's own bundle.
+    monkeypatch.setattr(AnsibleModule, "get_bin_path", lambda *_, **__: str(tool))
+    arguments = {"certificates": [], "directory": str(directory), "bundle": str(bundle)}
+    for command in ("exit 1", f"cat {directory}/*.crt > {bundle} 2>/dev/null || true"):
+        tool.write_text(f"#!/bin/sh\n{command}\n")
+        tool.chmod(0o755)
+        result = run(ca_certificates, arguments)
+        assert result["failed" if command == "exit 1" else "changed"] is True
+    assert (bundle.read_text(), list(directory.iterdir())) == ("", [])
+    assert run(ca_certificates, arguments)["changed"] is False

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from roles.facts.module_utils import mount_points
+from roles.facts.module_utils.mount_points import Mounted, Refusal
 from roles.nfs.filter_plugins import nfs
 from roles.nfs.module_utils import nfs_state
-from roles.nfs.module_utils.nfs_state import Mounted, Refusal
 
 EXPORT: dict[str, Any] = {"path": "/srv/share", "server": "pod-w0", "group": "research", "mode": "2775"}
 MOUNT: dict[str, Any] = {"path": "/mnt/share", "export": "/srv/share"}
@@ -73,7 +73,7 @@ def test_lists_that_say_all_there_is_to_say(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"server": "nobody"}, "server nobody is not in the inventory"),
+        ({"server": "nobody"}, "server nobody is not in the inventory; if its node is gone, take its exports off"),
         ({"server": "spot-w0"}, "server spot-w0 is preemptible, and its disk goes with it; set nfs_allow_preemptible"),
         ({"server": "bare"}, "bare has no internal address; set nfs_address for it"),
         ({"clients": ["pod", "team"]}, "clients: no group, node or host is called team"),
@@ -242,26 +242,33 @@ def test_traces_are_what_was_enabled_or_written_by_hand() -> None:
     assert nfs.nfs_traces(units) == ["mnt-share.automount", "nfs-server.service"]
 
 
-@pytest.mark.parametrize("path", ["/mnt/share", "/srv/my-share", "/a.b/c_d"])
-def test_units_are_named_as_systemd_names_them(path: str) -> None:
-    expected = subprocess.run(
-        ["systemd-escape", "--path", "--suffix=automount", path], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    assert nfs_state.unit_name(path, "automount") == expected
+@pytest.mark.parametrize(
+    ("rows", "others"),
+    [
+        ([], []),
+        (["100000 4 tcp 111 portmapper", "100003 4 tcp 2049 nfs", "100024 1 udp 4711 status"], []),
+        (["100000 4 tcp 111 portmapper", "100007 2 udp 700 ypbind", "100007 2 tcp 700 ypbind"], ["ypbind"]),
+        (["391002 2 tcp 800"], ["800"]),
+    ],
+)
+def test_rpcbind_is_known_to_serve_others(rows: list[str], others: list[str]) -> None:
+    text = "\n".join(["   program vers proto   port  service", *rows])
+    assert nfs_state.parse_rpcinfo(text) == others
 
 
-MOUNTINFO = r"""
-22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
-40 22 0:50 / /mnt/share rw - autofs systemd-1 rw,fd=50
-41 40 0:51 / /mnt/share rw,nosuid - nfs4 10.0.0.2:/srv/share rw,vers=4.2
-""".strip()
-
-
-def test_mounts_are_read_with_their_sources() -> None:
-    assert nfs_state.parse_mounts(MOUNTINFO)[1:] == [
-        Mounted("/mnt/share", "autofs", "systemd-1"),
-        Mounted("/mnt/share", "nfs4", "10.0.0.2:/srv/share"),
-    ]
+@pytest.mark.parametrize(
+    ("fstab", "unit", "fstype", "left"),
+    [
+        ("", "", "ext4", []),
+        ("# a:/b /c nfs\nUUID=1 / ext4 defaults 0 1\n", "[Mount]\nType=none\n", "ext4", []),
+        ("a:/b /home nfs4 ro 0 0\n", "", "ext4", ["/home"]),
+        ("", "[Mount]\nType=nfs\n", "ext4", ["/etc/x.mount"]),
+        ("", "", "nfs4", ["/x"]),
+    ],
+)
+def test_what_is_left_of_nfs_keeps_what_it_needs(fstab: str, unit: str, fstype: str, left: list[str]) -> None:
+    mounts = [Mounted("0:1", "/x", "rw", fstype, "a:/b", "rw")]
+    assert nfs_state.nfs_left(fstab, {"/etc/x.mount": unit}, mounts) == left
 
 
 def test_servers_are_asked_what_they_serve() -> None:
@@ -274,8 +281,12 @@ def test_servers_are_asked_what_they_serve() -> None:
 @pytest.fixture
 def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(nfs_state, "UNITS", str(tmp_path))
-    monkeypatch.setattr(nfs_state, "FSTAB", str(tmp_path / "fstab"))
+    monkeypatch.setattr(mount_points, "FSTAB", str(tmp_path / "fstab"))
     return tmp_path
+
+
+def mounted(target: str, fstype: str, source: str) -> Mounted:
+    return Mounted("8:1", target, "rw", fstype, source, "rw")
 
 
 def refusal(path: Path, mounts: list[Mounted], what: str = "10.0.0.2:/srv/share") -> str:
@@ -300,12 +311,12 @@ def test_mount_points_that_would_hide_something_are_refused(units: Path) -> None
 
 def test_mount_points_that_somebody_else_cares_for_are_refused(units: Path) -> None:
     point, text = units / "point", str(units / "point")
-    unit = units / nfs_state.unit_name(text, "mount")
-    assert "something else is mounted there (ext4 from /dev/sdb)" in refusal(point, [Mounted(text, "ext4", "/dev/sdb")])
+    unit = units / mount_points.unit_name(text, "mount")
+    assert "something else is mounted there (ext4 from /dev/sdb)" in refusal(point, [mounted(text, "ext4", "/dev/sdb")])
     for fstype in ("nfs4", "autofs"):
-        assert refusal(point, [Mounted(text, fstype, "10.0.0.1:/old")]) == ""
+        assert refusal(point, [mounted(text, fstype, "10.0.0.1:/old")]) == ""
     unit.write_text(nfs_state.HEADER + "\n")
-    assert refusal(point, [Mounted(text, "ext4", "/dev/sdb")]) == ""
+    assert refusal(point, [mounted(text, "ext4", "/dev/sdb")]) == ""
     unit.write_text("[Mount]\n")
     assert "is not this role's" in refusal(point, [])
     unit.unlink()
@@ -316,6 +327,6 @@ def test_mount_points_that_somebody_else_cares_for_are_refused(units: Path) -> N
 def test_a_directory_that_is_bound_to_its_place_already_is_left_there(units: Path) -> None:
     point = units / "point"
     point.mkdir()
-    mounts = [Mounted(str(point), "ext4", "/dev/sda1")]
+    mounts = [mounted(str(point), "ext4", "/dev/sda1")]
     assert refusal(point, mounts, what=str(point)) == ""
     assert refusal(point, mounts, what=str(units)) != ""

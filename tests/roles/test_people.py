@@ -10,6 +10,7 @@ import pytest
 
 from roles.users.filter_plugins import accounts, people
 from roles.users.filter_plugins.people import Person
+from roles.users.library import people_state
 
 ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGXIlzKGDcj4bqZ6VBmPPWdMbHnzVrWFwgbEf6hYzwCM"
 OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEQCCfQ3v5YoXE2vjq8gVMwy3zx7W33qqjdlaeWVdqaA"
@@ -46,6 +47,9 @@ def made(kind: str, *fields: bytes) -> str:
         (made("sk-ecdsa-sha2-nistp256@openssh.com", b"nistp256", bytes(65), b"ssh:"), ""),
         ("", "not with a key type"),
         ("ada@analytical", "not with a key type"),
+        ("~/.ssh/id_ed25519.pub", "this is a path"),
+        ("id_ed25519.pub", "this is a path"),
+        ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXkt\n-----END OPENSSH PRIVATE KEY-----\n", "private key"),
         ("ssh-dss AAAAB3NzaC1kc3MAAACBAA==", "not with a key type"),
         (f'command="/bin/sh" {ED25519}', "not with a key type"),
         ("ssh-ed25519", "cut off"),
@@ -67,8 +71,8 @@ def test_keys_are_judged_before_anything_changes(key: str, fault: str) -> None:
     ("listed", "fault"),
     [
         ([{"name": "ada", "keys": [ED25519]}], None),
-        ([{"name": "ada"}, {"name": "ada"}], "ada: listed twice"),
-        ([{"name": "ada", "keys": [ED25519, "x"]}], "ada: keys[1] starts with 'x'"),
+        ([{"name": "ada"}, {"name": "ada"}], "users_people[1]: ada: listed twice, first as users_people[0]"),
+        ([{"name": "ada", "keys": [ED25519, "x"]}], "users_people[0]: ada: keys[1] starts with 'x'"),
         ([{"name": "root"}], "root: name must be"),
         ([{"name": "Ada"}], "Ada: name must be"),
         ([{"name": "ada\nroot ALL=(ALL) ALL"}], "name must be"),
@@ -87,12 +91,18 @@ def test_keys_are_judged_before_anything_changes(key: str, fault: str) -> None:
     ],
 )
 def test_faults_name_the_person(listed: list[Person], fault: str | None) -> None:
-    faults = people.people_faults(listed, connecting_user="tpu")
+    faults = people.people_faults({"users_people": listed}, connecting_user="tpu")
     assert faults == [] if fault is None else (len(faults) == 1 and fault in faults[0])
 
 
 def test_all_faults_are_reported_at_once() -> None:
-    assert len(people.people_faults([{"name": "A"}, {"name": "b", "keys": ["", "x"]}, {"name": "b"}])) == 4
+    lists: dict[str, list[Person]] = {
+        "users_people": [{"name": "A"}, {"name": "b", "keys": ["", "x"]}],
+        "users_more_people": [{"name": "b"}],
+    }
+    faults = people.people_faults(lists)
+    assert len(faults) == 4
+    assert faults[-1] == "users_more_people[0]: b: listed twice, first as users_people[1]"
 
 
 POD = {"nodes": ["pod", "pod.us-west4-a"], "groups": ["node_pod", "team_vision"]}
@@ -118,25 +128,43 @@ def test_people_belong_where_their_nodes_or_groups_of_nodes_are(person: Person, 
 
 
 def test_a_name_may_be_listed_for_two_nodes_and_not_twice_for_one() -> None:
-    listed = [{"name": "ada", "nodes": ["pod"], "sudo": "full"}, {"name": "ada", "nodes": ["other"]}]
-    assert people.people_faults(listed, place=POD) == []
+    listed: list[Person] = [{"name": "ada", "nodes": ["pod"], "sudo": "full"}, {"name": "ada", "nodes": ["other"]}]
+    assert people.people_faults({"users_people": listed}, place=POD) == []
     listed.append({"name": "ada", "groups_of_nodes": ["team_vision"]})
-    assert people.people_faults(listed, place=POD) == ["ada: listed twice"]
+    assert people.people_faults({"users_people": listed}, place=POD) == [
+        "users_people[2]: ada: listed twice, first as users_people[0]"
+    ]
 
 
 def test_you_may_be_removed_where_this_run_does_not_go() -> None:
-    listed = [{"name": "tpu", "nodes": ["other"], **ABSENT}]
-    assert people.people_faults(listed, "tpu", POD) == []
-    assert len(people.people_faults(listed, "tpu", POD | {"nodes": ["other"]})) == 1
+    listed: list[Person] = [{"name": "tpu", "nodes": ["other"], **ABSENT}]
+    assert people.people_faults({"users_people": listed}, "tpu", POD) == []
+    assert len(people.people_faults({"users_people": listed}, "tpu", POD | {"nodes": ["other"]})) == 1
 
 
 def test_nodes_that_the_inventory_does_not_have_are_told() -> None:
     listed: list[Person] = [
         {"name": "ada", "nodes": ["pod", "twin", "twin.us-west4-a"], "groups_of_nodes": ["team_vision"]},
-        {"name": "bob", "nodes": ["pot"], "groups_of_nodes": ["team"]},
+        {"name": "bob", "nodes": ["podd", "pod-w0", "other"], "groups_of_nodes": ["team_visions"]},
     ]
-    groups = ["all", "node_pod", "node_twin_us_west4_a", "team_vision"]
-    assert people.people_nowhere(listed, groups) == ["bob: the inventory has no pot, team"]
+    groups = {"all": ["pod-w0"], "node_pod": ["pod-w0"], "node_twin_us_west4_a": [], "team_vision": []}
+    assert people.people_nowhere({"users_people": listed[:1], "users_more_people": listed[1:]}, groups) == [
+        (
+            "users_more_people[0]: bob: nodes: the inventory has no podd (did you mean pod?),"
+            " pod-w0 (a worker; name its node), other"
+        ),
+        "users_more_people[0]: bob: groups_of_nodes: the inventory has no team_visions (did you mean team_vision?)",
+    ]
+
+
+def test_keys_that_may_let_this_run_in_are_not_taken_out_of_the_metadata() -> None:
+    assert people.removal_faults(["ada", "tpu", "a:b"], "tpu") == [
+        (
+            "users_remove_metadata_keys[1]: tpu: this run logs in with this account, maybe by such a key;"
+            " connect as another user"
+        ),
+        "users_remove_metadata_keys[2]: a:b: is no login name",
+    ]
 
 
 def here(**person: Any) -> Person:
@@ -150,8 +178,9 @@ def account(*groups: str, **fields: Any) -> dict[str, Any]:
 
 def state(**found: Any) -> dict[str, Any]:
     """Return what the module finds on a worker where there is nothing to say."""
-    lists = ("expired", "homeless", "ownerless_homes", "key_files", "role_keys", "home_keys", "role_sudo", "other_sudo")
-    return {key: [] for key in lists} | found
+    lists = ("expired", "homeless", "ownerless_homes", "role_keys", "home_keys", "role_sudo", "other_sudo")
+    files = ("key_files", "foreign_key_files")
+    return {key: [] for key in lists + files} | {"given_groups": {}} | found
 
 
 @pytest.mark.parametrize(
@@ -194,6 +223,94 @@ def test_the_launcher_s_group_goes_from_whoever_lost_it_and_other_groups_stay() 
 
 
 @pytest.mark.parametrize(
+    ("listed", "has", "given", "after"),
+    [
+        # Taken off the list; never the list's; still the list's; taken off by somebody else before.
+        ([here()], ["docker", "video"], ["docker"], ["video"]),
+        ([here()], ["docker", "video"], [], None),
+        ([here(groups=["docker"])], ["docker"], ["docker"], None),
+        ([here()], ["video"], ["docker"], None),
+        ([here(groups=["video"])], ["docker", "audio"], ["docker"], ["audio", "video"]),
+        ([here(sudo="launcher")], ["tpu-run", "docker"], ["docker"], ["tpu-run"]),
+        # No longer listed at all.
+        ([], ["docker", "video"], ["docker"], ["video"]),
+        ([], ["video"], ["docker"], None),
+        ([here(**ABSENT)], ["docker"], ["docker"], None),
+    ],
+)
+def test_groups_that_the_list_gave_are_taken_back_and_others_stay(
+    listed: list[Person], has: list[str], given: list[str], after: list[str] | None
+) -> None:
+    worker = {"accounts": {"ada": account(*has)}, "groups": {name: ["ada"] for name in has}}
+    changes = accounts.people_changes(listed, worker, state(given_groups={"ada": given} if given else {}))
+    assert [(change["groups"], change["append"]) for change in changes] == ([] if after is None else [(after, False)])
+
+
+def test_the_groups_that_the_list_gave_are_read_where_they_were_written(tmp_path: Path) -> None:
+    listed = [here(sudo="launcher", groups=["video", "docker"]), here(name="bob", sudo="full", keys=[ED25519])]
+    for entry in accounts.key_files(listed, state(), str(tmp_path))[1:]:
+        Path(entry["path"]).write_text(entry["content"])
+    assert people_state.given_groups(str(tmp_path), ["ada", "bob"]) == {"ada": ["docker", "video"]}
+
+
+@pytest.mark.parametrize(
+    ("listed", "fault"),
+    [
+        ([{"name": "ada", "uid": 5001}, {"name": "bob", "uid": 5002}], ""),
+        ([{"name": "ada", "uid": 999}], "[0]: ada: uid must be a number from 1000 to 59999, not 999"),
+        ([{"name": "ada", "uid": 65534}], "not 65534"),
+        ([{"name": "ada", "uid": -1}], "not -1"),
+        (
+            [{"name": "ada", "uid": 5001}, {"name": "bob", "uid": 5001}],
+            "[1]: bob: uid 5001 is ada's, in users_people[0]",
+        ),
+        # Disks move between nodes.
+        (
+            [{"name": "ada", "uid": 5001}, {"name": "bob", "uid": 5001, "nodes": ["other"]}],
+            "[1]: bob: uid 5001 is ada's",
+        ),
+        (
+            [{"name": "ada", "uid": 5001, "nodes": ["pod"]}, {"name": "ada", "uid": 5002, "nodes": ["other"]}],
+            "[1]: ada: uid 5002 is another than in users_people[0], 5001",
+        ),
+        ([{"name": "ada", "uid": 5001, **ABSENT}, {"name": "bob", "uid": 5001}], ""),
+    ],
+)
+def test_numbers_of_people_are_their_own_in_the_whole_fleet(listed: list[Person], fault: str) -> None:
+    faults = people.people_faults({"users_people": listed}, place=POD)
+    assert len(faults) == bool(fault)
+    assert fault in "".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("person", "uids", "fault"),
+    [
+        ({"uid": 5001}, {}, ""),
+        ({"uid": 5001}, {"ada": 5001}, ""),
+        ({}, {"ada": 1003}, ""),
+        (
+            {"uid": 5001},
+            {"ada": 1003},
+            "ada: uid: the account has number 1003 here, the list says 5001; list that number",
+        ),
+        ({"uid": 5001}, {"bob": 5001}, "ada: uid: number 5001 is bob's here; choose another"),
+        ({"uid": 5001, **ABSENT}, {"ada": 1003}, ""),
+    ],
+)
+def test_a_worker_where_a_number_is_taken_or_another_is_refused(
+    person: Person, uids: dict[str, int], fault: str
+) -> None:
+    faults = accounts.people_refusals([here(**person)], {name: account(uid=uid) for name, uid in uids.items()}, state())
+    assert len(faults) == bool(fault)
+    assert fault in "".join(faults)
+
+
+def test_an_account_is_made_with_its_number() -> None:
+    changes = accounts.people_changes([here(uid="5001"), here(name="bob")], {"accounts": {}, "groups": {}}, state())
+    assert [change.get("uid") for change in changes] == [5001, None]
+
+
+@pytest.mark.parametrize(
     ("home", "found", "ownerless", "leaves"),
     [
         ("keep", account(), [], True),
@@ -230,7 +347,7 @@ def test_groups_keys_and_sudo_are_those_of_people_present() -> None:
         ("/keys/ada", "file"),
         ("/keys/bob", "file"),
     ]
-    assert files[3]["content"].splitlines()[1:] == [ED25519]
+    assert files[3]["content"].splitlines()[1:] == ["# Groups: video", ED25519]
     rules = [line for line in accounts.people_sudoers(LISTED).splitlines() if not line.startswith("#")]
     assert rules == ["bob ALL=(ALL:ALL) NOPASSWD: ALL"]
 
@@ -281,19 +398,41 @@ def test_accounts_of_the_system_are_not_taken_over(uid: int, refused: bool) -> N
         assert all(f"ada: is an account of the system (number {uid})" in fault for fault in faults)
 
 
+def test_key_files_of_others_stay_unless_the_person_is_listed() -> None:
+    found = state(key_files=["gone", "ada"], foreign_key_files=["other", "bob"])
+    files = accounts.key_files([here(keys=[ED25519]), here(name="bob", **ABSENT)], found, "/keys")
+    absent = [entry["path"] for entry in files if entry.get("state") == "absent"]
+    assert absent == ["/keys/bob", "/keys/gone"]
+    assert all(entry["content"].startswith(people_state.HEADER) for entry in files if "content" in entry)
+
+
+def test_the_metadata_keep_the_keys_of_the_list() -> None:
+    listed = [here(keys=[f"{ED25519} ada@analytical"]), here(name="bob", keys=[OTHER], **ABSENT)]
+    assert accounts.metadata_people(listed, ["ada", "bob", "eve"]) == {"ada": [ED25519], "bob": [], "eve": []}
+
+
+def test_a_login_shell_is_missing_unless_its_package_is_on_the_way() -> None:
+    assert accounts.shells_without(["/bin/fish", "/usr/bin/zsh"], ["tmux", "zsh"]) == ["/bin/fish"]
+
+
 def test_the_report_names_workers_once_and_the_way_to_the_metadata() -> None:
-    node: dict[str, Any] = {"tpu_node": "pod", "tpu_zone": "us-central2-b", "tpu_project": "p"}
+    node: dict[str, Any] = {"tpu_node_label": "pod"}
     found = {"agent": ["SHA256:a (x)"], "own": ["SHA256:b"], "root": ["%google-sudoers"], "state": "present"}
     gone = {"agent": ["SHA256:c"], "own": [], "root": [], "state": "absent"}
     workers: dict[str, dict[str, Any]] = {
         "pod-w0": node | {"__users_state": {"foreign": {"ada": found}}},
-        "pod-w1": node | {"__users_state": {"foreign": {"ada": found, "bob": gone}}},
+        "pod-w1": node | {"__users_state": {"foreign": {"ada": found, "bob": gone}, "foreign_key_files": ["eve"]}},
         "plain": {"__users_state": {"foreign": {}}},
         "skipped": {},
     }
-    agent, own, root, absent, way = accounts.people_report(workers)
+    agent, own, root, eve, absent, way = accounts.people_report(workers, "/keys")
     assert agent == "ada: Google's guest agent adds: SHA256:a (x) (pod-w0, pod-w1)"
     assert "holds SHA256:b, which is not in the list of keys (pod-w0, pod-w1)" in own
     assert "rule of %google-sudoers (pod-w0, pod-w1)" in root
+    assert eve.startswith("/keys/eve is not this role's, and stays;")
     assert absent == ("bob: the metadata's ssh-keys name this account, and would make it anew: SHA256:c (pod-w1)")
-    assert "tpu-vm update pod --zone=us-central2-b --project=p --metadata-from-file=ssh-keys=keys.txt" in way
+    assert """playbooks/users.yml -e '{"users_remove_metadata_keys": ["ada", "bob"]}'""" in way
+    # Those that this run took out are not told.
+    workers["pod-w0"]["__users_metadata"] = {"changed": True, "removed": [f"ada:{ED25519}", f"bob:{OTHER}"]}
+    workers["pod-w1"]["__users_metadata"] = {"skipped": True}
+    assert accounts.people_report(workers, "/keys") == [own, root, eve]

@@ -1,4 +1,4 @@
-"""What site.yml says about faulty variables, before it changes anything: it is run here on this machine, check only."""
+"""What the playbooks say about faulty variables before they change anything: run here on this machine, check only."""
 
 from __future__ import annotations
 
@@ -6,82 +6,160 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-SYSTEM = {"ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": sys.executable}
-ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGXIlzKGDcj4bqZ6VBmPPWdMbHnzVrWFwgbEf6hYzwCM"
-
-
-@pytest.mark.parametrize(
-    "faults",
-    [
-        [
-            (
-                {"users_people": [{"name": "ada", "sudo": "all"}], "python_source": "pyenv"},
-                [
-                    "value of sudo must be one of: none, launcher, full",
-                    "value of python_source must be one of: deadsnakes, distribution, uv",
-                ],
-            ),
-            (
-                {"users_people": [{"name": "ada", "key": ED25519}, {}], "shell_scrollback": "many"},
-                [
-                    "unknown key users_people.key. Supported parameters",
-                    "missing required arguments: name found in users_people",
-                    "argument 'shell_scrollback' is of type str and we were unable to convert to int",
-                ],
-            ),
-        ],
-        [
-            ({"users_people": [{"name": "ada", "keys": ["no"]}]}, ["ada: keys[0] starts with 'no'"]),
-            (
-                {"users_people": [{"name": "tpu", "state": "absent"}], "ansible_user": "tpu"},
-                ["tpu: state absent would remove the account"],
-            ),
-        ],
-        [({"python_source": "distribution", "python_minimum": "3.99"}, ["python_minimum 3.99 of"])],
-        [({"python_source": "uv", "python_version": "3.10"}, ["JAX 0.10.2 needs Python 3.11 or later"])],
-        [
-            (
-                {
-                    "nfs_exports": [{"path": "/srv/share", "server": "good-w0", "mode": "0777"}],
-                    "nfs_mounts": [{"path": "/mnt/share", "export": "/srv/share"}],
-                    "disks_mounts": [{"label": "data", "path": "/mnt/share"}],
-                },
-                [
-                    "nfs_exports[0]: /srv/share: mode 0777 lets everybody write",
-                    "server good-w0 is preemptible",
-                    "nfs_mounts[0]: /mnt/share: disks_mounts has /mnt/share",
-                ],
-            )
-        ],
-    ],
+SYSTEM = {
+    "ansible_connection": "local",
+    "ansible_become": False,
+    "ansible_python_interpreter": sys.executable,
+    "tpu_internal_ip": "10.0.0.2",
+}
+#: The lines count: faults name them.
+FILES = {
+    "group_vars/all.yml": """\
+user_people: []
+disks_mount: []
+facts_own_variables: [git_seed]
+git_seed: 1
+python_source: uv
+python_version: "3.12"
+base_time_sync: "yes"
+users_people:
+  - name: ada
+    keys: [x]
+  - { name: ada, key: y }
+  - { name: bea, groups_of_nodes: [podd] }
+disks_mounts:
+  - { label: a, path: /mnt/a }
+  - { label: b, path: /mnt/a }
+nfs_exports:
+  - { path: /srv/share, server: pod-w0 }
+  - { path: /srv/share, server: pod-w1 }
+git_people: [{ person: eve }]
+workspace_projects: "{{ nowhere + [] }}"
+""",
+    "group_vars/pod.yml": """\
+python_version: "3.10"
+shell_oh_my_zsh_url: https://example.org/zsh
+shell_oh_my_zsh_commit: main
+""",
+    "host_vars/solo-w0.yml": """\
+shell_scrollback:
+base_hugepages: sometimes
+""",
+}
+EXTRA = {"credentials_entries": [{"person": "ada", "kind": "wandb"}]}
+ALL = "all 4 workers"
+OWN = "facts_own_variables lists your own"
+ZSH = (
+    "shell_oh_my_zsh_commit: 'main' is not a commit of 40 hexadecimal digits, and shell_oh_my_zsh_url is set;"
+    " a branch or a tag may move"
 )
-def test_a_worker_s_fault_ends_the_run_before_any_worker_is_changed(
-    tmp_path: Path, faults: list[tuple[dict[str, Any], list[str]]]
-) -> None:
-    right = SYSTEM | {"python_source": "uv", "python_version": "3.12", "tpu_internal_ip": "10.0.0.2", "tpu_spot": True}
-    hosts = {"good-w0": right} | {f"bad-w{index}": right | faulty for index, (faulty, _) in enumerate(faults)}
-    inventory = tmp_path / "hosts.yml"
-    inventory.write_text(json.dumps({"all": {"hosts": hosts}}))
+JAX = (
+    "jax_version: JAX 0.10.2 needs Python 3.11 or later, and this worker's is 3.10; set python_source to deadsnakes or"
+    " uv with python_version 3.11 or later, or jax_version to 0.6.2 or older"
+)
+SAID = f"""\
+group_vars/all.yml:1: user_people: no role has this variable; did you mean users_people? {OWN} ({ALL})
+group_vars/all.yml:2: disks_mount: no role has this variable; did you mean disks_mounts? {OWN} ({ALL})
+group_vars/all.yml:7: base_time_sync: is a text, and has to be true or false ({ALL})
+group_vars/all.yml:10: users_people[0]: ada: keys[0] starts with 'x', not with a key type such as ssh-ed25519 ({ALL})
+group_vars/all.yml:11: users_people[1].key: unknown key; did you mean keys? ({ALL})
+group_vars/all.yml:11: users_people[1]: ada: listed twice, first as users_people[0] ({ALL})
+group_vars/all.yml:14: disks_mounts: /mnt/a is listed twice ({ALL})
+group_vars/all.yml:17: nfs_exports: /srv/share has two servers, pod-w0 and pod-w1 ({ALL})
+group_vars/all.yml:19: git_people[0]: eve has no account and is not in users_people ({ALL})
+group_vars/all.yml:20: workspace_projects: 'nowhere' is undefined ({ALL})
+group_vars/pod.yml:3: {ZSH} (pod-w[0-2])
+host_vars/solo-w0.yml:1: shell_scrollback: is empty; give it a value or leave it out (solo-w0)
+host_vars/solo-w0.yml:2: base_hugepages: 'sometimes' is none of auto, always, madvise, never, keep (solo-w0)
+CLI option '-e': credentials_entries[0]: wandb of ada: secret is missing ({ALL})
+{JAX} (pod-w[0-2])
+shell, workspace: the rest is checked when these are mended
+"""
+
+
+NOWHERE = "group_vars/all.yml:12: users_people[2]: bea: groups_of_nodes: the inventory has no podd (did you mean pod?)"
+
+
+def playbook(folder: Path, name: str | Path, *argv: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run a playbook on four hosts that are this machine; return its exit code and the tasks of the first play."""
+    inventory = folder / "hosts.yml"
+    pod: dict[str, Any] = {"hosts": {f"pod-w{index}": {} for index in range(3)}}
+    inventory.write_text(json.dumps({"all": {"vars": SYSTEM, "children": {"pod": pod}, "hosts": {"solo-w0": {}}}}))
     done = subprocess.run(
-        [Path(sys.executable).parent / "ansible-playbook", "-i", inventory, "--check", "site.yml"],
+        [Path(sys.executable).parent / "ansible-playbook", "-i", inventory, "--check", *argv, name],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
         env=os.environ | {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"},
     )
-    assert done.returncode != 0, done.stderr
-    tasks = json.loads(done.stdout)["plays"][0]["tasks"]
-    # The first task past the checks would be the first change.
-    assert not any(task["task"]["name"].startswith("base :") for task in tasks)
-    failures = {host: json.dumps(result) for host, result in tasks[-1]["hosts"].items() if result.get("failed")}
-    assert set(failures) == set(hosts) - {"good-w0"}, tasks[-1]
-    for index, (_, said) in enumerate(faults):
-        assert [text for text in said if text not in failures[f"bad-w{index}"]] == []
+    assert done.stdout.startswith("{"), done.stdout + done.stderr
+    tasks: list[dict[str, Any]] = json.loads(done.stdout)["plays"][0]["tasks"]
+    return done.returncode, tasks
+
+
+def write(folder: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def test_faults_of_all_roles_and_hosts_are_one_list_before_anything_changes(tmp_path: Path) -> None:
+    write(tmp_path, FILES)
+    code, tasks = playbook(tmp_path, "site.yml", "--tags", "launcher", "--extra-vars", json.dumps(EXTRA))
+    assert code != 0
+    warned = {text.replace(f"{tmp_path}/", "") for result in tasks[-2]["hosts"].values() for text in result["warnings"]}
+    assert warned == {NOWHERE}
+    # The next task would be the first change.
+    assert tasks[-1]["task"]["name"] == "Refuse faulty variables"
+    (said,) = {result["msg"] for result in tasks[-1]["hosts"].values() if result.get("failed")}
+    lines = said.replace(f"{tmp_path}/", "").splitlines()
+    assert lines == ["variables to mend, and nothing was changed:", *SAID.splitlines()]
+
+
+def test_right_variables_go_on_and_no_role_checks_them_again(tmp_path: Path) -> None:
+    write(tmp_path, {"group_vars/all.yml": 'python_source: uv\npython_version: "3.12"\n'})
+    code, tasks = playbook(tmp_path, "site.yml", "--tags", "none-such")
+    assert (code, [task["task"]["name"] for task in tasks][-2:]) == (
+        0,
+        ["Check the variables of every worker", "Refuse faulty variables"],
+    )
+
+
+def test_a_role_that_is_used_alone_checks_its_variables_first(tmp_path: Path) -> None:
+    play = tmp_path / "play.yml"
+    play.write_text("- { hosts: solo-w0, gather_facts: false, roles: [users] }\n")
+    write(tmp_path, {"group_vars/all.yml": "users_people: [{ name: Ada }]\n"})
+    code, tasks = playbook(tmp_path, play)
+    assert code != 0
+    assert "users_people[0]: Ada: name must be" in tasks[-1]["hosts"]["solo-w0"]["msg"]
+    assert tasks[-1]["task"]["name"] == "users : Check the people"
+
+
+def test_check_mode_names_a_login_shell_that_no_role_would_install(tmp_path: Path) -> None:
+    play = tmp_path / "play.yml"
+    plays = {"hosts": "solo-w0", "gather_facts": False, "roles": [{"role": "shell", "when": False}, "users"]}
+    play.write_text(json.dumps([plays]))
+    people = [{"name": "bea", "shell": "/bin/none-such"}, {"name": "cid", "shell": "/usr/bin/on-the-way"}]
+    write(tmp_path, {"group_vars/all.yml": json.dumps({"users_people": people, "shell_packages": ["on-the-way"]})})
+    code, tasks = playbook(tmp_path, play)
+    assert code != 0
+    assert "login shell /bin/none-such is not installed" in tasks[-1]["hosts"]["solo-w0"]["msg"]
+
+
+@pytest.mark.parametrize(
+    "validate", sorted((ROOT / "roles").glob("*/tasks/validate.yml")), ids=lambda path: path.parts[-3]
+)
+def test_each_role_checks_first_unless_the_fleet_was_checked(validate: Path) -> None:
+    first = yaml.safe_load((validate.parent / "main.yml").read_text())[0]
+    assert first["ansible.builtin.import_tasks"] == "validate.yml"
+    assert first["when"] == "__fleet_check is not defined"

@@ -27,7 +27,10 @@ ME = pwd.getpwuid(os.geteuid()).pw_name
     [
         ([PROJECT], None),
         ([PROJECT | {"url": "git@forge.test:team/vision.git", "owner": "ada", "group": "research"}], None),
-        ([PROJECT | {"url": "ssh://git@forge.test:2222/v.git", "ref": "feature/x", "mode": "2775"[1:]}], None),
+        (
+            [PROJECT | {"url": "ssh://git@forge.test:2222/v.git", "ref": "feature/x", "owner": "ada", "mode": "775"}],
+            None,
+        ),
         ([PROJECT | {"url": "/srv/vision.git", "ref": COMMIT, "editable": [".", "lib/a[train,test]"]}], None),
         ([PROJECT, PROJECT | {"name": "two"}], None),
         ([PROJECT | {"name": "a/b"}], "name must be of letters"),
@@ -44,6 +47,8 @@ ME = pwd.getpwuid(os.geteuid()).pw_name
         ([PROJECT | {"mode": "99"}], "mode '99' is not an octal text"),
         ([PROJECT | {"mode": 493}], "mode 493 is not an octal text"),
         ([PROJECT | {"mode": "0055"}], "that lets the owner in"),
+        ([PROJECT | {"mode": "0775", "group": "research"}], "mode '0775' lets others write in a project of root"),
+        ([PROJECT | {"mode": "0757"}], "mode '0757' lets others write in a project of root"),
         ([PROJECT | {"editable": ["../x"]}], "editable '../x' is not a path below the clone"),
         ([PROJECT | {"environment": "venv"}], "environment 'venv' is not an absolute path"),
         ([PROJECT | {"owner": "eve"}], "owner eve has no account"),
@@ -140,13 +145,16 @@ def bring(run: Run, git: Git, tmp_path: Path) -> Callable[..., dict[str, Any]]:
         project = {
             "name": "vision",
             "url": str(tmp_path / "source"),
-            "commit": commit or git("source", "rev-parse", "main"),
+            "commit": commit.strip() if commit else git("source", "rev-parse", "main"),
             "path": str(tmp_path / "work" / "vision"),
             "owner": ME,
             "environment": str(tmp_path / "venv"),
         }
         arguments = {
-            "projects": [project | {key: value for key, value in changes.items() if key in project or key == "state"}],
+            "projects": [
+                project
+                | {key: value for key, value in changes.items() if key in project or key in ("state", "editable")}
+            ],
             "uv": "/nonexistent/uv",
             "cache_dir": str(tmp_path / "cache"),
             "system": str(tmp_path / "gitconfig"),
@@ -199,6 +207,24 @@ def test_a_rewritten_branch_is_followed_since_nobody_s_work_was_in_it(git: Git, 
     git("source", "commit", "-q", "--amend", "-m", "rewritten")
     git("source", "reflog", "expire", "--expire=now", "--all")
     assert bring()["commits"] == {"vision": git("source", "rev-parse", "HEAD")}
+
+
+def test_a_commit_that_is_on_no_branch_is_left_again(git: Git, bring: Bring, tmp_path: Path) -> None:
+    git("source", "config", "uploadpack.allowAnySHA1InWant", "true")
+    git("source", "checkout", "-q", "--detach")
+    commit(git, tmp_path, "a proposal\n")
+    git("source", "update-ref", "refs/pull/1/head", "HEAD")
+    git("source", "checkout", "-q", "main")
+    bring(git("source", "rev-parse", "refs/pull/1/head"))
+    assert (tmp_path / "work/vision/a.txt").read_text() == "a proposal\n"
+    assert bring()["commits"] == {"vision": git("source", "rev-parse", "main")}
+    assert bring(state="absent")["changed"] is True
+
+
+def test_a_clone_without_its_remote_is_refused_with_the_way_out(git: Git, bring: Bring) -> None:
+    bring()
+    git("work/vision", "remote", "remove", "origin")
+    assert "has no remote origin; git -C" in bring()["msg"]
 
 
 LOCAL: dict[str, tuple[Callable[[Path], object], list[list[str]], str]] = {
@@ -282,6 +308,132 @@ def test_a_clone_with_the_last_copy_of_a_file_is_not_removed(
     ]
     assert not clone.exists()
     assert bring(state="absent")["changed"] is False
+
+
+def work(git: Git, tmp_path: Path, *commands: str) -> None:
+    """Commit something in the clone, and run git there."""
+    commit(git, tmp_path, "mine\n", "work/vision")
+    for command in commands:
+        git("work/vision", *command.split())
+
+
+@pytest.mark.parametrize("where", [["tag experiment"], ["branch mine"], []], ids=["a tag", "a branch", "nothing"])
+def test_a_clone_is_not_removed_with_a_commit_that_only_something_in_it_knows(
+    git: Git, bring: Bring, tmp_path: Path, where: list[str]
+) -> None:
+    bring()
+    work(git, tmp_path, *where, "checkout -q --detach origin/main")
+    assert "commits that its remote does not have: " in bring(state="absent")["msg"]
+    assert (tmp_path / "work/vision/a.txt").exists()
+
+
+def test_a_clone_is_removed_with_all_that_its_remote_has_or_had(git: Git, bring: Bring, tmp_path: Path) -> None:
+    bring()
+    git("source", "checkout", "-q", "--detach")
+    commit(git, tmp_path, "released\n")
+    git("source", "tag", "v1")
+    bring(git("source", "rev-parse", "v1"))
+    git("source", "checkout", "-q", "main")
+    commit(git, tmp_path, "two\n")
+    bring()
+    git("source", "commit", "-q", "--amend", "-m", "rewritten")
+    bring()
+    assert bring(state="absent")["changed"] is True
+    assert not (tmp_path / "work/vision").exists()
+
+
+@pytest.mark.parametrize("told", ["--skip-worktree", "--assume-unchanged"])
+def test_a_clone_is_not_removed_with_changes_that_git_was_told_not_to_see(
+    git: Git, bring: Bring, tmp_path: Path, told: str
+) -> None:
+    bring()
+    git("work/vision", "update-index", told, "a.txt")
+    (tmp_path / "work/vision/a.txt").write_text("mine\n")
+    assert "files whose changes git was told not to see: a.txt" in bring(state="absent")["msg"]
+
+
+def test_ignored_files_are_not_overwritten(git: Git, bring: Bring, tmp_path: Path) -> None:
+    bring()
+    (tmp_path / "work/vision/run.log").write_text("mine")
+    (tmp_path / "source/run.log").write_text("theirs")
+    git("source", "add", "-f", "run.log")
+    commit(git, tmp_path, "two\n")
+    said = "files that git ignores and the commit would overwrite: run.log"
+    # Check mode learns of it once the commit has been fetched.
+    assert [said in bring(check=check)["msg"] for check in (False, True)] == [True, True]
+    assert (tmp_path / "work/vision/run.log").read_text() == "mine"
+    (tmp_path / "work/vision/run.log").unlink()
+    assert bring()["changed"] is True
+
+
+def test_git_of_one_person_s_is_not_run_for_another(git: Git, bring: Bring, tmp_path: Path) -> None:
+    bring()
+    clone = tmp_path / "work/vision"
+    (clone / ".git").rename(tmp_path / "elsewhere")
+    (clone / ".git").symlink_to(tmp_path / "elsewhere")
+    assert f"{clone}/.git is a symbolic link" in bring()["msg"]
+    (clone / ".git").unlink()
+    (tmp_path / "elsewhere").rename(clone / ".git")
+    if ME == "root":
+        os.chown(clone / ".git", 65534, -1)
+        assert f"{clone}/.git belongs to uid 65534" in bring()["msg"]
+        os.chown(clone / ".git", 0, -1)
+        clone.chmod(0o775)
+        assert f"others than root may write in {clone}" in bring()["msg"]
+
+
+@pytest.fixture
+def bare(git: Git, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A worker without git, which the test's own helper has all the same."""
+    assert git("source", "status", "--short") == ""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr("roles.facts.module_utils.as_person.PATH", str(tmp_path / "bin"))
+
+
+def asked(run: Run, url: str, ref: str, *, check: bool) -> dict[str, Any]:
+    return run(git_commits, {"questions": [{"url": url, "ref": ref, "owner": ME}], "timeout": 30}, check=check)
+
+
+def test_check_mode_warns_of_a_forge_that_cannot_be_asked_yet(run: Run, git: Git, tmp_path: Path) -> None:
+    gone = f"{tmp_path}/gone"
+    checked = asked(run, gone, "main", check=True)
+    assert (checked.get("failed", False), checked["commits"]) == (False, {})
+    assert f"{gone}, asked by {ME}: git ls-remote" in str(checked["warnings"])
+    assert gone in asked(run, gone, "main", check=False)["msg"]
+    # What it answers counts.
+    url = f"{tmp_path}/source"
+    assert asked(run, url, "main", check=True)["commits"] == {f"{url} main": git("source", "rev-parse", "main")}
+    assert "there is no branch or tag mian" in asked(run, url, "mian", check=True)["msg"]
+
+
+@pytest.mark.usefixtures("bare")
+def test_check_mode_warns_where_there_is_no_git_yet_and_names_what_it_knows(
+    run: Run, git: Git, bring: Bring, tmp_path: Path
+) -> None:
+    assert "git does not run" in str(asked(run, "/none", "main", check=True)["warnings"])
+    assert "git does not run" in asked(run, "/none", "main", check=False)["msg"]
+    unknown = "0" * 40
+    done = bring(unknown, check=True)
+    assert done["actions"][0] == f"vision: clone {tmp_path}/work/vision at {unknown}"
+    git("", "clone", "-q", "source", "work/vision")
+    done = bring(unknown, check=True)
+    assert (done.get("failed", False), done["actions"]) == (False, [])
+    assert f"vision: git is not there yet to look into {tmp_path}/work/vision" in str(done["warnings"])
+    done = bring(unknown, state="absent", check=True)
+    assert done["actions"] == [f"vision: remove {tmp_path}/work/vision"]
+    assert "not there yet" in str(done["warnings"])
+    assert "git does not run" in bring(unknown)["msg"]
+
+
+def test_check_mode_warns_where_a_commit_or_uv_is_not_there_yet(run: Run, bring: Bring, tmp_path: Path) -> None:
+    first = bring()["commits"]
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "pyvenv.cfg").touch()
+    done = bring(" ", check=True, editable=["."])
+    assert (done.get("failed", False), done["actions"], done["commits"]) == (False, [], first)
+    assert f"whether {tmp_path}/work/vision moves is not known yet" in str(done["warnings"])
+    assert f"uv is not there yet to say what changes in {tmp_path}/venv" in str(done["warnings"])
 
 
 def test_an_interrupted_clone_is_made_anew_and_what_is_no_clone_is_left(bring: Bring, tmp_path: Path) -> None:

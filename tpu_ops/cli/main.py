@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inventory": ("inventory", "print the workers that serve for clush, pdsh and scripts"),
     "create": ("create", "create a TPU node and wait until it is ready"),
     "delete": ("delete", "delete a TPU node"),
+    "configure": ("configure", "run site.yml, or another playbook, on workers"),
     "ssh": ("ssh", "log in on a worker"),
     "ssh-config": ("ssh_config", "let ssh, scp, rsync and editors find the workers by name"),
     "run": ("run", "run a command on all workers of a target at once"),

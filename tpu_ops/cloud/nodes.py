@@ -6,201 +6,19 @@ times as much. Text in it is as the API gave it: data, and not to be trusted.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tpu_ops.cloud.client import ApiError, Tpu
-from tpu_ops.cloud.pages import pages
-from tpu_ops.errors import printable
+from tpu_ops.cloud.client import Tpu
+from tpu_ops.cloud.zones import raw
 
 Json = dict[str, Any]
-
-#: (project, zone); the zone ``-`` stands for all zones.
-Place = tuple[str, str]
-
-#: What a place answered: its nodes and the locations that could not be reached, or the error that it ended with.
-Answer = tuple[list[Json], list[str]] | ApiError
-
-#: Nodes per answer of a list; the API's largest.
-PAGE_SIZE = 1000
-
-#: Failures of one project or zone among several that leave the rest of the fleet worth listing.
-_PARTIAL = ("PERMISSION_DENIED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN")
-
-#: How a service may refuse the zone ``-``. Of a location that it does not know Cloud TPU says PERMISSION_DENIED, with
-#: this text (seen in dstackai/gpuhunt issue 98).
-_NO_WILDCARD = ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")
-_UNKNOWN_WILDCARD = "Location - is not found"
-
-#: How it may refuse a zone that it does not know, and how many of those that it knows are named then.
-_UNKNOWN_PLACE, _MOST_ZONES = ("PERMISSION_DENIED", "NOT_FOUND", "INVALID_ARGUMENT"), 8
 
 _NODE_NAME = re.compile(
     r"projects/(?P<project>[a-z0-9][a-z0-9.:-]{0,99})/locations/(?P<zone>[a-z][a-z0-9-]{0,99})"
     r"/nodes/(?P<name>[a-z][a-z0-9_-]{0,99})"
 )
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The nodes that the API listed, and what it could not list.
-
-    Attributes:
-        nodes: One dictionary per node (`node_data`).
-        unanswered: What could not be listed.
-        warnings: That, and what was left out, in words.
-    """
-
-    nodes: tuple[Json, ...]
-    unanswered: tuple[Place, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-def list_nodes(
-    tpu: Tpu, projects: Sequence[str], zones: Sequence[str] = (), *, strict_permissions: bool = False
-) -> Listing:
-    """List the nodes of several projects, all zones of them or those named, concurrently.
-
-    All zones are asked for at once as ``locations/-``. The reference of v2 does not say so in words; it has a field
-    for locations that could not be reached (cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/list)
-    as such lists have (google.aip.dev/159), and public programs rely on it, over REST and as
-    ``gcloud compute tpus tpu-vm list --zone=-``. Where it is refused all the same, the zones are asked one by one.
-
-    Args:
-        tpu: The client.
-        projects: Project ids.
-        zones: Zones; all where none is named.
-        strict_permissions: Whether one project or zone that cannot be listed is an error.
-
-    Raises:
-        ApiError: No project and zone could be listed, one does not exist, or any could not be and that is an error.
-    """
-    named = list(dict.fromkeys((project, zone) for project in projects for zone in (zones or ("-",))))
-    answers = _answers(tpu, named)
-    refused = [place for place, answer in answers.items() if place[1] == "-" and _refuses_wildcard(answer)]
-    for (project, _), found in zip(refused, tpu.concurrently(lambda place: _zones(tpu, place), refused), strict=True):
-        if found:
-            del answers[project, "-"]
-            answers |= _answers(tpu, [(project, zone) for zone in found])
-    return combine(answers, named, strict_permissions=strict_permissions)
-
-
-def _answers(tpu: Tpu, places: Sequence[Place]) -> dict[Place, Answer]:
-    return dict(zip(places, tpu.concurrently(lambda place: _list_place(tpu, *place), places), strict=True))
-
-
-def _refuses_wildcard(answer: Answer) -> bool:
-    return isinstance(answer, ApiError) and (answer.status in _NO_WILDCARD or _UNKNOWN_WILDCARD in answer.what)
-
-
-def _zones(tpu: Tpu, place: Place) -> list[str]:
-    """Return the zones of a project; none where it does not say."""
-    try:
-        return locations(tpu, place[0])
-    except ApiError:
-        return []
-
-
-def _of_zones(project: str, zone: str, known: Sequence[str]) -> str:
-    """Return what to do about a zone that a project does not have."""
-    there = difflib.get_close_matches(zone, known, n=_MOST_ZONES, cutoff=0.3) or sorted(known)[:_MOST_ZONES]
-    more = ", ..." if len(known) > len(there) else ""
-    return f"project {project} has no such zone: see `zones` (TPU_OPS_ZONES); it has {', '.join(there)}{more}"
-
-
-def _list_place(tpu: Tpu, project: str, zone: str) -> Answer:
-    """Return what one place answers, all pages of it or the error that one of them ended with."""
-    nodes: list[Json] = []
-    unreachable: list[str] = []
-    try:
-        for page in _pages(tpu, "list_nodes", project, zone):
-            nodes.extend(node_data(node) for node in page.nodes)
-            unreachable.extend(page.unreachable)
-    except ApiError as exc:
-        known = _zones(tpu, (project, zone)) if zone != "-" and exc.status in _UNKNOWN_PLACE else []
-        if known and zone not in known:
-            exc.fix = _of_zones(project, zone, known)
-        return exc
-    return _out_of_reach(project, zone) if unreachable and zone != "-" else (nodes, unreachable)
-
-
-def combine(answers: Mapping[Place, Answer], named: Collection[Place], *, strict_permissions: bool = False) -> Listing:
-    """Given what each place answered, return the whole listing.
-
-    Args:
-        answers: Of each place.
-        named: Those of them that the fleet's settings name; the API named the others.
-        strict_permissions: Whether any failure is an error.
-
-    Raises:
-        ApiError: All places failed, or one of them in a way that means that it is named wrongly, or any did and that
-            is an error.
-    """
-    failures: dict[Place, ApiError] = {}
-    nodes: dict[str, Json] = {}
-    warnings: list[str] = []
-    for place, answer in answers.items():
-        if isinstance(answer, ApiError):
-            failures[place] = answer
-            if answer.status not in _PARTIAL and place in named:
-                raise answer
-            continue
-        for node in answer[0]:
-            if split_name(node["name"]):
-                before = nodes.get(node["name"], node)["node_id"]
-                if before != node["node_id"]:
-                    ids = f"{before or 'none'} and {node['node_id'] or 'none'}"
-                    warnings.append(f"{_short(node['name'])}: listed twice, with the ids {ids}; the last one is taken")
-                nodes[node["name"]] = node
-            else:
-                warnings.append(
-                    f"project {place[0]}: a node is left out: its name {node['name'][:200]!r} has no known form"
-                )
-        for location in answer[1]:
-            lost = printable(location.rsplit("/", 1)[-1])
-            failures[place[0], lost] = _out_of_reach(place[0], lost)
-    if failures and (strict_permissions or failures.keys() >= answers.keys()):
-        raise next(iter(failures.values()))
-    return Listing(
-        tuple(nodes.values()), tuple(failures), (*_in_words(failures), *warnings, *_shared_ids(nodes.values()))
-    )
-
-
-def _shared_ids(nodes: Iterable[Json]) -> list[str]:
-    """Return a warning for each node that has another one's id: host keys are bound to ids."""
-    owners: dict[str, str] = {}
-    pairs = [(node, owners.setdefault(node["node_id"] or node["name"], node["name"])) for node in nodes]
-    return [
-        f"{_short(node['name'])}: has the id {node['node_id']} of {_short(owner)}, too, so that its host keys pass for "
-        "that one's"
-        for node, owner in pairs
-        if owner != node["name"]
-    ]
-
-
-def _out_of_reach(project: str, zone: str) -> ApiError:
-    what = "the API could not reach this location"
-    return ApiError(what, status="UNAVAILABLE", where=_worded(project, zone), fix="try again later")
-
-
-def _in_words(failures: Mapping[Place, ApiError]) -> list[str]:
-    """Return one warning for each failure, and a single one for the zones of a project that failed alike."""
-    alike: dict[tuple[str, str, str], list[str]] = {}
-    for (project, zone), failure in failures.items():
-        alike.setdefault((project, failure.what, failure.fix), []).append(zone)
-    return [
-        f"{_worded(project, *zones)}: not listed: {what}{f' ({fix})' if fix else ''}"
-        for (project, what, fix), zones in alike.items()
-    ]
-
-
-def _worded(project: str, *zones: str) -> str:
-    """Name a project and zones of it in words."""
-    named = ", ".join(zone for zone in zones if zone != "-")
-    return f"project {project}{f', zone {named}' if named else ''}"
 
 
 def get_node(tpu: Tpu, name: str) -> Json:
@@ -209,7 +27,7 @@ def get_node(tpu: Tpu, name: str) -> Json:
     Raises:
         ApiError: NOT_FOUND where there is none.
     """
-    return node_data(_raw(tpu.call("get_node", {"name": name}, _short(name))))
+    return node_data(raw(tpu.call("get_node", {"name": name}, node_in_words(name))))
 
 
 def create_node(tpu: Tpu, parent: str, node_id: str, node: Json) -> str:
@@ -225,22 +43,37 @@ def create_node(tpu: Tpu, parent: str, node_id: str, node: Json) -> str:
         ApiError: The API refused.
     """
     request = {"parent": parent, "node_id": node_id, "node": node}
-    return _operation(tpu.call("create_node", request, _short(f"{parent}/nodes/{node_id}"), repeat=False))
+    return _operation(tpu.call("create_node", request, node_in_words(f"{parent}/nodes/{node_id}"), repeat=False))
 
 
 def delete_node(tpu: Tpu, name: str) -> str:
     """Begin to delete a node; return the operation's name."""
-    return _operation(tpu.call("delete_node", {"name": name}, _short(name), repeat=False))
+    return _operation(tpu.call("delete_node", {"name": name}, node_in_words(name), repeat=False))
 
 
 def start_node(tpu: Tpu, name: str) -> str:
     """Begin to start a stopped node; return the operation's name."""
-    return _operation(tpu.call("start_node", {"name": name}, _short(name), repeat=False))
+    return _operation(tpu.call("start_node", {"name": name}, node_in_words(name), repeat=False))
 
 
 def stop_node(tpu: Tpu, name: str) -> str:
     """Begin to stop a node; return the operation's name."""
-    return _operation(tpu.call("stop_node", {"name": name}, _short(name), repeat=False))
+    return _operation(tpu.call("stop_node", {"name": name}, node_in_words(name), repeat=False))
+
+
+def node_metadata(tpu: Tpu, name: str) -> dict[str, str]:
+    """Return a node's metadata; values may hold secrets, and none is to be shown.
+
+    Raises:
+        ApiError: NOT_FOUND where there is no such node.
+    """
+    return dict(raw(tpu.call("get_node", {"name": name}, node_in_words(name))).metadata)
+
+
+def replace_metadata(tpu: Tpu, name: str, metadata: dict[str, str]) -> str:
+    """Begin to replace all of a node's metadata; return the operation's name."""
+    request = {"node": {"name": name, "metadata": metadata}, "update_mask": {"paths": ["metadata"]}}
+    return _operation(tpu.call("update_node", request, node_in_words(name), repeat=False))
 
 
 @dataclass(frozen=True)
@@ -279,7 +112,7 @@ def guest_attributes(tpu: Tpu, name: str, worker_count: int, *, instance_names: 
 
 def _guest_attributes(tpu: Tpu, name: str, path: str, worker_ids: list[str]) -> list[GuestAttributes]:
     request = {"name": name, "query_path": path, "worker_ids": worker_ids}
-    answer = _raw(tpu.call("get_guest_attributes", request, _short(name)))
+    answer = raw(tpu.call("get_guest_attributes", request, node_in_words(name)))
     return [
         GuestAttributes(
             {entry.key: entry.value for entry in attributes.query_value.items if entry.namespace == "hostkeys"},
@@ -287,47 +120,6 @@ def _guest_attributes(tpu: Tpu, name: str, path: str, worker_ids: list[str]) -> 
         )
         for attributes in answer.guest_attributes
     ]
-
-
-def accelerator_types(tpu: Tpu, project: str, zone: str) -> list[str]:
-    """Return the names of the accelerator types that a zone has, in the API's order."""
-    return _names(tpu, "list_accelerator_types", project, zone, lambda page: [e.type_ for e in page.accelerator_types])
-
-
-def runtime_versions(tpu: Tpu, project: str, zone: str) -> list[str]:
-    """Return the names of the runtime versions that a zone has, in the API's order."""
-    return _names(tpu, "list_runtime_versions", project, zone, lambda page: [e.version for e in page.runtime_versions])
-
-
-def locations(tpu: Tpu, project: str) -> list[str]:
-    """Return the zones that a project can use."""
-    where, request = _worded(project), {"name": f"projects/{project}", "page_size": PAGE_SIZE}
-
-    def ask(token: str) -> Any:
-        return tpu.call("list_locations", {**request, "page_token": token}, where)
-
-    found = pages(ask, where=where, timeout=tpu.timeout)
-    return sorted(location.location_id for page in found for location in page.locations)
-
-
-def _names(tpu: Tpu, method: str, project: str, zone: str, read: Callable[[Any], Iterable[str]]) -> list[str]:
-    return [name for page in _pages(tpu, method, project, zone) for name in read(page)]
-
-
-def _pages(tpu: Tpu, method: str, project: str, zone: str) -> Iterator[Any]:
-    """Return the raw pages of what a zone, or all of them, has."""
-    where, request = _worded(project, zone), {"parent": f"projects/{project}/locations/{zone}", "page_size": PAGE_SIZE}
-
-    def ask(token: str) -> Any:
-        # The pager's own next pages would be without retries.
-        return _raw(tpu.call(method, {**request, "page_token": token}, where).pages.__next__())
-
-    return pages(ask, where=where, timeout=tpu.timeout)
-
-
-def _raw(answer: Any) -> Any:
-    """Return the protobuf behind an answer of google-cloud-tpu."""
-    return type(answer).pb(answer)
 
 
 def _operation(answer: Any) -> str:
@@ -340,7 +132,7 @@ def split_name(name: str) -> tuple[str, str, str] | None:
     return (match["project"], match["zone"], match["name"]) if match else None
 
 
-def _short(name: str) -> str:
+def node_in_words(name: str) -> str:
     """``projects/P/locations/Z/nodes/N`` in words."""
     _, project, _, zone, _, node = name.split("/")
     return f"node {node}, zone {zone}, project {project}"

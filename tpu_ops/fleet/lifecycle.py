@@ -11,7 +11,7 @@ from typing import Any
 
 from tpu_ops import texts
 from tpu_ops.cloud import nodes as cloud
-from tpu_ops.cloud import operations
+from tpu_ops.cloud import operations, zones
 from tpu_ops.cloud.client import ApiError, Tpu
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.config import Settings
@@ -248,14 +248,14 @@ def unknown(tpu: Tpu, wish: Wish) -> str:
     Raises:
         ApiError: The API does not list them.
     """
-    known = cloud.locations(tpu, wish.project)
+    known = zones.locations(tpu, wish.project)
     if wish.zone not in known:
         return f"project {wish.project} has no zone {wish.zone!r}; it has {nearest(wish.zone, known)}"
-    known = cloud.accelerator_types(tpu, wish.project, wish.zone)
+    known = zones.accelerator_types(tpu, wish.project, wish.zone)
     if wish.accelerator_type not in known:
         kinds = nearest(wish.accelerator_type, known)
         return f"zone {wish.zone} has no accelerator type {wish.accelerator_type!r}; it has {kinds}"
-    known = cloud.runtime_versions(tpu, wish.project, wish.zone)
+    known = zones.runtime_versions(tpu, wish.project, wish.zone)
     if wish.runtime_version and wish.runtime_version not in known:
         versions = nearest(wish.runtime_version, known)
         return f"zone {wish.zone} has no runtime version {wish.runtime_version!r}; it has {versions}"

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace as replace_fields
 
-from tpu_ops.cloud import nodes as cloud_nodes
 from tpu_ops.cloud.client import Tpu, connect
+from tpu_ops.cloud.listing import list_nodes
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.fleet import build, hostkeys, published, selection, sources
@@ -85,9 +85,7 @@ def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_k
         )
     asked_at = time.time()
     with api(settings) as tpu:
-        listing = cloud_nodes.list_nodes(
-            tpu, settings.projects, settings.zones, strict_permissions=settings.strict_permissions
-        )
+        listing = list_nodes(tpu, settings.projects, settings.zones, strict_permissions=settings.strict_permissions)
         nodes = with_instance_names(build.nodes(listing.nodes), old.nodes if old else ())
         learned = hostkeys.Learned()
         if learn:

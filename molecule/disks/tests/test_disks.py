@@ -17,7 +17,7 @@ def journal(host: Host) -> str:
 
 def owns(host: Host) -> bool:
     """Return whether this is the worker with disks of its own."""
-    return bool(host.ansible.get_variables()["tpu_node"] == "disks")
+    return bool(host.ansible.get_variables()["tpu_node"].startswith("disks-"))
 
 
 def test_disks_are_mounted_by_uuid_and_at_boot(host: Host) -> None:

@@ -21,8 +21,22 @@ from pathlib import Path
 
 from tpu_ops.lab.image import sources
 
-#: Release of a worker -> the one before it and the version of its Python.
-BEFORE = {"bookworm": ("bullseye", "3.9"), "trixie": ("bookworm", "3.11")}
+#: This machine's distribution -> release of a worker -> an older release of this distribution and the version of its
+#: Python, which is none that the worker has.
+OLDER = {
+    "debian": {
+        "bookworm": ("bullseye", "3.9"),
+        "jammy": ("bullseye", "3.9"),
+        "trixie": ("bookworm", "3.11"),
+        "noble": ("bookworm", "3.11"),
+    },
+    "ubuntu": {
+        "bookworm": ("focal", "3.8"),
+        "jammy": ("focal", "3.8"),
+        "trixie": ("jammy", "3.10"),
+        "noble": ("jammy", "3.10"),
+    },
+}
 
 
 def run(*command: str | Path, cwd: Path | None = None, **environ: str) -> str:
@@ -34,8 +48,9 @@ def run(*command: str | Path, cwd: Path | None = None, **environ: str) -> str:
 
 def download(scratch: Path, codename: str) -> tuple[str, list[Path]]:
     """Fetch the packages of the older Python; return its version and the files."""
-    older, version = BEFORE[codename]
-    source = next(source for source in sources.read() if source.suite == codename)
+    own = sources.read_os_release()
+    older, version = OLDER[own["ID"]][codename]
+    source = next(source for source in sources.read() if source.suite == own["VERSION_CODENAME"])
     signed = f"[signed-by={source.signed_by}]" if source.signed_by.startswith("/") else ""
     (scratch / "sources.list").write_text(f"deb {signed} {source.uri} {older} main\n")
     state, cache, pool = (scratch / name for name in ("state", "cache", "pool"))

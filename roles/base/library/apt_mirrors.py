@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import difflib
 import glob
+import json
 import os
 import re
-import tempfile
+from typing import Dict, List, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.text_files import replace
 
 DOCUMENTATION = r"""
 module: apt_mirrors
@@ -16,11 +19,17 @@ short_description: Point apt's sources to mirrors
 description:
   - Replaces the beginning of addresses in C(sources.list), C(sources.list.d/*.list) and C(sources.list.d/*.sources),
     comments left alone.
+  - Keeps in O(record) what the changed lines were. One that still is as it was left becomes again what it was as soon
+    as its mirror is gone from O(mirrors) or another one.
 options:
   mirrors:
     description: By the beginning of an address, what stands there instead. The longest beginning counts.
     type: dict
     required: true
+  record:
+    description: File on the host that holds, by file of sources, its text as it was left and as it was.
+    type: path
+    default: /var/lib/tpu_ops/apt_mirrors.json
   directory:
     description: Directory of apt's configuration.
     type: path
@@ -42,9 +51,14 @@ files:
   returned: always
 """
 
+#: Texts of a file of sources, line by line the same but for addresses: as it was left, and as it was. The newest first.
+Texts = List[Tuple[str, str]]
+
 
 def mirrored(text: str, mirrors: dict[str, str]) -> str:
     """Given the text of a file of sources, return it with the mirrors' addresses."""
+    if not mirrors:
+        return text
     # A slash at the end of one side only would make another address.
     pairs = {old.rstrip("/"): new.rstrip("/") for old, new in mirrors.items()}
     ordered = sorted(pairs, key=len, reverse=True)
@@ -55,19 +69,44 @@ def mirrored(text: str, mirrors: dict[str, str]) -> str:
     )
 
 
-def replace(path: str, text: str) -> None:
-    """Replace a file's text at once, keeping owner and mode."""
-    entry = os.stat(path)
-    handle, new = tempfile.mkstemp(prefix=".tpu_ops-", dir=os.path.dirname(path))
+def turned_back(text: str, texts: Texts) -> str:
+    """Given the text of a file of sources and its record, return it as it was, but for what was changed since."""
+    if not texts:
+        return text
+    left, was = next((pair for pair in texts if pair[0] == text), texts[0])
+    lines, then = text.splitlines(True), was.splitlines(True)
+    matcher = difflib.SequenceMatcher(None, left.splitlines(True), lines, autojunk=False)
+    for start, now, length in matcher.get_matching_blocks():
+        lines[now : now + length] = then[start : start + length]
+    return "".join(lines)
+
+
+def read_record(path: str) -> Dict[str, Texts]:
+    """Return a record; empty where there is none.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            os.fchown(stream.fileno(), entry.st_uid, entry.st_gid)
-            os.fchmod(stream.fileno(), entry.st_mode & 0o7777)
-        os.replace(new, path)
-    except BaseException:
-        os.unlink(new)
-        raise
+        with open(path, encoding="utf-8") as stream:
+            return {name: [(left, was) for left, was in texts] for name, texts in json.load(stream).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as exc:
+        raise ValueError("%s: %s" % (path, exc)) from exc
+
+
+def write_record(path: str, record: Dict[str, Texts]) -> None:
+    """Write a record at once; an empty one goes."""
+    if not record:
+        os.unlink(path)
+        return
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    with open(path + ".new", "w", encoding="utf-8") as stream:
+        json.dump(record, stream, indent=1, sort_keys=True)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(path + ".new", path)
 
 
 def main() -> None:
@@ -75,22 +114,40 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "mirrors": {"type": "dict", "required": True},
+            "record": {"type": "path", "default": "/var/lib/tpu_ops/apt_mirrors.json"},
             "directory": {"type": "path", "default": "/etc/apt"},
         },
         supports_check_mode=True,
     )
+    mirrors, place = module.params["mirrors"], module.params["record"]
+    try:
+        record = read_record(place)
+    except ValueError as exc:
+        module.fail_json(msg="%s; mend or remove it: its mirrors' lines then stay in apt's sources" % exc)
     names = ("sources.list", "sources.list.d/*.list", "sources.list.d/*.sources")
     directory = glob.escape(module.params["directory"])
-    diffs = []
+    diffs: list[dict[str, str]] = []
+    after_record: dict[str, Texts] = {}
+    texts: dict[str, str] = {}
     for path in sorted(found for name in names for found in glob.glob(os.path.join(directory, name))):
         with open(path, encoding="utf-8") as stream:
             before = stream.read()
-        after = mirrored(before, module.params["mirrors"]) if module.params["mirrors"] else before
-        if after == before:
-            continue
-        diffs.append({"before_header": path, "after_header": path, "before": before, "after": after})
-        if not module.check_mode:
-            replace(path, after)
+        plain = turned_back(before, record.get(path, []))
+        after = mirrored(plain, mirrors)
+        if after != plain:
+            after_record[path] = [(after, plain)]
+        if after != before:
+            texts[path] = after
+            diffs.append({"before_header": path, "after_header": path, "before": before, "after": after})
+    if not module.check_mode:
+        if after_record != record:
+            # Whichever of the files a run that dies in between has reached, the next one knows its lines.
+            both = {path: after_record.get(path, []) + record.get(path, []) for path in {*after_record, *record}}
+            write_record(place, both)
+        for path, text in texts.items():
+            replace(path, text)
+        if after_record != record:
+            write_record(place, after_record)
     module.exit_json(changed=bool(diffs), files=[diff["before_header"] for diff in diffs], diff=diffs)
 
 

@@ -52,6 +52,9 @@ removed:
 
 PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
+#: What the name of a certificate's file ends with while it leaves.
+LEAVING = ".leaving"
+
 
 def split_pem(text: str) -> dict[str, str]:
     """Given PEM text, return its certificates as a dict of digest -> PEM in one canonical form.
@@ -114,8 +117,11 @@ def main() -> None:
     if changed and not module.check_mode:
         tool = module.get_bin_path("update-ca-certificates", opt_dirs=["/usr/sbin"])
         os.makedirs(directory, mode=0o755, exist_ok=True)
-        for name in removed:
-            os.unlink(os.path.join(directory, name))
+        # update-ca-certificates reads *.crt only. The file itself goes last: it tells the next run, should this one die
+        # in between, that the bundle still holds the certificate.
+        leaving = {name: name if name.endswith(LEAVING) else name + LEAVING for name in removed}
+        for name, other in leaving.items():
+            os.replace(os.path.join(directory, name), os.path.join(directory, other))
         for name in added:
             path = os.path.join(directory, name)
             with open(path + ".new", "w", encoding="utf-8") as stream:
@@ -128,6 +134,8 @@ def main() -> None:
         else:
             # --fresh also drops the links of certificates that left.
             module.run_command([tool, "--fresh"], check_rc=True)
+        for name in leaving.values():
+            os.unlink(os.path.join(directory, name))
     module.exit_json(
         changed=changed,
         added=added,

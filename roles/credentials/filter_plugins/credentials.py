@@ -53,7 +53,9 @@ def place(entry: Entry) -> tuple[str, ...]:
     file = "netrc" if kind in ("wandb", "netrc") else str(kind)
     key = {"netrc": "host", "git": "host", "aws": "profile", "file": "path"}.get(file, "")
     default = "default" if key == "profile" else ""
-    return (str(entry.get("person")), file, str(entry.get(key) or default))
+    # A host of git may have a line for each login.
+    login = str(entry.get("login")) if file == "git" else ""
+    return (str(entry.get("person")), file, str(entry.get(key) or default), login)
 
 
 def source_faults(entry: Entry, environment: dict[str, str]) -> list[str]:
@@ -91,15 +93,16 @@ def value_faults(entry: Entry) -> list[str]:
 def credentials_faults(entries: list[Entry], environment: dict[str, str], accounts: list[str]) -> list[str]:
     """Given the entries, the controller's variables and the accounts there will be, return every fault."""
     faults = []
-    places = [place(resolved(entry, {})) for entry in entries]
+    places = [place(resolved(entry, environment)) for entry in entries]
     for position, entry in enumerate(entries):
         person = entry.get("person")
         where = f"credentials_entries[{position}]: {entry.get('kind')} of {person}"
         if places[position] in places[:position]:
-            faults.append(f"{where}: another entry is for the same place, {' '.join(places[position][1:]).strip()}")
+            faults.append(f"{where}: another entry is for the same place, {' '.join(places[position][1:3]).strip()}")
         if entry.get("state", "present") == "absent":
-            needed = {"git": "host", "netrc": "host", "file": "path"}.get(str(entry.get("kind")), "person")
-            faults += [] if entry.get(needed) else [f"{where}: {needed} is missing"]
+            needed = {"git": ("host", "login"), "netrc": ("host",), "file": ("path",)}.get(str(entry.get("kind")), ())
+            given = resolved(entry, environment)
+            faults += [f"{where}: {name} is missing" for name in needed if not given.get(name)]
             continue
         if person not in accounts:
             faults.append(f"{where}: {person} has no account and is not in users_people")

@@ -8,7 +8,7 @@ import pwd
 import re
 import stat
 from typing import Any, Callable, Dict
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote
 
 from ansible.module_utils.as_person import PersonFault, as_person
 from ansible.module_utils.basic import AnsibleModule
@@ -75,7 +75,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changed_paths:
-  description: Files that were or would be changed.
+  description: Files that were or would be changed; in check mode the home of who has no account yet, as C(~NAME).
   type: list
   returned: always
 faults:
@@ -88,8 +88,13 @@ Entry = Dict[str, Any]
 #: Given a file's text, return the text that is to stand there.
 Edit = Callable[[str], str]
 
-#: A word of netrc: quoted, or up to the next space; `#` begins a comment where a word may begin.
-WORD = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*"|[^\s]+')
+#: An argument in a netrc: quoted within its line, or up to the next space; a password may begin with `#` or `"`.
+ARGUMENT = re.compile(r'"(?:\\.|[^"\\\n])*"(?!\S)|\S+')
+#: A word where none is awaited: `#` begins a comment.
+WORD = re.compile(r"#[^\n]*|" + ARGUMENT.pattern)
+PARTS = ("machine", "default", "macdef")
+#: A line of ~/.git-credentials that is for a whole host (credential_from_url of git): login and host.
+WHOLE_HOST = re.compile(r"\s*https://([^:@/]*)(?::[^@/]*)?@([^/?#]+)/?\s*")
 
 
 def netrc_entries(text: str) -> list[tuple[int, int, list[str]]]:
@@ -100,21 +105,24 @@ def netrc_entries(text: str) -> list[tuple[int, int, list[str]]]:
     parts: list[tuple[int, int, list[str]]] = []
     position, argument = 0, False
     while True:
-        match = WORD.search(text, position)
+        match = (ARGUMENT if argument else WORD).search(text, position)
         if match is None:
             return parts
-        word, position = match[0], match.end()
-        if word.startswith("#"):
+        word = match[0]
+        # An argument that was forgotten at the end of its line costs no other entry.
+        argument = argument and not (word in PARTS and "\n" in text[position : match.start()])
+        position = match.end()
+        if word.startswith("#") and not argument:
             continue
         end = position + 1 if text[position : position + 1] == "\n" else position
-        if not argument and word in ("machine", "default", "macdef"):
+        if not argument and word in PARTS:
             if word == "macdef":
                 blank = re.compile(r"\n[ \t]*\n").search(text, position)
                 position = end = blank.end() if blank else len(text)
             parts.append((match.start(), end, [word]))
         elif parts:
             start, _, words = parts[-1]
-            bare = word[1:-1] if word.startswith('"') and len(word) > 1 else word
+            bare = word[1:-1] if word.startswith('"') and word.endswith('"') and len(word) > 1 else word
             parts[-1] = (start, end, [*words, bare])
         argument = not argument and word in ("machine", "login", "account", "password")
 
@@ -181,23 +189,31 @@ def aws_edit(profile: str, values: dict[str, str | None]) -> Edit:
     return edit
 
 
-def git_edit(host: str, login: str | None, secret: str | None) -> Edit:
-    """Return the edit that makes a host's one line of ~/.git-credentials (git-credential-store(1))."""
+def whole_host(line: str) -> tuple[str, str]:
+    """Given a line of ~/.git-credentials, return login and host; empty where it is for a path, or is none for git."""
+    match = WHOLE_HOST.fullmatch(line)
+    return (unquote(match[1]), match[2].lower()) if match else ("", "")
 
-    def is_hosts(line: str) -> bool:
-        return urlsplit(line.strip()).netloc.rpartition("@")[2].lower() == host.lower()
+
+def git_edits(host: str, login: str, secret: str | None) -> tuple[Edit, Edit]:
+    """Return the edits of ~/.git-credentials (git-credential-store(1)) and, to be made after it, of ~/.gitconfig.
+
+    The one line of this login on the host is made, or removed without a secret; lines of other logins and for paths
+    stay, and git is told to read the file as long as there is one for the host.
+    """
+    wanted = [] if secret is None else ["https://%s:%s@%s" % (quote(login, safe=""), quote(secret, safe=""), host)]
+    hosts_line = re.compile(r"https://([^/?#]*@)?%s([/?#]|\s*$)" % re.escape(host), re.IGNORECASE)
+    left = ["unknown as long as the file was not read"]
 
     def edit(text: str) -> str:
         lines = text.splitlines()
-        wanted = (
-            [] if login is None else ["https://%s:%s@%s" % (quote(login, safe=""), quote(secret or "", safe=""), host)]
-        )
-        if [line for line in lines if is_hosts(line)] == wanted:
-            return text
-        rest = [line for line in lines if not is_hosts(line)]
-        return "".join(line + "\n" for line in wanted + rest)
+        own = [line for line in lines if whole_host(line) == (login, host.lower())]
+        # git takes the first line that fits.
+        after = lines if own == wanted else wanted + [line for line in lines if line not in own]
+        left[:] = [line for line in after if hosts_line.match(line.strip())]
+        return text if after is lines else "".join(line + "\n" for line in after)
 
-    return edit
+    return edit, lambda text: helper_edit(host, wanted=bool(left))(text) if wanted or not left else text
 
 
 def helper_edit(host: str, *, wanted: bool) -> Edit:
@@ -239,10 +255,8 @@ def edits(entry: Entry) -> list[tuple[str, Edit, int | None]]:
         values = {"aws_access_key_id": login, "aws_secret_access_key": secret, "aws_session_token": token}
         return [(".aws/credentials", aws_edit(entry["profile"], values), 0o600)]
     if kind == "git":
-        return [
-            (".git-credentials", git_edit(host, login, secret), 0o600),
-            (".gitconfig", helper_edit(host, wanted=present), None),
-        ]
+        lines, helper = git_edits(host, entry["login"], secret)
+        return [(".git-credentials", lines, 0o600), (".gitconfig", helper, None)]
     return [(entry["path"], whole_edit(secret), 0o600)]
 
 
@@ -346,9 +360,12 @@ def main() -> None:
         try:
             account = pwd.getpwnam(name)
         except KeyError:
-            # Who has left takes the home along; check mode may not have made the account.
-            if not module.check_mode and any(entry["state"] == "present" for entry in entries):
-                faults.append("%s has no account" % name)
+            # Who has left takes the home along; in check mode the role users has not made the account yet.
+            if any(entry["state"] == "present" for entry in entries):
+                if module.check_mode:
+                    changed.append("~%s" % name)
+                else:
+                    faults.append("%s has no account" % name)
             continue
         if not os.path.isdir(account.pw_dir):
             faults.append("the home of %s, %s, is missing" % (name, account.pw_dir))

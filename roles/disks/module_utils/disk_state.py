@@ -6,31 +6,26 @@ import glob
 import os
 import re
 import stat
-from typing import Any, Dict, FrozenSet, NamedTuple
+from typing import Any, BinaryIO, Dict, NamedTuple
+
+from ansible.module_utils.mount_points import UNITS, Mounted, Refusal, check_fstab, read, unit_name
 
 DISKS = "/dev/disk"
-FSTAB = "/etc/fstab"
-UNITS = "/etc/systemd/system"
 WANTS = UNITS + "/local-fs.target.wants"
 HEADER = "# Written by Ansible (role disks); changes are lost."
 #: Options that can be seen on a mount, and are there exactly where they are asked for.
 VISIBLE = frozenset(("ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "sync", "dirsync", "discard"))
+#: Bytes that are read at one place of a disk that may be blank; a power of 2.
+PIECE = 1 << 20
+#: Bytes at its beginning that are read whole: every file system writes there first.
+HEAD = 256 * PIECE
+#: How many places are read, evenly over the disk; XFS puts copies of its superblock at the quarters.
+SAMPLES = 256
+#: Bytes in a block group of ext4, whose superblock's copies are in the groups 1 and powers of 3, 5 and 7, and most that
+#: XFS puts into one of its parts (mke2fs(8), mkfs.xfs(8)).
+EXT4_GROUP, XFS_PART = 32768 * 4096, (1 << 40) - 4096
 #: A mount as the module's argument has it.
 Mount = Dict[str, Any]
-
-
-class Refusal(Exception):
-    """Why an entry cannot be done without a loss."""
-
-
-class Mounted(NamedTuple):
-    """A line of /proc/self/mountinfo."""
-
-    number: str
-    root: str
-    target: str
-    fstype: str
-    options: FrozenSet[str]
 
 
 class Disk(NamedTuple):
@@ -40,14 +35,6 @@ class Disk(NamedTuple):
     number: str
     names: Dict[str, str]
     read_only: bool
-
-
-def unit_name(path: str) -> str:
-    """Return the name of the mount unit of a path, as `systemd-escape --path --suffix=mount` does."""
-    escaped = "".join(
-        c if re.match(r"[A-Za-z0-9_:.]", c) else "\\x%02x" % ord(c) for c in path.strip("/").replace("/", "\0")
-    )
-    return escaped.replace("\\x00", "-") + ".mount"
 
 
 def unit_text(mount: Mount, uuid: str) -> str:
@@ -71,35 +58,33 @@ def unit_text(mount: Mount, uuid: str) -> str:
     )
 
 
-def parse_mounts(text: str) -> list[Mounted]:
-    """Given /proc/self/mountinfo, return the mounts in its order: the last one at a path is the one that is seen."""
-    found = []
-    for line in text.splitlines():
-        left, _, right = line.partition(" - ")
-        fields, rest = left.split(" "), right.split(" ")
-        target = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
-        options = frozenset(fields[5].split(",") + (rest[2].split(",") if len(rest) > 2 else []))
-        found.append(Mounted(fields[2], fields[3], target, rest[0], options))
-    return found
-
-
 def parse_blkid(text: str) -> dict[str, str]:
     """Given the answer of `blkid -p -o export`, return its pairs."""
     return {key: value for key, _, value in (line.partition("=") for line in text.splitlines()) if value}
 
 
+def places(size: int) -> list[int]:
+    """Given the size of a disk in bytes, return where it is looked at before it counts as blank, in bytes."""
+    found = {*range(0, HEAD, PIECE), size - PIECE, *(size * part // SAMPLES for part in range(SAMPLES))}
+    found |= {EXT4_GROUP * factor**power for factor in (3, 5, 7) for power in range(1, 20)}
+    found |= set(range(0, size, XFS_PART))
+    return sorted({place // PIECE * PIECE for place in found if 0 <= place < size} | {max(0, size - PIECE)})
+
+
+def first_data(stream: BinaryIO) -> int | None:
+    """Return about where a disk holds something else than zeros, in bytes; None where it looks blank."""
+    size = stream.seek(0, os.SEEK_END)
+    for place in places(size):
+        stream.seek(place)
+        if stream.read(PIECE).strip(b"\0"):
+            return place
+    return None
+
+
 def wrong_options(mount: Mount, mounted: Mounted) -> list[str]:
     """Return the options that a mount has and should not have, or lacks."""
-    return sorted(VISIBLE & (frozenset(mount["options"]) ^ mounted.options))
-
-
-def read(path: str) -> str:
-    """Return the text of a file; empty where there is none."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
+    there = frozenset(mounted.options.split(",") + mounted.super_options.split(","))
+    return sorted(VISIBLE & (frozenset(mount["options"]) ^ there))
 
 
 def resolve(mount: Mount) -> str:
@@ -141,23 +126,9 @@ def device_number(path: str) -> str:
     return "%d:%d" % (os.major(number), os.minor(number))
 
 
-def check_point(path: str) -> None:
-    """Refuse a mount point that would hide something."""
-    if os.path.realpath(path) != path:
-        raise Refusal("the path leads through a symbolic link to %s" % os.path.realpath(path))
-    if os.path.lexists(path) and not os.path.isdir(path):
-        raise Refusal("the mount point is not a directory")
-    inside = os.listdir(path) if os.path.isdir(path) else []
-    if inside:
-        raise Refusal("the mount point is not empty (%s); move that away" % ", ".join(sorted(inside)[:3]))
-
-
 def check_unit(path: str) -> None:
     """Refuse a path that somebody else cares for."""
-    for line in read(FSTAB).splitlines():
-        fields = line.split("#")[0].split()
-        if len(fields) > 1 and fields[1] == path:
-            raise Refusal("/etc/fstab has a line for it; remove that line, this role writes a unit instead")
+    check_fstab(path)
     unit = os.path.join(UNITS, unit_name(path))
     if os.path.lexists(unit) and (os.path.islink(unit) or not read(unit).startswith(HEADER)):
         raise Refusal("%s is not this role's; remove it" % unit)

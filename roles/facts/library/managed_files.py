@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import grp
 import os
-import pwd
-import re
-import stat
 import tempfile
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.file_entries import File
+from ansible.module_utils.guarded_paths import Refused
 
 DOCUMENTATION = r"""
 module: managed_files
@@ -69,6 +65,11 @@ options:
       mode:
         description: Permissions as an octal string; 0644 for files and 0755 for directories when left out.
         type: str
+      begins:
+        description:
+          - With V(absent), the beginning of the file that is removed. What begins otherwise, or is no file, is somebody
+            else's and stays.
+        type: str
       validate:
         description: Command that accepts the new file, whose path replaces C(%s), by ending with 0.
         type: str
@@ -96,287 +97,6 @@ changed_paths:
   type: list
   returned: always
 """
-
-BEGIN, END = "# BEGIN tpu_ops", "# END tpu_ops"
-BLOCK = re.compile(r"^%s\n.*?^%s\n?" % (re.escape(BEGIN), re.escape(END)), re.MULTILINE | re.DOTALL)
-
-#: More symbolic links on one way are a loop; the kernel's own limit (path_resolution(7)).
-LINKS = 40
-
-
-class Refused(Exception):
-    """An entry that cannot be kept as listed; the text says why."""
-
-
-def guarded(directory: int) -> bool:
-    """Return whether nobody but root, or whoever runs this, may make entries in an open directory."""
-    entry = os.fstat(directory)
-    others = stat.S_IWOTH | (stat.S_IWGRP if entry.st_gid else 0)
-    return entry.st_uid in (0, os.geteuid()) and not entry.st_mode & others
-
-
-def open_directory(path: str) -> tuple[int, list[str]]:
-    """Open the directory at a path, or the last one on the way that is there; return it and the names that are missing.
-
-    Raises:
-        Refused: A link on the way may be somebody else's, or something on the way is no directory.
-    """
-    names = [name for name in os.path.normpath(path).split("/") if name]
-    current, real = os.open("/", os.O_RDONLY | os.O_DIRECTORY), "/"
-    for _ in range(LINKS):
-        for position, name in enumerate(names):
-            here = os.path.join(real, name)
-            try:
-                kind = os.stat(name, dir_fd=current, follow_symlinks=False).st_mode
-            except FileNotFoundError:
-                return current, names[position:]
-            if stat.S_ISLNK(kind):
-                if not guarded(current):
-                    raise Refused("%s is a symbolic link where others than root may put one" % here)
-                target = os.path.normpath(os.path.join(real, os.readlink(name, dir_fd=current)))
-                names = [part for part in target.split("/") if part] + names[position + 1 :]
-                os.close(current)
-                current, real = os.open("/", os.O_RDONLY | os.O_DIRECTORY), "/"
-                break
-            if not stat.S_ISDIR(kind):
-                raise Refused("%s is in the way: it is not a directory" % here)
-            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=current)
-            os.close(current)
-            current, real = below, here
-        else:
-            return current, []
-    raise Refused("%s is behind too many symbolic links" % path)
-
-
-def make_parents(directory: int, missing: list[str]) -> int:
-    """Make directories below an open one; return the last of them, open."""
-    for name in missing:
-        os.mkdir(name, 0o755, dir_fd=directory)
-        below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
-        os.fchmod(below, 0o755)
-        os.close(directory)
-        directory = below
-    return directory
-
-
-def with_block(text: str, block: str) -> str:
-    """Given a file's text, return it with the block between the marked lines; an empty block goes, lines and all."""
-    rest = BLOCK.sub("", text)
-    if not block:
-        return rest
-    new = "%s\n%s\n%s\n" % (BEGIN, block.rstrip("\n"), END)
-    if BLOCK.search(text):
-        return BLOCK.sub(lambda _: new, text, count=1)
-    return rest + ("\n" if rest and not rest.endswith("\n") else "") + new
-
-
-def number(name: str, kind: str) -> int | None:
-    """Return the uid or gid of a name or number; None where nobody is called so."""
-    if name.isdigit():
-        return int(name)
-    try:
-        return pwd.getpwnam(name).pw_uid if kind == "owner" else grp.getgrnam(name).gr_gid
-    except KeyError:
-        return None
-
-
-class File:
-    """One entry and what stands in its place now."""
-
-    def __init__(self, entry: dict[str, Any], *, check: bool) -> None:
-        self.path = entry["path"]
-        self.state = entry["state"]
-        self.entry = entry
-        self.check = check
-        self.binary = entry.get("base64") is not None
-        self.content = entry["content"]
-        if self.binary:
-            # One way for both: what is no text goes through as escapes.
-            self.content = base64.b64decode(entry["base64"]).decode("utf-8", "surrogateescape")
-        if not os.path.isabs(self.path) or os.path.normpath(self.path) == "/":
-            raise Refused("the path is not absolute")
-        if self.state == "block" and self.content is None:
-            raise Refused("a block has a content")
-        if (self.state == "link") != (entry["target"] is not None):
-            raise Refused("links, and nothing else, have a target")
-        mode = entry["mode"] or ("0755" if self.state == "directory" else "0644")
-        if not re.match(r"^[0-7]{3,4}$", mode):
-            raise Refused("mode %r is not octal, such as '0644'" % mode)
-        self.mode = int(mode, 8)
-        self.ids = (number(entry["owner"], "owner"), number(entry["group"], "group"))
-        for kind, found in (("owner", self.ids[0]), ("group", self.ids[1])):
-            # Check mode may not have made the account; nobody's number differs from every file's.
-            if found is None and not check and self.state not in ("link", "absent"):
-                raise Refused("there is no %s %s on this host" % (kind, entry[kind]))
-        self.look()
-
-    def look(self) -> None:
-        """Read what stands in the entry's place."""
-        self.parent, self.missing = open_directory(os.path.dirname(self.path))
-        self.name = os.path.basename(os.path.normpath(self.path))
-        self.found: os.stat_result | None = None
-        try:
-            if not self.missing:
-                with contextlib.suppress(FileNotFoundError):
-                    self.found = os.stat(self.name, dir_fd=self.parent, follow_symlinks=False)
-            self.before = self.read()
-        except Refused:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close the directory."""
-        os.close(self.parent)
-
-    def read(self) -> str | None:
-        """Return what stands there as text: a file's content, a link's target, nothing of a directory; None is nothing.
-
-        Raises:
-            Refused: It is neither of these, or of a kind that the entry does not replace.
-        """
-        if self.found is None:
-            if self.missing and self.state != "absent" and not guarded(self.parent):
-                raise Refused(
-                    "the directory %s is missing, and root does not make it where others may write; list it as an entry"
-                    " with its owner" % os.path.dirname(self.path)
-                )
-            if self.state == "file" and self.content is None and not self.check:
-                raise Refused("there is no such file, and no content to make it with")
-            return None
-        kind = self.found.st_mode
-        if stat.S_ISLNK(kind):
-            if self.state == "directory" and not guarded(self.parent):
-                raise Refused("it is a symbolic link where others than root may put one")
-            return str(os.readlink(self.name, dir_fd=self.parent))
-        if stat.S_ISDIR(kind):
-            if self.state in ("file", "block", "link"):
-                raise Refused("it is a directory")
-            if self.state == "absent" and os.listdir(self.open()):
-                raise Refused("the directory is not empty")
-            return ""
-        if not stat.S_ISREG(kind) or self.state == "directory":
-            raise Refused("something else than a %s is in the way" % self.state)
-        with os.fdopen(self.open(), encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            text: str = stream.read()
-        return text
-
-    def open(self) -> int:
-        """Open what stands there, links not followed."""
-        return os.open(self.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self.parent)
-
-    def is_file(self) -> bool:
-        """Return whether a regular file stands there."""
-        return self.found is not None and stat.S_ISREG(self.found.st_mode)
-
-    def after(self) -> str | None:
-        """Return the text that is to stand there, in the form of `before`."""
-        if self.state == "absent":
-            return None
-        if self.state == "directory":
-            return ""
-        if self.state == "link":
-            return str(self.entry["target"])
-        if self.state == "block":
-            return with_block((self.before or "") if self.is_file() else "", self.content)
-        if self.content is None or (self.entry["once"] and self.found is not None):
-            return self.before
-        return str(self.content)
-
-    def attributes(self) -> str:
-        """Return owner, group and mode of what stands there, as one comparable text."""
-        entry = self.found
-        if entry is None or self.state in ("link", "absent"):
-            return ""
-        if stat.S_ISLNK(entry.st_mode) and self.state == "directory":
-            entry = os.stat(self.name, dir_fd=self.parent)
-            if not stat.S_ISDIR(entry.st_mode):
-                raise Refused("it is a symbolic link to something that is no directory")
-        return "%d:%d %04o" % (entry.st_uid, entry.st_gid, stat.S_IMODE(entry.st_mode))
-
-    def wanted(self) -> str:
-        """Return owner, group and mode that are to be, as `attributes` does."""
-        if self.state in ("link", "absent"):
-            return ""
-        return "%s:%s %04o" % (*self.ids, self.mode)
-
-    def differs(self) -> bool:
-        """Return whether anything is to be changed."""
-        if self.entry["once"] and self.found is not None:
-            return False
-        if self.state == "link" and self.found is not None and not stat.S_ISLNK(self.found.st_mode):
-            return True
-        if self.state in ("file", "block") and self.found is not None and not self.is_file():
-            return True
-        same = self.state == "directory" and self.found is not None
-        return self.attributes() != self.wanted() or not (same or self.before == self.after())
-
-    def diff(self) -> dict[str, str]:
-        """Return before and after in Ansible's form."""
-        return {
-            "before_header": ("%s %s" % (self.path, self.attributes())).strip(),
-            "after_header": ("%s %s" % (self.path, self.wanted())).strip(),
-            "before": "" if self.binary else self.before or "",
-            "after": "(not shown: no text)\n" if self.binary else self.after() or "",
-        }
-
-    def apply(self) -> None:
-        """Make the entry so."""
-        if self.state == "absent":
-            remove = os.rmdir if self.found and stat.S_ISDIR(self.found.st_mode) else os.unlink
-            remove(self.name, dir_fd=self.parent)
-            return
-        self.parent, self.missing = make_parents(self.parent, self.missing), []
-        if self.state == "directory":
-            self.make_directory()
-        elif self.state == "link":
-            self.replace(lambda new: os.symlink(self.entry["target"], new, dir_fd=self.parent))
-        elif self.content is None:
-            if self.found and self.found.st_nlink > 1 and not guarded(self.parent):
-                raise Refused("it has other names, and stands where others than root may give it one")
-            self.own(self.open())
-        else:
-            self.replace(self.write)
-
-    def make_directory(self) -> None:
-        """Make the directory or correct its owner and mode."""
-        if self.found is None:
-            os.mkdir(self.name, 0o700, dir_fd=self.parent)
-            self.own(self.open())
-        else:
-            self.own(
-                os.open(self.name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.parent)
-                if stat.S_ISLNK(self.found.st_mode)
-                else self.open()
-            )
-
-    def own(self, handle: int) -> None:
-        """Set owner, group and mode, and close."""
-        try:
-            os.fchown(handle, self.ids[0] or 0, self.ids[1] or 0)
-            # After the owner: chown clears the set-user-ID bit.
-            os.fchmod(handle, self.mode)
-        finally:
-            os.close(handle)
-
-    def write(self, new: str) -> None:
-        """Write the content under another name in the same directory."""
-        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=self.parent)
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            stream.write(self.after() or "")
-            stream.flush()
-            os.fsync(stream.fileno())
-            self.own(os.dup(stream.fileno()))
-
-    def replace(self, make: Any) -> None:
-        """Have something made under a name that nobody guesses, and put it in the entry's place at once."""
-        new = ".%s.%s.new" % (self.name, os.urandom(8).hex())
-        try:
-            make(new)
-            os.replace(new, self.name, src_dir_fd=self.parent, dst_dir_fd=self.parent)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(new, dir_fd=self.parent)
-            raise
 
 
 def validation_fault(module: AnsibleModule, command: str, text: str) -> str:
@@ -417,9 +137,10 @@ def plan(module: AnsibleModule, entry: dict[str, Any]) -> dict[str, str] | None:
             fault = validation_fault(module, entry["validate"], after or "")
             if fault:
                 raise Refused(fault)
-        return file.diff()
+        diff: dict[str, str] = file.diff()
     finally:
         file.close()
+    return diff
 
 
 def main() -> None:
@@ -444,6 +165,7 @@ def main() -> None:
                     "owner": {"type": "str", "default": "root"},
                     "group": {"type": "str", "default": "root"},
                     "mode": {"type": "str"},
+                    "begins": {"type": "str"},
                     "validate": {"type": "str"},
                 },
             },

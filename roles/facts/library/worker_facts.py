@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.mount_points import parse_mounts
 from ansible.module_utils.openpgp import fingerprints
 
 DOCUMENTATION = r"""
@@ -170,22 +171,14 @@ def hugepages(line: str) -> str:
     return match[1] if match else ""
 
 
-def unescape(field: str) -> str:
-    r"""Return a field of /proc/self/mountinfo with its \040 and the like as characters."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
-
-
 def mounts(mountinfo: str) -> list[dict[str, str]]:
-    """Given the text of /proc/self/mountinfo, return every mount (proc_pid_mountinfo(5))."""
+    """Given the text of /proc/self/mountinfo, return every mount; its own options come before the file system's."""
     found = []
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        fields, (fstype, source, options) = left.split(), right.split(None, 2)
-        per_mount = fields[5].split(",")
-        both = per_mount + [option for option in options.split(",") if option not in (*per_mount, "ro", "rw")]
-        found.append(
-            {"source": unescape(source), "target": unescape(fields[4]), "fstype": fstype, "options": ",".join(both)}
-        )
+    for mounted in parse_mounts(mountinfo):
+        own = mounted.options.split(",")
+        options = own + [option for option in mounted.super_options.split(",") if option not in (*own, "ro", "rw")]
+        names = {"source": mounted.source, "target": mounted.target, "fstype": mounted.fstype}
+        found.append(dict(names, options=",".join(options)))
     return found
 
 

@@ -36,7 +36,7 @@ def jax_python_fault(jax_version: str, python_version: str) -> str:
     try:
         jax = numbers(jax_version)
     except ValueError:
-        return f"jax_version '{jax_version}' is not a version such as 0.10.2"
+        return f"'{jax_version}' is not a version such as 0.10.2"
     python = numbers(python_version)
     if python < min(NEWEST_JAX):
         return f"Python {python_version} runs no supported JAX; use Python {dotted(min(NEWEST_JAX))} or later"
@@ -56,23 +56,23 @@ def torch_faults(torch_xla_version: str, torch_version: str, python_version: str
     faults = []
     for name, version in (("jax_torch_xla_version", torch_xla_version), ("jax_torch_version", torch_version)):
         if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+(\+[a-z0-9.]+)?", version):
-            faults.append(f"{name} '{version}' is not a version such as 2.9.0")
+            faults.append(f"{name}: '{version}' is not a version such as 2.9.0")
     if faults:
         return faults
     xla, torch = (numbers(version.partition("+")[0])[:2] for version in (torch_xla_version, torch_version))
     if xla != torch:
         faults.append(
-            f"torch_xla {torch_xla_version} needs torch {dotted(xla)}, and jax_torch_version is {torch_version}"
+            f"jax_torch_version: {torch_version} is not the {dotted(xla)} that torch_xla {torch_xla_version} needs"
         )
     rows = [pythons for first, pythons in sorted(TORCH_XLA_PYTHONS.items()) if first <= xla]
     if not rows:
         oldest = dotted(min(TORCH_XLA_PYTHONS))
-        return [*faults, f"torch_xla {torch_xla_version} is older than {oldest}, the first that this role knows"]
+        return [*faults, f"jax_torch_xla_version: {torch_xla_version} is older than {oldest}, the first known"]
     first, last = rows[-1]
     if not first <= numbers(python_version) <= last:
         faults.append(
-            f"torch_xla {torch_xla_version} runs on Python {dotted(first)} to {dotted(last)}, and this worker's is"
-            f" {python_version}; set python_source to deadsnakes or uv with python_version {dotted(last)}"
+            f"jax_torch_xla_version: {torch_xla_version} runs on Python {dotted(first)} to {dotted(last)}, and this"
+            f" worker's is {python_version}; set python_source to deadsnakes or uv with python_version {dotted(last)}"
         )
     return faults
 
@@ -82,7 +82,7 @@ def jax_faults(values: dict[str, Any], python_version: str) -> list[str]:
     if values["jax_framework"] == "torch_xla":
         return torch_faults(values["jax_torch_xla_version"], values["jax_torch_version"], python_version)
     fault = jax_python_fault(values["jax_version"], python_version)
-    return [fault] if fault else []
+    return [f"jax_version: {fault}"] if fault else []
 
 
 def jax_environment(values: dict[str, Any]) -> list[dict[str, Any]]:
@@ -101,6 +101,7 @@ def jax_environment(values: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "name": "jax",
+            "variable": "jax_venv",
             "path": values["jax_venv"],
             "owner": values["jax_venv_owner"],
             "requirements": [*requirements, *values["jax_packages"]],

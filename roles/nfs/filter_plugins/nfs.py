@@ -44,6 +44,8 @@ CLIENT_PACKAGES = ["nfs-common"]
 SERVICES = {"kernel": "nfs-server.service", "ganesha": "nfs-ganesha.service"}
 #: Whom root and people without an account become: nobody and nogroup, which every Debian and Ubuntu has.
 NOBODY = 65534
+#: The way out where a server has gone with its node.
+GONE = "if its node is gone, take its exports off the list and list its mounts with state absent"
 
 
 def path_fault(path: str) -> str:
@@ -120,7 +122,7 @@ def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> li
         faults += [] if clients else ["clients: there is none"]
     server = str(export.get("server", ""))
     if server not in hosts:
-        return [*faults, f"server {server} is not in the inventory"]
+        return [*faults, f"server {server} is not in the inventory; {GONE}"]
     faults += [fault] if (fault := address_fault(server, hosts)) else []
     preemptible = hosts[server].get("tpu_preemptible") or hosts[server].get("tpu_spot")
     if preemptible and not nfs["allow_preemptible"]:
@@ -145,7 +147,7 @@ def find_export(mount: Entry, nfs: Entry, hosts: Hosts) -> Entry | str:
             return f"no export of nfs_exports has the path {path}"
         server = named[0]
     if server not in hosts:
-        return f"server {server} is not in the inventory"
+        return f"server {server} is not in the inventory; {GONE}"
     # The server's own list is what it will serve; one that is given to a whole play is no host's own.
     there = nfs["exports"] if server == nfs["host"] else hosts[server].get("nfs_exports", nfs["exports"])
     for export in there:

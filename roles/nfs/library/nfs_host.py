@@ -14,24 +14,20 @@ import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.mount_points import UNITS, Mounted, Refusal, read, unit_name
 from ansible.module_utils.nfs_state import (
     LOG,
     PORT,
     SERVER_FILES,
     SERVICES,
-    UNITS,
     Entry,
-    Mounted,
-    Refusal,
     check_point,
     number,
     ours,
     parse_exportfs,
     parse_ganesha,
-    read,
     read_only,
     same,
-    unit_name,
 )
 from ansible.module_utils.nfs_worker import Worker
 
@@ -246,6 +242,8 @@ class NfsHost(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             self.systemctl("stop", name)
         if not others and state["UnitFileState"] == "enabled" and self.act("disable %s" % name):
             self.run("systemctl", "disable", "--quiet", name)
+        if not others and not self.module.params["files"]:
+            self.withdraw_helpers()
         removed = [path for path in paths if self.remove(path)]
         if removed and not self.module.check_mode:
             self.run("systemctl", "daemon-reload")
@@ -364,8 +362,9 @@ class NfsHost(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             except OSError as exc:
                 if time.monotonic() >= deadline:
                     self.fail(
-                        "nfs_mounts: the server %s does not answer at port %d: %s; `systemctl status nfs-server"
-                        " nfs-ganesha` there says why, or a firewall is between them" % (server, PORT, exc)
+                        "nfs_mounts: the server %s does not answer at port %d: %s; is its node up? `systemctl status"
+                        " nfs-server nfs-ganesha` there says why, or a firewall is between them. If it is gone, list"
+                        " its mounts with state absent" % (server, PORT, exc)
                     )
                 time.sleep(0.5)  # polls the server until the deadline
             else:

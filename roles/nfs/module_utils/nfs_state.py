@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from typing import Any, Dict, NamedTuple
+from typing import Any, Dict
 
-FSTAB = "/etc/fstab"
-UNITS = "/etc/systemd/system"
+from ansible.module_utils.mount_points import UNITS, Mounted, Refusal, check_free, check_fstab, read, unit_name
+
 HEADER = "# Written by Ansible (role nfs); changes are lost."
 SERVICES = {"kernel": "nfs-server.service", "ganesha": "nfs-ganesha.service"}
 #: Where the role writes for each kind of server; the first one holds its exports.
@@ -16,31 +15,13 @@ SERVER_FILES = {
     "kernel": ("/etc/exports.d/tpu_ops.exports", "/etc/nfs.conf.d/tpu_ops.conf"),
     "ganesha": ("/etc/ganesha/tpu_ops.conf", "/etc/ganesha/ganesha.conf"),
 }
+#: What servers start besides themselves. Their sockets go first, which would start them again.
+HELPERS = ("nfs-ganesha-lock.service", "rpc-statd.service", "rpcbind.socket", "rpcbind.service")
+#: Numbers of rpcbind itself and of NFS: nfs, mountd, nlockmgr, status and nfs_acl (rpc(5)); ganesha adds rquotad.
+NFS_PROGRAMS = {"100000", "100003", "100005", "100011", "100021", "100024", "100227"}
 LOG = "/var/log/ganesha/ganesha.log"
 PORT = 2049
 Entry = Dict[str, Any]
-
-
-class Refusal(Exception):
-    """Why an entry cannot be done."""
-
-
-class Mounted(NamedTuple):
-    """A line of /proc/self/mountinfo."""
-
-    target: str
-    fstype: str
-    source: str
-
-
-def read(path: str, start: int = 0) -> str:
-    """Return the text of a file, from a number of bytes on; empty where there is none."""
-    try:
-        with open(path, "rb") as stream:
-            stream.seek(start)
-            return stream.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def ours(path: str) -> bool:
@@ -54,25 +35,6 @@ def number(name: str, find: Any) -> int:
         return int(name) if name.isdigit() else int(find(name)[2])
     except KeyError:
         return -1
-
-
-def unit_name(path: str, suffix: str) -> str:
-    """Return the name of the unit of a path, as `systemd-escape --path` does."""
-    escaped = "".join(
-        c if re.match(r"[A-Za-z0-9_:.]", c) else "\\x%02x" % ord(c) for c in path.strip("/").replace("/", "\0")
-    )
-    return "%s.%s" % (escaped.replace("\\x00", "-"), suffix)
-
-
-def parse_mounts(text: str) -> list[Mounted]:
-    """Given /proc/self/mountinfo, return the mounts in its order: the last one at a path is the one that is seen."""
-    found = []
-    for line in text.splitlines():
-        left, _, right = line.partition(" - ")
-        target, rest = left.split(" ")[4], right.split(" ")
-        names = [re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), name) for name in (target, rest[1])]
-        found.append(Mounted(names[0], rest[0], names[1]))
-    return found
 
 
 def parse_show(text: str) -> dict[str, str]:
@@ -94,6 +56,26 @@ def parse_exportfs(text: str) -> list[str]:
     return sorted({line.split()[0] for line in text.splitlines() if line.startswith("/")})
 
 
+def parse_rpcinfo(text: str) -> list[str]:
+    """Given what `rpcinfo -p` prints, return the programs that have nothing to do with NFS."""
+    rows = [line.split() for line in text.splitlines()]
+    return sorted({row[-1] for row in rows if row and row[0].isdigit() and row[0] not in NFS_PROGRAMS})
+
+
+def nfs_left(fstab: str, units: dict[str, str], mounts: list[Mounted]) -> list[str]:
+    """Return what of NFS there is on a worker that serves nothing, each in a word.
+
+    Args:
+        fstab: Text of /etc/fstab.
+        units: Path -> text of mount units.
+        mounts: What is mounted.
+    """
+    rows = [line.split() for line in fstab.splitlines() if not line.lstrip().startswith("#")]
+    found = {row[1] for row in rows if len(row) > 2 and row[2].startswith("nfs")}
+    found |= {path for path, text in units.items() if "\nType=nfs" in "\n" + text}
+    return sorted(found | {mount.target for mount in mounts if mount.fstype.startswith("nfs")})
+
+
 def same(path: str, what: str) -> bool:
     """Return whether two paths lead to one directory of this worker."""
     return os.path.isdir(what) and os.path.isdir(path) and os.path.samefile(path, what)
@@ -110,10 +92,7 @@ def check_point(path: str, mounts: list[Mounted], what: str) -> None:
     Raises:
         Refusal: It would, or somebody does.
     """
-    for line in read(FSTAB).splitlines():
-        fields = line.split("#")[0].split()
-        if len(fields) > 1 and fields[1] == path:
-            raise Refusal("/etc/fstab has a line for it; remove that line, this role writes units instead")
+    check_fstab(path)
     for suffix in ("mount", "automount"):
         unit = os.path.join(UNITS, unit_name(path, suffix))
         if os.path.lexists(unit) and not ours(unit) and (os.path.islink(unit) or read(unit)):
@@ -125,10 +104,4 @@ def check_point(path: str, mounts: list[Mounted], what: str) -> None:
             raise Refusal("something else is mounted there (%s from %s)" % (here[-1].fstype, here[-1].source))
         # Nobody looks into a mount of a server that may not answer.
         return
-    if os.path.realpath(path) != path:
-        raise Refusal("the path leads through a symbolic link to %s" % os.path.realpath(path))
-    if os.path.lexists(path) and not os.path.isdir(path):
-        raise Refusal("the mount point is not a directory")
-    inside = os.listdir(path) if os.path.isdir(path) else []
-    if inside:
-        raise Refusal("the mount point is not empty (%s), and %s would hide it" % (", ".join(sorted(inside)[:3]), what))
+    check_free(path)

@@ -6,9 +6,10 @@ from __future__ import annotations
 import glob
 import os
 import re
-import tempfile
+import subprocess
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.text_files import changed_lines, replace
 
 DOCUMENTATION = r"""
 module: preload_entries
@@ -42,21 +43,53 @@ files:
   returned: always
 """
 
+#: An expansion with a word of its own (group 1 to 3), or the output of a command; neither with another one inside.
+EXPANSION = r"\$\{(\w+)(:?[-=+])([^{}\n]*)\}"
+OUTPUT = r"\$\([^()\n]*\)|`[^`\n]*`"
+#: What one entry of the list consists of, and what stands between two.
+PARTS = re.compile(r"%s|%s|[^\s:$`]+|\$\{[^{}\n]*\}|." % (EXPANSION, OUTPUT))
+SPLIT = re.compile(r"((?:\$\{[^{}\n]*\}|%s|[^\s:])+)" % OUTPUT)
+
 #: LD_PRELOAD=VALUE, and pam_env.conf's DEFAULT=VALUE and OVERRIDE=VALUE, with the value quoted or not.
 ASSIGNMENT = r"(?P<name>\b%s)=(?P<quote>[\"']?)(?P<value>%s)(?P=quote)"
-SHELL_ASSIGNMENT = re.compile(ASSIGNMENT % ("LD_PRELOAD", r"(?<=[\"'])[^\"'\n]*|[^\s\"';&|]*"))
+SHELL_ASSIGNMENT = re.compile(
+    ASSIGNMENT % ("LD_PRELOAD", r"(?<=[\"'])[^\"'\n]*|(?:%s|\$\{[^{}\n\"']*\}|[^\s\"';&|])*" % OUTPUT)
+)
 PAM_ASSIGNMENT = re.compile(ASSIGNMENT % ("(?:DEFAULT|OVERRIDE)", r"(?<=[\"'])[^\"'\n]*|[^\s\"']*"))
 
-#: A line after which a shell needs a command.
-OPENS_BLOCK = re.compile(r"(^|[\s;])(then|else|do|\{)\s*(#.*)?$")
+#: The end of a line after which a shell needs a command.
+WANTS_COMMAND = re.compile(r"((^|[\s;])(then|else|do|\{|!)|&&|\|\||\||\\|\))\s*(\s#.*)?$")
+#: The shells that read such files.
+SHELLS = ("/bin/sh", "/bin/bash")
 
 
 def keep_entries(value: str, library: str) -> str:
-    """Given the value of LD_PRELOAD, return it without the library; the others keep their order and separator."""
-    separator = ":" if ":" in value else " "
-    entries = [entry for entry in re.split(r"[:\s]+", value) if entry]
-    kept = [entry for entry in entries if not os.path.basename(entry).startswith(library)]
-    return value if len(kept) == len(entries) else separator.join(kept)
+    """Given the value of LD_PRELOAD, return it without the library; the others keep their order and separator.
+
+    Shells expand values: the library also goes where it is the word of ``${NAME:-WORD}`` or what a command prints.
+    """
+    entries = SPLIT.findall(value)
+    kept = [entry for entry in (keep_parts(entry, library) for entry in entries) if entry]
+    return value if kept == entries else (":" if ":" in "".join(SPLIT.split(value)[::2]) else " ").join(kept)
+
+
+def keep_parts(entry: str, library: str) -> str:
+    """Given one entry of the list, return what is left of it without the library: expansions that join it to others."""
+    kept = []
+    is_library = False
+    for part in PARTS.finditer(entry):
+        text, name, operator, word = part.group(0, 1, 2, 3)
+        if name:
+            # A separator at the ends of the word joins it to what stands beside the expansion.
+            inner = keep_entries(word, library)
+            kept.append((True, text if inner == word else "${%s%s%s}" % (name, operator, inner)))
+        elif text[:2] == "$(" or text[0] == "`":
+            is_library = is_library or library in text
+            kept.append((False, text))
+        else:
+            is_library = is_library or os.path.basename(text).startswith(library)
+            kept.append((False, text))
+    return "".join(text for joins, text in kept if joins or not is_library)
 
 
 def strip_list(text: str, library: str) -> str:
@@ -85,7 +118,7 @@ def strip_assignments(text: str, library: str, pattern: re.Pattern[str], *, comm
             continue
         emptied: list[str] = []
 
-        def replace(match: re.Match[str], emptied: list[str] = emptied) -> str:
+        def keep(match: re.Match[str], emptied: list[str] = emptied) -> str:
             kept = keep_entries(match["value"], library)
             if kept == match["value"]:
                 return match[0]
@@ -93,13 +126,19 @@ def strip_assignments(text: str, library: str, pattern: re.Pattern[str], *, comm
                 emptied.append(match[0])
             return "%s=%s%s%s" % (match["name"], match["quote"], kept, match["quote"])
 
-        new = pattern.sub(replace, line)
+        new = pattern.sub(keep, line)
         rest = pattern.sub("", new) if emptied else new
         if not emptied or rest.strip("; \t\n") not in ("", "export", "LD_PRELOAD", "export LD_PRELOAD"):
             lines.append(new)
-        elif commands and (line[0].isspace() or (lines and OPENS_BLOCK.search(lines[-1].rstrip("\n")))):
+        elif commands and (line[0].isspace() or wants_command(lines)):
             lines.append(line[: len(line) - len(line.lstrip())] + ":\n")
     return "".join(lines)
+
+
+def wants_command(lines: list[str]) -> bool:
+    """Given the lines of a shell's file so far, return whether a command must follow."""
+    last = next((line for line in reversed(lines) if line.strip() and not line.lstrip().startswith("#")), "")
+    return bool(WANTS_COMMAND.search(last.rstrip("\n")))
 
 
 def strip(path: str, text: str, library: str) -> str:
@@ -114,19 +153,29 @@ def strip(path: str, text: str, library: str) -> str:
     return strip_assignments(text, library, SHELL_ASSIGNMENT, commands=True)
 
 
-def write(path: str, text: str) -> None:
-    """Replace a file's text at once, keeping owner and mode."""
-    entry = os.stat(path)
-    handle, new = tempfile.mkstemp(prefix=".tpu_ops-", dir=os.path.dirname(path))
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            stream.write(text)
-            os.fchown(stream.fileno(), entry.st_uid, entry.st_gid)
-            os.fchmod(stream.fileno(), entry.st_mode & 0o7777)
-        os.replace(new, path)
-    except BaseException:
-        os.unlink(new)
-        raise
+def is_for_shells(path: str) -> bool:
+    """Return whether shells read a file."""
+    return not path.endswith((".conf", "ld.so.preload", "/environment"))
+
+
+def broken_for(before: str, after: str) -> str:
+    """Return the shell that could read a text before, and cannot read it after; empty where there is none."""
+
+    def reads(shell: str, text: str) -> bool:
+        entry = text.encode("utf-8", "surrogateescape")
+        return subprocess.run([shell, "-n"], input=entry, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+    shells = [shell for shell in SHELLS if os.access(shell, os.X_OK)]
+    return next((shell for shell in shells if not reads(shell, after) and reads(shell, before)), "")
+
+
+def lines_left(path: str, text: str, library: str) -> list[int]:
+    """Return the numbers of the lines that still give the library to LD_PRELOAD, as far as that can be seen."""
+    if os.path.basename(path) == "ld.so.preload":
+        return []
+    given = re.compile(r"\bLD_PRELOAD\b.*=.*" + re.escape(library))
+    lines = enumerate(text.splitlines(), 1)
+    return [number for number, line in lines if not line.lstrip().startswith("#") and given.search(line)]
 
 
 def main() -> None:
@@ -138,19 +187,29 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    diffs = []
+    diffs, faults = [], []
+    library = module.params["library"]
     for path in sorted({os.path.realpath(found) for pattern in module.params["files"] for found in glob.glob(pattern)}):
         if not os.path.isfile(path):
             continue
         with open(path, encoding="utf-8", errors="surrogateescape", newline="") as stream:
             before = stream.read()
-        after = strip(path, before, module.params["library"])
+        after = strip(path, before, library)
+        shell = broken_for(before, after) if after != before and is_for_shells(path) else ""
+        if shell:
+            faults.append("%s: %s could not read it any more without %s; take it out by hand" % (path, shell, library))
+            continue
+        for number in lines_left(path, after, library):
+            module.warn("%s, line %d: %s stands there in a way that is not understood" % (path, number, library))
         if after == before:
             continue
-        diffs.append({"before_header": path, "after_header": path, "before": before, "after": after})
+        diffs.append(changed_lines(path, before, after))
         if not module.check_mode:
-            write(path, after)
-    module.exit_json(changed=bool(diffs), files=[entry["before_header"] for entry in diffs], diff=diffs)
+            replace(path, after)
+    files = [entry["before_header"] for entry in diffs]
+    if faults:
+        module.fail_json(msg="; ".join(faults), changed=bool(diffs), files=files, diff=diffs)
+    module.exit_json(changed=bool(diffs), files=files, diff=diffs)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ are facts of the worker.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,9 @@ PEOPLE_UIDS = range(1000, 60000)
 
 HEADER = "# Written by Ansible; changes are lost.\n"
 
+#: In a person's file of keys, before the groups that the list gave: how they are known when they leave the list.
+GROUPS_LINE = "# Groups: "
+
 
 def _present(people: list[Person]) -> list[Person]:
     return [person for person in people if person["state"] == "present"]
@@ -33,7 +37,8 @@ def people_groups(people: list[Person]) -> list[str]:
 def people_changes(people: list[Person], worker: dict[str, Any], state: State) -> list[Person]:
     """Return the accounts to make or correct, as arguments of ansible.builtin.user.
 
-    Those of people present that differ, and those of unlisted ones that are in the launcher's group.
+    Those of people present that differ, and those of unlisted ones that are in the launcher's group or another one that
+    the list gave them.
 
     Args:
         people: Those who belong on the worker.
@@ -41,29 +46,36 @@ def people_changes(people: list[Person], worker: dict[str, Any], state: State) -
         state: What `people_state` found.
     """
     accounts, changes = worker["accounts"], []
-    entitled = {person["name"] for person in _present(people) if LAUNCHER_GROUP in person["groups"]}
     for person in _present(people):
         account = accounts.get(person["name"])
         if account is not None and not _differs(person, account, state):
             continue
         has = set(account["groups"]) if account else set()
-        loses = LAUNCHER_GROUP in has and person["name"] not in entitled
+        loses = has & _given(person["name"], state) - set(person["groups"])
         changes.append(
             {key: person[key] for key in ("name", "comment", "shell")}
+            | ({"uid": person["uid"]} if person["uid"] else {})
             | {
-                "groups": sorted((has - {LAUNCHER_GROUP} if loses else set()) | set(person["groups"])),
+                "groups": sorted(has - loses | set(person["groups"]) if loses else set(person["groups"])),
                 # Groups that others gave stay.
                 "append": not loses,
                 "expired": person["name"] in state["expired"],
                 "returns": person["name"] in state["ownerless_homes"],
             }
         )
-    # Whoever leaves loses the group with the account.
-    for name in sorted(set(worker["groups"].get(LAUNCHER_GROUP, [])) - {person["name"] for person in people}):
-        if name in accounts:
-            groups = sorted(set(accounts[name]["groups"]) - {LAUNCHER_GROUP})
+    # Whoever leaves loses the groups with the account.
+    listed = {person["name"] for person in people}
+    for name in sorted({*worker["groups"].get(LAUNCHER_GROUP, []), *state["given_groups"]} - listed):
+        loses = set(accounts[name]["groups"]) & _given(name, state) if name in accounts else set()
+        if loses:
+            groups = sorted(set(accounts[name]["groups"]) - loses)
             changes.append({"name": name, "groups": groups, "append": False, "expired": False, "returns": False})
     return changes
+
+
+def _given(name: str, state: State) -> set[str]:
+    """Return the groups of a person that are the list's to take back."""
+    return {LAUNCHER_GROUP, *state["given_groups"].get(name, [])}
 
 
 def _differs(person: Person, account: dict[str, Any], state: State) -> bool:
@@ -73,7 +85,7 @@ def _differs(person: Person, account: dict[str, Any], state: State) -> bool:
         or account["shell"] != person["shell"]
         or account["comment"] != person["comment"]
         or not set(person["groups"]) <= has
-        or (LAUNCHER_GROUP in has and LAUNCHER_GROUP not in person["groups"])
+        or bool(has & _given(name, state) - set(person["groups"]))
     )
 
 
@@ -88,14 +100,26 @@ def people_leaving(people: list[Person], accounts: Accounts, state: State) -> li
 
 
 def key_files(people: list[Person], state: State, directory: str) -> list[dict[str, str]]:
-    """Return the keys directory and exactly the files in it, as entries of `managed_files`."""
-    files = {person["name"]: "".join(f"{key}\n" for key in person["keys"]) for person in _present(people)}
-    stale = sorted(set(state["key_files"]) - set(files))
+    """Return the keys directory and exactly the role's files in it, as entries of `managed_files`.
+
+    What others put there stays, except for the files of people who are listed.
+    """
+    files = {
+        person["name"]: _groups_line(person) + "".join(f"{key}\n" for key in person["keys"])
+        for person in _present(people)
+    }
+    leaving = {person["name"] for person in people} - set(files)
+    stale = sorted({*state["key_files"], *leaving.intersection(state["foreign_key_files"])} - set(files))
     return [
         {"path": directory, "state": "directory", "mode": "0755"},
         *({"path": f"{directory}/{name}", "state": "absent"} for name in stale),
         *({"path": f"{directory}/{name}", "content": HEADER + text} for name, text in sorted(files.items())),
     ]
+
+
+def _groups_line(person: Person) -> str:
+    groups = [group for group in person["groups"] if group != LAUNCHER_GROUP]
+    return f"{GROUPS_LINE}{' '.join(groups)}\n" if groups else ""
 
 
 def people_sudoers(people: list[Person]) -> str:
@@ -125,6 +149,7 @@ def people_refusals(
         for person in people
         if person["name"] in accounts and accounts[person["name"]]["uid"] not in PEOPLE_UIDS
     ]
+    faults += _uid_refusals(people, accounts)
     me = next((person for person in _present(people) if person["name"] == connecting_user), None)
     way = "this run logs in with it; connect as another user, or keep it"
     key = " ".join(public_key.split()[:2])
@@ -139,17 +164,76 @@ def people_refusals(
     return faults
 
 
-def people_report(workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Given all workers' variables by name, return what the role leaves as it is, in one line each, and the way out."""
+def _uid_refusals(people: list[Person], accounts: Accounts) -> list[str]:
+    """Return whose uid of the list this worker cannot give."""
+    owners = {account["uid"]: name for name, account in accounts.items()}
+    faults = []
+    for person in _present(people):
+        name, uid = person["name"], person["uid"]
+        if not uid:
+            continue
+        if name in accounts and accounts[name]["uid"] != uid:
+            faults.append(
+                f"{name}: uid: the account has number {accounts[name]['uid']} here, the list says {uid}; list that"
+                f" number, or move the account when nothing of {name} runs: usermod --uid {uid} {name}, and chown what"
+                f" lies outside its home"
+            )
+        elif owners.get(uid, name) != name:
+            faults.append(
+                f"{name}: uid: number {uid} is {owners[uid]}'s here; choose another, or let {owners[uid]} leave in a"
+                " run of its own before"
+            )
+    return faults
+
+
+def metadata_people(people: list[Person], names: list[str]) -> dict[str, list[str]]:
+    """Return, for each name, the keys that are hers by the list: those that the metadata may go on holding."""
+    return {
+        name: [
+            " ".join(key.split()[:2]) for person in _present(people) if person["name"] == name for key in person["keys"]
+        ]
+        for name in names
+    }
+
+
+def people_report(workers: Mapping[str, Mapping[str, Any]], directory: str) -> list[str]:
+    """Return what the role leaves as it is, in one line each, and the way out.
+
+    Args:
+        workers: All workers' variables by name.
+        directory: The role's directory of keys.
+    """
     hosts: dict[str, list[str]] = {}
-    nodes: dict[str, str] = {}
+    agents: set[str] = set()
+    taken = _taken(workers)
     for host, variables in workers.items():
-        for name, found in variables.get("__users_state", {}).get("foreign", {}).items():
-            for line in _foreign_lines(name, found):
-                hosts.setdefault(line, []).append(host)
-            if found["agent"]:
-                nodes.update(_metadata_commands(variables))
-    return [f"{line} ({', '.join(found)})" for line, found in hosts.items()] + list(nodes.values())
+        state = variables.get("__users_state", {})
+        lines = [
+            f"{directory}/{name} is not this role's, and stays; list its owner in users_people, or remove it"
+            for name in state.get("foreign_key_files", [])
+        ]
+        for name, found in state.get("foreign", {}).items():
+            agent = [] if (variables.get("tpu_node_label"), name) in taken else found["agent"]
+            lines += _foreign_lines(name, found | {"agent": agent})
+            agents.update([name] if agent else [])
+        for line in lines:
+            hosts.setdefault(line, []).append(host)
+    asked = json.dumps({"users_remove_metadata_keys": sorted(agents)})
+    way = (
+        "the guest agent takes its keys from the metadata's ssh-keys. To take these out of their nodes' metadata:"
+        f" ansible-playbook playbooks/users.yml -e '{asked}'. What is left then is in the project's: gcloud compute"
+        " project-info describe, and add-metadata --metadata-from-file=ssh-keys=keys.txt"
+    )
+    return [f"{line} ({', '.join(found)})" for line, found in hosts.items()] + ([way] if agents else [])
+
+
+def _taken(workers: Mapping[str, Mapping[str, Any]]) -> set[tuple[Any, str]]:
+    """Return of which nodes and people this run has taken keys out of the metadata."""
+    return {
+        (variables.get("tpu_node_label"), line.strip().partition(":")[0])
+        for variables in workers.values()
+        for line in variables.get("__users_metadata", {}).get("removed", [])
+    }
 
 
 def _foreign_lines(name: str, found: dict[str, Any]) -> list[str]:
@@ -161,19 +245,9 @@ def _foreign_lines(name: str, found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _metadata_commands(variables: Mapping[str, Any]) -> dict[str, str]:
-    """Return how the keys of the guest agent are taken out of a node's metadata, by the node's place."""
-    node = variables.get("tpu_node")
-    if not node:
-        return {}
-    place = f"{node} --zone={variables['tpu_zone']} --project={variables['tpu_project']}"
-    tpu_vm = "gcloud compute tpus tpu-vm"
-    return {
-        place: f"node {node}: the guest agent takes its keys from the metadata's ssh-keys. To take one out there:"
-        f" {tpu_vm} describe {place} --format='value(metadata.ssh-keys)' > keys.txt; edit keys.txt;"
-        f" {tpu_vm} update {place} --metadata-from-file=ssh-keys=keys.txt. Keys of the whole project: gcloud compute"
-        f" project-info describe, and add-metadata --metadata-from-file=ssh-keys=keys.txt"
-    }
+def shells_without(shells: list[str], packages: list[str]) -> list[str]:
+    """Return the login shells that no package of the same name brings."""
+    return [shell for shell in shells if shell.rpartition("/")[2] not in packages]
 
 
 class FilterModule:
@@ -183,10 +257,12 @@ class FilterModule:
         """Return the filters by name."""
         return {
             "key_files": key_files,
+            "metadata_people": metadata_people,
             "people_changes": people_changes,
             "people_groups": people_groups,
             "people_leaving": people_leaving,
             "people_refusals": people_refusals,
             "people_report": people_report,
             "people_sudoers": people_sudoers,
+            "shells_without": shells_without,
         }

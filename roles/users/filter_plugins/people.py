@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import difflib
 import re
 import struct
 from typing import Any
@@ -35,6 +36,9 @@ ED25519_BYTES = 32
 #: Bits of an RSA key that sshd accepts (RequiredRSASize in sshd_config(5)).
 RSA_BITS = 1024
 
+#: Numbers of people's accounts, system's and nobody's aside (Debian Policy 9.2.2).
+PEOPLE_UIDS = range(1000, 60000)
+
 #: The group whose members may start and stop runs.
 LAUNCHER_GROUP = "tpu-run"
 
@@ -44,11 +48,14 @@ ROOT_GROUPS = ("root", "sudo", "admin", "wheel", "google-sudoers")
 
 def key_fault(key: str) -> str:
     """Given one line of authorized_keys without options, return what is wrong with it, or the empty string."""
-    if "\n" in key.strip():
-        return "more than one line"
+    # Asked first: a private key has more than one line as well.
     if "PRIVATE KEY" in key:
         return "this is a private key; give the public one, and replace the pair"
+    if "\n" in key.strip():
+        return "more than one line"
     kind, _, rest = key.strip().partition(" ")
+    if kind.startswith(("/", "~", "./")) or kind.endswith(".pub"):
+        return "this is a path; give the text in the file, or have lookup('ansible.builtin.file', PATH) read it"
     if kind not in KEY_TYPES:
         return f"starts with '{kind[:40]}', not with a key type such as ssh-ed25519"
     try:
@@ -83,25 +90,53 @@ def _fields(blob: bytes) -> list[bytes] | None:
     return fields
 
 
-def people_faults(people: list[Person], connecting_user: str = "", place: dict[str, Any] | None = None) -> list[str]:
-    """Given everybody who is listed, return every fault, each with person and key.
+def people_faults(
+    lists: dict[str, list[Person]], connecting_user: str = "", place: dict[str, Any] | None = None
+) -> list[str]:
+    """Given everybody who is listed, return every fault, each with its entry, person and key.
 
     Args:
-        people: users_people and users_more_people.
+        lists: Variable -> the people that it lists: users_people and users_more_people.
         connecting_user: The account that Ansible logs in with.
         place: The worker, as `people_here` takes it; None is a worker where all belong.
     """
     faults = []
-    for position, person in enumerate(people):
-        where = str(person.get("name", "")) or f"[{position}]"
-        faults += [f"{where}: {fault}" for fault in _person_faults(person)]
-    names = [str(person.get("name", "")) for person in _belonging(people, place)]
-    faults += [f"{name}: listed twice" for name in sorted({name for name in names if names.count(name) > 1 and name})]
-    faults += [
-        f"{connecting_user}: state absent would remove the account that this run logs in with; connect as another user"
-        for person in _belonging(people, place)
-        if person.get("state", "present") == "absent" and person.get("name") == connecting_user
+    first: dict[str, str] = {}
+    numbers: dict[str, tuple[Any, str]] = {}
+    for variable, people in lists.items():
+        for position, person in enumerate(people):
+            entry, name = f"{variable}[{position}]", str(person.get("name", ""))
+            where = f"{entry}: {name}" if name else entry
+            faults += [f"{where}: {fault}" for fault in _person_faults(person)]
+            if name and person.get("uid") and person.get("state", "present") == "present":
+                faults += [f"{where}: {fault}" for fault in _uid_faults(name, person["uid"], entry, numbers)]
+            if not _belonging([person], place):
+                continue
+            if name and first.setdefault(name, entry) != entry:
+                faults.append(f"{where}: listed twice, first as {first[name]}")
+            if person.get("state", "present") == "absent" and name == connecting_user:
+                faults.append(
+                    f"{where}: state absent would remove the account that this run logs in with;"
+                    " connect as another user"
+                )
+    return faults
+
+
+def _uid_faults(name: str, uid: Any, entry: str, numbers: dict[str, tuple[Any, str]]) -> list[str]:
+    """Return what is wrong with a person's uid among those before, and add it to them: name -> uid and its entry.
+
+    The whole fleet counts, wherever its people belong: NFS and disks carry numbers from node to node.
+    """
+    if not str(uid).isdigit() or int(uid) not in PEOPLE_UIDS:
+        return [f"uid must be a number from {PEOPLE_UIDS[0]} to {PEOPLE_UIDS[-1]}, not {uid}"]
+    faults = [
+        f"uid {uid} is {other}'s, in {place}; each person has one of her own"
+        for other, (number, place) in numbers.items()
+        if number == int(uid) and other != name
     ]
+    number, place = numbers.setdefault(name, (int(uid), entry))
+    if number != int(uid):
+        faults.append(f"uid {uid} is another than in {place}, {number}; a person has the same everywhere")
     return faults
 
 
@@ -154,6 +189,7 @@ def people_here(people: list[Person], place: dict[str, Any]) -> list[Person]:
             "comment": person.get("comment", ""),
             "keys": [" ".join(key.split()) for key in person.get("keys", [])],
             "shell": person.get("shell", "/bin/bash"),
+            "uid": int(person.get("uid") or 0),
             "sudo": person.get("sudo", "none"),
             "groups": sorted(
                 {*person.get("groups", []), *([LAUNCHER_GROUP] if person.get("sudo", "none") != "none" else [])}
@@ -165,24 +201,59 @@ def people_here(people: list[Person], place: dict[str, Any]) -> list[Person]:
     ]
 
 
-def people_nowhere(people: list[Person], groups: list[str]) -> list[str]:
-    """Return, for each person, nodes and groups of nodes that the inventory's groups do not show, as a sentence.
+def people_nowhere(lists: dict[str, list[Person]], groups: dict[str, list[str]]) -> list[str]:
+    """Return, for each person, nodes and groups of nodes that the inventory does not have, as a sentence.
 
     Nodes come and go, so that this is no fault; it may be a misspelt name all the same.
+
+    Args:
+        lists: Variable -> the people that it lists.
+        groups: The inventory's groups, with their hosts.
     """
+    # The inventory's groups of nodes; where nodes share a name, the zone follows it.
+    nodes = {name.removeprefix("node_") for name in groups if name.startswith("node_")}
 
     def known(node: str) -> bool:
-        # The inventory's groups of nodes; where nodes share a name, the zone follows it.
-        group = "node_" + re.sub(r"[^A-Za-z0-9_]", "_", node)
-        return any(name == group or name.startswith(f"{group}_") for name in groups)
+        group = re.sub(r"[^A-Za-z0-9_]", "_", node)
+        return any(name == group or name.startswith(f"{group}_") for name in nodes)
+
+    def hint(name: str, words: list[str]) -> str:
+        if name in groups.get("all", []):
+            return f"{name} (a worker; name its node)"
+        near = difflib.get_close_matches(name, words, 1, 0.75)
+        return f"{name} (did you mean {near[0]}?)" if near else name
 
     lines = []
-    for person in people:
-        missing = [name for name in person.get("nodes", []) if not known(name)]
-        missing += [name for name in person.get("groups_of_nodes", []) if name not in groups]
-        if missing:
-            lines.append(f"{person['name']}: the inventory has no {', '.join(missing)}")
+    for variable, people in lists.items():
+        for position, person in enumerate(people):
+            missing = {
+                "nodes": [
+                    hint(name, [node.replace("_", "-") for node in nodes])
+                    for name in person.get("nodes", [])
+                    if not known(name)
+                ],
+                "groups_of_nodes": [
+                    hint(name, list(groups)) for name in person.get("groups_of_nodes", []) if name not in groups
+                ],
+            }
+            lines += [
+                f"{variable}[{position}]: {person['name']}: {key}: the inventory has no {', '.join(names)}"
+                for key, names in missing.items()
+                if names
+            ]
     return lines
+
+
+def removal_faults(names: list[str], connecting_user: str = "") -> list[str]:
+    """Return what is wrong with users_remove_metadata_keys."""
+    faults = []
+    for position, name in enumerate(names):
+        where = f"users_remove_metadata_keys[{position}]: {name}"
+        if not NAME.fullmatch(str(name)):
+            faults.append(f"{where}: is no login name")
+        elif name == connecting_user:
+            faults.append(f"{where}: this run logs in with this account, maybe by such a key; connect as another user")
+    return faults
 
 
 class FilterModule:
@@ -194,4 +265,5 @@ class FilterModule:
             "people_faults": people_faults,
             "people_here": people_here,
             "people_nowhere": people_nowhere,
+            "removal_faults": removal_faults,
         }

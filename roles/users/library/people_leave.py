@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.homes import ownerless, usual_home
+from ansible.module_utils.mount_points import parse_mounts
 
 DOCUMENTATION = r"""
 module: people_leave
@@ -52,8 +54,6 @@ archives:
   returned: always
 """
 
-#: Where useradd makes homes on Debian and Ubuntu (/etc/default/useradd).
-HOMES = "/home"
 #: Seconds for killed processes to be gone; what waits for a device takes longer, and only a reboot ends it.
 KILL_TIMEOUT = 30
 #: What systemd and cron would start in the person's name (logind's linger files, cron's spool on Debian).
@@ -114,19 +114,8 @@ def end_processes(uid: int, patience: float) -> None:
 
 def mounts_below(path: str, mountinfo: str) -> list[str]:
     """Given the text of /proc/self/mountinfo, return what is mounted on a directory or below it."""
-    targets = [line.split()[4].encode().decode("unicode_escape") for line in mountinfo.splitlines()]
+    targets = [mounted.target for mounted in parse_mounts(mountinfo)]
     return sorted(target for target in targets if target == path or target.startswith(path + "/"))
-
-
-def ownerless(name: str, home: str, entry: os.stat_result) -> bool:
-    """Return whether a home is nobody's: kept and closed when its person left, or of an account that is gone."""
-    if home != os.path.join(HOMES, name):
-        return False
-    try:
-        pwd.getpwuid(entry.st_uid)
-    except KeyError:
-        return True
-    return entry.st_uid == 0 and stat.S_IMODE(entry.st_mode) == 0o700
 
 
 def home_fault(name: str, home: str, uid: int) -> str:
@@ -138,7 +127,7 @@ def home_fault(name: str, home: str, uid: int) -> str:
     if not stat.S_ISDIR(entry.st_mode):
         return "%s is no directory" % home
     # A home that somebody else owns is shared, or not a home at all.
-    if entry.st_uid != uid and not ownerless(name, home, entry):
+    if entry.st_uid != uid and not ownerless(name, home):
         return "%s does not belong to %s" % (home, name)
     with open("/proc/self/mountinfo", encoding="utf-8") as stream:
         mounted = mounts_below(home, stream.read())
@@ -232,7 +221,7 @@ def leave(name: str, home_wish: str, directory: str, patience: int) -> str:
         account = pwd.getpwnam(name)
     except KeyError:
         account = None
-    home = account.pw_dir if account else os.path.join(HOMES, name)
+    home = account.pw_dir if account else usual_home(name)
     if account:
         command("usermod", "--expiredate", "1", name)
         for folder in STARTERS:
@@ -255,17 +244,39 @@ def leave(name: str, home_wish: str, directory: str, patience: int) -> str:
     return archived
 
 
+def sharing_fault(account: pwd.struct_passwd, accounts: list[pwd.struct_passwd]) -> str:
+    """Return whose processes or home would go along with an account, or the empty string."""
+    home = os.path.realpath(account.pw_dir)
+    for other in accounts:
+        if other.pw_name == account.pw_name:
+            continue
+        if other.pw_uid == account.pw_uid:
+            return "number %d is %s's as well; give one of them another: usermod --uid" % (other.pw_uid, other.pw_name)
+        place = os.path.realpath(other.pw_dir)
+        if os.path.isdir(home) and (place + "/").startswith(home.rstrip("/") + "/"):
+            return "%s, the home of %s, would go along; give one of them another: usermod --home" % (
+                other.pw_dir,
+                other.pw_name,
+            )
+    return ""
+
+
 def faults_of(people: list[dict[str, str]]) -> list[str]:
-    """Return why homes must not be removed, of all people."""
+    """Return why people must not be removed, or their homes, of all people."""
     faults = []
     for person in people:
         name = person["name"]
         try:
             entry = pwd.getpwnam(name)
-            home, uid = entry.pw_dir, entry.pw_uid
         except KeyError:
-            home, uid = os.path.join(HOMES, name), -1
-        fault = home_fault(name, home, uid)
+            home, uid = usual_home(name), -1
+        else:
+            home, uid = entry.pw_dir, entry.pw_uid
+            fault = sharing_fault(entry, pwd.getpwall())
+            if fault:
+                faults.append("%s: state: absent is refused: %s" % (name, fault))
+                continue
+        fault = "" if person["home"] == "keep" else home_fault(name, home, uid)
         if fault:
             faults.append("%s: home: %s is refused: %s" % (name, person["home"], fault))
     return faults
@@ -282,7 +293,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     people, directory = module.params["people"], module.params["archive_directory"]
-    faults = faults_of([person for person in people if person["home"] != "keep"])
+    faults = faults_of(people)
     if faults:
         module.fail_json(msg="; ".join(faults))
     archives: dict[str, str] = {}

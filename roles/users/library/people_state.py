@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.homes import ownerless, usual_home
 
 DOCUMENTATION = r"""
 module: people_state
@@ -73,8 +74,16 @@ ownerless_homes:
   type: list
   returned: always
 key_files:
-  description: Names of files in the keys directory.
+  description: Names of the role's own files in the keys directory.
   type: list
+  returned: always
+foreign_key_files:
+  description: Names in the keys directory that are not of the role's files.
+  type: list
+  returned: always
+given_groups:
+  description: By name, further groups that the role gave, as the person's file in the keys directory says.
+  type: dict
   returned: always
 role_keys:
   description: Keys of the connecting user in the keys directory.
@@ -96,6 +105,10 @@ sshd_keys_files:
   description: Where a new start of sshd would look for keys.
   type: list
   returned: always
+other_keys_files:
+  description: Those of them that are neither ~/.ssh/authorized_keys nor the role's.
+  type: list
+  returned: always
 sshd_behind:
   description: Whether sshd last read its configuration before the role's file was written.
   type: bool
@@ -111,10 +124,14 @@ foreign:
 #: The line that Google's guest agent puts before each key of its own (google-guest-agent, non_windows_accounts.go).
 AGENT_MARK = "# Added by Google"
 KEY = re.compile(r"(?:^|[\s,])((?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]+)\s+([A-Za-z0-9+/]+=*)(?:\s+(.*))?$")
+#: How each of the role's files begins.
+HEADER = "# Written by Ansible"
+#: Where sshd looks for keys in a home; the guest agent writes there.
+HOME_KEYS = ".ssh/authorized_keys"
+#: How a person's file of keys names the groups that the role gave.
+GROUPS = re.compile(r"^# Groups: (.+)$", re.MULTILINE)
 #: A rule that allows every command.
 SUDO_ALL = re.compile(r"^(\S+)\s+\S+\s*=.*(?:[\s:,)])ALL\s*$")
-#: Where useradd makes homes on Debian and Ubuntu (/etc/default/useradd).
-HOMES = "/home"
 #: Written by sshd each time that it reads its configuration.
 PID_FILE = "/run/sshd.pid"
 LARGEST = 1 << 20
@@ -191,18 +208,10 @@ def read_accounts(names: list[str]) -> dict[str, pwd.struct_passwd]:
     return accounts
 
 
-def ownerless(name: str, home: str) -> bool:
-    """Return whether a home is nobody's: kept and closed when its person left, or of an account that is gone."""
-    try:
-        entry = os.lstat(home)
-        if home != os.path.join(HOMES, name) or not stat.S_ISDIR(entry.st_mode):
-            return False
-        pwd.getpwuid(entry.st_uid)
-    except OSError:
-        return False
-    except KeyError:
-        return True
-    return entry.st_uid == 0 and stat.S_IMODE(entry.st_mode) == 0o700
+def given_groups(directory: str, names: list[str]) -> dict[str, list[str]]:
+    """Given the directory of keys and names of files in it, return the groups that they name, where they do."""
+    found = {name: GROUPS.search(read(os.path.join(directory, name))) for name in names}
+    return {name: match[1].split() for name, match in found.items() if match}
 
 
 def sshd_keys_files() -> list[str]:
@@ -221,6 +230,20 @@ def sshd_keys_files() -> list[str]:
         return []
     found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("authorizedkeysfile ")]
     return found[0] if found else []
+
+
+def other_keys_files(listed: list[str], own_text: str, directory: str) -> list[str]:
+    """Return in which files sshd looks for keys because of others, so that it goes on doing so.
+
+    Args:
+        listed: All files in which it looks.
+        own_text: The role's file of sshd's configuration: its last word is the role's files, also where the role has
+            moved to another directory since.
+        directory: The role's directory of keys.
+    """
+    words = own_text.split() if own_text.startswith(HEADER) else []
+    own = {"none", HOME_KEYS, directory + "/%u", *words[-1:]}
+    return [path for path in listed if path not in own]
 
 
 def sshd_behind(path: str) -> bool:
@@ -269,9 +292,7 @@ def main() -> None:
     entries = grp.getgrall()
     groups = {name: [group.gr_name for group in entries if name in group.gr_mem] for name in accounts}
     homes = {name: account.pw_dir for name, account in accounts.items()}
-    in_homes = {
-        name: authorized_keys(read(os.path.join(home, ".ssh", "authorized_keys"))) for name, home in homes.items()
-    }
+    in_homes = {name: authorized_keys(read(os.path.join(home, HOME_KEYS))) for name, home in homes.items()}
     rules = other_sudo(module.params["sudoers"])
     present = [person for person in people if person["state"] == "present"]
     left = {
@@ -279,18 +300,24 @@ def main() -> None:
         for person in people
         if person["name"] in accounts
     }
+    found_files = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+    key_files = [name for name in found_files if read(os.path.join(directory, name)).startswith(HEADER)]
+    listed = sshd_keys_files()
     module.exit_json(
         changed=False,
         expired=[name for name in names if name in expired],
         homeless=[name for name, home in homes.items() if not os.path.isdir(home)],
         missing_shells=sorted({p["shell"] for p in present if not os.access(p["shell"], os.X_OK)}),
-        ownerless_homes=[name for name in names if ownerless(name, homes.get(name, os.path.join(HOMES, name)))],
-        key_files=sorted(os.listdir(directory)) if os.path.isdir(directory) else [],
+        ownerless_homes=[name for name in names if ownerless(name, homes.get(name, usual_home(name)))],
+        key_files=key_files,
+        foreign_key_files=[name for name in found_files if name not in key_files],
+        given_groups=given_groups(directory, key_files),
         role_keys=[key["key"] for key in authorized_keys(read(os.path.join(directory, user)))] if user else [],
         home_keys=[key["key"] for key in in_homes.get(user, [])],
         role_sudo=sudo_rules(read(module.params["sudoers"])),
         other_sudo=rules,
-        sshd_keys_files=sshd_keys_files(),
+        sshd_keys_files=listed,
+        other_keys_files=other_keys_files(listed, read(module.params["sshd_file"]), directory),
         sshd_behind=sshd_behind(module.params["sshd_file"]),
         foreign={name: found for name, found in left.items() if found},
     )

@@ -55,6 +55,9 @@ def value_faults(project: Project, path: str) -> list[str]:
     mode = project.get("mode", "0755")
     if not isinstance(mode, str) or not MODE.fullmatch(mode) or mode[-3] != "7":
         faults.append(f"mode {mode!r} is not an octal text such as '0755' that lets the owner in")
+    elif project.get("owner", "root") == "root" and int(mode, 8) & 0o022:
+        # git runs what the configuration of a clone names, and root runs git in it.
+        faults.append(f"mode {mode!r} lets others write in a project of root, which would make them root; set owner")
     for part in project.get("editable") or []:
         match = EDITABLE.fullmatch(str(part))
         if match is None or ".." in match["path"].split("/"):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import pwd
-import shutil
 from typing import Any
 
 from ansible.module_utils.as_person import PersonFault, as_person
@@ -15,7 +14,8 @@ DOCUMENTATION = r"""
 module: git_commits
 short_description: Ask forges which commits their branches and tags are
 description:
-  - Reads only. Where git is missing, check mode answers nothing.
+  - Reads only. In check mode a forge that cannot be asked is a warning, since the same run may be to install git, make
+    the account or pin the forge's key; what a forge answers counts as always.
 options:
   questions:
     description: What to ask.
@@ -81,12 +81,13 @@ def chosen(answer: str, ref: str) -> str:
 
 
 def ask(url: str, ref: str, timeout: int) -> str:
-    """Return the commit that a remote's branch or tag is.
+    """Return what a remote says of a branch or tag, as git ls-remote prints it.
 
     Raises:
-        PersonFault: The remote does not answer, or has none of that name.
+        PersonFault: The remote does not answer.
     """
-    return chosen(program(["git", "ls-remote", "--", url, ref, ref + "^{}"], timeout), ref)
+    answer: str = program(["git", "ls-remote", "--", url, ref, ref + "^{}"], timeout)
+    return answer
 
 
 def main() -> None:
@@ -104,19 +105,24 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    if module.check_mode and shutil.which("git") is None:
-        module.exit_json(changed=False, commits={}, shown=["git is not there yet to ask the forges"])
-    commits, shown, faults = {}, [], []
+    commits: dict[str, str] = {}
+    shown: list[str] = []
+    faults: list[str] = []
+    unanswered = module.warn if module.check_mode else faults.append
     for question in module.params["questions"]:
         url, ref, owner = question["url"], question["ref"], question["owner"]
         try:
             account = pwd.getpwnam(owner)
         except KeyError:
-            if not module.check_mode:
-                faults.append("%s: the owner %s has no account on the worker that asks" % (url, owner))
+            unanswered("%s: the owner %s has no account on the worker that asks" % (url, owner))
             continue
         try:
-            commit = as_person(account, lambda: ask(url, ref, module.params["timeout"]))  # noqa: B023
+            answer = as_person(account, lambda: ask(url, ref, module.params["timeout"]))  # noqa: B023
+        except PersonFault as exc:
+            unanswered("%s, asked by %s: %s" % (url, owner, exc))
+            continue
+        try:
+            commit = chosen(answer, ref)
         except PersonFault as exc:
             faults.append("%s, asked by %s: %s" % (url, owner, exc))
             continue

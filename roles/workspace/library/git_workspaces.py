@@ -25,6 +25,7 @@ description:
   - A clone is made beside its place and put there when it is complete. It is moved to another commit only where it has
     no changed files and no commits that its remote does not have. What cannot be done to one project keeps no other
     from being done, and fails at the end.
+  - Check mode warns of what it cannot look into yet, since the same run may be to install git and uv.
   - Everything is done in processes of the owners. Clones of root are made known to git as safe for everybody.
 options:
   projects:
@@ -180,7 +181,11 @@ class Workspace:
                 self.as_owner(lambda: self.clone(self.new).make(url, commit))
                 self.as_keeper(lambda: os.rename(self.new, self.path))
             self.commit = commit
+        elif self.check and shutil.which("git") is None:
+            self.module.warn("%s: git is not there yet to look into %s" % (self.project["name"], self.path))
         else:
+            if not commit:
+                self.module.warn("%s: whether %s moves is not known yet" % (self.project["name"], self.path))
             done = self.as_owner(lambda: self.clone(self.path).move(url, commit, check=self.check))
             self.actions += done["actions"]
             self.commit, kept = done["commit"], done["kept"]
@@ -252,6 +257,9 @@ class Workspace:
         if self.check and (self.actions or not os.path.exists(where)):
             self.actions.append("install %s into %s" % (self.project["name"], where))
             return
+        if self.check and not os.access(self.environment.uv, os.X_OK):
+            self.module.warn("%s: uv is not there yet to say what changes in %s" % (self.project["name"], where))
+            return
         projects = [os.path.normpath(os.path.join(self.path, part)) for part in self.project["editable"]]
         constraints = [os.path.join(self.path, path) for path in self.project["constraints"]]
 
@@ -272,8 +280,11 @@ class Workspace:
             PersonFault: Something in it is nowhere else.
         """
         there = self.as_keeper(lambda: os.path.lexists(self.path))
-        if there:
+        if there and self.check and shutil.which("git") is None:
+            self.module.warn("%s: git is not there yet to look into %s" % (self.project["name"], self.path))
+        elif there:
             self.as_owner(lambda: self.clone(self.path).must_be_empty_of_work())
+        if there:
             self.actions.append("remove %s" % self.path)
         names = self.as_owner(lambda: self.environment.below(self.path))
         if names:

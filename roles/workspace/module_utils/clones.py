@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import Any
 
 from ansible.module_utils.as_person import PersonFault
@@ -45,10 +46,43 @@ class Local:
         self.changed = [name for kind, name in entries if kind not in ("??", "!!")]
         self.unknown = [name for kind, name in entries if kind == "??"]
         self.ignored = [name for kind, name in entries if kind == "!!" and not is_cache(name)]
-        heads = (["--branches"] if everything else []) + (["HEAD"] if head(git) else [])
-        published = ["--not", "--remotes", "--tags", "--glob=" + DEPLOYED]
-        self.commits = git("log", "--format=%h %s", *heads, *published).splitlines() if heads else []
+        self.hidden = hidden(git) if everything else []
+        self.commits = unpublished(git, everything=everything)
         self.stashes = git("stash", "list", "--format=%gd %s").splitlines()
+
+
+def hidden(git: Git) -> list[str]:
+    """Return the files whose changes git was told not to see (git-update-index(1)), without those that are away."""
+    marked = [entry for entry in git("ls-files", "-v", "-z").split("\0") if entry[:1] == "S" or entry[:1].islower()]
+    return [entry[2:] for entry in marked if os.path.lexists(os.path.join(git.path, entry[2:]))]
+
+
+def unpublished(git: Git, *, everything: bool) -> list[str]:
+    """Return the commits that the remote never had, as lines for people.
+
+    Args:
+        git: git in the clone.
+        everything: Whether branches, tags and what HEAD once was count too, not only what HEAD is.
+
+    Raises:
+        PersonFault: Only the remote can say whether a tag is its own, and it does not answer.
+    """
+    heads = (["--branches", "--tags", "--reflog"] if everything else []) + (["HEAD"] if head(git) else [])
+    published = ["--not", "--remotes", *git("for-each-ref", "--format=%(refname)", DEPLOYED).split()]
+    if not everything:
+        published.append("--tags")
+    else:
+        # What the remote's branches were before they were rewritten, and what the role had checked out.
+        refs = git("for-each-ref", "--format=%(refname)", "refs/remotes", DEPLOYED).split()
+        once = {commit for ref in refs for commit in git("reflog", "show", "--format=%H", ref, "--").split()}
+        published += sorted(once)
+    found: list[str] = git("log", "--format=%h %s", *heads, *published).splitlines() if heads else []
+    if found and everything:
+        # A tag may be its owner's alone, or the remote's on a commit that is on no branch.
+        asked = [line.partition("\t")[0] for line in git("ls-remote", "--tags", "origin").splitlines()]
+        there = [commit for commit in asked if git.has("cat-file", "-e", commit + "^{commit}")]
+        found = git("log", "--format=%h %s", *heads, *published, *there).splitlines()
+    return [str(line) for line in found]
 
 
 def head(git: Git) -> str:
@@ -73,27 +107,49 @@ class Clone:
         """
         if not os.path.exists(os.path.join(self.path, ".git")):
             raise PersonFault("%s is in the way: it is not empty and no clone; move it elsewhere" % self.path)
-        uid = os.lstat(self.path).st_uid
-        if uid != os.geteuid():
-            raise PersonFault(
-                "%s belongs to uid %d and not to %s; chown -R it, or set owner" % (self.path, uid, self.owner)
-            )
+        for path in (self.path, os.path.join(self.path, ".git")):
+            found = os.lstat(path)
+            if found.st_uid != os.geteuid():
+                raise PersonFault(
+                    "%s belongs to uid %d and not to %s; chown -R it, or set owner" % (path, found.st_uid, self.owner)
+                )
+            if stat.S_ISLNK(found.st_mode):
+                raise PersonFault("%s is a symbolic link; put the directory itself there" % path)
+            # git runs what the configuration of a clone names.
+            if found.st_uid == 0 and found.st_mode & 0o022:
+                raise PersonFault(
+                    "others than root may write in %s, and would be root through git; give the project an owner who is"
+                    " not root, and look into %s/.git/config before chown -R" % (path, self.path)
+                )
 
     def make(self, url: str, commit: str) -> None:
         """Clone into an empty directory."""
         program(["git", "clone", "--quiet", "--no-checkout", "--", url, self.path], self.timeout)
+        self.fetch(commit)
         self.check_out(commit)
 
-    def check_out(self, commit: str) -> None:
-        """Fetch a commit where it is missing, and put it into the working tree."""
+    def fetch(self, commit: str) -> None:
+        """Fetch a commit where it is missing."""
         present = ("cat-file", "-e", commit + "^{commit}")
         if not self.git.has(*present):
             self.git("fetch", "--quiet", "--tags", "--force", "origin")
         if not self.git.has(*present):
             # The branch was rewritten since; forges hand out commits that they still have.
             self.git("fetch", "--quiet", "origin", commit)
-        self.git("-c", "advice.detachedHead=false", "checkout", "--quiet", "--detach", commit)
-        self.git("update-ref", DEPLOYED, commit)
+
+    def check_out(self, commit: str) -> None:
+        """Put a commit into the working tree, over no file that git ignores there."""
+        command = ("checkout", "--quiet", "--detach", "--no-overwrite-ignore", commit)
+        self.git("-c", "advice.detachedHead=false", *command)
+        # With its history: all that was ever checked out here came from the remote.
+        self.git("-c", "core.logAllRefUpdates=always", "update-ref", DEPLOYED, commit)
+
+    def in_the_way(self, commit: str) -> list[str]:
+        """Return the files that git ignores here and a commit has; none where the commit is not here yet."""
+        if not self.git.has("cat-file", "-e", commit + "^{commit}"):
+            return []
+        ignored = set(self.git("ls-files", "-z", "--others", "--ignored", "--exclude-standard").split("\0"))
+        return sorted(ignored & set(self.git("ls-tree", "-r", "-z", "--name-only", commit).split("\0")) - {""})
 
     def move(self, url: str, commit: str, *, check: bool) -> dict[str, Any]:
         """Bring the clone to a commit, unless it has local changes.
@@ -108,14 +164,23 @@ class Clone:
         """
         self.must_be_own()
         actions, warnings = [], []
-        if self.git("config", "--get", "remote.origin.url").strip() != url:
+        remote = self.git("config", "--default", "", "--get", "remote.origin.url").strip()
+        if not remote:
+            raise PersonFault(
+                "%s has no remote origin; git -C %s remote add origin %s, or move it elsewhere"
+                % (self.path, self.path, url)
+            )
+        if remote != url:
             actions.append("take %s as the remote" % url)
             if not check:
                 self.git("remote", "set-url", "origin", url)
         now, local = head(self.git), Local(self.git)
         away = commit not in ("", now)
+        if away and not check:
+            self.fetch(commit)
         kinds = {
             "changed files": local.changed,
+            "files that git ignores and the commit would overwrite": self.in_the_way(commit) if away else [],
             "commits that its remote does not have": local.commits if away else [],
         }
         kept = "; ".join("%s: %s" % (kind, listed(names)) for kind, names in kinds.items() if names)
@@ -143,6 +208,7 @@ class Clone:
         local = Local(self.git, everything=True)
         kinds = {
             "changed files": local.changed,
+            "files whose changes git was told not to see": local.hidden,
             "files that git does not know": local.unknown,
             "files that git ignores": local.ignored,
             "commits that its remote does not have": local.commits,

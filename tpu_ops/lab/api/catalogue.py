@@ -35,7 +35,12 @@ ZONES: dict[str, tuple[str, ...]] = {
     "us-west4-b": ("v5litepod",),
 }
 
+#: Google's, and the lab's own, each of which is exactly one release of a distribution.
 RUNTIME_VERSIONS = (
+    "lab-debian12",
+    "lab-debian13",
+    "lab-ubuntu2204",
+    "lab-ubuntu2404",
     "tpu-ubuntu2204-base",
     "tpu-vm-base",
     "tpu-vm-pt-2.0",

@@ -15,6 +15,7 @@ from tpu_ops.errors import OpsError
 from tpu_ops.files import state_root
 from tpu_ops.lab.engine import Engine, reason
 from tpu_ops.lab.image import sources
+from tpu_ops.lab.image.releases import Release
 
 LABEL = "tpu-ops.lab.image"
 BUILD_TIMEOUT = 900.0
@@ -46,11 +47,11 @@ def digest_of(parts: Mapping[str, bytes | str]) -> str:
     return total.hexdigest()[:12]
 
 
-def base_tag(release: Mapping[str, str], found: list[sources.Source]) -> str:
-    """Return the tag of the base that is made from these sources of this release."""
+def base_tag(distribution: str, codename: str, found: list[sources.Source]) -> str:
+    """Return the tag of the base that is made from these sources of a release."""
     lines = "\n".join(source.line() + source.signed_by for source in found)
     parts = {"sources": lines, "packages": " ".join(PACKAGES), "excluded": " ".join(EXCLUDED)}
-    return f"tpu-lab-base:{release['ID']}-{release['VERSION_CODENAME']}-{digest_of(parts)}"
+    return f"tpu-lab-base:{distribution}-{codename}-{digest_of(parts)}"
 
 
 def mmdebstrap_command(codename: str, scratch: Path, *, root: bool) -> list[str]:
@@ -69,28 +70,38 @@ def mmdebstrap_command(codename: str, scratch: Path, *, root: bool) -> list[str]
     return [*command, codename, "-", "-"]
 
 
-async def base(engine: Engine, say: Say) -> str:
-    """Build the base and return its tag; the build lock is held by the caller.
+def known_tag(release: Release | None) -> str:
+    """Return the tag of the base of a release (None: this machine's own) as this machine's archive has it.
+
+    Raises:
+        UsageError: The archive has no such release.
+    """
+    codename, found = sources.of_release(release)
+    return base_tag(sources.read_os_release()["ID"], codename, found)
+
+
+async def base(engine: Engine, release: Release | None, say: Say) -> str:
+    """Build the base of a release (None: this machine's own) and return its tag; the caller holds the build lock.
 
     Raises:
         ImageError: mmdebstrap is missing or failed.
-        UsageError: This machine has no usable apt source.
+        UsageError: This machine has no usable apt source of it.
     """
-    release, found = sources.read_os_release(), sources.read()
-    tag = base_tag(release, found)
+    codename, found = sources.of_release(release)
+    tag = known_tag(release)
     if not shutil.which("mmdebstrap"):
         raise ImageError(
             "no image registry answers, and mmdebstrap, which builds the image from this machine's archive, is missing",
             fix="run `tools/setup.sh engine`, or install the package mmdebstrap",
         )
-    say(f"building the base image from this machine's archive ({release.get('PRETTY_NAME', tag)}): about a minute")
+    say(f"building the base image from this machine's archive ({release or codename}): about a minute")
     await _remove_unnamed(engine)
     # The dash: directories beside it are labs, and no lab's name has one.
     scratch = state_root() / "lab" / "image-build"
     await _remove_tree(scratch)
     scratch.mkdir(parents=True, mode=0o755)
     try:
-        command = mmdebstrap_command(release["VERSION_CODENAME"], scratch, root=os.geteuid() == 0)
+        command = mmdebstrap_command(codename, scratch, root=os.geteuid() == 0)
         image = await _import(engine, command, "".join(f"{source.line()}\n" for source in found), scratch / "log")
         await engine.run("tag", image, tag)
         await _remove_unnamed(engine)

@@ -2,8 +2,8 @@
 
 Two layers, each tagged with a hash of everything that goes into it, so that the second time is instant:
 
-- the **base**: a distribution with systemd, sshd, Python and sudo. From ``ubuntu:22.04`` (or ``20.04``) where an image
-  registry answers, else made by mmdebstrap from this machine's own Debian or Ubuntu archive. Made once.
+- the **base**: a distribution with systemd, sshd, Python and sudo. From the image of the runtime version's release
+  where a registry answers, else made by mmdebstrap from this machine's own Debian or Ubuntu archive. Made once.
 - the **worker**: guest agent, units, the controller's certificate authorities. Cheap.
 
 By hand: ``python -m tpu_ops.lab.image.build --runtime tpu-ubuntu2204-base``.
@@ -27,7 +27,7 @@ from pathlib import Path
 from tpu_ops import files
 from tpu_ops.errors import OpsError
 from tpu_ops.lab.engine import Engine, EngineError, Result, find
-from tpu_ops.lab.image import bootstrap, sources
+from tpu_ops.lab.image import bootstrap, releases, sources
 from tpu_ops.lab.image.bootstrap import BUILD_TIMEOUT, LABEL, PACKAGES, ImageError, Say, digest_of
 from tpu_ops.lab.shared import certificate_bundle
 
@@ -51,12 +51,6 @@ class Image:
     tag: str
     system: str
     systemd: int
-
-
-def registry_reference(runtime_version: str) -> str:
-    """Return the registry's image that is nearest to a runtime version (the older tpu-vm-* are Ubuntu 20.04)."""
-    release = "20.04" if runtime_version.startswith("tpu-vm-") else "22.04"
-    return f"docker.io/library/ubuntu:{release}"
 
 
 def registry_base_tag(reference: str) -> str:
@@ -95,9 +89,9 @@ def worker_tag(base: str, files: Mapping[Path, bytes]) -> str:
 
 def known_bases(runtime_version: str) -> list[str]:
     """Return the tags of the bases that may stand behind a runtime version, best first."""
-    tags = [registry_base_tag(registry_reference(runtime_version))]
+    tags = [registry_base_tag(releases.of_runtime(runtime_version).reference)]
     with contextlib.suppress(OpsError, KeyError):
-        tags.append(bootstrap.base_tag(sources.read_os_release(), sources.read()))
+        tags.append(bootstrap.known_tag(releases.EXACT.get(runtime_version)))
     return tags
 
 
@@ -109,7 +103,9 @@ def describe(engine: Engine, runtime_version: str) -> str:
         shown = engine.call("image", "inspect", tag, check=False, timeout=20)
         if shown.code == 0:
             return f"{_image(tag, shown).system} ({tag})"
-    return f"{registry_reference(runtime_version)}, or this machine's own distribution (not built yet)"
+    release = releases.of_runtime(runtime_version)
+    other = "the same" if runtime_version in releases.EXACT else "this machine's own release"
+    return f"{release.reference}, or {other} from this machine's archive (not built yet)"
 
 
 async def ensure(engine: Engine, runtime_version: str, say: Say = _log.info) -> Image:
@@ -168,7 +164,7 @@ async def _ensure_base(engine: Engine, runtime_version: str, say: Say) -> str:
     for tag in known_bases(runtime_version):
         if (await engine.run("image", "inspect", tag, check=False)).code == 0:
             return tag
-    reference = registry_reference(runtime_version)
+    reference = releases.of_runtime(runtime_version).reference
     if await _pull(engine, reference, say):
         tag = registry_base_tag(reference)
         say(f"building the base image from {reference}")
@@ -177,7 +173,7 @@ async def _ensure_base(engine: Engine, runtime_version: str, say: Say) -> str:
             arguments = {"BASE": reference, "PACKAGES": " ".join(PACKAGES)}
             await _build(engine, Path(folder), tag, arguments, network="host", labels={LABEL: "base"})
         return tag
-    return await bootstrap.base(engine, say)
+    return await bootstrap.base(engine, releases.EXACT.get(runtime_version), say)
 
 
 async def _pull(engine: Engine, reference: str, say: Say) -> bool:

@@ -10,10 +10,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpu_ops.errors import UsageError
+from tpu_ops.lab.image.releases import Release
 
 _OPTION = re.compile(r"^\[(?P<options>[^\]]*)\]\s*")
 _NETWORK_SCHEMES = ("http://", "https://", "ftp://")
@@ -140,6 +141,44 @@ def read(apt: Path = Path("/etc/apt"), os_release: Mapping[str, str] | None = No
             fix="make an image registry reachable, or run the lab on Debian or Ubuntu with its archive in the sources",
         )
     return usable
+
+
+def of_release(
+    release: Release | None, apt: Path = Path("/etc/apt"), os_release: Mapping[str, str] | None = None
+) -> tuple[str, list[Source]]:
+    """Return a release's code name and its sources: this machine's own, with the suites of that release.
+
+    The keyrings stay: each of a distribution's releases brings the keys of its neighbours, and apt refuses an archive
+    whose key is missing.
+
+    Args:
+        release: Which one; None is this machine's own.
+        apt: Where apt's configuration lies.
+        os_release: What this machine says of itself; None reads it.
+
+    Raises:
+        UsageError: The machine has no usable source, or is of another distribution.
+    """
+    own = read_os_release() if os_release is None else os_release
+    if release and own.get("ID") != release.distribution:
+        raise UsageError(
+            f"no image registry answers for {release.reference}, and this machine's own archive has no {release}",
+            where=f"{own.get('PRETTY_NAME') or own.get('ID') or 'an unknown distribution'}, {apt}",
+            fix=f"make an image registry reachable, or run the lab on {release.distribution.capitalize()}",
+        )
+    found, codename = read(apt, own), own["VERSION_CODENAME"]
+    if release is None or release.codename == codename:
+        return codename, found
+    return release.codename, [_moved(source, codename, release.codename) for source in found]
+
+
+def _moved(source: Source, codename: str, other: str) -> Source:
+    keyring = Path(source.signed_by)
+    # Debian 12 has its keyring under the older name only, Debian 13 under both.
+    if keyring.suffix == ".pgp" and keyring.with_suffix(".gpg").exists():
+        keyring = keyring.with_suffix(".gpg")
+    signed_by = str(keyring) if source.signed_by.startswith("/") else source.signed_by
+    return replace(source, suite=source.suite.replace(codename, other, 1), signed_by=signed_by)
 
 
 def _resolved(source: Source) -> Source:

@@ -1,0 +1,268 @@
+"""Action that finds every fault in one host's variables: `register` it and hand all results to `faults_listed`.
+
+It is an action and no filter, since it sees the variables before they are templated: a template that fails is one more
+fault, and data still knows the file and line that it comes from. Reads nothing on the worker and changes nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from ansible.plugins.action import ActionBase
+
+try:
+    from ansible._internal._datatag._tags import Origin
+except ImportError:  # No public interface tells where data comes from, and before ansible-core 2.19 nothing knew.
+    Origin = None
+
+Options = Mapping[str, Any]
+
+#: Types of argument_specs -> what a value has to be. The roles take values as they are, so nothing is converted: where
+#: a number or a truth value is wanted, a text would end the run in the midst of changes.
+KINDS: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "dict": (dict,),
+    "int": (int,),
+    "list": (list,),
+    "path": (str, int),
+    "str": (str, int),
+}
+#: Types as people call them.
+WORDS = {bool: "a truth value", dict: "a mapping", float: "a number with a point", int: "a number", list: "a list"}
+#: Whose names begin so is set by Ansible, by the inventory plugin or by a playbook for itself.
+OTHERS = ("_", "ansible_", "tpu_")
+#: How alike a name must be to the variable of a role that it is taken for (difflib's ratio): with a role's prefix, and
+#: with none. At 0.9 a name as long as users_people differs in one or two letters.
+ALIKE, VERY_ALIKE = 0.75, 0.9
+#: How a fault begins: the variable and the keys below it. What follows may name an entry, and begin with its key.
+PLACE = re.compile(
+    r"(?P<name>[a-z]\w*)(?P<keys>(\[\d+\]|\.\w+)*): ((?P<label>[^:]*): )?(?P<key>\w+)?(\[(?P<index>\d+)\])?"
+)
+
+
+class Fault(NamedTuple):
+    """What is wrong with a variable.
+
+    Attributes:
+        text: The variable, keys below it, a colon, and what is wrong.
+        blocks: Whether the role's own checks would stumble over it, or say more than is true.
+    """
+
+    text: str
+    blocks: bool = False
+
+
+def type_faults(path: str, option: Mapping[str, Any], value: Any) -> list[Fault]:
+    """Given a variable, its entry in argument_specs and its value, return every fault of type, choice or key below."""
+    kind = option.get("type", "str")
+    if value is None:
+        return [Fault(f"{path}: is empty; give it a value or leave it out", blocks=True)]
+    fits = isinstance(value, KINDS[kind]) and (kind == "bool" or not isinstance(value, bool))
+    if not fits:
+        return [Fault(f"{path}: is {_word(value)}, and has to be {_wanted(kind, value)}", blocks=True)]
+    if kind != "list" and "choices" in option and value not in option["choices"]:
+        return [Fault(f"{path}: '{value}' is none of {', '.join(map(str, option['choices']))}")]
+    faults = []
+    if kind == "list":
+        element = {"type": option["elements"]} | {key: option[key] for key in ("options", "choices") if key in option}
+        for position, entry in enumerate(value):
+            faults += type_faults(f"{path}[{position}]", element, entry)
+    elif kind == "dict" and "options" in option:
+        known = option["options"]
+        for key in value:
+            if key in known:
+                faults += type_faults(f"{path}.{key}", known[key], value[key])
+            else:
+                near = _suggestion(str(key), known) or f"; known are {', '.join(known)}"
+                faults.append(Fault(f"{path}.{key}: unknown key{near}"))
+        missing = [key for key, inner in known.items() if inner.get("required") and key not in value]
+        faults += [Fault(f"{path}: {key} is missing") for key in missing]
+    return faults
+
+
+def _word(value: Any) -> str:
+    kind = next((kind for kind in WORDS if isinstance(value, kind)), type(value))
+    shown = "" if isinstance(value, (dict, list, str)) else f" ({str(value).lower()})"
+    return ("a text" if isinstance(value, str) else WORDS.get(kind, kind.__name__)) + shown
+
+
+def _wanted(kind: str, value: Any) -> str:
+    if kind in ("str", "path"):
+        return "a text" if isinstance(value, (dict, list)) else "a text; put it in quotes"
+    way = "; give it to -e as JSON" if origin(value).endswith("'-e'") else ""
+    return {"bool": "true or false", "dict": "a mapping", "int": "a whole number", "list": "a list"}[kind] + way
+
+
+def _suggestion(name: str, known: Iterable[str], cutoff: float = ALIKE) -> str:
+    near = difflib.get_close_matches(name, list(known), 1, cutoff)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def unknown_faults(
+    names: Iterable[str], roles: Collection[str], known: Collection[str], own: Collection[str]
+) -> list[str]:
+    """Return the variables that look like those of roles and are none.
+
+    Args:
+        names: All variables of a host.
+        roles: Names of the roles.
+        known: The variables that they have.
+        own: facts_own_variables.
+    """
+    faults = []
+    for name in sorted(names):
+        if name in known or name in own or name.startswith(OTHERS):
+            continue
+        prefixed = name.startswith(tuple(f"{role}_" for role in roles))
+        suggestion = _suggestion(name, known, ALIKE if prefixed else VERY_ALIKE)
+        if prefixed or suggestion:
+            faults.append(f"{name}: no role has this variable{suggestion or ';'} facts_own_variables lists your own")
+    return faults
+
+
+def origin(value: Any) -> str:
+    """Return file and line of a value as `path:line`, or where else it is from; empty where Ansible does not know."""
+    tag = Origin.get_tag(value) if Origin else None
+    if tag is None:
+        return ""
+    if not tag.path:
+        return str(tag.description).strip("<>")
+    path = Path(tag.path)
+    if path.match("roles/*/defaults/*"):  # Nobody wrote it for this fleet, and nobody is to change it there.
+        return ""
+    shown = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    return f"{shown}:{tag.line_num}" if tag.line_num else shown
+
+
+def place(fault: str, values: Mapping[str, Any]) -> str:
+    """Given a fault and the values of variables by name, return the origin of what it is about, as near as is known."""
+    match = PLACE.match(fault)
+    if match is None or match["name"] not in values:
+        return ""
+    value = values[match["name"]]
+    found = origin(value)
+    steps = [int(index) if index else key for index, key in re.findall(r"\[(\d+)\]|\.(\w+)", match["keys"])]
+    # An entry's own key, as in `users_people[0]: ada: keys[1] starts with`.
+    steps += [match["key"], *([int(match["index"])] if match["index"] else [])] if match["key"] else []
+    for step in steps:
+        if isinstance(value, dict) and step in value:
+            found = next(origin(key) for key in value if key == step) or found
+        elif not isinstance(value, list) or not isinstance(step, int) or step >= len(value):
+            break
+        value = value[step]
+        found = (origin(value) if isinstance(step, int) else "") or found
+    return found
+
+
+class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
+    """Checks the variables of one host against the roles.
+
+    Arguments:
+        roles: Directory of the roles.
+
+    Returns:
+        `faults`, each with `text` and `place`, `waiting`: the roles whose own checks could not be made because of them,
+        and `warnings`: what may be a mistake, which Ansible shows once for all hosts.
+    """
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Check the host whose variables are given; Ansible calls it."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        variables = task_vars or {}
+        folder = Path(self._task.args["roles"])
+        options = {
+            path.parts[-3]: _load(path)["argument_specs"]["main"]["options"]
+            for path in folder.glob("*/meta/argument_specs.yml")
+        }
+        offered = {name for path in folder.glob("*/vars/main.yml") for name in _load(path)}
+        values: dict[str, Any] = dict(variables)
+        here = sorted(options.keys() & set(variables["ansible_play_role_names"]))
+        found = {role: self._values_faults(options[role], values) for role in here}
+        blocked = {role for role in here if any(fault.blocks for fault in found[role])}
+        wrong = [fault.text for role in here for fault in found[role]]
+        judged, failures, warnings = [], {}, []
+        for role in here:
+            if role not in blocked and f"__{role}_faults" in variables:
+                try:
+                    judged += self._templar.template(variables[f"__{role}_faults"])
+                    warnings += self._templar.template(variables.get(f"__{role}_warnings", []))
+                except Exception as exc:  # A filter may meet any value.
+                    failures[role] = _message(exc)
+        if failures and not wrong:
+            # Roles look at other roles' variables, too: those of roles that have no part in this play.
+            others = [fault for role in options.keys() - here for fault in self._values_faults(options[role], values)]
+            wrong = [fault.text for fault in others if fault.blocks]
+        if not wrong:
+            judged += [f"{role}: its variables cannot be checked: {said}" for role, said in failures.items()]
+        known = {name for specification in options.values() for name in specification} | offered
+        own = [] if "facts" in blocked else values["facts_own_variables"]
+        result["waiting"] = (
+            sorted(role for role in blocked | failures.keys() if f"__{role}_faults" in variables) if wrong else []
+        )
+        result["warnings"] = [_placed(text, place(text, values)) for text in warnings]
+        result["faults"] = [
+            {"text": fault, "place": place(fault, values) or self._searched(fault, variables)}
+            for fault in wrong + unknown_faults(variables, here, known, own) + judged
+        ]
+        return result
+
+    def _values_faults(self, specification: Options, values: dict[str, Any]) -> list[Fault]:
+        """Template a role's variables in place, and return what is wrong with them."""
+        faults = []
+        for name in sorted(specification.keys() & values.keys()):
+            try:
+                values[name] = self._templar.template(values[name])
+            except Exception as exc:  # Whatever a template raises is its writer's to mend.
+                faults.append(Fault(f"{name}: {_message(exc)}", blocks=True))
+            else:
+                faults += type_faults(name, specification[name], values[name])
+        return faults
+
+    def _searched(self, fault: str, variables: Mapping[str, Any]) -> str:
+        """Return the origin of a variable whose value carries none, as empty values and truth values do."""
+        match = PLACE.match(fault)
+        if match is None or match["name"] not in variables:
+            return ""
+        for path in variable_files(variables):
+            content = self._loader.load_from_file(str(path))
+            if (
+                isinstance(content, dict)
+                and match["name"] in content
+                and content[match["name"]] == variables[match["name"]]
+            ):
+                return next(origin(key) for key in content if key == match["name"])
+        return ""
+
+
+def variable_files(variables: Mapping[str, Any]) -> list[Path]:
+    """Given a host's variables, return the files that may hold some of them, the first winning."""
+    stems = [
+        f"host_vars/{variables['inventory_hostname']}",
+        *(f"group_vars/{name}" for name in variables["group_names"]),
+    ]
+    folders = [Path(variables[name]) for name in ("playbook_dir", "inventory_dir") if variables.get(name)]
+    named = [folder / stem for stem in [*stems, "group_vars/all"] for folder in folders]
+    suffixes = ("", ".yml", ".yaml", ".json")
+    found = [path.with_name(path.name + suffix) for path in named for suffix in suffixes]
+    return [
+        file for path in found for file in (sorted(path.rglob("*.y*ml")) if path.is_dir() else [path]) if file.is_file()
+    ]
+
+
+def _placed(text: str, where: str) -> str:
+    return f"{where}: {text}" if where else text
+
+
+def _message(exc: Exception) -> str:
+    return " ".join(str(exc).split())
+
+
+def _load(path: Path) -> Any:
+    """Return a YAML file's content, by the parser in C where there is one: each host reads all files."""
+    return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe

@@ -1,0 +1,244 @@
+"""One entry of the module managed_files, and what stands in its place; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import grp
+import os
+import pwd
+import re
+import stat
+from typing import Any
+
+from ansible.module_utils.guarded_paths import Refused, guarded, make_parents, open_directory
+
+BEGIN, END = "# BEGIN tpu_ops", "# END tpu_ops"
+BLOCK = re.compile(r"^%s\n.*?^%s\n?" % (re.escape(BEGIN), re.escape(END)), re.MULTILINE | re.DOTALL)
+
+
+def with_block(text: str, block: str) -> str:
+    """Given a file's text, return it with the block between the marked lines; an empty block goes, lines and all."""
+    rest = BLOCK.sub("", text)
+    if not block:
+        return rest
+    new = "%s\n%s\n%s\n" % (BEGIN, block.rstrip("\n"), END)
+    if BLOCK.search(text):
+        return BLOCK.sub(lambda _: new, text, count=1)
+    return rest + ("\n" if rest and not rest.endswith("\n") else "") + new
+
+
+def number(name: str, kind: str) -> int | None:
+    """Return the uid or gid of a name or number; None where nobody is called so."""
+    if name.isdigit():
+        return int(name)
+    try:
+        return pwd.getpwnam(name).pw_uid if kind == "owner" else grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
+
+
+class File:
+    """One entry and what stands in its place now."""
+
+    def __init__(self, entry: dict[str, Any], *, check: bool) -> None:
+        self.path = entry["path"]
+        self.state = entry["state"]
+        self.entry = entry
+        self.check = check
+        self.binary = entry.get("base64") is not None
+        self.content = entry["content"]
+        if self.binary:
+            # One way for both: what is no text goes through as escapes.
+            self.content = base64.b64decode(entry["base64"]).decode("utf-8", "surrogateescape")
+        if not os.path.isabs(self.path) or os.path.normpath(self.path) == "/":
+            raise Refused("the path is not absolute")
+        if self.state == "block" and self.content is None:
+            raise Refused("a block has a content")
+        if (self.state == "link") != (entry["target"] is not None):
+            raise Refused("links, and nothing else, have a target")
+        if entry["begins"] is not None and self.state != "absent":
+            raise Refused("begins goes with the state absent only")
+        mode = entry["mode"] or ("0755" if self.state == "directory" else "0644")
+        if not re.match(r"^[0-7]{3,4}$", mode):
+            raise Refused("mode %r is not octal, such as '0644'" % mode)
+        self.mode = int(mode, 8)
+        self.ids = (number(entry["owner"], "owner"), number(entry["group"], "group"))
+        for kind, found in (("owner", self.ids[0]), ("group", self.ids[1])):
+            # Check mode may not have made the account; nobody's number differs from every file's.
+            if found is None and not check and self.state not in ("link", "absent"):
+                raise Refused("there is no %s %s on this host" % (kind, entry[kind]))
+        self.look()
+
+    def look(self) -> None:
+        """Read what stands in the entry's place."""
+        self.parent, self.missing = open_directory(os.path.dirname(self.path))
+        self.name = os.path.basename(os.path.normpath(self.path))
+        self.found: os.stat_result | None = None
+        try:
+            if not self.missing:
+                with contextlib.suppress(FileNotFoundError):
+                    self.found = os.stat(self.name, dir_fd=self.parent, follow_symlinks=False)
+            self.before = self.read()
+        except Refused:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the directory."""
+        os.close(self.parent)
+
+    def read(self) -> str | None:
+        """Return what stands there as text: a file's content, a link's target, nothing of a directory; None is nothing.
+
+        Raises:
+            Refused: It is neither of these, or of a kind that the entry does not replace.
+        """
+        if self.found is None:
+            if self.missing and self.state != "absent" and not guarded(self.parent):
+                raise Refused(
+                    "the directory %s is missing, and root does not make it where others may write; list it as an entry"
+                    " with its owner" % os.path.dirname(self.path)
+                )
+            if self.state == "file" and self.content is None and not self.check:
+                raise Refused("there is no such file, and no content to make it with")
+            return None
+        kind = self.found.st_mode
+        if stat.S_ISLNK(kind):
+            if self.state == "directory" and not guarded(self.parent):
+                raise Refused("it is a symbolic link where others than root may put one")
+            return str(os.readlink(self.name, dir_fd=self.parent))
+        if stat.S_ISDIR(kind):
+            if self.state in ("file", "block", "link"):
+                raise Refused("it is a directory")
+            if self.state == "absent" and self.entry["begins"] is None and os.listdir(self.open()):
+                raise Refused("the directory is not empty")
+            return ""
+        if not stat.S_ISREG(kind) or self.state == "directory":
+            raise Refused("something else than a %s is in the way" % self.state)
+        with os.fdopen(self.open(), encoding="utf-8", errors="surrogateescape", newline="") as stream:
+            text: str = stream.read()
+        return text
+
+    def open(self) -> int:
+        """Open what stands there, links not followed."""
+        return os.open(self.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self.parent)
+
+    def is_file(self) -> bool:
+        """Return whether a regular file stands there."""
+        return self.found is not None and stat.S_ISREG(self.found.st_mode)
+
+    def stays(self) -> bool:
+        """Return whether something stands there that is not to be removed since it begins otherwise."""
+        begins = self.entry["begins"]
+        return begins is not None and not (self.is_file() and (self.before or "").startswith(begins))
+
+    def after(self) -> str | None:
+        """Return the text that is to stand there, in the form of `before`."""
+        if self.state == "absent":
+            return self.before if self.stays() else None
+        if self.state == "directory":
+            return ""
+        if self.state == "link":
+            return str(self.entry["target"])
+        if self.state == "block":
+            return with_block((self.before or "") if self.is_file() else "", self.content)
+        if self.content is None or (self.entry["once"] and self.found is not None):
+            return self.before
+        return str(self.content)
+
+    def attributes(self) -> str:
+        """Return owner, group and mode of what stands there, as one comparable text."""
+        entry = self.found
+        if entry is None or self.state in ("link", "absent"):
+            return ""
+        if stat.S_ISLNK(entry.st_mode) and self.state == "directory":
+            entry = os.stat(self.name, dir_fd=self.parent)
+            if not stat.S_ISDIR(entry.st_mode):
+                raise Refused("it is a symbolic link to something that is no directory")
+        return "%d:%d %04o" % (entry.st_uid, entry.st_gid, stat.S_IMODE(entry.st_mode))
+
+    def wanted(self) -> str:
+        """Return owner, group and mode that are to be, as `attributes` does."""
+        if self.state in ("link", "absent"):
+            return ""
+        return "%s:%s %04o" % (*self.ids, self.mode)
+
+    def differs(self) -> bool:
+        """Return whether anything is to be changed."""
+        if self.entry["once"] and self.found is not None:
+            return False
+        if self.state == "link" and self.found is not None and not stat.S_ISLNK(self.found.st_mode):
+            return True
+        if self.state in ("file", "block") and self.found is not None and not self.is_file():
+            return True
+        same = self.state == "directory" and self.found is not None
+        return self.attributes() != self.wanted() or not (same or self.before == self.after())
+
+    def diff(self) -> dict[str, str]:
+        """Return before and after in Ansible's form."""
+        return {
+            "before_header": ("%s %s" % (self.path, self.attributes())).strip(),
+            "after_header": ("%s %s" % (self.path, self.wanted())).strip(),
+            "before": "" if self.binary else self.before or "",
+            "after": "(not shown: no text)\n" if self.binary else self.after() or "",
+        }
+
+    def apply(self) -> None:
+        """Make the entry so."""
+        if self.state == "absent":
+            remove = os.rmdir if self.found and stat.S_ISDIR(self.found.st_mode) else os.unlink
+            remove(self.name, dir_fd=self.parent)
+            return
+        self.parent, self.missing = make_parents(self.parent, self.missing), []
+        if self.state == "directory":
+            self.make_directory()
+        elif self.state == "link":
+            self.replace(lambda new: os.symlink(self.entry["target"], new, dir_fd=self.parent))
+        elif self.content is None:
+            if self.found and self.found.st_nlink > 1 and not guarded(self.parent):
+                raise Refused("it has other names, and stands where others than root may give it one")
+            self.own(self.open())
+        else:
+            self.replace(self.write)
+
+    def make_directory(self) -> None:
+        """Make the directory or correct its owner and mode."""
+        if self.found is None:
+            os.mkdir(self.name, 0o700, dir_fd=self.parent)
+            self.own(self.open())
+        else:
+            self.own(
+                os.open(self.name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.parent)
+                if stat.S_ISLNK(self.found.st_mode)
+                else self.open()
+            )
+
+    def own(self, handle: int) -> None:
+        """Set owner, group and mode, and close."""
+        try:
+            os.fchown(handle, self.ids[0] or 0, self.ids[1] or 0)
+            # After the owner: chown clears the set-user-ID bit.
+            os.fchmod(handle, self.mode)
+        finally:
+            os.close(handle)
+
+    def write(self, new: str) -> None:
+        """Write the content under another name in the same directory."""
+        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=self.parent)
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
+            stream.write(self.after() or "")
+            stream.flush()
+            os.fsync(stream.fileno())
+            self.own(os.dup(stream.fileno()))
+
+    def replace(self, make: Any) -> None:
+        """Have something made under a name that nobody guesses, and put it in the entry's place at once."""
+        new = ".%s.%s.new" % (self.name, os.urandom(8).hex())
+        try:
+            make(new)
+            os.replace(new, self.name, src_dir_fd=self.parent, dst_dir_fd=self.parent)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(new, dir_fd=self.parent)
+            raise

@@ -1,0 +1,64 @@
+"""Ways to files on which nobody but root can have put a link; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+#: More symbolic links on one way are a loop; the kernel's own limit (path_resolution(7)).
+LINKS = 40
+
+
+class Refused(Exception):
+    """An entry that cannot be kept as listed; the text says why."""
+
+
+def guarded(directory: int) -> bool:
+    """Return whether nobody but root, or whoever runs this, may make entries in an open directory."""
+    entry = os.fstat(directory)
+    others = stat.S_IWOTH | (stat.S_IWGRP if entry.st_gid else 0)
+    return entry.st_uid in (0, os.geteuid()) and not entry.st_mode & others
+
+
+def open_directory(path: str) -> tuple[int, list[str]]:
+    """Open the directory at a path, or the last one on the way that is there; return it and the names that are missing.
+
+    Raises:
+        Refused: A link on the way may be somebody else's, or something on the way is no directory.
+    """
+    names = [name for name in os.path.normpath(path).split("/") if name]
+    current, real = os.open("/", os.O_RDONLY | os.O_DIRECTORY), "/"
+    for _ in range(LINKS):
+        for position, name in enumerate(names):
+            here = os.path.join(real, name)
+            try:
+                kind = os.stat(name, dir_fd=current, follow_symlinks=False).st_mode
+            except FileNotFoundError:
+                return current, names[position:]
+            if stat.S_ISLNK(kind):
+                if not guarded(current):
+                    raise Refused("%s is a symbolic link where others than root may put one" % here)
+                target = os.path.normpath(os.path.join(real, os.readlink(name, dir_fd=current)))
+                names = [part for part in target.split("/") if part] + names[position + 1 :]
+                os.close(current)
+                current, real = os.open("/", os.O_RDONLY | os.O_DIRECTORY), "/"
+                break
+            if not stat.S_ISDIR(kind):
+                raise Refused("%s is in the way: it is not a directory" % here)
+            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=current)
+            os.close(current)
+            current, real = below, here
+        else:
+            return current, []
+    raise Refused("%s is behind too many symbolic links" % path)
+
+
+def make_parents(directory: int, missing: list[str]) -> int:
+    """Make directories below an open one; return the last of them, open."""
+    for name in missing:
+        os.mkdir(name, 0o755, dir_fd=directory)
+        below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+        os.fchmod(below, 0o755)
+        os.close(directory)
+        directory = below
+    return directory

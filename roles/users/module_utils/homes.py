@@ -1,0 +1,29 @@
+"""Whose a person's home is; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+
+#: Where useradd makes homes on Debian and Ubuntu (/etc/default/useradd).
+HOMES = "/home"
+
+
+def usual_home(name: str) -> str:
+    """Return the home that useradd gives a person."""
+    return os.path.join(HOMES, name)
+
+
+def ownerless(name: str, home: str) -> bool:
+    """Return whether a home is nobody's: kept and closed when its person left, or of an account that is gone."""
+    try:
+        entry = os.lstat(home)
+        if home != usual_home(name) or not stat.S_ISDIR(entry.st_mode):
+            return False
+        pwd.getpwuid(entry.st_uid)
+    except OSError:
+        return False
+    except KeyError:
+        return True
+    return entry.st_uid == 0 and stat.S_IMODE(entry.st_mode) == 0o700

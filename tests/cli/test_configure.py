@@ -1,0 +1,207 @@
+"""`tpu_ops configure`: real ansible-runner and real Ansible, on hosts that are this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.nodes import node
+from tests.support.published import Member, document
+
+#: The hosts are this machine: what is proved here is the way to Ansible and back, not ssh.
+VARIABLES = (
+    "ansible_connection: local\nansible_become: false\nansible_python_interpreter: '{{ ansible_playbook_python }}'\n"
+)
+PLAY = """\
+- name: Try
+  hosts: all
+  gather_facts: false
+  tasks:
+"""
+TOUCH = """\
+    - name: Write a file
+      ansible.builtin.copy: {content: x, dest: "{{ playbook_dir }}/{{ inventory_hostname }}", mode: "0600"}
+      tags: [write]
+"""
+SECRET = "token-6f1d"
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    """A fleet directory with a playbook of its own, of two pods; nobody is asked for it."""
+    member = Member(tmp_path, snapshot=str(tmp_path / "published.json"))
+    (tmp_path / "published.json").write_text(document([node(), node("solo", node_id="2", count=1)]).text())
+    (member.path / "inventory" / "group_vars").mkdir()
+    (member.path / "inventory" / "group_vars" / "all.yml").write_text(VARIABLES)
+    return member
+
+
+def write(member: Member, tasks: str) -> None:
+    """Write the fleet's playbook."""
+    (member.path / "site.yml").write_text(PLAY + tasks)
+
+
+def command(*argv: str) -> list[str]:
+    """Return the words of a command."""
+    return [sys.executable, "-m", "tpu_ops.cli.main", "configure", *argv]
+
+
+def configure(member: Member, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    return subprocess.run(
+        command(*argv), env=member.environ(**variables), capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_the_playbook_runs_on_the_target_and_tells_what_changed(fleet):
+    write(fleet, TOUCH)
+    first = configure(fleet, "pod", "--json")
+    assert first.returncode == 0, first.stderr
+    assert json.loads(first.stdout)["hosts"]["pod-w1"]["changed"] == 1
+    assert "pod-w[0-1]: changed: Write a file" in first.stderr
+    assert sorted(path.name for path in fleet.path.glob("*-w?")) == ["pod-w0", "pod-w1"]
+    second = configure(fleet)
+    assert "solo-w0: changed: Write a file" in second.stderr, second.stderr
+    assert [line.split() for line in second.stdout.splitlines()] == [
+        ["HOST", "OK", "CHANGED", "FAILED", "UNREACHABLE", "SKIPPED"],
+        ["pod-w0", "1", "0", "0", "0", "0"],
+        ["pod-w1", "1", "0", "0", "0", "0"],
+        ["solo-w0", "1", "1", "0", "0", "0"],
+    ]
+
+
+def test_check_changes_nothing_and_tags_choose(fleet):
+    write(fleet, TOUCH)
+    done = configure(fleet, "pod-w0", "--check", "--tags", "write")
+    assert "pod-w0: changed: Write a file" in done.stderr
+    done = configure(fleet, "--limit", "pod-w0", "--skip-tags", "write")
+    assert done.returncode == 2
+    assert "no task ran: no tag or no host is meant" in done.stderr
+    assert not (fleet.path / "pod-w0").exists()
+
+
+def test_what_fails_is_said_once_with_its_hosts_and_reason(fleet):
+    write(
+        fleet,
+        '    - name: Refuse\n      ansible.builtin.fail: {msg: "{{ inventory_hostname }} has no disk"}\n'
+        "      when: tpu_node == 'pod'\n",
+    )
+    done = configure(fleet)
+    assert done.returncode == 1
+    assert "pod-w[0-1]: failed: Refuse\n" in done.stderr
+    assert done.stderr.count("has no disk") == 1
+    assert "  fix: mend it and run the same command again" in done.stderr
+
+
+def test_a_failure_that_the_play_itself_mends_is_none(fleet):
+    write(
+        fleet,
+        "    - block: [{name: Fail, ansible.builtin.fail: {msg: no}}]\n"
+        "      rescue: [{name: Go on, ansible.builtin.debug: {msg: yes}}]\n",
+    )
+    done = configure(fleet, "pod", "--json")
+    assert (done.returncode, json.loads(done.stdout)["failures"]) == (0, [])
+
+
+def test_hosts_that_do_not_answer_are_code_4(fleet):
+    write(fleet, TOUCH)
+    variables = "ansible_connection: ssh\nansible_ssh_retries: 0\nansible_ssh_args: -o ProxyCommand=/bin/false\n"
+    (fleet.path / "inventory" / "group_vars" / "node_solo.yml").write_text(variables)
+    done = configure(fleet)
+    assert done.returncode == 4, done.stderr
+    assert "error: 1 host did not answer\n  at:  solo-w0" in done.stderr
+    assert (fleet.path / "pod-w1").exists()
+
+
+def test_hosts_of_other_names_are_meant_by_their_node(fleet):
+    write(fleet, TOUCH)
+    fleet.write(snapshot=str(fleet.path.parent / "published.json"), hostnames=["tpu_node ~ 'x' ~ tpu_worker_index"])
+    done = configure(fleet, "solo", "--json")
+    assert list(json.loads(done.stdout)["hosts"]) == ["solox0"], done.stderr
+    done = configure(fleet, "pod-w0")
+    assert done.returncode == 2
+    assert "the target is no whole node" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "what"),
+    [
+        (("nobody",), "no node or worker is called 'nobody'"),
+        (("--playbook", "../site"), "no such playbook"),
+        (("--playbook", "users"), "no such playbook"),
+        (("pod", "--limit", "solo"), "the target is named twice"),
+    ],
+)
+def test_what_is_not_there_is_refused(fleet, argv, what):
+    write(fleet, TOUCH)
+    done = configure(fleet, *argv)
+    assert (done.returncode, what in done.stderr) == (2, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_playbook_that_is_none_is_said_so_without_colours(fleet):
+    (fleet.path / "site.yml").write_text("- hosts: [\n")
+    done = configure(fleet)
+    assert done.returncode == 2
+    assert "Ansible did not run the playbook; it says why above" in done.stderr
+    assert "site.yml" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_no_secret_of_the_environment_is_left_in_a_file(fleet, tmp_path):
+    # The task looks for it while Ansible runs: in every file of the run's own directory.
+    runtime = tmp_path / "home" / "run"
+    runtime.mkdir()
+    write(
+        fleet,
+        "    - name: Look\n      ansible.builtin.command:\n"
+        f"        argv: [grep, -rl, {SECRET[:5]}{SECRET[5:]}, {runtime}]\n"
+        "      register: found\n      failed_when: found.rc != 1\n",
+    )
+    done = configure(fleet, "solo", WANDB_API_KEY=f"{SECRET}-value")
+    assert done.returncode == 0, done.stderr
+    assert list(runtime.glob("tpu_ops-configure-*")) == []
+
+
+def test_an_interrupt_ends_ansible_and_leaves_nothing(fleet, tmp_path):
+    started = tmp_path / "started"
+    write(
+        fleet,
+        f"    - name: Begin\n      ansible.builtin.copy: {{content: x, dest: {started}, mode: '0600'}}\n"
+        f"      run_once: true\n"
+        f"    - name: Wait\n      ansible.builtin.wait_for: {{path: {tmp_path}/never, timeout: 100}}\n",
+    )
+    (tmp_path / "home" / "run").mkdir()
+    with subprocess.Popen(
+        command("solo"),
+        env=fleet.environ(),
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell in the background has its commands ignore interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
+    ) as process:
+        assert process.stderr
+        while not started.exists():
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGINT)
+        said = process.stderr.read()
+        assert process.wait(60) == 130, said
+    assert list((tmp_path / "home" / "run").glob("tpu_ops-configure-*")) == []
+    assert not [line for line in _commands() if str(fleet.path) in line]
+
+
+def _commands() -> list[str]:
+    """Return the command lines of all processes."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,184 @@
+"""How faults in variables are found, placed and listed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.parsing.dataloader import DataLoader
+
+from playbooks.action_plugins import check_variables
+from playbooks.action_plugins.check_variables import Fault, place, type_faults, unknown_faults, variable_files
+from playbooks.filter_plugins.variables import faults_listed
+
+PERSON = {
+    "type": "dict",
+    "options": {
+        "name": {"type": "str", "required": True},
+        "keys": {"type": "list", "elements": "str", "default": []},
+        "sudo": {"type": "str", "choices": ["none", "full"], "default": "none"},
+        "uid": {"type": "int"},
+    },
+}
+PEOPLE = {"type": "list", "elements": "dict", "options": PERSON["options"]}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ({"type": "bool"}, False, []),
+        ({"type": "bool"}, "yes", ["x: is a text, and has to be true or false"]),
+        ({"type": "bool"}, 1, ["x: is a number (1), and has to be true or false"]),
+        ({"type": "int"}, 5, []),
+        ({"type": "int"}, "5", ["x: is a text, and has to be a whole number"]),
+        ({"type": "int"}, True, ["x: is a truth value (true), and has to be a whole number"]),
+        ({"type": "str"}, "a", []),
+        ({"type": "str"}, 5, []),
+        ({"type": "str"}, 3.1, ["x: is a number with a point (3.1), and has to be a text; put it in quotes"]),
+        ({"type": "str"}, False, ["x: is a truth value (false), and has to be a text; put it in quotes"]),
+        ({"type": "path"}, ["a"], ["x: is a list, and has to be a text"]),
+        ({"type": "str"}, None, ["x: is empty; give it a value or leave it out"]),
+        ({"type": "str", "choices": ["a", "b"]}, "c", ["x: 'c' is none of a, b"]),
+        ({"type": "dict"}, {"a": None}, []),
+        ({"type": "dict"}, [], ["x: is a list, and has to be a mapping"]),
+        ({"type": "list", "elements": "str"}, "ab", ["x: is a text, and has to be a list"]),
+        ({"type": "list", "elements": "str"}, ["a", ["b"]], ["x[1]: is a list, and has to be a text"]),
+        ({"type": "list", "elements": "str", "choices": ["a"]}, ["a", "b"], ["x[1]: 'b' is none of a"]),
+        (PEOPLE, [{"name": "ada", "keys": ["a"], "sudo": "full", "uid": 5}], []),
+        (PEOPLE, ["ada"], ["x[0]: is a text, and has to be a mapping"]),
+        (
+            PEOPLE,
+            [{"name": "ada", "keys": None}, {"key": "a", "sudo": "all"}, {"name": "bob", "zzz": 1}],
+            [
+                "x[0].keys: is empty; give it a value or leave it out",
+                "x[1].key: unknown key; did you mean keys?",
+                "x[1].sudo: 'all' is none of none, full",
+                "x[1]: name is missing",
+                "x[2].zzz: unknown key; known are name, keys, sudo, uid",
+            ],
+        ),
+    ],
+)
+def test_values_are_held_against_their_types_with_the_key(option: dict[str, Any], value: Any, said: list[str]) -> None:
+    assert [fault.text for fault in type_faults("x", option, value)] == said
+
+
+def test_a_role_s_own_checks_wait_for_types_and_not_for_keys() -> None:
+    assert type_faults("x", PEOPLE, [{"name": 1.5}])[0].blocks
+    assert not any(fault.blocks for fault in type_faults("x", PEOPLE, [{"key": 1, "sudo": "all"}]))
+    assert Fault("x: y") == ("x: y", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("disks_mounts", None),
+        ("python_uv", None),
+        ("git_seed", None),
+        ("disks_mount", "disks_mount: no role has this variable; did you mean disks_mounts?"),
+        ("disk_mounts", "disk_mounts: no role has this variable; did you mean disks_mounts?"),
+        ("user_people", "user_people: no role has this variable; did you mean users_people?"),
+        ("git_token", "git_token: no role has this variable; facts_own_variables lists your own"),
+        ("people", None),
+        ("disk", None),
+        ("diskless", None),
+        ("groups", None),
+        ("__users_people", None),
+        ("ansible_users_people", None),
+        ("tpu_users", None),
+    ],
+)
+def test_misspelt_variables_are_told_from_people_s_own(name: str, said: str | None) -> None:
+    known = ["disks_mounts", "users_people", "git_people", "python_uv"]
+    faults = unknown_faults([name], ["disks", "git", "python", "users"], known, ["git_seed"])
+    assert len(faults) == bool(said)
+    assert all(fault.startswith(said or "") for fault in faults)
+
+
+FILE = """\
+users_people:
+  - name: ada
+    keys:
+      - a
+      - b
+  - { name: bob }
+count: 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        ("users_people: is wrong", 2),
+        ("users_people[0]: ada: is wrong", 2),
+        ("users_people[0]: ada: keys[1] is wrong", 5),
+        ("users_people[0].keys[1]: is wrong", 5),
+        ("users_people[0].keys: is wrong", 3),
+        ("users_people[1]: bob: keys[0] is wrong", 6),
+        ("users_people[9]: is wrong", 2),
+        ("count: is wrong", 7),
+        ("count[0].x: is wrong", 7),
+        ("other: is wrong", None),
+        ("is wrong", None),
+    ],
+)
+def test_a_fault_is_placed_at_the_line_of_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, line: int | None
+) -> None:
+    (tmp_path / "all.yml").write_text(FILE)
+    values = DataLoader().load_from_file(str(tmp_path / "all.yml"))
+    assert place(fault, values) == (f"{tmp_path}/all.yml:{line}" if line else "")
+    monkeypatch.chdir(tmp_path)
+    assert place(fault, values) == (f"all.yml:{line}" if line else "")
+
+
+def test_defaults_of_roles_are_no_place(tmp_path: Path) -> None:
+    path = tmp_path / "roles" / "users" / "defaults" / "main.yml"
+    path.parent.mkdir(parents=True)
+    path.write_text(FILE)
+    assert place("count: is wrong", DataLoader().load_from_file(str(path))) == ""
+
+
+def test_an_ansible_that_tells_no_origin_leaves_the_file_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "all.yml").write_text(FILE)
+    values = DataLoader().load_from_file(str(tmp_path / "all.yml"))
+    monkeypatch.setattr(check_variables, "Origin", None)
+    assert place("users_people[0]: ada: keys[1] is wrong", values) == ""
+
+
+def test_files_that_may_hold_a_host_s_variables_are_found_nearest_first(tmp_path: Path) -> None:
+    names = ["group_vars/all/a.yml", "group_vars/pod.yaml", "group_vars/other.yml", "host_vars/pod-w0.yml"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    variables = {"inventory_hostname": "pod-w0", "group_names": ["pod"], "inventory_dir": str(tmp_path)}
+    assert [str(path.relative_to(tmp_path)) for path in variable_files(variables)] == [names[3], names[1], names[0]]
+
+
+def check(*faults: tuple[str, str], waiting: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"faults": [{"place": place, "text": text} for place, text in faults], "waiting": list(waiting)}
+
+
+@pytest.mark.parametrize(
+    ("checks", "lines"),
+    [
+        ({"a-w0": check()}, []),
+        ({"a-w0": check(("f:1", "x"))}, ["f:1: x (a-w0)"]),
+        ({f"a-w{index}": check(("", "x")) for index in range(16)}, ["x (all 16 workers)"]),
+        (
+            {f"a-w{index}": check(("", "x")) for index in range(8)} | {"b-w0": check(("", "y"))},
+            ["x (a-w[0-7])", "y (b-w0)"],
+        ),
+        (
+            {"a-w0": check(("", "d"), ("f:10", "a"), ("f:9", "c[10]"), ("f:9", "c[9]"), ("e", "b"))},
+            ["e: b (a-w0)", "f:9: c[9] (a-w0)", "f:9: c[10] (a-w0)", "f:10: a (a-w0)", "d (a-w0)"],
+        ),
+        (
+            {"a-w0": check(("", "x"), waiting=("users",)), "a-w1": check(("", "x"), waiting=("git", "users"))},
+            ["x (all 2 workers)", "git, users: the rest is checked when these are mended"],
+        ),
+    ],
+)
+def test_faults_of_many_hosts_are_folded_and_ordered_by_file_and_line(checks: dict[str, Any], lines: list[str]) -> None:
+    assert faults_listed(checks) == lines

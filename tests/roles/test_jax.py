@@ -1,0 +1,140 @@
+"""Which Python can run what is asked of the role jax, and what its environment holds."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from roles.jax.filter_plugins.jax import jax_environment, jax_faults, jax_python_fault
+from roles.python.filter_plugins.environments import pinned, wanted_environments
+from roles.python.library import uv_environments
+from tests.roles.conftest import Run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("jax", "python", "needs"),
+    [
+        ("0.10.2", "3.11", None),
+        ("0.10.2", "3.12", None),
+        ("0.10.2", "3.13", None),
+        ("0.10.2", "3.10", "needs Python 3.11 or later"),
+        ("0.12.0.1", "3.11", "needs Python 3.12 or later"),
+        ("0.12.0.1", "3.12", None),
+        ("0.6.2", "3.10", None),
+        ("0.6.3", "3.10", "needs Python 3.11 or later"),
+        ("0.4.31", "3.8", "needs Python 3.10 or later"),
+        ("0.4.13", "3.8", None),
+        ("0.4.1", "3.7", "use Python 3.8 or later"),
+        ("newest", "3.12", "is not a version"),
+    ],
+)
+def test_a_python_too_old_for_the_jax_is_refused_with_the_one_that_can(
+    jax: str, python: str, needs: str | None
+) -> None:
+    fault = jax_python_fault(jax, python)
+    assert fault == "" if needs is None else needs in fault
+
+
+def test_the_way_out_names_the_newest_jax_for_the_python_that_is_there() -> None:
+    assert "jax_version to 0.6.2 or older" in jax_python_fault("0.10.2", "3.10")
+
+
+VALUES: dict[str, Any] = {
+    "jax_constraints": [],
+    "jax_exact": False,
+    "jax_find_links": [],
+    "jax_framework": "torch_xla",
+    "jax_lock": "",
+    "jax_packages": ["flax"],
+    "jax_platform": "tpu",
+    "jax_torch_find_links": ["page"],
+    "jax_torch_version": "2.9.0+cpu",
+    "jax_torch_xla_version": "2.9.0",
+    "jax_venv": "/opt/venvs/jax",
+    "jax_venv_owner": "root",
+    "jax_version": "0.10.2",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "python", "said"),
+    [
+        ({}, "3.13", ""),
+        ({}, "3.14", "jax_torch_xla_version: 2.9.0 runs on Python 3.10 to 3.13, and this worker's is 3.14"),
+        ({"jax_torch_xla_version": "2.7.0", "jax_torch_version": "2.7.0+cpu"}, "3.12", "runs on Python 3.9 to 3.11"),
+        ({"jax_torch_version": "2.8.0"}, "3.12", "jax_torch_version: 2.8.0 is not the 2.9 that torch_xla 2.9.0 needs"),
+        ({"jax_torch_xla_version": "newest"}, "3.12", "jax_torch_xla_version: 'newest' is not a version"),
+        ({"jax_framework": "jax"}, "3.10", "jax_version: JAX 0.10.2 needs Python 3.11 or later"),
+    ],
+)
+def test_a_python_that_cannot_run_what_is_asked_is_refused(changes: dict[str, Any], python: str, said: str) -> None:
+    faults = jax_faults(VALUES | changes, python)
+    assert said in "; ".join(faults) if said else faults == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "requirements", "links"),
+    [
+        ({}, ["torch_xla[tpu]==2.9.0", "torch==2.9.0+cpu", "flax"], ["page"]),
+        ({"jax_platform": "cpu"}, ["torch_xla==2.9.0", "torch==2.9.0+cpu", "flax"], ["page"]),
+        ({"jax_framework": "jax", "jax_find_links": ["old"]}, ["jax[tpu]==0.10.2", "flax"], ["old"]),
+        ({"jax_framework": "jax", "jax_platform": "cpu"}, ["jax==0.10.2", "flax"], []),
+    ],
+)
+def test_the_environment_holds_what_was_asked(
+    changes: dict[str, Any], requirements: list[str], links: list[str]
+) -> None:
+    (environment,) = jax_environment(VALUES | changes)
+    assert (environment["requirements"], environment["find_links"]) == (requirements, links)
+
+
+@pytest.fixture
+def torch(tmp_path: Path) -> Path:
+    """Return a directory that plays the page with the torch without CUDA: a wheel of its name that needs nothing."""
+    with zipfile.ZipFile(tmp_path / "torch-2.9.0+cpu-py3-none-any.whl", "w") as wheel:
+        for name, text in (
+            ("METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0+cpu\n"),
+            ("WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+            ("RECORD", ""),
+        ):
+            wheel.writestr(f"torch-2.9.0+cpu.dist-info/{name}", text)
+    return tmp_path
+
+
+def resolved(run: Run, tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """Resolve the role's environment as a worker does, with its defaults but for some; ask the package index."""
+    values = yaml.safe_load((ROOT / "roles/jax/defaults/main.yml").read_text())
+    environments = jax_environment(
+        values | {"jax_framework": "torch_xla", "jax_venv": str(tmp_path / "venv")} | changes
+    )
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    arguments = {
+        "step": "resolve",
+        # The one that tools/setup.sh uses.
+        "uv": shutil.which("uv") or str(ROOT / ".build/uv/bin/uv"),
+        "cache_dir": str(tmp_path / "cache"),
+        "environments": wanted_environments(environments, {python: {"program": sys.executable}}, python, []),
+    }
+    return run(uv_environments, arguments)
+
+
+@pytest.mark.index
+def test_torch_xla_is_resolved_with_the_torch_that_has_no_cuda(run: Run, tmp_path: Path, torch: Path) -> None:
+    pins = pinned(resolved(run, tmp_path, jax_torch_find_links=[str(torch)])["locks"]["jax"])
+    assert (pins["torch-xla"], pins["torch"]) == ("2.9.0", "2.9.0+cpu")
+    assert {"libtpu", "numpy", "absl-py"} <= pins.keys()
+
+
+@pytest.mark.index
+def test_the_torch_of_the_package_index_is_refused_for_its_cuda(run: Run, tmp_path: Path) -> None:
+    said = resolved(run, tmp_path, jax_torch_version="2.9.0", jax_torch_find_links=[])["msg"]
+    assert "would get packages that it must not have: nvidia-" in said
+    assert "triton" in said

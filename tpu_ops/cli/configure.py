@@ -1,0 +1,158 @@
+"""`tpu_ops configure`: site.yml, or another playbook, on the workers of a target; failures gathered at the end."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from tpu_ops import config, texts
+from tpu_ops.cli import options, output
+from tpu_ops.cli.run import folded
+from tpu_ops.config import Settings
+from tpu_ops.config.find import read_file
+from tpu_ops.errors import ExitCode, UnreachableError, UsageError
+from tpu_ops.fleet import contact, hostvars
+from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.view import Fleet
+from tpu_ops.remote import playbook
+from tpu_ops.remote.playbook import Outcome, Said, Step
+
+#: Columns of the table of hosts.
+COLUMNS = ("host", "ok", "changed", "failed", "unreachable", "skipped")
+#: Letters of one failure's message that are printed; all of it stands in --json.
+_LONGEST = 600
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `tpu_ops configure`."""
+    options.add_fleet(parser)
+    options.add_json(parser)
+    parser.add_argument("--playbook", default="site", metavar="NAME", help="one of playbooks/ (default: site)")
+    parser.add_argument("--tags", metavar="TAG,...", help="only these roles, as in --tags users,python")
+    parser.add_argument("--skip-tags", metavar="TAG,...", help="all but these roles")
+    parser.add_argument("--check", action="store_true", help="change nothing, say what would change")
+    parser.add_argument("--verbose", action="store_true", help="say of every task how it went, not of changes alone")
+    parser.add_argument(
+        "target", nargs="?", help="a node, a worker, a node set or a group (@node_pod); default: the whole fleet"
+    )
+    parser.add_argument("--limit", dest="limit", metavar="TARGET", help="the same as TARGET")
+    parser.epilog = (
+        "The same as `ansible-playbook site.yml --limit ...`, which takes all of Ansible's options. "
+        "Run it again after a failure: it goes on where it failed."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the playbook and show how every host came out of it."""
+    settings = config.load(args.fleet)
+    project = playbook.project_of(settings.path)
+    file = project.playbook(args.playbook)
+    if args.target and args.limit:
+        raise UsageError("the target is named twice", where=f"--limit {args.limit}", fix=f"leave out {args.target}")
+    target = args.target or args.limit
+    hosts: Sequence[str] = ()
+    if target:
+        fleet, workers = contact.find(settings, target)
+        hosts = limit_of(settings, fleet, workers)
+    given = [f"--{name}={value}" for name, value in (("tags", args.tags), ("skip-tags", args.skip_tags)) if value]
+    progress = Progress(verbose=args.verbose)
+    outcome = playbook.run(
+        project, file, hosts=hosts, options=given + (["--check"] if args.check else []), told=progress
+    )
+    progress.end()
+    if args.json:
+        failures = [
+            {"host": step.host, "role": step.role, "task": step.task, "message": step.message}
+            for step in outcome.failures
+        ]
+        output.as_json({"code": outcome.code, "hosts": outcome.hosts, "failures": failures})
+    elif outcome.hosts:
+        output.table([{"host": host, **counts} for host, counts in outcome.hosts.items()], COLUMNS)
+    show_failures(outcome.failures)
+    return exit_code(outcome, file.name, target or "the fleet")
+
+
+def limit_of(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> list[str]:
+    """Return what means these workers to Ansible.
+
+    Raises:
+        UsageError: They have names of the person's own in the inventory, and are no whole nodes.
+    """
+    if not read_file(settings.file).get("hostnames"):
+        return [worker.host for worker in workers]
+    groups = hostvars.groups(fleet.listed)
+    whole = {worker.node.full_name: worker.node.worker_count for worker in workers}
+    for name, count in whole.items():
+        if sum(worker.node.full_name == name for worker in workers) != count:
+            raise UsageError(
+                "`hostnames` gives the workers other names in the inventory, and the target is no whole node",
+                where=str(settings.file),
+                fix="name whole nodes, or use ansible-playbook --limit with the inventory's names",
+            )
+    return [next(group for group in groups[name] if group.startswith("node_")) for name in whole]
+
+
+class Progress:
+    """Says what changes and fails while the playbook runs; equal steps of several hosts in one line."""
+
+    def __init__(self, *, verbose: bool = False) -> None:
+        self._verbose = verbose
+        self._task = ""
+        self._hosts: dict[str, list[str]] = {}
+
+    def __call__(self, note: Step | Said) -> None:
+        """Be told of a step."""
+        if isinstance(note, Said):
+            output.aside(note.text)
+            return
+        if note.title != self._task:
+            self.end()
+            self._task = note.title
+        self._hosts.setdefault(note.outcome, []).append(note.host)
+        if note.outcome in ("failed", "unreachable"):
+            output.info(f"{note.host}: {note.outcome}: {note.title}")
+
+    def end(self) -> None:
+        """Say how the last task went."""
+        hosts, self._hosts = self._hosts, {}
+        shown = ("ok", "changed", "skipped") if self._verbose else ("changed",)
+        for outcome in shown:
+            if names := hosts.get(outcome):
+                output.info(f"{folded(sorted(names))}: {outcome}: {self._task}")
+
+
+def show_failures(failures: Sequence[Step]) -> None:
+    """Say what failed, equal failures of several hosts once."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for step in failures:
+        # Messages that differ in the host's own name alone are equal.
+        key = (step.outcome, step.title, step.message.replace(step.host, "HOST"))
+        groups.setdefault(key, []).append(step.host)
+    for (outcome, title, message), hosts in groups.items():
+        text = message.replace("HOST", hosts[0]) if len(hosts) == 1 else message
+        output.info(f"{folded(hosts)}: {outcome}: {title}")
+        output.info(f"  {text[:_LONGEST]}{' ...' if len(text) > _LONGEST else ''}")
+
+
+def exit_code(outcome: Outcome, name: str, target: str) -> int:
+    """Return the command's exit code, and say what to do where it is not 0.
+
+    Raises:
+        UnreachableError: Hosts did not answer.
+        UsageError: The playbook did not begin, or met no host.
+    """
+    again = f"mend it and run the same command again; `ansible-playbook {name} -vv` says more"
+    if outcome.unreachable:
+        who = texts.count(len(outcome.unreachable), "host")
+        what = f"{who} did not answer" + (", others failed" if len(outcome.failures) > len(outcome.unreachable) else "")
+        fix = "`tpu_ops list` shows which nodes are READY; run the same command again once they answer"
+        raise UnreachableError(what, where=folded(outcome.unreachable), fix=fix)
+    if outcome.failures:
+        output.info(f"  fix: {again}")
+        return ExitCode.FAILED
+    if outcome.code:
+        raise UsageError("Ansible did not run the playbook; it says why above", where=f"{name}, {target}", fix=again)
+    if not outcome.hosts:
+        fix = "see --tags and --skip-tags (`ansible-playbook site.yml --list-tags`), and `tpu_ops list` for the fleet"
+        raise UsageError("no task ran: no tag or no host is meant", where=f"{name}, {target}", fix=fix)
+    return ExitCode.OK

@@ -1,0 +1,184 @@
+"""The nodes of several projects and zones in one listing, with what could not be listed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tpu_ops.cloud.client import ApiError, Tpu
+from tpu_ops.cloud.nodes import Json, node_data, node_in_words, split_name
+from tpu_ops.cloud.zones import locations, pages_of, zones_in_words
+from tpu_ops.errors import printable
+
+#: (project, zone); the zone ``-`` stands for all zones.
+Place = tuple[str, str]
+
+#: What a place answered: its nodes and the locations that could not be reached, or the error that it ended with.
+Answer = tuple[list[Json], list[str]] | ApiError
+
+#: Failures of one project or zone among several that leave the rest of the fleet worth listing.
+_PARTIAL = ("PERMISSION_DENIED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN")
+
+#: How a service may refuse the zone ``-``. Of a location that it does not know Cloud TPU says PERMISSION_DENIED, with
+#: this text (seen in dstackai/gpuhunt issue 98).
+_NO_WILDCARD = ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")
+_UNKNOWN_WILDCARD = "Location - is not found"
+
+#: How it may refuse a zone that it does not know, and how many of those that it knows are named then.
+_UNKNOWN_PLACE, _MOST_ZONES = ("PERMISSION_DENIED", "NOT_FOUND", "INVALID_ARGUMENT"), 8
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The nodes that the API listed, and what it could not list.
+
+    Attributes:
+        nodes: One dictionary per node (`node_data`).
+        unanswered: What could not be listed.
+        warnings: That, and what was left out, in words.
+    """
+
+    nodes: tuple[Json, ...]
+    unanswered: tuple[Place, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def list_nodes(
+    tpu: Tpu, projects: Sequence[str], zones: Sequence[str] = (), *, strict_permissions: bool = False
+) -> Listing:
+    """List the nodes of several projects, all zones of them or those named, concurrently.
+
+    All zones are asked for at once as ``locations/-``. The reference of v2 does not say so in words; it has a field
+    for locations that could not be reached (cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/list)
+    as such lists have (google.aip.dev/159), and public programs rely on it, over REST and as
+    ``gcloud compute tpus tpu-vm list --zone=-``. Where it is refused all the same, the zones are asked one by one.
+
+    Args:
+        tpu: The client.
+        projects: Project ids.
+        zones: Zones; all where none is named.
+        strict_permissions: Whether one project or zone that cannot be listed is an error.
+
+    Raises:
+        ApiError: No project and zone could be listed, one does not exist, or any could not be and that is an error.
+    """
+    named = list(dict.fromkeys((project, zone) for project in projects for zone in (zones or ("-",))))
+    answers = _answers(tpu, named)
+    refused = [place for place, answer in answers.items() if place[1] == "-" and _refuses_wildcard(answer)]
+    for (project, _), found in zip(refused, tpu.concurrently(lambda place: _zones(tpu, place), refused), strict=True):
+        if found:
+            del answers[project, "-"]
+            answers |= _answers(tpu, [(project, zone) for zone in found])
+    return combine(answers, named, strict_permissions=strict_permissions)
+
+
+def _answers(tpu: Tpu, places: Sequence[Place]) -> dict[Place, Answer]:
+    return dict(zip(places, tpu.concurrently(lambda place: _list_place(tpu, *place), places), strict=True))
+
+
+def _refuses_wildcard(answer: Answer) -> bool:
+    return isinstance(answer, ApiError) and (answer.status in _NO_WILDCARD or _UNKNOWN_WILDCARD in answer.what)
+
+
+def _zones(tpu: Tpu, place: Place) -> list[str]:
+    """Return the zones of a project; none where it does not say."""
+    try:
+        return locations(tpu, place[0])
+    except ApiError:
+        return []
+
+
+def _of_zones(project: str, zone: str, known: Sequence[str]) -> str:
+    """Return what to do about a zone that a project does not have."""
+    there = difflib.get_close_matches(zone, known, n=_MOST_ZONES, cutoff=0.3) or sorted(known)[:_MOST_ZONES]
+    more = ", ..." if len(known) > len(there) else ""
+    return f"project {project} has no such zone: see `zones` (TPU_OPS_ZONES); it has {', '.join(there)}{more}"
+
+
+def _list_place(tpu: Tpu, project: str, zone: str) -> Answer:
+    """Return what one place answers, all pages of it or the error that one of them ended with."""
+    nodes: list[Json] = []
+    unreachable: list[str] = []
+    try:
+        for page in pages_of(tpu, "list_nodes", project, zone):
+            nodes.extend(node_data(node) for node in page.nodes)
+            unreachable.extend(page.unreachable)
+    except ApiError as exc:
+        known = _zones(tpu, (project, zone)) if zone != "-" and exc.status in _UNKNOWN_PLACE else []
+        if known and zone not in known:
+            exc.fix = _of_zones(project, zone, known)
+        return exc
+    return _out_of_reach(project, zone) if unreachable and zone != "-" else (nodes, unreachable)
+
+
+def combine(answers: Mapping[Place, Answer], named: Collection[Place], *, strict_permissions: bool = False) -> Listing:
+    """Given what each place answered, return the whole listing.
+
+    Args:
+        answers: Of each place.
+        named: Those of them that the fleet's settings name; the API named the others.
+        strict_permissions: Whether any failure is an error.
+
+    Raises:
+        ApiError: All places failed, or one of them in a way that means that it is named wrongly, or any did and that
+            is an error.
+    """
+    failures: dict[Place, ApiError] = {}
+    nodes: dict[str, Json] = {}
+    warnings: list[str] = []
+    for place, answer in answers.items():
+        if isinstance(answer, ApiError):
+            failures[place] = answer
+            if answer.status not in _PARTIAL and place in named:
+                raise answer
+            continue
+        for node in answer[0]:
+            if split_name(node["name"]):
+                before = nodes.get(node["name"], node)["node_id"]
+                if before != node["node_id"]:
+                    ids = f"{before or 'none'} and {node['node_id'] or 'none'}"
+                    warnings.append(
+                        f"{node_in_words(node['name'])}: listed twice, with the ids {ids}; the last one is taken"
+                    )
+                nodes[node["name"]] = node
+            else:
+                warnings.append(
+                    f"project {place[0]}: a node is left out: its name {node['name'][:200]!r} has no known form"
+                )
+        for location in answer[1]:
+            lost = printable(location.rsplit("/", 1)[-1])
+            failures[place[0], lost] = _out_of_reach(place[0], lost)
+    if failures and (strict_permissions or failures.keys() >= answers.keys()):
+        raise next(iter(failures.values()))
+    return Listing(
+        tuple(nodes.values()), tuple(failures), (*_in_words(failures), *warnings, *_shared_ids(nodes.values()))
+    )
+
+
+def _shared_ids(nodes: Iterable[Json]) -> list[str]:
+    """Return a warning for each node that has another one's id: host keys are bound to ids."""
+    owners: dict[str, str] = {}
+    pairs = [(node, owners.setdefault(node["node_id"] or node["name"], node["name"])) for node in nodes]
+    return [
+        f"{node_in_words(node['name'])}: has the id {node['node_id']} of {node_in_words(owner)}, too, so that its host"
+        " keys pass for that one's"
+        for node, owner in pairs
+        if owner != node["name"]
+    ]
+
+
+def _out_of_reach(project: str, zone: str) -> ApiError:
+    what = "the API could not reach this location"
+    return ApiError(what, status="UNAVAILABLE", where=zones_in_words(project, zone), fix="try again later")
+
+
+def _in_words(failures: Mapping[Place, ApiError]) -> list[str]:
+    """Return one warning for each failure, and a single one for the zones of a project that failed alike."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for (project, zone), failure in failures.items():
+        alike.setdefault((project, failure.what, failure.fix), []).append(zone)
+    return [
+        f"{zones_in_words(project, *zones)}: not listed: {what}{f' ({fix})' if fix else ''}"
+        for (project, what, fix), zones in alike.items()
+    ]

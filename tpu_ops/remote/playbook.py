@@ -1,0 +1,277 @@
+"""Runs a playbook on hosts of the fleet through ansible-runner, and tells of each step while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tpu_ops
+from tpu_ops.errors import UsageError
+
+#: Seconds between two looks whether the person wants the run to end.
+_TICK = 0.2
+#: Seconds that ansible-playbook has to end once it is told to.
+_ENDING = 30.0
+
+#: Event of ansible-runner -> what it says of a host's task.
+_OUTCOMES = {
+    "runner_on_ok": "ok",
+    "runner_on_failed": "failed",
+    "runner_on_unreachable": "unreachable",
+    "runner_on_skipped": "skipped",
+}
+
+
+@dataclass(frozen=True)
+class Project:
+    """Where playbooks and their roles are.
+
+    Attributes:
+        root: Directory with ``site.yml`` and ``playbooks/``.
+        config: The ansible.cfg that holds.
+        inventory: The fleet's inventory.
+    """
+
+    root: Path
+    config: Path
+    inventory: Path
+
+    def playbook(self, name: str) -> Path:
+        """Return the file of a playbook.
+
+        Args:
+            name: ``site``, or the name of a file in ``playbooks/`` without its ending.
+
+        Raises:
+            UsageError: There is none; names those that there are.
+        """
+        found = {file.stem: file for file in sorted((self.root / "playbooks").glob("*.yml"))}
+        if (self.root / "site.yml").is_file():
+            found["site"] = self.root / "site.yml"
+        if name not in found:
+            raise UsageError(
+                "no such playbook", where=f"{name!r} in {self.root}", fix=f"name one of {', '.join(sorted(found))}"
+            )
+        return found[name]
+
+
+def project_of(fleet: Path) -> Project:
+    """Return the playbooks of a fleet: its own, where the fleet directory has a site.yml, else those of this tool."""
+    here = Path(tpu_ops.__file__).resolve().parent
+    # In a clone the playbooks stand beside the package, in an installed one below it.
+    tool = here / "_ansible" if (here / "_ansible").is_dir() else here.parent
+    root = fleet if (fleet / "site.yml").is_file() else tool
+    config = fleet / "ansible.cfg" if (fleet / "ansible.cfg").is_file() else tool / "ansible.cfg"
+    return Project(root, config, fleet / "inventory" / "tpu_vm.yml")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One task on one host has ended.
+
+    Attributes:
+        task: The task's name.
+        role: The role it is of, or the empty string.
+        host: The host.
+        outcome: ``ok``, ``changed``, ``failed``, ``unreachable`` or ``skipped``.
+        message: Why it failed, in words.
+    """
+
+    task: str
+    role: str
+    host: str
+    outcome: str
+    message: str = ""
+
+    @property
+    def title(self) -> str:
+        """The task as people look for it, with its role."""
+        return f"{self.role} : {self.task}" if self.role and not self.task.startswith(f"{self.role} : ") else self.task
+
+
+@dataclass(frozen=True)
+class Said:
+    """Something that Ansible said outside of a task, as a warning or an error that ends it all."""
+
+    text: str
+
+
+@dataclass
+class Outcome:
+    """How a playbook ended.
+
+    Attributes:
+        hosts: Host -> ``ok``, ``changed``, ``failed``, ``unreachable``, ``skipped``, ``rescued`` -> number of tasks.
+        failures: The steps that ended the play for a host; those that were rescued are none.
+        code: Exit code of ansible-playbook; None where it was interrupted.
+    """
+
+    hosts: dict[str, dict[str, int]] = field(default_factory=dict)
+    failures: list[Step] = field(default_factory=list)
+    code: int | None = None
+
+    @property
+    def unreachable(self) -> tuple[str, ...]:
+        """The hosts that did not answer."""
+        return tuple(host for host, counts in self.hosts.items() if counts["unreachable"])
+
+
+def run(
+    project: Project,
+    playbook: Path,
+    *,
+    hosts: Sequence[str] = (),
+    options: Sequence[str] = (),
+    told: Callable[[Step | Said], None] = lambda _: None,
+    environ: Mapping[str, str] = os.environ,
+) -> Outcome:
+    """Run a playbook and return how it ended. An interrupt (KeyboardInterrupt) ends Ansible first.
+
+    Args:
+        project: Where playbooks and roles are.
+        playbook: The playbook's file.
+        hosts: Names or groups of the inventory; all where it is empty.
+        options: Further options of ansible-playbook, such as ``--check``.
+        told: Called for each step as it ends, in this thread.
+        environ: What Ansible's environment is made of.
+    """
+    # Imported here: ansible-runner takes a third of a second.
+    from ansible_runner.interface import run_async
+
+    events: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def take(event: Mapping[str, Any]) -> bool:
+        # One that takes its time would hold up Ansible itself. False: the event is not written to a file.
+        events.put(event)
+        return False
+
+    # Only its owner sees it, and it goes with the run: Ansible's environment and results stand there for a while.
+    private = Path(tempfile.mkdtemp(prefix="tpu_ops-configure-", dir=_memory(environ)))
+    outcome = Outcome()
+    try:
+        (private / "limit").write_text("".join(f"{host}\n" for host in hosts))
+        thread, runner = run_async(
+            private_data_dir=str(private),
+            project_dir=str(project.root),
+            playbook=str(playbook),
+            limit=f"@{private / 'limit'}" if hosts else None,
+            inventory=None if environ.get("ANSIBLE_INVENTORY") else str(project.inventory),
+            envvars={
+                **environ,
+                # Ansible stands beside this Python, whether or not its environment is active in the person's shell.
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', os.defpath)}",
+                "ANSIBLE_CONFIG": environ.get("ANSIBLE_CONFIG") or str(project.config),
+                # ansible-runner asks for colours, which are orders for a terminal in what Ansible says.
+                "ANSIBLE_FORCE_COLOR": "0",
+                "ANSIBLE_NOCOLOR": "1",
+            },
+            cmdline=" ".join(options) or None,
+            quiet=True,
+            suppress_env_files=True,
+            event_handler=take,
+            status_handler=lambda status, runner_config: _forget(status, runner_config.artifact_dir),
+            # Its own would take the signals of this process for good.
+            cancel_callback=stop.is_set,
+        )
+        ansible = 0
+        try:
+            while thread.is_alive() or not events.empty():
+                with contextlib.suppress(queue.Empty):
+                    event = events.get(timeout=_TICK)
+                    ansible = event.get("pid") or ansible
+                    _note(event, outcome, told)
+            outcome.code = int(runner.rc)
+        except BaseException:
+            # Told so, Ansible ends what it has started; ansible-runner itself would only kill the one process.
+            if ansible:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(ansible, signal.SIGTERM)
+                thread.join(_ENDING)
+            stop.set()
+            thread.join(_ENDING)
+            raise
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+    dead = {host for host, counts in outcome.hosts.items() if counts["failed"] or counts["unreachable"]}
+    outcome.failures = [step for step in outcome.failures if step.host in dead]
+    return outcome
+
+
+def _memory(environ: Mapping[str, str]) -> str | None:
+    """Return a directory in memory that is the person's own, where there is one."""
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    return runtime if runtime and os.access(runtime, os.W_OK) else None
+
+
+def _forget(status: Mapping[str, Any], artifacts: str) -> None:
+    """Remove the file in which ansible-runner keeps the whole environment, secrets included, once it is written."""
+    if status["status"] == "running":
+        (Path(artifacts) / "command").unlink(missing_ok=True)
+
+
+def _note(event: Mapping[str, Any], outcome: Outcome, told: Callable[[Step | Said], None]) -> None:
+    """Note what an event says."""
+    note = note_of(event)
+    if isinstance(note, Step):
+        told(note)
+        if note.outcome in ("failed", "unreachable"):
+            outcome.failures.append(note)
+    elif isinstance(note, Said):
+        told(note)
+    elif event["event"] == "playbook_on_stats":
+        outcome.hosts = hosts_of(event["event_data"])
+
+
+def note_of(event: Mapping[str, Any]) -> Step | Said | None:
+    """Given an event of ansible-runner, return what it says of a task or of the whole, None where that is nothing."""
+    data = event.get("event_data") or {}
+    outcome = _OUTCOMES.get(event["event"])
+    if outcome is None:
+        text = str(event.get("stdout") or "").strip()
+        return Said(text) if event["event"] in ("verbose", "warning", "deprecated", "error") and text else None
+    result = data.get("res") or {}
+    if outcome == "failed" and data.get("ignore_errors"):
+        outcome = "ok"
+    if outcome == "ok" and result.get("changed"):
+        outcome = "changed"
+    message = message_of(result) if outcome in ("failed", "unreachable") else ""
+    return Step(str(data.get("task", "")), str(data.get("role", "")), str(data.get("host", "")), outcome, message)
+
+
+def message_of(result: Mapping[str, Any]) -> str:
+    """Given a failed task's result, return why it failed, in words."""
+    entries = [entry for entry in result.get("results") or () if isinstance(entry, dict) and entry.get("failed")]
+    if entries:
+        return "; ".join(dict.fromkeys(message_of(entry) for entry in entries))
+    said = [str(result.get(key) or "").strip() for key in ("msg", "stderr", "module_stderr", "module_stdout", "stdout")]
+    generic = ("non-zero return code", "MODULE FAILURE")
+    telling = [text for text in said if text and not text.startswith(generic)]
+    return (telling or [text for text in said if text] or ["it says nothing more"])[0]
+
+
+def hosts_of(stats: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Given Ansible's recap, return the number of tasks of each kind by host.
+
+    A task that changed something is also `ok`, as in Ansible's own recap.
+    """
+    kinds = {
+        "ok": "ok",
+        "changed": "changed",
+        "failed": "failures",
+        "unreachable": "dark",
+        "skipped": "skipped",
+        "rescued": "rescued",
+    }
+    names = sorted({host for kind in kinds.values() for host in stats.get(kind) or {}})
+    return {host: {name: int((stats.get(kind) or {}).get(host, 0)) for name, kind in kinds.items()} for host in names}
