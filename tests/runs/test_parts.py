@@ -178,7 +178,7 @@ def test_what_is_wrong_with_a_worker_is_said(changes: dict[str, Any], words: lis
 
 def test_an_environment_that_the_person_named_is_the_persons_matter() -> None:
     absent = probe(venv={"path": "/nope", "exists": False})
-    assert "site.yml" in preflight.faults_of(pod()[0], absent)[0].fix
+    assert "tpu_ops configure" in preflight.faults_of(pod()[0], absent)[0].fix
     assert "--venv" in preflight.faults_of(pod()[0], absent, "/nope")[0].fix
 
 
