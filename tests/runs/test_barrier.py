@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -100,6 +101,20 @@ def test_a_rank_that_finds_no_hub_ends_by_itself(bench: Bench) -> None:
     assert "lost contact with rank 0" in answer["error"]["message"]
     assert answer["error"]["blamed"] == [0]
     assert "refused" in refused(bench, 1, "lonely")["reason"]
+
+
+def test_a_supervisor_that_is_killed_at_the_barrier_is_no_started_run(bench: Bench) -> None:
+    with ThreadPoolExecutor() as pool:
+        spec = spec_of(bench, 1, "doomed", 8519, barrier=60)
+        answer = pool.submit(ask, bench, "ada", "start", 1, spec=spec)
+        active = "systemctl is-active tpu-run.service"
+        bench.await_(lambda: bench.inside(1, active, check=False).strip() == "active", "the unit to wait", 60)
+        bench.inside(1, f"kill -KILL {bench.record(1, 'doomed')['supervisor']['pid']}")
+        error = answer.result(timeout=60)["error"]
+    assert "the supervisor ended" in error["message"]
+    assert "blamed" not in error, "it is this worker's own fault"
+    bench.await_clean(1)
+    assert bench.record(1, "doomed")["began"] is None
 
 
 def test_a_rank_that_cannot_start_is_told_to_the_others(bench: Bench) -> None:

@@ -31,6 +31,7 @@ def new_record(data: Dict[str, Any], uid: int, name: str) -> Dict[str, Any]:
         pid=0,
         cgroup="",
         since=time.time(),
+        began=None,
         ended=None,
         state="starting",
         reason="",

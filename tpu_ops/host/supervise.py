@@ -83,7 +83,7 @@ class Supervisor:
         assert logger is not None  # noqa: S101 - a rank with a problem never goes
         logger.start()
         error = self.child.go()
-        self._save(state="running")
+        self._save(state="running", began=time.time())
         self._live(data, logger, error)
         lock.close()
         return 0
