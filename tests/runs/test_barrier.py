@@ -162,6 +162,7 @@ time.sleep(60)
         ("huge", b"\x80\0\0\0" + b"x" * 4096),
         ("attempt", b"\0\0\0\x64" + b'{"version": 1, "run_id": "attempt", "attempt": 2, "nonce": "'.ljust(100, b"0")),
     ],
+    ids=["slow", "2 GB frame", "wrong attempt"],
 )
 def test_strangers_on_the_barriers_port_keep_nobody_out(bench: Bench, name: str, data: bytes) -> None:
     common: dict[str, Any] = {"barrier": 60, "argv": ["sh", "-c", "env; exec sleep 600"]}
