@@ -209,6 +209,7 @@ def test_only_an_own_exit_with_0_succeeds(status: int | None, intent: Any, state
         ({"signal": 9}, False, "killed by SIGKILL"),
         ({"signal": 9}, True, "killed by SIGKILL: out of memory"),
         ({"signal": 40}, False, "killed by signal 40"),
+        ({"code": 137}, True, "exit code 137: out of memory"),
     ],
 )
 def test_a_cause_is_said_in_words(ending: dict[str, int], oom: bool, text: str) -> None:

@@ -347,6 +347,30 @@ def test_strangers_who_only_wait_keep_nobody_out(star: Callable[..., Star]) -> N
     assert all(is_closed(one, 3) for one in crowd)
 
 
+def test_strangers_who_talk_while_others_make_room_for_them_break_nothing(star: Callable[..., Star]) -> None:
+    """Many sockets are ready in one moment, and the first to be served takes the place of others."""
+    made = star(2)
+    crowd = [knock(made, message({})) for _ in range(3 * hub.UNPROVED_COUNT)]  # the hub does not serve yet
+    made.hub.start()
+    late = [knock(made, message({})) for _ in range(hub.UNPROVED_COUNT)]
+    made.add(1)
+    for each in made.links:
+        made.await_(each, "go")
+    assert all(is_closed(one, 3) for one in crowd + late)
+
+
+def test_an_event_of_a_socket_that_is_gone_is_no_event(star: Callable[..., Star]) -> None:
+    made = star(2)
+    made.hub._selector.register(made.hub._listener, 1, None)
+    stranger = knock(made, message({}))
+    made.hub._accept()
+    gone = made.hub._unproved[0]
+    made.hub._refuse(gone)
+    made.hub._shake_hands(gone)
+    assert is_closed(stranger, 3)
+    made.hub._selector.unregister(made.hub._listener)
+
+
 def test_a_slow_stranger_has_a_few_seconds(star: Callable[..., Star]) -> None:
     made = star(2)
     made.hub.start()

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -102,6 +103,20 @@ def test_a_rank_that_finds_no_hub_ends_by_itself(bench: Bench) -> None:
     assert "refused" in refused(bench, 1, "lonely")["reason"]
 
 
+def test_a_supervisor_that_is_killed_at_the_barrier_is_no_started_run(bench: Bench) -> None:
+    with ThreadPoolExecutor() as pool:
+        spec = spec_of(bench, 1, "doomed", 8519, barrier=60)
+        answer = pool.submit(ask, bench, "ada", "start", 1, spec=spec)
+        active = "systemctl is-active tpu-run.service"
+        bench.await_(lambda: bench.inside(1, active, check=False).strip() == "active", "the unit to wait", 60)
+        bench.inside(1, f"kill -KILL {bench.record(1, 'doomed')['supervisor']['pid']}")
+        error = answer.result(timeout=60)["error"]
+    assert "the supervisor ended" in error["message"]
+    assert "blamed" not in error, "it is this worker's own fault"
+    bench.await_clean(1)
+    assert bench.record(1, "doomed")["began"] is None
+
+
 def test_a_rank_that_cannot_start_is_told_to_the_others(bench: Bench) -> None:
     port = ask(bench, "ada", "start", spec=spec_of(bench, 0, "split", barrier=60))["record"]["port"]
     wrong = spec_of(bench, 1, "split", port, barrier=60, argv=["no-such-program"])
@@ -147,6 +162,7 @@ time.sleep(60)
         ("huge", b"\x80\0\0\0" + b"x" * 4096),
         ("attempt", b"\0\0\0\x64" + b'{"version": 1, "run_id": "attempt", "attempt": 2, "nonce": "'.ljust(100, b"0")),
     ],
+    ids=["slow", "2 GB frame", "wrong attempt"],
 )
 def test_strangers_on_the_barriers_port_keep_nobody_out(bench: Bench, name: str, data: bytes) -> None:
     common: dict[str, Any] = {"barrier": 60, "argv": ["sh", "-c", "env; exec sleep 600"]}

@@ -74,26 +74,23 @@ def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
         _start_unit(store, data)
     finally:
         spec.discard(store.run_dir, run_id)
-    record = _begun(store, run_id, data["rank"] > 0)
-    if record is None or record["state"] == "refused":
-        raise _not_begun(store, record)
-    return {"ok": True, "record": record}
-
-
-def _begun(store: Store, run_id: str, wait: bool) -> Dict[str, Any] | None:
-    """Return a run's record, once it is through the barrier where that is to be waited for."""
     record = store.observe(run_id)
-    while wait and record is not None and record["state"] == "starting":
+    others_first = data["rank"] == 0 and data["world_size"] > 1
+    while record is not None and record["state"] == "starting" and not others_first:
         time.sleep(_POLL)
         record = store.observe(run_id)
-    return record
+    if record is None or (record["state"] in FINAL and not record["began"]):
+        raise _not_begun(store, record)
+    return {"ok": True, "record": record}
 
 
 def _not_begun(store: Store, record: Dict[str, Any] | None) -> Refused:
     if record is None:
         return Refused("failed", "the unit {} left no record".format(unit.UNIT))
     store.settle(record)
-    return Refused("failed", record["reason"], blamed=record.get("blamed", []))
+    # Only a supervisor that lived to hear it knows whose fault it was.
+    facts = {"blamed": record["blamed"]} if record["state"] == "refused" else {}
+    return Refused("failed", record["reason"], **facts)
 
 
 def _start_unit(store: Store, data: Dict[str, Any]) -> None:

@@ -159,12 +159,11 @@ class Hub(Networked):
 
     def _accept(self) -> None:
         try:
-            sock, _ = self._listener.accept()
+            line = Line(self._listener.accept()[0], self.team.lease)
         except OSError:
             return  # gone again
         if len(self._unproved) >= UNPROVED_COUNT + 2 * len(self.team.workers):
             self._refuse(self._unproved[0])
-        line = Line(sock, self.team.lease)
         unproved = _Unproved(line, Handshake(self.team.key, self.team.run_id, self.team.attempt))
         self._unproved.append(unproved)
         self._selector.register(line, selectors.EVENT_READ, lambda: self._shake_hands(unproved))
@@ -182,6 +181,8 @@ class Hub(Networked):
         unproved.line.reset()
 
     def _shake_hands(self, unproved: _Unproved) -> None:
+        if unproved not in self._unproved:
+            return  # made room for another one since this event was seen
         try:
             unproved.line.receive()
             value = unproved.line.take()

@@ -31,6 +31,7 @@ def new_record(data: Dict[str, Any], uid: int, name: str) -> Dict[str, Any]:
         pid=0,
         cgroup="",
         since=time.time(),
+        began=None,
         ended=None,
         state="starting",
         reason="",
@@ -63,11 +64,13 @@ def exit_of(status: int) -> Dict[str, int]:
 
 def cause_of(ending: Dict[str, int], oom: bool = False) -> str:
     """Given how a command ended, return that for people."""
-    if "signal" not in ending:
-        return "exit code {}".format(ending["code"])
-    known = ending["signal"] in set(signal.Signals)
-    name = signal.Signals(ending["signal"]).name if known else "signal {}".format(ending["signal"])
-    return "killed by {}{}".format(name, ": out of memory" if oom else "")
+    if "signal" in ending:
+        known = ending["signal"] in set(signal.Signals)
+        name = signal.Signals(ending["signal"]).name if known else "signal {}".format(ending["signal"])
+        text = "killed by {}".format(name)
+    else:
+        text = "exit code {}".format(ending["code"])
+    return text + ": out of memory" if oom else text
 
 
 def verdict(status: int | None, intent: Dict[str, Any] | None, oom: bool = False) -> Dict[str, Any]:

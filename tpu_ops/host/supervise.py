@@ -83,7 +83,7 @@ class Supervisor:
         assert logger is not None  # noqa: S101 - a rank with a problem never goes
         logger.start()
         error = self.child.go()
-        self._save(state="running")
+        self._save(state="running", began=time.time())
         self._live(data, logger, error)
         lock.close()
         return 0
@@ -155,19 +155,20 @@ class Supervisor:
         oom = False
         ended_itself = self.status is not None
         if self.status is not None:
-            oom = "signal" in exit_of(self.status) and proc.oom_kills() > self._oom_kills
+            oom = self.status != 0 and proc.oom_kills() > self._oom_kills
             self._report(error, oom)
         elif self.intent is None:
             self.intent, self._intent_told = intent_of(self.order or {}), True
         intent = None if ended_itself else self.intent
         self._save(state="ending", intent=intent)
         stuck = end_tree(self.record["cgroup"], self._grace(data, intent), self.pause)
+        ended = time.time()
         chips = chips_after()
         deadline = time.monotonic() + _DRAIN
         while logger.is_alive() and time.monotonic() < deadline:
             logger.join(0.1)
             self.pause(0)
-        self._save(ended=time.time(), chips=chips, stuck=stuck, log=logger.facts())
+        self._save(ended=ended, chips=chips, stuck=stuck, log=logger.facts())
         ending = self._await_end(ended_itself)
         if ended_itself and ending["kind"] == "stop":
             intent = intent_of(ending)
@@ -193,12 +194,12 @@ class Supervisor:
 
     def _await_end(self, finished: bool) -> Dict[str, Any]:
         """Return how the whole run ends once that is known; a rank that has finished is shown as such meanwhile."""
-        self._listen()
-        if finished and not self._over:
+        order = self._listen()
+        if finished and order is None and not self._over:
             self._save(state="exited", exit=exit_of(self.status or 0))
         while not self._over:
-            self.pause(_TICK)
-            self._listen()
+            if self._listen() is None:
+                self.pause(_TICK)
         return self.order or {}
 
     @property
@@ -209,17 +210,16 @@ class Supervisor:
         """Tell that nothing is left here, and let the link end; rank 0's waits for all others."""
         self.link.say(say="done", at=time.monotonic())
         while not self._link_closed:
-            self.pause(_TICK)
-            self._listen()
+            if self._listen() is None and not self._link_closed:
+                self.pause(_TICK)
 
     # --- the others -----------------------------------------------------------------------------------------
 
     def _listen(self) -> Dict[str, Any] | None:
-        """Tell an intent, take what orders there are; return go, abort or end where one of them has come."""
+        """Tell an intent and take orders, up to and with the first go, abort or end; return that one, else None."""
         if self.intent is not None and not self._intent_told:
             self.link.say(say="stop", intent=self.intent, at=time.monotonic())
             self._intent_told = True
-        found = None
         order = self.link.take()
         while order is not None:
             if order["do"] == "note":
@@ -227,9 +227,10 @@ class Supervisor:
             elif order["do"] == "closed":
                 self._link_closed = True
             else:
-                self.order = found = order
+                self.order = order
+                return order
             order = self.link.take()
-        return found
+        return None
 
     def pause(self, seconds: float) -> None:
         """Wait for a signal, at most this long; collect ended children, note intents, keep the watchdog quiet."""
