@@ -165,7 +165,7 @@ def test_the_sudo_rule_gives_no_more_than_a_request_as_oneself(bench: Bench) -> 
     spoofed = run_as_bob("sh", "-c", f"echo '{json.dumps(request)}' | {pipe}")
     assert '"ok": true' in spoofed.stdout
     bench.await_(lambda: bench.record(0, "spoof")["state"] == "succeeded", "the run to end")
-    assert bench.inside(0, "cat /var/lib/tpu_ops/runs/spoof/log/*") == "bob\n"
+    assert bench.inside(0, "cat /var/lib/tpu_ops/runs/spoof/log/*.log") == "bob\n"
 
 
 def test_a_command_that_is_not_there_starts_nowhere(bench: Bench) -> None:
@@ -183,7 +183,7 @@ def test_much_output_arrives_whole_over_several_segments(bench: Bench) -> None:
     done = bench.tpu_ops("train", "pod", "--name", "chatty", "--", "python", "-c", script)
     assert done.returncode == 0, done.stderr
     assert [int(line.split()[1]) for line in done.stdout.splitlines()] == list(range(150000))
-    assert bench.inside(0, "ls /var/lib/tpu_ops/runs/chatty/log | wc -l").strip() == "2"
+    assert bench.inside(0, "ls /var/lib/tpu_ops/runs/chatty/log/*.log | wc -l").strip() == "2"
 
 
 def test_sync_brings_the_tree_and_removes_only_its_own(bench: Bench, tmp_path: Path) -> None:
@@ -242,6 +242,6 @@ def test_secrets_of_the_environment_stay_out_of_sight(bench: Bench, tmp_path: Pa
         where = "systemctl show tpu-run.service; journalctl --no-pager; cat /proc/[0-9]*/cmdline; "
         where += "cat /var/lib/tpu_ops/runs/quiet/record.json; grep -r s3cr3t /run/tpu_ops /run/systemd || true"
         assert secret not in bench.inside(0, f"({where}) 2>/dev/null | tr '\\0' ' '")
-        assert f"{len(secret)}\n" == bench.inside(0, "cat /var/lib/tpu_ops/runs/quiet/log/*")
+        assert f"{len(secret)}\n" == bench.inside(0, "cat /var/lib/tpu_ops/runs/quiet/log/*.log")
     finally:
         bench.tpu_ops("stop", "quiet")

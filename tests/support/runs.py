@@ -174,7 +174,7 @@ class Bench:
 
     def await_log(self, index: int, run_id: str, text: str, seconds: float = 20) -> None:
         """Wait until a run has written something."""
-        script = f"cat /var/lib/tpu_ops/runs/{run_id}/log/*"
+        script = f"cat /var/lib/tpu_ops/runs/{run_id}/log/*.log"
         self.await_(
             lambda: text in self.inside(index, script, check=False), f"{text!r} in the log of {run_id}", seconds
         )
