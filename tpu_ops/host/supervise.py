@@ -162,6 +162,8 @@ class Supervisor:
         intent = None if ended_itself else self.intent
         self._save(state="ending", intent=intent)
         stuck = end_tree(self.record["cgroup"], self._grace(data, intent), self.pause)
+        # The command may have been the last to go, after the last look at ended children.
+        self.pause(0)
         ended = time.time()
         chips = chips_after()
         deadline = time.monotonic() + _DRAIN
