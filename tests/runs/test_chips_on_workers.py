@@ -102,7 +102,7 @@ def test_the_doctor_says_what_is_well_and_what_is_not(bench: Bench) -> None:
 def test_the_doctor_names_a_worker_that_does_not_answer(bench: Bench) -> None:
     # The kernel may refuse to freeze a container that is just starting processes.
     pause = ("pause", bench.container(1))
-    bench.await_(lambda: bench.backend.engine.call(*pause, check=False).returncode == 0, "the worker is paused")
+    bench.await_(lambda: bench.backend.engine.call(*pause, check=False).code == 0, "the worker is paused")
     try:
         done = bench.tpu_ops("doctor", "pod", timeout=150)
     finally:
