@@ -35,7 +35,9 @@ def run(args: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt:
         output.info("")
-        output.info(f"detached: the run goes on\n  stop:   tpu_ops stop {args.run}")
+        output.info("detached: the run goes on")
+        output.info(f"  follow: tpu_ops attach {args.run}")
+        output.info(f"  stop:   tpu_ops stop {args.run}")
         return ExitCode.INTERRUPTED
     return runs_output.finish(run_.run_id, outcomes, shown, as_json=args.json)
 
