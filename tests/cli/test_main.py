@@ -184,7 +184,7 @@ def test_help_begins_with_a_capital_and_leaves_the_others(tpu_ops, capfd: pytest
 
 
 def test_a_state_that_cannot_be_written_or_read_is_an_error_in_words(tmp_path: Path) -> None:
-    record = records.new("r1", "pod", "1", ("pod-w0",), ("true",))
+    record = records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",))
     (tmp_path / "runs").touch()
     (tmp_path / "a directory" / "x").mkdir(parents=True)
     for fails, path in (

@@ -32,6 +32,7 @@ def good(**changes: Any) -> dict[str, Any]:
         "world_size": 4,
         "node": "pod",
         "slice": 0,
+        "slices": 1,
         "worker": "pod-w1",
         "workers": ["pod-w0", "pod-w1", "pod-w2", "pod-w3"],
         "argv": ["python", ""],
@@ -87,6 +88,11 @@ def myself() -> person.Person:
         {"net": good_net(port=True)},
         {"net": good_net(uid=0)},
         {"rank": 0},
+        {"slice": 1},
+        {"slices": 0},
+        {"slices": 2, "slice": 1},
+        {"slices": 3},
+        {"slices": 8},
         {"uid": 0},
     ],
 )
@@ -131,8 +137,20 @@ def test_the_environment_is_built_from_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert env[b"TPU_OPS_RANK"] == b"1"
     assert env[b"PATH"].startswith(b"/opt/v/bin:/usr/local/sbin:")
     expected = {"HOME", "USER", "LOGNAME", "SHELL", "LANG", "PATH", "PYTHONUNBUFFERED", "VIRTUAL_ENV", *from_host, "A"}
-    own = {"RUN_ID", "ATTEMPT", "RANK", "WORLD_SIZE", "NODE", "SLICE", "RUN_DIR"}
+    own = {"RUN_ID", "ATTEMPT", "RANK", "WORLD_SIZE", "NODE", "SLICE", "SLICES", "RUN_DIR"}
     assert {name.decode() for name in env} == expected | {f"TPU_OPS_{name}" for name in own}
+
+
+def test_slices_of_one_run_are_told_how_to_find_each_other_by_this_attempt_alone() -> None:
+    asked = good(slices=2, rank=2, slice=1, net=good_net(hub="10.0.0.9"), env={"MEGASCALE_NUM_SLICES": "7"})
+    stale = {"MEGASCALE_COORDINATOR_ADDRESS": "10.9.9.9", "MEGASCALE_SLICE_ID": "5", "MEGASCALE_PORT": "8081"}
+    env = environment.build(spec.check(asked), myself(), "", stale, "/files")
+    assert {name: value for name, value in env.items() if name.startswith(b"MEGASCALE")} == {
+        b"MEGASCALE_COORDINATOR_ADDRESS": b"10.0.0.9",
+        b"MEGASCALE_NUM_SLICES": b"2",
+        b"MEGASCALE_SLICE_ID": b"1",
+        b"MEGASCALE_PORT": b"8081",
+    }
 
 
 def test_environment_files_keep_empty_values_and_skip_comments() -> None:

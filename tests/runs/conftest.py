@@ -1,4 +1,4 @@
-"""The workers that runs are tested on: two that are quick to make, and four with JAX."""
+"""The workers that runs are tested on: two that are quick to make, four with JAX, and three slices of four with it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,18 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield workers
 
 
+@pytest.fixture(scope="session")
+def slices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Three nodes of four workers each, `a`, `b` and `c`, with JAX."""
+    folder = tmp_path_factory.mktemp("slices")
+    with made("slices", folder, packages=[""] * 4, jax="0.10.2", nodes=["a", "b", "c"]) as workers:
+        yield workers
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Clean up behind a test on workers."""
     yield
-    for name in ("bench", "pod"):
+    for name in ("bench", "pod", "slices"):
         if name in request.fixturenames:
             request.getfixturevalue(name).sweep()

@@ -72,7 +72,7 @@ def test_of_two_who_start_at_once_one_wins_and_the_other_is_told_who(bench: Benc
 
 def test_a_starter_that_dies_after_worker_0_leaves_nothing(bench: Bench) -> None:
     began = time.time()
-    answer = ask(bench, "ada", "start", spec=spec_of(bench, 0, "deserted"))
+    answer = ask(bench, "ada", "start", spec=spec_of(bench, 0, "deserted"), reserve=True)
     assert (answer["record"]["state"], answer["record"]["port"]) == ("starting", 8500)
     second = bench.tpu_ops("train", "pod", "--", "true", person="bob")
     assert "deserted of ada" in second.stdout + second.stderr, "it holds the pod as long as it waits"
@@ -118,7 +118,7 @@ def test_a_supervisor_that_is_killed_at_the_barrier_is_no_started_run(bench: Ben
 
 
 def test_a_rank_that_cannot_start_is_told_to_the_others(bench: Bench) -> None:
-    port = ask(bench, "ada", "start", spec=spec_of(bench, 0, "split", barrier=60))["record"]["port"]
+    port = ask(bench, "ada", "start", spec=spec_of(bench, 0, "split", barrier=60), reserve=True)["record"]["port"]
     wrong = spec_of(bench, 1, "split", port, barrier=60, argv=["no-such-program"])
     answer = ask(bench, "ada", "start", index=1, spec=wrong)
     assert answer["error"]["blamed"] == [1]
@@ -166,7 +166,7 @@ time.sleep(60)
 )
 def test_strangers_on_the_barriers_port_keep_nobody_out(bench: Bench, name: str, data: bytes) -> None:
     common: dict[str, Any] = {"barrier": 60, "argv": ["sh", "-c", "env; exec sleep 600"]}
-    port = ask(bench, "ada", "start", spec=spec_of(bench, 0, name, **common))["record"]["port"]
+    port = ask(bench, "ada", "start", spec=spec_of(bench, 0, name, **common), reserve=True)["record"]["port"]
     words = [STRANGER, bench.specs[0].peers[0], str(port), data.hex()]
     stranger = subprocess.Popen(
         [*bench.backend.engine.command, "exec", "--user", "bob", bench.container(1), "python3", "-c", *words],

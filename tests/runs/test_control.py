@@ -20,7 +20,7 @@ HOLDER = {"run_id": "r1", "person": "ada", "since": 5.0}
 
 
 def record(rank: int) -> dict[str, Any]:
-    return {"run_id": "r1", "rank": rank, "state": "running", "since": 5.0}
+    return {"run_id": "r1", "rank": rank, "state": "running", "since": 5.0, "workers": ["pod-w0", "pod-w1"]}
 
 
 class Answers:
@@ -57,6 +57,18 @@ async def test_a_worker_that_cannot_tell_is_named_where_no_run_is_found(
     assert (await find(tmp_path, "pod")).problem() is None
 
 
+@pytest.mark.parametrize(
+    ("called", "hosts"), [(["b-w0", "a-w0"], ("b-w0", "a-w0")), (["b.other-w0", "a.other-w0"], ("a-w0",))]
+)
+async def test_another_s_run_on_several_nodes_is_found_whole_where_its_workers_have_the_same_names(
+    tmp_path: Path, called: list[str], hosts: tuple[str, ...]
+) -> None:
+    both = SimpleNamespace(workers=(*pod(1, "a", "2"), *pod(1, "b", "1")), settings=SimpleNamespace(state_dir=tmp_path))
+    fanout: Any = Answers(a_w0=Reply("", {"holder": HOLDER, "records": [record(1) | {"workers": called}]}))
+    found = await control.find(both, fanout, "a")  # type: ignore[arg-type]
+    assert found.runs == [control.RunRef("r1", hosts)]
+
+
 async def test_a_silent_worker_of_a_run_that_was_found_is_one_of_its_ranks(tmp_path: Path) -> None:
     held = Reply("", {"holder": HOLDER})
     found = await find(tmp_path, "pod", pod_w0=held, pod_w1=SILENT)
@@ -67,7 +79,7 @@ async def test_a_silent_worker_of_a_run_that_was_found_is_one_of_its_ranks(tmp_p
 
 
 async def test_an_overview_has_what_is_on_and_what_this_machine_started(tmp_path: Path) -> None:
-    records.write(tmp_path, records.RunRecord("old", "gone", "7", ("gone-w0",), ("true",), since=1.0))
+    records.write(tmp_path, records.RunRecord("old", ("gone",), ("7",), ("gone-w0",), ("true",), since=1.0))
     held = Reply("", {"holder": HOLDER, "records": [record(0)]})
     fanout: Any = Answers(pod_w0=held, pod_w1=SILENT)
     seen = await control.overview(fleet(tmp_path), fanout)

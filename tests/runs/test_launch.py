@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import launch
 from tpu_ops.runs.spec import RunSpec
@@ -111,6 +112,50 @@ async def test_a_silent_worker_0_is_told_to_give_up_and_the_person_that_it_ends_
     error = await not_started(workers)
     assert workers.asked == [("start", ["pod-w0"]), ("stop", ["pod-w0"])]
     assert error.where == "pod-w0"
+
+
+SLICES = [*pod(2, "a", "1"), *pod(2, "b", "2", 1), *pod(2, "c", "3", 2)]
+
+
+async def start_slices(workers: Workers, slices: Sequence[Worker] = SLICES) -> None:
+    fanout: Any = workers
+    await launch.start(fanout, SPEC, slices)
+
+
+async def test_worker_0_of_each_slice_is_asked_one_after_the_other_and_then_all_others() -> None:
+    workers = Workers(a_w0=WAITING)
+    await start_slices(workers)
+    leaders = [("start", ["a-w0"]), ("start", ["b-w0"]), ("start", ["c-w0"])]
+    assert workers.asked == [*leaders, ("start", ["a-w1", "b-w1", "c-w1"])]
+    asked = {host: request for _, requests in workers.calls for host, request in requests.items()}
+    assert {host for host, request in asked.items() if request.get("reserve")} == {"a-w0", "b-w0", "c-w0"}
+    assert {request["spec"]["net"]["port"] for host, request in asked.items() if host != "a-w0"} == {8503}
+
+
+async def test_slices_of_one_worker_leave_the_last_to_say_that_all_go() -> None:
+    workers = Workers(a_w0=WAITING)
+    await start_slices(workers, [*pod(1, "a", "1"), *pod(1, "b", "2", 1), *pod(1, "c", "3", 2)])
+    assert workers.asked == [("start", ["a-w0"]), ("start", ["b-w0"]), ("start", ["c-w0"])]
+    assert [bool(request.get("reserve")) for _, requests in workers.calls for request in requests.values()] == [
+        True,
+        True,
+        False,
+    ]
+
+
+async def test_whoever_loses_a_later_slice_gives_the_first_ones_up_and_asks_nobody_else() -> None:
+    workers = Workers(a_w0=WAITING, b_w0=HELD)
+    with pytest.raises(launch.NotStarted, match="r0 of bob") as raised:
+        await start_slices(workers)
+    assert workers.asked == [("start", ["a-w0"]), ("start", ["b-w0"]), ("stop", ["a-w0"])]
+    assert (raised.value.where, raised.value.fix) == ("b-w0", "wait for it")
+
+
+async def test_a_silent_leader_may_have_begun_to_wait() -> None:
+    workers = Workers(a_w0=WAITING, b_w0=SILENT)
+    with pytest.raises(launch.NotStarted, match="no route to host") as raised:
+        await start_slices(workers)
+    assert "b-w0 ends by itself within 60 s" in raised.value.fix
 
 
 async def test_workers_without_an_internal_address_cannot_meet() -> None:

@@ -29,15 +29,15 @@ from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.lines import Lines
 
 
-def pod(size: int = 4, name: str = "pod") -> list[Worker]:
+def pod(size: int = 4, name: str = "pod", node_id: str = "1", subnet: int = 0) -> list[Worker]:
     node = Node(
         name=name,
         project="lab",
         zone="us-central2-b",
-        node_id="1",
+        node_id=node_id,
         accelerator_type="v4-32",
         state="READY",
-        internal_ips=tuple(f"10.0.0.{index}" for index in range(size)),
+        internal_ips=tuple(f"10.0.{subnet}.{index}" for index in range(size)),
         chips_per_worker=4,
     )
     return workers_of([node])
@@ -54,6 +54,16 @@ def test_what_a_controller_sends_is_what_a_worker_takes() -> None:
     assert sent["net"] == {"address": "10.0.0.2", "hub": "10.0.0.0", "port": 8501, "key": run.key}
     assert run.key not in repr(run)
     assert (sent["rank"], sent["world_size"], sent["worker"], sent["node"]) == (2, 4, "pod-w2", "pod")
+
+
+def test_every_rank_is_told_its_slice() -> None:
+    run = spec.RunSpec("digits-1", ("true",))
+    workers = [*pod(2, "a", "1"), *pod(2, "b", "2", 1)]
+    sent = [run.for_rank(workers, rank, 8501 if rank else 0) for rank in range(4)]
+    assert [host_spec.check(one)["slice"] for one in sent] == [0, 0, 1, 1]
+    assert {one["slices"] for one in sent} == {2}
+    assert [one["net"]["hub"] for one in sent] == ["10.0.0.0"] * 4
+    assert len({host_spec.digest(one) for one in sent}) == 1
 
 
 @pytest.mark.parametrize("run_id", ["", "Upper", "a b", "../x", "-x", "x" * 80, "x\n"])
@@ -113,7 +123,7 @@ def test_variables_are_taken_as_they_stand(tmp_path: Path) -> None:
 
 
 def test_a_run_is_remembered_and_forgotten(tmp_path: Path) -> None:
-    record = records.new("digits-1", "pod", "1", ("pod-w0",), ("true",))
+    record = records.new("digits-1", ("pod",), ("1",), ("pod-w0",), ("true",))
     records.write(tmp_path, record)
     assert records.read(tmp_path, "digits-1") == record
     records.forget(tmp_path, "digits-1")
@@ -127,13 +137,26 @@ def test_a_damaged_memory_is_none(tmp_path: Path) -> None:
     assert records.read(tmp_path, "x") is None
 
 
-def test_a_run_takes_one_whole_node() -> None:
+def test_a_run_takes_whole_nodes() -> None:
     workers = pod()
-    assert [worker.index for worker in control.whole_node(workers[::-1], "pod")] == [0, 1, 2, 3]
-    with pytest.raises(UsageError, match="1 of its 4"):
-        control.whole_node(workers[1:2], "pod-w1")
-    with pytest.raises(UsageError, match="means 2: a, b"):
-        control.whole_node([*pod(1, "a"), *pod(1, "b")], "a,b")
+    assert [worker.index for worker in control.by_rank(workers[::-1], "pod")] == [0, 1, 2, 3]
+    with pytest.raises(UsageError, match="1 of the 4 workers of pod"):
+        control.by_rank(workers[1:2], "pod-w1")
+    with pytest.raises(UsageError, match="1 of the 4 workers of a") as wrong:
+        control.by_rank([*pod(4, "a")[:1], *pod(4, "b", "2")], "a-w0,b")
+    assert wrong.value.fix == "use a,b"
+
+
+def test_slices_are_in_the_order_of_node_ids_whatever_they_are_called() -> None:
+    ranks = control.by_rank([*pod(2, "a", "7"), *pod(2, "b", "3")], "a,b")
+    assert [worker.host for worker in ranks] == ["b-w0", "b-w1", "a-w0", "a-w1"]
+
+
+def test_slices_of_one_run_are_of_one_type() -> None:
+    other = pod(4, "b", "2")
+    object.__setattr__(other[0].node, "accelerator_type", "v4-16")
+    with pytest.raises(UsageError, match="one accelerator type, the target means 2: b is v4-16, a is v4-32"):
+        control.by_rank([*pod(4, "a"), *other], "a,b")
 
 
 # --- preflight ----------------------------------------------------------------------------------------------

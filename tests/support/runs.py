@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from tpu_ops.lab.backend import WorkerSpec
 from tpu_ops.lab.containers import container_name
 from tpu_ops.lab.workers import ContainerBackend
 
-NODE_ID = "4242"
+#: The API's id of the first node; the others' follow.
+NODE_ID = 4242
 CHIPS = ("/dev/accel0", "/dev/accel1")
 #: Seconds that setting a worker up may take: packages come over the network.
 PATIENCE = 900
@@ -88,7 +89,7 @@ fi
 
 @dataclass
 class Bench:
-    """The workers, a fleet directory that knows them, and a person's shell on the controller."""
+    """The workers, node by node, a fleet directory that knows them, and a person's shell on the controller."""
 
     instance: str
     backend: ContainerBackend
@@ -152,7 +153,7 @@ class Bench:
 
     @property
     def indices(self) -> range:
-        """The workers' indices, which are the ranks of a run on all of them."""
+        """The workers' indices here; of one node they are the ranks of a run on it."""
         return range(len(self.specs))
 
     def record(self, index: int, run_id: str) -> dict[str, Any]:
@@ -204,14 +205,18 @@ class Bench:
 
 
 @contextlib.contextmanager
-def made(purpose: str, folder: Path, *, packages: Sequence[str], jax: str = "") -> Iterator[Bench]:
-    """Make the workers of one node for as long as the block lasts.
+def made(
+    purpose: str, folder: Path, *, packages: Sequence[str], jax: str = "", nodes: Sequence[str] = ("pod",)
+) -> Iterator[Bench]:
+    """Make the workers of some nodes for as long as the block lasts.
 
     Args:
         purpose: What the lab's name begins with.
         folder: A directory for all that is made.
-        packages: For each worker the Debian packages that it gets, separated by spaces; zsh becomes ada's shell.
+        packages: For each worker of a node the Debian packages that it gets, separated by spaces; with zsh, ada's shell
+            is zsh.
         jax: Version of JAX in the workers' environment; without it the environment is a name only.
+        nodes: Their names.
     """
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")], check=True)
     instance = lab_name(purpose)
@@ -219,30 +224,30 @@ def made(purpose: str, folder: Path, *, packages: Sequence[str], jax: str = "") 
         patch.setenv("TPU_OPS_STATE", str(folder / "lab"))
         removal.teardown(instance)
         try:
-            yield asyncio.run(_made(instance, folder, packages, jax))
+            yield asyncio.run(_made(instance, folder, packages, jax, nodes))
         finally:
             removal.teardown(instance)
 
 
-async def _made(instance: str, folder: Path, packages: Sequence[str], jax: str) -> Bench:
+async def _made(instance: str, folder: Path, packages: Sequence[str], jax: str, nodes: Sequence[str]) -> Bench:
     backend = ContainerBackend(instance)
-    peers = tuple(str(backend.networks.internal[20 + index]) for index in range(len(packages)))
-    first = WorkerSpec(
-        project="lab",
-        zone="us-central2-b",
-        node="pod",
-        node_id=NODE_ID,
-        index=0,
-        peers=peers,
-        external_ip="",
-        runtime_version="tpu-ubuntu2204-base",
-        accelerator_type=f"v4-{8 * len(packages)}",
-        chip_devices=CHIPS,
-        metadata={"ssh-keys": f"tpu:{(folder / 'key.pub').read_text().strip()}"},
-    )
+    size = len(packages)
     specs = [
-        replace(first, index=index, external_ip=str(backend.networks.external[20 + index]))
-        for index in range(len(packages))
+        WorkerSpec(
+            project="lab",
+            zone="us-central2-b",
+            node=node,
+            node_id=str(NODE_ID + number),
+            index=index,
+            peers=tuple(str(backend.networks.internal[20 + number * size + peer]) for peer in range(size)),
+            external_ip=str(backend.networks.external[20 + number * size + index]),
+            runtime_version="tpu-ubuntu2204-base",
+            accelerator_type=f"v4-{8 * size}",
+            chip_devices=CHIPS,
+            metadata={"ssh-keys": f"tpu:{(folder / 'key.pub').read_text().strip()}"},
+        )
+        for number, node in enumerate(nodes)
+        for index in range(size)
     ]
     await backend.boot(specs)
     program, digest = build.build(folder / "cache")
@@ -255,13 +260,13 @@ async def _made(instance: str, folder: Path, packages: Sequence[str], jax: str) 
         await engine.run("cp", str(folder / "key.pub"), f"{name}:/root/key.pub")
         words = (digest, str(spec.index), packages[spec.index], venv)
         await engine.run("exec", name, "sh", "-c", SETUP, "sh", *words, timeout=PATIENCE)
-        if jax and spec.index == 0:
+        if jax and spec is specs[0]:
             await engine.run("exec", name, "sh", "-c", JAX, "sh", venv, jax, timeout=PATIENCE)
 
     await asyncio.gather(*map(install, specs))
     keys = {}
     for spec in specs:
-        keys[f"tpu-{NODE_ID}-w{spec.index}"] = (await backend.guest_attributes(spec))["hostkeys"]
+        keys[f"tpu-{spec.node_id}-w{spec.index}"] = (await backend.guest_attributes(spec))["hostkeys"]
     bench = Bench(instance, backend, specs, folder)
     _write_fleet(bench, keys)
     return bench
@@ -271,19 +276,23 @@ def _write_fleet(bench: Bench, keys: dict[str, dict[str, str]]) -> None:
     """Write what a refresh would have written: these tests have workers and no API."""
     (bench.folder / "fleet" / "inventory").mkdir(parents=True)
     (bench.folder / "fleet" / "inventory" / "tpu_vm.yml").write_text("plugin: tpu_vm\nprojects: [lab]\n")
-    node = Node(
-        name="pod",
-        project="lab",
-        zone="us-central2-b",
-        node_id=NODE_ID,
-        accelerator_type=bench.specs[0].accelerator_type,
-        state="READY",
-        internal_ips=bench.specs[0].peers,
-        external_ips=tuple(spec.external_ip for spec in bench.specs),
-        chips=4 * len(bench.specs),
-        chips_per_worker=4,
-    )
-    assert [worker.host for worker in workers_of([node])] == [f"pod-w{index}" for index in bench.indices]
+    nodes = [
+        Node(
+            name=first.node,
+            project="lab",
+            zone="us-central2-b",
+            node_id=first.node_id,
+            accelerator_type=first.accelerator_type,
+            state="READY",
+            internal_ips=first.peers,
+            external_ips=tuple(spec.external_ip for spec in bench.specs if spec.node == first.node),
+            chips=4 * len(first.peers),
+            chips_per_worker=4,
+        )
+        for first in bench.specs
+        if first.index == 0
+    ]
+    assert [worker.host for worker in workers_of(nodes)] == [f"{spec.node}-w{spec.index}" for spec in bench.specs]
     for person in ("ada", "bob", "tpu"):
         with pytest.MonkeyPatch.context() as patch:
             for name, value in bench.environ(person).items():
@@ -291,6 +300,6 @@ def _write_fleet(bench: Bench, keys: dict[str, dict[str, str]]) -> None:
             settings = config.load()
             files = Files(settings.state_dir)
             files.directory.mkdir(parents=True)
-            files.write_snapshot(origin.question_of(settings), Snapshot(time.time(), (node,)))
+            files.write_snapshot(origin.question_of(settings), Snapshot(time.time(), tuple(nodes)))
             files.known_hosts.write_text(keyfile.text_of(keys))
             view.current(settings)

@@ -1,4 +1,4 @@
-"""`tpu_ops train`: a command on all workers of a node at once, followed to its end."""
+"""`tpu_ops train`: a command on all workers of a node, or of several, at once, followed to its end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--detach", action="store_true", help="return once the command runs on every worker")
     parser.add_argument("--dry-run", action="store_true", help="check the workers and say what would be started")
-    parser.add_argument("target", help="a node (pod)")
+    parser.add_argument("target", help="a node (pod), or several of one type, each a slice (pod-[a,b])")
     parser.usage = "%(prog)s TARGET [OPTION...] -- COMMAND..."
     parser.epilog = "The command and its arguments arrive as they are; for a shell line: -- sh -c 'LINE'"
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     """Check, sync, start, follow."""
     command = words(args.command, f"tpu_ops train {shlex.quote(args.target)} -- python train.py")
     fleet = contact.serving(*contact.find(config.load(args.fleet), args.target))
-    workers = control.whole_node(targets.select(fleet.workers, args.target), args.target)
+    workers = control.by_rank(targets.select(fleet.workers, args.target), args.target)
     shown = runs_output.ranks(args.rank, len(workers))
     tree = sync.read(files.resolved(args.sync, "--sync")) if args.sync else None
     env: dict[str, str] = {}
@@ -162,7 +162,7 @@ class _Job:
         """Take the fleet as it is known now; return whether the node has other workers than before."""
         before = self.hosts
         self.fleet = view.current(self.fleet.settings)
-        self.workers = control.whole_node(targets.select(self.fleet.workers, self.args.target), self.args.target)
+        self.workers = control.by_rank(targets.select(self.fleet.workers, self.args.target), self.args.target)
         self.shown = runs_output.ranks(self.args.rank, len(self.workers))
         return self.hosts != before
 
@@ -185,11 +185,12 @@ class _Job:
 
     async def _start(self, fanout: Fanout) -> None:
         state_dir = self.fleet.settings.state_dir
-        node = self.workers[0].node
         begun = time.monotonic()
+        nodes = tuple(dict.fromkeys(worker.label for worker in self.workers))
+        ids = tuple(dict.fromkeys(worker.node.node_id for worker in self.workers))
         records.write(
             state_dir,
-            records.new(self.spec.run_id, self.workers[0].label, node.node_id, self.hosts, self.spec.argv),
+            records.new(self.spec.run_id, nodes, ids, self.hosts, self.spec.argv),
         )
         try:
             await launch.start(fanout, self.spec, self.workers)

@@ -53,7 +53,7 @@ def held(holder: Dict[str, Any]) -> Refused:
 
 
 def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
-    """Start a run and return its record: of rank 0 once it waits for the others, of others once all ranks go.
+    """Start a run and return its record once all ranks go; with ``reserve`` as soon as it waits for the others.
 
     Raises:
         Refused: The spec is wrong, another run is on, or the run does not begin; ``blamed`` are the ranks at fault.
@@ -75,8 +75,8 @@ def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     finally:
         spec.discard(store.run_dir, run_id)
     record = store.observe(run_id)
-    others_first = data["rank"] == 0 and data["world_size"] > 1
-    while record is not None and record["state"] == "starting" and not others_first:
+    reserve = request.get("reserve") is True
+    while record is not None and record["state"] == "starting" and not reserve:
         time.sleep(_POLL)
         record = store.observe(run_id)
     if record is None or (record["state"] in FINAL and not record["began"]):

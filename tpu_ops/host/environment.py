@@ -105,7 +105,8 @@ def build(
     """Return the environment of one rank's command.
 
     What the host's files say is overridden by what the person asked for; TPU_OPS_* always tell the truth. No TPU_*
-    or MEGASCALE_* variable is set or inherited here: on a TPU VM JAX finds its slice by itself.
+    variable is set or inherited here: on a TPU VM JAX finds its slice by itself. How slices of one run find each other
+    (MEGASCALE_*) is told from this attempt alone, since what an earlier one left would lead to hosts that are gone.
 
     Args:
         spec: The run, as `tpu_ops.host.spec` checked it.
@@ -135,7 +136,12 @@ def build(
     env["TPU_OPS_WORLD_SIZE"] = str(spec["world_size"])
     env["TPU_OPS_NODE"] = spec["node"]
     env["TPU_OPS_SLICE"] = str(spec["slice"])
+    env["TPU_OPS_SLICES"] = str(spec["slices"])
     env["TPU_OPS_RUN_DIR"] = run_files
+    if spec["slices"] > 1:
+        env["MEGASCALE_COORDINATOR_ADDRESS"] = spec["net"]["hub"]
+        env["MEGASCALE_NUM_SLICES"] = str(spec["slices"])
+        env["MEGASCALE_SLICE_ID"] = str(spec["slice"])
     return {encode(name): encode(value) for name, value in env.items()}
 
 

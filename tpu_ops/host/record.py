@@ -15,8 +15,8 @@ from .wire import PROTOCOL
 def new_record(data: Dict[str, Any], uid: int, name: str) -> Dict[str, Any]:
     """Return the record of a run that is being started. Values of the environment never stand in a record."""
     boot, init_start = Store.boot()
-    kept = ("run_id", "attempt", "rank", "world_size", "node", "slice", "worker", "workers", "argv", "cwd", "venv")
-    record = {key: data[key] for key in (*kept, "barrier", "lease", "exit_skew")}
+    kept = ("run_id", "attempt", "rank", "world_size", "node", "slice", "slices", "worker", "workers")
+    record = {key: data[key] for key in (*kept, "argv", "cwd", "venv", "barrier", "lease", "exit_skew")}
     record.update(
         protocol=PROTOCOL,
         person={"uid": uid, "name": name},

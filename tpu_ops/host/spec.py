@@ -26,6 +26,7 @@ _KEYS = {
     "world_size": int,
     "node": str,
     "slice": int,
+    "slices": int,
     "worker": str,
     "workers": list,
     "argv": list,
@@ -81,6 +82,10 @@ def _check_team(data: dict[str, Any]) -> None:
             raise Refused("invalid", "the spec's {} is not within {:.0f} and {:.0f} s".format(key, least, most))
     if len(data["workers"]) != data["world_size"] or not all(isinstance(name, str) for name in data["workers"]):
         raise Refused("invalid", "the spec does not name {} workers".format(data["world_size"]))
+    if not 0 < data["slices"] <= data["world_size"] or data["world_size"] % data["slices"]:
+        raise Refused("invalid", "{} ranks in {} slices".format(data["world_size"], data["slices"]))
+    if data["slice"] != data["rank"] // (data["world_size"] // data["slices"]):
+        raise Refused("invalid", "rank {} in slice {}".format(data["rank"], data["slice"]))
     if (data["net"] is None) != (data["world_size"] == 1):
         raise Refused("invalid", "the spec's net is for runs of several workers")
     if data["net"] is not None:

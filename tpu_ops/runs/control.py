@@ -55,27 +55,29 @@ def is_lost(reply: Reply) -> bool:
     return reply.kind in {"unreachable", "timeout"}
 
 
-def whole_node(workers: Sequence[Worker], target: str) -> list[Worker]:
-    """Given the workers that a target means, return them in the order of their ranks.
+def by_rank(workers: Sequence[Worker], target: str) -> list[Worker]:
+    """Given the workers that a target means, return them in the order of their ranks: slice by slice, by node id.
 
     Raises:
-        UsageError: They are not all workers of exactly one node.
+        UsageError: They are not all workers of one node or of several of one type.
     """
-    labels = sorted({worker.label for worker in workers})
-    if len(labels) > 1:
-        raise UsageError(
-            f"a run takes one node, the target means {len(labels)}: {', '.join(labels)}",
-            where=f"target {target!r}",
-            fix=f"name one of them, as in `{labels[0]}`",
-        )
-    count = workers[0].node.worker_count
-    if len(workers) != count:
-        raise UsageError(
-            f"a run takes a whole node, the target means {len(workers)} of its {count} workers",
-            where=f"target {target!r}",
-            fix=f"use {labels[0]}",
-        )
-    return sorted(workers, key=lambda worker: worker.index)
+    slices: dict[str, list[Worker]] = {}
+    for worker in sorted(workers, key=lambda worker: (worker.node.node_id, worker.label, worker.index)):
+        slices.setdefault(worker.label, []).append(worker)
+    for label, found in slices.items():
+        count = found[0].node.worker_count
+        if len(found) != count:
+            raise UsageError(
+                f"a run takes whole nodes, the target means {len(found)} of the {count} workers of {label}",
+                where=f"target {target!r}",
+                fix=f"use {','.join(sorted(slices))}",
+            )
+    types = {found[0].node.accelerator_type: label for label, found in slices.items()}
+    if len(types) > 1:
+        said = ", ".join(f"{label} is {kind}" for kind, label in sorted(types.items()))
+        what = f"the slices of one run are of one accelerator type, the target means {len(types)}: {said}"
+        raise UsageError(what, where=f"target {target!r}", fix="name nodes of one type")
+    return [worker for found in slices.values() for worker in found]
 
 
 def is_target(fleet: Fleet, word: str) -> bool:
@@ -117,12 +119,22 @@ async def _running(fleet: Fleet, fanout: Fanout, workers: Sequence[Worker]) -> F
         holder = reply.value.get("holder") if reply and reply.ok else None
         if holder:
             known = records.read(fleet.settings.state_dir, holder["run_id"])
-            same_node = [other.host for other in fleet.workers if other.label == worker.label]
-            found.setdefault(holder["run_id"], list(known.hosts if known else same_node))
+            hosts = list(known.hosts) if known else _hosts_of(fleet, replies[worker.host], holder["run_id"])
+            found.setdefault(holder["run_id"], hosts)
     runs = [RunRef(run_id, tuple(hosts)) for run_id, hosts in found.items()]
     covered = {host for run in runs for host in run.hosts}
     asked = [replies[worker.host] for worker in workers]
     return Found(runs, tuple(reply for reply in asked if not reply.ok and reply.host not in covered))
+
+
+def _hosts_of(fleet: Fleet, reply: Reply, run_id: str) -> list[str]:
+    """Given what one worker of a run says, return the run's workers by rank, as this fleet knows them."""
+    record = next((record for record in reply.value.get("records", ()) if record["run_id"] == run_id), None)
+    label = {worker.host: worker.label for worker in fleet.workers}
+    # Whoever started it may call workers by other names.
+    if record and all(host in label for host in record["workers"]) and reply.host in record["workers"]:
+        return list(record["workers"])
+    return [host for host in label if label[host] == label[reply.host]]
 
 
 @dataclass(frozen=True)
@@ -143,16 +155,15 @@ async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
     """Ask every worker that serves for its runs."""
     serving = [worker for worker in fleet.workers if worker.node.state in SERVING_STATES]
     replies = await fanout.call({worker.host: {"count": RECENT} for worker in serving}, "status", limit=LIMIT)
-    label = {worker.host: worker.label for worker in fleet.workers}
     runs = {known.run_id: known for known in records.recent(fleet.settings.state_dir, RECENT)}
     wanted: dict[str, tuple[RunRef, float]] = {
         run_id: (RunRef(run_id, known.hosts), known.since) for run_id, known in runs.items()
     }
-    for host, reply in replies.items():
+    for reply in replies.values():
         holder = reply.value.get("holder") if reply.ok else None
         if holder and holder["run_id"] not in wanted:
-            same_node = tuple(worker.host for worker in serving if worker.label == label[host])
-            wanted[holder["run_id"]] = (RunRef(holder["run_id"], same_node), float(holder["since"]))
+            run_id = holder["run_id"]
+            wanted[run_id] = (RunRef(run_id, tuple(_hosts_of(fleet, reply, run_id))), float(holder["since"]))
     rows = [
         (run, tuple(_seen(rank, host, run.run_id, replies.get(host)) for rank, host in enumerate(run.hosts)), since)
         for run, since in wanted.values()

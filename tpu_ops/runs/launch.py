@@ -1,9 +1,9 @@
-"""Starts a run: rank 0's worker first, whose supervisor is the lock and the meeting point; then all others at once."""
+"""Starts a run: rank 0 first, which is the lock and the meeting point; then each other slice's worker 0; then the rest."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,30 +44,65 @@ async def start(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> Non
     if len(workers) > 1 and (bare := [worker.host for worker in workers if not worker.internal_ip]):
         what = f"the API lists no internal address of {bare[0]}"
         raise UsageError(what, where=", ".join(bare), fix="`tpu_ops refresh`")
-    limit = spec.barrier + MARGIN
-    first = workers[0].host
-    try:
-        reply = (await fanout.call({first: {"spec": spec.for_rank(workers, 0)}}, "start", limit=limit))[first]
+    if len(workers) == 1:
+        host = workers[0].host
+        reply = (await _call(fanout, spec, {host: {"spec": spec.for_rank(workers, 0)}}))[host]
         if not reply.ok:
-            # A worker that did not answer in time may have begun to wait for the others all the same.
-            doubtful = await _give_up(fanout, spec, first, "its starter heard nothing") if _is_silent(reply) else []
-            raise NotStarted([reply], doubtful, spec.barrier)
-        if len(workers) > 1:
-            await _start_others(fanout, spec, workers, reply.value["record"])
+            raise NotStarted([reply])
+        return
+    try:
+        port = await _reserve(fanout, spec, workers)
+        await _start_others(fanout, spec, workers, port)
     except asyncio.CancelledError:
-        await _give_up(fanout, spec, first, "its start was interrupted")
+        await _give_up(fanout, spec, workers[0].host, "its start was interrupted")
         raise
 
 
-async def _start_others(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker], reserved: Mapping[str, Any]) -> None:
-    """Start all ranks but 0; the first one that cannot be started makes rank 0 give the run up.
+def _leaders(workers: Sequence[Worker]) -> list[int]:
+    """Return the ranks that are each slice's worker 0 and its lock, in the order in which they are asked.
+
+    All starters ask in the order of node ids, which is that of ranks: whoever has the first slice that two runs have in
+    common gets the others too, so that one of two starters wins. A last slice of one worker is asked with the others.
+    """
+    found = [rank for rank, worker in enumerate(workers) if worker.index == 0]
+    return found[:-1] if len(found) == len(workers) else found
+
+
+async def _reserve(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> int:
+    """Let the leaders wait for all others, one after the other; return the port of rank 0.
+
+    Raises:
+        NotStarted: One of them refused; the others have been told.
+    """
+    first, port = workers[0].host, 0
+    for rank in _leaders(workers):
+        host = workers[rank].host
+        request = {"spec": spec.for_rank(workers, rank, port), "reserve": True}
+        reply = (await _call(fanout, spec, {host: request}))[host]
+        if not reply.ok:
+            # A worker that did not answer in time may have begun to wait for the others all the same.
+            silent, doubtful = _is_silent(reply), []
+            if rank > 0 or silent:
+                reason = f"{host}: {reply.problem}" if rank > 0 else "its starter heard nothing"
+                doubtful = await _give_up(fanout, spec, first, reason)
+            if rank > 0 and silent:
+                doubtful.append(host)
+            raise NotStarted(_at_fault([reply], workers), doubtful, spec.barrier)
+        port = port or int(reply.value["record"]["port"])
+    return port
+
+
+async def _start_others(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker], port: int) -> None:
+    """Start all ranks that do not wait yet; the first one that cannot be started makes rank 0 give the run up.
 
     Raises:
         NotStarted: As of `start`.
     """
-    first, port = workers[0].host, int(reserved["port"])
+    first, leaders = workers[0].host, _leaders(workers)
     requests = {
-        worker.host: {"spec": spec.for_rank(workers, rank, port)} for rank, worker in enumerate(workers) if rank > 0
+        worker.host: {"spec": spec.for_rank(workers, rank, port)}
+        for rank, worker in enumerate(workers)
+        if rank not in leaders
     }
     replies: dict[str, Reply] = {}
     giving_up: list[asyncio.Task[list[str]]] = []
@@ -78,12 +113,21 @@ async def _start_others(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]
         if not reply.ok and not giving_up:
             giving_up.append(asyncio.create_task(_give_up(fanout, spec, first, f"{reply.host}: {reply.problem}")))
 
-    await fanout.call(requests, "start", limit=spec.barrier + MARGIN, done=came)
+    await _call(fanout, spec, requests, done=came)
     doubtful = [name for task in giving_up for name in await task]
     refused = [replies[host] for host in requests if not replies[host].ok]
     if refused:
         doubtful += [reply.host for reply in refused if _is_silent(reply)]
         raise NotStarted(_at_fault(refused, workers), doubtful, spec.barrier)
+
+
+async def _call(
+    fanout: Fanout,
+    spec: RunSpec,
+    requests: Mapping[str, Mapping[str, Any]],
+    done: Callable[[Reply], None] | None = None,
+) -> dict[str, Reply]:
+    return await fanout.call(requests, "start", limit=spec.barrier + MARGIN, done=done)
 
 
 def _is_silent(reply: Reply) -> bool:

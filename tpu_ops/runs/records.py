@@ -16,8 +16,8 @@ class RunRecord:
 
     Attributes:
         run_id: The run.
-        node: Label of the node.
-        node_id: The API's id of the node.
+        nodes: Labels of its nodes, by slice.
+        node_ids: The API's ids of these nodes.
         hosts: Its workers, by rank.
         argv: The command.
         since: When it was started, seconds since 1970.
@@ -25,8 +25,8 @@ class RunRecord:
     """
 
     run_id: str
-    node: str
-    node_id: str
+    nodes: tuple[str, ...]
+    node_ids: tuple[str, ...]
     hosts: tuple[str, ...]
     argv: tuple[str, ...]
     since: float
@@ -64,8 +64,8 @@ def read(state_dir: Path, run_id: str) -> RunRecord | None:
         data = json.loads(_path(state_dir, run_id).read_text(encoding="utf-8"))
         return RunRecord(
             run_id=data["run_id"],
-            node=data["node"],
-            node_id=data["node_id"],
+            nodes=tuple(data["nodes"]),
+            node_ids=tuple(data["node_ids"]),
             hosts=tuple(data["hosts"]),
             argv=tuple(data["argv"]),
             since=float(data["since"]),
@@ -82,6 +82,8 @@ def recent(state_dir: Path, count: int) -> list[RunRecord]:
     return sorted(found, key=lambda record: -record.since)[:count]
 
 
-def new(run_id: str, node: str, node_id: str, hosts: tuple[str, ...], argv: tuple[str, ...]) -> RunRecord:
+def new(
+    run_id: str, nodes: tuple[str, ...], node_ids: tuple[str, ...], hosts: tuple[str, ...], argv: tuple[str, ...]
+) -> RunRecord:
     """Return the record of a run that starts now."""
-    return RunRecord(run_id, node, node_id, hosts, argv, time.time())
+    return RunRecord(run_id, nodes, node_ids, hosts, argv, time.time())

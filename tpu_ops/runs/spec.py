@@ -99,6 +99,7 @@ class RunSpec:
             port: Where rank 0's supervisor waits for the others; 0 for rank 0 itself.
         """
         worker = workers[rank]
+        slices = list(dict.fromkeys(other.node.full_name for other in workers))
         net = {"address": worker.internal_ip, "hub": workers[0].internal_ip, "port": port, "key": self.key}
         return {
             "run_id": self.run_id,
@@ -106,7 +107,8 @@ class RunSpec:
             "rank": rank,
             "world_size": len(workers),
             "node": worker.label,
-            "slice": 0,
+            "slice": slices.index(worker.node.full_name),
+            "slices": len(slices),
             "worker": worker.host,
             "workers": [other.host for other in workers],
             "argv": list(self.argv),

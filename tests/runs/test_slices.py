@@ -1,0 +1,69 @@
+"""Runs of several nodes: who gets them, and that JAX finds all their processes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.runs import NODE_ID, Bench
+
+pytestmark = pytest.mark.lab
+
+#: Prints what JAX knows of the run, once each process has heard of all others.
+WHO = """
+import jax
+import os
+from jax.experimental import multihost_utils
+jax.distributed.initialize()
+ids = multihost_utils.process_allgather(jax.numpy.array([jax.process_index()])).ravel().tolist()
+where = os.environ["TPU_OPS_NODE"], os.environ["TPU_OPS_SLICE"], os.environ["TPU_WORKER_ID"]
+print("process", jax.process_index(), "of", jax.process_count(), "sees", ids, *where, flush=True)
+print("coordinator", os.environ["MEGASCALE_COORDINATOR_ADDRESS"], flush=True)
+"""
+
+
+def test_two_nodes_are_one_run_of_all_their_workers(slices: Bench) -> None:
+    done = slices.tpu_ops("train", "b,a", "--rank", "all", "--name", "both", "--", "python", "-c", WHO, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen = {}
+    for rank, size, ids, where in re.findall(r"process (\d) of (\d) sees (\[.*?\]) (\w+ \d \d)", done.stdout):
+        seen[int(rank)] = (size, ids, where)
+    everybody = str(list(range(8)))
+    # The order of the API's ids, whatever the target's: a is slice 0.
+    assert seen == {
+        4 * number + index: ("8", everybody, f"{node} {number} {index}")
+        for number, node in enumerate("ab")
+        for index in range(4)
+    }
+    assert set(re.findall(r"coordinator (\S+)", done.stdout)) == {slices.specs[0].peers[0]}
+    record = slices.record(5, "both")
+    assert (record["node"], record["slice"], record["slices"], record["rank"]) == ("b", 1, 2, 5)
+
+
+@pytest.mark.parametrize("reversed_", [False, True])
+def test_of_two_who_share_a_slice_one_wins_and_the_other_leaves_nothing(slices: Bench, reversed_: bool) -> None:
+    assert [spec.node_id for spec in slices.specs if spec.index == 0] == [str(NODE_ID + number) for number in range(3)]
+    for number in range(3):
+        asked = {"ada": "a,b", "bob": "b,c"}
+        starters = {
+            person: slices.popen(
+                *("train", asked[person], "--detach", "--name", f"{person}-{number}-{reversed_:d}".lower()),
+                *("--", "sleep", "600"),
+                person=person,
+            )
+            for person in sorted(asked, reverse=reversed_)
+        }
+        said = {person: starter.communicate(timeout=180)[1] for person, starter in starters.items()}
+        won = [person for person, starter in starters.items() if starter.returncode == 0]
+        assert len(won) == 1, said
+        (lost,) = set(asked) - set(won)
+        name = f"{won[0]}-{number}-{reversed_:d}"
+        assert f"run {name} of {won[0]} is on" in said[lost]
+        found = slices.tpu_ops("status", "b", person=lost)
+        assert name in found.stdout
+        assert "rank 7" in found.stdout or len(re.findall(r"running", found.stdout)) >= 8, found.stdout
+        done = slices.tpu_ops("stop", name, person=won[0])
+        assert done.returncode == 1, done.stderr
+        for index in slices.indices:
+            slices.await_clean(index)
