@@ -41,29 +41,27 @@ def test_two_nodes_are_one_run_of_all_their_workers(slices: Bench) -> None:
     assert (record["node"], record["slice"], record["slices"], record["rank"]) == ("b", 1, 2, 5)
 
 
-@pytest.mark.parametrize("reversed_", [False, True])
-def test_of_two_who_share_a_slice_one_wins_and_the_other_leaves_nothing(slices: Bench, reversed_: bool) -> None:
+def test_of_two_who_share_a_slice_one_wins_and_the_other_leaves_nothing(slices: Bench) -> None:
     assert [spec.node_id for spec in slices.specs if spec.index == 0] == [str(NODE_ID + number) for number in range(3)]
-    for number in range(3):
-        asked = {"ada": "a,b", "bob": "b,c"}
+    asked = {"ada": "a,b", "bob": "b,c"}
+    for number in range(4):
+        names = {person: f"{person}-{number}" for person in asked}
         starters = {
             person: slices.popen(
-                *("train", asked[person], "--detach", "--name", f"{person}-{number}-{reversed_:d}".lower()),
-                *("--", "sleep", "600"),
-                person=person,
+                *("train", asked[person], "--detach", "--name", names[person], "--", "sleep", "600"), person=person
             )
-            for person in sorted(asked, reverse=reversed_)
+            for person in sorted(asked, reverse=number % 2 > 0)
         }
         said = {person: starter.communicate(timeout=180)[1] for person, starter in starters.items()}
         won = [person for person, starter in starters.items() if starter.returncode == 0]
         assert len(won) == 1, said
         (lost,) = set(asked) - set(won)
-        name = f"{won[0]}-{number}-{reversed_:d}"
-        assert f"run {name} of {won[0]} is on" in said[lost]
+        assert f"run {names[won[0]]} of {won[0]} is on" in said[lost]
+        # What was not started here is found whole as well.
         found = slices.tpu_ops("status", "b", person=lost)
-        assert name in found.stdout
-        assert "rank 7" in found.stdout or len(re.findall(r"running", found.stdout)) >= 8, found.stdout
-        done = slices.tpu_ops("stop", name, person=won[0])
-        assert done.returncode == 1, done.stderr
+        assert f"run {names[won[0]]}: running" in found.stderr
+        assert found.stdout.count("running") == 8
+        done = slices.tpu_ops("stop", names[won[0]], person=won[0])
+        assert done.returncode == 0, done.stderr
         for index in slices.indices:
             slices.await_clean(index)

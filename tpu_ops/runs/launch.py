@@ -1,4 +1,4 @@
-"""Starts a run: rank 0 first, which is the lock and the meeting point; then each other slice's worker 0; then the rest."""
+"""Starts a run: rank 0 first, lock and meeting point of all; then worker 0 of each other slice; then the rest."""
 
 from __future__ import annotations
 
