@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tpu_ops.host import build
+from tpu_ops.host.wire import PROTOCOL
 
 SOURCES = sorted(path for path in Path(build.__file__).parent.glob("*.py") if path.name != "build.py")
 #: Newer than Python 3.8.
@@ -68,9 +69,8 @@ def ask(program: Path, text: str, *argv: str) -> subprocess.CompletedProcess[str
 
 def test_the_built_program_describes_this_host(tmp_path: Path) -> None:
     program, _ = build.build(tmp_path)
-    done = ask(
-        program, json.dumps({"marker": "0123456789", "protocol": 2, "action": "probe", "venv": sys.prefix}) + "\n"
-    )
+    request = {"marker": "0123456789", "protocol": PROTOCOL, "action": "probe", "venv": sys.prefix}
+    done = ask(program, json.dumps(request) + "\n")
     answer = json.loads(done.stdout.split("\n0123456789\n")[1])["probe"]
     assert answer["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert answer["venv"]["exists"] is True
@@ -83,9 +83,9 @@ def test_the_built_program_describes_this_host(tmp_path: Path) -> None:
     [
         ({"action": "explode"}, "invalid"),
         ({"action": "start", "protocol": 99, "spec": {}}, "invalid"),
-        ({"action": "follow", "protocol": 2, "run_id": "../../etc"}, "invalid"),
-        ({"action": "status", "protocol": 2, "run_id": "a/b"}, "invalid"),
-        ({"action": "follow", "protocol": 2, "run_id": "never-was"}, "missing"),
+        ({"action": "follow", "protocol": PROTOCOL, "run_id": "../../etc"}, "invalid"),
+        ({"action": "status", "protocol": PROTOCOL, "run_id": "a/b"}, "invalid"),
+        ({"action": "follow", "protocol": PROTOCOL, "run_id": "never-was"}, "missing"),
     ],
 )
 def test_wrong_requests_get_a_reason_and_no_traceback(tmp_path: Path, request_: dict[str, object], kind: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 from tests.runs.conftest import BOTH, SIZE
 from tests.support.folded import lines_of
 from tests.support.runs import Bench
+from tpu_ops.host.wire import PROTOCOL
 
 pytestmark = pytest.mark.lab
 
@@ -122,6 +123,7 @@ def bare_spec(run_id: str, **changes: object) -> dict[str, object]:
         "workers": ["pod-w0"],
         "argv": ["true"],
         "env": {},
+        "secrets": {},
         "cwd": "",
         "venv": "",
         "grace_failure": 1,
@@ -139,7 +141,7 @@ def bare_spec(run_id: str, **changes: object) -> dict[str, object]:
 def ask(bench: Bench, person: str, action: str, index: int = 0, **values: object) -> Any:
     """Send a request to a worker's host program by hand, as a person, and return its answer."""
     bench.tpu_ops("run", f"pod-w{index}", "--", "true", person=person)
-    line = json.dumps({"marker": "0123456789abcdef", "protocol": 2, "action": action, **values}) + "\n"
+    line = json.dumps({"marker": "0123456789abcdef", "protocol": PROTOCOL, "action": action, **values}) + "\n"
     done = subprocess.run(
         ["ssh", "-F", str(bench.ssh_config(person)), f"pod-w{index}", "sudo -n /usr/local/sbin/tpu-host"],
         input=line,
@@ -160,7 +162,8 @@ def test_the_sudo_rule_gives_no_more_than_a_request_as_oneself(bench: Bench) -> 
     assert run_as_bob("sudo", "-n", "id").returncode == 1
     answer = ask(bench, "bob", "start", spec=bare_spec("as-root", uid=0))
     assert answer["error"]["kind"] == "invalid"
-    request = {"marker": "0123456789", "protocol": 2, "action": "start", "spec": bare_spec("spoof", argv=["id", "-un"])}
+    spoof = bare_spec("spoof", argv=["id", "-un"])
+    request = {"marker": "0123456789", "protocol": PROTOCOL, "action": "start", "spec": spoof}
     pipe = "env SUDO_UID=0 PYTHONPATH=/tmp sudo -n /usr/local/sbin/tpu-host"
     spoofed = run_as_bob("sh", "-c", f"echo '{json.dumps(request)}' | {pipe}")
     assert '"ok": true' in spoofed.stdout

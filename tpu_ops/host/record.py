@@ -21,6 +21,7 @@ def new_record(data: Dict[str, Any], uid: int, name: str) -> Dict[str, Any]:
         protocol=PROTOCOL,
         person={"uid": uid, "name": name},
         env_names=sorted(data["env"]),
+        secret_names=sorted(data["secrets"]),
         spec_digest=spec.digest(data),
         code_digest=data["code_digest"],
         started_from=data["started_from"],
