@@ -124,6 +124,7 @@ def bare_spec(run_id: str, **changes: object) -> dict[str, object]:
         "argv": ["true"],
         "env": {},
         "secrets": {},
+        "user": "",
         "cwd": "",
         "venv": "",
         "grace_failure": 1,

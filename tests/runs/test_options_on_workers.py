@@ -58,3 +58,31 @@ def test_a_secret_is_the_commands_alone_and_gone_with_the_run(bench: Bench, tmp_
     said += "".join(path.read_text() for path in bench.folder.glob("state-ada/**/*.json"))
     assert "API_KEY" in said
     assert VALUE not in said
+
+
+def test_another_user_is_for_those_whom_sudo_lets_do_everything(bench: Bench) -> None:
+    """What sudo asks a password for is not enough, nor a rule for some commands: a stolen login has no password."""
+    train = ("train", "pod", "--user", "ada", "--detach", "--", "sh", "-c", "id -un; pwd; exec sleep 600")
+    rule = "/etc/sudoers.d/zz-bob"
+    for text in ("bob ALL=(ALL) ALL", "bob ALL=(ALL) NOPASSWD: /usr/bin/id"):
+        for index in BOTH:
+            bench.inside(index, f"umask 0337; echo '{text}' >{rule}; visudo -cq")
+        denied = bench.tpu_ops("train", "--name", "denied", *train[1:], person="bob")
+        assert (denied.returncode, "bob may not run as ada" in denied.stderr) == (1, True)
+    try:
+        for index in BOTH:
+            bench.inside(index, f"umask 0337; echo 'bob ALL=(ALL) NOPASSWD: ALL' >{rule}; visudo -cq")
+        done = bench.tpu_ops("train", "--name", "lent", *train[1:], person="bob")
+        assert done.returncode == 0, done.stderr
+        for index in BOTH:
+            bench.await_log(index, "lent", "/home/ada")
+            assert bench.inside(index, "cat /var/lib/tpu_ops/runs/lent/log/*.log") == "ada\n/home/ada\n"
+            assert bench.record(index, "lent")["person"]["name"] == "ada"
+        stopped = bench.tpu_ops("stop", "lent", person="bob")
+        assert stopped.returncode == 0, stopped.stderr
+        nobody = bench.tpu_ops("train", "pod", "--user", "carol", "--", "true", person="bob")
+        assert "there is no user carol" in nobody.stderr
+    finally:
+        for index in BOTH:
+            bench.inside(index, f"rm {rule}")
+    bench.clean()

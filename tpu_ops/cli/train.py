@@ -15,7 +15,7 @@ from pathlib import Path
 from tpu_ops import config, files
 from tpu_ops.cli import leaving, options, output, runs_output
 from tpu_ops.cli.run import folded, words
-from tpu_ops.errors import ExitCode
+from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, targets, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
@@ -49,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "whose path is in NAME_FILE (repeatable)",
     )
     parser.add_argument("--venv", default="", metavar="PATH", help="a virtual environment on the workers")
+    parser.add_argument(
+        "--user", default="", metavar="U", help="run as this user; you need sudo for everything there, with no password"
+    )
     parser.add_argument("--name", default="", metavar="ID", help="the run's id (default: made from what runs and when)")
     parser.add_argument(
         "--rank", default="0", metavar="all|LIST", help="whose lines to show, as in all, 0,3 or 0-2 (default: 0)"
@@ -83,6 +86,9 @@ def run(args: argparse.Namespace) -> int:
     fleet = contact.serving(*contact.find(config.load(args.fleet), args.target))
     workers = control.whole_node(targets.select(fleet.workers, args.target), args.target)
     shown = runs_output.ranks(args.rank, len(workers))
+    if args.sync and args.user:
+        what = f"--sync brings the directory to your home, and {args.user} starts in another"
+        raise UsageError(what, where="--sync and --user", fix="leave out one of the two")
     tree = sync.read(files.resolved(args.sync, "--sync")) if args.sync else None
     env: dict[str, str] = {}
     for path in args.env_file:
@@ -94,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
         argv=("/bin/sh", "-c", line) if args.shell else tuple(command),
         env=env | spec.parse_env(args.env),
         secrets=spec.read_secrets(args.secret, os.environ),
+        user=args.user,
         cwd=tree.cwd if tree else "",
         venv=args.venv,
         barrier=args.barrier,

@@ -34,6 +34,8 @@ _KEYS = {
     "env": dict,
     # As env, and kept out of all that stays: files of the run's own time hold them as well.
     "secrets": dict,
+    # Who the command runs as; empty for the person who asks.
+    "user": str,
     "cwd": str,
     "venv": str,
     "grace_failure": (int, float),
@@ -95,7 +97,7 @@ def _check_command(data: dict[str, Any]) -> None:
     if not data["argv"] or not data["argv"][0]:
         raise Refused("invalid", "the command is empty")
     texts = list(data["argv"]) + list(data["env"].values()) + list(data["secrets"].values())
-    for text in [*texts, data["cwd"], data["venv"]]:
+    for text in [*texts, data["user"], data["cwd"], data["venv"]]:
         if not isinstance(text, str) or "\0" in text:
             raise Refused("invalid", "arguments and environment are text without NUL bytes")
     for name in list(data["env"]) + list(data["secrets"]):
@@ -150,8 +152,8 @@ def path_of(run_dir: str, run_id: str) -> str:
     return os.path.join(run_dir, "specs", run_id + ".json")
 
 
-def put(run_dir: str, spec: dict[str, Any], uid: int) -> None:
-    """Write the spec for the supervisor, readable by root alone, together with who asks.
+def put(run_dir: str, spec: dict[str, Any], uid: int, asked_by: int) -> None:
+    """Write the spec for the supervisor, readable by root alone, together with whose run it is and who asks.
 
     Raises:
         Refused: A spec of this run waits already.
@@ -163,11 +165,11 @@ def put(run_dir: str, spec: dict[str, Any], uid: int) -> None:
     except FileExistsError:
         raise Refused("held", "run {} is being started here already".format(spec["run_id"])) from None
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        json.dump({"spec": spec, "uid": uid}, file)
+        json.dump({"spec": spec, "uid": uid, "asked_by": asked_by}, file)
 
 
-def take(run_dir: str, run_id: str) -> tuple[dict[str, Any], int]:
-    """Read the spec of a run and who asked for it, and remove the file.
+def take(run_dir: str, run_id: str) -> tuple[dict[str, Any], int, int]:
+    """Read the spec of a run, the user id that it runs with and that of who asked for it, and remove the file.
 
     Raises:
         OSError: There is none.
@@ -176,7 +178,7 @@ def take(run_dir: str, run_id: str) -> tuple[dict[str, Any], int]:
     with open(path, encoding="ascii") as file:
         data = json.load(file)
     os.unlink(path)
-    return check(data["spec"]), int(data["uid"])
+    return check(data["spec"]), int(data["uid"]), int(data["asked_by"])
 
 
 def discard(run_dir: str, run_id: str) -> None:

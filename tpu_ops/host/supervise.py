@@ -50,9 +50,9 @@ class Supervisor:
     def run(self) -> int:
         """Do all of it and return the exit code of the unit's main process."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
-        data, uid = spec.take(self.store.run_dir, self.run_id)
+        data, uid, asked_by = spec.take(self.store.run_dir, self.run_id)
         person = by_uid(uid)
-        self.record = new_record(data, person.uid, person.name)
+        self.record = new_record(data, person, asked_by)
         lock = self.store.lock(holder_of(self.record))
         if lock is None:
             # The unit's name is the first lock; this one catches a supervisor that somebody started by hand.

@@ -47,6 +47,7 @@ class RunSpec:
         argv: The command; no shell ever sees it.
         env: Variables that the person asked for.
         secrets: The same, for the command alone: they stand in nothing that is shown or stays.
+        user: Who it runs as; empty is the person who starts it.
         cwd: Where the command starts: absolute, or below the person's home; empty is the home itself.
         venv: A virtual environment in place of the workers' configured one; empty is that one.
         attempt: 1 for the first start, one more for each recovery.
@@ -63,6 +64,7 @@ class RunSpec:
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    user: str = ""
     cwd: str = ""
     venv: str = ""
     attempt: int = 1
@@ -122,6 +124,7 @@ class RunSpec:
             "argv": list(self.argv),
             "env": dict(self.env),
             "secrets": dict(self.secrets),
+            "user": self.user,
             "cwd": self.cwd,
             "venv": self.venv,
             "grace_failure": self.grace_failure,
