@@ -52,6 +52,19 @@ def test_code_below_a_path_that_cannot_be_used_is_refused(fleet, tpu_ops, name, 
     failed(tpu_ops("train", "pod", "--sync", name, "--", "true"), 2, words, "at:  --sync")
 
 
+@pytest.mark.parametrize(
+    ("argv", "where", "words"),
+    [
+        (("--secret", "NOWHERE_SET"), "--secret NOWHERE_SET", "is not set here"),
+        (("--secret", "A=absent", "--dry-run"), "--secret A", "cannot read the file"),
+        (("--sync", ".", "--user", "ada"), "--sync and --user", "starts in another"),
+    ],
+)
+def test_what_no_worker_could_do_is_refused_before_any_is_asked(fleet, tpu_ops, argv, where, words):
+    fleet.create("pod")
+    failed(tpu_ops("train", "pod", *argv, "--", "true"), 2, words, f"at:  {where}\n")
+
+
 def test_creating_again_finds_the_node_there(fleet, tpu_ops):
     tpu_ops("create", *POD)
     before = fleet.api.node("pod", fleet.location())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tpu_ops.host import build
-from tpu_ops.remote.wire import PROTOCOL
+from tpu_ops.host.wire import PROTOCOL
 
 SOURCES = sorted(path for path in Path(build.__file__).parent.glob("*.py") if path.name != "build.py")
 #: Newer than Python 3.8.
@@ -69,10 +69,8 @@ def ask(program: Path, text: str, *argv: str) -> subprocess.CompletedProcess[str
 
 def test_the_built_program_describes_this_host(tmp_path: Path) -> None:
     program, _ = build.build(tmp_path)
-    done = ask(
-        program,
-        json.dumps({"marker": "0123456789", "protocol": PROTOCOL, "action": "probe", "venv": sys.prefix}) + "\n",
-    )
+    request = {"marker": "0123456789", "protocol": PROTOCOL, "action": "probe", "venv": sys.prefix}
+    done = ask(program, json.dumps(request) + "\n")
     answer = json.loads(done.stdout.split("\n0123456789\n")[1])["probe"]
     assert answer["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert answer["venv"]["exists"] is True

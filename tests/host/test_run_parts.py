@@ -37,6 +37,8 @@ def good(**changes: Any) -> dict[str, Any]:
         "workers": ["pod-w0", "pod-w1", "pod-w2", "pod-w3"],
         "argv": ["python", ""],
         "env": {"A": "1"},
+        "secrets": {"S": "hush"},
+        "user": "",
         "cwd": "",
         "venv": "",
         "grace_failure": 10,
@@ -71,6 +73,10 @@ def myself() -> person.Person:
         {"argv": "ls"},
         {"env": {"A=B": "1"}},
         {"env": {"A": None}},
+        {"secrets": {"../x": "1"}},
+        {"secrets": {"A": 1}},
+        {"secrets": {"A": "a\0b"}},
+        {"secrets": {"A": "x" * (spec.MAX_SECRET + 1)}},
         {"grace_stop": -1},
         {"grace_stop": float("nan")},
         {"lease": 4},
@@ -102,18 +108,18 @@ def test_a_spec_that_cannot_be_carried_out_is_refused(changes: dict[str, Any]) -
 
 
 def test_a_spec_is_readable_by_root_alone_and_gone_when_taken(tmp_path: Path) -> None:
-    spec.put(str(tmp_path), good(), 1000)
+    spec.put(str(tmp_path), good(), 1000, 1001)
     path = Path(spec.path_of(str(tmp_path), "digits-1"))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     with pytest.raises(Refused, match="being started"):
-        spec.put(str(tmp_path), good(), 1000)
-    assert spec.take(str(tmp_path), "digits-1") == (good(), 1000)
+        spec.put(str(tmp_path), good(), 1000, 1001)
+    assert spec.take(str(tmp_path), "digits-1") == (good(), 1000, 1001)
     assert not path.exists()
 
 
 def test_specs_of_dead_starters_are_swept(tmp_path: Path) -> None:
-    spec.put(str(tmp_path), good(), 0)
+    spec.put(str(tmp_path), good(), 0, 0)
     spec.sweep(str(tmp_path), time.time() + spec.STALE_AFTER - 5)
     assert Path(spec.path_of(str(tmp_path), "digits-1")).exists()
     spec.sweep(str(tmp_path), time.time() + spec.STALE_AFTER + 5)
@@ -123,6 +129,28 @@ def test_specs_of_dead_starters_are_swept(tmp_path: Path) -> None:
 def test_all_ranks_of_a_run_have_one_digest() -> None:
     assert spec.digest(good()) == spec.digest(good(rank=2, worker="pod-w2", net=None))
     assert spec.digest(good()) != spec.digest(good(argv=["other"]))
+
+
+def test_nothing_that_stays_follows_from_the_value_of_a_secret() -> None:
+    other = good(secrets={"S": "other"})
+    assert spec.digest(good()) == spec.digest(other) != spec.digest(good(secrets={}))
+    assert record.new_record(good(), myself(), 0)["secret_names"] == ["S"]
+    assert "hush" not in json.dumps(record.new_record(good(), myself(), 0))
+
+
+def test_secrets_are_files_of_the_person_until_they_are_dropped(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.drop_secrets()
+    store.put_secrets({"OLD": "left behind"}, myself())
+    folder = Path(store.secrets_dir)
+    told = {"S": "\udcff\n", "S_FILE": str(folder / "S")}
+    assert store.put_secrets({"S": "\udcff\n"}, myself()) == told
+    assert [path.name for path in folder.iterdir()] == ["S"]
+    assert (folder / "S").read_bytes() == b"\xff\n"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "S")] == [0o711, 0o600]
+    assert (folder / "S").stat().st_uid == os.getuid()
+    store.drop_secrets()
+    assert list(folder.iterdir()) == []
 
 
 def test_the_environment_is_built_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

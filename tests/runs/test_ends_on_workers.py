@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 
@@ -64,6 +65,7 @@ def test_a_failing_rank_fails_the_run_and_ends_the_other(bench: Bench) -> None:
     assert done.returncode == 1
     assert "rank 1 (pod-w1) failed first: exit code 7" in done.stderr
     assert "[1] last words" in done.stderr
+    assert bench.tpu_ops("status", "seven", "--exit-code", "rank").returncode == 7
     records = [bench.record(index, "seven") for index in BOTH]
     assert [(record["state"], record["exit"]) for record in records] == [
         ("stopped", {"signal": signal.SIGTERM}),
@@ -74,8 +76,8 @@ def test_a_failing_rank_fails_the_run_and_ends_the_other(bench: Bench) -> None:
 
 
 def test_death_by_a_signal_is_named(bench: Bench) -> None:
-    done = bench.tpu_ops("train", "pod", "--json", "--", "sh", "-c", "kill -SEGV $$")
-    assert done.returncode == 1
+    done = bench.tpu_ops("train", "pod", "--json", "--exit-code", "rank", "--", "sh", "-c", "kill -SEGV $$")
+    assert done.returncode == 128 + signal.SIGSEGV
     result = json.loads(done.stdout)
     assert result["first_failure"]["cause"] == "killed by SIGSEGV"
     assert result["ranks"][result["first_failure"]["rank"]]["exit"] == {"signal": signal.SIGSEGV}
@@ -158,10 +160,11 @@ def test_ctrl_c_detaches_and_the_log_is_complete_afterwards(bench: Bench) -> Non
     process = bench.popen("train", "pod", "--name", "left-alone", "--", "sh", "-c", script)
     assert process.stdout is not None
     assert process.stdout.readline() == "[0] line 1\n"
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=20)
     assert process.returncode == 130
     assert "tpu_ops stop left-alone" in said
+    assert "Ctrl-C again within 3 s stops the run" in said
     assert "tpu_ops logs left-alone --follow" in said
     assert "Traceback" not in said
     done = bench.tpu_ops("logs", "left-alone", "--follow", "--rank", "all")
@@ -170,6 +173,29 @@ def test_ctrl_c_detaches_and_the_log_is_complete_afterwards(bench: Bench) -> Non
         assert lines_of(done.stdout, rank) == [f"line {number}" for number in range(1, 61)]
     # Another person's machine has no record of the run and asks the workers.
     assert bench.tpu_ops("logs", "left-alone", person="bob").stdout.count("line") == 60
+
+
+@pytest.mark.parametrize("command", ["train", "attach"])
+def test_a_second_ctrl_c_stops_the_run(bench: Bench, command: str) -> None:
+    name, script = f"left-{command}", ("sh", "-c", "echo line; exec sleep 600")
+    if command == "train":
+        process = bench.popen("train", "pod", "--name", name, "--", *script)
+    else:
+        bench.started(*script, name=name)
+        process = bench.popen("attach", name)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "[0] line\n"
+    os.killpg(process.pid, signal.SIGINT)
+    said = iter(process.stderr.readline, "")
+    assert any("Ctrl-C again" in line for line in said)
+    os.killpg(process.pid, signal.SIGINT)
+    table, rest = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert table.count("stopped by ada") == SIZE
+    assert "Traceback" not in rest
+    assert [bench.record(index, name)["intent"]["by"] for index in BOTH] == ["ada"] * SIZE
+    bench.clean()
 
 
 def test_remote_helpers_end_with_the_controller(bench: Bench) -> None:

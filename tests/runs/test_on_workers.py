@@ -15,7 +15,7 @@ import pytest
 from tests.runs.conftest import BOTH, SIZE
 from tests.support.folded import lines_of
 from tests.support.runs import Bench
-from tpu_ops.remote import wire
+from tpu_ops.host.wire import PROTOCOL
 
 pytestmark = pytest.mark.lab
 
@@ -124,6 +124,8 @@ def bare_spec(run_id: str, **changes: object) -> dict[str, object]:
         "workers": ["pod-w0"],
         "argv": ["true"],
         "env": {},
+        "secrets": {},
+        "user": "",
         "cwd": "",
         "venv": "",
         "grace_failure": 1,
@@ -141,7 +143,7 @@ def bare_spec(run_id: str, **changes: object) -> dict[str, object]:
 def ask(bench: Bench, person: str, action: str, index: int = 0, **values: object) -> Any:
     """Send a request to a worker's host program by hand, as a person, and return its answer."""
     bench.tpu_ops("run", f"pod-w{index}", "--", "true", person=person)
-    line = json.dumps({"marker": "0123456789abcdef", "protocol": wire.PROTOCOL, "action": action, **values}) + "\n"
+    line = json.dumps({"marker": "0123456789abcdef", "protocol": PROTOCOL, "action": action, **values}) + "\n"
     done = subprocess.run(
         ["ssh", "-F", str(bench.ssh_config(person)), f"pod-w{index}", "sudo -n /usr/local/sbin/tpu-host"],
         input=line,
@@ -162,8 +164,8 @@ def test_the_sudo_rule_gives_no_more_than_a_request_as_oneself(bench: Bench) -> 
     assert run_as_bob("sudo", "-n", "id").returncode == 1
     answer = ask(bench, "bob", "start", spec=bare_spec("as-root", uid=0))
     assert answer["error"]["kind"] == "invalid"
-    spec = bare_spec("spoof", argv=["id", "-un"])
-    request = {"marker": "0123456789", "protocol": wire.PROTOCOL, "action": "start", "spec": spec}
+    spoof = bare_spec("spoof", argv=["id", "-un"])
+    request = {"marker": "0123456789", "protocol": PROTOCOL, "action": "start", "spec": spoof}
     pipe = "env SUDO_UID=0 PYTHONPATH=/tmp sudo -n /usr/local/sbin/tpu-host"
     spoofed = run_as_bob("sh", "-c", f"echo '{json.dumps(request)}' | {pipe}")
     assert '"ok": true' in spoofed.stdout

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.host.test_run_parts import good
-from tpu_ops.cli import attach, runs_output, who
 from tpu_ops.cli import logs as cli_logs
 from tpu_ops.cli import run as run_command
+from tpu_ops.cli import runs_output, who
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet.model import Node, Worker, workers_of
 from tpu_ops.host import spec as host_spec
@@ -487,16 +487,3 @@ def test_a_run_is_one_row_and_a_stray_process_its_own() -> None:
         ("pod-w1", "bob", "none", 7),
     ]
     assert rows[0]["since"] == "1970-01-01 00:01:30 UTC"
-
-
-def test_who_leaves_a_run_is_told_how_to_get_at_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: None)
-    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: None)
-    monkeypatch.setattr("tpu_ops.cli.attach.logs.followed", interrupted)
-    args = argparse.Namespace(fleet=None, run="r1", rank="0", since=None, json=False)
-    assert attach.run(args) == ExitCode.INTERRUPTED
-    said = ["detached: the run goes on", "  follow: tpu_ops attach r1", "  stop:   tpu_ops stop r1"]
-    assert capsys.readouterr().err.splitlines()[1:] == said

@@ -124,7 +124,7 @@ class Bench:
         )
 
     def popen(self, *argv: str, person: str = "ada") -> subprocess.Popen[str]:
-        """Start tpu_ops as a person."""
+        """Start tpu_ops as a person, as the leader of a process group of its own."""
         command = [sys.executable, "-m", "tpu_ops.cli.main", *argv]
         pipe = subprocess.PIPE
         # As at a terminal, even where these tests themselves run in the background of a shell, which ignores Ctrl-C.
@@ -135,6 +135,7 @@ class Bench:
             stdout=pipe,
             stderr=pipe,
             text=True,
+            process_group=0,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
         )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import time
 
 from tpu_ops import config
-from tpu_ops.cli import logs, options, output, runs_output
-from tpu_ops.errors import ExitCode
+from tpu_ops.cli import leaving, logs, options, output, runs_output
 from tpu_ops.fleet import view
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.runs.control import RunRef
 
 #: Seconds of the past whose lines are shown first.
 PAST = 60.0
@@ -18,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops attach`."""
     options.add_fleet(parser)
     options.add_json(parser)
+    options.add_exit_code(parser)
     parser.add_argument(
         "--rank", default="0", metavar="all|LIST", help="whose lines to show, as in all, 0,3 or 0-2 (default: 0)"
     )
@@ -29,18 +32,22 @@ def run(args: argparse.Namespace) -> int:
     """Follow it."""
     fleet = view.current(config.load(args.fleet))
     since = args.since or time.time() - PAST
-    try:
-        run_, outcomes, shown = logs.followed(
-            fleet, args.run, args.rank, live=True, since=since, aside=args.json, begun=_say
+    found: list[tuple[Fanout, RunRef]] = []
+
+    def begun(fanout: Fanout, run_: RunRef) -> None:
+        found.append((fanout, run_))
+        output.info(f"run {run_.run_id} on {len(run_.hosts)} workers; Ctrl-C detaches")
+
+    async def follow() -> int:
+        run_, outcomes, shown = await logs.followed(
+            fleet, args.run, args.rank, live=True, since=since, aside=args.json, begun=begun
         )
-    except KeyboardInterrupt:
-        output.info("")
+        of_rank = args.exit_code == "rank"
+        return runs_output.finish(run_.run_id, outcomes, shown, as_json=args.json, of_rank=of_rank)
+
+    def left() -> None:
         output.info("detached: the run goes on")
         output.info(f"  follow: tpu_ops attach {args.run}")
         output.info(f"  stop:   tpu_ops stop {args.run}")
-        return ExitCode.INTERRUPTED
-    return runs_output.finish(run_.run_id, outcomes, shown, as_json=args.json)
 
-
-def _say(run_id: str, count: int) -> None:
-    output.info(f"run {run_id} on {count} workers; Ctrl-C detaches")
+    return asyncio.run(leaving.followed(follow(), lambda: found[0] if found else None, left, as_json=args.json))

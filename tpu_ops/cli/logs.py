@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
             shown: Sequence[int] = range(len(outcomes))
             output.info(f"logs of {texts.count(len(outcomes), 'rank')} are in {args.fetch}")
         else:
-            _, outcomes, shown = followed(fleet, args.run, args.rank, live=args.follow, since=args.since or 0.0)
+            following = followed(fleet, args.run, args.rank, live=args.follow, since=args.since or 0.0)
+            _, outcomes, shown = asyncio.run(following)
     except KeyboardInterrupt:
         output.info("")
         output.info("no longer following; the run goes on")
@@ -72,7 +73,7 @@ def moment(text: str) -> float:
         raise argparse.ArgumentTypeError(what) from None
 
 
-def followed(
+async def followed(
     fleet: view.Fleet,
     word: str,
     rank: str,
@@ -80,7 +81,7 @@ def followed(
     live: bool,
     since: float,
     aside: bool = False,
-    begun: Callable[[str, int], None] = lambda *_: None,
+    begun: Callable[[Fanout, control.RunRef], None] = lambda *_: None,
 ) -> tuple[control.RunRef, list[Outcome], list[int]]:
     """Find a run and show its lines; return it, how its ranks are, and the ranks that were shown.
 
@@ -91,27 +92,23 @@ def followed(
         live: Whether to wait for the end.
         since: Lines from that time on (seconds since 1970); 0 is all.
         aside: Whether standard output is for something else.
-        begun: Called with the run's id and its number of workers.
+        begun: Called with the run once it is found, and how its workers are reached.
     """
-
-    async def follow() -> tuple[control.RunRef, list[Outcome], list[int]]:
-        fanout = contact.fanout(fleet)
-        run_ = await _the_run(fleet, fanout, word)
-        shown = runs_output.ranks(rank, len(run_.hosts))
-        begun(run_.run_id, len(run_.hosts))
-        follower = Follower(
-            fanout,
-            run_.run_id,
-            run_.hosts,
-            shown=shown,
-            line=runs_output.line_aside if aside else runs_output.line,
-            say=output.info,
-            live=live,
-            since=since,
-        )
-        return run_, await follower.run(), shown
-
-    return asyncio.run(follow())
+    fanout = contact.fanout(fleet)
+    run_ = await _the_run(fleet, fanout, word)
+    shown = runs_output.ranks(rank, len(run_.hosts))
+    begun(fanout, run_)
+    follower = Follower(
+        fanout,
+        run_.run_id,
+        run_.hosts,
+        shown=shown,
+        line=runs_output.line_aside if aside else runs_output.line,
+        say=output.info,
+        live=live,
+        since=since,
+    )
+    return run_, await follower.run(), shown
 
 
 async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -> list[Outcome]:

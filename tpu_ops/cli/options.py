@@ -34,6 +34,16 @@ def add_waiting(parser: argparse.ArgumentParser, limit: int) -> None:
     )
 
 
+def add_exit_code(parser: argparse.ArgumentParser) -> None:
+    """Declare --exit-code."""
+    parser.add_argument(
+        "--exit-code",
+        choices=("1", "rank"),
+        default="1",
+        help="of a failure: 1, or rank for the failing rank's own, with 128 + N where signal N ended it (default: 1)",
+    )
+
+
 def seconds(text: str) -> float:
     """Return a positive number of seconds, for argparse."""
     value = float(text)

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops run`."""
     options.add_fleet(parser)
     options.add_json(parser)
+    options.add_exit_code(parser)
     parser.add_argument(
         "--timeout",
         type=options.seconds,
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         output.info(f"  fix: {contact.login_hint(fleet.settings)}")
     if away:
         output.info("  fix: `tpu_ops list` shows which nodes are READY and which addresses they have")
-    return exit_code(results)
+    return exit_code(results, of_rank=args.exit_code == "rank")
 
 
 def words(command: Sequence[str], example: str = "tpu_ops run pod -- hostname") -> list[str]:
@@ -131,8 +132,16 @@ def said_by(stderr: bytes) -> bytes:
     )
 
 
-def exit_code(results: Sequence[Result]) -> int:
-    """Return the command's exit code: a worker that was not reached counts before one where the command failed."""
+def exit_code(results: Sequence[Result], *, of_rank: bool = False) -> int:
+    """Return the command's exit code: a worker that was not reached counts before one where the command failed.
+
+    Args:
+        results: Of the workers, in their order.
+        of_rank: Whether a failure has the code of the first worker where the command failed.
+    """
     if any(not result.reached for result in results):
         return ExitCode.UNREACHABLE
-    return ExitCode.OK if all(result.ok for result in results) else ExitCode.FAILED
+    failed = next((result for result in results if not result.ok), None)
+    if failed is None:
+        return ExitCode.OK
+    return (failed.code if of_rank else None) or ExitCode.FAILED

@@ -88,12 +88,28 @@ def run_state(outcomes: Sequence[Outcome]) -> str:
     return "succeeded"
 
 
-def exit_code(outcomes: Sequence[Outcome]) -> int:
-    """Return the exit code of a command that waited for a run, or looked at one."""
+def exit_code(outcomes: Sequence[Outcome], *, of_rank: bool = False) -> int:
+    """Return the exit code of a command that waited for a run, or looked at one.
+
+    Args:
+        outcomes: How its ranks are.
+        of_rank: Whether a failure has the code of the rank that failed first, where it ended by itself.
+    """
     state = run_state(outcomes)
     if state in {"unreachable", "unknown", "gone"}:
         return ExitCode.UNREACHABLE
-    return ExitCode.OK if state in {"succeeded", "running", "starting", "ending", "exited"} else ExitCode.FAILED
+    if state in {"succeeded", "running", "starting", "ending", "exited"}:
+        return ExitCode.OK
+    return (_code_of_rank(outcomes) if of_rank else 0) or ExitCode.FAILED
+
+
+def _code_of_rank(outcomes: Sequence[Outcome]) -> int:
+    """Return the code with which the rank that failed first ended, as a shell has it; 0 where it did not end itself."""
+    first = first_failure(outcomes)
+    failed = next((outcome for outcome in outcomes if first and outcome.rank == first.rank), None)
+    if failed is None or failed.state != "failed" or not failed.exit:
+        return 0
+    return failed.exit["code"] if "code" in failed.exit else 128 + failed.exit["signal"]
 
 
 def table(outcomes: Sequence[Outcome]) -> None:
@@ -119,7 +135,7 @@ def _lasted(record: Mapping[str, Any] | None) -> str:
     return f"{max(0.0, float(end) - float(record['since'])):.0f} s"
 
 
-def finish(run_id: str, outcomes: Sequence[Outcome], shown: Sequence[int], *, as_json: bool) -> int:
+def finish(run_id: str, outcomes: Sequence[Outcome], shown: Sequence[int], *, as_json: bool, of_rank: bool) -> int:
     """Say how a run ended that was followed to its end; return the exit code."""
     state = run_state(outcomes)
     if as_json:
@@ -132,7 +148,7 @@ def finish(run_id: str, outcomes: Sequence[Outcome], shown: Sequence[int], *, as
         table(outcomes)
     failure(outcomes, shown)
     output.info(f"run {run_id}: {state}")
-    return exit_code(outcomes) or ExitCode.FAILED
+    return exit_code(outcomes, of_rank=of_rank) or ExitCode.FAILED
 
 
 def failure(outcomes: Sequence[Outcome], shown: Sequence[int]) -> None:

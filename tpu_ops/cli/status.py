@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops status`."""
     options.add_fleet(parser)
     options.add_json(parser)
+    options.add_exit_code(parser)
     parser.add_argument(
         "run",
         nargs="?",
@@ -40,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
             runs_output.table(outcomes)
     if problem:
         raise problem
-    return max((runs_output.exit_code(outcomes) for _, outcomes in seen), default=ExitCode.OK)
+    of_rank = args.exit_code == "rank"
+    return max((runs_output.exit_code(outcomes, of_rank=of_rank) for _, outcomes in seen), default=ExitCode.OK)
 
 
 async def _ask(fleet: view.Fleet, word: str) -> tuple[list[tuple[control.RunRef, list[Outcome]]], OpsError | None]:

@@ -37,15 +37,9 @@ def run(args: argparse.Namespace) -> int:
     """Stop it."""
     fleet = view.current(config.load(args.fleet))
     ended, problem = asyncio.run(_stop(fleet, args))
-    if args.json:
-        output.as_json([runs_output.summary(run.run_id, stopped.outcomes) for run, stopped in ended])
-    elif not ended and not problem:
+    report(ended, as_json=args.json)
+    if not ended and not problem and not args.json:
         output.info(f"no run is on {args.run}")
-    for run_, stopped in ended:
-        if not args.json:
-            output.info(f"run {run_.run_id}{' had already ended' if stopped.already else ''}:")
-            runs_output.table(stopped.outcomes)
-        runs_output.leftovers(stopped.outcomes)
     if problem:
         raise problem
     return exit_code([outcome for _, stopped in ended for outcome in stopped.outcomes])
@@ -56,22 +50,34 @@ async def _stop(
 ) -> tuple[list[tuple[control.RunRef, control.Stopped]], OpsError | None]:
     fanout = contact.fanout(fleet)
     found = await control.find(fleet, fanout, args.run)
-    return list(zip(found.runs, await asyncio.gather(*(_end(fanout, run, args) for run in found.runs)), strict=True)), (
-        found.problem()
-    )
+    ending = (end(fanout, run, force=args.force, grace=args.grace) for run in found.runs)
+    return list(zip(found.runs, await asyncio.gather(*ending), strict=True)), found.problem()
 
 
-async def _end(fanout: Fanout, run_: control.RunRef, args: argparse.Namespace) -> control.Stopped:
+async def end(
+    fanout: Fanout, run_: control.RunRef, *, force: bool = False, grace: float | None = None
+) -> control.Stopped:
     """Stop one run; where that is not a matter of a moment, say what is waited for."""
-    task = asyncio.ensure_future(control.stop(fanout, run_, force=args.force, grace=args.grace))
+    task = asyncio.ensure_future(control.stop(fanout, run_, force=force, grace=grace))
     try:
         _, waiting = await asyncio.wait({task}, timeout=MOMENT)
         if waiting:
             count = texts.count(len(run_.hosts), "rank")
-            output.info(f"run {run_.run_id}: asked {count} to end; SIGKILL after {args.grace or GRACE_STOP:g} s")
+            output.info(f"run {run_.run_id}: asked {count} to end; SIGKILL after {grace or GRACE_STOP:g} s")
         return await task
     finally:
         task.cancel()
+
+
+def report(ended: Sequence[tuple[control.RunRef, control.Stopped]], *, as_json: bool) -> None:
+    """Say how runs that were stopped have ended."""
+    if as_json:
+        output.as_json([runs_output.summary(run.run_id, stopped.outcomes) for run, stopped in ended])
+    for run_, stopped in ended:
+        if not as_json:
+            output.info(f"run {run_.run_id}{' had already ended' if stopped.already else ''}:")
+            runs_output.table(stopped.outcomes)
+        runs_output.leftovers(stopped.outcomes)
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:

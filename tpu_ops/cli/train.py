@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import shlex
 import time
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpu_ops import config, files
-from tpu_ops.cli import options, output, runs_output
+from tpu_ops.cli import leaving, options, output, runs_output
 from tpu_ops.cli.run import folded, words
-from tpu_ops.errors import ExitCode
+from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, targets, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops train`."""
     options.add_fleet(parser)
     options.add_json(parser)
+    options.add_exit_code(parser)
     parser.add_argument(
         "--sync",
         metavar="DIR",
@@ -38,7 +40,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--env-file", type=Path, action="append", default=[], metavar="FILE", help="variables, KEY=VALUE lines"
     )
+    parser.add_argument(
+        "--secret",
+        action="append",
+        default=[],
+        metavar="NAME[=FILE]",
+        help="bring the variable NAME of this shell, or what FILE holds, to the command alone: as NAME, and as a file "
+        "whose path is in NAME_FILE (repeatable)",
+    )
     parser.add_argument("--venv", default="", metavar="PATH", help="a virtual environment on the workers")
+    parser.add_argument(
+        "--user", default="", metavar="U", help="run as this user; you need sudo for everything there, with no password"
+    )
     parser.add_argument("--name", default="", metavar="ID", help="the run's id (default: made from what runs and when)")
     parser.add_argument(
         "--rank", default="0", metavar="all|LIST", help="whose lines to show, as in all, 0,3 or 0-2 (default: 0)"
@@ -56,10 +69,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"seconds {what} (default: {value:.0f})",
         )
     parser.add_argument("--detach", action="store_true", help="return once the command runs on every worker")
+    parser.add_argument(
+        "--shell", action="store_true", help="the command is one line for /bin/sh on every worker, its words joined"
+    )
+    forcible = "; ".join(preflight.CHECKS[check] for check in preflight.FORCIBLE)
+    parser.add_argument("--force", action="store_true", help=f"start even where this is not true: {forcible}")
     parser.add_argument("--dry-run", action="store_true", help="check the workers and say what would be started")
     parser.add_argument("target", help="a node (pod), or several of one type, each a slice (pod-[a,b])")
     parser.usage = "%(prog)s TARGET [OPTION...] -- COMMAND..."
-    parser.epilog = "The command and its arguments arrive as they are; for a shell line: -- sh -c 'LINE'"
+    parser.epilog = "The command and its arguments arrive as they are; for a shell line: --shell -- 'LINE'"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,14 +86,21 @@ def run(args: argparse.Namespace) -> int:
     fleet = contact.serving(*contact.find(config.load(args.fleet), args.target))
     workers = control.by_rank(targets.select(fleet.workers, args.target), args.target)
     shown = runs_output.ranks(args.rank, len(workers))
+    if args.sync and args.user:
+        what = f"--sync brings the directory to your home, and {args.user} starts in another"
+        raise UsageError(what, where="--sync and --user", fix="leave out one of the two")
     tree = sync.read(files.resolved(args.sync, "--sync")) if args.sync else None
     env: dict[str, str] = {}
     for path in args.env_file:
         env |= spec.read_env_file(path)
+    line = " ".join(command)
+    called = spec.name_of(line.split() if args.shell else command, tree.name if tree else "")
     run_spec = spec.RunSpec(
-        run_id=args.name or spec.new_run_id(spec.name_of(command, tree.name if tree else "")),
-        argv=tuple(command),
+        run_id=args.name or spec.new_run_id(called),
+        argv=("/bin/sh", "-c", line) if args.shell else tuple(command),
         env=env | spec.parse_env(args.env),
+        secrets=spec.read_secrets(args.secret, os.environ),
+        user=args.user,
         cwd=tree.cwd if tree else "",
         venv=args.venv,
         barrier=args.barrier,
@@ -85,16 +110,18 @@ def run(args: argparse.Namespace) -> int:
     )
     job = _Job(fleet, workers, run_spec, tree, shown, args)
     try:
-        return asyncio.run(job.run())
+        return asyncio.run(leaving.followed(job.run(), job.running, job.left, as_json=args.json))
     except preflight.PreflightError as exc:
-        rows = [{"worker": fault.worker, "problem": fault.problem, "fix": fault.fix} for fault in exc.faults]
+        force = {True: ", or --force", False: ""}
+        rows = [
+            {"worker": fault.worker, "problem": fault.problem, "fix": fault.fix + force[fault.forcible]}
+            for fault in exc.faults
+        ]
         if args.json:
             output.as_json({"run_id": run_spec.run_id, "state": "refused", "faults": rows})
         else:
             output.table(folded_faults(rows), ("worker", "problem", "fix"))
         raise
-    except KeyboardInterrupt:
-        return job.detached()
 
 
 def folded_faults(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -120,7 +147,7 @@ class _Job:
     tree: sync.Tree | None
     shown: Sequence[int]
     args: argparse.Namespace
-    started: bool = False
+    started_by: Fanout | None = None
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -143,13 +170,16 @@ class _Job:
         await self._start(fanout)
         if self.args.detach:
             return self._detach()
-        return runs_output.finish(self.spec.run_id, await self._follow(fanout), self.shown, as_json=self.args.json)
+        outcomes = await self._follow(fanout)
+        of_rank = self.args.exit_code == "rank"
+        return runs_output.finish(self.spec.run_id, outcomes, self.shown, as_json=self.args.json, of_rank=of_rank)
 
     async def _check(self, fanout: Fanout) -> None:
         begun = time.monotonic()
-        probes = await preflight.check(fanout, self.workers, self.spec.venv)
+        forced = self._forced if self.args.force else None
+        probes = await preflight.check(fanout, self.workers, self.spec.venv, forced)
         if self._made_anew():
-            probes = await preflight.check(fanout, self.workers, self.spec.venv)
+            probes = await preflight.check(fanout, self.workers, self.spec.venv, forced)
         venv = next(iter(probes.values()))["venv"]
         packages = ", ".join(f"{name} {version}" for name, version in venv["packages"].items() if name != "numpy")
         environment = f"{venv['path']} (Python {venv['python']}{', ' if packages else ''}{packages}, {venv['digest']})"
@@ -157,6 +187,10 @@ class _Job:
             f"{len(self.workers)} workers ready in {time.monotonic() - begun:.1f} s: "
             f"{environment if venv['path'] else 'no environment configured'}"
         )
+
+    @staticmethod
+    def _forced(fault: preflight.Fault) -> None:
+        output.warning(f"{fault.worker}: {fault.problem}; started all the same (--force)")
 
     def _made_anew(self) -> bool:
         """Take the fleet as it is known now; return whether the node has other workers than before."""
@@ -173,6 +207,7 @@ class _Job:
             "command": list(self.spec.argv),
             "cwd": f"~/{self.spec.cwd}",
             "env_names": sorted(self.spec.env),
+            "secret_names": sorted(self.spec.secrets),
             "sync_files": len(self.tree.files) if self.tree else 0,
             "code_digest": self.spec.code_digest,
         }
@@ -197,7 +232,7 @@ class _Job:
         except launch.NotStarted:
             records.forget(state_dir, self.spec.run_id)
             raise
-        self.started = True
+        self.started_by = fanout
         output.info(
             f"run {self.spec.run_id} started on {len(self.hosts)} workers in {time.monotonic() - begun:.1f} s: "
             f"{shlex.join(self.spec.argv)}"
@@ -224,12 +259,14 @@ class _Job:
         output.info(f"  follow: tpu_ops logs {self.spec.run_id} --follow")
         output.info(f"  stop:   tpu_ops stop {self.spec.run_id}")
 
-    def detached(self) -> int:
-        """Say after Ctrl-C what goes on and how to get at it; return the exit code."""
-        output.info("")
-        if self.started:
+    def running(self) -> tuple[Fanout, control.RunRef] | None:
+        """Return the run once it was started, and how its workers are reached."""
+        return (self.started_by, control.RunRef(self.spec.run_id, self.hosts)) if self.started_by else None
+
+    def left(self) -> None:
+        """Say after Ctrl-C what goes on and how to get at it."""
+        if self.started_by:
             output.info(f"detached: run {self.spec.run_id} goes on")
             self._hints()
         else:
             output.info("interrupted before the run was started")
-        return ExitCode.INTERRUPTED

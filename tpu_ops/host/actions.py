@@ -10,7 +10,8 @@ import time
 from typing import Any, Dict
 
 from . import proc, spec, unit
-from .person import Person, asking, require_control
+from .child import become
+from .person import Person, asking, by_name, require_control
 from .probe import describe
 from .store import FINAL, Store
 from .wire import PROTOCOL, Refused
@@ -18,6 +19,8 @@ from .wire import PROTOCOL, Refused
 _POLL = 0.05
 #: How long a start waits for the unit of a run that has already ended to leave its name, in seconds.
 _NAME_LIMIT = 10.0
+#: How long sudo may take to say what a person may do, in seconds.
+_SUDO_LIMIT = 15
 
 
 def require_protocol(request: Dict[str, Any]) -> None:
@@ -44,6 +47,39 @@ def require_root() -> None:
         raise Refused("denied", "this needs root", "call it as: sudo -n /usr/local/sbin/tpu-host")
 
 
+def runs_as(asker: Person, name: str) -> Person:
+    """Return the person as whom a run is to be executed: who asks, or the one of this name.
+
+    Raises:
+        Refused: There is no such user, or sudo does not let the asking person do everything as anybody.
+    """
+    if name in ("", asker.name):
+        return asker
+    person = by_name(name)
+    if not has_full_sudo(asker):
+        message = "{} may not run as {}: that needs sudo for everything, without a password".format(asker.name, name)
+        raise Refused("denied", message, "leave out --user, or ask {} to start it".format(name))
+    return person
+
+
+def has_full_sudo(person: Person) -> bool:
+    """Return whether a person gets a root shell from sudo without a password: sudo itself is asked, as that person."""
+    if person.uid == 0:
+        return True
+    done = subprocess.run(
+        ["sudo", "-n", "-u", "root", "--", "/bin/sh", "-c", ":"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+        cwd="/",
+        preexec_fn=lambda: become(person),
+        timeout=_SUDO_LIMIT,
+        check=False,
+    )
+    return done.returncode == 0
+
+
 def held(holder: Dict[str, Any]) -> Refused:
     """Return the refusal that names who has this worker."""
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"]))
@@ -61,7 +97,8 @@ def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     require_root()
     require_protocol(request)
     data = spec.check(request.get("spec"))
-    person = asking()
+    asker = asking()
+    person = runs_as(asker, data["user"])
     run_id = data["run_id"]
     if store.read(run_id) is not None:
         raise Refused("held", "run {} has been on this worker before".format(run_id), "choose another --name")
@@ -69,7 +106,7 @@ def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     if holder is not None:
         raise held(holder)
     spec.sweep(store.run_dir)
-    spec.put(store.run_dir, data, person.uid)
+    spec.put(store.run_dir, data, person.uid, asker.uid)
     try:
         _start_unit(store, data)
     finally:
@@ -158,7 +195,8 @@ def stop(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
         store.settle(record)
         return {"ok": True, "record": record, "already": True}
     owner = record["person"]
-    require_control(person, owner["uid"], owner["name"], bool(request.get("force")))
+    if person.uid != record.get("asked_by"):
+        require_control(person, owner["uid"], owner["name"], bool(request.get("force")))
     intent = _intent(request, person)
     store.put_intent(run_id, intent)
     supervisor = record["supervisor"]

@@ -112,7 +112,7 @@ def build(
         spec: The run, as `tpu_ops.host.spec` checked it.
         person: Who the command runs as.
         venv: The virtual environment that comes first on PATH, or empty.
-        from_host: Variables of the files that this host's configuration names.
+        from_host: Variables of the files that this host's configuration names, and those of the run's secrets.
         run_files: A directory of this run that the person may write to.
     """
     env = {

@@ -64,6 +64,18 @@ def by_uid(uid: int) -> Person:
         raise Refused("denied", "user id {} has no entry in the password database".format(uid)) from None
 
 
+def by_name(name: str) -> Person:
+    """Return the person with a user name.
+
+    Raises:
+        Refused: There is none.
+    """
+    try:
+        return Person(pwd.getpwnam(name))
+    except KeyError:
+        raise Refused("missing", "there is no user {} on this worker".format(name)) from None
+
+
 @contextlib.contextmanager
 def acting_as(person: Person) -> Iterator[None]:
     """Open files with a person's rights for as long as the block lasts: what root may read is not theirs to ask."""

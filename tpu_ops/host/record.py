@@ -8,19 +8,22 @@ import time
 from typing import Any, Dict
 
 from . import proc, spec
+from .person import Person
 from .store import Store
 from .wire import PROTOCOL
 
 
-def new_record(data: Dict[str, Any], uid: int, name: str) -> Dict[str, Any]:
+def new_record(data: Dict[str, Any], person: Person, asked_by: int) -> Dict[str, Any]:
     """Return the record of a run that is being started. Values of the environment never stand in a record."""
     boot, init_start = Store.boot()
     kept = ("run_id", "attempt", "rank", "world_size", "node", "slice", "slices", "worker", "workers")
     record = {key: data[key] for key in (*kept, "argv", "cwd", "venv", "barrier", "lease", "exit_skew")}
     record.update(
         protocol=PROTOCOL,
-        person={"uid": uid, "name": name},
+        person={"uid": person.uid, "name": person.name},
+        asked_by=asked_by,
         env_names=sorted(data["env"]),
+        secret_names=sorted(data["secrets"]),
         spec_digest=spec.digest(data),
         code_digest=data["code_digest"],
         started_from=data["started_from"],

@@ -17,6 +17,8 @@ RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,78}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Spec files that no supervisor took within this many seconds are removed.
 STALE_AFTER = 300.0
+#: Most that the value of a secret may have, in bytes: Linux takes no longer variable than 128 KiB.
+MAX_SECRET = 64 * 1024
 #: Longest grace accepted, in seconds.
 MAX_GRACE = 3600.0
 _KEYS = {
@@ -31,6 +33,10 @@ _KEYS = {
     "workers": list,
     "argv": list,
     "env": dict,
+    # As env, and kept out of all that stays: files of the run's own time hold them as well.
+    "secrets": dict,
+    # Who the command runs as; empty for the person who asks.
+    "user": str,
     "cwd": str,
     "venv": str,
     "grace_failure": (int, float),
@@ -95,13 +101,16 @@ def _check_team(data: dict[str, Any]) -> None:
 def _check_command(data: dict[str, Any]) -> None:
     if not data["argv"] or not data["argv"][0]:
         raise Refused("invalid", "the command is empty")
-    texts = list(data["argv"]) + list(data["env"].values()) + [data["cwd"], data["venv"]]
-    for text in texts:
+    texts = list(data["argv"]) + list(data["env"].values()) + list(data["secrets"].values())
+    for text in [*texts, data["user"], data["cwd"], data["venv"]]:
         if not isinstance(text, str) or "\0" in text:
             raise Refused("invalid", "arguments and environment are text without NUL bytes")
-    for name in data["env"]:
+    for name in list(data["env"]) + list(data["secrets"]):
         if not _ENV_NAME.fullmatch(name):
             raise Refused("invalid", "{!r} is no name of an environment variable".format(name))
+    for name, value in data["secrets"].items():
+        if len(encode(value)) > MAX_SECRET:
+            raise Refused("invalid", "the secret {} has more than {} bytes".format(name, MAX_SECRET))
 
 
 def _check_net(net: dict[str, Any], rank: int) -> None:
@@ -129,8 +138,12 @@ def check_run_id(text: Any) -> str:
 
 
 def digest(spec: dict[str, Any]) -> str:
-    """Return the digest of what all ranks of a run have in common."""
+    """Return the digest of what all ranks of a run have in common.
+
+    It stands in records, so values of secrets are no part of it: who guesses one could try it there.
+    """
     common = {key: value for key, value in spec.items() if key not in _OWN}
+    common["secrets"] = sorted(spec["secrets"])
     return hashlib.sha256(json.dumps(common, sort_keys=True).encode("ascii")).hexdigest()[:12]
 
 
@@ -144,8 +157,8 @@ def path_of(run_dir: str, run_id: str) -> str:
     return os.path.join(run_dir, "specs", run_id + ".json")
 
 
-def put(run_dir: str, spec: dict[str, Any], uid: int) -> None:
-    """Write the spec for the supervisor, readable by root alone, together with who asks.
+def put(run_dir: str, spec: dict[str, Any], uid: int, asked_by: int) -> None:
+    """Write the spec for the supervisor, readable by root alone, together with whose run it is and who asks.
 
     Raises:
         Refused: A spec of this run waits already.
@@ -157,11 +170,11 @@ def put(run_dir: str, spec: dict[str, Any], uid: int) -> None:
     except FileExistsError:
         raise Refused("held", "run {} is being started here already".format(spec["run_id"])) from None
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        json.dump({"spec": spec, "uid": uid}, file)
+        json.dump({"spec": spec, "uid": uid, "asked_by": asked_by}, file)
 
 
-def take(run_dir: str, run_id: str) -> tuple[dict[str, Any], int]:
-    """Read the spec of a run and who asked for it, and remove the file.
+def take(run_dir: str, run_id: str) -> tuple[dict[str, Any], int, int]:
+    """Read the spec of a run, the user id that it runs with and that of who asked for it, and remove the file.
 
     Raises:
         OSError: There is none.
@@ -170,7 +183,7 @@ def take(run_dir: str, run_id: str) -> tuple[dict[str, Any], int]:
     with open(path, encoding="ascii") as file:
         data = json.load(file)
     os.unlink(path)
-    return check(data["spec"]), int(data["uid"])
+    return check(data["spec"]), int(data["uid"]), int(data["asked_by"])
 
 
 def discard(run_dir: str, run_id: str) -> None:

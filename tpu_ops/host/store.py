@@ -7,13 +7,17 @@ import fcntl
 import json
 import os
 import time
-from typing import Any, TextIO
+from typing import Any, Dict, TextIO
 
 from . import proc
+from .person import Person
+from .spec import encode
 
 #: How long the unit of an ended run may take to go, in seconds.
 SETTLE_LIMIT = 5.0
 _POLL = 0.02
+#: Below /run: the files of the secrets of the run that is on. systemd makes it and removes it with the unit.
+SECRETS = "tpu-run-secrets"
 #: States that a record never leaves.
 FINAL = ("succeeded", "failed", "stopped", "refused", "lost")
 
@@ -29,6 +33,7 @@ class Store:
         self.root = root
         self.run_dir = os.path.join(root, "run/tpu_ops")
         self.runs_dir = os.path.join(root, "var/lib/tpu_ops/runs")
+        self.secrets_dir = os.path.join(root, "run", SECRETS)
 
     def directory(self, run_id: str) -> str:
         """Return the directory of a run."""
@@ -147,6 +152,35 @@ class Store:
 
     def _lock_path(self) -> str:
         return os.path.join(self.run_dir, "lock")
+
+    # --- secrets: files of the person for as long as the run is on ------------------------------------------
+
+    def put_secrets(self, secrets: Dict[str, str], person: Person) -> Dict[str, str]:
+        """Write each secret to a file that this person alone may read, and return the variables that tell of it.
+
+        What another run may have left goes first. Root keeps the directory, so that nobody puts anything of their
+        own in the way.
+
+        Returns:
+            For each secret NAME its value, and as NAME_FILE where it stands.
+        """
+        variables = {}
+        self.drop_secrets()
+        os.makedirs(self.secrets_dir, mode=0o711, exist_ok=True)
+        for name, value in secrets.items():
+            path = os.path.join(self.secrets_dir, name)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchown(file.fileno(), person.uid, person.gid)
+                file.write(encode(value))
+            variables.update({name: value, name + "_FILE": path})
+        return variables
+
+    def drop_secrets(self) -> None:
+        """Remove the files of all secrets."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self.secrets_dir):
+                os.unlink(os.path.join(self.secrets_dir, name))
 
     # --- intent: why a run is being ended, written before anything is signalled -----------------------------
 

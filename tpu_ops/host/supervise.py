@@ -50,9 +50,9 @@ class Supervisor:
     def run(self) -> int:
         """Do all of it and return the exit code of the unit's main process."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
-        data, uid = spec.take(self.store.run_dir, self.run_id)
+        data, uid, asked_by = spec.take(self.store.run_dir, self.run_id)
         person = by_uid(uid)
-        self.record = new_record(data, person.uid, person.name)
+        self.record = new_record(data, person, asked_by)
         lock = self.store.lock(holder_of(self.record))
         if lock is None:
             # The unit's name is the first lock; this one catches a supervisor that somebody started by hand.
@@ -94,8 +94,9 @@ class Supervisor:
         """Fork the command and hold it: everything that can be wrong shows here, before anything runs."""
         person = by_uid(self.record["person"]["uid"])
         venv = data["venv"] or config["venv"]
-        files = self.store.files(self.run_id)
-        env = environment.build(data, person, venv, environment.from_files(config["environment_files"]), files)
+        from_host = environment.from_files(config["environment_files"])
+        from_host.update(self.store.put_secrets(data["secrets"], person))
+        env = environment.build(data, person, venv, from_host, self.store.files(self.run_id))
         self.record["cgroup"] = proc.own_cgroup()
         holders = proc.holders()
         if holders:
@@ -258,6 +259,7 @@ class Supervisor:
         self.store.write(self.record)
 
     def _finish(self, **changes: Any) -> None:
+        self.store.drop_secrets()
         self._save(ended=self.record["ended"] or time.time(), **changes)
         self.store.take_intent(self.run_id)
 
@@ -268,6 +270,7 @@ def after(store: Store, run_id: str) -> int:
     systemd runs this (ExecStopPost) and tells in the environment how the supervisor ended.
     """
     spec.discard(store.run_dir, run_id)
+    store.drop_secrets()
     intent = store.take_intent(run_id)
     record = store.read(run_id)
     if record is None or record["state"] in FINAL:

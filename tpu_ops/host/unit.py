@@ -6,6 +6,8 @@ import contextlib
 import os
 import socket
 
+from .store import SECRETS
+
 UNIT = "tpu-run.service"
 INTERPRETER = ["/usr/bin/python3", "-IS"]
 #: The supervisor reports more often than every this many seconds, or systemd ends the unit.
@@ -47,6 +49,9 @@ def properties(program: str, run_id: str, grace: float) -> list[str]:
         "LimitNOFILE=1048576",
         "TasksMax=infinity",
         "UMask=0022",
+        # Goes with the unit, however that ends.
+        "RuntimeDirectory=" + SECRETS,
+        "RuntimeDirectoryMode=0711",
         "ExecStopPost={}".format(after),
     ]
 

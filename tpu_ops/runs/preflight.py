@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -27,10 +27,14 @@ CHECKS = {
     "identity": "every worker is a machine of its own",
     "chips": "the chips are there",
     "free": "nobody holds the chips",
-    "environment": "the environment is there and the same everywhere",
+    "environment": "the environment is there",
+    "same": "the environment is the same everywhere",
     "space": "there is space on the disks",
     "clock": "the clocks agree",
 }
+#: Those that `tpu_ops train --force` overrides. Without the others nothing would start, or hang: the workers
+#: themselves refuse, and chips that somebody holds are never anybody else's.
+FORCIBLE = ("same", "space", "clock")
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,11 @@ class Fault:
     fix: str = ""
     unreachable: bool = False
     check: str = "answers"
+
+    @property
+    def forcible(self) -> bool:
+        """Whether a run may be started in spite of it."""
+        return self.check in FORCIBLE
 
 
 class PreflightError(OpsError):
@@ -135,9 +144,7 @@ def differences(probes: Mapping[str, Mapping[str, Any]], asked_venv: str = "") -
         venv = probe["venv"]
         if example and venv["exists"] and venv["digest"] != usual:
             fix = f"make {venv['path']} the same on all workers" if asked_venv else configure(host)
-            found.append(
-                Fault(host, f"its environment differs: {_venv_difference(venv, example)}", fix, check="environment")
-            )
+            found.append(Fault(host, f"its environment differs: {_venv_difference(venv, example)}", fix, check="same"))
         if probe["boot_id"] and boots[probe["boot_id"]] > 1:
             same = ", ".join(name for name in probes if name != host and probes[name]["boot_id"] == probe["boot_id"])
             found.append(Fault(host, f"it is the same machine as {same}", "tpu_ops refresh", check="identity"))
@@ -169,8 +176,16 @@ def fault_of_reply(reply: Reply) -> Fault:
     return Fault(reply.host, reply.problem, fix, unreachable=unreachable)
 
 
-async def check(fanout: Fanout, workers: Sequence[Worker], venv: str = "") -> dict[str, Mapping[str, Any]]:
+async def check(
+    fanout: Fanout, workers: Sequence[Worker], venv: str = "", forced: Callable[[Fault], None] | None = None
+) -> dict[str, Mapping[str, Any]]:
     """Ask all workers at once; return what each says about itself.
+
+    Args:
+        fanout: Reaches the workers.
+        workers: The workers.
+        venv: The environment that the person named, if any.
+        forced: Called with each fault that is overridden; without it none is.
 
     Raises:
         PreflightError: Some are not fit; it lists every fault of every worker.
@@ -183,6 +198,11 @@ async def check(fanout: Fanout, workers: Sequence[Worker], venv: str = "") -> di
     if faults:
         raise PreflightError(faults, len(workers))
     faults, probes = await examine(fanout, workers, venv)
+    if forced:
+        for fault in faults:
+            if fault.forcible:
+                forced(fault)
+        faults = [fault for fault in faults if not fault.forcible]
     if faults:
         raise PreflightError(faults, len(workers))
     return probes

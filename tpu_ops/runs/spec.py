@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import secrets
 import socket
@@ -31,6 +32,9 @@ EXIT_SKEW = 300.0
 _TIMES = {"barrier": (1, 3600), "lease": (5, 3600), "exit_skew": (1, 86400)}
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,78}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Most that the value of a secret may have, in bytes.
+MAX_SECRET = 64 * 1024
+_HOW = "write NAME, whose value this shell has exported, or NAME=FILE; a value has no place on a command line"
 _VARIABLE = "write it as KEY=VALUE, the key in letters, digits and underscores, no digit first"
 
 
@@ -42,6 +46,8 @@ class RunSpec:
         run_id: Its name on every worker.
         argv: The command; no shell ever sees it.
         env: Variables that the person asked for.
+        secrets: The same, for the command alone: they stand in nothing that is shown or stays.
+        user: Who it runs as; empty is the person who starts it.
         cwd: Where the command starts: absolute, or below the person's home; empty is the home itself.
         venv: A virtual environment in place of the workers' configured one; empty is that one.
         attempt: 1 for the first start, one more for each recovery.
@@ -57,6 +63,8 @@ class RunSpec:
     run_id: str
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    user: str = ""
     cwd: str = ""
     venv: str = ""
     attempt: int = 1
@@ -84,6 +92,10 @@ class RunSpec:
                 raise UsageError(
                     f"{seconds:g} seconds are too many or too few", where=option, fix=f"use {least} to {most}"
                 )
+        for name in self.secrets:
+            if twice := {name, f"{name}_FILE"} & {*self.env, *(self.secrets.keys() - {name})}:
+                what = f"it sets {name} and {name}_FILE, and {twice.pop()} is set already"
+                raise UsageError(what, where=f"--secret {name}", fix="leave out one of the two")
         for name, value in self.env.items():
             if not _ENV_NAME.fullmatch(name):
                 raise UsageError(f"{name!r} is no name of an environment variable", where="--env", fix=_VARIABLE)
@@ -113,6 +125,8 @@ class RunSpec:
             "workers": [other.host for other in workers],
             "argv": list(self.argv),
             "env": dict(self.env),
+            "secrets": dict(self.secrets),
+            "user": self.user,
             "cwd": self.cwd,
             "venv": self.venv,
             "grace_failure": self.grace_failure,
@@ -167,6 +181,39 @@ def parse_env(pairs: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"{name!r} is not of the form KEY=VALUE", where="--env", fix=_VARIABLE)
         found[name] = value
     return found
+
+
+def read_secrets(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Given NAME and NAME=FILE words, return the secrets: an exported variable's value, or what a file holds.
+
+    Of a file the end of its last line is left out: most editors and `echo` put one there.
+
+    Raises:
+        UsageError: A word has another form, or there is no such variable or file. Nothing of a value is ever shown,
+            nor what stands behind the sign: it might be one.
+    """
+    found = {}
+    for word in words:
+        name, sign, path = word.partition("=")
+        if not _ENV_NAME.fullmatch(name):
+            raise UsageError("not of the form NAME or NAME=FILE", where="--secret", fix=_HOW)
+        try:
+            value = _text_of(Path(path).expanduser()) if sign else environ.get(name, "")
+        except (OSError, RuntimeError) as exc:
+            why = getattr(exc, "strerror", "") or "there is no such home directory"
+            raise UsageError(f"cannot read the file behind `=`: {why}", where=f"--secret {name}", fix=_HOW) from None
+        if not value:
+            what = "the file behind `=` is empty" if sign else f"the variable {name} is not set here, or is empty"
+            raise UsageError(what, where=f"--secret {name}", fix=_HOW if sign else f"export {name}, or {_HOW}")
+        if "\0" in value or len(os.fsencode(value)) > MAX_SECRET:
+            what = f"its value holds a NUL byte, or more than {MAX_SECRET // 1024} KiB"
+            raise UsageError(what, where=f"--secret {name}", fix="put it on the workers as a file")
+        found[name] = value
+    return found
+
+
+def _text_of(path: Path) -> str:
+    return os.fsdecode(path.read_bytes()).removesuffix("\n").removesuffix("\r")
 
 
 def read_env_file(path: Path) -> dict[str, str]:

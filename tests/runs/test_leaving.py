@@ -1,0 +1,130 @@
+"""Ctrl-C at a run that is followed, as real signals."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tpu_ops.cli import attach, leaving
+from tpu_ops.errors import ExitCode
+from tpu_ops.runs.control import RunRef, Stopped
+from tpu_ops.runs.follow import Outcome
+
+RUN = RunRef("r1", ("pod-w0",))
+FANOUT: Any = object()
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def _as_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Take Ctrl-C, even where these tests run in the background of a shell; and wait but a moment for a second one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(leaving, "AGAIN", 0.2)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Stop:
+    """Stands for what stops a run; `asked` has the runs."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.asked: list[str] = []
+        self._seconds = seconds
+
+    async def __call__(self, fanout: object, run: RunRef) -> Stopped:
+        assert fanout is FANOUT
+        self.asked.append(run.run_id)
+        await asyncio.sleep(self._seconds)
+        return Stopped((Outcome(0, "pod-w0", "stopped", {"signal": 15}, "stopped by ada"),), already=False)
+
+
+async def followed(work: Any, *, on: bool = True, left: Callable[[], None] = lambda: None) -> int:
+    return await leaving.followed(work, lambda: (FANOUT, RUN) if on else None, left, as_json=False)
+
+
+async def pressed(*seconds: float, cleanup: float = 0.0) -> int:
+    """Follow a run that never ends, and press Ctrl-C after so many seconds; its end takes a while."""
+    for at in seconds:
+        asyncio.get_running_loop().call_later(at, press)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(cleanup)
+    return 0
+
+
+@pytest.fixture
+def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
+    found = Stop()
+    monkeypatch.setattr("tpu_ops.cli.stop.end", found)
+    return found
+
+
+async def test_a_run_that_nobody_leaves_ends_as_it_does() -> None:
+    async def work() -> int:
+        return 7
+
+    assert await followed(work()) == 7
+
+
+async def test_one_ctrl_c_leaves_the_run_alone_and_says_what_a_second_would_do(stop: Stop, capsys: Any) -> None:
+    said: list[str] = []
+    assert await followed(pressed(0), left=lambda: said.append("left")) == ExitCode.INTERRUPTED
+    assert (said, stop.asked) == (["left"], [])
+    assert "Ctrl-C again within 0.2 s stops the run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("second", "cleanup"), [(0.1, 0.0), (0.01, 0.3)], ids=["soon after", "while the first works"])
+async def test_a_second_ctrl_c_stops_the_run_and_tells_how_it_ended(
+    stop: Stop, capsys: Any, second: float, cleanup: float
+) -> None:
+    assert await followed(pressed(0, second, cleanup=cleanup)) == ExitCode.INTERRUPTED
+    assert stop.asked == ["r1"]
+    assert "stopped by ada" in capsys.readouterr().out
+
+
+async def test_a_third_ctrl_c_does_not_wait_for_the_stop(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    slow = Stop(60)
+    monkeypatch.setattr("tpu_ops.cli.stop.end", slow)
+    assert await followed(pressed(0, 0.05, 0.15)) == ExitCode.INTERRUPTED
+    assert "run r1 was asked to end; no longer waiting for it" in capsys.readouterr().err
+
+
+async def test_before_a_run_is_on_a_second_ctrl_c_gives_up_at_once(stop: Stop) -> None:
+    assert await followed(pressed(0, 0.05, cleanup=60), on=False) == ExitCode.INTERRUPTED
+    assert stop.asked == []
+
+
+async def test_what_ignores_ctrl_c_goes_on_ignoring_it() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    async def work() -> int:
+        press()
+        await asyncio.sleep(0)
+        return 7
+
+    assert await followed(work()) == 7
+
+
+def test_who_leaves_a_run_is_told_how_to_get_at_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    async def found(*_: Any, begun: Callable[[object, RunRef], None], **__: Any) -> None:
+        begun(FANOUT, RUN)
+        press()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.attach.logs.followed", found)
+    parser = argparse.ArgumentParser()
+    attach.add_arguments(parser)
+    assert attach.run(parser.parse_args(["r1"])) == ExitCode.INTERRUPTED
+    said = ["detached: the run goes on", "  follow: tpu_ops attach r1", "  stop:   tpu_ops stop r1"]
+    assert capsys.readouterr().err.splitlines()[2:5] == said

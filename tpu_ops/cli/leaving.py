@@ -1,0 +1,87 @@
+"""Ctrl-C at a run that is followed: the first leaves it alone, a second one soon after stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from tpu_ops.cli import output, stop
+from tpu_ops.errors import ExitCode
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.runs.control import RunRef
+
+#: Seconds after the first Ctrl-C in which a second one stops the run.
+AGAIN = 3.0
+
+
+async def followed(
+    work: Coroutine[Any, Any, int],
+    running: Callable[[], tuple[Fanout, RunRef] | None],
+    left: Callable[[], None],
+    *,
+    as_json: bool,
+) -> int:
+    """Do the work and return its exit code. Ctrl-C ends the work, and not the run.
+
+    Args:
+        work: What starts or follows the run.
+        running: Returns the run once it is on, and how to reach its workers.
+        left: Called after the first Ctrl-C, to say what goes on and how to get at it.
+        as_json: Whether the outcome of a stop is printed as JSON.
+    """
+    task = asyncio.ensure_future(work)
+    pressed: asyncio.Queue[None] = asyncio.Queue()
+
+    def press() -> None:
+        # The second one is no reason to end in disorder what the first is ending, but where no run is on, to give up.
+        if pressed.empty() or running() is None:
+            task.cancel()
+        pressed.put_nowait(None)
+
+    with _interrupted_by(press):
+        await asyncio.wait({task})
+        if not task.cancelled():
+            return task.result()
+        output.info("")
+        left()
+        run = running()
+        if run is None:
+            return ExitCode.INTERRUPTED
+        output.info(f"  Ctrl-C again within {AGAIN:g} s stops the run")
+        pressed.get_nowait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(pressed.get(), AGAIN)
+            await _stop(*run, pressed, as_json=as_json)
+    return ExitCode.INTERRUPTED
+
+
+async def _stop(fanout: Fanout, run: RunRef, pressed: asyncio.Queue[None], *, as_json: bool) -> None:
+    """Stop the run and report its outcome; one more Ctrl-C is not to wait for that."""
+    stopping = asyncio.ensure_future(stop.end(fanout, run))
+    given_up = asyncio.ensure_future(pressed.get())
+    try:
+        await asyncio.wait({stopping, given_up}, return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            stop.report([(run, stopping.result())], as_json=as_json)
+        else:
+            output.info(f"run {run.run_id} was asked to end; no longer waiting for it")
+    finally:
+        stopping.cancel()
+        given_up.cancel()
+
+
+@contextlib.contextmanager
+def _interrupted_by(press: Callable[[], None]) -> Iterator[None]:
+    """Let Ctrl-C call something for as long as the block lasts; a process that is to ignore it goes on ignoring it."""
+    loop = asyncio.get_running_loop()
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
+        yield
+        return
+    loop.add_signal_handler(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
