@@ -45,8 +45,9 @@ check-code:
 	@$(BIN)/python tools/check_roles.py
 	@$(BIN)/mypy
 
+# Most of these wait for others: two at a time, those of one room one after the other.
 lab-test: engine ## Run the tests of workers and runs in the lab, and those of the real gcloud and the package index
-	@$(BIN)/pytest -v -m "lab or gcloud or index" --ignore=tests/demo_way --durations=5
+	@$(BIN)/pytest -v -n 2 --dist loadgroup -m "lab or gcloud or index" --ignore=tests/demo_way --durations=12
 
 demo-test: engine ## Run the demo's way as a test
 	@$(BIN)/pytest -v -m lab tests/demo_way --durations=12
