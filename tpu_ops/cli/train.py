@@ -190,7 +190,7 @@ class _Job:
 
     @staticmethod
     def _forced(fault: preflight.Fault) -> None:
-        output.warning(f"{fault.worker}: {fault.problem}; started all the same (--force)")
+        output.warning(f"{fault.worker}: {fault.problem}; overridden by --force")
 
     def _made_anew(self) -> bool:
         """Take the fleet as it is known now; return whether the node has other workers than before."""
