@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return asyncio.run(leaving.followed(job.run(), job.running, job.left, as_json=args.json))
     except preflight.PreflightError as exc:
-        force = {True: ", or --force", False: ""}
+        force = {True: " (or --force)", False: ""}
         rows = [
             {"worker": fault.worker, "problem": fault.problem, "fix": fault.fix + force[fault.forcible]}
             for fault in exc.faults
