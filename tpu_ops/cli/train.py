@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return asyncio.run(leaving.followed(job.run(), job.running, job.left, as_json=args.json))
     except preflight.PreflightError as exc:
-        force = {True: ", or --force", False: ""}
+        force = {True: " (or --force)", False: ""}
         rows = [
             {"worker": fault.worker, "problem": fault.problem, "fix": fault.fix + force[fault.forcible]}
             for fault in exc.faults
@@ -190,7 +190,7 @@ class _Job:
 
     @staticmethod
     def _forced(fault: preflight.Fault) -> None:
-        output.warning(f"{fault.worker}: {fault.problem}; started all the same (--force)")
+        output.warning(f"{fault.worker}: {fault.problem}; overridden by --force")
 
     def _made_anew(self) -> bool:
         """Take the fleet as it is known now; return whether the node has other workers than before."""
