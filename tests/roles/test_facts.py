@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.module_utils.facts.system.distribution import Distribution
 
 from roles.facts.library import worker_facts
 
 Run = Callable[..., dict[str, Any]]
 
+ROLES = Path(worker_facts.__file__).parents[2]
 UBUNTU = """PRETTY_NAME="Ubuntu 22.04.4 LTS"
 NAME="Ubuntu"
 VERSION_ID="22.04"
@@ -150,3 +154,15 @@ ConditionTimestamp=Sat 2026-11-21 12:00:00 UTC
 @pytest.mark.parametrize(("line", "choice"), [("always [madvise] never\n", "madvise"), ("", "")])
 def test_the_kernel_s_choice_of_hugepages_stands_in_brackets(line: str, choice: str) -> None:
     assert worker_facts.hugepages(line) == choice
+
+
+def test_the_files_that_roles_keep_are_read() -> None:
+    patterns = yaml.safe_load((ROLES / "facts" / "defaults" / "main.yml").read_text())["facts_files"]
+    kept = {
+        path
+        for file in ROLES.glob("*/vars/main.yml")
+        for path in re.findall(r"^ *(?:-|__\w+:)(?: {)? path: (/[\w./-]+)", file.read_text(), re.MULTILINE)
+    }
+    # What is below a directory is read with the directory itself.
+    assert [path for path in kept if not any(fnmatch(path + end, to) for to in patterns for end in ("", "/"))] == []
+    assert len(kept) > 15
