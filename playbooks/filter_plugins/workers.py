@@ -19,7 +19,7 @@ _LAUNCHER = re.compile(r"^/usr/local/lib/tpu_ops/(?P<digest>[^/]+)/tpu-host$")
 def programs(facts: Mapping[str, Any]) -> dict[str, str]:
     """Given a worker's facts, return what it has for training: name -> version."""
     found = {"Python": ".".join(str(part) for part in facts["python"]["version_info"][:3])}
-    for path in facts["worker"]["digests"]:
+    for path in facts["worker"]["files"]:
         if match := _PACKAGE.search(path):
             found[match["name"]] = match["version"]
         elif match := _LAUNCHER.match(path):

@@ -29,10 +29,10 @@ FACTS: dict[str, Any] = {
             {"target": "/run/lock", "fstype": "tmpfs"},
             {"target": "/mnt/data", "fstype": "ext4"},
         ],
-        "digests": {
-            "/usr/local/lib/tpu_ops/0123456789ab/tpu-host": "0123456789abcdef",
-            "/opt/venvs/jax/lib/python3.12/site-packages/jax-0.10.2.dist-info/METADATA": "ff",
-            "/opt/venvs/jax/lib/python3.12/site-packages/libtpu-0.0.42.dist-info/METADATA": "ff",
+        "files": {
+            "/usr/local/lib/tpu_ops/0123456789ab/tpu-host": {"state": "file"},
+            "/opt/venvs/jax/lib/python3.12/site-packages/jax-0.10.2.dist-info/METADATA": {"state": "file"},
+            "/opt/venvs/jax/lib/python3.12/site-packages/libtpu-0.0.42.dist-info/METADATA": {"state": "file"},
         },
     },
 }
@@ -69,7 +69,7 @@ def test_each_worker_is_one_line():
 def test_a_bare_worker_is_a_line_too():
     found = fleet(1)
     facts = found["pod-w0"]["ansible_facts"]["worker"]
-    facts |= {"digests": {}, "packages": {}, "accounts": {}, "mounts": [], "hugepages": ""}
+    facts |= {"files": {}, "packages": {}, "accounts": {}, "mounts": [], "hugepages": ""}
     assert worker_lines(found, found)[0].endswith("Python 3.10.12, 0 packages, people none, idle")
 
 
@@ -83,7 +83,7 @@ def test_a_bare_worker_is_a_line_too():
         (lambda facts: facts["worker"]["accounts"]["ada"].update(uid=1002), "person ada: user id 1002, others"),
         (lambda facts: facts["worker"]["mounts"].pop(), "mount /mnt/data: none, others ext4"),
         (lambda facts: facts.update(distribution_version="24.04"), "system: Ubuntu 24.04 x86_64, others Ubuntu 22.04"),
-        (lambda facts: facts["worker"].update(digests={}), "jax: none, others 0.10.2"),
+        (lambda facts: facts["worker"].update(files={}), "jax: none, others 0.10.2"),
         (lambda facts: facts["worker"].update(hugepages="madvise"), "hugepages: madvise, others always"),
     ],
 )

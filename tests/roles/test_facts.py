@@ -1,17 +1,22 @@
 from __future__ import annotations
 
-import subprocess
+import hashlib
+import os
+import re
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.module_utils.facts.system.distribution import Distribution
 
 from roles.facts.library import worker_facts
 
 Run = Callable[..., dict[str, Any]]
 
+ROLES = Path(worker_facts.__file__).parents[2]
 UBUNTU = """PRETTY_NAME="Ubuntu 22.04.4 LTS"
 NAME="Ubuntu"
 VERSION_ID="22.04"
@@ -101,12 +106,33 @@ def test_programs_say_their_versions_and_those_that_do_not_run_are_left_out(run:
     (tmp_path / "broken").write_text("#!/bin/sh\nexit 3\n")
     (tmp_path / "broken").chmod(0o755)
     asked = [str(tmp_path / name) for name in ("uv", "broken", "none")]
-    worker = run(worker_facts, {"programs": asked, "digests": [str(tmp_path / "u*")]})["ansible_facts"]["worker"]
+    worker = run(worker_facts, {"programs": asked, "files": asked})["ansible_facts"]["worker"]
     assert worker["programs"] == {str(tmp_path / "uv"): "uv 1.2"}
-    sums = subprocess.run(["sha256sum", tmp_path / "uv"], capture_output=True, text=True, check=True, timeout=10)
-    assert worker["digests"] == {str(tmp_path / "uv"): sums.stdout.split()[0]}
+    assert [entry.get("state") for entry in worker["files"].values()] == ["file", "file", None]
     assert worker["accounts"]["root"]["home"] == "/root"
     assert any(mount["target"] == "/proc" for mount in worker["mounts"])
+
+
+def test_files_are_read_with_all_that_may_differ_unless_nothing_is_to_be_skipped(run: Run, tmp_path: Path) -> None:
+    own = {"owner": tmp_path.owner(), "group": tmp_path.group()}
+    (tmp_path / "d" / "e").mkdir(parents=True, mode=0o700)
+    (tmp_path / "d" / "e" / "a").write_bytes(b"\xff\n# BEGIN tpu_ops\nx\n# END tpu_ops\n")
+    (tmp_path / "d" / "e" / "a").chmod(0o4640)
+    (tmp_path / "d" / "link").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "d" / "pipe")
+    patterns = [str(tmp_path / "d" / "**"), str(tmp_path / "d" / "link" / "a"), str(tmp_path / "n*")]
+    found = worker_facts.entries(patterns)
+    digests = [hashlib.sha256(data).hexdigest() for data in ((tmp_path / "d" / "e" / "a").read_bytes(), b"x")]
+    assert {str(Path(path).relative_to(tmp_path)): state for path, state in found.items()} == {
+        "d": own | {"state": "directory", "mode": "0755"},
+        "d/e": own | {"state": "directory", "mode": "0700"},
+        "d/e/a": own | {"state": "file", "mode": "4640", "digest": digests[0], "block": digests[1]},
+        "d/link": {"state": "link", "target": "nowhere"},
+        "d/link/a": {},
+        "d/pipe": own | {"state": "other", "mode": "0644"},
+    }
+    facts = run(worker_facts, {"files": patterns, "skip_done": False})["ansible_facts"]
+    assert facts["worker"]["files"] == {}
 
 
 def test_units_whose_conditions_are_not_met_are_told_from_those_that_were_stopped() -> None:
@@ -128,3 +154,15 @@ ConditionTimestamp=Sat 2026-11-21 12:00:00 UTC
 @pytest.mark.parametrize(("line", "choice"), [("always [madvise] never\n", "madvise"), ("", "")])
 def test_the_kernel_s_choice_of_hugepages_stands_in_brackets(line: str, choice: str) -> None:
     assert worker_facts.hugepages(line) == choice
+
+
+def test_the_files_that_roles_keep_are_read() -> None:
+    patterns = yaml.safe_load((ROLES / "facts" / "defaults" / "main.yml").read_text())["facts_files"]
+    kept = {
+        path
+        for file in ROLES.glob("*/vars/main.yml")
+        for path in re.findall(r"^ *(?:-|__\w+:)(?: {)? path: (/[\w./-]+)", file.read_text(), re.MULTILINE)
+    }
+    # What is below a directory is read with the directory itself.
+    assert [path for path in kept if not any(fnmatch(path + end, to) for to in patterns for end in ("", "/"))] == []
+    assert len(kept) > 15

@@ -5,14 +5,17 @@ import grp
 import json
 import os
 import pwd
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from roles.facts.library import managed_files
+from roles.facts.action_plugins.managed_files import ActionModule, done
+from roles.facts.library import managed_files, worker_facts
 
 Run = Callable[..., dict[str, Any]]
 
@@ -222,3 +225,78 @@ def test_what_is_no_text_is_written_as_it_is_and_not_shown(keep: Keep, tmp_path:
     assert json.dumps(result, ensure_ascii=False).encode()
     assert (tmp_path / "program").read_bytes() == data
     assert keep(entry)["changed"] is False
+
+
+BLOCK = "one\n# BEGIN tpu_ops\nx\n# END tpu_ops\n"
+KEPT: list[dict[str, Any]] = [
+    {"path": "a", "content": "é\r\n", "mode": "0640"},
+    {"path": "a", "base64": base64.b64encode(bytes(range(256))).decode(), "mode": "755"},
+    {"path": "a", "mode": "0600"},
+    {"path": "a", "content": "x", "once": True},
+    {"path": "a", "state": "block", "content": "x\n"},
+    {"path": "a", "state": "block", "content": ""},
+    {"path": "a", "state": "directory"},
+    {"path": "a", "state": "link", "target": "/etc"},
+    {"path": "a", "state": "absent"},
+    {"path": "a", "state": "absent", "begins": "# m\n"},
+]
+DRIFTS: dict[str, Callable[[Path], Any]] = {
+    "as it was": nothing,
+    "content": lambda path: path.write_text("drifted") if path.is_file() else None,
+    "mode": lambda path: path.chmod(0o604) if path.exists() and not path.is_symlink() else None,
+    "gone": lambda path: shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(True),
+    "a block": lambda path: path.write_text(BLOCK) if path.is_file() or not path.exists() else None,
+    "another block": lambda path: path.write_text(BLOCK.replace("x", "y")) if path.is_file() else None,
+    "a block cut off": lambda path: path.write_text(BLOCK[:-1]) if path.is_file() else None,
+    "two blocks": lambda path: path.write_text(BLOCK + BLOCK) if path.is_file() else None,
+    "a link": lambda path: path.rename(f"{path}2").with_name("a").symlink_to(f"{path}2") if path.exists() else None,
+}
+
+
+@pytest.mark.parametrize("drift", DRIFTS)
+@pytest.mark.parametrize("entry", KEPT, ids=lambda entry: f"{entry.get('state', 'file')} {'-'.join(entry)}")
+def test_what_is_skipped_the_module_would_not_change(
+    keep: Keep, tmp_path: Path, entry: dict[str, Any], drift: str
+) -> None:
+    path = tmp_path / "a"
+    wanted = SELF | entry | {"path": str(path)}
+    if "content" not in entry and entry.get("state", "file") == "file":
+        path.write_text("own")
+    keep(wanted)
+    DRIFTS[drift](path)
+    files = worker_facts.entries([str(path)])
+    skipped = done(wanted, files)
+    found = keep(wanted, check=True)
+    assert not (skipped and (found.get("failed") or found["changed"]))
+    assert skipped or drift != "as it was"
+    for key in {"owner", "group"} & files[str(path)].keys():
+        assert not done(wanted, {str(path): files[str(path)] | {key: "somebody"}})
+
+
+def test_the_module_is_executed_where_something_differs_or_was_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    executed = []
+
+    def execute(*_: Any, **given: Any) -> dict[str, Any]:
+        executed.append(given)
+        return {"changed": True}
+
+    monkeypatch.setattr(ActionModule, "_execute_module", execute)
+    listed: dict[str, Any] = {"files": [{"path": "/a", "state": "absent"}, {"path": "/b", "state": "absent"}]}
+
+    def result(files: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+        task = SimpleNamespace(args=arguments, async_val=0, check_mode=False, action="managed_files")
+        connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir=None))
+        action = ActionModule(task, connection, SimpleNamespace(), None, None, None)
+        found: dict[str, Any] = action.run(task_vars={"ansible_facts": {"worker": {"files": files}}})
+        return found
+
+    skipped = result({"/a": {}, "/b": {}}, listed)
+    assert (skipped["skipped"], skipped["changed"], skipped["changed_paths"], executed) == (True, False, [], [])
+    for files, arguments in (
+        ({"/a": {}, "/b": {"state": "other"}}, listed),
+        ({"/a": {}}, listed),
+        ({"/a": {}}, {"files": [{"state": "absent"}]}),
+        ({"/a": {}}, {}),
+    ):
+        assert result(files, arguments) == {"changed": True}
+    assert len(executed) == 4

@@ -20,14 +20,14 @@ KINDS = {
     "second": "second run, without changes",
     "check": "`--check` after it",
 }
-#: Actions that Ansible does itself, without a module on the worker.
+#: Actions that are done without a module on the worker: Ansible's own, and the check of the fleet's variables.
 ON_CONTROLLER = frozenset(
     f"ansible.builtin.{name}"
     for name in (
         *("assert", "debug", "fail", "set_fact", "meta", "validate_argument_spec"),
         *("include_role", "import_role", "include_tasks", "import_tasks", "include_vars"),
     )
-)
+) | {"check_variables"}
 #: Seconds that one run of site.yml may take.
 LONGEST = 3600.0
 #: v4 has four chips, which are eight cores, on each worker (tpu_ops.cloud.accelerators).

@@ -20,6 +20,7 @@ description:
     that stands where a file is to be is replaced.
   - Directories on the way that are missing are made, owned by root, mode 0755, unless somebody else than root may write
     the place where they go.
+  - Is passed over where C(worker.files) of M(worker_facts) shows that nothing is to be changed.
 options:
   files:
     description: The entries, in the order in which they are made.

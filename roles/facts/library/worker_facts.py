@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import grp
 import hashlib
@@ -10,12 +11,14 @@ import os
 import platform
 import pwd
 import re
+import stat
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, Callable
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.file_entries import block_in
 from ansible.module_utils.mount_points import parse_mounts
 from ansible.module_utils.openpgp import fingerprints
 
@@ -32,8 +35,8 @@ options:
     type: list
     elements: path
     default: []
-  digests:
-    description: Files whose SHA-256 is computed, as shell patterns.
+  files:
+    description: Files, directories and links that are looked at, as shell patterns; C(**) is all below a directory.
     type: list
     elements: path
     default: []
@@ -44,7 +47,7 @@ options:
     default: []
   skip_done:
     description:
-      - Whether roles may skip what is done. If not, C(packages), C(programs), C(digests), C(hugepages) are empty, and
+      - Whether roles may skip what is done. If not, C(packages), C(programs), C(files), C(hugepages) are empty, and
         C(skip_done) says so to roles that skip by the rest.
     type: bool
     default: true
@@ -70,8 +73,12 @@ ansible_facts:
       members; C(units), name -> C(active), C(enabled), where C(active) is skipped for an enabled unit whose conditions
       systemd found unmet; C(hugepages), the kernel's choice of transparent hugepages; C(mounts), a list of C(source),
       C(target), C(fstype), C(options); C(filesystems), those that the kernel knows by now; C(programs), path -> first
-      line of what C(--version) says, without those that do not run; C(digests), path -> SHA-256 in hexadecimal digits;
-      C(signing_keys), path -> fingerprints of the primary keys in it.
+      line of what C(--version) says, without those that do not run; C(signing_keys), path -> fingerprints of the
+      primary keys in it.
+    - C(files) in it is path -> C(state), which is C(file), C(directory), C(link) or C(other); C(owner), C(group),
+      C(mode); of a link C(target); of a file C(digest), its SHA-256 in hexadecimal digits, and C(block), that of what
+      stands between the marks of M(managed_files), empty where nothing is marked. Where nothing is, a path without
+      wildcards has nothing; what may not be read is left out.
   type: dict
   returned: always
 """
@@ -224,19 +231,66 @@ def contents(patterns: list[str]) -> dict[str, bytes]:
     return found
 
 
+def digest(data: bytes) -> str:
+    """Return the SHA-256 of data in hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def name_of(number: int, entry_of: Callable[[int], Any]) -> str:
+    """Return the name of a uid or gid; the number itself where it has none."""
+    try:
+        return str(entry_of(number)[0])
+    except KeyError:
+        return str(number)
+
+
+def entry(path: str) -> dict[str, str]:
+    """Return what stands at a path; empty where nothing does.
+
+    Raises:
+        OSError: It may not be read.
+    """
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    if stat.S_ISLNK(found.st_mode):
+        return {"state": "link", "target": os.readlink(path)}
+    owner, group = name_of(found.st_uid, pwd.getpwuid), name_of(found.st_gid, grp.getgrgid)
+    kept = {"owner": owner, "group": group, "mode": "%04o" % stat.S_IMODE(found.st_mode)}
+    if not stat.S_ISREG(found.st_mode):
+        return dict(kept, state="directory" if stat.S_ISDIR(found.st_mode) else "other")
+    with open(path, "rb") as stream:
+        data = stream.read()
+    kept.update(state="file", digest=digest(data))
+    block = block_in(data.decode("utf-8", "surrogateescape"))
+    if block is not None:
+        kept["block"] = digest(block.encode("utf-8", "surrogateescape")) if block else ""
+    return kept
+
+
+def entries(patterns: list[str]) -> dict[str, dict[str, str]]:
+    """Given shell patterns, return path -> what stands there, without what may not be read."""
+    found = {}
+    for pattern in patterns:
+        for path in glob.glob(pattern, recursive=True) if glob.has_magic(pattern) else [pattern]:
+            with contextlib.suppress(OSError):
+                found[os.path.normpath(path)] = entry(path)
+    return found
+
+
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "programs": {"type": "list", "elements": "path", "default": []},
-            "digests": {"type": "list", "elements": "path", "default": []},
+            "files": {"type": "list", "elements": "path", "default": []},
             "signing_keys": {"type": "list", "elements": "path", "default": []},
             "skip_done": {"type": "bool", "default": True},
         },
         supports_check_mode=True,
     )
     versions = {path: output(path, "--version").partition("\n")[0].strip() for path in module.params["programs"]}
-    digests = {path: hashlib.sha256(data).hexdigest() for path, data in contents(module.params["digests"]).items()}
     keys = {path: fingerprints(data) for path, data in contents(module.params["signing_keys"]).items()}
     accounts, groups = people()
     # The name of a variable, so that mypy reads it for every release of Python.
@@ -260,12 +314,12 @@ def main() -> None:
         "mounts": mounts(text("/proc/self/mountinfo")),
         "filesystems": sorted(line.split()[-1] for line in text("/proc/filesystems").splitlines() if line.strip()),
         "programs": {path: line for path, line in versions.items() if line},
-        "digests": digests,
+        "files": entries(module.params["files"]),
         "signing_keys": keys,
     }
     facts["worker"]["skip_done"] = module.params["skip_done"]
     if not module.params["skip_done"]:
-        facts["worker"].update(packages={}, programs={}, digests={}, signing_keys={}, hugepages="")
+        facts["worker"].update(packages={}, programs={}, files={}, signing_keys={}, hugepages="")
     module.exit_json(changed=False, ansible_facts=facts)
 
 

@@ -28,6 +28,18 @@ def with_block(text: str, block: str) -> str:
     return rest + ("\n" if rest and not rest.endswith("\n") else "") + new
 
 
+def block_in(text: str) -> str | None:
+    """Given a file's text, return what `with_block` has written between the marked lines; empty where there are none.
+
+    None is a block that it would write in another way.
+    """
+    match = BLOCK.search(text)
+    if not match:
+        return ""
+    block = match[0][len(BEGIN) + 1 :].rpartition(END)[0].rstrip("\n")
+    return block if block and with_block(text, block) == text else None
+
+
 def number(name: str, kind: str) -> int | None:
     """Return the uid or gid of a name or number; None where nobody is called so."""
     if name.isdigit():
