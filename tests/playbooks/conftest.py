@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.desk import ZONE, Desk, Lab, lab_up
+from tests.support.desk import Desk, Lab, lab_up
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +16,5 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         shell.do("tpu_ops", "create", "pod", "--type", "v4-16", "--zone", "us-central2-b")
         shell.do("ansible-playbook", "site.yml", "--tags", "base,python,jax,launcher", timeout=1800)
         shell.do("tpu_ops", "create", "solo", "--type", "v4-8", "--zone", "us-central2-b")
-        disk = {"sourceDisk": "projects/lab/zones/us-central2-b/disks/data", "mode": "READ_WRITE"}
-        Lab(shell).done("PATCH", f"v2alpha1/{ZONE}/nodes/solo?updateMask=dataDisks", {"dataDisks": [disk]})
+        Lab(shell).attach_disk("solo")
         yield shell

@@ -22,6 +22,8 @@ Run = Callable[..., dict[str, Any]]
 for role, name in (
     ("facts", "as_person"),
     ("facts", "mount_points"),
+    ("nfs", "nfs_state"),
+    ("nfs", "nfs_worker"),
     ("workspace", "programs"),
     ("workspace", "clones"),
     ("workspace", "editables"),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import socket
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from roles.facts.module_utils import mount_points
 from roles.facts.module_utils.mount_points import Mounted, Refusal
 from roles.nfs.filter_plugins import nfs
+from roles.nfs.library import nfs_host
 from roles.nfs.module_utils import nfs_state
 
 EXPORT: dict[str, Any] = {"path": "/srv/share", "server": "pod-w0", "group": "research", "mode": "2775"}
@@ -74,7 +78,7 @@ def test_lists_that_say_all_there_is_to_say(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"server": "nobody"}, "server nobody is not in the inventory; if its node is gone, take its exports off"),
+        ({"server": "nobody"}, "server nobody is not in the inventory; start its node if that is stopped; if it"),
         ({"server": "spot-w0"}, "server spot-w0 is preemptible, and its disk goes with it; set nfs_allow_preemptible"),
         ({"server": "bare"}, "bare has no internal address; set nfs_address for it"),
         ({"clients": ["pod", "team"]}, "clients: no group, node or host is called team"),
@@ -291,6 +295,13 @@ def test_servers_are_asked_what_they_serve() -> None:
     assert nfs_state.parse_exportfs("/srv/share  10.0.0.2(sync,wdelay)\n/srv/share  10.0.0.3(sync)\n") == ["/srv/share"]
 
 
+def test_the_log_of_ganesha_says_why_it_exports_nothing() -> None:
+    head = "21/11/2026 23:53:35 : epoch 6b022eff : w0 : ganesha.nfsd-2071[main] "
+    says = ["main :MAIN :FATAL :Failed to PR_SET_IO_FLUSHER", "vfs_create_export :FSAL :CRIT :no such file system"]
+    text = "".join(f"{head}{line}\n" for line in ["main :MAIN :EVENT :starting", *says])
+    assert nfs_state.parse_log(text) == says
+
+
 @pytest.fixture
 def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(nfs_state, "UNITS", str(tmp_path))
@@ -343,3 +354,78 @@ def test_a_directory_that_is_bound_to_its_place_already_is_left_there(units: Pat
     mounts = [mounted(str(point), "ext4", "/dev/sda1")]
     assert refusal(point, mounts, what=str(point)) == ""
     assert refusal(point, mounts, what=str(units)) != ""
+
+
+class Client(nfs_host.NfsHost):
+    """A worker on which something is mounted by NFS; its commands are only written down, and succeed."""
+
+    def __init__(self, **parameters: Any) -> None:
+        self.said: list[str] = []
+        self.ran: list[tuple[str, ...]] = []
+        parameters = {"wait": 0, "units_only": False, **parameters}
+        super().__init__(SimpleNamespace(check_mode=False, params=parameters, warn=self.said.append))
+
+    def mounts(self) -> list[Mounted]:
+        gone = any(command[0] == "umount" for command in self.ran)
+        return [] if gone else [mounted("/mnt/share", "nfs4", "127.0.0.1:/srv/share")]
+
+    def run(self, *command: str, check: bool = True) -> tuple[int, str]:
+        self.ran.append(command)
+        return 0, ""
+
+    def unit(self, name: str) -> dict[str, str]:
+        return {"ActiveState": "inactive", "UnitFileState": "disabled", "NeedDaemonReload": "no"}
+
+    def fail(self, text: str) -> None:
+        raise AssertionError(text)
+
+
+LAZILY = ("umount", "--force", "--lazy", "--no-canonicalize", "/mnt/share")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A server that answers until it is closed."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        monkeypatch.setattr(nfs_host, "PORT", listening.getsockname()[1])
+        yield listening
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_no_unmounting_waits_for_a_server_that_is_away(
+    server: socket.socket, units: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    monkeypatch.setattr(nfs_host, "UNITS", str(units))
+    (units / "mnt-share.mount").write_text(nfs_state.HEADER + "\n")
+    if not answers:
+        server.close()
+    client = Client()
+    client.absent("/mnt/share")
+    assert client.ran[0] == (("umount", "/mnt/share") if answers else LAZILY)
+    assert not (units / "mnt-share.mount").exists()
+    entry = {"path": "/mnt/share", "what": "127.0.0.1:/srv/share", "server": "127.0.0.1"}
+    client = Client()
+    client.change_remote(entry, client.mounts(), rewritten=True)
+    assert (("umount", "/mnt/share") in client.ran, len(client.said)) == (answers, not answers)
+    client = Client()
+    client.change_remote({**entry, "what": "10.0.0.9:/srv/share"}, client.mounts(), rewritten=True)
+    assert client.ran == [LAZILY]
+
+
+def test_servers_that_do_not_answer_are_named_together(server: socket.socket) -> None:
+    entries = [
+        {"path": path, "server": address, "server_name": name}
+        for path, address, name in [
+            ("/mnt/a", "127.0.0.1", "pod-w0"),
+            ("/mnt/b", "127.0.0.1", "pod-w0"),
+            ("/mnt/c", "127.0.0.2", "store-w0"),
+            ("/mnt/d", "", "pod-w1"),
+        ]
+    ]
+    Client().check_servers(entries[:2])
+    with pytest.raises(AssertionError) as failure:
+        Client().check_servers(entries)
+    assert str(failure.value).startswith("nfs_mounts: /mnt/c: the server store-w0 does not answer at 127.0.0.2:")
+    server.close()
+    with pytest.raises(AssertionError, match=r"/mnt/a, /mnt/b: the server pod-w0 .*; /mnt/c: .*state absent"):
+        Client().check_servers(entries)

@@ -44,8 +44,8 @@ CLIENT_PACKAGES = ["nfs-common"]
 SERVICES = {"kernel": "nfs-server.service", "ganesha": "nfs-ganesha.service"}
 #: Whom root and people without an account become: nobody and nogroup, which every Debian and Ubuntu has.
 NOBODY = 65534
-#: The way out where a server has gone with its node.
-GONE = "if its node is gone, take its exports off the list and list its mounts with state absent"
+#: The way out where a server has gone with its node; workers of a node that is stopped are in no inventory either.
+GONE = "start its node if that is stopped; if it is gone, take its exports off and list its mounts with state absent"
 
 
 def path_fault(path: str) -> str:
@@ -354,6 +354,7 @@ def mount_units(mount: Entry, export: Entry, nfs: Entry, server: str) -> Entry:
         "path": path,
         "what": what,
         "server": server,
+        "server_name": export["server"],
         "mount": "\n".join(lines) + "\n",
         "automount": "\n".join(automount) + "\n" if server else "",
     }

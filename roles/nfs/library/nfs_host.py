@@ -26,6 +26,7 @@ from ansible.module_utils.nfs_state import (
     ours,
     parse_exportfs,
     parse_ganesha,
+    parse_log,
     read_only,
     same,
 )
@@ -68,6 +69,7 @@ options:
       path: {description: Mount point., type: path, required: true}
       what: {description: What is mounted there., type: str, default: ""}
       server: {description: Address of its server; empty on the server itself., type: str, default: ""}
+      server_name: {description: Inventory name of its server., type: str, default: ""}
       mount: {description: Text of the mount unit., type: str, default: ""}
       automount: {description: Text of the automount unit., type: str, default: ""}
       state: {description: Mounted or absent., type: str, choices: [mounted, absent], default: mounted}
@@ -215,13 +217,12 @@ class NfsHost(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             missing = wanted - set(self.served(kind))
         if missing:
             said = read(LOG, log) if kind == "ganesha" else ""
-            reasons = [line.partition("] ")[2] for line in said.splitlines() if ":CRIT :" in line]
             self.fail(
                 "%s does not export %s: %s"
                 % (
                     SERVICES[kind],
                     ", ".join(sorted(missing)),
-                    " / ".join(reasons) or "see journalctl -u " + SERVICES[kind],
+                    " / ".join(parse_log(said)) or "see journalctl -u " + SERVICES[kind],
                 )
             )
 
@@ -309,10 +310,13 @@ class NfsHost(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             # Its server does not answer there any more: an orderly unmount would wait for it.
             if self.act("unmount %s, which is from %s" % (path, here[-1].source)):
                 self.unmount(path, lazy=True)
-        elif here and rewritten and self.act("unmount %s" % path):
-            code, _ = self.run("umount", path, check=False)
-            if code:
-                self.module.warn("%s is in use; its new options hold from its next mount" % path)
+        elif (
+            here
+            and rewritten
+            and self.act("unmount %s" % path)
+            and (self.silent(mount["server"]) or self.run("umount", path, check=False)[0])
+        ):
+            self.module.warn("%s is in use, or its server silent; its new options hold from its next mount" % path)
 
     def unmount(self, path: str, *, lazy: bool) -> None:
         """Unmount what is at a path; where that is `lazy`, processes that have it open keep what is left of it."""
@@ -344,7 +348,8 @@ class NfsHost(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             return
         here = [each for each in self.mounts() if each.target == path and each.fstype != "autofs"]
         if here and self.act("unmount %s" % path):
-            self.unmount(path, lazy=False)
+            server = here[-1].source.rpartition(":/")[0].strip("[]") if here[-1].fstype.startswith("nfs") else ""
+            self.unmount(path, lazy=bool(server) and self.silent(server) is not None)
         for name in units:
             self.leave(path, name)
         if not self.module.check_mode:
@@ -353,22 +358,39 @@ class NfsHost(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
         if not mounted and os.path.isdir(path) and not os.listdir(path) and self.act("remove %s" % path):
             os.rmdir(path)
 
-    def check_server(self, server: str) -> None:
-        """Wait until a server of mounts answers; fail where it does not."""
+    def silent(self, server: str) -> OSError | None:
+        """Return why a server does not answer; None where it does.
+
+        An orderly unmount of what is from a silent one may wait for ever.
+        """
+        try:
+            socket.create_connection((server, PORT), timeout=5).close()
+        except OSError as exc:
+            return exc
+        return None
+
+    def check_servers(self, mounts: list[Entry]) -> None:
+        """Wait until the servers of mounts answer; fail with all that do not."""
         deadline = time.monotonic() + self.module.params["wait"]
-        while True:
-            try:
-                socket.create_connection((server, PORT), timeout=5).close()
-            except OSError as exc:
-                if time.monotonic() >= deadline:
-                    self.fail(
-                        "nfs_mounts: the server %s does not answer at port %d: %s; is its node up? `systemctl status"
-                        " nfs-server nfs-ganesha` there says why, or a firewall is between them. If it is gone, list"
-                        " its mounts with state absent" % (server, PORT, exc)
-                    )
+        names = {mount["server"]: mount["server_name"] for mount in mounts if mount["server"]}
+        faults = []
+        for server in sorted(names):
+            exc = self.silent(server)
+            while exc and time.monotonic() < deadline:
                 time.sleep(0.5)  # polls the server until the deadline
-            else:
-                return
+                exc = self.silent(server)
+            if exc:
+                paths = ", ".join(mount["path"] for mount in mounts if mount["server"] == server)
+                faults.append(
+                    "%s: the server %s does not answer at %s:%d: %s" % (paths, names[server], server, PORT, exc)
+                )
+        if faults:
+            self.fail(
+                "nfs_mounts: %s. The units are in place, and a mount works once its server does. Is its node up?"
+                " `systemctl status nfs-server nfs-ganesha` there says why, or a firewall is between them. If it is"
+                " gone for good, list its mounts with state absent; --skip-tags nfs does the rest without it"
+                % "; ".join(faults)
+            )
 
 
 def main() -> None:
@@ -390,7 +412,7 @@ def main() -> None:
             "mounts": entries(
                 {
                     "path": path,
-                    **dict.fromkeys(("what", "server", "mount", "automount"), optional),
+                    **dict.fromkeys(("what", "server", "server_name", "mount", "automount"), optional),
                     "state": {"type": "str", "choices": ["mounted", "absent"], "default": "mounted"},
                 }
             ),
@@ -411,8 +433,7 @@ def main() -> None:
     for mount in coming:
         work.mounted(mount)
     if not module.check_mode:
-        for server in sorted({mount["server"] for mount in coming if mount["server"]}):
-            work.check_server(server)
+        work.check_servers(coming)
     listed = {unit_name(mount["path"], "mount") for mount in mounts}
     for unit in sorted(glob.glob(UNITS + "/*.mount")):
         if os.path.basename(unit) not in listed and ours(unit):

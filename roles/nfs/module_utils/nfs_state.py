@@ -51,6 +51,12 @@ def parse_ganesha(text: str) -> list[str]:
         return []
 
 
+def parse_log(text: str) -> list[str]:
+    """Given what nfs-ganesha wrote to its log, return the errors that keep it from starting or exporting."""
+    lines = [line for line in text.splitlines() if ":CRIT :" in line or ":FATAL :" in line]
+    return [line.partition("] ")[2] for line in lines]
+
+
 def parse_exportfs(text: str) -> list[str]:
     """Given what `exportfs -s` prints, return the paths that the kernel serves."""
     return sorted({line.split()[0] for line in text.splitlines() if line.startswith("/")})
