@@ -4,7 +4,8 @@
 
 Reads what the callback changes_file wrote. Check mode must name every task that the next converge changes, with the
 paths that it changes, and no other; exceptions stand in .config/molecule/exceptions.yml, each with its reason. A run
-without skips changes nothing. No scenario goes without either.
+without skips changes nothing, and skips no task that converge has changed something by; exceptions stand in
+.config/molecule/looked_at.yml. No scenario goes without either.
 
 Exit codes: 0 all agree, 1 something differs.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 EXCEPTIONS = ROOT / ".config" / "molecule" / "exceptions.yml"
+LOOKED_AT = ROOT / ".config" / "molecule" / "looked_at.yml"
 Record = dict[str, Any]
 Change = tuple[str, str, tuple[str, ...]]
 #: Scenario and task.
@@ -37,16 +40,44 @@ def words(change: Change) -> str:
     return f"{task} on {host}" + (f" ({', '.join(paths)})" if paths else "")
 
 
-def faults(records: list[Record], excepted: set[Exemption]) -> tuple[list[str], set[Exemption]]:
-    """Given all runs in order, return what differs, and which exceptions were needed."""
+def skipped(record: Record, before: list[Record], looked_at: Collection[str]) -> list[tuple[str, str]]:
+    """Given a run without skips and the runs before it, return task and host of what it skipped all the same.
+
+    Handlers run by what is changed, and nothing is.
+    """
+    done = [each for each in before if each["scenario"] == record["scenario"] and each["playbook"] == "converge.yml"]
+    changed = {
+        (task, host)
+        for each in done
+        if not each["check"]
+        for task, host, _ in each["changed"]
+        if task not in each["handlers"] and task not in looked_at
+    }
+    return sorted(changed - {(task, host) for task, host in record["ran"]})
+
+
+def faults(
+    records: list[Record], excepted: set[Exemption], looked_at: Collection[str] = ()
+) -> tuple[list[str], set[Exemption]]:
+    """Given all runs in order, return what differs, and which exceptions were needed.
+
+    Args:
+        records: The runs.
+        excepted: Where check mode and converge may differ.
+        looked_at: Tasks that a run without skips may skip.
+    """
     found: list[str] = []
     needed: set[Exemption] = set()
     said: dict[str, Record] = {}
     full: set[str] = set()
-    for record in records:
+    for position, record in enumerate(records):
         scenario = record["scenario"]
         if record["playbook"] == "without_skips.yml":
             found += [f"{scenario}: without skips, {words(change)} changes again" for change in sorted(changes(record))]
+            found += [
+                f"{scenario}: without skips, {task} is skipped on {host}"
+                for task, host in skipped(record, records[:position], looked_at)
+            ]
             full.add(scenario)
         if record["playbook"] != "converge.yml" or record["failed"]:
             continue
@@ -79,7 +110,7 @@ def main(path: str) -> int:
         return 1
     excepted = {(entry["scenario"], entry["task"]) for entry in entries}
     records = [json.loads(line) for line in Path(path).read_text().splitlines()]
-    found, needed = faults(records, excepted)
+    found, needed = faults(records, excepted, {entry["task"] for entry in yaml.safe_load(LOOKED_AT.read_text())})
     ran = {record["scenario"] for record in records}
     found += [
         f"{EXCEPTIONS.relative_to(ROOT)}: {scenario} does not need '{task}'"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +39,25 @@ class Clone(Desk):
         """Return the container name of each worker by its host name, as the lab itself reports it."""
         rows = self.json("tpu_ops", "lab", "status", "--json")["workers"]
         return {f"{row['node']}-w{row['index']}": row["container"] for row in rows}
+
+    @contextlib.contextmanager
+    def begun(self, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a command in a process group of its own, which is killed at the end of the block."""
+        process = subprocess.Popen(
+            argv,
+            cwd=ROOT,
+            env=self.environ,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     def playbook(self, tmp_path: Path, *argv: str) -> dict[str, dict[str, int]]:
         """Run ansible-playbook and return Ansible's own statistics by host."""

@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.desk import Lab, lab_name
 from tests.support.folded import lines_of
+from tpu_ops.lab.engine import find as find_engine
 
 pytestmark = pytest.mark.lab
 
@@ -114,7 +115,27 @@ def test_ansible_sees_the_same_fleet_in_groups(desk):
         assert sorted(listing[group]["hosts"]) == hosts
 
 
-def test_site_yml_configures_the_fleet_and_then_changes_nothing(desk, tmp_path):
+@pytest.mark.parametrize(
+    "midst",
+    [
+        pytest.param("pgrep -x dpkg", id="packages are installed"),
+        pytest.param("test -e /etc/ssh/authorized_keys.d/ada", id="keys are written"),
+        pytest.param("test -e /opt/venvs/jax/pyvenv.cfg", id="an environment is filled"),
+    ],
+)
+def test_site_yml_dies_in_its_midst(desk, midst):
+    """What has been begun on the worker goes on beside the next run, which is to complete the rest."""
+    watch = (*find_engine(desk.environ).command, "exec", desk.containers()["pod-w0"])
+    until = ("timeout", "1200", "sh", "-c", f"until {midst}; do sleep 0.1; done")
+    with desk.begun("ansible-playbook", "site.yml", "--limit", "pod-w0") as run, desk.begun(*watch, *until) as seen:
+        while seen.poll() is None:
+            assert run.poll() is None, "the run ended before"
+            time.sleep(0.1)  # polls both
+        assert (seen.returncode, run.poll()) == (0, None)
+        os.killpg(run.pid, signal.SIGKILL)
+
+
+def test_site_yml_configures_the_fleet_after_runs_that_died_and_then_changes_nothing(desk, tmp_path):
     first = desk.playbook(tmp_path, "site.yml")
     assert sorted(first) == [*POD, "solo-w0"]
     assert all(row["changed"] > 0 and not row["failures"] and not row["unreachable"] for row in first.values())

@@ -8,7 +8,14 @@ from tools.check_changes import faults
 
 
 def run(*changed: Any, check: bool = False, playbook: str = "converge.yml", failed: Any = ()) -> dict[str, Any]:
-    return {"scenario": "s", "playbook": playbook, "check": check, "failed": list(failed), "changed": list(changed)}
+    shown = {"ran": [change[:2] for change in changed], "handlers": ["role : H"]}
+    return shown | {
+        "scenario": "s",
+        "playbook": playbook,
+        "check": check,
+        "failed": list(failed),
+        "changed": list(changed),
+    }
 
 
 A: tuple[str, str, list[str]] = ("role : A", "w0", ["/etc/a"])
@@ -35,6 +42,17 @@ B: tuple[str, str, list[str]] = ("role : B", "w0", [])
 def test_check_mode_has_to_name_exactly_what_is_changed(records: list[dict[str, Any]], fault: str | None) -> None:
     found, _ = faults([run(playbook="without_skips.yml"), *records], set())
     assert found == [] if fault is None else any(fault in text for text in found)
+
+
+def test_a_run_without_skips_skips_nothing_that_converge_has_done() -> None:
+    full = run(playbook="without_skips.yml")
+    handler: tuple[str, str, list[str]] = ("role : H", "w0", [])
+    records = [run(A, B, handler, check=True), run(A, B, handler), run(), full]
+    assert faults(records, set(), {"role : B"})[0] == ["s: without skips, role : A is skipped on w0"]
+    full["ran"] = [A[:2], B[:2]]
+    assert faults(records, set())[0] == []
+    full["ran"] = [A[:2], ("role : B", "w1")]
+    assert faults(records, set())[0] == ["s: without skips, role : B is skipped on w0"]
 
 
 def test_exceptions_count_for_their_task_only_and_are_reported_as_needed() -> None:

@@ -4,6 +4,7 @@ import configparser
 import netrc
 import os
 import pwd
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,40 @@ def test_check_mode_names_a_person_whose_account_is_still_to_be_made(run: Run) -
     assert run(person_credentials, arguments)["faults"] == ["nobody-here has no account"]
     absent = {"entries": [wandb | {"state": "absent"}]}
     assert run(person_credentials, absent, check=True)["changed_paths"] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "reads"),
+    [
+        ("https://ada:s3cret@h.test", True),
+        ("https://ada:s3cret@h.test/", True),
+        ("https://ada:s%3A%40@h.test", True),
+        ("https://ada:@h.test", True),
+        ("https://ada@h.test", False),
+        ("https://h.test", False),
+        ("https://h.test/ada:s3cret@x", False),
+        ("ada:s3cret@h.test", False),
+        ("https:/ada:s3cret@h.test", False),
+        (" https://ada:s3cret@h.test", False),
+        ("machine h.test login ada password s3cret", False),
+    ],
+)
+def test_lines_that_git_passes_over_are_named_by_their_number(run: Run, home: Path, line: str, reads: bool) -> None:
+    store = home / ".git-credentials"
+    store.write_text(f"{line}\n")
+    ask = ["git", "-c", "credential.helper=", "-c", f"credential.helper=store --file={store}", "credential", "fill"]
+    environ = os.environ | {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "", "SSH_ASKPASS": ""}
+    given = "protocol=https\nhost=h.test\n\n"
+    done = subprocess.run(ask, input=given, env=environ, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode == 0) is reads, done.stderr
+    store.write_text(f"# mine\n\n{line}\n")
+    entry = {"person": "ada", "kind": "git", "login": "eve", "secret": "s3cret2"}
+    entries = [entry | {"host": "one.test"}, entry | {"host": "two.test"}]
+    for _ in range(2):
+        said = run(person_credentials, {"entries": entries})
+        notes = [] if reads else [f"{store}, line 5: git passes over it, and reads https://LOGIN:SECRET@HOST"]
+        assert said["notes"] == notes
+        assert "s3cret" not in str(said)
 
 
 def test_one_file_that_cannot_be_written_keeps_no_other_from_being_written(run: Run, home: Path) -> None:

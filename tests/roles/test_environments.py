@@ -214,7 +214,7 @@ def test_an_environment_whose_python_is_gone_gets_it_back_and_loses_nothing(
     assert run(uv_environments, arguments)["changed"] is False
 
 
-def test_what_was_there_for_another_python_is_kept_in_the_environment(
+def test_what_was_there_for_another_python_goes_once_the_new_one_is_complete(
     run: Run, tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
     by_hand(tmp_path / "venv", "3.8")
@@ -222,11 +222,17 @@ def test_what_was_there_for_another_python_is_kept_in_the_environment(
     (tmp_path / "venv" / "bin" / "python").write_text("#!/bin/sh\necho 3.8\n")
     (tmp_path / "venv" / "bin" / "python").chmod(0o755)
     assert state(run(uv_environments, arguments, check=True))["plan"] == ["~ Python 3.11, which was 3.8", "+ jax==1"]
-    made = run(uv_environments, arguments)
-    assert (made["changed"], state(made)["packages"]) == (True, {"jax": "1"})
+    arguments["environments"][0]["proof"] = "raise SystemExit('not yet')"
+    assert "does not work: not yet" in run(uv_environments, arguments)["msg"]
     (kept,) = (tmp_path / "venv").glob(".old-*")
     assert sorted(path.name for path in kept.iterdir()) == ["bin", "lib", "pyvenv.cfg"]
     assert (kept / "lib/python3.8/site-packages/theirs.pth").exists()
+    arguments["environments"][0]["proof"] = ""
+    # As a run that died after its proof leaves it.
+    assert state(run(uv_environments, arguments, check=True))["plan"] == [f"- {kept}"]
+    made = run(uv_environments, arguments)
+    assert (made["changed"], state(made)["packages"]) == (True, {"jax": "1"})
+    assert not kept.exists()
     assert (tmp_path / "venv" / "notebooks" / "n.txt").read_text() == "years of work"
     assert run(uv_environments, arguments)["changed"] is False
 

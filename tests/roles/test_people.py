@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import base64
+import re
 import struct
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from roles.users.library import people_state
 
 ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGXIlzKGDcj4bqZ6VBmPPWdMbHnzVrWFwgbEf6hYzwCM"
 OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEQCCfQ3v5YoXE2vjq8gVMwy3zx7W33qqjdlaeWVdqaA"
+THIRD = OTHER[:-1] + "B"
 ABSENT = {"state": "absent"}
 
 
@@ -86,6 +89,9 @@ def test_keys_are_judged_before_anything_changes(key: str, fault: str) -> None:
         ([{"name": "ada", "groups": ["google-sudoers"]}], "google-sudoers makes people root"),
         ([{"name": "ada", "groups": ["tpu-run"]}], "tpu-run is given by sudo: launcher"),
         ([{"name": "ada", "groups": ["a,sudo"]}], "'a,sudo' is no name of a group"),
+        ([{"name": "ada", "groups": ["bob"]}, {"name": "bob"}], "[0]: ada: groups: bob is a person of the list"),
+        ([{"name": "ada", "groups": ["bob"]}, {"name": "bob", **ABSENT}], None),
+        ([{"name": "tpu-run"}], "tpu-run: name must be"),
         ([{"name": "tpu", **ABSENT}], "tpu: state absent would remove the account that this run logs in with"),
         ([{"name": "tpu", "state": "present"}], None),
     ],
@@ -176,6 +182,13 @@ def account(*groups: str, **fields: Any) -> dict[str, Any]:
     return {"uid": 1001, "shell": "/bin/bash", "comment": "", "groups": list(groups), **fields}
 
 
+def facts(
+    found: dict[str, Any] | None = None, groups: dict[str, list[str]] | None = None, *, skip_done: bool = True
+) -> dict[str, Any]:
+    """Return the worker's facts as the filters of accounts take them."""
+    return {"accounts": found or {}, "groups": groups or {}, "skip_done": skip_done}
+
+
 def state(**found: Any) -> dict[str, Any]:
     """Return what the module finds on a worker where there is nothing to say."""
     lists = ("expired", "homeless", "ownerless_homes", "role_keys", "home_keys", "role_sudo", "other_sudo")
@@ -204,16 +217,20 @@ def state(**found: Any) -> dict[str, Any]:
 def test_only_accounts_that_differ_are_touched(
     person: Person, found: dict[str, Any] | None, in_state: dict[str, list[str]], differs: bool
 ) -> None:
-    worker = {"accounts": {"ada": found} if found else {}, "groups": {}}
-    changes = accounts.people_changes([here(**person)], worker, state(**in_state))
+    held = {"ada": found} if found else {}
+    changes = accounts.people_changes([here(**person)], facts(held), state(**in_state))
     assert [change["name"] for change in changes] == ["ada"] * differs
+    # Nobody present is skipped then.
+    every = accounts.people_changes([here(**person)], facts(held, skip_done=False), state(**in_state))
+    assert [change["name"] for change in every] == ["ada"] * (person != ABSENT)
+    assert changes in ([], every)
 
 
 def test_the_launcher_s_group_goes_from_whoever_lost_it_and_other_groups_stay() -> None:
-    worker = {
-        "accounts": {"ada": account("tpu-run", "video"), "old": account("tpu-run", "audio"), "new": account()},
-        "groups": {"tpu-run": ["ada", "gone", "old"]},
-    }
+    worker = facts(
+        {"ada": account("tpu-run", "video"), "old": account("tpu-run", "audio"), "new": account()},
+        {"tpu-run": ["ada", "gone", "old"]},
+    )
     changes = accounts.people_changes([here(), here(name="new", sudo="launcher")], worker, state())
     assert [(change["name"], change["groups"], change["append"]) for change in changes] == [
         ("ada", ["video"], False),
@@ -241,7 +258,7 @@ def test_the_launcher_s_group_goes_from_whoever_lost_it_and_other_groups_stay() 
 def test_groups_that_the_list_gave_are_taken_back_and_others_stay(
     listed: list[Person], has: list[str], given: list[str], after: list[str] | None
 ) -> None:
-    worker = {"accounts": {"ada": account(*has)}, "groups": {name: ["ada"] for name in has}}
+    worker = facts({"ada": account(*has)}, {name: ["ada"] for name in has})
     changes = accounts.people_changes(listed, worker, state(given_groups={"ada": given} if given else {}))
     assert [(change["groups"], change["append"]) for change in changes] == ([] if after is None else [(after, False)])
 
@@ -300,13 +317,14 @@ def test_numbers_of_people_are_their_own_in_the_whole_fleet(listed: list[Person]
 def test_a_worker_where_a_number_is_taken_or_another_is_refused(
     person: Person, uids: dict[str, int], fault: str
 ) -> None:
-    faults = accounts.people_refusals([here(**person)], {name: account(uid=uid) for name, uid in uids.items()}, state())
+    worker = facts({name: account(uid=uid) for name, uid in uids.items()})
+    faults = accounts.people_refusals([here(**person)], worker, state())
     assert len(faults) == bool(fault)
     assert fault in "".join(faults)
 
 
 def test_an_account_is_made_with_its_number() -> None:
-    changes = accounts.people_changes([here(uid="5001"), here(name="bob")], {"accounts": {}, "groups": {}}, state())
+    changes = accounts.people_changes([here(uid="5001"), here(name="bob")], facts(), state())
     assert [change.get("uid") for change in changes] == [5001, None]
 
 
@@ -327,7 +345,9 @@ def test_people_leave_once_and_a_kept_home_may_go_later(
     listed = [here(home=home, **ABSENT), here(name="bob")]
     wanted = [{"name": "ada", "home": home}] if leaves else []
     held = {"ada": found} if found else {}
-    assert accounts.people_leaving(listed, held, state(ownerless_homes=ownerless)) == wanted
+    assert accounts.people_leaving(listed, facts(held), state(ownerless_homes=ownerless)) == wanted
+    every = accounts.people_leaving(listed, facts(held, skip_done=False), state(ownerless_homes=ownerless))
+    assert every == [{"name": "ada", "home": home}]
 
 
 LISTED = [
@@ -357,7 +377,7 @@ BY_GROUP = {"role_sudo": ["tpu"], "other_sudo": ["%google-sudoers"]}
 
 
 @pytest.mark.parametrize(
-    ("person", "found", "public_key", "fault"),
+    ("person", "found", "own_keys", "fault"),
     [
         # Nothing of the connecting account is the role's.
         (None, {}, ED25519, ""),
@@ -371,6 +391,10 @@ BY_GROUP = {"role_sudo": ["tpu"], "other_sudo": ["%google-sudoers"]}
         ({"keys": [OTHER]}, {"role_keys": [ED25519], "home_keys": [ED25519]}, ED25519, ""),
         ({"keys": [f"{ED25519} new comment"]}, {"role_keys": [ED25519]}, ED25519, ""),
         ({"keys": []}, {"role_keys": [ED25519]}, OTHER, "tpu: keys:"),
+        # One key of a file and one of the agent.
+        ({"keys": [OTHER]}, {"role_keys": [ED25519, OTHER]}, f"{ED25519} x\n{OTHER} y", ""),
+        ({"keys": [THIRD]}, {"role_keys": [ED25519, OTHER]}, f"{ED25519} x\n{OTHER} y", "tpu: keys:"),
+        ({"keys": [THIRD]}, {"role_keys": [OTHER]}, f"{ED25519} x\n{OTHER} y", "tpu: keys:"),
         # Its sudo.
         (None, ROOT, "", "tpu: sudo:"),
         ({"sudo": "launcher"}, ROOT, "", "tpu: sudo:"),
@@ -381,19 +405,55 @@ BY_GROUP = {"role_sudo": ["tpu"], "other_sudo": ["%google-sudoers"]}
     ],
 )
 def test_whoever_connects_is_not_locked_out(
-    person: Person | None, found: dict[str, Any], public_key: str, fault: str
+    person: Person | None, found: dict[str, Any], own_keys: str, fault: str
 ) -> None:
     listed = [here(name="tpu", **person)] if person is not None else []
-    held = {"tpu": account("google-sudoers")}
-    faults = accounts.people_refusals(listed, held, state(**found), "tpu", public_key)
+    held = facts({"tpu": account("google-sudoers")})
+    faults = accounts.people_refusals(listed, held, state(**found), "tpu", own_keys.splitlines())
     assert len(faults) == bool(fault)
     assert fault in "".join(faults)
+
+
+@pytest.mark.parametrize("public_half", [True, False])
+def test_keys_of_this_run_are_the_file_s_and_the_agent_s(tmp_path: Path, public_half: bool) -> None:
+    keys = [tmp_path / "file", tmp_path / "agent"]
+    for key in keys:
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, timeout=30)
+    wanted = {" ".join(key.with_suffix(".pub").read_text().split()[:2]) for key in keys}
+    if not public_half:
+        keys[0].with_suffix(".pub").unlink()
+    # The agent ends with the command.
+    command = [
+        "ssh-agent",
+        "sh",
+        "-ec",
+        'ssh-add -q "$0"; "$@"',
+        str(keys[1]),
+        f"{sys.prefix}/bin/ansible",
+        "localhost",
+    ]
+    (tmp_path / "hosts.yml").write_text("all: { hosts: { localhost: { ansible_connection: local } } }\n")
+    command += ["--inventory", str(tmp_path / "hosts.yml"), "--extra-vars", "@roles/users/vars/main.yml"]
+    command += ["--extra-vars", f"ansible_ssh_private_key_file={keys[0]}", "-m", "debug", "-a", "var=__users_own_keys"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    found = re.findall(r"ssh-ed25519 [A-Za-z0-9+/=]+", done.stdout)
+    assert set(found) == wanted
+
+
+@pytest.mark.parametrize(
+    ("person", "held", "refused"),
+    [({}, {}, True), ({}, {"ada": account()}, False), (ABSENT, {}, False), ({"name": "bob"}, {}, False)],
+)
+def test_an_account_is_not_made_where_a_group_has_its_name(person: Person, held: dict[str, Any], refused: bool) -> None:
+    faults = accounts.people_refusals([here(**person)], facts(held, {"ada": []}), state())
+    assert len(faults) == refused
+    assert all("ada: a group of this name is there" in fault for fault in faults)
 
 
 @pytest.mark.parametrize(("uid", "refused"), [(33, True), (999, True), (1000, False), (1001, False), (65534, True)])
 def test_accounts_of_the_system_are_not_taken_over(uid: int, refused: bool) -> None:
     for listed in (here(), here(**ABSENT)):
-        faults = accounts.people_refusals([listed], {"ada": account(uid=uid)}, state())
+        faults = accounts.people_refusals([listed], facts({"ada": account(uid=uid)}), state())
         assert len(faults) == refused
         assert all(f"ada: is an account of the system (number {uid})" in fault for fault in faults)
 

@@ -137,6 +137,16 @@ def person(name: str, uid: int, home: Path | str) -> pwd.struct_passwd:
     return pwd.struct_passwd((name, "x", uid, uid, "", str(home), "/bin/bash"))
 
 
+@pytest.mark.parametrize("home", ["keep", "archive", "remove"])
+def test_nobody_leaves_twice(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+    monkeypatch.setattr("ansible.module_utils.homes.HOMES", str(tmp_path))
+    arguments = {"people": [{"name": "nobodys", "home": home}], "archive_directory": str(tmp_path / "archives")}
+    assert run(people_leave, arguments)["changed"] is False
+    # Kept and closed when the person left.
+    (tmp_path / "nobodys").mkdir(mode=0o700)
+    assert run(people_leave, arguments, check=True)["changed"] is (home != "keep" and os.geteuid() == 0)
+
+
 def test_nobody_is_removed_whose_number_or_home_is_another_s_as_well(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,8 @@ type: aggregate
 short_description: Add what a playbook run changed to a file
 description:
   - Adds one line of JSON per run to the file that the environment variable CHANGES_FILE names, with C(scenario),
-    C(playbook), C(check), C(failed) and C(changed), a list of [task, host, paths]. Paths are what the task returned as
-    C(changed_paths).
+    C(playbook), C(check), C(failed), C(changed), a list of [task, host, paths], C(ran), [task, host] of all that was
+    not skipped, and C(handlers). Paths are what the task returned as C(changed_paths).
 requirements:
   - CHANGES_FILE is set
 """
@@ -35,14 +35,21 @@ class CallbackModule(CallbackBase):  # type: ignore[misc] # Ansible ships no typ
         super().__init__()
         self.playbook = ""
         self.changed: list[tuple[str, str, list[str]]] = []
+        self.ran: set[tuple[str, str]] = set()
+        self.handlers: set[str] = set()
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """Keep the playbook's name."""
         self.playbook = Path(playbook._file_name).name
 
+    def v2_playbook_on_handler_task_start(self, task: Any) -> None:
+        """Keep a handler's name."""
+        self.handlers.add(task.get_name())
+
     def v2_runner_on_ok(self, result: Any) -> None:
-        """Keep a task that changed something."""
+        """Keep a task that ran, and what it changed."""
         values = result.result
+        self.ran.add((result.task.get_name(), result.host.get_name()))
         if values.get("changed"):
             paths = [str(path) for path in values.get("changed_paths", [])]
             self.changed.append((result.task.get_name(), result.host.get_name(), paths))
@@ -55,6 +62,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc] # Ansible ships no typ
             "check": bool(context.CLIARGS.get("check")),
             "failed": sorted({*stats.failures, *stats.dark}),
             "changed": sorted(self.changed),
+            "ran": sorted(self.ran),
+            "handlers": sorted(self.handlers),
         }
         with Path(os.environ["CHANGES_FILE"]).open("a") as stream:
             stream.write(json.dumps(record) + "\n")

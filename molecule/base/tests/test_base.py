@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Generator
 
 import pytest
 from testinfra.host import Host
 
 RUN = "tpu-run.service"
+MIRROR = "https://localhost:8472"
 
 
 @pytest.fixture
@@ -44,6 +46,31 @@ def upgrades(root: Host) -> Generator[Host]:
 
 def test_the_package_that_was_removed_is_back(host: Host) -> None:
     assert host.run("htop --version").rc == 0
+
+
+def test_every_file_is_again_what_it_was_before_it_was_broken(root: Host) -> None:
+    root.check_output("sha256sum --check --quiet /srv/proof/sums")
+    listed = "$(cut -d ' ' -f 3 /srv/proof/modes)"
+    assert root.check_output(f"stat -c '%a %U %n' {listed}") == root.check_output("cat /srv/proof/modes")
+    assert root.check_output("stat -c %a /etc/tpu_ops") == "755"
+    assert not root.file("/etc/tmpfiles.d/tpu_ops-hugepages.conf").exists
+
+
+def test_the_network_s_authority_is_trusted_beside_the_others(host: Host) -> None:
+    assert host.check_output(f"curl --fail --silent --show-error {MIRROR}/Packages").startswith("Package: proof\n")
+    script = f"import urllib.request; print(urllib.request.urlopen('{MIRROR}/Packages').status)"
+    assert host.check_output(f'python3 -c "{script}"') == "200"
+
+
+def test_packages_come_from_the_mirror(root: Host) -> None:
+    policy = root.check_output("apt-cache policy proof")
+    assert "Candidate: 1\n" in policy
+    assert f"{MIRROR} ./ Packages" in policy
+    fetched = (
+        "d=$(mktemp -d) && trap 'rm -rf $d' EXIT && cd $d && apt-get download proof >&2 && dpkg-deb -f *.deb Package"
+    )
+    assert root.check_output(f"sh -ec {shlex.quote(fetched)}") == "proof"
+    assert "file:/srv/proof/origin" in root.file("/etc/apt/sources.list.d/proof.list").content_string.splitlines()[0]
 
 
 def test_a_log_that_grows_is_rotated_before_its_time(root: Host) -> None:

@@ -78,6 +78,10 @@ changed_paths:
   description: Files that were or would be changed; in check mode the home of who has no account yet, as C(~NAME).
   type: list
   returned: always
+notes:
+  description: Lines of people's own in a file of git's that git passes over, by file and number.
+  type: list
+  returned: always
 faults:
   description: What could not be written, and why.
   type: list
@@ -95,6 +99,9 @@ WORD = re.compile(r"#[^\n]*|" + ARGUMENT.pattern)
 PARTS = ("machine", "default", "macdef")
 #: A line of ~/.git-credentials that is for a whole host (credential_from_url of git): login and host.
 WHOLE_HOST = re.compile(r"\s*https://([^:@/]*)(?::[^@/]*)?@([^/?#]+)/?\s*")
+
+#: A line of ~/.git-credentials that git reads at all (credential_from_url_gently of git): login and secret, maybe empty.
+READ_BY_GIT = re.compile(r"[^:/\s][^:/]*://[^:@/?#]*:[^@/?#]*@.*")
 
 
 def netrc_entries(text: str) -> list[tuple[int, int, list[str]]]:
@@ -193,6 +200,12 @@ def whole_host(line: str) -> tuple[str, str]:
     """Given a line of ~/.git-credentials, return login and host; empty where it is for a path, or is none for git."""
     match = WHOLE_HOST.fullmatch(line)
     return (unquote(match[1]), match[2].lower()) if match else ("", "")
+
+
+def passed_over(text: str) -> list[int]:
+    """Given the text of ~/.git-credentials, return the numbers of lines that git passes over; comments are meant so."""
+    meant = {number: line for number, line in enumerate(text.split("\n"), 1) if line.strip() and line.strip()[0] != "#"}
+    return [number for number, line in meant.items() if not READ_BY_GIT.fullmatch(line)]
 
 
 def git_edits(host: str, login: str, secret: str | None) -> tuple[Edit, Edit]:
@@ -302,9 +315,10 @@ def write(path: str, text: str, mode: int) -> None:
 
 
 def keep(home: str, entries: list[Entry], check: bool) -> dict[str, list[str]]:
-    """Bring the files of one home to a person's entries; return which changed, and what could not be."""
+    """Bring the files of one home to a person's entries; return which changed, what could not be, and odd lines."""
     changed: dict[str, None] = {}
     faults = []
+    read_by_git: dict[str, str] = {}
     # Several entries may be about one file, which is to be seen as the earlier ones left it, in check mode as well.
     texts: dict[str, tuple[str, int | None]] = {}
     for entry, name, edit, secret_mode in [(each, *part) for each in entries for part in edits(each)]:
@@ -312,6 +326,8 @@ def keep(home: str, entries: list[Entry], check: bool) -> dict[str, list[str]]:
         try:
             before, mode = texts.get(path) or look(path)
             after = edit(before)
+            if name == ".git-credentials":
+                read_by_git[path] = after
             wanted = secret_mode or mode or 0o644
             if after == before and mode in (wanted, None):
                 continue
@@ -325,7 +341,9 @@ def keep(home: str, entries: list[Entry], check: bool) -> dict[str, list[str]]:
         except (PersonFault, OSError) as exc:
             reason = exc if isinstance(exc, PersonFault) else "%s: %s" % (path, exc.strerror)
             faults.append("%s of %s: %s" % (entry["kind"], entry["person"], reason))
-    return {"changed": list(changed), "faults": faults}
+    reason = "line %d: git passes over it, and reads https://LOGIN:SECRET@HOST"
+    notes = ["%s, %s" % (path, reason % line) for path, text in read_by_git.items() for line in passed_over(text)]
+    return {"changed": list(changed), "faults": faults, "notes": notes}
 
 
 def main() -> None:
@@ -355,7 +373,7 @@ def main() -> None:
     people: dict[str, list[Entry]] = {}
     for entry in module.params["entries"]:
         people.setdefault(entry["person"], []).append(entry)
-    changed, faults = [], []
+    changed, faults, notes = [], [], []
     for name, entries in people.items():
         try:
             account = pwd.getpwnam(name)
@@ -377,7 +395,8 @@ def main() -> None:
             continue
         changed += done["changed"]
         faults += done["faults"]
-    module.exit_json(changed=bool(changed), changed_paths=changed, faults=faults)
+        notes += done["notes"]
+    module.exit_json(changed=bool(changed), changed_paths=changed, faults=faults, notes=notes)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ description:
   - The work has steps, so that many hosts can agree on one set in between. Only V(pythons) and V(fill) change anything.
   - Everything in an environment is done with the rights of its owner.
   - Packages that are not of the set stay, unless O(environments[].exact). What an environment held for another version
-    of Python stays in its directory C(.old-TIME).
+    of Python waits in its directory C(.old-TIME) until the new one is complete.
   - Refuses environments in which others than root and the owner could put what then runs with the owner's rights.
   - Installations from one O(cache_dir) take turns, so that hosts that share it download each package once.
 options:

@@ -9,6 +9,7 @@ import os
 import platform
 import pwd
 import re
+import shutil
 import subprocess
 import tempfile
 import time
@@ -33,8 +34,9 @@ UNPROVED = ".tpu_ops-unproved"
 
 #: What an environment of one version of Python consists of, the file that makes it one last; the rest is people's.
 PARTS = ("bin", "etc", "include", "lib", "lib64", "share", "pyvenv.cfg")
-#: Directories in an environment with the parts that it had for another Python; the time follows.
-KEPT = ".old-"
+#: Directories in an environment with the parts that it had for another Python, until the new ones are complete.
+KEPT = ".old-%Y%m%dT%H%M%SZ"
+IS_KEPT = re.compile(r"\.old-\d{8}T\d{6}Z")
 
 #: Seconds that a Python may take to start.
 START = 60.0
@@ -192,6 +194,11 @@ class Environment:
         constraints = written(directory, "constraints.txt", "\n".join(self.wanted["constraints"]))
         return requirements, ["--constraints", constraints]
 
+    def kept(self) -> list[str]:
+        """Return the directories with what the environment was for another Python."""
+        names = sorted(os.listdir(self.path)) if os.path.isdir(self.path) else []
+        return [os.path.join(self.path, name) for name in names if IS_KEPT.fullmatch(name)]
+
     def surplus(self) -> list[str]:
         """Return the packages that are to go."""
         if not (self.wanted["exact"] and self.wanted["lock"]):
@@ -234,6 +241,7 @@ class Environment:
         plan += ["- %s" % name for name in self.surplus()]
         if self.wanted["proof"] and os.path.exists(self.unproved):
             plan.append("~ what did not work")
+        plan += ["- %s" % path for path in self.kept()]
         return self.report(plan, fresh=False)
 
     def unmade(self) -> dict[str, Any]:
@@ -274,7 +282,7 @@ class Environment:
             )
 
     def make(self) -> None:
-        """Make the environment, or have its Python run again; what was there for another Python is kept beside it.
+        """Make the environment, or have its Python run again; what was there for another Python is put beside it.
 
         Raises:
             Fault: What is there is no environment.
@@ -284,10 +292,10 @@ class Environment:
         os.makedirs(self.path, mode=0o755, exist_ok=True)
         names = os.listdir(self.path)
         # An interrupted run may have kept everything and made nothing yet.
-        if names and "pyvenv.cfg" not in names and not any(name.startswith(KEPT) for name in names):
+        if names and "pyvenv.cfg" not in names and not self.kept():
             raise Fault("%s is in the way: it is not empty and no virtual environment" % self.path)
         if self.is_fresh():
-            kept = os.path.join(self.path, KEPT + time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
+            kept = os.path.join(self.path, time.strftime(KEPT, time.gmtime()))
             for name in PARTS:
                 if name in names:
                     os.makedirs(kept, mode=0o755, exist_ok=True)
@@ -311,6 +319,8 @@ class Environment:
             if gone:
                 self.uv.run("pip", "uninstall", "--python", self.python, "--", *gone)
         self.prove()
+        for path in self.kept():
+            shutil.rmtree(path)
         return self.report(plan + ["- %s" % name for name in gone], fresh=False)
 
     def prove(self) -> None:

@@ -7,7 +7,7 @@ are facts of the worker.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 Person = dict[str, Any]
@@ -42,13 +42,13 @@ def people_changes(people: list[Person], worker: dict[str, Any], state: State) -
 
     Args:
         people: Those who belong on the worker.
-        worker: The worker's facts `accounts` and `groups`.
+        worker: The worker's facts `accounts` and `groups`, and `skip_done`: whether to leave out who is as listed.
         state: What `people_state` found.
     """
     accounts, changes = worker["accounts"], []
     for person in _present(people):
         account = accounts.get(person["name"])
-        if account is not None and not _differs(person, account, state):
+        if account is not None and worker["skip_done"] and not _differs(person, account, state):
             continue
         has = set(account["groups"]) if account else set()
         loses = has & _given(person["name"], state) - set(person["groups"])
@@ -89,13 +89,20 @@ def _differs(person: Person, account: dict[str, Any], state: State) -> bool:
     )
 
 
-def people_leaving(people: list[Person], accounts: Accounts, state: State) -> list[dict[str, str]]:
-    """Return name and home of those who are to be absent and are not yet, or whose home is no longer to be kept."""
+def people_leaving(people: list[Person], worker: dict[str, Any], state: State) -> list[dict[str, str]]:
+    """Return name and home of those who are to be absent and are not yet, or whose home is no longer to be kept.
+
+    Of all who are to be absent, where nothing that is done is to be skipped.
+    """
     return [
         {"name": person["name"], "home": person["home"]}
         for person in people
         if person["state"] == "absent"
-        and (person["name"] in accounts or (person["home"] != "keep" and person["name"] in state["ownerless_homes"]))
+        and (
+            not worker["skip_done"]
+            or person["name"] in worker["accounts"]
+            or (person["home"] != "keep" and person["name"] in state["ownerless_homes"])
+        )
     ]
 
 
@@ -133,29 +140,38 @@ def _full(person: Person) -> bool:
 
 
 def people_refusals(
-    people: list[Person], accounts: Accounts, state: State, connecting_user: str = "", public_key: str = ""
+    people: list[Person], worker: dict[str, Any], state: State, connecting_user: str = "", own_keys: Iterable[str] = ()
 ) -> list[str]:
     """Return why this worker must not be changed, each with person and key.
 
     Args:
         people: Those who belong on the worker.
-        accounts: The worker's accounts.
+        worker: The worker's facts `accounts` and `groups`.
         state: What `people_state` found.
         connecting_user: The account that Ansible logs in with.
-        public_key: The key that it does so with, where it is known.
+        own_keys: The public keys that it may do so with, as far as they are known.
     """
+    accounts = worker["accounts"]
     faults = [
         f"{person['name']}: is an account of the system (number {accounts[person['name']]['uid']}); choose another name"
         for person in people
         if person["name"] in accounts and accounts[person["name"]]["uid"] not in PEOPLE_UIDS
     ]
+    # useradd would give it the group that all such accounts share.
+    faults += [
+        f"{person['name']}: a group of this name is there without such an account; choose another name, or take the"
+        f" group away: groupdel {person['name']}"
+        for person in _present(people)
+        if person["name"] not in accounts and person["name"] in worker["groups"]
+    ]
     faults += _uid_refusals(people, accounts)
     me = next((person for person in _present(people) if person["name"] == connecting_user), None)
     way = "this run logs in with it; connect as another user, or keep it"
-    key = " ".join(public_key.split()[:2])
     before = {*state["role_keys"], *state["home_keys"]}
     after = {*state["home_keys"], *(" ".join(line.split()[:2]) for line in me["keys"])} if me else {*state["home_keys"]}
-    if before and (not after or (key in before and key not in after)):
+    # Any one of them may be the way in.
+    mine = before.intersection(" ".join(key.split()[:2]) for key in own_keys)
+    if before and (not after or (mine and not mine & after)):
         faults.append(f"{connecting_user}: keys: the key of this account would be gone; {way}")
     others = {connecting_user, *(f"%{group}" for group in accounts.get(connecting_user, {}).get("groups", []))}
     keeps = (me is not None and _full(me)) or others & set(state["other_sudo"])

@@ -101,6 +101,8 @@ def people_faults(
         place: The worker, as `people_here` takes it; None is a worker where all belong.
     """
     faults = []
+    here = [person for people in lists.values() for person in _belonging(people, place)]
+    own_groups = {str(person.get("name")) for person in here if person.get("state", "present") == "present"}
     first: dict[str, str] = {}
     numbers: dict[str, tuple[Any, str]] = {}
     for variable, people in lists.items():
@@ -112,6 +114,11 @@ def people_faults(
                 faults += [f"{where}: {fault}" for fault in _uid_faults(name, person["uid"], entry, numbers)]
             if not _belonging([person], place):
                 continue
+            faults += [
+                f"{where}: groups: {group} is a person of the list; choose a name that is nobody's"
+                for group in map(str, person.get("groups", []))
+                if group in own_groups
+            ]
             if name and first.setdefault(name, entry) != entry:
                 faults.append(f"{where}: listed twice, first as {first[name]}")
             if person.get("state", "present") == "absent" and name == connecting_user:
@@ -144,8 +151,10 @@ def _person_faults(person: Person) -> list[str]:
     """Return what is wrong with one person."""
     faults = []
     name = str(person.get("name", ""))
-    if not NAME.fullmatch(name) or name == "root":
-        faults.append("name must be a login name of small letters, digits, - and _, and not root")
+    if not NAME.fullmatch(name) or name in ("root", LAUNCHER_GROUP):
+        faults.append(
+            f"name must be a login name of small letters, digits, - and _, and neither root nor {LAUNCHER_GROUP}"
+        )
     if not FIELD.fullmatch(str(person.get("comment", ""))):
         faults.append("comment must be one line without a colon")
     if not SHELL.fullmatch(str(person.get("shell", "/bin/bash"))):

@@ -24,7 +24,7 @@ options:
   people:
     description: >-
       Those who leave, each with C(name) and C(home) (keep, archive or remove). A name without an account whose kept
-      home lies there closed is served as well.
+      home lies there closed is served as well, and one without either has left.
     type: list
     elements: dict
     required: true
@@ -261,6 +261,15 @@ def sharing_fault(account: pwd.struct_passwd, accounts: list[pwd.struct_passwd])
     return ""
 
 
+def has_left(name: str, home_wish: str) -> bool:
+    """Return whether a person has neither an account nor a home that is no longer to be kept."""
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return home_wish == "keep" or not ownerless(name, usual_home(name))
+    return False
+
+
 def faults_of(people: list[dict[str, str]]) -> list[str]:
     """Return why people must not be removed, or their homes, of all people."""
     faults = []
@@ -292,7 +301,8 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    people, directory = module.params["people"], module.params["archive_directory"]
+    people = [person for person in module.params["people"] if not has_left(person["name"], person["home"])]
+    directory = module.params["archive_directory"]
     faults = faults_of(people)
     if faults:
         module.fail_json(msg="; ".join(faults))
