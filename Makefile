@@ -34,7 +34,7 @@ check: env ## Run the fast part: style, types, roles, rooms, tests without conta
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-roles check-code
-	@$(BIN)/pytest -q -n $(TEST_PROCESSES) -m "not lab and not gcloud"
+	@$(BIN)/pytest -q -n $(TEST_PROCESSES) -m "not lab and not gcloud and not index"
 
 # Parts of check that stand side by side: each takes one core, and says what it has to say when it ends.
 check-roles:
@@ -45,8 +45,8 @@ check-code:
 	@$(BIN)/python tools/check_roles.py
 	@$(BIN)/mypy
 
-lab-test: engine ## Run the tests of workers and runs in the lab, and those of the real gcloud
-	@$(BIN)/pytest -v -m "lab or gcloud" --ignore=tests/demo_way --durations=5
+lab-test: engine ## Run the tests of workers and runs in the lab, and those of the real gcloud and the package index
+	@$(BIN)/pytest -v -m "lab or gcloud or index" --ignore=tests/demo_way --durations=5
 
 demo-test: engine ## Run the demo's way as a test
 	@$(BIN)/pytest -v -m lab tests/demo_way --durations=12

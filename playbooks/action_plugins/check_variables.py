@@ -167,8 +167,8 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         roles: Directory of the roles.
 
     Returns:
-        `faults`, each with `text` and `place`, and `waiting`: the roles whose own checks could not be made because of
-        them.
+        `faults`, each with `text` and `place`, `waiting`: the roles whose own checks could not be made because of them,
+        and `warnings`: what may be a mistake, which Ansible shows once for all hosts.
     """
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -186,11 +186,12 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         found = {role: self._values_faults(options[role], values) for role in here}
         blocked = {role for role in here if any(fault.blocks for fault in found[role])}
         wrong = [fault.text for role in here for fault in found[role]]
-        judged, failures = [], {}
+        judged, failures, warnings = [], {}, []
         for role in here:
             if role not in blocked and f"__{role}_faults" in variables:
                 try:
                     judged += self._templar.template(variables[f"__{role}_faults"])
+                    warnings += self._templar.template(variables.get(f"__{role}_warnings", []))
                 except Exception as exc:  # A filter may meet any value.
                     failures[role] = _message(exc)
         if failures and not wrong:
@@ -204,6 +205,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         result["waiting"] = (
             sorted(role for role in blocked | failures.keys() if f"__{role}_faults" in variables) if wrong else []
         )
+        result["warnings"] = [_placed(text, place(text, values)) for text in warnings]
         result["faults"] = [
             {"text": fault, "place": place(fault, values) or self._searched(fault, variables)}
             for fault in wrong + unknown_faults(variables, here, known, own) + judged
@@ -251,6 +253,10 @@ def variable_files(variables: Mapping[str, Any]) -> list[Path]:
     return [
         file for path in found for file in (sorted(path.rglob("*.y*ml")) if path.is_dir() else [path]) if file.is_file()
     ]
+
+
+def _placed(text: str, where: str) -> str:
+    return f"{where}: {text}" if where else text
 
 
 def _message(exc: Exception) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roles.disks.filter_plugins import disks
+from roles.disks.library import data_disks
 from roles.disks.module_utils import disk_state
 from roles.facts.module_utils import mount_points
 from roles.facts.module_utils.mount_points import Mounted, Refusal
@@ -221,3 +223,51 @@ def test_paths_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
             disk_state.check_unit(path)
     for path in ("/mnt/a", "/mnt/e"):
         disk_state.check_unit(path)
+
+
+def sparse(path: Path, size: int, *places: int) -> Path:
+    """Make a file that plays a disk of zeros with a byte of data at some places."""
+    with path.open("wb") as stream:
+        stream.truncate(size)
+        for place in places:
+            stream.seek(place)
+            stream.write(b"x")
+    return path
+
+
+GROUP = 128 << 20
+
+
+@pytest.mark.parametrize("place", [0, 100 << 20, 3 * GROUP + 1024, 25 * GROUP, (4 << 30) - 1])
+def test_a_disk_with_data_anywhere_that_file_systems_write_is_not_blank(tmp_path: Path, place: int) -> None:
+    with sparse(tmp_path / "disk", 4 << 30, place).open("rb") as stream:
+        assert disk_state.first_data(stream) == place >> 20 << 20
+
+
+@pytest.mark.parametrize("size", [0, 512, (1 << 20) + 512, (300 << 20) + 5])
+def test_a_disk_of_zeros_is_blank_whatever_its_size(tmp_path: Path, size: int) -> None:
+    with sparse(tmp_path / "disk", size).open("rb") as stream:
+        assert disk_state.first_data(stream) is None
+
+
+@pytest.mark.parametrize("size", [10 << 30, 100 << 30, (2 << 40) + 4096, 64 << 40])
+def test_the_copies_of_superblocks_are_looked_at(size: int) -> None:
+    looked = set(disk_state.places(size))
+    assert len(looked) < 700
+    part = min(size // 4096 // 4 * 4096, (1 << 40) - 4096)
+    copies = {GROUP * number for number in (1, 3, 5, 7, 9, 25, 27, 49, 81)} | {part * number for number in (1, 2, 3)}
+    assert {copy >> 20 << 20 for copy in copies if copy < size} <= looked
+
+
+def test_a_file_system_that_lost_its_beginning_is_found(tmp_path: Path) -> None:
+    disk = sparse(tmp_path / "disk", 4 << 30)
+    subprocess.run(["mkfs.ext4", "-q", "-F", disk], check=True, env={"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"})
+    with disk.open("r+b") as stream:
+        stream.write(bytes(64 << 20))
+    with disk.open("rb") as stream:
+        assert disk_state.first_data(stream) is not None
+
+
+@pytest.mark.parametrize(("fstype", "option"), [("ext4", "nodiscard"), ("xfs", "-K")])
+def test_making_a_file_system_discards_nothing(fstype: str, option: str) -> None:
+    assert option in data_disks.MKFS[fstype]

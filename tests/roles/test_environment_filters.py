@@ -120,6 +120,48 @@ def test_environments_that_cannot_be_are_refused(environments: list[dict[str, An
     assert said in "; ".join(faults) if said else faults == []
 
 
+@pytest.mark.parametrize(
+    ("more", "source", "version", "own", "said"),
+    [
+        ([{"version": "3.13"}], "deadsnakes", "3.12", [], ""),
+        ([{"version": "3.99"}], "deadsnakes", "3.12", [], "python_more_versions[0].version: uv has no Python 3.99"),
+        ([{"version": "3.13"}, {"version": "3.7"}], "uv", "3.12", [], "[1].version: uv has no Python 3.7, but 3.8 to"),
+        ([], "uv", "3.99", [], "python_version: uv has no Python 3.99"),
+        ([], "deadsnakes", "3.99", [], "python_version: deadsnakes has no Python 3.99"),
+        ([], "distribution", "3.99", [], ""),
+        ([{"version": "3.99"}], "uv", "3.99", ["uv"], ""),
+        ([{"version": "3.99"}], "deadsnakes", "3.99", ["uv", "deadsnakes"], ""),
+        ([], "uv", "3.x", [], "python_version: '3.x' is not a version such as 3.12"),
+        ([{"version": "3.13"}, {"version": "3.13"}], "uv", "3.12", [], "python_more_versions: 3.13 stands there twice"),
+    ],
+)
+def test_versions_that_no_source_can_have_are_refused(
+    more: list[dict[str, Any]], source: str, version: str, own: list[str], said: str
+) -> None:
+    faults = filters.python_faults(more, source, version, "0.13.8", own)
+    assert said in "; ".join(faults) if said else faults == []
+
+
+def test_a_newer_uv_may_have_newer_pythons() -> None:
+    assert filters.python_faults([{"version": "3.17"}], "distribution", "", "0.14.0", []) == []
+    assert filters.python_faults([{"version": "3.7"}], "distribution", "", "0.14.0", []) != []
+
+
+def test_a_missing_lock_file_is_named_with_its_environment() -> None:
+    environments = [{"name": "a", "lock": "a.lock"}, {"name": "b"}, {"name": "c", "lock": "/c.lock"}]
+    missing = ["/inventory/a.lock", "/c.lock"]
+    assert filters.missing_lock_faults(environments, "/inventory", missing) == [
+        "python_environments[0].lock: a: /inventory/a.lock is missing on this machine",
+        "python_environments[2].lock: c: /c.lock is missing on this machine",
+    ]
+
+
+def test_what_the_worker_says_names_the_variable() -> None:
+    environments = [{"name": "a"}, {"name": "jax", "variable": "jax_venv"}]
+    wanted = filters.wanted_environments(environments, PROGRAMS, "3.11", [])
+    assert [entry["variable"] for entry in wanted] == ["python_environments[0]", "jax_venv"]
+
+
 def test_faults_of_the_role_jax_name_its_own_variables() -> None:
     environment = {"name": "jax", "path": "jax", "requirements": ["a=1"], "lock": "l"}
     names = {"path": "jax_venv", "requirements": "jax_packages", "lock": "jax_lock"}

@@ -5,6 +5,7 @@ import hashlib
 import os
 import pwd
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,58 @@ def test_what_wins_over_a_setting_is_warned_of(run: Run, tmp_path: Path) -> None
     arguments = {"directory": str(directory), "people": [], "keys": [], "system": str(system)}
     done = run(git_includes, arguments | {"settings": {"pull.ff": "only"}})
     assert "pull.ff is true and not only" in str(done["warnings"])
+
+
+@pytest.fixture
+def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return arguments for a person whose home is an empty directory."""
+    account = pwd.struct_passwd((*ME[:5], str(tmp_path), ME.pw_shell))
+    monkeypatch.setattr("pwd.getpwnam", lambda _: account)
+    return {"directory": "/d", "people": ["ada"], "keys": [], "system": str(tmp_path / "system")}
+
+
+def test_the_diff_shows_no_line_of_the_person(run: Run, tmp_path: Path, person: dict[str, Any]) -> None:
+    text = "[http]\n\textraheader = Authorization: Bearer sekret"
+    for name in (".gitconfig", "system"):
+        (tmp_path / name).write_text(text)
+    for wanted in (["ada"], []):
+        # What an earlier run left names those who leave.
+        person["directory"] = str(tmp_path / "d")
+        (tmp_path / "d" / "people").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "d" / "people" / "ada").touch()
+        for check in (True, False):
+            done = run(git_includes, person | {"people": wanted}, check=check)
+            assert str(tmp_path / ".gitconfig") in done["changed_paths"]
+            assert "sekret" not in str(done)
+    assert (tmp_path / ".gitconfig").read_text() == text
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _large(path: Path) -> None:
+    path.write_text("#\n" * (1 << 20))
+
+
+@pytest.mark.parametrize(
+    ("put", "said"),
+    [(_pipe, "is not a regular file"), (_endless, "is not a regular file"), (_large, "is larger than 1048576 bytes")],
+)
+def test_what_is_no_configuration_is_named_and_not_waited_for(
+    run: Run, tmp_path: Path, person: dict[str, Any], put: Any, said: str
+) -> None:
+    put(tmp_path / ".gitconfig")
+    assert f"{tmp_path}/.gitconfig {said}" in run(git_includes, person)["msg"]
+
+
+def test_work_as_a_person_may_be_given_a_time_limit() -> None:
+    with pytest.raises(PersonFault, match="it did not end within 1 s"):
+        as_person(ME, lambda: time.sleep(60), seconds=1)
 
 
 def test_work_as_a_person_brings_results_and_faults_back() -> None:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from roles.jax.filter_plugins.jax import jax_environment, jax_faults, jax_python_fault
+from roles.python.filter_plugins.environments import pinned, wanted_environments
+from roles.python.library import uv_environments
+from tests.roles.conftest import Run
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -84,3 +94,47 @@ def test_the_environment_holds_what_was_asked(
 ) -> None:
     (environment,) = jax_environment(VALUES | changes)
     assert (environment["requirements"], environment["find_links"]) == (requirements, links)
+
+
+@pytest.fixture
+def torch(tmp_path: Path) -> Path:
+    """Return a directory that plays the page with the torch without CUDA: a wheel of its name that needs nothing."""
+    with zipfile.ZipFile(tmp_path / "torch-2.9.0+cpu-py3-none-any.whl", "w") as wheel:
+        for name, text in (
+            ("METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0+cpu\n"),
+            ("WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+            ("RECORD", ""),
+        ):
+            wheel.writestr(f"torch-2.9.0+cpu.dist-info/{name}", text)
+    return tmp_path
+
+
+def resolved(run: Run, tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """Resolve the role's environment as a worker does, with its defaults but for some; ask the package index."""
+    values = yaml.safe_load((ROOT / "roles/jax/defaults/main.yml").read_text())
+    environments = jax_environment(
+        values | {"jax_framework": "torch_xla", "jax_venv": str(tmp_path / "venv")} | changes
+    )
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    arguments = {
+        "step": "resolve",
+        # The one that tools/setup.sh uses.
+        "uv": shutil.which("uv") or str(ROOT / ".build/uv/bin/uv"),
+        "cache_dir": str(tmp_path / "cache"),
+        "environments": wanted_environments(environments, {python: {"program": sys.executable}}, python, []),
+    }
+    return run(uv_environments, arguments)
+
+
+@pytest.mark.index
+def test_torch_xla_is_resolved_with_the_torch_that_has_no_cuda(run: Run, tmp_path: Path, torch: Path) -> None:
+    pins = pinned(resolved(run, tmp_path, jax_torch_find_links=[str(torch)])["locks"]["jax"])
+    assert (pins["torch-xla"], pins["torch"]) == ("2.9.0", "2.9.0+cpu")
+    assert {"libtpu", "numpy", "absl-py"} <= pins.keys()
+
+
+@pytest.mark.index
+def test_the_torch_of_the_package_index_is_refused_for_its_cuda(run: Run, tmp_path: Path) -> None:
+    said = resolved(run, tmp_path, jax_torch_version="2.9.0", jax_torch_find_links=[])["msg"]
+    assert "would get packages that it must not have: nvidia-" in said
+    assert "triton" in said

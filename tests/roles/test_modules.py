@@ -109,6 +109,16 @@ def test_preload_entries_keeps_mode_and_reports_without_changing_in_check_mode(r
     assert run(preload_entries, arguments)["changed"] is False
 
 
+def test_the_diff_shows_no_line_beside_the_changed_one(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "environment"
+    path.write_text(f"HF_TOKEN=sekret\nLD_PRELOAD={TCMALLOC}\nWANDB_API_KEY=sekret")
+    arguments = {"files": [str(path)], "library": "libtcmalloc"}
+    for check in (True, False):
+        (diff,) = run(preload_entries, arguments, check=check)["diff"]
+        assert (diff["before"], diff["after"]) == (f"LD_PRELOAD={TCMALLOC}\n", "")
+    assert path.read_text() == "HF_TOKEN=sekret\nWANDB_API_KEY=sekret"
+
+
 def test_a_file_that_a_shell_could_not_read_any_more_stays(run: Run, tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "tpu.sh"
     path.write_text(f"export LD_PRELOAD={TCMALLOC}\n")

@@ -145,10 +145,26 @@ def test_you_may_be_removed_where_this_run_does_not_go() -> None:
 def test_nodes_that_the_inventory_does_not_have_are_told() -> None:
     listed: list[Person] = [
         {"name": "ada", "nodes": ["pod", "twin", "twin.us-west4-a"], "groups_of_nodes": ["team_vision"]},
-        {"name": "bob", "nodes": ["pot"], "groups_of_nodes": ["team"]},
+        {"name": "bob", "nodes": ["podd", "pod-w0", "other"], "groups_of_nodes": ["team_visions"]},
     ]
-    groups = ["all", "node_pod", "node_twin_us_west4_a", "team_vision"]
-    assert people.people_nowhere(listed, groups) == ["bob: the inventory has no pot, team"]
+    groups = {"all": ["pod-w0"], "node_pod": ["pod-w0"], "node_twin_us_west4_a": [], "team_vision": []}
+    assert people.people_nowhere({"users_people": listed[:1], "users_more_people": listed[1:]}, groups) == [
+        (
+            "users_more_people[0]: bob: nodes: the inventory has no podd (did you mean pod?),"
+            " pod-w0 (a worker; name its node), other"
+        ),
+        "users_more_people[0]: bob: groups_of_nodes: the inventory has no team_visions (did you mean team_vision?)",
+    ]
+
+
+def test_keys_that_may_let_this_run_in_are_not_taken_out_of_the_metadata() -> None:
+    assert people.removal_faults(["ada", "tpu", "a:b"], "tpu") == [
+        (
+            "users_remove_metadata_keys[1]: tpu: this run logs in with this account, maybe by such a key;"
+            " connect as another user"
+        ),
+        "users_remove_metadata_keys[2]: a:b: is no login name",
+    ]
 
 
 def here(**person: Any) -> Person:
@@ -162,8 +178,9 @@ def account(*groups: str, **fields: Any) -> dict[str, Any]:
 
 def state(**found: Any) -> dict[str, Any]:
     """Return what the module finds on a worker where there is nothing to say."""
-    lists = ("expired", "homeless", "ownerless_homes", "key_files", "role_keys", "home_keys", "role_sudo", "other_sudo")
-    return {key: [] for key in lists} | {"given_groups": {}} | found
+    lists = ("expired", "homeless", "ownerless_homes", "role_keys", "home_keys", "role_sudo", "other_sudo")
+    files = ("key_files", "foreign_key_files")
+    return {key: [] for key in lists + files} | {"given_groups": {}} | found
 
 
 @pytest.mark.parametrize(
@@ -381,19 +398,41 @@ def test_accounts_of_the_system_are_not_taken_over(uid: int, refused: bool) -> N
         assert all(f"ada: is an account of the system (number {uid})" in fault for fault in faults)
 
 
+def test_key_files_of_others_stay_unless_the_person_is_listed() -> None:
+    found = state(key_files=["gone", "ada"], foreign_key_files=["other", "bob"])
+    files = accounts.key_files([here(keys=[ED25519]), here(name="bob", **ABSENT)], found, "/keys")
+    absent = [entry["path"] for entry in files if entry.get("state") == "absent"]
+    assert absent == ["/keys/bob", "/keys/gone"]
+    assert all(entry["content"].startswith(people_state.HEADER) for entry in files if "content" in entry)
+
+
+def test_the_metadata_keep_the_keys_of_the_list() -> None:
+    listed = [here(keys=[f"{ED25519} ada@analytical"]), here(name="bob", keys=[OTHER], **ABSENT)]
+    assert accounts.metadata_people(listed, ["ada", "bob", "eve"]) == {"ada": [ED25519], "bob": [], "eve": []}
+
+
+def test_a_login_shell_is_missing_unless_its_package_is_on_the_way() -> None:
+    assert accounts.shells_without(["/bin/fish", "/usr/bin/zsh"], ["tmux", "zsh"]) == ["/bin/fish"]
+
+
 def test_the_report_names_workers_once_and_the_way_to_the_metadata() -> None:
-    node: dict[str, Any] = {"tpu_node": "pod", "tpu_zone": "us-central2-b", "tpu_project": "p"}
+    node: dict[str, Any] = {"tpu_node_label": "pod"}
     found = {"agent": ["SHA256:a (x)"], "own": ["SHA256:b"], "root": ["%google-sudoers"], "state": "present"}
     gone = {"agent": ["SHA256:c"], "own": [], "root": [], "state": "absent"}
     workers: dict[str, dict[str, Any]] = {
         "pod-w0": node | {"__users_state": {"foreign": {"ada": found}}},
-        "pod-w1": node | {"__users_state": {"foreign": {"ada": found, "bob": gone}}},
+        "pod-w1": node | {"__users_state": {"foreign": {"ada": found, "bob": gone}, "foreign_key_files": ["eve"]}},
         "plain": {"__users_state": {"foreign": {}}},
         "skipped": {},
     }
-    agent, own, root, absent, way = accounts.people_report(workers)
+    agent, own, root, eve, absent, way = accounts.people_report(workers, "/keys")
     assert agent == "ada: Google's guest agent adds: SHA256:a (x) (pod-w0, pod-w1)"
     assert "holds SHA256:b, which is not in the list of keys (pod-w0, pod-w1)" in own
     assert "rule of %google-sudoers (pod-w0, pod-w1)" in root
+    assert eve.startswith("/keys/eve is not this role's, and stays;")
     assert absent == ("bob: the metadata's ssh-keys name this account, and would make it anew: SHA256:c (pod-w1)")
-    assert "tpu-vm update pod --zone=us-central2-b --project=p --metadata-from-file=ssh-keys=keys.txt" in way
+    assert """playbooks/users.yml -e '{"users_remove_metadata_keys": ["ada", "bob"]}'""" in way
+    # Those that this run took out are not told.
+    workers["pod-w0"]["__users_metadata"] = {"changed": True, "removed": [f"ada:{ED25519}", f"bob:{OTHER}"]}
+    workers["pod-w1"]["__users_metadata"] = {"skipped": True}
+    assert accounts.people_report(workers, "/keys") == [own, root, eve]

@@ -11,6 +11,7 @@ import pytest
 
 from roles.users.library import people_leave, people_state
 from roles.users.module_utils import homes
+from tests.roles.conftest import Run
 
 BLOB = "AAAAC3NzaC1lZDI1NTE5AAAAIGXIlzKGDcj4bqZ6VBmPPWdMbHnzVrWFwgbEf6hYzwCM"
 KEY = f"ssh-ed25519 {BLOB}"
@@ -78,6 +79,35 @@ def test_sshd_is_behind_where_its_file_is_younger_than_its_last_start(
     assert people_state.sshd_behind(str(tmp_path / "conf")) is behind
 
 
+@pytest.mark.parametrize(
+    ("listed", "own_text", "others"),
+    [
+        ([".ssh/authorized_keys", ".ssh/authorized_keys2"], "", [".ssh/authorized_keys2"]),
+        ([".ssh/authorized_keys", "/other/%u", "/keys/%u"], "", ["/other/%u"]),
+        # The role kept its files elsewhere before.
+        ([".ssh/authorized_keys", "/other/%u", "/old/%u"], "AuthorizedKeysFile x /other/%u /old/%u\n", ["/other/%u"]),
+        (["none"], "", []),
+        ([], "", []),
+    ],
+)
+def test_sshd_goes_on_reading_keys_where_others_told_it_to(listed: list[str], own_text: str, others: list[str]) -> None:
+    text = own_text and f"{people_state.HEADER}; changes are lost.\n{own_text}"
+    assert people_state.other_keys_files(listed, text, "/keys") == others
+
+
+def test_key_files_are_the_role_s_where_they_begin_as_it_writes_them(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(people_state, "sshd_keys_files", lambda: ["none", "/other/%u"])
+    (tmp_path / "own").write_text(f"{people_state.HEADER}; changes are lost.\n# Groups: video\n{KEY}\n")
+    (tmp_path / "other").write_text(f"{KEY}\n")
+    (tmp_path / "folder").mkdir()
+    paths = {"sudoers": str(tmp_path / "none"), "sshd_file": str(tmp_path / "none")}
+    found = run(people_state, {"people": [], "keys_directory": str(tmp_path), **paths})
+    assert (found["key_files"], found["foreign_key_files"]) == (["own"], ["folder", "other"])
+    assert found["other_keys_files"] == ["/other/%u"]
+
+
 def test_nothing_but_files_is_read_as_keys(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "large").write_bytes(b"x" * (people_state.LARGEST + 1))
@@ -101,6 +131,37 @@ def test_a_home_that_is_not_the_person_s_is_not_removed(tmp_path: Path) -> None:
     assert "does not belong to ada" in people_leave.home_fault("ada", str(home), me + 1)
     (tmp_path / "link").symlink_to(home)
     assert "is no directory" in people_leave.home_fault("ada", str(tmp_path / "link"), me)
+
+
+def person(name: str, uid: int, home: Path | str) -> pwd.struct_passwd:
+    return pwd.struct_passwd((name, "x", uid, uid, "", str(home), "/bin/bash"))
+
+
+def test_nobody_is_removed_whose_number_or_home_is_another_s_as_well(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "ada"
+    (home / "below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("ada")
+    ada = person("ada", 2001, home)
+    others = {
+        "number 2001 is eve's as well": person("eve", 2001, "/none"),
+        "the home of eve": person("eve", 2002, home),
+        f"{home}/below, the home of eve": person("eve", 2002, home / "below"),
+        f"{tmp_path}/link, the home of eve": person("eve", 2002, tmp_path / "link"),
+    }
+    monkeypatch.setattr(pwd, "getpwnam", lambda _: ada)
+    for fault, other in others.items():
+        monkeypatch.setattr(pwd, "getpwall", lambda other=other: [ada, other])
+        for wish in ("keep", "remove"):
+            arguments = {"people": [{"name": "ada", "home": wish}], "archive_directory": str(tmp_path / "archives")}
+            done = run(people_leave, arguments, check=True)
+            assert fault in done["msg"]
+            assert done["msg"].startswith("ada: state: absent is refused: ")
+    aside = [ada, person("eve", 2002, tmp_path / "adam"), person("root", 0, "/"), person("bob", 2003, tmp_path)]
+    assert people_leave.sharing_fault(ada, aside) == ""
+    # Accounts without a home share the place where there is none.
+    assert people_leave.sharing_fault(person("a", 1, "/none"), [person("b", 2, "/none")]) == ""
 
 
 def test_a_home_is_nobody_s_where_useradd_made_it_and_its_number_has_no_account(

@@ -34,6 +34,7 @@ users_people:
   - name: ada
     keys: [x]
   - { name: ada, key: y }
+  - { name: bea, groups_of_nodes: [podd] }
 disks_mounts:
   - { label: a, path: /mnt/a }
   - { label: b, path: /mnt/a }
@@ -71,10 +72,10 @@ group_vars/all.yml:7: base_time_sync: is a text, and has to be true or false ({A
 group_vars/all.yml:10: users_people[0]: ada: keys[0] starts with 'x', not with a key type such as ssh-ed25519 ({ALL})
 group_vars/all.yml:11: users_people[1].key: unknown key; did you mean keys? ({ALL})
 group_vars/all.yml:11: users_people[1]: ada: listed twice, first as users_people[0] ({ALL})
-group_vars/all.yml:13: disks_mounts: /mnt/a is listed twice ({ALL})
-group_vars/all.yml:16: nfs_exports: /srv/share has two servers, pod-w0 and pod-w1 ({ALL})
-group_vars/all.yml:18: git_people[0]: eve has no account and is not in users_people ({ALL})
-group_vars/all.yml:19: workspace_projects: 'nowhere' is undefined ({ALL})
+group_vars/all.yml:14: disks_mounts: /mnt/a is listed twice ({ALL})
+group_vars/all.yml:17: nfs_exports: /srv/share has two servers, pod-w0 and pod-w1 ({ALL})
+group_vars/all.yml:19: git_people[0]: eve has no account and is not in users_people ({ALL})
+group_vars/all.yml:20: workspace_projects: 'nowhere' is undefined ({ALL})
 group_vars/pod.yml:3: {ZSH} (pod-w[0-2])
 host_vars/solo-w0.yml:1: shell_scrollback: is empty; give it a value or leave it out (solo-w0)
 host_vars/solo-w0.yml:2: base_hugepages: 'sometimes' is none of auto, always, madvise, never, keep (solo-w0)
@@ -82,6 +83,9 @@ CLI option '-e': credentials_entries[0]: wandb of ada: secret is missing ({ALL})
 {JAX} (pod-w[0-2])
 shell, workspace: the rest is checked when these are mended
 """
+
+
+NOWHERE = "group_vars/all.yml:12: users_people[2]: bea: groups_of_nodes: the inventory has no podd (did you mean pod?)"
 
 
 def playbook(folder: Path, name: str | Path, *argv: str) -> tuple[int, list[dict[str, Any]]]:
@@ -113,6 +117,8 @@ def test_faults_of_all_roles_and_hosts_are_one_list_before_anything_changes(tmp_
     write(tmp_path, FILES)
     code, tasks = playbook(tmp_path, "site.yml", "--tags", "launcher", "--extra-vars", json.dumps(EXTRA))
     assert code != 0
+    warned = {text.replace(f"{tmp_path}/", "") for result in tasks[-2]["hosts"].values() for text in result["warnings"]}
+    assert warned == {NOWHERE}
     # The next task would be the first change.
     assert tasks[-1]["task"]["name"] == "Refuse faulty variables"
     (said,) = {result["msg"] for result in tasks[-1]["hosts"].values() if result.get("failed")}
@@ -137,6 +143,17 @@ def test_a_role_that_is_used_alone_checks_its_variables_first(tmp_path: Path) ->
     assert code != 0
     assert "users_people[0]: Ada: name must be" in tasks[-1]["hosts"]["solo-w0"]["msg"]
     assert tasks[-1]["task"]["name"] == "users : Check the people"
+
+
+def test_check_mode_names_a_login_shell_that_no_role_would_install(tmp_path: Path) -> None:
+    play = tmp_path / "play.yml"
+    plays = {"hosts": "solo-w0", "gather_facts": False, "roles": [{"role": "shell", "when": False}, "users"]}
+    play.write_text(json.dumps([plays]))
+    people = [{"name": "bea", "shell": "/bin/none-such"}, {"name": "cid", "shell": "/usr/bin/on-the-way"}]
+    write(tmp_path, {"group_vars/all.yml": json.dumps({"users_people": people, "shell_packages": ["on-the-way"]})})
+    code, tasks = playbook(tmp_path, play)
+    assert code != 0
+    assert "login shell /bin/none-such is not installed" in tasks[-1]["hosts"]["solo-w0"]["msg"]
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,21 @@ def stop_node(tpu: Tpu, name: str) -> str:
     return _operation(tpu.call("stop_node", {"name": name}, node_in_words(name), repeat=False))
 
 
+def node_metadata(tpu: Tpu, name: str) -> dict[str, str]:
+    """Return a node's metadata; values may hold secrets, and none is to be shown.
+
+    Raises:
+        ApiError: NOT_FOUND where there is no such node.
+    """
+    return dict(raw(tpu.call("get_node", {"name": name}, node_in_words(name))).metadata)
+
+
+def replace_metadata(tpu: Tpu, name: str, metadata: dict[str, str]) -> str:
+    """Begin to replace all of a node's metadata; return the operation's name."""
+    request = {"node": {"name": name, "metadata": metadata}, "update_mask": {"paths": ["metadata"]}}
+    return _operation(tpu.call("update_node", request, node_in_words(name), repeat=False))
+
+
 @dataclass(frozen=True)
 class GuestAttributes:
     """What a worker says of itself as guest attributes.

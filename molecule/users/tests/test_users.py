@@ -49,6 +49,10 @@ def test_nobody_else_gets_in(login: Login, name: str, key: str) -> None:
     assert "Permission denied (publickey" in done.stderr
 
 
+def test_keys_that_another_tool_keeps_let_in_as_before(login: Login) -> None:
+    assert login("dave", key="stranger").stdout.strip() == "dave"
+
+
 @pytest.mark.parametrize("name", ["ada", "grace", "heidi", "dave"])
 def test_no_password_opens_an_account(host: Host, name: str) -> None:
     with host.sudo():
@@ -110,9 +114,9 @@ def test_whoever_comes_back_finds_the_own_home(host: Host, login: Login, name: s
     assert done.stdout.split() == ([name] * 3 + ["kept"] if name == "dave" else [name] * 2), done.stderr
 
 
-def test_the_keys_directory_holds_exactly_the_listed_keys(host: Host) -> None:
+def test_the_keys_directory_holds_exactly_the_listed_keys_and_what_is_another_tool_s(host: Host) -> None:
     assert host.file(KEYS_DIRECTORY).mode == 0o755
-    assert sorted(host.file(KEYS_DIRECTORY).listdir()) == ["ada", "dave", "grace", "heidi"]
+    assert sorted(host.file(KEYS_DIRECTORY).listdir()) == ["ada", "dave", "grace", "heidi", "www-data"]
     for name in ("ada", "dave", "grace", "heidi"):
         lines = host.file(f"{KEYS_DIRECTORY}/{name}").content_string.splitlines()
         assert [line for line in lines if not line.startswith("#")] == [(KEYS / f"{name}.pub").read_text().strip()]

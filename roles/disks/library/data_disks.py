@@ -20,6 +20,7 @@ from ansible.module_utils.disk_state import (
     Mount,
     check_unit,
     device_number,
+    first_data,
     parse_blkid,
     processes_below,
     resolve,
@@ -73,12 +74,11 @@ actions:
 
 #: How long udev may take to make the links of a new file system, in seconds.
 LINK_TIMEOUT = 30.0
-#: Bytes at both ends of a disk that must be zero besides what blkid looks for: nothing but a new disk is blank.
-MARGIN = 1 << 20
+#: Nothing is discarded: what a disk held that only looked blank can still be read from it.
 MKFS = {
     # No blocks kept for root: nothing of the system writes there.
-    "ext4": ["mkfs.ext4", "-q", "-m", "0"],
-    "xfs": ["mkfs.xfs", "-q"],
+    "ext4": ["mkfs.ext4", "-q", "-m", "0", "-E", "nodiscard"],
+    "xfs": ["mkfs.xfs", "-q", "-K"],
 }
 
 
@@ -188,14 +188,12 @@ class DataDisks:
             reason = "in use" if exc.errno == errno.EBUSY else exc.strerror
             raise Refusal("%s cannot be formatted: %s" % (disk.path, reason)) from exc
         with os.fdopen(handle, "rb") as stream:
-            size = stream.seek(0, os.SEEK_END)
-            for start in (0, max(0, size - MARGIN)):
-                stream.seek(start)
-                if stream.read(MARGIN).strip(b"\0"):
-                    raise Refusal(
-                        "%s holds data without a signature; if nobody needs them, empty it by hand (`blkdiscard -z`)"
-                        % disk.path
-                    )
+            place = first_data(stream)
+        if place is not None:
+            raise Refusal(
+                "%s holds data without a signature, near byte %d; if nobody needs them, empty it by hand"
+                " (`blkdiscard -z`)" % (disk.path, place)
+            )
 
     # Doing
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -38,11 +39,16 @@ def become(account: pwd.struct_passwd) -> None:
         os.chdir("/")
 
 
-def as_person(account: pwd.struct_passwd, work: Callable[[], Any]) -> Any:
+def as_person(account: pwd.struct_passwd, work: Callable[[], Any], seconds: int = 0) -> Any:
     """Run a function in a process of an account and return its result, which must be one that JSON can hold.
 
+    Args:
+        account: The account.
+        work: The function.
+        seconds: How long it may take; 0 is as long as it likes.
+
     Raises:
-        PersonFault: The function raised it, or an OSError.
+        PersonFault: The function raised it or an OSError, or took too long.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -52,6 +58,7 @@ def as_person(account: pwd.struct_passwd, work: Callable[[], Any]) -> Any:
             os.close(reader)
             try:
                 become(account)
+                signal.alarm(seconds)
                 answer = {"value": work()}
             except (PersonFault, OSError) as exc:
                 answer = {"fault": str(exc)}
@@ -65,7 +72,9 @@ def as_person(account: pwd.struct_passwd, work: Callable[[], Any]) -> Any:
     os.close(writer)
     with os.fdopen(reader) as stream:
         text = stream.read()
-    os.waitpid(child, 0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+        raise PersonFault("it did not end within %d s" % seconds)
     if not text:
         raise PersonFault("the process of %s ended without an answer" % account.pw_name)
     answer = json.loads(text)

@@ -3,7 +3,43 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
+from collections import Counter
+
+#: Bytes above which nobody's configuration is read.
+LARGEST = 1 << 20
+
+
+def read(path: str) -> str:
+    """Return the text of a file; empty where there is none. What is no UTF-8 comes as surrogates.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or is larger than `LARGEST`.
+    """
+    try:
+        # A named pipe would be waited for.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return ""
+    with os.fdopen(handle, encoding="utf-8", errors="surrogateescape", newline="") as stream:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError("%s is not a regular file" % path)
+        text = stream.read(LARGEST + 1)
+        if len(text) > LARGEST:
+            raise OSError("%s is larger than %d bytes" % (path, LARGEST))
+        return text
+
+
+def changed_lines(path: str, before: str, after: str) -> dict[str, str]:
+    """Return the diff of a file's two texts with the lines that differ alone: those around them may hold secrets."""
+    old, new = Counter(before.splitlines()), Counter(after.splitlines())
+    return {
+        "before_header": path,
+        "after_header": path,
+        "before": "".join(line + "\n" for line in (old - new).elements()),
+        "after": "".join(line + "\n" for line in (new - old).elements()),
+    }
 
 
 def replace(path: str, text: str) -> None:

@@ -11,13 +11,15 @@ from typing import Any
 
 from ansible.module_utils.as_person import PersonFault, as_person
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.text_files import changed_lines, read
 
 DOCUMENTATION = r"""
 module: git_includes
 short_description: Have git include configuration of the fleet, and prove that git and ssh read it
 description:
   - Adds C(config) of O(directory) to the end of /etc/gitconfig, and each person's file of its directory C(people) to
-    the beginning of her ~/.gitconfig, which is written with her own rights. Everything else in these files stays.
+    the beginning of her ~/.gitconfig, which is written with her own rights. Everything else in these files stays,
+    and is shown in no diff, since it may hold tokens. What is no regular file, or larger than 1 MiB, is a fault.
   - Removes files from the directories C(people) and C(keys) that are not listed, and what included them.
   - Fails where ssh does not take host keys from O(directory), and warns of settings that something else wins over.
 options:
@@ -67,6 +69,9 @@ changed_paths:
   returned: always
 """
 
+#: Seconds that the work in one person's home may take.
+TIME_LIMIT = 60
+
 
 def with_include(text: str, path: str, *, first: bool) -> str:
     """Given the text of a git configuration, return it with an include of a path at its beginning or its end."""
@@ -103,15 +108,6 @@ def without_include(text: str, path: str) -> str:
     return "".join(lines)
 
 
-def read(path: str) -> str:
-    """Return the text of a file; empty where there is none."""
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            return stream.read()
-    except FileNotFoundError:
-        return ""
-
-
 def replace(path: str, text: str) -> None:
     """Replace a file at once and keep its mode; a link stays and its target is replaced. No text removes the file."""
     path = os.path.realpath(path)
@@ -135,14 +131,19 @@ def replace(path: str, text: str) -> None:
 
 
 def mend(file: str, include: str, *, wanted: bool, first: bool, check: bool) -> dict[str, str] | None:
-    """Bring one configuration to include a file or not; return the diff, None where nothing changed."""
+    """Bring one configuration to include a file or not; return the diff, None where nothing changed.
+
+    Raises:
+        OSError: It is no file of a person's configuration, or cannot be read or written.
+    """
     before = read(file)
     after = with_include(before, include, first=first) if wanted else without_include(before, include)
     if after == before:
         return None
     if not check:
         replace(file, after)
-    return {"before_header": file, "after_header": file, "before": before, "after": after}
+    diff: dict[str, str] = changed_lines(file, before, after)
+    return diff
 
 
 def names_in(directory: str) -> list[str]:
@@ -216,7 +217,9 @@ class Includes:
             return
         own, include = os.path.join(account.pw_dir, ".gitconfig"), os.path.join(self.directory, "people", name)
         try:
-            diff = as_person(account, lambda: mend(own, include, wanted=wanted, first=True, check=self.check))
+            diff = as_person(
+                account, lambda: mend(own, include, wanted=wanted, first=True, check=self.check), seconds=TIME_LIMIT
+            )
         except PersonFault as exc:
             self.faults.append("%s of git_people %s: %s" % (own, name, exc))
         else:

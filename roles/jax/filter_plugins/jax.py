@@ -101,6 +101,7 @@ def jax_environment(values: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "name": "jax",
+            "variable": "jax_venv",
             "path": values["jax_venv"],
             "owner": values["jax_venv_owner"],
             "requirements": [*requirements, *values["jax_packages"]],

@@ -10,8 +10,15 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 Words = dict[str, Any]
+
+#: The newest uv whose list of builds was read (`uv python list --all-versions --only-downloads`), and the first and
+#: last minor version of Python 3 in it. Newer ones may have more.
+UV_KNOWN, UV_PYTHONS = "0.13.9", (8, 16)
+#: The same for the deadsnakes archive: bounds beyond which it has packages for no release of Ubuntu that is in support.
+DEADSNAKES_PYTHONS = (7, 16)
 
 #: What reports name of an environment besides its digest.
 SHOWN = ("jax", "jaxlib", "libtpu", "torch", "torch-xla", "numpy", "flax")
@@ -35,13 +42,34 @@ def python_programs(source: str, version: str, more: list[Words], system: str) -
     return found
 
 
-def python_faults(more: list[Words]) -> list[str]:
-    """Given python_more_versions, return what is wrong with it."""
-    versions = [str(entry["version"]) for entry in more]
-    odd = [version for version in versions if not re.fullmatch(r"3\.[0-9]+", version)]
-    faults = [f"python_more_versions: '{version}' is not a version such as 3.12" for version in odd]
-    twice = [version for version, times in Counter(versions).items() if times > 1]
-    return faults + [f"python_more_versions: {version} stands there twice" for version in twice]
+def python_faults(more: list[Words], source: str, version: str, uv_version: str, own_places: list[str]) -> list[str]:
+    """Return what is wrong with the versions that are asked for, as far as it is known which there are.
+
+    Args:
+        more: python_more_versions.
+        source: python_source.
+        version: python_version.
+        uv_version: python_uv_version.
+        own_places: The sources that are taken from another place than their own, which may have others.
+    """
+    asked = [(f"python_more_versions[{position}].version", entry) for position, entry in enumerate(more)]
+    if source != "distribution":
+        asked.insert(0, ("python_version", {"version": version, "source": source}))
+    faults = []
+    for where, entry in asked:
+        number, origin = str(entry["version"]), entry.get("source", "uv")
+        if not re.fullmatch(r"3\.[0-9]+", number):
+            faults.append(f"{where}: '{number}' is not a version such as 3.12")
+            continue
+        first, last = UV_PYTHONS if origin == "uv" else DEADSNAKES_PYTHONS
+        newer_uv = origin == "uv" and Version(uv_version) > Version(UV_KNOWN)
+        minor = int(number.partition(".")[2])
+        if origin not in own_places and (minor < first or (minor > last and not newer_uv)):
+            way = "; a newer python_uv_version may have it" if origin == "uv" and minor > last else ""
+            faults.append(f"{where}: {origin} has no Python {number}, but 3.{first} to 3.{last}{way}")
+    versions = Counter(str(entry["version"]) for entry in more)
+    twice = [number for number, times in versions.items() if times > 1]
+    return faults + [f"python_more_versions: {number} stands there twice" for number in twice]
 
 
 def environment_path(environment: Words) -> str:
@@ -70,6 +98,7 @@ def wanted_environments(
     return [
         {
             "name": str(entry["name"]),
+            "variable": entry.get("variable") or f"python_environments[{position}]",
             "path": environment_path(entry),
             "owner": entry.get("owner") or "root",
             "python": programs[str(entry.get("python") or version)]["program"],
@@ -82,7 +111,7 @@ def wanted_environments(
             "forbidden": entry.get("forbidden") or "",
             "proof": entry.get("proof") or "",
         }
-        for entry in environments
+        for position, entry in enumerate(environments)
     ]
 
 
@@ -159,6 +188,25 @@ def lock_faults(lock: str, requirements: list[str]) -> list[str]:
         elif not requirement.specifier.contains(version, prereleases=True):
             faults.append(f"it has {requirement.name} {version}, and not {requirement.name}{requirement.specifier}")
     return faults
+
+
+def missing_lock_faults(
+    environments: list[Words], directory: str, missing: list[str], names: Words | None = None
+) -> list[str]:
+    """Given environments and which of their lock files are missing on this machine, return every fault.
+
+    Args:
+        environments: As in python_environments.
+        directory: As `lock_paths` takes it.
+        missing: Of what `lock_paths` returned.
+        names: As `environment_faults` takes them.
+    """
+    return [
+        f"{_where(position, 'lock', names)}: {entry['name']}: {path} is missing on this machine"
+        for position, entry in enumerate(environments)
+        for path in lock_paths([entry], directory)
+        if path in missing
+    ]
 
 
 def environment_lock_faults(environments: list[Words], locks: list[str], names: Words | None = None) -> list[str]:
@@ -325,6 +373,7 @@ class FilterModule:
             wanted_environments,
             environment_faults,
             environment_lock_faults,
+            missing_lock_faults,
             environment_plan,
             agreed_environments,
             environment_report,

@@ -9,6 +9,7 @@ from typing import Any
 
 from ansible.module_utils.as_person import PersonFault, as_person
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.environment_guard import stranger_in
 from ansible.module_utils.environment_state import packages
 from ansible.module_utils.environment_work import Environment, Fault, Uv, brought, give
 
@@ -18,7 +19,9 @@ short_description: Make virtual environments with uv and bring their packages to
 description:
   - The work has steps, so that many hosts can agree on one set in between. Only V(pythons) and V(fill) change anything.
   - Everything in an environment is done with the rights of its owner.
-  - Packages that are not of the set stay, unless O(environments[].exact).
+  - Packages that are not of the set stay, unless O(environments[].exact). What an environment held for another version
+    of Python stays in its directory C(.old-TIME).
+  - Refuses environments in which others than root and the owner could put what then runs with the owner's rights.
   - Installations from one O(cache_dir) take turns, so that hosts that share it download each package once.
 options:
   step:
@@ -54,6 +57,7 @@ options:
     default: []
     suboptions:
       name: {description: "A word for it.", type: str, required: true}
+      variable: {description: "Variable that it comes from, for messages.", type: str, default: ""}
       path: {description: "Where it is.", type: path, required: true}
       owner: {description: "Who may write it.", type: str, default: root}
       python: {description: "Path of a Python, or the version of one that uv brought.", type: str, required: true}
@@ -113,6 +117,23 @@ def listed(found: dict[str, str]) -> str:
     return "".join("%s==%s\n" % item for item in sorted(found.items()))
 
 
+def bring(versions: list[str], uv: Uv) -> None:
+    """Have uv bring versions of Python.
+
+    Raises:
+        Fault: It could not; with what to do then.
+    """
+    try:
+        with uv.take_turn():
+            uv.run("python", "install", "--no-bin", "--reinstall", *versions)
+    except Fault as exc:
+        raise Fault(
+            "uv did not bring Python %s, which python_version or python_more_versions asks for: %s; uv takes its builds"
+            " from GitHub: where a worker cannot reach that, name a mirror's list in python_uv_downloads_json_url, or"
+            " set python_source to deadsnakes or distribution" % (", ".join(versions), exc)
+        ) from exc
+
+
 def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
     """Do a step for one environment with its owner's rights.
 
@@ -124,8 +145,14 @@ def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
         account = pwd.getpwnam(wanted["owner"])
     except KeyError:
         if step == "look" or module.check_mode:  # Its account comes with the rest.
-            return Environment(wanted, Uv(program, module.params["cache_dir"], timeout)).look()
-        raise Fault("there is no account %s for the environment %s" % (wanted["owner"], wanted["name"])) from None
+            return Environment(wanted, Uv(program, module.params["cache_dir"], timeout)).unmade()
+        raise Fault("there is no account %s, who is to own it" % wanted["owner"]) from None
+    reason = stranger_in(wanted["path"], account.pw_uid)
+    if reason:
+        raise Fault(
+            "%s would run what others than root%s could change: %s; give it another path or owner"
+            % (wanted["owner"], " and %s" % wanted["owner"] if account.pw_uid else "", reason)
+        )
     mine = account.pw_uid == os.geteuid()
     uv = Uv(program, module.params["cache_dir"] if mine else "%s/.cache/uv" % account.pw_dir, timeout)
     if step == "fill" and not mine:
@@ -159,7 +186,7 @@ def main() -> None:
                     "path": {"type": "path", "required": True},
                     "owner": {"type": "str", "default": "root"},
                     **dict.fromkeys(("requirements", "constraints", "find_links"), words),
-                    **{name: {"type": "str", "default": ""} for name in ("lock", "forbidden", "proof")},
+                    **{name: {"type": "str", "default": ""} for name in ("variable", "lock", "forbidden", "proof")},
                     "exact": {"type": "bool", "default": False},
                 },
             },
@@ -169,20 +196,21 @@ def main() -> None:
     )
     os.umask(0o022)
     step, directory = module.params["step"], module.params["python_dir"]
-    missing = [version for version in module.params["pythons"] if not brought(directory, version)]
     states: dict[str, Any] = {}
     locks: dict[str, str] = {}
-    result: dict[str, Any] = {"changed": False, "missing_pythons": missing, "environments": states, "locks": locks}
+    result: dict[str, Any] = {"changed": False, "missing_pythons": [], "environments": states, "locks": locks}
     before: dict[str, dict[str, str]] = {}
+    where = ""
     try:
+        missing = [version for version in module.params["pythons"] if not brought(directory, version)]
+        result["missing_pythons"] = missing
         if step == "pythons" and missing:
             result["changed"] = True
             if not module.check_mode:
-                uv = Uv(module.params["uv"], module.params["cache_dir"], module.params["timeout"])
-                with uv.take_turn():
-                    uv.run("python", "install", "--no-bin", "--reinstall", *missing)
+                bring(missing, Uv(module.params["uv"], module.params["cache_dir"], module.params["timeout"]))
         for wanted in module.params["environments"]:
             name = wanted["name"]
+            where = "%senvironment %s: " % (wanted["variable"] and wanted["variable"] + ": ", name)
             if step == "resolve":
                 locks[name] = work(wanted, step, module)
             elif step in ("look", "fill"):
@@ -193,8 +221,8 @@ def main() -> None:
                     result["changed"] = True
                     if not module.check_mode:
                         states[name] = work(wanted, step, module)
-    except (Fault, PersonFault) as exc:
-        module.fail_json(msg=str(exc), **result)
+    except (Fault, PersonFault, OSError) as exc:
+        module.fail_json(msg="%s%s" % (where, exc), **result)
     if step == "fill":
         result["diff"] = [
             {

@@ -9,7 +9,6 @@ import os
 import platform
 import pwd
 import re
-import shutil
 import subprocess
 import tempfile
 import time
@@ -32,6 +31,14 @@ PLAN = re.compile(r"^ ([+~-]) (\S+)", re.MULTILINE)
 #: File in an environment from before its packages change until its proof has passed.
 UNPROVED = ".tpu_ops-unproved"
 
+#: What an environment of one version of Python consists of, the file that makes it one last; the rest is people's.
+PARTS = ("bin", "etc", "include", "lib", "lib64", "share", "pyvenv.cfg")
+#: Directories in an environment with the parts that it had for another Python; the time follows.
+KEPT = ".old-"
+
+#: Seconds that a Python may take to start.
+START = 60.0
+
 
 class Fault(Exception):
     """What keeps the work from being done, in words for people."""
@@ -51,7 +58,11 @@ def device(path: str) -> int:
 
 
 def runs_version(python: str) -> str:
-    """Return the version of a Python as major.minor; empty where it does not run."""
+    """Return the version of a Python as major.minor; empty where it does not run.
+
+    Raises:
+        Fault: It runs, and does not answer.
+    """
     try:
         return subprocess.run(
             [python, "-I", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
@@ -59,9 +70,11 @@ def runs_version(python: str) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             universal_newlines=True,
-            timeout=60,
+            timeout=START,
             check=True,
         ).stdout.strip()
+    except subprocess.TimeoutExpired as exc:
+        raise Fault("%s did not say its version within %g s; nothing was done to it" % (python, exc.timeout)) from exc
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -138,9 +151,17 @@ class Environment:
         else:
             self.interpreter = [wanted["python"], "--python-preference", "only-managed"]
 
+    def runs(self) -> bool:
+        """Return whether the environment's Python runs and is the version that is asked for."""
+        return runs_version(self.python) == str(self.wanted["python_version"])
+
+    def made_for(self) -> str:
+        """Return the version of Python that an environment was made for; empty where none is there."""
+        return ".".join(python_version(self.path).split(".")[:2])
+
     def is_fresh(self) -> bool:
         """Return whether the environment must be made, or made anew."""
-        return runs_version(self.python) != str(self.wanted["python_version"])
+        return not self.runs() and self.made_for() != str(self.wanted["python_version"])
 
     def install(self, directory: str, *options: str) -> list[str]:
         """Install the lock, or the requirements where there is none, and return uv's plan."""
@@ -199,8 +220,9 @@ class Environment:
     def look(self) -> dict[str, Any]:
         """Return what the environment is, and what would be done to it."""
         if self.is_fresh():
-            pinned = ["%s==%s" % pin for pin in pins(self.wanted["lock"]).items()]
-            return self.report(["+ %s" % name for name in pinned or self.wanted["requirements"]], fresh=True)
+            return self.unmade()
+        if not self.runs():
+            return self.report(["~ Python %s" % self.wanted["python_version"]], fresh=False)
         if not os.path.exists(self.uv.program):
             return self.report(["~ uv"], fresh=False)
         with tempfile.TemporaryDirectory() as directory:
@@ -209,6 +231,14 @@ class Environment:
         if self.wanted["proof"] and os.path.exists(self.unproved):
             plan.append("~ what did not work")
         return self.report(plan, fresh=False)
+
+    def unmade(self) -> dict[str, Any]:
+        """Return what would be done where no environment is that will do, without running anything."""
+        pinned = ["%s==%s" % pin for pin in pins(self.wanted["lock"]).items()]
+        plan = ["+ %s" % name for name in pinned or self.wanted["requirements"]]
+        if os.path.lexists(os.path.join(self.path, "pyvenv.cfg")):
+            plan.insert(0, "~ Python %s, which was %s" % (self.wanted["python_version"], self.made_for() or "unknown"))
+        return self.report(plan, fresh=True)
 
     def resolve(self) -> str:
         """Return the text of a lock that satisfies the requirements, with the versions that are there where they do."""
@@ -240,7 +270,7 @@ class Environment:
             )
 
     def make(self) -> None:
-        """Make the environment anew.
+        """Make the environment, or have its Python run again; what was there for another Python is kept beside it.
 
         Raises:
             Fault: What is there is no environment.
@@ -249,16 +279,16 @@ class Environment:
             raise Fault("%s is in the way: it is not a directory" % self.path)
         os.makedirs(self.path, mode=0o755, exist_ok=True)
         names = os.listdir(self.path)
-        if names and "pyvenv.cfg" not in names:
+        # An interrupted run may have kept everything and made nothing yet.
+        if names and "pyvenv.cfg" not in names and not any(name.startswith(KEPT) for name in names):
             raise Fault("%s is in the way: it is not empty and no virtual environment" % self.path)
-        # pyvenv.cfg goes last, so that an interrupted run can go on here.
-        for name in sorted(names, key="pyvenv.cfg".__eq__):
-            entry = os.path.join(self.path, name)
-            if os.path.isdir(entry) and not os.path.islink(entry):
-                shutil.rmtree(entry)
-            else:
-                os.unlink(entry)
-        self.uv.run("venv", "--no-project", "--python", *self.interpreter, self.path)
+        if self.is_fresh():
+            kept = os.path.join(self.path, KEPT + time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
+            for name in PARTS:
+                if name in names:
+                    os.makedirs(kept, mode=0o755, exist_ok=True)
+                    os.rename(os.path.join(self.path, name), os.path.join(kept, name))
+        self.uv.run("venv", "--no-project", "--allow-existing", "--python", *self.interpreter, self.path)
 
     def fill(self) -> dict[str, Any]:
         """Bring the environment to its set, and return what it is and was done to it.
@@ -268,7 +298,7 @@ class Environment:
         """
         self.allow(self.wanted["lock"])
         with self.uv.take_turn(), tempfile.TemporaryDirectory() as directory:
-            if self.is_fresh():
+            if not self.runs():
                 self.make()
             if self.wanted["proof"]:
                 written(self.path, UNPROVED, "")

@@ -9,7 +9,7 @@ import re
 import subprocess
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.text_files import replace
+from ansible.module_utils.text_files import changed_lines, replace
 
 DOCUMENTATION = r"""
 module: preload_entries
@@ -203,7 +203,7 @@ def main() -> None:
             module.warn("%s, line %d: %s stands there in a way that is not understood" % (path, number, library))
         if after == before:
             continue
-        diffs.append({"before_header": path, "after_header": path, "before": before, "after": after})
+        diffs.append(changed_lines(path, before, after))
         if not module.check_mode:
             replace(path, after)
     files = [entry["before_header"] for entry in diffs]

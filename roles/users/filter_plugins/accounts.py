@@ -6,6 +6,7 @@ are facts of the worker.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,12 +100,16 @@ def people_leaving(people: list[Person], accounts: Accounts, state: State) -> li
 
 
 def key_files(people: list[Person], state: State, directory: str) -> list[dict[str, str]]:
-    """Return the keys directory and exactly the files in it, as entries of `managed_files`."""
+    """Return the keys directory and exactly the role's files in it, as entries of `managed_files`.
+
+    What others put there stays, except for the files of people who are listed.
+    """
     files = {
         person["name"]: _groups_line(person) + "".join(f"{key}\n" for key in person["keys"])
         for person in _present(people)
     }
-    stale = sorted(set(state["key_files"]) - set(files))
+    leaving = {person["name"] for person in people} - set(files)
+    stale = sorted({*state["key_files"], *leaving.intersection(state["foreign_key_files"])} - set(files))
     return [
         {"path": directory, "state": "directory", "mode": "0755"},
         *({"path": f"{directory}/{name}", "state": "absent"} for name in stale),
@@ -181,17 +186,54 @@ def _uid_refusals(people: list[Person], accounts: Accounts) -> list[str]:
     return faults
 
 
-def people_report(workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Given all workers' variables by name, return what the role leaves as it is, in one line each, and the way out."""
+def metadata_people(people: list[Person], names: list[str]) -> dict[str, list[str]]:
+    """Return, for each name, the keys that are hers by the list: those that the metadata may go on holding."""
+    return {
+        name: [
+            " ".join(key.split()[:2]) for person in _present(people) if person["name"] == name for key in person["keys"]
+        ]
+        for name in names
+    }
+
+
+def people_report(workers: Mapping[str, Mapping[str, Any]], directory: str) -> list[str]:
+    """Return what the role leaves as it is, in one line each, and the way out.
+
+    Args:
+        workers: All workers' variables by name.
+        directory: The role's directory of keys.
+    """
     hosts: dict[str, list[str]] = {}
-    nodes: dict[str, str] = {}
+    agents: set[str] = set()
+    taken = _taken(workers)
     for host, variables in workers.items():
-        for name, found in variables.get("__users_state", {}).get("foreign", {}).items():
-            for line in _foreign_lines(name, found):
-                hosts.setdefault(line, []).append(host)
-            if found["agent"]:
-                nodes.update(_metadata_commands(variables))
-    return [f"{line} ({', '.join(found)})" for line, found in hosts.items()] + list(nodes.values())
+        state = variables.get("__users_state", {})
+        lines = [
+            f"{directory}/{name} is not this role's, and stays; list its owner in users_people, or remove it"
+            for name in state.get("foreign_key_files", [])
+        ]
+        for name, found in state.get("foreign", {}).items():
+            agent = [] if (variables.get("tpu_node_label"), name) in taken else found["agent"]
+            lines += _foreign_lines(name, found | {"agent": agent})
+            agents.update([name] if agent else [])
+        for line in lines:
+            hosts.setdefault(line, []).append(host)
+    asked = json.dumps({"users_remove_metadata_keys": sorted(agents)})
+    way = (
+        "the guest agent takes its keys from the metadata's ssh-keys. To take these out of their nodes' metadata:"
+        f" ansible-playbook playbooks/users.yml -e '{asked}'. What is left then is in the project's: gcloud compute"
+        " project-info describe, and add-metadata --metadata-from-file=ssh-keys=keys.txt"
+    )
+    return [f"{line} ({', '.join(found)})" for line, found in hosts.items()] + ([way] if agents else [])
+
+
+def _taken(workers: Mapping[str, Mapping[str, Any]]) -> set[tuple[Any, str]]:
+    """Return of which nodes and people this run has taken keys out of the metadata."""
+    return {
+        (variables.get("tpu_node_label"), line.strip().partition(":")[0])
+        for variables in workers.values()
+        for line in variables.get("__users_metadata", {}).get("removed", [])
+    }
 
 
 def _foreign_lines(name: str, found: dict[str, Any]) -> list[str]:
@@ -203,19 +245,9 @@ def _foreign_lines(name: str, found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _metadata_commands(variables: Mapping[str, Any]) -> dict[str, str]:
-    """Return how the keys of the guest agent are taken out of a node's metadata, by the node's place."""
-    node = variables.get("tpu_node")
-    if not node:
-        return {}
-    place = f"{node} --zone={variables['tpu_zone']} --project={variables['tpu_project']}"
-    tpu_vm = "gcloud compute tpus tpu-vm"
-    return {
-        place: f"node {node}: the guest agent takes its keys from the metadata's ssh-keys. To take one out there:"
-        f" {tpu_vm} describe {place} --format='value(metadata.ssh-keys)' > keys.txt; edit keys.txt;"
-        f" {tpu_vm} update {place} --metadata-from-file=ssh-keys=keys.txt. Keys of the whole project: gcloud compute"
-        f" project-info describe, and add-metadata --metadata-from-file=ssh-keys=keys.txt"
-    }
+def shells_without(shells: list[str], packages: list[str]) -> list[str]:
+    """Return the login shells that no package of the same name brings."""
+    return [shell for shell in shells if shell.rpartition("/")[2] not in packages]
 
 
 class FilterModule:
@@ -225,10 +257,12 @@ class FilterModule:
         """Return the filters by name."""
         return {
             "key_files": key_files,
+            "metadata_people": metadata_people,
             "people_changes": people_changes,
             "people_groups": people_groups,
             "people_leaving": people_leaving,
             "people_refusals": people_refusals,
             "people_report": people_report,
             "people_sudoers": people_sudoers,
+            "shells_without": shells_without,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import difflib
 import re
 import struct
 from typing import Any
@@ -200,24 +201,59 @@ def people_here(people: list[Person], place: dict[str, Any]) -> list[Person]:
     ]
 
 
-def people_nowhere(people: list[Person], groups: list[str]) -> list[str]:
-    """Return, for each person, nodes and groups of nodes that the inventory's groups do not show, as a sentence.
+def people_nowhere(lists: dict[str, list[Person]], groups: dict[str, list[str]]) -> list[str]:
+    """Return, for each person, nodes and groups of nodes that the inventory does not have, as a sentence.
 
     Nodes come and go, so that this is no fault; it may be a misspelt name all the same.
+
+    Args:
+        lists: Variable -> the people that it lists.
+        groups: The inventory's groups, with their hosts.
     """
+    # The inventory's groups of nodes; where nodes share a name, the zone follows it.
+    nodes = {name.removeprefix("node_") for name in groups if name.startswith("node_")}
 
     def known(node: str) -> bool:
-        # The inventory's groups of nodes; where nodes share a name, the zone follows it.
-        group = "node_" + re.sub(r"[^A-Za-z0-9_]", "_", node)
-        return any(name == group or name.startswith(f"{group}_") for name in groups)
+        group = re.sub(r"[^A-Za-z0-9_]", "_", node)
+        return any(name == group or name.startswith(f"{group}_") for name in nodes)
+
+    def hint(name: str, words: list[str]) -> str:
+        if name in groups.get("all", []):
+            return f"{name} (a worker; name its node)"
+        near = difflib.get_close_matches(name, words, 1, 0.75)
+        return f"{name} (did you mean {near[0]}?)" if near else name
 
     lines = []
-    for person in people:
-        missing = [name for name in person.get("nodes", []) if not known(name)]
-        missing += [name for name in person.get("groups_of_nodes", []) if name not in groups]
-        if missing:
-            lines.append(f"{person['name']}: the inventory has no {', '.join(missing)}")
+    for variable, people in lists.items():
+        for position, person in enumerate(people):
+            missing = {
+                "nodes": [
+                    hint(name, [node.replace("_", "-") for node in nodes])
+                    for name in person.get("nodes", [])
+                    if not known(name)
+                ],
+                "groups_of_nodes": [
+                    hint(name, list(groups)) for name in person.get("groups_of_nodes", []) if name not in groups
+                ],
+            }
+            lines += [
+                f"{variable}[{position}]: {person['name']}: {key}: the inventory has no {', '.join(names)}"
+                for key, names in missing.items()
+                if names
+            ]
     return lines
+
+
+def removal_faults(names: list[str], connecting_user: str = "") -> list[str]:
+    """Return what is wrong with users_remove_metadata_keys."""
+    faults = []
+    for position, name in enumerate(names):
+        where = f"users_remove_metadata_keys[{position}]: {name}"
+        if not NAME.fullmatch(str(name)):
+            faults.append(f"{where}: is no login name")
+        elif name == connecting_user:
+            faults.append(f"{where}: this run logs in with this account, maybe by such a key; connect as another user")
+    return faults
 
 
 class FilterModule:
@@ -229,4 +265,5 @@ class FilterModule:
             "people_faults": people_faults,
             "people_here": people_here,
             "people_nowhere": people_nowhere,
+            "removal_faults": removal_faults,
         }

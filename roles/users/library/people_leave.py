@@ -244,17 +244,39 @@ def leave(name: str, home_wish: str, directory: str, patience: int) -> str:
     return archived
 
 
+def sharing_fault(account: pwd.struct_passwd, accounts: list[pwd.struct_passwd]) -> str:
+    """Return whose processes or home would go along with an account, or the empty string."""
+    home = os.path.realpath(account.pw_dir)
+    for other in accounts:
+        if other.pw_name == account.pw_name:
+            continue
+        if other.pw_uid == account.pw_uid:
+            return "number %d is %s's as well; give one of them another: usermod --uid" % (other.pw_uid, other.pw_name)
+        place = os.path.realpath(other.pw_dir)
+        if os.path.isdir(home) and (place + "/").startswith(home.rstrip("/") + "/"):
+            return "%s, the home of %s, would go along; give one of them another: usermod --home" % (
+                other.pw_dir,
+                other.pw_name,
+            )
+    return ""
+
+
 def faults_of(people: list[dict[str, str]]) -> list[str]:
-    """Return why homes must not be removed, of all people."""
+    """Return why people must not be removed, or their homes, of all people."""
     faults = []
     for person in people:
         name = person["name"]
         try:
             entry = pwd.getpwnam(name)
-            home, uid = entry.pw_dir, entry.pw_uid
         except KeyError:
             home, uid = usual_home(name), -1
-        fault = home_fault(name, home, uid)
+        else:
+            home, uid = entry.pw_dir, entry.pw_uid
+            fault = sharing_fault(entry, pwd.getpwall())
+            if fault:
+                faults.append("%s: state: absent is refused: %s" % (name, fault))
+                continue
+        fault = "" if person["home"] == "keep" else home_fault(name, home, uid)
         if fault:
             faults.append("%s: home: %s is refused: %s" % (name, person["home"], fault))
     return faults
@@ -271,7 +293,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     people, directory = module.params["people"], module.params["archive_directory"]
-    faults = faults_of([person for person in people if person["home"] != "keep"])
+    faults = faults_of(people)
     if faults:
         module.fail_json(msg="; ".join(faults))
     archives: dict[str, str] = {}

@@ -74,7 +74,11 @@ ownerless_homes:
   type: list
   returned: always
 key_files:
-  description: Names of files in the keys directory.
+  description: Names of the role's own files in the keys directory.
+  type: list
+  returned: always
+foreign_key_files:
+  description: Names in the keys directory that are not of the role's files.
   type: list
   returned: always
 given_groups:
@@ -101,6 +105,10 @@ sshd_keys_files:
   description: Where a new start of sshd would look for keys.
   type: list
   returned: always
+other_keys_files:
+  description: Those of them that are neither ~/.ssh/authorized_keys nor the role's.
+  type: list
+  returned: always
 sshd_behind:
   description: Whether sshd last read its configuration before the role's file was written.
   type: bool
@@ -116,6 +124,10 @@ foreign:
 #: The line that Google's guest agent puts before each key of its own (google-guest-agent, non_windows_accounts.go).
 AGENT_MARK = "# Added by Google"
 KEY = re.compile(r"(?:^|[\s,])((?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]+)\s+([A-Za-z0-9+/]+=*)(?:\s+(.*))?$")
+#: How each of the role's files begins.
+HEADER = "# Written by Ansible"
+#: Where sshd looks for keys in a home; the guest agent writes there.
+HOME_KEYS = ".ssh/authorized_keys"
 #: How a person's file of keys names the groups that the role gave.
 GROUPS = re.compile(r"^# Groups: (.+)$", re.MULTILINE)
 #: A rule that allows every command.
@@ -220,6 +232,20 @@ def sshd_keys_files() -> list[str]:
     return found[0] if found else []
 
 
+def other_keys_files(listed: list[str], own_text: str, directory: str) -> list[str]:
+    """Return in which files sshd looks for keys because of others, so that it goes on doing so.
+
+    Args:
+        listed: All files in which it looks.
+        own_text: The role's file of sshd's configuration: its last word is the role's files, also where the role has
+            moved to another directory since.
+        directory: The role's directory of keys.
+    """
+    words = own_text.split() if own_text.startswith(HEADER) else []
+    own = {"none", HOME_KEYS, directory + "/%u", *words[-1:]}
+    return [path for path in listed if path not in own]
+
+
 def sshd_behind(path: str) -> bool:
     """Return whether sshd has not read a file of its configuration since that was written."""
     try:
@@ -266,9 +292,7 @@ def main() -> None:
     entries = grp.getgrall()
     groups = {name: [group.gr_name for group in entries if name in group.gr_mem] for name in accounts}
     homes = {name: account.pw_dir for name, account in accounts.items()}
-    in_homes = {
-        name: authorized_keys(read(os.path.join(home, ".ssh", "authorized_keys"))) for name, home in homes.items()
-    }
+    in_homes = {name: authorized_keys(read(os.path.join(home, HOME_KEYS))) for name, home in homes.items()}
     rules = other_sudo(module.params["sudoers"])
     present = [person for person in people if person["state"] == "present"]
     left = {
@@ -276,7 +300,9 @@ def main() -> None:
         for person in people
         if person["name"] in accounts
     }
-    key_files = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+    found_files = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+    key_files = [name for name in found_files if read(os.path.join(directory, name)).startswith(HEADER)]
+    listed = sshd_keys_files()
     module.exit_json(
         changed=False,
         expired=[name for name in names if name in expired],
@@ -284,12 +310,14 @@ def main() -> None:
         missing_shells=sorted({p["shell"] for p in present if not os.access(p["shell"], os.X_OK)}),
         ownerless_homes=[name for name in names if ownerless(name, homes.get(name, usual_home(name)))],
         key_files=key_files,
+        foreign_key_files=[name for name in found_files if name not in key_files],
         given_groups=given_groups(directory, key_files),
         role_keys=[key["key"] for key in authorized_keys(read(os.path.join(directory, user)))] if user else [],
         home_keys=[key["key"] for key in in_homes.get(user, [])],
         role_sudo=sudo_rules(read(module.params["sudoers"])),
         other_sudo=rules,
-        sshd_keys_files=sshd_keys_files(),
+        sshd_keys_files=listed,
+        other_keys_files=other_keys_files(listed, read(module.params["sshd_file"]), directory),
         sshd_behind=sshd_behind(module.params["sshd_file"]),
         foreign={name: found for name, found in left.items() if found},
     )

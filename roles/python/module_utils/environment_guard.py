@@ -1,0 +1,69 @@
+"""Whether only an environment's owner decides what runs in it; runs on Python 3.8.
+
+The programs of an environment run with its owner's rights, so that whoever else can change them has these rights.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+
+#: More symbolic links on one way are a loop; the kernel's own limit (path_resolution(7)).
+LINKS = 40
+
+
+def stranger(path: str, uid: int) -> str:
+    """Return why others than root and one account decide what a path leads to; empty where nobody else does.
+
+    Raises:
+        OSError: Something on the way cannot be read.
+    """
+    names, here, links = path.split("/"), "/", 0
+    open_to_all = False
+    while names:
+        name = names.pop(0)
+        if name in ("", "."):
+            continue
+        if name == "..":
+            here = os.path.dirname(here)
+            continue
+        entry_path = os.path.join(here, name)
+        try:
+            entry = os.lstat(entry_path)
+        except (FileNotFoundError, NotADirectoryError):
+            return "everybody may make entries in %s" % here if open_to_all else ""
+        if entry.st_uid not in (0, uid):
+            return "%s belongs to the uid %d" % (entry_path, entry.st_uid)
+        if stat.S_ISLNK(entry.st_mode):
+            links += 1
+            if links > LINKS:
+                return "%s is behind too many symbolic links" % path
+            target = os.readlink(entry_path)
+            names = target.split("/") + names
+            here = "/" if target.startswith("/") else here
+            continue
+        # People's groups are theirs to choose, root's rights are not.
+        others = stat.S_IWOTH | (stat.S_IWGRP if uid == 0 and entry.st_gid else 0)
+        # In a directory such as /tmp nobody can take away what is there.
+        open_to_all = bool(stat.S_ISDIR(entry.st_mode) and entry.st_mode & stat.S_ISVTX and entry.st_mode & others)
+        if entry.st_mode & others and not open_to_all:
+            return "others may write in %s" % entry_path
+        here = entry_path
+    return ""
+
+
+def stranger_in(path: str, uid: int) -> str:
+    """Return why others than root and one account decide what runs in an environment; empty where nobody else does.
+
+    Raises:
+        OSError: Something in it cannot be read.
+    """
+    packages = os.path.join(glob.escape(path), "lib/python3*/site-packages")
+    started = [os.path.join(path, "pyvenv.cfg"), os.path.join(path, "bin/python")]
+    # Python runs lines of *.pth when it starts.
+    for each in [path, *started, *sorted(glob.glob(packages) + glob.glob(packages + "/*.pth"))]:
+        reason = stranger(each, uid)
+        if reason:
+            return reason
+    return ""

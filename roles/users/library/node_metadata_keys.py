@@ -1,0 +1,109 @@
+#!/usr/bin/python
+"""Module that takes ssh keys out of a TPU node's metadata through the Cloud TPU API; runs on the controller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: node_metadata_keys
+short_description: Take people's ssh keys out of a TPU node's metadata
+description:
+  - Runs on the controller, with the Python that Ansible itself runs by, and asks the Cloud TPU API with the settings
+    and credentials of the fleet.
+  - The API takes metadata as a whole, and keeps whatever was written last. They are read right before they are written;
+    do not change them by another way at the same moment.
+options:
+  fleet_file:
+    description: The fleet's inventory/tpu_vm.yml.
+    type: path
+    required: true
+  node:
+    description: Resource name of the node, projects/P/locations/Z/nodes/N.
+    type: str
+    required: true
+  people:
+    description: >-
+      Login name -> the keys of that person, as type and base64, which stay. Lines of all others stay as well.
+    type: dict
+    required: true
+  timeout:
+    description: Seconds to wait for the API to be done.
+    type: int
+    default: 300
+author: [tpu_ops]
+"""
+
+EXAMPLES = r"""
+- name: Let nobody in as ada by the metadata
+  node_metadata_keys:
+    fleet_file: inventory/tpu_vm.yml
+    node: projects/p/locations/us-central2-b/nodes/pod
+    people: {ada: []}
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+removed:
+  description: The lines of the metadata's ssh-keys that were or would be taken out.
+  type: list
+  returned: always
+"""
+
+#: The entry that the guest agent takes keys from, in lines of C(USER:TYPE BASE64 COMMENT)
+#: (https://cloud.google.com/compute/docs/connect/add-ssh-keys).
+ENTRY = "ssh-keys"
+
+
+def parted(text: str, people: dict[str, list[str]]) -> tuple[list[str], list[str]]:
+    """Given the metadata's ssh-keys and whose keys are to go but for some, return the lines that stay and that go."""
+    stay: list[str] = []
+    go: list[str] = []
+    for line in text.splitlines():
+        name, _, key = line.strip().partition(":")
+        (go if name in people and " ".join(key.split()[:2]) not in people[name] else stay).append(line)
+    return stay, go
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "fleet_file": {"type": "path", "required": True},
+            "node": {"type": "str", "required": True},
+            "people": {"type": "dict", "required": True},
+            "timeout": {"type": "int", "default": 300},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        from tpu_ops import config
+        from tpu_ops.cloud import nodes, operations
+        from tpu_ops.errors import OpsError
+        from tpu_ops.fleet import origin
+    except ImportError as exc:
+        module.fail_json(msg=f"{exc}; run ansible-playbook out of the environment that tpu_ops is installed in")
+    node = module.params["node"]
+    try:
+        with origin.api(config.load_file(Path(module.params["fleet_file"]))) as tpu:
+            metadata = nodes.node_metadata(tpu, node)
+            stay, go = parted(metadata.get(ENTRY, ""), module.params["people"])
+            if go and not module.check_mode:
+                operations.wait(
+                    tpu,
+                    nodes.replace_metadata(tpu, node, {**metadata, ENTRY: "\n".join(stay)}),
+                    what=nodes.node_in_words(node),
+                    timeout=module.params["timeout"],
+                    progress=lambda *_: None,
+                )
+    except OpsError as exc:
+        module.fail_json(msg=f"users_remove_metadata_keys: {exc}")
+    before = "".join(f"{line}\n" for line in go)
+    diff = {"before_header": f"{ENTRY} of {node}", "after_header": f"{ENTRY} of {node}", "before": before, "after": ""}
+    module.exit_json(changed=bool(go), removed=go, diff=diff if go else {})
+
+
+if __name__ == "__main__":
+    main()
