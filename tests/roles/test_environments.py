@@ -397,6 +397,32 @@ def test_what_is_there_is_kept_when_the_set_is_resolved(run: Run, arguments: dic
     assert result["changed"] is False
 
 
+def _no_uv(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    arguments["uv"] = "/no/uv"
+
+
+def _no_python(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    _python(tmp_path)
+
+
+def _no_environment(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    shutil.rmtree(tmp_path / "venv")
+
+
+def _no_account(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    arguments["environments"][0]["owner"] = "notyet"
+
+
+@pytest.mark.parametrize("lacking", [_no_uv, _no_python, _no_environment, _no_account])
+def test_check_mode_resolves_nothing_where_it_lacks_what_that_needs(
+    run: Run, tmp_path: Path, arguments: dict[str, Any], lacking: Callable[[Path, dict[str, Any]], None]
+) -> None:
+    run(uv_environments, arguments)
+    assert run(uv_environments, arguments | {"step": "resolve"}, check=True)["locks"]["jax"] != ""
+    lacking(tmp_path, arguments)
+    assert run(uv_environments, arguments | {"step": "resolve"}, check=True)["locks"] == {"jax": ""}
+
+
 def test_plan_lines_are_what_uv_reports() -> None:
     report = "Resolved 2 packages in 5ms\nWould install 2 packages\n + jax==0.10.2\n - numpy==1.0\n ~ scipy==1.17\n"
     assert plan_lines(report) == ["+ jax==0.10.2", "- numpy==1.0", "~ scipy==1.17"]

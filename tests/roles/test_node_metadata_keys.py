@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roles.users.library import node_metadata_keys
 from tests.roles.conftest import Run
-from tests.support.fleet import FleetDir
+from tests.support.fleet import ROOT, FleetDir
 
 MINE, HERS, STRANGERS = (f"ssh-ed25519 {letter * 8}" for letter in "ABC")
 
@@ -45,3 +47,27 @@ def test_what_cannot_be_asked_is_said(run: Run, fleet: FleetDir, file: str, faul
     assert done["failed"]
     assert done["msg"].startswith("users_remove_metadata_keys: ")
     assert fault in done["msg"]
+
+
+def test_a_play_asks_once_for_each_node_and_needs_no_worker_for_it(fleet: FleetDir, tmp_path: Path) -> None:
+    for name, kind in (("pod", "v4-16"), ("solo", "v4-8")):
+        fleet.create(name, kind, metadata={"ssh-keys": f"tpu:{MINE}\nada:{HERS}\nada:{STRANGERS}"})
+    role = ROOT / "roles" / "users"
+    play = {
+        "hosts": "all",
+        "gather_facts": False,
+        "vars_files": [f"{role}/defaults/main.yml", f"{role}/vars/main.yml"],
+        "tasks": [{"ansible.builtin.import_tasks": f"{role}/tasks/metadata_keys.yml"}],
+    }
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+    asked = {"users_people": [{"name": "ada", "keys": [HERS]}], "users_remove_metadata_keys": ["ada"]}
+    environ = {"ANSIBLE_LIBRARY": f"{role}/library", "ANSIBLE_FILTER_PLUGINS": f"{role}/filter_plugins"}
+    command = ("ansible-playbook", str(tmp_path / "play.yml"), "--extra-vars", json.dumps(asked))
+    done = fleet.ansible(*command, **environ)
+    assert (done.returncode, done.stdout.count("changed=1")) == (0, 2), done.stdout + done.stderr
+    assert fleet.api.requests(fleet.project)["UpdateNode"] == 2
+    for name in ("pod", "solo"):
+        assert keys(fleet, name)["ssh-keys"] == f"tpu:{MINE}\nada:{HERS}"
+    again = fleet.ansible(*command, **environ)
+    assert (again.returncode, "changed=1" in again.stdout) == (0, False), again.stdout
+    assert fleet.api.requests(fleet.project)["UpdateNode"] == 2

@@ -102,7 +102,7 @@ environments:
   type: dict
   returned: always
 locks:
-  description: By name, the text of the lock. Of the step V(resolve).
+  description: By name, the text of the lock; empty where check mode lacks what that needs. Of the step V(resolve).
   type: dict
   returned: always
 missing_pythons:
@@ -145,7 +145,8 @@ def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
         account = pwd.getpwnam(wanted["owner"])
     except KeyError:
         if step == "look" or module.check_mode:  # Its account comes with the rest.
-            return Environment(wanted, Uv(program, module.params["cache_dir"], timeout)).unmade()
+            environment = Environment(wanted, Uv(program, module.params["cache_dir"], timeout))
+            return "" if step == "resolve" else environment.unmade()
         raise Fault("there is no account %s, who is to own it" % wanted["owner"]) from None
     reason = stranger_in(wanted["path"], account.pw_uid)
     if reason:
@@ -159,8 +160,12 @@ def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
         give(wanted["path"], account)
 
     def act() -> Any:
+        environment = Environment(wanted, uv)
         try:
-            return getattr(Environment(wanted, uv), step)()
+            # Check mode has brought neither uv nor a Python.
+            if step == "resolve" and module.check_mode and not environment.can_resolve():
+                return ""
+            return getattr(environment, step)()
         except Fault as exc:
             raise PersonFault(str(exc)) from exc
 

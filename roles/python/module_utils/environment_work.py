@@ -155,6 +155,10 @@ class Environment:
         """Return whether the environment's Python runs and is the version that is asked for."""
         return runs_version(self.python) == str(self.wanted["python_version"])
 
+    def can_resolve(self) -> bool:
+        """Return whether uv and the environment's Python are there."""
+        return os.path.exists(self.uv.program) and self.runs()
+
     def made_for(self) -> str:
         """Return the version of Python that an environment was made for; empty where none is there."""
         return ".".join(python_version(self.path).split(".")[:2])
