@@ -69,7 +69,7 @@ def ask(program: Path, text: str, *argv: str) -> subprocess.CompletedProcess[str
 def test_the_built_program_describes_this_host(tmp_path: Path) -> None:
     program, _ = build.build(tmp_path)
     done = ask(
-        program, json.dumps({"marker": "0123456789", "protocol": 1, "action": "probe", "venv": sys.prefix}) + "\n"
+        program, json.dumps({"marker": "0123456789", "protocol": 2, "action": "probe", "venv": sys.prefix}) + "\n"
     )
     answer = json.loads(done.stdout.split("\n0123456789\n")[1])["probe"]
     assert answer["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -83,9 +83,9 @@ def test_the_built_program_describes_this_host(tmp_path: Path) -> None:
     [
         ({"action": "explode"}, "invalid"),
         ({"action": "start", "protocol": 99, "spec": {}}, "invalid"),
-        ({"action": "follow", "protocol": 1, "run_id": "../../etc"}, "invalid"),
-        ({"action": "status", "protocol": 1, "run_id": "a/b"}, "invalid"),
-        ({"action": "follow", "protocol": 1, "run_id": "never-was"}, "missing"),
+        ({"action": "follow", "protocol": 2, "run_id": "../../etc"}, "invalid"),
+        ({"action": "status", "protocol": 2, "run_id": "a/b"}, "invalid"),
+        ({"action": "follow", "protocol": 2, "run_id": "never-was"}, "missing"),
     ],
 )
 def test_wrong_requests_get_a_reason_and_no_traceback(tmp_path: Path, request_: dict[str, object], kind: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import pwd
 import stat
@@ -12,10 +14,14 @@ from typing import Any
 
 import pytest
 
-from tpu_ops.host import actions, child, environment, logs, person, proc, spec, supervise, unit
+from tpu_ops.host import actions, child, environment, logs, person, proc, record, spec, unit
 from tpu_ops.host.ending import end_tree
 from tpu_ops.host.store import Store
 from tpu_ops.host.wire import Refused
+
+
+def good_net(**changes: Any) -> dict[str, Any]:
+    return {"address": "10.0.0.1", "hub": "10.0.0.0", "port": 8500, "key": "0f" * 32} | changes
 
 
 def good(**changes: Any) -> dict[str, Any]:
@@ -27,12 +33,17 @@ def good(**changes: Any) -> dict[str, Any]:
         "node": "pod",
         "slice": 0,
         "worker": "pod-w1",
+        "workers": ["pod-w0", "pod-w1", "pod-w2", "pod-w3"],
         "argv": ["python", ""],
         "env": {"A": "1"},
         "cwd": "",
         "venv": "",
         "grace_failure": 10,
         "grace_stop": 30.0,
+        "barrier": 60,
+        "lease": 15.0,
+        "exit_skew": 300,
+        "net": good_net(),
         "code_digest": "",
         "started_from": "x",
     }
@@ -61,6 +72,21 @@ def myself() -> person.Person:
         {"env": {"A": None}},
         {"grace_stop": -1},
         {"grace_stop": float("nan")},
+        {"lease": 4},
+        {"barrier": float("inf")},
+        {"exit_skew": "1"},
+        {"workers": ["pod-w0"]},
+        {"workers": [0, 1, 2, 3]},
+        {"net": None},
+        {"world_size": 1, "rank": 0, "workers": ["pod-w0"]},
+        {"net": good_net(key="0f")},
+        {"net": good_net(address="pod-w1")},
+        {"net": good_net(address="::")},
+        {"net": good_net(hub="224.0.0.1")},
+        {"net": good_net(port=0)},
+        {"net": good_net(port=True)},
+        {"net": good_net(uid=0)},
+        {"rank": 0},
         {"uid": 0},
     ],
 )
@@ -89,7 +115,7 @@ def test_specs_of_dead_starters_are_swept(tmp_path: Path) -> None:
 
 
 def test_all_ranks_of_a_run_have_one_digest() -> None:
-    assert spec.digest(good()) == spec.digest(good(rank=2, worker="pod-w2"))
+    assert spec.digest(good()) == spec.digest(good(rank=2, worker="pod-w2", net=None))
     assert spec.digest(good()) != spec.digest(good(argv=["other"]))
 
 
@@ -114,6 +140,44 @@ def test_environment_files_keep_empty_values_and_skip_comments() -> None:
     assert environment.parse_file(text) == {"A": "", "B": "two words", "C": "c=d", "D": "q"}
 
 
+@pytest.mark.parametrize(
+    ("ports", "expected"),
+    [
+        (None, range(8500, 8520)),
+        ([9000, 9000], range(9000, 9001)),
+        ([8430, 8440], None),
+        ([8490, 8500], None),
+        ([8000, 8100], None),
+        ([32000, 32768], None),
+        ([80, 90], None),
+        ([9001, 9000], None),
+        ([9000], None),
+        (["a", "b"], None),
+        (9000, None),
+    ],
+)
+def test_the_ports_of_a_run_are_a_small_range_that_nobody_else_uses(
+    tmp_path: Path, ports: object, expected: range | None
+) -> None:
+    path = tmp_path / "launcher.json"
+    path.write_text(json.dumps({"ports": ports}))
+    if expected is not None:
+        assert environment.load_config(str(path))["ports"] == expected
+        return
+    with pytest.raises(Refused, match=r"launcher\.json"):
+        environment.load_config(str(path))
+
+
+@pytest.mark.parametrize(("text", "port"), [(b"8482", 8482), (b"", None), (b"0", None), (b"x", None), (b"70000", None)])
+def test_the_coordinators_port_is_a_port(text: bytes, port: int | None) -> None:
+    assert environment.coordinator_port({}) == 8482
+    if port:
+        assert environment.coordinator_port({b"JAX_COORDINATOR_PORT": text}) == port
+        return
+    with pytest.raises(Refused, match="JAX_COORDINATOR_PORT"):
+        environment.coordinator_port({b"JAX_COORDINATOR_PORT": text})
+
+
 def test_a_missing_environment_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"absent: No such file"):
         environment.from_files([str(tmp_path / "absent")])
@@ -126,6 +190,7 @@ def test_a_missing_environment_file_is_named(tmp_path: Path) -> None:
         (3 << 8, None, "failed", {"code": 3}),
         (9, None, "failed", {"signal": 9}),
         (64, None, "failed", {"signal": 64}),
+        (34, None, "failed", {"signal": 34}),
         (0, {"reason": "stopped by ada"}, "stopped", {"code": 0}),
         (15, {"reason": "x"}, "stopped", {"signal": 15}),
         (None, {"reason": "x"}, "stopped", None),
@@ -133,8 +198,44 @@ def test_a_missing_environment_file_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_only_an_own_exit_with_0_succeeds(status: int | None, intent: Any, state: str, ending: Any) -> None:
-    found = supervise.verdict(status, intent)
+    found = record.verdict(status, intent)
     assert (found["state"], found["exit"]) == (state, ending)
+
+
+@pytest.mark.parametrize(
+    ("ending", "oom", "text"),
+    [
+        ({"code": 3}, False, "exit code 3"),
+        ({"signal": 9}, False, "killed by SIGKILL"),
+        ({"signal": 9}, True, "killed by SIGKILL: out of memory"),
+        ({"signal": 40}, False, "killed by signal 40"),
+        ({"code": 137}, True, "exit code 137: out of memory"),
+    ],
+)
+def test_a_cause_is_said_in_words(ending: dict[str, int], oom: bool, text: str) -> None:
+    assert record.cause_of(ending, oom) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "cgroup"),
+    [
+        (
+            "sys/fs/cgroup/system.slice/tpu-run.service/memory.events",
+            "low 0\noom 3\noom_kill 2\n",
+            "0::/system.slice/tpu-run.service",
+        ),
+        (
+            "sys/fs/cgroup/memory/u/memory.oom_control",
+            "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+            "5:cpu:/u\n4:memory:/u\n0::/u",
+        ),
+    ],
+)
+def test_kills_for_want_of_memory_are_counted(tmp_path: Path, name: str, text: str, cgroup: str) -> None:
+    assert proc.oom_kills(str(tmp_path), cgroup) == 0
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text(text)
+    assert proc.oom_kills(str(tmp_path), cgroup) == 2
 
 
 def test_nothing_of_the_person_stands_in_the_unit() -> None:
@@ -254,9 +355,9 @@ def test_a_longer_grace_than_asked_for_is_never_taken() -> None:
 # --- logs ---------------------------------------------------------------------------------------------------
 
 
-def written(folder: Path, *pieces: bytes, segment: int = 10) -> logs.Logger:
+def written(folder: Path, *pieces: bytes, segment: int = 10, total: int = logs.TOTAL) -> logs.Logger:
     source, sink = os.pipe()
-    logger = logs.Logger(source, str(folder), segment)
+    logger = logs.Logger(source, str(folder), segment, total)
     logger.start()
     for piece in pieces:
         os.write(sink, piece)
@@ -280,7 +381,7 @@ def everything(folder: Path, offset: int = 0) -> bytes:
 def test_a_log_is_read_from_any_offset_over_all_segments(tmp_path: Path) -> None:
     data = bytes(range(256)) * 2
     logger = written(tmp_path, data[:100], data[100:300], data[300:])
-    assert logger.facts() == {"bytes": 512, "dropped": 0, "fault": ""}
+    assert logger.facts() == {"bytes": 512, "dropped": 0, "rotated": 0, "fault": ""}
     assert len(logs.segments(str(tmp_path))) > 1
     assert all(path == str(tmp_path / f"{offset:020d}.log") for offset, path in logs.segments(str(tmp_path)))
     for offset in (0, 1, 99, 100, 101, 300, 511, 512, 600):
@@ -297,7 +398,73 @@ def test_a_reader_whose_segment_is_gone_starts_at_the_first_one_left(tmp_path: P
 def test_a_full_disk_drops_bytes_and_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"{0:020d}.log").symlink_to("/dev/full")
     logger = written(tmp_path, b"x" * 1000)
-    assert logger.facts() == {"bytes": 0, "dropped": 1000, "fault": "No space left on device"}
+    assert logger.facts() == {"bytes": 0, "dropped": 1000, "rotated": 0, "fault": "No space left on device"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_oldest_segments_go_once_the_log_has_its_size(tmp_path: Path) -> None:
+    logger = written(tmp_path, b"a" * 25, b"b" * 30, segment=10, total=30)
+    assert logger.facts() == {"bytes": 55, "dropped": 0, "rotated": 30, "fault": ""}
+    assert logs.read(str(tmp_path), 0) == (30, b"b" * 10)
+    assert everything(tmp_path, 30) == b"b" * 25
+    assert len(list(tmp_path.glob("*.index"))) == len(logs.segments(str(tmp_path)))
+
+
+class Disk:
+    """Plays a disk that has room for so many bytes of logs; what is removed makes room again."""
+
+    def __init__(self, folder: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.room, self.write = folder, room, os.write
+        monkeypatch.setattr("tpu_ops.host.logs.os.write", self)
+
+    def __call__(self, handle: int, data: bytes) -> int:
+        if Path(f"/proc/self/fd/{handle}").readlink().suffix != ".log":
+            return self.write(handle, data)
+        free = self.room - sum(path.stat().st_size for path in self.folder.glob("*.log"))
+        if free <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.write(handle, data[:free])
+
+
+def test_on_a_full_disk_the_oldest_segment_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Disk(tmp_path, 25, monkeypatch)
+    logger = written(tmp_path, bytes(range(100)))
+    assert (logger.dropped, logger.fault) == (0, "No space left on device")
+    left = everything(tmp_path, logs.segments(str(tmp_path))[0][0])
+    assert bytes(range(100)).endswith(left)
+    assert len(left) >= 15
+
+
+def test_bytes_that_had_no_room_are_missed_at_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(tmp_path, 4, monkeypatch)
+    source, sink = os.pipe()
+    logger = logs.Logger(source, str(tmp_path), 10)
+    logger._append(b"abcdefgh")
+    disk.room = 100
+    logger._append(b"ijkl")
+    os.close(sink)
+    logger.run()
+    assert (logger.dropped, logger.offset) == (4, 12)
+    assert logs.read(str(tmp_path), 0) == (0, b"abcd")
+    assert logs.read(str(tmp_path), 4) == (8, b"ijkl")
+    assert logs.end(str(tmp_path)) == 12
+    assert logs.tail(str(tmp_path), 6) == b"ijkl"
+
+
+def test_a_time_means_the_first_byte_that_may_be_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = {"now": 100.0}
+    monkeypatch.setattr("tpu_ops.host.logs.time.time", lambda: clock["now"])
+    monkeypatch.setattr("tpu_ops.host.logs.time.monotonic", lambda: clock["now"])
+    source, sink = os.pipe()
+    logger = logs.Logger(source, str(tmp_path), 10)
+    for moment, data in ((100.0, b"abcd"), (110.0, b"efgh"), (110.5, b"ijkl"), (200.0, b"mnop")):
+        clock["now"] = moment
+        logger._append(data)
+    os.close(sink)
+    logger.run()
+    found = [logs.since(str(tmp_path), moment) for moment in (0, 100, 105, 110, 111, 200, 300)]
+    assert found == [0, 0, 4, 4, 10, 12, 16]
+    assert logs.since(str(tmp_path / "none"), 5.0) == 0
 
 
 # --- child and ending ---------------------------------------------------------------------------------------

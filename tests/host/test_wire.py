@@ -13,7 +13,7 @@ from tpu_ops.remote import wire as controller
 
 
 def test_both_sides_agree_on_the_constants() -> None:
-    for name in ("PROTOCOL", "DATA", "GAP", "END"):
+    for name in ("PROTOCOL", "DATA", "GAP", "NOTE", "END"):
         assert getattr(host, name) == getattr(controller, name)
     assert host.FRAME.format == controller.FRAME.format
 

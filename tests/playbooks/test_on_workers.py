@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,11 +49,13 @@ def recap(said: str) -> dict[str, dict[str, int]]:
 
 @contextlib.contextmanager
 def a_run(desk: Desk) -> Iterator[None]:
-    desk.do("tpu_ops", "train", "pod", "--detach", "--name", "sleeper", "--", "sleep", "3600")
+    # A name is a run's for good.
+    name = f"sleeper-{secrets.token_hex(4)}"
+    desk.do("tpu_ops", "train", "pod", "--detach", "--name", name, "--", "sleep", "3600")
     try:
         yield
     finally:
-        desk.do("tpu_ops", "stop", "sleeper")
+        desk.do("tpu_ops", "stop", name)
 
 
 def boots(lab: Lab) -> dict[str, str]:

@@ -148,7 +148,7 @@ def test_what_is_no_answer_is_explained(answer: object, stderr: str, code: int, 
     reply = reply_of("pod-w1", answer, stderr, code)
     assert reply.kind == kind
     assert words in reply.problem
-    assert reply.ok or reply.kind in {"held", "unreachable"} or "--limit pod-w1" in reply.fix
+    assert reply.ok or reply.kind in {"held", "unreachable"} or "tpu_ops configure pod-w1" in reply.fix
 
 
 def test_words_of_a_command_line() -> None:

@@ -37,6 +37,7 @@ def variables(host: str = "pod-w1", **changes: Any) -> dict[str, Any]:
         "mount_timeout": 30,
         "idle_timeout": 600,
         "grace_seconds": 90,
+        "ganesha_core": {},
         "allow_preemptible": False,
         "units_only": False,
         "disks": [],
@@ -152,10 +153,22 @@ def test_addresses_are_internal_ones(address: str, fault: str) -> None:
         ({"mounts": [{**MOUNT, "options": ["a,b"]}]}, "'a,b' is not one option"),
         ({"options": ["hard\nExecStart=x"]}, "nfs_mount_options: 'hard\nExecStart=x' is not one option"),
         ({"grace_seconds": 0}, "nfs_grace_seconds: 0 is not from 1 to 180"),
+        ({"ganesha_core": {"a; b": 1}}, "nfs_ganesha_core: 'a; b' is no name of a setting"),
+        ({"ganesha_core": {"Nb_Worker": "8; }"}}, "nfs_ganesha_core: Nb_Worker: '8; }' is no number"),
     ],
 )
 def test_entries_that_do_not_go_together(changes: dict[str, Any], fault: str) -> None:
     assert fault in faults(**changes)
+
+
+def test_further_settings_of_ganesha_stand_in_its_core() -> None:
+    assert faults(ganesha_core={"Nb_Worker": 8, "x": True}) == faults()
+    (core,) = (
+        file["content"]
+        for file in plan("pod-w0", kind="ganesha", ganesha_core={"x": True, "Nb_Worker": 8})["files"]
+        if file["path"] == "/etc/ganesha/ganesha.conf"
+    )
+    assert "    Enable_UDP = false;\n    Nb_Worker = 8;\n    x = true;\n}\n" in core
 
 
 def test_the_server_s_own_list_counts() -> None:

@@ -415,13 +415,13 @@ def test_check_mode_warns_where_there_is_no_git_yet_and_names_what_it_knows(
     assert "git does not run" in asked(run, "/none", "main", check=False)["msg"]
     unknown = "0" * 40
     done = bring(unknown, check=True)
-    assert done["actions"][0] == f"vision: clone {tmp_path}/work/vision at {unknown}"
+    assert done["actions"][0] == f"vision: clone {tmp_path / 'work/vision'} at {unknown}"
     git("", "clone", "-q", "source", "work/vision")
     done = bring(unknown, check=True)
     assert (done.get("failed", False), done["actions"]) == (False, [])
-    assert f"vision: git is not there yet to look into {tmp_path}/work/vision" in str(done["warnings"])
+    assert f"vision: git is not there yet to look into {tmp_path / 'work/vision'}" in str(done["warnings"])
     done = bring(unknown, state="absent", check=True)
-    assert done["actions"] == [f"vision: remove {tmp_path}/work/vision"]
+    assert done["actions"] == [f"vision: remove {tmp_path / 'work/vision'}"]
     assert "not there yet" in str(done["warnings"])
     assert "git does not run" in bring(unknown)["msg"]
 
@@ -432,7 +432,7 @@ def test_check_mode_warns_where_a_commit_or_uv_is_not_there_yet(run: Run, bring:
     (tmp_path / "venv" / "pyvenv.cfg").touch()
     done = bring(" ", check=True, editable=["."])
     assert (done.get("failed", False), done["actions"], done["commits"]) == (False, [], first)
-    assert f"whether {tmp_path}/work/vision moves is not known yet" in str(done["warnings"])
+    assert f"whether {tmp_path / 'work/vision'} moves is not known yet" in str(done["warnings"])
     assert f"uv is not there yet to say what changes in {tmp_path}/venv" in str(done["warnings"])
 
 

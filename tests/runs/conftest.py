@@ -1,259 +1,36 @@
-"""Two workers with the launcher on them, made without Ansible, and two people: ada and bob."""
+"""The workers that runs are tested on: two that are quick to make, and four with JAX."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from tests.support.desk import lab_name
-from tpu_ops import config
-from tpu_ops.fleet import keyfile, origin, view
-from tpu_ops.fleet.model import Node, workers_of
-from tpu_ops.fleet.state import Files, Snapshot
-from tpu_ops.host import build
-from tpu_ops.lab import removal
-from tpu_ops.lab.backend import WorkerSpec
-from tpu_ops.lab.containers import container_name
-from tpu_ops.lab.workers import ContainerBackend
+from tests.support.runs import Bench, made
 
-INSTANCE = lab_name("runs")
 SIZE = 2
 BOTH = range(SIZE)
-NODE_ID = "4242"
-CHIPS = ("/dev/accel0", "/dev/accel1")
-
-#: What the roles users and launcher do, as far as these tests need it.
-SETUP = r"""
-set -eu
-groupadd --system tpu-run
-for person in ada bob; do
-    useradd --create-home --shell /bin/bash --groups tpu-run "$person"
-    usermod --password '*' "$person"
-    install -d -m 0700 -o "$person" "/home/$person/.ssh"
-    install -m 0600 -o "$person" /root/key.pub "/home/$person/.ssh/authorized_keys"
-done
-# Shells print what they like before a command: to both outputs, and without a line end.
-noise='echo "noise of an rc file"; printf "more noise" >&2; printf "and no line end"'
-if [ "$2" = 1 ]; then
-    (apt-get update -qq && apt-get install -y -qq --no-install-recommends zsh) >/root/apt.log 2>&1
-    usermod --shell /usr/bin/zsh ada
-    printf '%s\n' "$noise" >/home/ada/.zshenv
-else
-    printf '%s\n' "$noise" >/home/ada/.bashrc
-fi
-install -D -m 0755 /root/tpu-host "/usr/local/lib/tpu_ops/$1/tpu-host"
-ln -sf "/usr/local/lib/tpu_ops/$1/tpu-host" /usr/local/sbin/tpu-host
-mkdir -p /etc/tpu_ops
-echo '{"environment_files": ["/etc/tpu-lab/environment"], "venv": "/opt/venv"}' >/etc/tpu_ops/launcher.json
-echo '%tpu-run ALL=(root) NOPASSWD: /usr/local/sbin/tpu-host ""' >/etc/sudoers.d/tpu_ops
-chmod 0440 /etc/sudoers.d/tpu_ops
-visudo -cq
-mkdir -p /opt/venv/bin /opt/venv/lib/python3.11/site-packages/jax-0.0.1.dist-info
-ln -s /usr/bin/python3 /opt/venv/bin/python
-echo 'version = 3.11.2' >/opt/venv/pyvenv.cfg
-"""
-
-
-@dataclass
-class Bench:
-    """The workers, a fleet directory that knows them, and a person's shell on the controller."""
-
-    backend: ContainerBackend
-    specs: list[WorkerSpec]
-    folder: Path
-
-    def environ(self, person: str = "ada") -> dict[str, str]:
-        """Return the environment of a person's shell."""
-        own = {key: value for key, value in os.environ.items() if not key.startswith("TPU_OPS_")}
-        return own | {
-            "TPU_OPS_FLEET": str(self.folder / "fleet"),
-            "TPU_OPS_STATE": str(self.folder / f"state-{person}"),
-            "TPU_OPS_USER": person,
-            "TPU_OPS_PRIVATE_KEY": str(self.folder / "key"),
-            "XDG_RUNTIME_DIR": str(self.folder / "mux"),
-        }
-
-    def tpu_ops(
-        self, *argv: str, person: str = "ada", cwd: Path | None = None, timeout: float = 90
-    ) -> subprocess.CompletedProcess[str]:
-        """Run tpu_ops as a person and return how it ended."""
-        return subprocess.run(
-            [sys.executable, "-m", "tpu_ops.cli.main", *argv],
-            env=self.environ(person),
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            stdin=subprocess.DEVNULL,
-            timeout=timeout,
-            check=False,
-        )
-
-    def popen(self, *argv: str, person: str = "ada") -> subprocess.Popen[str]:
-        """Start tpu_ops as a person."""
-        command = [sys.executable, "-m", "tpu_ops.cli.main", *argv]
-        pipe = subprocess.PIPE
-        # As at a terminal, even where these tests themselves run in the background of a shell, which ignores Ctrl-C.
-        return subprocess.Popen(
-            command,
-            env=self.environ(person),
-            stdin=subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
-        )
-
-    def ssh_config(self, person: str = "ada") -> Path:
-        """Return a person's ssh configuration of the fleet."""
-        return next((self.folder / f"state-{person}").glob("fleets/*/ssh_config"))
-
-    def inside(self, index: int, script: str, check: bool = True) -> str:
-        """Run a shell line as root in a worker, past ssh and tpu_ops."""
-        name = container_name(INSTANCE, self.specs[index])
-        done = self.backend.engine.call("exec", name, "sh", "-c", script, check=check)
-        return done.stdout
-
-    def record(self, index: int, run_id: str) -> dict[str, Any]:
-        """Return the record of a run as it stands on a worker."""
-        found: dict[str, Any] = json.loads(self.inside(index, f"cat /var/lib/tpu_ops/runs/{run_id}/record.json"))
-        return found
-
-    def left(self, index: int) -> list[str]:
-        """Return what a run may have left: people's processes but a login's own, the unit, specs and intents."""
-        own = "grep -vE 'sshd|systemd --user|[(]sd-pam[)]'"
-        shown = self.inside(index, f"ps -eo user:20,pid,args --no-headers | grep -E '^(ada|bob) ' | {own} || true")
-        shown += self.inside(index, "systemctl list-units --all --no-legend 'tpu-run*'")
-        shown += self.inside(index, "find /run/tpu_ops/specs /run/tpu_ops/intents -type f 2>/dev/null || true")
-        return [line for line in shown.splitlines() if line.strip()]
-
-    def await_clean(self, index: int) -> None:
-        """Wait until nothing of a run is left on a worker."""
-        self.await_(lambda: self.left(index) == [], f"worker {index} is clean")
-
-    def await_log(self, index: int, run_id: str, text: str) -> None:
-        """Wait until a run has written something."""
-        path = f"/var/lib/tpu_ops/runs/{run_id}/log/*"
-        self.await_(lambda: text in self.inside(index, f"cat {path}"), f"{text!r} in the log of {run_id}")
-
-    def started(self, *argv: str, name: str, person: str = "ada") -> None:
-        """Start a run that goes on by itself."""
-        done = self.tpu_ops("train", "pod", "--detach", "--name", name, "--", *argv, person=person)
-        assert done.returncode == 0, done.stderr
-
-    def clean(self) -> None:
-        """Check that nothing of a run is left on any worker."""
-        assert [self.left(index) for index in BOTH] == [[] for _ in BOTH]
-
-    def sweep(self) -> None:
-        """End whatever a failed test left running, so that the next one has its own chance."""
-        for index in range(SIZE):
-            if self.left(index):
-                self.inside(index, "systemctl kill --signal=KILL tpu-run.service; pkill -KILL -u bob,ada sleep", False)
-                self.await_clean(index)
-
-    def await_(self, condition: Callable[[], object], what: str, seconds: float = 20) -> None:
-        """Wait until a condition holds."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-            time.sleep(0.05)  # polls until the deadline
 
 
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Two workers of one node."""
-    folder = tmp_path_factory.mktemp("runs")
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")], check=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TPU_OPS_STATE", str(folder / "lab"))
-        removal.teardown(INSTANCE)
-        try:
-            yield asyncio.run(_made(folder))
-        finally:
-            removal.teardown(INSTANCE)
+    with made("runs", tmp_path_factory.mktemp("runs"), packages=["", "zsh"]) as workers:
+        yield workers
 
 
-async def _made(folder: Path) -> Bench:
-    backend = ContainerBackend(INSTANCE)
-    peers = tuple(str(backend.networks.internal[20 + index]) for index in range(SIZE))
-    first = WorkerSpec(
-        project="lab",
-        zone="us-central2-b",
-        node="pod",
-        node_id=NODE_ID,
-        index=0,
-        peers=peers,
-        external_ip="",
-        runtime_version="tpu-ubuntu2204-base",
-        accelerator_type="v4-16",
-        chip_devices=CHIPS,
-        metadata={"ssh-keys": f"tpu:{(folder / 'key.pub').read_text().strip()}"},
-    )
-    specs = [
-        replace(first, index=index, external_ip=str(backend.networks.external[20 + index])) for index in range(SIZE)
-    ]
-    await backend.boot(specs)
-    program, digest = build.build(folder / "cache")
-
-    async def install(spec: WorkerSpec) -> None:
-        name = container_name(INSTANCE, spec)
-        await backend.engine.run("cp", str(program), f"{name}:/root/tpu-host")
-        await backend.engine.run("cp", str(folder / "key.pub"), f"{name}:/root/key.pub")
-        await backend.engine.run("exec", name, "sh", "-c", SETUP, "sh", digest, str(spec.index))
-
-    await asyncio.gather(*map(install, specs))
-    keys = {}
-    for spec in specs:
-        keys[f"tpu-{NODE_ID}-w{spec.index}"] = (await backend.guest_attributes(spec))["hostkeys"]
-    made = Bench(backend, specs, folder)
-    _write_fleet(made, keys)
-    return made
-
-
-def _write_fleet(bench: Bench, keys: dict[str, dict[str, str]]) -> None:
-    """Write what a refresh would have written: these tests have workers and no API."""
-    (bench.folder / "fleet" / "inventory").mkdir(parents=True)
-    (bench.folder / "fleet" / "inventory" / "tpu_vm.yml").write_text("plugin: tpu_vm\nprojects: [lab]\n")
-    node = Node(
-        name="pod",
-        project="lab",
-        zone="us-central2-b",
-        node_id=NODE_ID,
-        accelerator_type="v4-16",
-        state="READY",
-        internal_ips=bench.specs[0].peers,
-        external_ips=tuple(spec.external_ip for spec in bench.specs),
-        chips=8,
-        chips_per_worker=4,
-    )
-    assert [worker.host for worker in workers_of([node])] == ["pod-w0", "pod-w1"]
-    for person in ("ada", "bob", "tpu"):
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in bench.environ(person).items():
-                patch.setenv(name, value)
-            settings = config.load()
-            files = Files(settings.state_dir)
-            files.directory.mkdir(parents=True)
-            files.write_snapshot(origin.question_of(settings), Snapshot(time.time(), (node,)))
-            files.known_hosts.write_text(keyfile.text_of(keys))
-            view.current(settings)
+@pytest.fixture(scope="session")
+def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Four workers of one node, with JAX."""
+    folder = tmp_path_factory.mktemp("pod")
+    with made("pod", folder, packages=["iptables", "", "iptables", ""], jax="0.10.2") as workers:
+        yield workers
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Clean up behind a test on workers."""
     yield
-    if "bench" in request.fixturenames:
-        request.getfixturevalue("bench").sweep()
+    for name in ("bench", "pod"):
+        if name in request.fixturenames:
+            request.getfixturevalue(name).sweep()

@@ -8,8 +8,9 @@ import subprocess
 
 import pytest
 
-from tests.runs.conftest import BOTH, INSTANCE, SIZE, Bench
-from tpu_ops.lab.containers import container_name
+from tests.runs.conftest import BOTH, SIZE
+from tests.support.folded import lines_of
+from tests.support.runs import Bench
 
 pytestmark = pytest.mark.lab
 
@@ -76,8 +77,34 @@ def test_death_by_a_signal_is_named(bench: Bench) -> None:
     done = bench.tpu_ops("train", "pod", "--json", "--", "sh", "-c", "kill -SEGV $$")
     assert done.returncode == 1
     result = json.loads(done.stdout)
-    assert result["first_failure"]["exit"] == {"signal": signal.SIGSEGV}
-    assert result["first_failure"]["reason"] == "killed by SIGSEGV"
+    assert result["first_failure"]["cause"] == "killed by SIGSEGV"
+    assert result["ranks"][result["first_failure"]["rank"]]["exit"] == {"signal": signal.SIGSEGV}
+
+
+def test_a_rank_that_runs_out_of_memory_is_named(bench: Bench) -> None:
+    script = "while [ ! -e /run/go ]; do sleep 0.05; done; exec python -c \"data = b'x' * 10**9; print(len(data))\""
+    bench.started("sh", "-c", f'[ "$TPU_OPS_RANK" = 0 ] && exec sleep 600; {script}', name="greedy")
+    try:
+        bench.inside(1, "systemctl set-property --runtime tpu-run.service MemoryMax=150M && touch /run/go")
+        for index in BOTH:
+            bench.await_clean(index)
+            first = {"rank": 1, "worker": "pod-w1", "cause": "killed by SIGKILL: out of memory"}
+            assert bench.record(index, "greedy")["first"] == first
+    finally:
+        bench.inside(1, "rm -f /run/go")
+
+
+def test_ranks_that_go_on_after_another_has_ended_are_ended_and_warned_of(bench: Bench) -> None:
+    script = '[ "$TPU_OPS_RANK" = 1 ] && exit 0; exec sleep 600'
+    done = bench.tpu_ops("train", "pod", "--exit-skew", "3", "--name", "early", "--", "sh", "-c", script)
+    assert done.returncode == 1
+    assert "rank 1 (pod-w1) has ended with exit code 0, 1 still run; all are ended in 3 s" in done.stderr
+    assert "rank 1 (pod-w1) failed first: ended with exit code 0 while others went on for 3 s" in done.stderr
+    records = [bench.record(index, "early") for index in BOTH]
+    assert [record["state"] for record in records] == ["stopped", "succeeded"]
+    assert records[0]["intent"]["kind"] == "skew"
+    assert 3 <= records[0]["ended"] - records[1]["ended"] < 3 + records[0]["grace"]["failure"] + 2
+    bench.clean()
 
 
 def test_where_one_worker_refuses_the_other_is_stopped_again(bench: Bench) -> None:
@@ -85,8 +112,8 @@ def test_where_one_worker_refuses_the_other_is_stopped_again(bench: Bench) -> No
     bench.inside(0, f"printf '#!/bin/sh\\nsleep 600\\n' >{path} && chmod 755 {path}")
     done = bench.tpu_ops("train", "pod", "--name", "half", "--", path)
     assert done.returncode == 1
-    assert "pod-w1" in done.stderr
-    assert bench.record(0, "half")["state"] == "stopped"
+    assert f"rank 1 (pod-w1): {path} is no executable file" in done.stderr
+    assert [bench.record(index, "half")["state"] for index in BOTH] == ["refused", "refused"]
     bench.clean()
 
 
@@ -100,11 +127,12 @@ def test_a_dead_supervisor_leaves_nothing_and_a_final_record(bench: Bench, numbe
     record = bench.record(0, name)
     assert record["state"] == "failed"
     assert "the supervisor ended" in record["reason"]
+    assert record["first"]["worker"] == "pod-w0"
     assert record["chips"]["lockfiles_removed"] == ["/tmp/libtpu_lockfile"]
-    status = bench.tpu_ops("status", name, "--json")
-    assert [rank["state"] for rank in json.loads(status.stdout)[0]["ranks"]] == ["failed", "running"]
-    assert bench.tpu_ops("stop", name, "--grace", "0.5").returncode == 0
-    bench.clean()
+    bench.await_clean(1)
+    status = json.loads(bench.tpu_ops("status", name, "--json").stdout)[0]
+    assert [rank["state"] for rank in status["ranks"]] == ["failed", "stopped"]
+    assert status["first_failure"]["rank"] == 0
 
 
 def test_a_run_outlives_every_ssh_session(bench: Bench) -> None:
@@ -139,8 +167,7 @@ def test_ctrl_c_detaches_and_the_log_is_complete_afterwards(bench: Bench) -> Non
     done = bench.tpu_ops("logs", "left-alone", "--follow", "--rank", "all")
     assert done.returncode == 0, done.stderr
     for rank in BOTH:
-        mine = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
-        assert mine == [f"[{rank}] line {number}" for number in range(1, 61)]
+        assert lines_of(done.stdout, rank) == [f"line {number}" for number in range(1, 61)]
     # Another person's machine has no record of the run and asks the workers.
     assert bench.tpu_ops("logs", "left-alone", person="bob").stdout.count("line") == 60
 
@@ -161,15 +188,16 @@ def test_remote_helpers_end_with_the_controller(bench: Bench) -> None:
 
 def test_a_reboot_is_not_a_running_run(bench: Bench) -> None:
     bench.started("sleep", "600", name="cut-short")
-    bench.backend.engine.call("kill", container_name(INSTANCE, bench.specs[1]))
-    bench.backend.engine.call("start", container_name(INSTANCE, bench.specs[1]))
+    bench.backend.engine.call("kill", bench.container(1))
+    bench.backend.engine.call("start", bench.container(1))
     bench.await_(lambda: bench.inside(1, "systemctl is-active ssh", check=False).strip() == "active", "sshd", 60)
+    bench.await_clean(0)
     done = bench.tpu_ops("status", "cut-short", "--json")
-    ranks = json.loads(done.stdout)[0]["ranks"]
-    assert [rank["state"] for rank in ranks] == ["running", "lost"]
-    assert "restarted" in ranks[1]["reason"]
+    status = json.loads(done.stdout)[0]
+    assert [rank["state"] for rank in status["ranks"]] == ["stopped", "lost"]
+    assert "restarted" in status["ranks"][1]["reason"]
+    assert status["first_failure"]["host"] == "pod-w1"
     assert done.returncode == 1
     follow = bench.tpu_ops("logs", "cut-short", "--rank", "1")
     assert follow.returncode == 0
-    assert bench.tpu_ops("stop", "cut-short").returncode == 0
     bench.clean()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import socket
 import subprocess
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,17 @@ from typing import Any
 import pytest
 
 from tests.host.test_run_parts import good
+from tpu_ops.cli import attach, runs_output, who
+from tpu_ops.cli import logs as cli_logs
 from tpu_ops.cli import run as run_command
-from tpu_ops.cli import runs_output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet.model import Node, Worker, workers_of
 from tpu_ops.host import spec as host_spec
+from tpu_ops.host.wire import Refused
 from tpu_ops.remote.replies import Reply, Result
-from tpu_ops.runs import control, preflight, records, spec, sync
-from tpu_ops.runs.follow import Outcome, first_cause, outcome_of
+from tpu_ops.runs import control, doctor, preflight, records, spec, sync
+from tpu_ops.runs.follow import Outcome, first_failure, outcome_of
+from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.lines import Lines
 
 
@@ -43,9 +48,11 @@ def pod(size: int = 4, name: str = "pod") -> list[Worker]:
 
 def test_what_a_controller_sends_is_what_a_worker_takes() -> None:
     run = spec.RunSpec("digits-1", ("python", "\udcff", ""), {"A": ""}, cwd="tpu_ops/digits")
-    sent = run.for_rank(pod()[2], 2, 4)
+    sent = run.for_rank(pod(), 2, 8501)
     assert host_spec.check(sent) == sent
     assert set(sent) == set(good())
+    assert sent["net"] == {"address": "10.0.0.2", "hub": "10.0.0.0", "port": 8501, "key": run.key}
+    assert run.key not in repr(run)
     assert (sent["rank"], sent["world_size"], sent["worker"], sent["node"]) == (2, 4, "pod-w2", "pod")
 
 
@@ -53,6 +60,16 @@ def test_what_a_controller_sends_is_what_a_worker_takes() -> None:
 def test_names_that_no_worker_takes_are_refused_here(run_id: str) -> None:
     with pytest.raises(UsageError):
         spec.RunSpec(run_id, ("true",))
+
+
+@pytest.mark.parametrize("times", [{"barrier": 0.5}, {"lease": 4.9}, {"lease": 3601}, {"exit_skew": 86401}])
+def test_times_that_no_worker_takes_are_refused_here(times: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="too many or too few") as wrong:
+        spec.RunSpec("r1", ("true",), **times)
+    assert wrong.value.where == "--" + next(iter(times)).replace("_", "-")
+    sent = spec.RunSpec("r1", ("true",)).for_rank(pod(), 0)
+    with pytest.raises(Refused):
+        host_spec.check(sent | times)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +178,7 @@ def test_what_is_wrong_with_a_worker_is_said(changes: dict[str, Any], words: lis
 
 def test_an_environment_that_the_person_named_is_the_persons_matter() -> None:
     absent = probe(venv={"path": "/nope", "exists": False})
-    assert "site.yml" in preflight.faults_of(pod()[0], absent)[0].fix
+    assert "tpu_ops configure" in preflight.faults_of(pod()[0], absent)[0].fix
     assert "--venv" in preflight.faults_of(pod()[0], absent, "/nope")[0].fix
 
 
@@ -219,24 +236,30 @@ def test_bytes_become_lines_whatever_pieces_they_come_in(
 # --- outcomes -----------------------------------------------------------------------------------------------
 
 
-def ended(rank: int, state: str, at: float, exit_: dict[str, int] | None = None, intent: str = "") -> Outcome:
-    return Outcome(rank, f"pod-w{rank}", state, exit_, intent=intent, record={"ended": at})
+def ended(rank: int, state: str, first: int | None = None, intent: str = "") -> Outcome:
+    named = None if first is None else {"rank": first, "worker": f"pod-w{first}", "cause": f"cause of {first}"}
+    return Outcome(rank, f"pod-w{rank}", state, None, "own reason", intent=intent, record={"first": named})
+
+
+SILENT = Outcome(1, "pod-w1", "unknown")
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "rank"),
+    ("outcomes", "rank", "cause"),
     [
-        ([ended(0, "succeeded", 1.0), ended(1, "stopped", 2.0, intent="stop")], None),
-        ([ended(0, "failed", 5.0, {"code": 1}), ended(1, "failed", 3.0, {"code": 1})], 1),
-        ([ended(0, "failed", 3.1, {"code": 1}), ended(1, "failed", 3.9, {"signal": 9})], 1),
-        ([ended(0, "failed", 3.1, {"code": 1}), ended(1, "stopped", 3.0, {"signal": 15}, intent="failed")], 0),
-        ([ended(0, "succeeded", 3.1), ended(1, "stopped", 3.0, {"signal": 15}, intent="shutdown")], 1),
-        ([ended(0, "failed", 3.1, {"code": 1}), Outcome(1, "pod-w1", "lost")], 0),
+        ([ended(0, "succeeded"), ended(1, "stopped", intent="stop")], None, ""),
+        ([ended(0, "stopped", 1, "failed"), ended(1, "failed", 1)], 1, "cause of 1"),
+        # Rank 2 was cut off and blames the hub; worker 1's record is out of reach.
+        ([ended(0, "stopped", 2), SILENT, ended(2, "stopped", 0), ended(3, "stopped", 2)], 2, "cause of 2"),
+        # With two workers nobody can tell which of them was cut off: the hub's word counts.
+        ([ended(0, "stopped", 1, "failed"), ended(1, "stopped", 0, "lost")], 1, "cause of 1"),
+        ([ended(0, "succeeded"), ended(1, "stopped", intent="shutdown")], 1, "own reason"),
+        ([ended(0, "succeeded"), Outcome(1, "pod-w1", "lost")], 1, "lost"),
     ],
 )
-def test_the_first_cause_is_an_own_failure(outcomes: list[Outcome], rank: int | None) -> None:
-    cause = first_cause(outcomes)
-    assert (cause.rank if cause else None) == rank
+def test_the_first_failure_is_what_the_workers_found(outcomes: list[Outcome], rank: int | None, cause: str) -> None:
+    first = first_failure(outcomes)
+    assert ((first.rank, first.cause) if first else (None, "")) == (rank, cause)
 
 
 @pytest.mark.parametrize(
@@ -388,3 +411,69 @@ def test_the_tree_goes_over_the_fleets_own_connections(code: Path) -> None:
     assert command[-2:] == [f"{code}/", "pod-w3:tpu_ops/digits/"]
     assert "--rsh=ssh -F /s/ssh_config -o BatchMode=yes -o ControlMaster=no -T" in command
     assert not any(word.startswith("--delete") for word in command)
+
+
+def test_ranks_are_written_as_they_are_read() -> None:
+    for text in ("0", "0-3", "0,2-3,7"):
+        assert runs_output.folded(runs_output.ranks(text, 8)) == text
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400), ("2d", 172800)])
+def test_a_time_is_so_long_ago_or_a_date(text: str, seconds: float) -> None:
+    assert abs(time.time() - seconds - cli_logs.moment(text)) < 60
+    assert cli_logs.moment("2026-01-31T12:00+00:00") == 1769860800
+
+
+def test_a_time_that_is_none_is_refused() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="write 10m for ten minutes ago"):
+        cli_logs.moment("yesterday")
+
+
+def test_the_doctor_looks_at_more_than_a_start_does() -> None:
+    usual = {"program": "/p/1", "lockfiles": [], "preloads": []}
+    probes = {f"pod-w{index}": probe(**usual) for index in range(3)}
+    assert doctor.further(probes) == []
+    probes["pod-w1"] = probe(program="/p/2", lockfiles=["/tmp/l"], preloads=[{"file": "/etc/e", "line": "libtcmalloc"}])
+    assert [(fault.worker, fault.check) for fault in doctor.further(probes)] == [
+        ("pod-w1", "launcher"),
+        ("pod-w1", "lockfile"),
+        ("pod-w1", "preload"),
+    ]
+    # A lockfile of a process that holds a chip is in use.
+    probes["pod-w1"] = probe(**usual | {"lockfiles": ["/tmp/l"], "holders": [{"pid": 1}]})
+    assert doctor.further(probes) == []
+
+
+def test_every_fault_is_of_a_check_that_the_doctor_names() -> None:
+    assert {fault.check for fault in preflight.faults_of(pod()[0], probe(boot_id="", chips=[]))} == {
+        "identity",
+        "chips",
+    }
+    assert set(preflight.CHECKS) < set(doctor.CHECKS)
+
+
+def test_a_run_is_one_row_and_a_stray_process_its_own() -> None:
+    found = [
+        Holder("pod-w0", "ada", "r1", 5, 100.0, "python train.py"),
+        Holder("pod-w1", "ada", "r1", 6, 90.0, "python train.py"),
+        Holder("pod-w1", "bob", "", 7, 50.0, "python notebook"),
+    ]
+    rows = who.rows(found)
+    assert [(row["worker"], row["person"], row["run"], row["pid"]) for row in rows] == [
+        ("pod-w[0-1]", "ada", "r1", ""),
+        ("pod-w1", "bob", "none", 7),
+    ]
+    assert rows[0]["since"] == "1970-01-01 00:01:30 UTC"
+
+
+def test_who_leaves_a_run_is_told_how_to_get_at_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.attach.logs.followed", interrupted)
+    args = argparse.Namespace(fleet=None, run="r1", rank="0", since=None, json=False)
+    assert attach.run(args) == ExitCode.INTERRUPTED
+    said = ["detached: the run goes on", "  follow: tpu_ops attach r1", "  stop:   tpu_ops stop r1"]
+    assert capsys.readouterr().err.splitlines()[1:] == said

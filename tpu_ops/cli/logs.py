@@ -1,16 +1,25 @@
-"""`tpu_ops logs`: the lines of a run's ranks, those there are or all that come."""
+"""`tpu_ops logs`: the lines of a run's ranks, those there are or all that come; or the whole logs as files."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import re
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
 
-from tpu_ops import config
+from tpu_ops import config, texts
 from tpu_ops.cli import options, output, runs_output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import control
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.runs import control, fetch
 from tpu_ops.runs.follow import Follower, Outcome
+
+_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,14 +29,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rank", default="0", metavar="all|LIST", help="whose lines to show, as in all, 0,3 or 0-2 (default: 0)"
     )
     parser.add_argument("--follow", action="store_true", help="go on until the run has ended, and end as it does")
+    parser.add_argument(
+        "--since", type=moment, metavar="TIME", help="lines from then on: 90s, 10m, 2h, 1d, or 2026-01-31T12:00"
+    )
+    parser.add_argument("--fetch", metavar="DIR", help="copy the logs as they are to DIR/RUN/rank-N.log, all ranks")
     parser.add_argument("run", help="a run, or a node or worker whose run is meant")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the lines."""
+    """Show the lines, or fetch the logs."""
     fleet = view.current(config.load(args.fleet))
+    if args.fetch and args.since:
+        raise UsageError("--fetch copies whole logs", where="--since", fix="leave out one of the two")
     try:
-        outcomes, shown = asyncio.run(_follow(fleet, args))
+        if args.fetch:
+            outcomes = asyncio.run(_fetch(fleet, args.run, Path(args.fetch), live=args.follow))
+            shown: Sequence[int] = range(len(outcomes))
+            output.info(f"logs of {texts.count(len(outcomes), 'rank')} are in {args.fetch}")
+        else:
+            _, outcomes, shown = followed(fleet, args.run, args.rank, live=args.follow, since=args.since or 0.0)
     except KeyboardInterrupt:
         output.info("")
         output.info("no longer following; the run goes on")
@@ -41,22 +61,74 @@ def run(args: argparse.Namespace) -> int:
     return runs_output.exit_code(outcomes)
 
 
-async def _follow(fleet: view.Fleet, args: argparse.Namespace) -> tuple[list[Outcome], list[int]]:
+def moment(text: str) -> float:
+    """Return the time (seconds since 1970) that a person means, for argparse."""
+    if found := _AGO.fullmatch(text):
+        return time.time() - float(found[1]) * _UNITS[found[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        what = f"{text!r} is no time: write 10m for ten minutes ago (s, m, h, d), or 2026-01-31T12:00"
+        raise argparse.ArgumentTypeError(what) from None
+
+
+def followed(
+    fleet: view.Fleet,
+    word: str,
+    rank: str,
+    *,
+    live: bool,
+    since: float,
+    aside: bool = False,
+    begun: Callable[[str, int], None] = lambda *_: None,
+) -> tuple[control.RunRef, list[Outcome], list[int]]:
+    """Find a run and show its lines; return it, how its ranks are, and the ranks that were shown.
+
+    Args:
+        fleet: The fleet.
+        word: A run, or a node or worker whose run is meant.
+        rank: As of `runs_output.ranks`.
+        live: Whether to wait for the end.
+        since: Lines from that time on (seconds since 1970); 0 is all.
+        aside: Whether standard output is for something else.
+        begun: Called with the run's id and its number of workers.
+    """
+
+    async def follow() -> tuple[control.RunRef, list[Outcome], list[int]]:
+        fanout = contact.fanout(fleet)
+        run_ = await _the_run(fleet, fanout, word)
+        shown = runs_output.ranks(rank, len(run_.hosts))
+        begun(run_.run_id, len(run_.hosts))
+        follower = Follower(
+            fanout,
+            run_.run_id,
+            run_.hosts,
+            shown=shown,
+            line=runs_output.line_aside if aside else runs_output.line,
+            say=output.info,
+            live=live,
+            since=since,
+        )
+        return run_, await follower.run(), shown
+
+    return asyncio.run(follow())
+
+
+async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -> list[Outcome]:
     fanout = contact.fanout(fleet)
-    runs, _ = found = await control.find(fleet, fanout, args.run)
+    return await fetch.logs(fanout, await _the_run(fleet, fanout, word), directory, live=live)
+
+
+async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str) -> control.RunRef:
+    """Return the one run that a word means.
+
+    Raises:
+        OpsError: It means none, or several.
+    """
+    runs, _ = found = await control.find(fleet, fanout, word)
     if not runs and (problem := found.problem()):
         raise problem
     if len(runs) != 1:
         names = ", ".join(run_.run_id for run_ in runs)
-        raise UsageError(f"{args.run} has {names or 'no run on it'}", where=f"RUN {args.run!r}", fix="name the run")
-    shown = runs_output.ranks(args.rank, len(runs[0].hosts))
-    follower = Follower(
-        fanout,
-        runs[0].run_id,
-        runs[0].hosts,
-        shown=shown,
-        line=runs_output.line,
-        say=output.info,
-        live=args.follow,
-    )
-    return await follower.run(), shown
+        raise UsageError(f"{word} has {names or 'no run on it'}", where=f"RUN {word!r}", fix="name the run")
+    return runs[0]

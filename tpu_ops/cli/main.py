@@ -28,9 +28,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ssh-config": ("ssh_config", "let ssh, scp, rsync and editors find the workers by name"),
     "run": ("run", "run a command on all workers of a target at once"),
     "train": ("train", "start a training run on all workers of a node"),
+    "attach": ("attach", "follow a training run that is on"),
     "stop": ("stop", "stop a training run"),
     "status": ("status", "show how a training run is, rank by rank"),
-    "logs": ("logs", "show the lines of a training run"),
+    "logs": ("logs", "show the lines of a training run, or fetch its logs"),
+    "runs": ("runs", "list the training runs"),
+    "who": ("who", "show who holds which TPU"),
+    "unlock": ("unlock", "free chips that something of yours holds"),
+    "doctor": ("doctor", "say what is well with the workers and what is not"),
     "lab": ("lab", "the local lab: a Cloud TPU API whose workers are containers"),
 }
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from tpu_ops.cli import output
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.runs.follow import Outcome, first_cause
+from tpu_ops.runs.follow import Outcome, first_failure
 
 #: Lines shown of a failed rank whose log was not followed.
 TAIL_LINES = 20
@@ -36,14 +37,25 @@ def ranks(text: str, count: int) -> list[int]:
     return sorted(set(found))
 
 
-def line(rank: int, text: str) -> None:
-    """Print one line of a rank's log."""
-    output.line(f"[{rank}] {text}")
+def folded(numbers: Sequence[int]) -> str:
+    """Return ranks as `ranks` reads them, as in ``0-2,5``."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
 
 
-def line_aside(rank: int, text: str) -> None:
-    """Print one line of a rank's log where the result is JSON."""
-    output.aside(f"[{rank}] {text}")
+def line(said_by: Sequence[int], text: str) -> None:
+    """Print one line of the log of some ranks."""
+    output.line(f"[{folded(said_by)}] {text}")
+
+
+def line_aside(said_by: Sequence[int], text: str) -> None:
+    """Print one line of the log of some ranks where the result is JSON."""
+    output.aside(f"[{folded(said_by)}] {text}")
 
 
 def ending(outcome: Outcome) -> str:
@@ -56,11 +68,11 @@ def ending(outcome: Outcome) -> str:
 
 def summary(run_id: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return a run's result for --json."""
-    cause = first_cause(outcomes)
+    first = first_failure(outcomes)
     return {
         "run_id": run_id,
         "state": run_state(outcomes),
-        "first_failure": cause.to_json() if cause else None,
+        "first_failure": asdict(first) if first else None,
         "ranks": [outcome.to_json() for outcome in outcomes],
     }
 
@@ -68,9 +80,9 @@ def summary(run_id: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 def run_state(outcomes: Sequence[Outcome]) -> str:
     """Return the state of a whole run: that of its worst rank."""
     states = {outcome.state for outcome in outcomes}
-    if any(outcome.is_cause for outcome in outcomes):
+    if first_failure(outcomes):
         return "failed"
-    for state in ("unreachable", "unknown", "gone", "stopped", "starting", "running", "ending"):
+    for state in ("unreachable", "unknown", "gone", "stopped", "starting", "running", "ending", "exited"):
         if state in states:
             return state
     return "succeeded"
@@ -81,7 +93,7 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
     state = run_state(outcomes)
     if state in {"unreachable", "unknown", "gone"}:
         return ExitCode.UNREACHABLE
-    return ExitCode.OK if state in {"succeeded", "running", "starting", "ending"} else ExitCode.FAILED
+    return ExitCode.OK if state in {"succeeded", "running", "starting", "ending", "exited"} else ExitCode.FAILED
 
 
 def table(outcomes: Sequence[Outcome]) -> None:
@@ -107,18 +119,33 @@ def _lasted(record: Mapping[str, Any] | None) -> str:
     return f"{max(0.0, float(end) - float(record['since'])):.0f} s"
 
 
+def finish(run_id: str, outcomes: Sequence[Outcome], shown: Sequence[int], *, as_json: bool) -> int:
+    """Say how a run ended that was followed to its end; return the exit code."""
+    state = run_state(outcomes)
+    if as_json:
+        output.as_json(summary(run_id, outcomes))
+    if state == "succeeded":
+        leftovers(outcomes)
+        output.info(f"run {run_id} succeeded on all {len(outcomes)} ranks")
+        return ExitCode.OK
+    if not as_json:
+        table(outcomes)
+    failure(outcomes, shown)
+    output.info(f"run {run_id}: {state}")
+    return exit_code(outcomes) or ExitCode.FAILED
+
+
 def failure(outcomes: Sequence[Outcome], shown: Sequence[int]) -> None:
     """Say which rank failed first and why, and show its last lines where they were not followed."""
-    cause = first_cause(outcomes)
-    if cause is None:
+    first = first_failure(outcomes)
+    if first is None:
         return
-    how = ending(cause)
-    what = cause.reason or cause.state
-    output.info(f"rank {cause.rank} ({cause.host}) {cause.state} first: {what}{f' ({how})' if how not in what else ''}")
-    if cause.rank not in shown and cause.tail:
-        output.info(f"its last lines ({cause.host}):")
-        for text in cause.tail.splitlines()[-TAIL_LINES:]:
-            line_aside(cause.rank, text)
+    output.info(f"rank {first.rank} ({first.host}) failed first: {first.cause}")
+    tail = outcomes[first.rank].tail if first.rank < len(outcomes) else ""
+    if first.rank not in shown and tail:
+        output.info(f"its last lines ({first.host}):")
+        for text in tail.splitlines()[-TAIL_LINES:]:
+            line_aside([first.rank], text)
     leftovers(outcomes)
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
-from collections.abc import Sequence
 
 from tpu_ops import config
-from tpu_ops.cli import options, output, runs_output
-from tpu_ops.cli.run import folded
+from tpu_ops.cli import options, output, runs, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control
@@ -31,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """Ask the workers and show what they say."""
     fleet = view.current(config.load(args.fleet))
     if not args.run:
-        return _overview(asyncio.run(control.overview(fleet, contact.fanout(fleet))), as_json=args.json)
+        return runs.show(asyncio.run(control.overview(fleet, contact.fanout(fleet))), as_json=args.json)
     seen, problem = asyncio.run(_ask(fleet, args.run))
     if args.json:
         output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes in seen])
@@ -50,24 +47,3 @@ async def _ask(fleet: view.Fleet, word: str) -> tuple[list[tuple[control.RunRef,
     fanout = contact.fanout(fleet)
     found = await control.find(fleet, fanout, word)
     return [(run_, await control.outcomes(fanout, run_)) for run_ in found.runs], found.problem()
-
-
-def _overview(seen: control.Overview, *, as_json: bool) -> int:
-    if as_json:
-        output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes, _ in seen.rows])
-    elif seen.rows:
-        output.table([_row(*row) for row in seen.rows], ("run", "workers", "state", "started"))
-    elif not seen.silent.silent:
-        output.info("no run is on, and this machine remembers none; `tpu_ops train` starts one")
-    if problem := seen.silent.problem():
-        raise problem
-    return ExitCode.OK
-
-
-def _row(run_: control.RunRef, outcomes: Sequence[Outcome], since: float) -> dict[str, str]:
-    return {
-        "run": run_.run_id,
-        "workers": folded(run_.hosts),
-        "state": runs_output.run_state(outcomes),
-        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since)),
-    }

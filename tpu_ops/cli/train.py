@@ -43,6 +43,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rank", default="0", metavar="all|LIST", help="whose lines to show, as in all, 0,3 or 0-2 (default: 0)"
     )
+    for option, value, what in (
+        ("--barrier", spec.BARRIER, "that all workers have to become ready"),
+        ("--lease", spec.LEASE, "after which a worker that the others do not hear is given up"),
+        ("--exit-skew", spec.EXIT_SKEW, "that ranks may go on when another has ended with 0"),
+    ):
+        parser.add_argument(
+            option,
+            type=options.seconds,
+            default=value,
+            metavar="SECONDS",
+            help=f"seconds {what} (default: {value:.0f})",
+        )
     parser.add_argument("--detach", action="store_true", help="return once the command runs on every worker")
     parser.add_argument("--dry-run", action="store_true", help="check the workers and say what would be started")
     parser.add_argument("target", help="a node (pod)")
@@ -66,6 +78,9 @@ def run(args: argparse.Namespace) -> int:
         env=env | spec.parse_env(args.env),
         cwd=tree.cwd if tree else "",
         venv=args.venv,
+        barrier=args.barrier,
+        lease=args.lease,
+        exit_skew=args.exit_skew,
         code_digest=tree.digest if tree else "",
     )
     job = _Job(fleet, workers, run_spec, tree, shown, args)
@@ -128,7 +143,7 @@ class _Job:
         await self._start(fanout)
         if self.args.detach:
             return self._detach()
-        return self._finish(await self._follow(fanout))
+        return runs_output.finish(self.spec.run_id, await self._follow(fanout), self.shown, as_json=self.args.json)
 
     async def _check(self, fanout: Fanout) -> None:
         begun = time.monotonic()
@@ -195,25 +210,8 @@ class _Job:
             shown=self.shown,
             line=runs_output.line_aside if self.args.json else runs_output.line,
             say=output.info,
-            fail_fast=True,
-            grace=self.spec.grace_failure,
         )
         return await follower.run()
-
-    def _finish(self, outcomes: Sequence[Outcome]) -> int:
-        state = runs_output.run_state(outcomes)
-        if self.args.json:
-            output.as_json(runs_output.summary(self.spec.run_id, outcomes))
-        if state == "succeeded":
-            runs_output.leftovers(outcomes)
-            output.info(f"run {self.spec.run_id} succeeded on all {len(outcomes)} ranks")
-            return ExitCode.OK
-        if not self.args.json:
-            runs_output.table(outcomes)
-        runs_output.failure(outcomes, self.shown)
-        output.info(f"run {self.spec.run_id}: {state}")
-        code = runs_output.exit_code(outcomes)
-        return code or ExitCode.FAILED
 
     def _detach(self) -> int:
         if self.args.json:

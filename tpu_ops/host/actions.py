@@ -1,4 +1,4 @@
-"""The actions of this program but `follow`: start, status, stop, probe, holders."""
+"""The actions on runs: start, status, stop; and probe, which describes this host."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def held(holder: Dict[str, Any]) -> Refused:
 
 
 def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
-    """Start a run and return its record once its command is about to be executed.
+    """Start a run and return its record: of rank 0 once it waits for the others, of others once all ranks go.
 
     Raises:
-        Refused: The spec is wrong, another run is on, or the command cannot be executed as asked.
+        Refused: The spec is wrong, another run is on, or the run does not begin; ``blamed`` are the ranks at fault.
     """
     require_root()
     require_protocol(request)
@@ -75,10 +75,22 @@ def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     finally:
         spec.discard(store.run_dir, run_id)
     record = store.observe(run_id)
-    if record is None or record["state"] == "refused":
-        reason = record["reason"] if record else "the unit {} left no record".format(unit.UNIT)
-        raise Refused("failed", reason)
+    others_first = data["rank"] == 0 and data["world_size"] > 1
+    while record is not None and record["state"] == "starting" and not others_first:
+        time.sleep(_POLL)
+        record = store.observe(run_id)
+    if record is None or (record["state"] in FINAL and not record["began"]):
+        raise _not_begun(store, record)
     return {"ok": True, "record": record}
+
+
+def _not_begun(store: Store, record: Dict[str, Any] | None) -> Refused:
+    if record is None:
+        return Refused("failed", "the unit {} left no record".format(unit.UNIT))
+    store.settle(record)
+    # Only a supervisor that lived to hear it knows whose fault it was.
+    facts = {"blamed": record["blamed"]} if record["state"] == "refused" else {}
+    return Refused("failed", record["reason"], **facts)
 
 
 def _start_unit(store: Store, data: Dict[str, Any]) -> None:
@@ -101,7 +113,7 @@ def _start_unit(store: Store, data: Dict[str, Any]) -> None:
             return
         record = store.read(data["run_id"])
         if record is not None and record["state"] == "refused":
-            raise Refused("failed", record["reason"])
+            raise _not_begun(store, record)
         holder = store.holder()
         if holder is not None and holder["run_id"] != data["run_id"]:
             raise held(holder)
@@ -128,7 +140,7 @@ def status(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
 def stop(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     """End a run and return its final record. Without a run id: whatever run is on.
 
-    The request's ``kind`` is ``stop`` (a person wants it), or ``failed`` (another rank failed), ``reason`` says more.
+    Its supervisor tells those of the other ranks. A run that has not begun yet is refused for the request's ``reason``.
 
     Raises:
         Refused: There is no such run, it belongs to another person, or it did not end in time.
@@ -143,6 +155,7 @@ def stop(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     if record is None:
         raise Refused("missing", "this worker knows no run {}".format(run_id))
     if record["state"] in FINAL:
+        store.settle(record)
         return {"ok": True, "record": record, "already": True}
     owner = record["person"]
     require_control(person, owner["uid"], owner["name"], bool(request.get("force")))
@@ -156,11 +169,8 @@ def stop(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
 
 
 def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
-    kind = request.get("kind", "stop")
-    if kind not in ("stop", "failed"):
-        raise Refused("invalid", "{!r} is no reason to stop a run".format(kind))
     reason = str(request.get("reason") or "stopped by {}".format(person.name))[:500]
-    intent = {"kind": kind, "by": person.name, "at": time.time(), "reason": reason}
+    intent = {"kind": "stop", "by": person.name, "at": time.time(), "reason": reason}
     grace = request.get("grace")
     if isinstance(grace, (int, float)) and not isinstance(grace, bool) and 0 <= grace <= spec.MAX_GRACE:
         intent["grace"] = grace
@@ -197,10 +207,3 @@ def _await_end(store: Store, run_id: str, limit: float) -> Dict[str, Any]:
 def probe(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     """Describe this host."""
     return {"ok": True, "probe": describe(store, asking(), str(request.get("venv") or ""))}
-
-
-def holders(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
-    """Return who holds the chips, and the run that has this worker."""
-    del request
-    require_root()
-    return {"ok": True, "holders": proc.holders(), "holder": store.holder()}

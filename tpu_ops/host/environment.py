@@ -4,33 +4,65 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import Any, Mapping
 
 from .person import Person
 from .spec import encode
 from .wire import Refused
 
 CONFIG = "/etc/tpu_ops/launcher.json"
+#: Where the supervisors of a run meet, first and last port: below the ports that the kernel gives away.
+PORTS = (8500, 8519)
+EPHEMERAL = 32768
+#: libtpu's own ports, and the one of Megascale.
+TAKEN_PORTS = (8080, 8431, *range(8470, 8491))
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
 
 
 def load_config(path: str = CONFIG) -> dict[str, Any]:
-    """Return this host's configuration: ``environment_files`` (a list) and ``venv`` (a path or empty).
+    """Return this host's configuration: ``environment_files``, ``venv`` (a path or empty) and ``ports`` (a range).
 
     Raises:
         Refused: The file is there and cannot be understood.
     """
-    config: dict[str, Any] = {"environment_files": [], "venv": ""}
+    config: dict[str, Any] = {"environment_files": [], "venv": "", "ports": range(PORTS[0], PORTS[1] + 1)}
     try:
         with open(path, encoding="utf-8") as file:
             data = json.load(file)
         config["environment_files"] = [str(entry) for entry in data.get("environment_files") or []]
         config["venv"] = str(data.get("venv") or "")
+        if data.get("ports"):
+            config["ports"] = _ports(*data["ports"])
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, AttributeError) as exc:
+    except (OSError, ValueError, AttributeError, TypeError) as exc:
         raise Refused("failed", "{}: {}".format(path, exc), "run the role launcher again on this host") from exc
     return config
+
+
+def _ports(first: int, last: int) -> range:
+    """Return a range of ports that the supervisors of a run may use.
+
+    Raises:
+        ValueError: It is none, or TPU software uses one of them itself.
+    """
+    ports = range(first, last + 1)
+    if not 1024 <= first <= last < EPHEMERAL or any(port in ports for port in TAKEN_PORTS):
+        text = "ports: [{}, {}] is no range of 1024 to {} without {}"
+        raise ValueError(text.format(first, last, EPHEMERAL - 1, ", ".join(map(str, TAKEN_PORTS))))
+    return ports
+
+
+def coordinator_port(env: Mapping[bytes, bytes]) -> int:
+    """Given a rank's environment, return the port on which JAX's coordinator listens on rank 0.
+
+    Raises:
+        Refused: The environment names one that is none.
+    """
+    text = env.get(b"JAX_COORDINATOR_PORT", b"8482").decode("ascii", "replace")
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise Refused("invalid", "JAX_COORDINATOR_PORT={} is no port".format(text))
+    return int(text)
 
 
 def parse_file(text: str) -> dict[str, str]:

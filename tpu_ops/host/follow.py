@@ -18,15 +18,14 @@ _POLL_MS = 100
 _CLOSING_LIMIT = 30.0
 #: How much of the log's end goes with the final frame, in bytes.
 _TAIL = 4096
-#: How long the unit of an ended run may take to go, in seconds.
-_SETTLE_LIMIT = 5.0
 
 
 def follow(request: Dict[str, Any], store: Store, source: int, sink: int) -> None:
     """Answer, then send frames until the rank has ended; the END frame carries the record and the log's last lines.
 
-    Request: ``run_id``; ``offset`` (default 0); ``lines`` (default true: send the log); ``live`` (default true: wait
-    for the end, else send what there is).
+    Request: ``run_id``; ``offset`` (default 0), or in its place ``since`` (seconds since 1970); ``notes`` (default 0:
+    so many notes of the supervisor are known);
+    ``lines`` (default true: send the log); ``live`` (default true: wait for the end, else send what there is).
 
     Raises:
         Refused: There is no such run here.
@@ -40,15 +39,21 @@ def follow(request: Dict[str, Any], store: Store, source: int, sink: int) -> Non
     wire.answer(sink, request["marker"], {"ok": True, "record": record})
     directory = store.logs(run_id)
     offset = max(0, int(request.get("offset") or 0))
+    if not offset and request.get("since"):
+        offset = logs.since(directory, float(request["since"]))
     lines, live = request.get("lines", True), request.get("live", True)
     peer = select.poll()
     peer.register(source, select.POLLIN | select.POLLHUP)
     lost_since = 0.0
+    noted = max(0, int(request.get("notes") or 0))
     while True:
         # The record first: what a rank wrote before its end is then read after its end was seen.
         record = store.observe(run_id)
         if lines:
             offset = _send_log(sink, directory, offset)
+        for text in (record or {}).get("notes", ())[noted:]:
+            wire.write_all(sink, wire.frame(wire.NOTE, offset, text.encode("utf-8", "replace")))
+            noted += 1
         state = record["state"] if record else "lost"
         if state == "lost":
             lost_since = lost_since or time.monotonic()
@@ -58,16 +63,9 @@ def follow(request: Dict[str, Any], store: Store, source: int, sink: int) -> Non
         if peer.poll(_POLL_MS) and not os.read(source, 4096):
             return
     if live and record is not None:
-        settle(store, record)
+        store.settle(record)
     value = {"record": record, "tail": logs.tail(directory, _TAIL).decode("utf-8", "replace")}
     wire.write_all(sink, wire.frame(wire.END, offset, json.dumps(value).encode("ascii")))
-
-
-def settle(store: Store, record: Dict[str, Any]) -> None:
-    """Wait a moment until the unit of an ended run is gone too: who hears of the end may start the next run."""
-    deadline = time.monotonic() + _SETTLE_LIMIT
-    while not store.settled(record) and time.monotonic() < deadline:
-        time.sleep(_POLL_MS / 5000)
 
 
 def _send_log(sink: int, directory: str, offset: int) -> int:

@@ -1,17 +1,23 @@
 """The log of one rank: raw bytes in segments, each file named by the absolute offset of its first byte.
 
 A follower names an absolute offset and nothing else, so it can go on after any break, and old segments can be
-taken away without moving what the others mean.
+taken away without moving what the others mean. Beside each segment stands an index: when which offset was written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import time
 from typing import Any
 
 #: A segment is closed once it holds this many bytes.
 SEGMENT = 8 * 1024 * 1024
+#: The segments of one rank together hold at most about this many bytes; the oldest go first.
+TOTAL = 1024 * 1024 * 1024
+#: Seconds between two entries of the index.
+_INDEX_EVERY = 1.0
 _CHUNK = 256 * 1024
 
 
@@ -40,20 +46,45 @@ def end(directory: str) -> int:
 def read(directory: str, offset: int, limit: int = _CHUNK) -> tuple[int, bytes]:
     """Return bytes of the log and the offset at which they really start.
 
-    That is the asked offset, or the first byte that is still there. No bytes means that the log ends there for now.
+    That is the asked offset, or the next byte that is there: older ones may have been rotated away, and others were
+    never written where the disk was full. No bytes means that the log ends there for now.
     """
     found = segments(directory)
-    if not found:
-        return offset, b""
-    offset = max(offset, found[0][0])
     for index, (start, path) in enumerate(found):
-        following = found[index + 1][0] if index + 1 < len(found) else None
-        if following is not None and offset >= following:
+        if index + 1 < len(found) and offset >= found[index + 1][0]:
             continue
-        with open(path, "rb") as file:
-            file.seek(offset - start)
-            return offset, file.read(limit)
+        at = max(offset, start)
+        try:
+            with open(path, "rb") as file:
+                file.seek(at - start)
+                data = file.read(limit)
+        except FileNotFoundError:
+            continue  # rotated away since it was listed
+        if data:
+            return at, data
     return offset, b""
+
+
+def since(directory: str, moment: float) -> int:
+    """Return the offset of the first byte that may have been written at or after a time (seconds since 1970)."""
+    offset, latest = 0, float("-inf")
+    for start, path in segments(directory):
+        for when, at in _index(path) or [(latest, start)]:
+            # What stands between two entries was written within the time of one after the first.
+            if when >= moment:
+                return at if moment > latest + _INDEX_EVERY else offset
+            offset, latest = at, when
+    return end(directory) if moment > latest + _INDEX_EVERY else offset
+
+
+def _index(segment: str) -> list[tuple[float, int]]:
+    """Return (time, offset) of a segment's index, oldest first; a line that a full disk cut off is left out."""
+    try:
+        with open(segment[:-4] + ".index", encoding="ascii") as file:
+            rows = [line.split() for line in file if line.endswith("\n")]
+        return [(float(when), int(at)) for when, at in rows]
+    except (OSError, ValueError):
+        return []
 
 
 def tail(directory: str, limit: int) -> bytes:
@@ -63,29 +94,46 @@ def tail(directory: str, limit: int) -> bytes:
     while True:
         offset, data = read(directory, offset)
         if not data:
-            return found
+            return found[-limit:]
         found += data
         offset += len(data)
 
 
+def _remove(path: str) -> None:
+    """Remove a segment and its index."""
+    for ending in (".log", ".index"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + ending)
+
+
 class Logger(threading.Thread):
-    """Moves what a pipe delivers into segments, in a thread of its own; a full disk drops bytes, never blocks a rank.
+    """Moves what a pipe delivers into segments, in a thread of its own, and never lets a rank wait for a full disk.
+
+    Where the disk is full, the oldest segment of this log goes; with none left the bytes are dropped and counted, and
+    their offsets stay empty, so that a reader sees how many are missing.
 
     Args:
         source: Descriptor of the pipe's reading end; closed when the pipe ends.
         directory: Where the segments are.
         segment: Size at which a segment is closed, in bytes.
+        total: Size that all of them together may have, in bytes.
     """
 
-    def __init__(self, source: int, directory: str, segment: int = SEGMENT) -> None:
+    def __init__(self, source: int, directory: str, segment: int = SEGMENT, total: int = TOTAL) -> None:
         super().__init__(name="log", daemon=True)
         self._source = source
         self._directory = directory
         self._segment = segment
+        self._total = total
         self._file = -1
+        self._index = -1
         self._start = 0
-        self.written = 0
+        self._indexed = float("-inf")
+        self._kept: list[tuple[str, int]] = []
+        #: Offset behind the last byte that came, dropped ones included.
+        self.offset = 0
         self.dropped = 0
+        self.rotated = 0
         self.fault = ""
 
     def run(self) -> None:
@@ -96,29 +144,74 @@ class Logger(threading.Thread):
                 break
             self._append(data)
         os.close(self._source)
-        if self._file >= 0:
-            os.close(self._file)
+        self._close()
 
     def facts(self) -> dict[str, Any]:
-        """Return how many bytes were kept and how many were not, and why."""
-        return {"bytes": self.written, "dropped": self.dropped, "fault": self.fault}
+        """Return how many bytes were written, how many of them rotation took, how many were dropped, and why."""
+        return {
+            "bytes": self.offset - self.dropped,
+            "dropped": self.dropped,
+            "rotated": self.rotated,
+            "fault": self.fault,
+        }
 
     def _append(self, data: bytes) -> None:
         view = memoryview(data)
-        try:
-            while view:
-                if self._file < 0 or self.written - self._start >= self._segment:
+        while view:
+            try:
+                if self._file < 0 or self.offset - self._start >= self._segment:
                     self._open()
-                count = os.write(self._file, view[: self._start + self._segment - self.written])
-                self.written += count
-                view = view[count:]
-        except OSError as exc:
-            self.dropped += len(view)
-            self.fault = exc.strerror or str(exc)
+                self._note_time()
+                count = os.write(self._file, view[: self._start + self._segment - self.offset])
+            except OSError as exc:
+                self.fault = exc.strerror or str(exc)
+                if self._give_way():
+                    continue
+                # What comes next starts a segment of its own, behind the bytes that are missing.
+                self._close()
+                self.dropped += len(view)
+                self.offset += len(view)
+                return
+            self.offset += count
+            view = view[count:]
 
     def _open(self) -> None:
-        path = os.path.join(self._directory, "{:020d}.log".format(self.written))
-        fresh = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._close()
+        while self._kept and sum(size for _, size in self._kept) + self._segment > self._total:
+            self._give_way()
+        path = os.path.join(self._directory, "{:020d}".format(self.offset))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._file = os.open(path + ".log", flags, 0o600)
+        self._start, self._indexed = self.offset, float("-inf")
+        with contextlib.suppress(OSError):
+            self._index = os.open(path + ".index", flags, 0o600)
+
+    def _close(self) -> None:
+        """Close the segment that is written to, if there is one; one without a byte goes."""
+        if self._index >= 0:
+            os.close(self._index)
         if self._file >= 0:
             os.close(self._file)
-        self._file, self._start = fresh, self.written
+            path = os.path.join(self._directory, "{:020d}".format(self._start))
+            self._kept.append((path, self.offset - self._start))
+            if self.offset == self._start:
+                _remove(self._kept.pop()[0])
+        self._file = self._index = -1
+
+    def _note_time(self) -> None:
+        """Say in the index when the next byte was written, now and then."""
+        now = time.monotonic()
+        if now - self._indexed >= _INDEX_EVERY:
+            self._indexed = now
+            # Without an entry a time means a little more of the log than it could.
+            with contextlib.suppress(OSError):
+                os.write(self._index, "{:.3f} {}\n".format(time.time(), self.offset).encode("ascii"))
+
+    def _give_way(self) -> bool:
+        """Remove the oldest closed segment; return whether there was one."""
+        if not self._kept:
+            return False
+        path, size = self._kept.pop(0)
+        _remove(path)
+        self.rotated += size
+        return True

@@ -6,7 +6,7 @@ import sys
 import traceback
 from typing import Any, Callable, Dict
 
-from . import actions, follow, spec, supervise, wire
+from . import actions, chips, follow, spec, wire
 from .store import Store
 
 _ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
@@ -14,7 +14,8 @@ _ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
     "start": actions.start,
     "status": actions.status,
     "stop": actions.stop,
-    "holders": actions.holders,
+    "holders": chips.holders,
+    "unlock": chips.unlock,
 }
 
 
@@ -60,9 +61,12 @@ def main() -> int:
     store = Store()
     if not words:
         return serve(store)
-    if len(words) == 2 and words[0] == "supervise":
+    if len(words) == 2 and words[0] in ("supervise", "after"):
+        # A program in an archive is compiled at every call: requests do without what only the unit needs.
+        from . import supervise
+
+        if words[0] == "after":
+            return supervise.after(store, spec.check_run_id(words[1]))
         return supervise.Supervisor(store, spec.check_run_id(words[1])).run()
-    if len(words) == 2 and words[0] == "after":
-        return supervise.after(store, spec.check_run_id(words[1]))
     sys.stderr.write("tpu-host: takes one JSON request on standard input and no arguments\n")
     return 2

@@ -52,6 +52,16 @@ def process_state(pid: int, root: str = "/") -> str:
     return parse_stat(text)["state"] if ")" in text else ""
 
 
+def started_at(pid: int, root: str = "/") -> float:
+    """Return when a process started, in seconds since 1970; 0 where it does not exist."""
+    ticks = start_time(pid, root)
+    booted = next(
+        (line.split()[1] for line in read_text(os.path.join(root, "proc/stat")).splitlines() if line[:6] == "btime "),
+        "0",
+    )
+    return float(booted) + ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+
+
 def pids(root: str = "/") -> Iterator[int]:
     """Yield the id of every process."""
     for name in os.listdir(os.path.join(root, "proc")):
@@ -183,3 +193,27 @@ def cgroup_pids(directory: str) -> list[int]:
                 if word.isdigit() and word != "0":
                     found.add(int(word))
     return sorted(found)
+
+
+def oom_kills(root: str = "/", cgroup: str | None = None) -> int:
+    """Return how many processes of this process's control group the kernel has killed for want of memory, ever.
+
+    Args:
+        root: Where /proc and the mounted hierarchies are looked for.
+        cgroup: Text of /proc/self/cgroup; default: read it.
+    """
+    text = read_text(os.path.join(root, "proc/self/cgroup")) if cgroup is None else cgroup
+    count = 0
+    for line in text.splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            name = "sys/fs/cgroup{}/memory.events".format(path)
+        elif "memory" in controllers.split(","):
+            name = "sys/fs/cgroup/memory{}/memory.oom_control".format(path)
+        else:
+            continue
+        for entry in read_text(os.path.join(root, name)).splitlines():
+            word, _, value = entry.partition(" ")
+            if word == "oom_kill" and value.isdigit():
+                count = max(count, int(value))
+    return count

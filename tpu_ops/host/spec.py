@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import ipaddress
 import json
 import os
 import re
@@ -26,15 +27,27 @@ _KEYS = {
     "node": str,
     "slice": int,
     "worker": str,
+    "workers": list,
     "argv": list,
     "env": dict,
     "cwd": str,
     "venv": str,
     "grace_failure": (int, float),
     "grace_stop": (int, float),
+    "barrier": (int, float),
+    "lease": (int, float),
+    "exit_skew": (int, float),
     "code_digest": str,
     "started_from": str,
+    # How the supervisors reach and trust each other; None for a run of one worker.
+    "net": (dict, type(None)),
 }
+_NET = {"address": str, "hub": str, "port": int, "key": str}
+_KEY = re.compile(r"[0-9a-f]{64}")
+#: What ranks of one run have of their own; the key is no part of any digest.
+_OWN = ("rank", "worker", "node", "slice", "net")
+#: Shortest and longest of the times that the supervisors of a run have for each other, in seconds.
+_TIMES = {"barrier": (1, 3600.0), "lease": (5, 3600.0), "exit_skew": (1, 86400.0)}
 
 
 def check(data: Any) -> dict[str, Any]:
@@ -57,6 +70,24 @@ def check(data: Any) -> dict[str, Any]:
     for key in ("grace_failure", "grace_stop"):
         if not 0 <= data[key] <= MAX_GRACE:
             raise Refused("invalid", "the spec's {} is not within 0 and {:.0f} s".format(key, MAX_GRACE))
+    _check_team(data)
+    _check_command(data)
+    return data
+
+
+def _check_team(data: dict[str, Any]) -> None:
+    for key, (least, most) in _TIMES.items():
+        if not least <= data[key] <= most:
+            raise Refused("invalid", "the spec's {} is not within {:.0f} and {:.0f} s".format(key, least, most))
+    if len(data["workers"]) != data["world_size"] or not all(isinstance(name, str) for name in data["workers"]):
+        raise Refused("invalid", "the spec does not name {} workers".format(data["world_size"]))
+    if (data["net"] is None) != (data["world_size"] == 1):
+        raise Refused("invalid", "the spec's net is for runs of several workers")
+    if data["net"] is not None:
+        _check_net(data["net"], data["rank"])
+
+
+def _check_command(data: dict[str, Any]) -> None:
     if not data["argv"] or not data["argv"][0]:
         raise Refused("invalid", "the command is empty")
     texts = list(data["argv"]) + list(data["env"].values()) + [data["cwd"], data["venv"]]
@@ -66,7 +97,19 @@ def check(data: Any) -> dict[str, Any]:
     for name in data["env"]:
         if not _ENV_NAME.fullmatch(name):
             raise Refused("invalid", "{!r} is no name of an environment variable".format(name))
-    return data
+
+
+def _check_net(net: dict[str, Any], rank: int) -> None:
+    if set(net) != set(_NET) or not all(type(net[key]) is kind for key, kind in _NET.items()):
+        raise Refused("invalid", "the spec's net has not the keys of this version")
+    try:
+        addresses = [ipaddress.ip_address(net[key]) for key in ("address", "hub")]
+    except ValueError as exc:
+        raise Refused("invalid", "the spec's net: {}".format(exc)) from exc
+    if any(address.is_unspecified or address.is_multicast for address in addresses):
+        raise Refused("invalid", "the spec's net: the supervisors of a run meet at addresses of their workers")
+    if not _KEY.fullmatch(net["key"]) or not (net["port"] == 0 if rank == 0 else 0 < net["port"] < 65536):
+        raise Refused("invalid", "the spec's net has no key or no port")
 
 
 def check_run_id(text: Any) -> str:
@@ -82,7 +125,7 @@ def check_run_id(text: Any) -> str:
 
 def digest(spec: dict[str, Any]) -> str:
     """Return the digest of what all ranks of a run have in common."""
-    common = {key: value for key, value in spec.items() if key not in ("rank", "worker", "node", "slice")}
+    common = {key: value for key, value in spec.items() if key not in _OWN}
     return hashlib.sha256(json.dumps(common, sort_keys=True).encode("ascii")).hexdigest()[:12]
 
 

@@ -6,10 +6,14 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from typing import Any, TextIO
 
 from . import proc
 
+#: How long the unit of an ended run may take to go, in seconds.
+SETTLE_LIMIT = 5.0
+_POLL = 0.02
 #: States that a record never leaves.
 FINAL = ("succeeded", "failed", "stopped", "refused", "lost")
 
@@ -87,6 +91,12 @@ class Store:
     def settled(record: dict[str, Any]) -> bool:
         """Return whether nothing of an ended run is left: the unit's control group goes as the last thing."""
         return not record.get("cgroup") or not os.path.isdir(record["cgroup"])
+
+    def settle(self, record: dict[str, Any]) -> None:
+        """Wait a moment until the unit of an ended run is gone too: who hears of the end may start the next run."""
+        deadline = time.monotonic() + SETTLE_LIMIT
+        while not self.settled(record) and time.monotonic() < deadline:
+            time.sleep(_POLL)
 
     @staticmethod
     def boot() -> tuple[str, int]:

@@ -1,80 +1,34 @@
-"""The supervisor: root, the main process of the run's unit; starts the command, waits, ends the tree, writes why."""
+"""The supervisor: root, the main process of the run's unit; starts the command with the others, waits, ends it."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from typing import Any, Dict
+from typing import Any, Dict, TextIO
 
 from . import environment, proc, spec, unit
 from .child import Child, NotReady
 from .ending import chips_after, end_tree
+from .hub import Hub
+from .link import Alone, Link, team
 from .logs import Logger
+from .peer import Peer
 from .person import by_uid
+from .record import cause_of, exit_of, held_by, holder_of, intent_of, new_record, verdict
 from .store import FINAL, Store
-from .wire import PROTOCOL, Refused
+from .wire import Refused
 
+#: Sent by the link's thread to the main one: there is an order.
+_WAKE = signal.SIGUSR1
 #: The signals that the supervisor waits for instead of being interrupted by them.
-_AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+_AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, _WAKE)
 _TICK = 2.0
 #: How long to wait for the last bytes of the log once no process of the run is left, in seconds.
 _DRAIN = 5.0
-
-
-def new_record(data: Dict[str, Any], uid: int, name: str) -> Dict[str, Any]:
-    """Return the record of a run that is being started. Values of the environment never stand in a record."""
-    boot, init_start = Store.boot()
-    kept = ("run_id", "attempt", "rank", "world_size", "node", "slice", "worker", "argv", "cwd", "venv")
-    record = {key: data[key] for key in kept}
-    record.update(
-        protocol=PROTOCOL,
-        person={"uid": uid, "name": name},
-        env_names=sorted(data["env"]),
-        spec_digest=spec.digest(data),
-        code_digest=data["code_digest"],
-        started_from=data["started_from"],
-        grace={"failure": data["grace_failure"], "stop": data["grace_stop"]},
-        boot_id=boot,
-        init_start=init_start,
-        supervisor={"pid": os.getpid(), "start": proc.start_time(os.getpid())},
-        pid=0,
-        cgroup="",
-        since=time.time(),
-        ended=None,
-        state="starting",
-        reason="",
-        exit=None,
-        intent=None,
-    )
-    return record
-
-
-def verdict(status: int | None, intent: Dict[str, Any] | None) -> Dict[str, Any]:
-    """Given the wait status of the command and why it was ended, return state, exit and reason.
-
-    A command that was asked to end never counts as succeeded: many programs end with 0 on SIGTERM.
-    """
-    ending: Dict[str, Any] | None = None
-    if status is not None:
-        ending = {"signal": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else {"code": os.WEXITSTATUS(status)}
-    if intent is not None:
-        return {"state": "stopped", "exit": ending, "reason": intent.get("reason", "")}
-    if ending is None:
-        return {"state": "failed", "exit": None, "reason": "the command's end was not seen"}
-    if ending == {"code": 0}:
-        return {"state": "succeeded", "exit": ending, "reason": ""}
-    if "signal" in ending:
-        name = signal.Signals(ending["signal"]).name if ending["signal"] in set(signal.Signals) else "signal"
-        return {"state": "failed", "exit": ending, "reason": "killed by {}".format(name)}
-    return {"state": "failed", "exit": ending, "reason": "exit code {}".format(ending["code"])}
-
-
-def held_by(holders: list[Dict[str, Any]]) -> str:
-    """Given who holds the chips, return one line for people."""
-    shown = ["pid {pid} of {user} ({command})".format(**holder) for holder in holders[:3]]
-    more = " and {} more".format(len(holders) - 3) if len(holders) > 3 else ""
-    return "the chips are held by {}{}".format(", ".join(shown), more)
+#: Exit code where another supervisor has this host.
+_HELD = 75
 
 
 class Supervisor:
@@ -87,6 +41,11 @@ class Supervisor:
         self.child: Child | None = None
         self.status: int | None = None
         self.intent: Dict[str, Any] | None = None
+        self.order: Dict[str, Any] | None = None
+        self.link: Link
+        self._intent_told = False
+        self._link_closed = False
+        self._oom_kills = proc.oom_kills()
 
     def run(self) -> int:
         """Do all of it and return the exit code of the unit's main process."""
@@ -94,45 +53,53 @@ class Supervisor:
         data, uid = spec.take(self.store.run_dir, self.run_id)
         person = by_uid(uid)
         self.record = new_record(data, person.uid, person.name)
-        holder = {
-            "run_id": self.run_id,
-            "person": person.name,
-            "uid": person.uid,
-            "since": self.record["since"],
-            "supervisor": self.record["supervisor"],
-        }
-        lock = self.store.lock(holder)
+        lock = self.store.lock(holder_of(self.record))
         if lock is None:
             # The unit's name is the first lock; this one catches a supervisor that somebody started by hand.
-            return 75
+            return _HELD
         self.store.prepare(self.run_id, person.uid, person.gid)
         self.store.write(self.record)
+        return self._run(data, lock)
+
+    def _run(self, data: Dict[str, Any], lock: TextIO) -> int:
+        problem = ""
+        logger: Logger | None = None
         try:
-            logger = self._prepare(data)
+            config = environment.load_config()
+            logger, env = self._prepare(data, config)
+            self.link = self._linked(data, config, env)
         except (NotReady, Refused, OSError) as exc:
-            self._finish(state="refused", reason=str(exc), exit=None)
+            problem = str(exc)
+            if data["rank"] == 0:
+                self._finish(state="refused", reason=problem, blamed=[0])
+                return 1
+            self.link = Peer(team(data, self.record["spec_digest"]), self._waker(), problem)
+        self.link.start()
+        unit.notify("READY=1\nSTATUS=run {} of {}".format(self.run_id, self.record["person"]["name"]))
+        if not self._may_go():
+            self._refused()
             return 1
-        self._save(state="running")
-        logger.start()
-        unit.notify("READY=1\nSTATUS=run {} of {}".format(self.run_id, person.name))
         assert self.child is not None  # noqa: S101 - for the type checker
+        assert logger is not None  # noqa: S101 - a rank with a problem never goes
+        logger.start()
         error = self.child.go()
-        self._wait()
-        self._end(data, logger, error)
+        self._save(state="running", began=time.time())
+        self._live(data, logger, error)
         lock.close()
         return 0
 
-    def _prepare(self, data: Dict[str, Any]) -> Logger:
+    # --- before the command runs ----------------------------------------------------------------------------
+
+    def _prepare(self, data: Dict[str, Any], config: Dict[str, Any]) -> tuple[Logger, Dict[bytes, bytes]]:
         """Fork the command and hold it: everything that can be wrong shows here, before anything runs."""
         person = by_uid(self.record["person"]["uid"])
-        config = environment.load_config()
         venv = data["venv"] or config["venv"]
         files = self.store.files(self.run_id)
         env = environment.build(data, person, venv, environment.from_files(config["environment_files"]), files)
+        self.record["cgroup"] = proc.own_cgroup()
         holders = proc.holders()
         if holders:
             raise NotReady(held_by(holders))
-        self.record["cgroup"] = proc.own_cgroup()
         source, output = os.pipe()
         try:
             cwd = environment.working_directory(data, person)
@@ -140,18 +107,138 @@ class Supervisor:
         finally:
             os.close(output)
         self.record.update(pid=self.child.pid, venv=venv, cwd=cwd)
-        return Logger(source, self.store.logs(self.run_id))
+        return Logger(source, self.store.logs(self.run_id)), env
 
-    def _wait(self) -> None:
-        """Return once the command has ended or somebody wants it to end."""
-        while self.status is None and self.intent is None:
+    def _linked(self, data: Dict[str, Any], config: Dict[str, Any], env: Dict[bytes, bytes]) -> Link:
+        """Return what ties this rank to the others; rank 0 has its ports then."""
+        others = team(data, self.record["spec_digest"])
+        if data["net"] is None:
+            return Alone(others, self._waker())
+        if data["rank"] > 0:
+            return Peer(others, self._waker())
+        port = environment.coordinator_port(env)
+        limit = max(data["grace_failure"], data["grace_stop"])
+        hub = Hub(others, self._waker(), ports=config["ports"], coordinator=port, ending_limit=limit)
+        self._save(port=hub.port)
+        return hub
+
+    @staticmethod
+    def _waker() -> Any:
+        main = threading.main_thread().ident
+        assert main is not None  # noqa: S101 - the main thread runs
+        return lambda: signal.pthread_kill(main, _WAKE)
+
+    def _may_go(self) -> bool:
+        """Wait at the barrier; return whether all ranks go."""
+        while True:
+            order = self._listen()
+            if order is not None:
+                return bool(order["do"] == "go")
             self.pause(_TICK)
+
+    def _refused(self) -> None:
+        """This run does not happen."""
+        order = self.order or {}
+        if self.child is not None:
+            self.child.drop()
+        self._close()
+        self._finish(state="refused", reason=order.get("reason", ""), blamed=order.get("ranks", []), intent=self.intent)
+
+    # --- while it runs --------------------------------------------------------------------------------------
+
+    def _live(self, data: Dict[str, Any], logger: Logger, error: str) -> None:
+        """Wait for the command's end or the order to end it, end what is left, write the final record."""
+        order = None
+        while self.status is None and self.intent is None and order is None:
+            self.pause(_TICK)
+            order = self._listen()
+        oom = False
+        ended_itself = self.status is not None
+        if self.status is not None:
+            oom = self.status != 0 and proc.oom_kills() > self._oom_kills
+            self._report(error, oom)
+        elif self.intent is None:
+            self.intent, self._intent_told = intent_of(self.order or {}), True
+        intent = None if ended_itself else self.intent
+        self._save(state="ending", intent=intent)
+        stuck = end_tree(self.record["cgroup"], self._grace(data, intent), self.pause)
+        # The command may have been the last to go, after the last look at ended children.
+        self.pause(0)
+        ended = time.time()
+        chips = chips_after()
+        deadline = time.monotonic() + _DRAIN
+        while logger.is_alive() and time.monotonic() < deadline:
+            logger.join(0.1)
+            self.pause(0)
+        self._save(ended=ended, chips=chips, stuck=stuck, log=logger.facts())
+        ending = self._await_end(ended_itself)
+        if ended_itself and ending["kind"] == "stop":
+            intent = intent_of(ending)
+        result = verdict(self.status, intent, oom)
+        if error:
+            result.update(state="failed", reason=error)
+        self._close()
+        self._finish(first=ending["first"], intent=intent, **result)
+
+    def _report(self, error: str, oom: bool) -> None:
+        """Tell the others how the command has ended by itself."""
+        assert self.status is not None  # noqa: S101 - the caller knows
+        ending = exit_of(self.status)
+        self.link.say(say="ended", ending=ending, oom=oom, cause=error or cause_of(ending, oom), at=time.monotonic())
+
+    @staticmethod
+    def _grace(data: Dict[str, Any], intent: Dict[str, Any] | None) -> float:
+        """Return how long processes have from SIGTERM to SIGKILL."""
+        if intent is None or intent["kind"] not in ("stop", "shutdown"):
+            return float(data["grace_failure"])
+        asked = intent.get("grace")
+        return float(data["grace_stop"] if asked is None else min(asked, data["grace_stop"]))
+
+    def _await_end(self, finished: bool) -> Dict[str, Any]:
+        """Return how the whole run ends once that is known; a rank that has finished is shown as such meanwhile."""
+        order = self._listen()
+        if finished and order is None and not self._over:
+            self._save(state="exited", exit=exit_of(self.status or 0))
+        while not self._over:
+            if self._listen() is None:
+                self.pause(_TICK)
+        return self.order or {}
+
+    @property
+    def _over(self) -> bool:
+        return self.order is not None and self.order["do"] == "end"
+
+    def _close(self) -> None:
+        """Tell that nothing is left here, and let the link end; rank 0's waits for all others."""
+        self.link.say(say="done", at=time.monotonic())
+        while not self._link_closed:
+            if self._listen() is None and not self._link_closed:
+                self.pause(_TICK)
+
+    # --- the others -----------------------------------------------------------------------------------------
+
+    def _listen(self) -> Dict[str, Any] | None:
+        """Tell an intent and take orders, up to and with the first go, abort or end; return that one, else None."""
+        if self.intent is not None and not self._intent_told:
+            self.link.say(say="stop", intent=self.intent, at=time.monotonic())
+            self._intent_told = True
+        order = self.link.take()
+        while order is not None:
+            if order["do"] == "note":
+                self._save(notes=[*self.record["notes"], order["text"]])
+            elif order["do"] == "closed":
+                self._link_closed = True
+            else:
+                self.order = order
+                return order
+            order = self.link.take()
+        return None
 
     def pause(self, seconds: float) -> None:
         """Wait for a signal, at most this long; collect ended children, note intents, keep the watchdog quiet."""
         got = signal.sigtimedwait(_AWAITED, max(0.0, seconds))
         unit.notify("WATCHDOG=1")
-        if got is not None and got.si_signo != signal.SIGCHLD and self.intent is None:
+        if got is not None and got.si_signo in (signal.SIGTERM, signal.SIGINT) and self.intent is None:
             told = self.store.take_intent(self.run_id)
             self.intent = told or {"kind": "shutdown", "by": "systemd", "at": time.time(), "reason": "host shuts down"}
         while True:
@@ -164,30 +251,14 @@ class Supervisor:
             if self.child is not None and pid == self.child.pid:
                 self.status = status
 
-    def _end(self, data: Dict[str, Any], logger: Logger, error: str) -> None:
-        """End what is left of the tree, look at the chips, write the final record."""
-        intent = self.intent if self.status is None else None
-        self._save(state="ending", intent=intent)
-        grace = data["grace_failure"]
-        if intent is not None:
-            grace = min(float(intent.get("grace", data["grace_stop"])), data["grace_stop"])
-        stuck = end_tree(self.record["cgroup"], grace, self.pause)
-        chips = chips_after()
-        deadline = time.monotonic() + _DRAIN
-        while logger.is_alive() and time.monotonic() < deadline:
-            logger.join(0.1)
-            self.pause(0)
-        result = verdict(self.status, intent)
-        if error:
-            result.update(state="failed", reason=error)
-        self._finish(chips=chips, stuck=stuck, log=logger.facts(), **result)
+    # --- the record -----------------------------------------------------------------------------------------
 
     def _save(self, **changes: Any) -> None:
         self.record.update(changes)
         self.store.write(self.record)
 
     def _finish(self, **changes: Any) -> None:
-        self._save(ended=time.time(), **changes)
+        self._save(ended=self.record["ended"] or time.time(), **changes)
         self.store.take_intent(self.run_id)
 
 
@@ -206,6 +277,8 @@ def after(store: Store, run_id: str) -> int:
     how = "{} {}".format(os.environ.get("EXIT_CODE", ""), os.environ.get("EXIT_STATUS", "")).strip()
     reason = "the supervisor ended ({}; {})".format(result, how or "no more is known")
     state = "stopped" if intent or record.get("intent") else "failed"
+    if state == "failed":
+        record["first"] = {"rank": record["rank"], "worker": record["worker"], "cause": reason}
     record.update(state=state, reason=reason, ended=time.time(), chips=chips_after(), stuck=[])
     record["intent"] = record.get("intent") or intent
     store.write(record)

@@ -35,6 +35,8 @@ def properties(program: str, run_id: str, grace: float) -> list[str]:
         "CollectMode=inactive-or-failed",
         # One process that runs out of memory is the supervisor's to report, not a reason to end the unit.
         "OOMPolicy=continue",
+        # A group of its own in the memory hierarchy counts the run's own kills for want of memory.
+        "MemoryAccounting=yes",
         "OOMScoreAdjust=-900",
         "NotifyAccess=main",
         "WatchdogSec={}".format(WATCHDOG),

@@ -14,7 +14,7 @@ import struct
 from typing import Any
 
 #: Version of requests, answers and frames. A controller of another version is told so, never misunderstood.
-PROTOCOL = 1
+PROTOCOL = 2
 #: Longest request accepted, in bytes: argument vectors and environments of 100 KB fit many times.
 MAX_REQUEST = 8 * 1024 * 1024
 #: One frame: kind, absolute log offset of its first byte, number of bytes that follow.
@@ -23,6 +23,8 @@ FRAME = struct.Struct(">cQI")
 DATA = b"D"
 #: The log's first bytes are gone; the next DATA frame starts at this frame's offset.
 GAP = b"G"
+#: Text for people: what the supervisor has to say of the run; rank 0's speaks for all ranks.
+NOTE = b"N"
 #: JSON: the run has ended (or is not to be waited for); no frame follows.
 END = b"E"
 

@@ -79,7 +79,7 @@ def reply_of(host: str, answer: Any, stderr: str, code: int | None) -> Reply:
     said = openssh.reason(stderr, code)
     if code == SSH_FAILED:
         return Reply(host, {}, "unreachable", said)
-    configure = f"ansible-playbook site.yml --limit {host}"
+    configure = f"tpu_ops configure {host}"
     if "password is required" in stderr or "not allowed" in stderr or "not in the sudoers" in stderr:
         return Reply(host, {}, "denied", "sudo does not let you use the launcher there", f"{configure} (role users)")
     if "not found" in stderr or "No such file" in stderr:

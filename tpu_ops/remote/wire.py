@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 #: Version of requests, answers and frames that this controller speaks.
-PROTOCOL = 1
+PROTOCOL = 2
 #: The one command line that reaches the host program: login shells parse it again, so nothing in it ever varies.
 COMMAND = "sudo -n /usr/local/sbin/tpu-host"
 FRAME = struct.Struct(">cQI")
-DATA, GAP, END = b"D", b"G", b"E"
+DATA, GAP, NOTE, END = b"D", b"G", b"N", b"E"
 #: Longest frame accepted, in bytes; the host program sends far shorter ones.
 MAX_FRAME = 4 * 1024 * 1024
 

@@ -209,7 +209,7 @@ async def stop(
     fanout: Fanout, run: RunRef, *, force: bool = False, grace: float | None = None, reason: str = ""
 ) -> Stopped:
     """Stop a run on all its workers at once and return how every rank ended; one that had ended before stays so."""
-    request: dict[str, Any] = {"run_id": run.run_id, "kind": "stop", "force": force, "reason": reason}
+    request: dict[str, Any] = {"run_id": run.run_id, "force": force, "reason": reason}
     if grace is not None:
         request["grace"] = grace
     limit = max(GRACE_STOP, grace or 0) + STOP_MARGIN

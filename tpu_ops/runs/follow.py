@@ -1,18 +1,19 @@
-"""Follows all ranks of a run to their end: prints the lines of some, and ends the others when one fails."""
+"""Follows all ranks of a run to their end and prints the lines of some. The ranks look after each other themselves."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tpu_ops.remote import wire
 from tpu_ops.remote.fanout import Fanout, plain_errors
-from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.stream import Broken
+from tpu_ops.runs.fold import Fold
 from tpu_ops.runs.lines import Lines
 
 #: Seconds between two attempts to reach a worker again, and after which it is given up.
@@ -20,8 +21,10 @@ RETRY_EVERY = 2.0
 RETRY_LIMIT = 120.0
 #: A connection that held this long makes the next break a new one, in seconds.
 HELD = 30.0
-#: Seconds that the other ranks get to end by themselves when one has failed.
-SETTLE = 0.5
+#: The same once all ranks that answer have ended: the workers have given the silent ones up as well.
+ALONE_LIMIT = 15.0
+#: Seconds between two looks at lines that wait for the same line of other ranks.
+TICK = 0.1
 #: Seconds beyond the grace that ending ranks may take.
 STOP_MARGIN = 60.0
 
@@ -58,11 +61,6 @@ class Outcome:
             self.state == "stopped" and self.intent not in {"stop", "failed"}
         )
 
-    @property
-    def ended_at(self) -> float:
-        """When it ended by the worker's clock; late where that is not known."""
-        return float((self.record or {}).get("ended") or float("inf"))
-
     def to_json(self) -> dict[str, Any]:
         """Return the outcome for --json."""
         keys = ("rank", "host", "state", "exit", "reason", "intent")
@@ -85,6 +83,7 @@ class _Place:
     rank: int
     host: str
     offset: int = 0
+    notes: int = 0
     lines: Lines = field(default_factory=Lines)
     lost_at: float | None = None
     reached_at: float | None = None
@@ -98,11 +97,11 @@ class Follower:
         run_id: The run.
         hosts: Its workers, by rank.
         shown: Ranks whose lines are printed.
-        line: Called with rank and text of every line of these.
+        line: Called with the ranks that said a line, and its text: equal lines of several ranks are one.
         say: Called with what a person should know.
-        fail_fast: Whether the other ranks are ended when one has failed.
-        grace: Seconds between SIGTERM and SIGKILL then.
         live: Whether to wait for the end; else what there is now is printed.
+        since: Lines from that time on (seconds since 1970); 0 is from the beginning.
+        data: Called with rank and raw bytes of the log in place of `line`.
     """
 
     def __init__(
@@ -112,39 +111,45 @@ class Follower:
         hosts: Sequence[str],
         *,
         shown: Sequence[int],
-        line: Callable[[int, str], None],
+        line: Callable[[Sequence[int], str], None],
         say: Callable[[str], None],
-        fail_fast: bool = False,
-        grace: float = 10.0,
         live: bool = True,
+        since: float = 0.0,
+        data: Callable[[int, bytes], object] | None = None,
     ) -> None:
         self._fanout = fanout
         self._run_id = run_id
         self._hosts = list(hosts)
         self._shown = set(shown)
-        self._line = line
+        self._fold = Fold(shown, line)
         self._say = say
-        self._fail_fast = fail_fast
-        self._grace = grace
         self._live = live
+        self._since = since
+        self._data = data
         self._ended: set[int] = set()
-        self._tasks: list[asyncio.Task[Outcome]] = []
-        self._ending: asyncio.Task[None] | None = None
+        self._silent: set[int] = set()
 
     async def run(self) -> list[Outcome]:
         """Follow until every rank has ended or is given up; return the outcomes by rank."""
-        with plain_errors():
-            async with asyncio.TaskGroup() as group:
-                self._tasks = [group.create_task(self._rank(rank)) for rank in range(len(self._hosts))]
-        if self._ending is not None:
-            await self._ending
-        return [task.result() for task in self._tasks]
+        ticking = asyncio.create_task(self._tick())
+        try:
+            with plain_errors():
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._rank(rank)) for rank in range(len(self._hosts))]
+        finally:
+            ticking.cancel()
+            self._fold.finish()
+        return [task.result() for task in tasks]
+
+    async def _tick(self) -> None:
+        """Print what has waited long enough for other ranks, again and again."""
+        while True:
+            self._fold.tick(asyncio.get_running_loop().time())
+            await asyncio.sleep(TICK)
 
     async def _rank(self, rank: int) -> Outcome:
         outcome = await self._follow(rank)
         self._ended.add(rank)
-        if outcome.is_cause and self._fail_fast and self._ending is None:
-            self._ending = asyncio.create_task(self._end_others(outcome))
         return outcome
 
     async def _follow(self, rank: int) -> Outcome:
@@ -162,7 +167,9 @@ class Follower:
                 place.lost_at = now
                 self._say(f"rank {rank} ({place.host}) does not answer: {problem}; trying for {RETRY_LIMIT:.0f} s")
             place.reached_at = None
-            if now - place.lost_at > RETRY_LIMIT:
+            self._silent.add(rank)
+            over = self._ended and len(self._ended | self._silent) == len(self._hosts)
+            if now - place.lost_at > (ALONE_LIMIT if over else RETRY_LIMIT):
                 return Outcome(rank, place.host, "unknown", reason=f"lost contact: {problem}")
             await self._fanout.masters.drop(place.host)
             await asyncio.sleep(RETRY_EVERY)
@@ -180,12 +187,20 @@ class Follower:
             if not reply.ok:
                 return Outcome(place.rank, place.host, "unknown", reason=reply.problem)
             place.reached_at = asyncio.get_running_loop().time()
+            self._silent.discard(place.rank)
             async for frame in stream.frames():
-                place.offset = frame.offset + len(frame.payload)
+                if frame.kind == wire.NOTE:
+                    place.notes += 1
+                    self._say(frame.payload.decode("utf-8", "replace"))
+                    continue
+                missing, place.offset = frame.offset - place.offset, frame.offset + len(frame.payload)
                 if frame.kind == wire.DATA:
-                    self._print(place.rank, place.lines.feed(frame.payload))
+                    self._deliver(place, frame.payload)
                 elif frame.kind == wire.GAP:
-                    self._say(f"rank {place.rank}: the log before byte {frame.offset} is no longer on {place.host}")
+                    self._say(
+                        f"rank {place.rank}: {missing} bytes before byte {frame.offset} are not in the log on "
+                        f"{place.host}: it was rotated, or the disk was full"
+                    )
                 else:
                     self._print(place.rank, place.lines.finish())
                     value = json.loads(frame.payload)
@@ -194,43 +209,41 @@ class Follower:
 
     def _request(self, place: _Place) -> dict[str, Any]:
         shown = place.rank in self._shown
-        return {"run_id": self._run_id, "offset": place.offset, "lines": shown, "live": self._live}
+        known = {"offset": place.offset, "since": self._since, "notes": place.notes}
+        return {"run_id": self._run_id, "lines": shown, "live": self._live, **known}
+
+    def _deliver(self, place: _Place, data: bytes) -> None:
+        if self._data is not None:
+            self._data(place.rank, data)
+        else:
+            self._print(place.rank, place.lines.feed(data))
 
     def _print(self, rank: int, lines: Sequence[str]) -> None:
+        now = asyncio.get_running_loop().time()
         for text in lines:
-            self._line(rank, text)
-
-    async def _end_others(self, cause: Outcome) -> None:
-        """End the ranks that are left; their own follower sees them end."""
-        # One mistake in the program ends all ranks within the same moment: only what goes on needs to be ended.
-        await asyncio.wait(self._tasks, timeout=SETTLE)
-        left = [host for rank, host in enumerate(self._hosts) if rank not in self._ended]
-        if not left:
-            return
-        reason = (
-            f"rank {cause.rank} {cause.state}: {cause.reason}" if cause.reason else f"rank {cause.rank} {cause.state}"
-        )
-        count = f"{len(left)} ranks that are" if len(left) > 1 else "one rank that is"
-        self._say(f"{reason}; ending the {count} left")
-        request = {"run_id": self._run_id, "kind": "failed", "reason": reason, "grace": self._grace}
-        limit = self._grace + STOP_MARGIN
-        await self._fanout.call(dict.fromkeys(left, request), "stop", limit=limit, done=self._complain)
-
-    def _complain(self, reply: Reply) -> None:
-        if not reply.ok:
-            self._say(f"{reply.host} could not be told to end: {reply.problem}")
+            self._fold.add(rank, text, now)
 
 
-def first_cause(outcomes: Sequence[Outcome]) -> Outcome | None:
+@dataclass(frozen=True)
+class FirstFailure:
+    """Who failed first, and why."""
+
+    rank: int
+    host: str
+    cause: str
+
+
+def first_failure(outcomes: Sequence[Outcome]) -> FirstFailure | None:
     """Return the rank that failed first, None where none failed of itself.
 
-    A host that is gone or a fatal signal comes before an exit code: the others' errors follow from it.
+    The workers decide it together. One that was cut off knows no better than that it heard nothing of rank 0: what
+    most of them say counts.
     """
-    causes = [outcome for outcome in outcomes if outcome.is_cause]
-    return min(causes, key=_order, default=None)
-
-
-def _order(outcome: Outcome) -> tuple[float, int, int]:
-    hard = outcome.state != "failed" or "signal" in (outcome.exit or {})
-    # Clocks of workers differ: ends within the same second count as at the same time.
-    return (outcome.ended_at // 1.0, 0 if hard else 1, outcome.rank)
+    told = [(outcome.record or {}).get("first") for outcome in outcomes]
+    votes = Counter(first["rank"] for first in told if first)
+    if votes:
+        rank, _ = votes.most_common(1)[0]
+        first = next(first for first in told if first and first["rank"] == rank)
+        return FirstFailure(rank, first["worker"], first["cause"])
+    cause = next((outcome for outcome in outcomes if outcome.is_cause), None)
+    return FirstFailure(cause.rank, cause.host, cause.reason or cause.state) if cause else None

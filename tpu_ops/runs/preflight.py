@@ -21,6 +21,17 @@ SMALLEST_SPACE = 256 * 1024 * 1024
 #: Clocks of two workers may differ by this much, the time of the round trip included, in seconds.
 CLOCK_LIMIT = 60.0
 
+#: What is looked at -> what is true of a worker that passes.
+CHECKS = {
+    "answers": "ssh and the launcher answer",
+    "identity": "every worker is a machine of its own",
+    "chips": "the chips are there",
+    "free": "nobody holds the chips",
+    "environment": "the environment is there and the same everywhere",
+    "space": "there is space on the disks",
+    "clock": "the clocks agree",
+}
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -31,12 +42,14 @@ class Fault:
         problem: What is wrong.
         fix: What to do about it; may be empty.
         unreachable: Whether the worker did not answer at all.
+        check: What was looked at, a key of `CHECKS`.
     """
 
     worker: str
     problem: str
     fix: str = ""
     unreachable: bool = False
+    check: str = "answers"
 
 
 class PreflightError(OpsError):
@@ -58,7 +71,7 @@ class PreflightError(OpsError):
 
 def configure(worker: str) -> str:
     """Return the command that configures one worker."""
-    return f"ansible-playbook site.yml --limit {worker}"
+    return f"tpu_ops configure {worker}"
 
 
 def held(holder: Mapping[str, Any]) -> str:
@@ -77,32 +90,37 @@ def faults_of(worker: Worker, probe: Mapping[str, Any], asked_venv: str = "") ->
     """
     found: list[Fault] = []
 
-    def add(problem: str, fix: str = "") -> None:
-        found.append(Fault(worker.host, problem, fix))
+    def add(check: str, problem: str, fix: str = "") -> None:
+        found.append(Fault(worker.host, problem, fix, check=check))
 
     if not probe["boot_id"]:
-        add("it does not say which boot this is", "look at /proc/sys/kernel/random/boot_id there")
+        add("identity", "it does not say which boot this is", "look at /proc/sys/kernel/random/boot_id there")
     venv = probe["venv"]
     if venv["path"] and not venv["exists"]:
         fix = "name one that is there by --venv, or leave --venv out" if asked_venv else configure(worker.host)
-        add(f"no environment at {venv['path']}", fix)
+        add("environment", f"no environment at {venv['path']}", fix)
     missing = [path for path, there in probe["environment_files"].items() if not there]
     if missing:
-        add(f"the launcher's environment file {missing[0]} is missing", configure(worker.host))
+        add("environment", f"the launcher's environment file {missing[0]} is missing", configure(worker.host))
     if worker.node.chips_per_worker and not probe["chips"]:
-        add(f"no chip's device file, {worker.node.chips_per_worker} expected", "reboot it, or recreate the node")
+        add(
+            "chips",
+            f"no chip's device file, {worker.node.chips_per_worker} expected",
+            "reboot it, or recreate the node",
+        )
     holder = probe["holder"]
     if holder:
-        add(held(holder), f"wait for it, or `tpu_ops stop {holder['run_id']}`")
+        add("free", held(holder), f"wait for it, or `tpu_ops stop {holder['run_id']}`")
     else:
         for process in probe["holders"]:
             add(
+                "free",
                 f"its chips are held by pid {process['pid']} of {process['user']}: {process['command']}",
                 f"ask {process['user']} to end it",
             )
     for path, space in probe["space"].items():
         if space["free"] < SMALLEST_SPACE:
-            add(f"{path} has {space['free'] // 2**20} MiB free", "remove what is not needed there")
+            add("space", f"{path} has {space['free'] // 2**20} MiB free", "remove what is not needed there")
     return found
 
 
@@ -117,14 +135,16 @@ def differences(probes: Mapping[str, Mapping[str, Any]], asked_venv: str = "") -
         venv = probe["venv"]
         if example and venv["exists"] and venv["digest"] != usual:
             fix = f"make {venv['path']} the same on all workers" if asked_venv else configure(host)
-            found.append(Fault(host, f"its environment differs: {_venv_difference(venv, example)}", fix))
+            found.append(
+                Fault(host, f"its environment differs: {_venv_difference(venv, example)}", fix, check="environment")
+            )
         if probe["boot_id"] and boots[probe["boot_id"]] > 1:
             same = ", ".join(name for name in probes if name != host and probes[name]["boot_id"] == probe["boot_id"])
-            found.append(Fault(host, f"it is the same machine as {same}", "tpu_ops refresh"))
+            found.append(Fault(host, f"it is the same machine as {same}", "tpu_ops refresh", check="identity"))
         middle = clocks[len(clocks) // 2]
         if abs(float(probe["clock"]) - middle) > CLOCK_LIMIT:
             off = float(probe["clock"]) - middle
-            found.append(Fault(host, f"its clock is {off:+.0f} s off", configure(host)))
+            found.append(Fault(host, f"its clock is {off:+.0f} s off", configure(host), check="clock"))
     return found
 
 
@@ -162,13 +182,20 @@ async def check(fanout: Fanout, workers: Sequence[Worker], venv: str = "") -> di
     ]
     if faults:
         raise PreflightError(faults, len(workers))
+    faults, probes = await examine(fanout, workers, venv)
+    if faults:
+        raise PreflightError(faults, len(workers))
+    return probes
+
+
+async def examine(
+    fanout: Fanout, workers: Sequence[Worker], venv: str = ""
+) -> tuple[list[Fault], dict[str, Mapping[str, Any]]]:
+    """Ask all workers at once; return every fault of every worker, and what each says about itself."""
     replies = await fanout.call({worker.host: {"venv": venv} for worker in workers}, "probe", limit=LIMIT)
     faults = [fault_of_reply(reply) for reply in replies.values() if not reply.ok]
     probes = {host: reply.value["probe"] for host, reply in replies.items() if reply.ok}
     for worker in workers:
         if worker.host in probes:
             faults += faults_of(worker, probes[worker.host], venv)
-    faults += differences(probes, venv)
-    if faults:
-        raise PreflightError(faults, len(workers))
-    return probes
+    return faults + differences(probes, venv), probes

@@ -20,6 +20,15 @@ from tpu_ops.fleet.model import Worker
 GRACE_FAILURE = 10.0
 GRACE_STOP = 30.0
 
+#: Seconds that all workers have to become ready for a start, a cold connection and a busy host included.
+BARRIER = 60.0
+#: Seconds after which a worker that the others do not hear is given up.
+LEASE = 15.0
+#: Seconds that ranks may go on when another has ended with 0; jax.distributed waits as long for the last one.
+EXIT_SKEW = 300.0
+
+#: What the workers take of these, in seconds.
+_TIMES = {"barrier": (1, 3600), "lease": (5, 3600), "exit_skew": (1, 86400)}
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,78}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = "write it as KEY=VALUE, the key in letters, digits and underscores, no digit first"
@@ -38,7 +47,11 @@ class RunSpec:
         attempt: 1 for the first start, one more for each recovery.
         grace_failure: Seconds between SIGTERM and SIGKILL when another rank has failed.
         grace_stop: The same when a person stops the run.
+        barrier: Seconds that all workers have to become ready.
+        lease: Seconds after which a worker that the others do not hear is given up.
+        exit_skew: Seconds that ranks may go on when another has ended with 0.
         code_digest: Digest of the synced tree; empty where nothing was synced.
+        key: What the run's supervisors know each other by; it goes to them and nowhere else.
     """
 
     run_id: str
@@ -49,7 +62,11 @@ class RunSpec:
     attempt: int = 1
     grace_failure: float = GRACE_FAILURE
     grace_stop: float = GRACE_STOP
+    barrier: float = BARRIER
+    lease: float = LEASE
+    exit_skew: float = EXIT_SKEW
     code_digest: str = ""
+    key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check what only a person can get wrong."""
@@ -61,28 +78,47 @@ class RunSpec:
             )
         if not self.argv or not self.argv[0]:
             raise UsageError("no command to run", fix="write it behind `--`, as in: -- python train.py")
+        for name, (least, most) in _TIMES.items():
+            if not least <= (seconds := getattr(self, name)) <= most:
+                option = "--" + name.replace("_", "-")
+                raise UsageError(
+                    f"{seconds:g} seconds are too many or too few", where=option, fix=f"use {least} to {most}"
+                )
         for name, value in self.env.items():
             if not _ENV_NAME.fullmatch(name):
                 raise UsageError(f"{name!r} is no name of an environment variable", where="--env", fix=_VARIABLE)
             if "\0" in value:
                 raise UsageError(f"the value of {name} holds a NUL byte", where="--env", fix="leave it out")
 
-    def for_rank(self, worker: Worker, rank: int, world_size: int) -> dict[str, Any]:
-        """Return what the host program of one worker is told."""
+    def for_rank(self, workers: Sequence[Worker], rank: int, port: int = 0) -> dict[str, Any]:
+        """Return what the host program of one worker is told.
+
+        Args:
+            workers: All workers, by rank.
+            rank: This one's.
+            port: Where rank 0's supervisor waits for the others; 0 for rank 0 itself.
+        """
+        worker = workers[rank]
+        net = {"address": worker.internal_ip, "hub": workers[0].internal_ip, "port": port, "key": self.key}
         return {
             "run_id": self.run_id,
             "attempt": self.attempt,
             "rank": rank,
-            "world_size": world_size,
+            "world_size": len(workers),
             "node": worker.label,
             "slice": 0,
             "worker": worker.host,
+            "workers": [other.host for other in workers],
             "argv": list(self.argv),
             "env": dict(self.env),
             "cwd": self.cwd,
             "venv": self.venv,
             "grace_failure": self.grace_failure,
             "grace_stop": self.grace_stop,
+            "barrier": self.barrier,
+            "lease": self.lease,
+            "exit_skew": self.exit_skew,
+            "net": net if len(workers) > 1 else None,
             "code_digest": self.code_digest,
             "started_from": f"{_user()}@{socket.gethostname()}",
         }

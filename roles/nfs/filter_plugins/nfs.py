@@ -226,6 +226,13 @@ def nfs_faults(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
     faults += [f"nfs_mount_options: {fault}" for fault in option_faults(nfs["options"])]
     if not 1 <= nfs["grace_seconds"] <= 180:  # ganesha-core-config(8)
         faults.append(f"nfs_grace_seconds: {nfs['grace_seconds']} is not from 1 to 180")
+    faults += [
+        f"nfs_ganesha_core: {name}: {value!r} is no number and neither true nor false"
+        if isinstance(name, str) and re.fullmatch(r"[A-Za-z_]+", name)
+        else f"nfs_ganesha_core: {name!r} is no name of a setting"
+        for name, value in nfs["ganesha_core"].items()
+        if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z_]+", name) and isinstance(value, int))
+    ]
     return faults
 
 
@@ -234,19 +241,24 @@ def export_id(path: str) -> int:
     return zlib.crc32(path.encode()) % 65535 + 1
 
 
-def ganesha_core(grace_seconds: int) -> str:
+def ganesha_core(grace_seconds: int, more: Entry) -> str:
     """Return the configuration of nfs-ganesha besides its exports (ganesha-core-config(8), ganesha-export-config(8)).
 
     NFSv4 alone; a client's port must be one that only root can open, else whoever has an account on a client could
     speak NFS in anybody's name.
+
+    Args:
+        grace_seconds: How long old clients may reclaim their locks after a start.
+        more: Further settings of NFS_CORE_PARAM, name -> value.
     """
+    further = "".join(f"    {name} = {str(value).lower()};\n" for name, value in sorted(more.items()))
     return f"""{HEADER}
 NFS_CORE_PARAM {{
     Protocols = 4;
     Enable_NLM = false;
     Enable_RQUOTA = false;
     Enable_UDP = false;
-}}
+{further}}}
 NFSV4 {{
     Grace_Period = {grace_seconds};
 }}
@@ -293,13 +305,15 @@ def kernel_exports(exports: list[Entry]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def server_files(exports: list[Entry], kind: str, grace_seconds: int) -> list[Entry]:
+def server_files(exports: list[Entry], nfs: Entry) -> list[Entry]:
     """Return the files of a server, and what takes them up: the service restarted, reloaded, or systemd reloaded."""
     paths = " ".join(export["path"] for export in exports)
+    kind, grace_seconds = nfs["kind"], nfs["grace_seconds"]
     if kind == "ganesha":
+        core = ganesha_core(grace_seconds, nfs["ganesha_core"])
         files = [
             {"path": "/etc/ganesha/tpu_ops.conf", "content": ganesha_exports(exports), "takes": "reload"},
-            {"path": "/etc/ganesha/ganesha.conf", "content": ganesha_core(grace_seconds), "takes": "restart"},
+            {"path": "/etc/ganesha/ganesha.conf", "content": core, "takes": "restart"},
         ]
     else:
         core = f"{HEADER}\n[nfsd]\nvers3=n\nvers4=y\ngrace-time={grace_seconds}\n"  # nfs.conf(5)
@@ -370,7 +384,7 @@ def nfs_plan(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
         }
         for export in exports
     ]
-    files = server_files(exports, nfs["kind"], nfs["grace_seconds"]) if exports else []
+    files = server_files(exports, nfs) if exports else []
     remote = any(mount.get("server") for mount in mounts)
     packages = PACKAGES[nfs["kind"]] if exports else []
     return {

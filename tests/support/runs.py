@@ -1,0 +1,296 @@
+"""Workers with the launcher on them, made without Ansible, and two people: ada and bob."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.desk import lab_name
+from tpu_ops import config
+from tpu_ops.fleet import keyfile, origin, view
+from tpu_ops.fleet.model import Node, workers_of
+from tpu_ops.fleet.state import Files, Snapshot
+from tpu_ops.host import build
+from tpu_ops.lab import removal
+from tpu_ops.lab.backend import WorkerSpec
+from tpu_ops.lab.containers import container_name
+from tpu_ops.lab.workers import ContainerBackend
+
+NODE_ID = "4242"
+CHIPS = ("/dev/accel0", "/dev/accel1")
+#: Seconds that setting a worker up may take: packages come over the network.
+PATIENCE = 900
+
+#: What the roles users and launcher do, as far as these tests need it.
+SETUP = r"""
+set -eu
+groupadd --system tpu-run
+for person in ada bob; do
+    useradd --create-home --shell /bin/bash --groups tpu-run "$person"
+    usermod --password '*' "$person"
+    install -d -m 0700 -o "$person" "/home/$person/.ssh"
+    install -m 0600 -o "$person" /root/key.pub "/home/$person/.ssh/authorized_keys"
+done
+# Shells print what they like before a command: to both outputs, and without a line end.
+noise='echo "noise of an rc file"; printf "more noise" >&2; printf "and no line end"'
+if [ -n "$3" ]; then
+    (apt-get update -qq && apt-get install -y -qq --no-install-recommends $3) >/root/apt.log 2>&1
+fi
+if [ "$3" = zsh ]; then
+    usermod --shell /usr/bin/zsh ada
+    printf '%s\n' "$noise" >/home/ada/.zshenv
+else
+    printf '%s\n' "$noise" >/home/ada/.bashrc
+fi
+install -D -m 0755 /root/tpu-host "/usr/local/lib/tpu_ops/$1/tpu-host"
+ln -sf "/usr/local/lib/tpu_ops/$1/tpu-host" /usr/local/sbin/tpu-host
+mkdir -p /etc/tpu_ops
+echo '{"environment_files": ["/etc/tpu-lab/environment"], "venv": "/opt/venv"}' >/etc/tpu_ops/launcher.json
+echo '%tpu-run ALL=(root) NOPASSWD: /usr/local/sbin/tpu-host ""' >/etc/sudoers.d/tpu_ops
+chmod 0440 /etc/sudoers.d/tpu_ops
+visudo -cq
+if [ -n "$4" ]; then
+    ln -s "$4" /opt/venv
+    exit
+fi
+mkdir -p /opt/venv/bin /opt/venv/lib/python3.11/site-packages/jax-0.0.1.dist-info
+ln -s /usr/bin/python3 /opt/venv/bin/python
+echo 'version = 3.11.2' >/opt/venv/pyvenv.cfg
+"""
+
+
+#: Makes an environment with JAX in the directory that all workers of all labs share; whoever comes later finds it.
+JAX = """
+set -eu
+exec 9>>/var/cache/tpu-lab/runs-jax.lock
+flock 9
+if [ ! -e "$1/complete" ]; then
+    rm -rf "$1"
+    python3 -m venv "$1"
+    export PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1
+    "$1/bin/pip" install --quiet "jax==$2"
+    touch "$1/complete"
+fi
+"""
+
+
+@dataclass
+class Bench:
+    """The workers, a fleet directory that knows them, and a person's shell on the controller."""
+
+    instance: str
+    backend: ContainerBackend
+    specs: list[WorkerSpec]
+    folder: Path
+
+    def environ(self, person: str = "ada") -> dict[str, str]:
+        """Return the environment of a person's shell."""
+        own = {key: value for key, value in os.environ.items() if not key.startswith("TPU_OPS_")}
+        return own | {
+            "TPU_OPS_FLEET": str(self.folder / "fleet"),
+            "TPU_OPS_STATE": str(self.folder / f"state-{person}"),
+            "TPU_OPS_USER": person,
+            "TPU_OPS_PRIVATE_KEY": str(self.folder / "key"),
+            "XDG_RUNTIME_DIR": str(self.folder / "mux"),
+        }
+
+    def tpu_ops(
+        self, *argv: str, person: str = "ada", cwd: Path | None = None, timeout: float = 90
+    ) -> subprocess.CompletedProcess[str]:
+        """Run tpu_ops as a person and return how it ended."""
+        return subprocess.run(
+            [sys.executable, "-m", "tpu_ops.cli.main", *argv],
+            env=self.environ(person),
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
+            check=False,
+        )
+
+    def popen(self, *argv: str, person: str = "ada") -> subprocess.Popen[str]:
+        """Start tpu_ops as a person."""
+        command = [sys.executable, "-m", "tpu_ops.cli.main", *argv]
+        pipe = subprocess.PIPE
+        # As at a terminal, even where these tests themselves run in the background of a shell, which ignores Ctrl-C.
+        return subprocess.Popen(
+            command,
+            env=self.environ(person),
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
+        )
+
+    def ssh_config(self, person: str = "ada") -> Path:
+        """Return a person's ssh configuration of the fleet."""
+        return next((self.folder / f"state-{person}").glob("fleets/*/ssh_config"))
+
+    def inside(self, index: int, script: str, check: bool = True) -> str:
+        """Run a shell line as root in a worker, past ssh and tpu_ops."""
+        done = self.backend.engine.call("exec", self.container(index), "sh", "-c", script, check=check)
+        return done.stdout
+
+    def container(self, index: int) -> str:
+        """Return the name of a worker's container."""
+        return container_name(self.instance, self.specs[index])
+
+    @property
+    def indices(self) -> range:
+        """The workers' indices, which are the ranks of a run on all of them."""
+        return range(len(self.specs))
+
+    def record(self, index: int, run_id: str) -> dict[str, Any]:
+        """Return the record of a run as it stands on a worker."""
+        found: dict[str, Any] = json.loads(self.inside(index, f"cat /var/lib/tpu_ops/runs/{run_id}/record.json"))
+        return found
+
+    def left(self, index: int) -> list[str]:
+        """Return what a run may have left: people's processes but a login's own, the unit, specs and intents."""
+        own = "grep -vE 'sshd|systemd --user|[(]sd-pam[)]'"
+        shown = self.inside(index, f"ps -eo user:20,pid,args --no-headers | grep -E '^(ada|bob) ' | {own} || true")
+        shown += self.inside(index, "systemctl list-units --all --no-legend 'tpu-run*'")
+        shown += self.inside(index, "find /run/tpu_ops/specs /run/tpu_ops/intents -type f 2>/dev/null || true")
+        return [line for line in shown.splitlines() if line.strip()]
+
+    def await_clean(self, index: int, seconds: float = 60) -> None:
+        """Wait until nothing of a run is left on a worker."""
+        self.await_(lambda: self.left(index) == [], f"worker {index} is clean", seconds)
+
+    def await_log(self, index: int, run_id: str, text: str, seconds: float = 20) -> None:
+        """Wait until a run has written something."""
+        script = f"cat /var/lib/tpu_ops/runs/{run_id}/log/*.log"
+        self.await_(
+            lambda: text in self.inside(index, script, check=False), f"{text!r} in the log of {run_id}", seconds
+        )
+
+    def started(self, *argv: str, name: str, person: str = "ada") -> None:
+        """Start a run that goes on by itself."""
+        done = self.tpu_ops("train", "pod", "--detach", "--name", name, "--", *argv, person=person)
+        assert done.returncode == 0, done.stderr
+
+    def clean(self) -> None:
+        """Check that nothing of a run is left on any worker."""
+        assert [self.left(index) for index in self.indices] == [[] for _ in self.indices]
+
+    def sweep(self) -> None:
+        """End whatever a failed test left running, so that the next one has its own chance."""
+        for index in self.indices:
+            if self.left(index):
+                self.inside(index, "systemctl kill --signal=KILL tpu-run.service; pkill -KILL -u bob,ada sleep", False)
+                self.await_clean(index)
+
+    def await_(self, condition: Callable[[], object], what: str, seconds: float = 20) -> None:
+        """Wait until a condition holds."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+            time.sleep(0.05)  # polls until the deadline
+
+
+@contextlib.contextmanager
+def made(purpose: str, folder: Path, *, packages: Sequence[str], jax: str = "") -> Iterator[Bench]:
+    """Make the workers of one node for as long as the block lasts.
+
+    Args:
+        purpose: What the lab's name begins with.
+        folder: A directory for all that is made.
+        packages: For each worker the Debian packages that it gets, separated by spaces; zsh becomes ada's shell.
+        jax: Version of JAX in the workers' environment; without it the environment is a name only.
+    """
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")], check=True)
+    instance = lab_name(purpose)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TPU_OPS_STATE", str(folder / "lab"))
+        removal.teardown(instance)
+        try:
+            yield asyncio.run(_made(instance, folder, packages, jax))
+        finally:
+            removal.teardown(instance)
+
+
+async def _made(instance: str, folder: Path, packages: Sequence[str], jax: str) -> Bench:
+    backend = ContainerBackend(instance)
+    peers = tuple(str(backend.networks.internal[20 + index]) for index in range(len(packages)))
+    first = WorkerSpec(
+        project="lab",
+        zone="us-central2-b",
+        node="pod",
+        node_id=NODE_ID,
+        index=0,
+        peers=peers,
+        external_ip="",
+        runtime_version="tpu-ubuntu2204-base",
+        accelerator_type=f"v4-{8 * len(packages)}",
+        chip_devices=CHIPS,
+        metadata={"ssh-keys": f"tpu:{(folder / 'key.pub').read_text().strip()}"},
+    )
+    specs = [
+        replace(first, index=index, external_ip=str(backend.networks.external[20 + index]))
+        for index in range(len(packages))
+    ]
+    await backend.boot(specs)
+    program, digest = build.build(folder / "cache")
+    venv = f"/var/cache/tpu-lab/runs-jax-{jax}" if jax else ""
+    engine = backend.engine
+
+    async def install(spec: WorkerSpec) -> None:
+        name = container_name(instance, spec)
+        await engine.run("cp", str(program), f"{name}:/root/tpu-host")
+        await engine.run("cp", str(folder / "key.pub"), f"{name}:/root/key.pub")
+        words = (digest, str(spec.index), packages[spec.index], venv)
+        await engine.run("exec", name, "sh", "-c", SETUP, "sh", *words, timeout=PATIENCE)
+        if jax and spec.index == 0:
+            await engine.run("exec", name, "sh", "-c", JAX, "sh", venv, jax, timeout=PATIENCE)
+
+    await asyncio.gather(*map(install, specs))
+    keys = {}
+    for spec in specs:
+        keys[f"tpu-{NODE_ID}-w{spec.index}"] = (await backend.guest_attributes(spec))["hostkeys"]
+    bench = Bench(instance, backend, specs, folder)
+    _write_fleet(bench, keys)
+    return bench
+
+
+def _write_fleet(bench: Bench, keys: dict[str, dict[str, str]]) -> None:
+    """Write what a refresh would have written: these tests have workers and no API."""
+    (bench.folder / "fleet" / "inventory").mkdir(parents=True)
+    (bench.folder / "fleet" / "inventory" / "tpu_vm.yml").write_text("plugin: tpu_vm\nprojects: [lab]\n")
+    node = Node(
+        name="pod",
+        project="lab",
+        zone="us-central2-b",
+        node_id=NODE_ID,
+        accelerator_type=bench.specs[0].accelerator_type,
+        state="READY",
+        internal_ips=bench.specs[0].peers,
+        external_ips=tuple(spec.external_ip for spec in bench.specs),
+        chips=4 * len(bench.specs),
+        chips_per_worker=4,
+    )
+    assert [worker.host for worker in workers_of([node])] == [f"pod-w{index}" for index in bench.indices]
+    for person in ("ada", "bob", "tpu"):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in bench.environ(person).items():
+                patch.setenv(name, value)
+            settings = config.load()
+            files = Files(settings.state_dir)
+            files.directory.mkdir(parents=True)
+            files.write_snapshot(origin.question_of(settings), Snapshot(time.time(), (node,)))
+            files.known_hosts.write_text(keyfile.text_of(keys))
+            view.current(settings)

@@ -1,0 +1,80 @@
+"""`tpu_ops doctor`: what is well with the workers and what is not, each with its fix."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+
+from tpu_ops import config, texts
+from tpu_ops.cli import options, output
+from tpu_ops.cli.run import folded
+from tpu_ops.cli.train import folded_faults
+from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.fleet import contact, view
+from tpu_ops.runs import doctor
+from tpu_ops.runs.doctor import Finding
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `tpu_ops doctor`."""
+    options.add_fleet(parser)
+    options.add_json(parser)
+    parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (default: the whole fleet)")
+    parser.epilog = "Workers of one node are compared with each other. Ends with 1 where something is not well."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look at the workers and say what was found."""
+    settings = config.load(args.fleet)
+    if args.target:
+        fleet, workers = contact.find(settings, args.target)
+        fleet = contact.serving(fleet, workers)
+    else:
+        fleet = view.current(settings)
+        workers = list(fleet.workers)
+    if not workers:
+        raise UsageError("the fleet has no worker", where=str(settings.path), fix="tpu_ops create makes a node")
+    findings = asyncio.run(doctor.examine(contact.fanout(fleet), workers))
+    if args.json:
+        output.as_json([row(finding) for finding in findings])
+    else:
+        for finding in findings:
+            show(finding)
+    return exit_code(findings)
+
+
+def row(finding: Finding) -> dict[str, object]:
+    """Return a finding for --json."""
+    return {
+        "check": finding.check,
+        "passed": finding.passed,
+        "workers": list(finding.asked),
+        "faults": [{"worker": fault.worker, "problem": fault.problem, "fix": fault.fix} for fault in finding.faults],
+    }
+
+
+def show(finding: Finding) -> None:
+    """Print a finding: one line where it passed, else one more for each kind of fault."""
+    title = doctor.CHECKS[finding.check]
+    if not finding.faults:
+        count = texts.count(len(finding.asked), "worker")
+        output.line(f"PASS  {title} ({count})" if finding.asked else f"----  {title}: no worker could say")
+        return
+    hosts = sorted({fault.worker for fault in finding.faults})
+    output.line(f"FAIL  {title}: not on {folded(hosts)}")
+    faults = [
+        {"worker": fault.worker, "problem": fault.problem, "fix": fault.fix or "none is known"}
+        for fault in finding.faults
+    ]
+    for entry in folded_faults(faults):
+        output.line(f"        {entry['worker']}: {entry['problem']}")
+        output.line(f"          fix: {entry['fix']}")
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """Return the command's exit code: workers that did not answer count before what is wrong with others."""
+    faults = [fault for finding in findings for fault in finding.faults]
+    if any(fault.unreachable for fault in faults):
+        return ExitCode.UNREACHABLE
+    return ExitCode.FAILED if faults else ExitCode.OK

@@ -1,0 +1,56 @@
+"""`tpu_ops runs`: all runs of the fleet that are on, and the last ones that this machine started."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Sequence
+
+from tpu_ops import config
+from tpu_ops.cli import options, output, runs_output
+from tpu_ops.cli.run import folded
+from tpu_ops.errors import ExitCode
+from tpu_ops.fleet import contact, view
+from tpu_ops.runs import control
+from tpu_ops.runs.follow import Outcome
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `tpu_ops runs`."""
+    options.add_fleet(parser)
+    options.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask all workers and list the runs."""
+    fleet = view.current(config.load(args.fleet))
+    return show(asyncio.run(control.overview(fleet, contact.fanout(fleet))), as_json=args.json)
+
+
+def show(seen: control.Overview, *, as_json: bool) -> int:
+    """Print the runs of a fleet.
+
+    Raises:
+        UnreachableError, HostError: Workers could not say.
+    """
+    if as_json:
+        output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes, _ in seen.rows])
+    elif seen.rows:
+        output.table([_row(*row) for row in seen.rows], ("run", "person", "workers", "state", "started"))
+    elif not seen.silent.silent:
+        output.info("no run is on, and this machine remembers none; `tpu_ops train` starts one")
+    if problem := seen.silent.problem():
+        raise problem
+    return ExitCode.OK
+
+
+def _row(run_: control.RunRef, outcomes: Sequence[Outcome], since: float) -> dict[str, str]:
+    people = {outcome.record["person"]["name"] for outcome in outcomes if outcome.record}
+    return {
+        "run": run_.run_id,
+        "person": ", ".join(sorted(people)),
+        "workers": folded(run_.hosts),
+        "state": runs_output.run_state(outcomes),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since)),
+    }

@@ -1,0 +1,92 @@
+"""`tpu_ops who`: who holds which TPU: person, run, process, since when; also processes that no run owns."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from tpu_ops import config
+from tpu_ops.cli import options, output
+from tpu_ops.cli.run import folded
+from tpu_ops.errors import ExitCode
+from tpu_ops.fleet import contact, view
+from tpu_ops.fleet.model import SERVING_STATES
+from tpu_ops.runs import control, holders
+from tpu_ops.runs.holders import Holder
+
+COLUMNS = ("worker", "person", "run", "since", "pid", "command")
+_LONGEST_COMMAND = 60
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `tpu_ops who`."""
+    options.add_fleet(parser)
+    options.add_json(parser)
+    parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (default: all that serve)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask the workers and show what they say."""
+    settings = config.load(args.fleet)
+    if args.target:
+        fleet, workers = contact.find(settings, args.target)
+        fleet = contact.serving(fleet, workers)
+    else:
+        fleet = view.current(settings)
+        workers = [worker for worker in fleet.workers if worker.node.state in SERVING_STATES]
+    hosts = [worker.host for worker in workers]
+    seen = asyncio.run(holders.look(contact.fanout(fleet), hosts))
+    if args.json:
+        output.as_json({"holders": [asdict(holder) for holder in seen.holders], "chips": dict(seen.chips)})
+    elif seen.holders:
+        output.table(rows(seen.holders), COLUMNS)
+    free = [host for host in seen.chips if not any(holder.host == host for holder in seen.holders)]
+    if free and not args.json:
+        output.info(f"free: {folded(free)}")
+    if problem := control.Found([], seen.silent).problem():
+        raise problem
+    return ExitCode.OK
+
+
+def rows(found: Iterable[Holder]) -> list[dict[str, object]]:
+    """Return holders as rows of a table; a run stands once for all its workers, any other process by itself."""
+    runs: dict[str, list[Holder]] = {}
+    strays = []
+    for holder in found:
+        if holder.run:
+            runs.setdefault(holder.run, []).append(holder)
+        else:
+            strays.append(holder)
+    table: list[dict[str, object]] = []
+    for run_id, members in runs.items():
+        hosts = list(dict.fromkeys(holder.host for holder in members))
+        table.append(
+            {
+                "worker": folded(hosts),
+                "person": members[0].user,
+                "run": run_id,
+                "since": at(min(holder.since for holder in members)),
+                "pid": members[0].pid if len(members) == 1 and members[0].pid else "",
+                "command": next((holder.command for holder in members if holder.command), "")[:_LONGEST_COMMAND],
+            }
+        )
+    table += [
+        {
+            "worker": holder.host,
+            "person": holder.user,
+            "run": "none",
+            "since": at(holder.since),
+            "pid": holder.pid,
+            "command": holder.command[:_LONGEST_COMMAND],
+        }
+        for holder in strays
+    ]
+    return table
+
+
+def at(moment: float) -> str:
+    """Return a time (seconds since 1970) for people."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))

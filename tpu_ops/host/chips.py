@@ -1,0 +1,97 @@
+"""The actions on chips: who holds those of this host, and ending what holds them and may be ended."""
+
+from __future__ import annotations
+
+import pwd
+import signal
+import time
+from typing import Any, Dict
+
+from . import proc
+from .actions import require_protocol, require_root
+from .ending import chips_after, send
+from .person import Person, asking
+from .store import Store
+from .wire import Refused
+
+#: Seconds between SIGTERM and SIGKILL where the request does not say, and the most that it may say.
+GRACE = 10.0
+MAX_GRACE = 600.0
+#: Seconds that SIGKILL is given.
+_KILL_LIMIT = 5.0
+_POLL = 0.05
+
+
+def holders(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
+    """Return who holds the chips (as `described`), and the run that has this worker."""
+    require_root()
+    require_protocol(request)
+    holder = store.holder()
+    return {"ok": True, "holders": described(store, holder), "holder": holder, "chips": proc.chips()}
+
+
+def described(store: Store, holder: Dict[str, Any] | None) -> list[Dict[str, Any]]:
+    """Return the holders of the chips, with when each started and the run whose control group it is in."""
+    record = store.read(holder["run_id"]) if holder else None
+    own = set(proc.cgroup_pids(record["cgroup"])) if record and record.get("cgroup") else set()
+    found = []
+    for entry in proc.holders():
+        run = holder["run_id"] if holder and entry["pid"] in own else ""
+        found.append(dict(entry, since=proc.started_at(entry["pid"]), start=proc.start_time(entry["pid"]), run=run))
+    return found
+
+
+def unlock(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
+    """End processes that hold chips and belong to no run, then remove libtpu's lockfiles where nobody holds a chip.
+
+    Request: ``user`` (whose processes; default those of the person who asks; others only for an administrator),
+    ``grace`` (seconds between SIGTERM and SIGKILL). Processes of a run are never touched: that is ended by `stop`.
+
+    Returns:
+        ``ended`` and ``left`` (as `described`), and ``chips`` as `chips_after`.
+
+    Raises:
+        Refused: The person may not end that user's processes, or there is no such user.
+    """
+    require_root()
+    require_protocol(request)
+    person = asking()
+    uid = _allowed(person, str(request.get("user") or ""))
+    grace = request.get("grace", GRACE)
+    if not isinstance(grace, (int, float)) or isinstance(grace, bool) or not 0 <= grace <= MAX_GRACE:
+        raise Refused("invalid", "the grace is not within 0 and {:.0f} s".format(MAX_GRACE))
+    doomed = [entry for entry in described(store, store.holder()) if entry["uid"] == uid and not entry["run"]]
+    for number, limit in ((signal.SIGTERM, float(grace)), (signal.SIGKILL, _KILL_LIMIT)):
+        alive = [entry for entry in doomed if _is_there(entry)]
+        if not alive:
+            break
+        send([entry["pid"] for entry in alive], number)
+        deadline = time.monotonic() + limit
+        while any(map(_is_there, alive)) and time.monotonic() < deadline:
+            time.sleep(_POLL)
+    ended = [entry for entry in doomed if not _is_there(entry)]
+    chips = chips_after()
+    return {"ok": True, "ended": ended, "left": described(store, store.holder()), "chips": chips}
+
+
+def _is_there(entry: Dict[str, Any]) -> bool:
+    """Return whether a holder still is the process that was looked at, and no corpse."""
+    same = proc.start_time(entry["pid"]) == entry["start"]
+    return same and proc.process_state(entry["pid"]) not in ("", "Z", "X")
+
+
+def _allowed(person: Person, user: str) -> int:
+    """Return the user id whose processes may be ended.
+
+    Raises:
+        Refused: They may not, or there is no such user.
+    """
+    if not user or user == person.name:
+        return person.uid
+    if not person.is_admin:
+        text = "{} is no administrator of this host and may not end processes of {}"
+        raise Refused("denied", text.format(person.name, user), "ask {} or an administrator".format(user))
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise Refused("missing", "there is no user {} on this host".format(user)) from None

@@ -1,0 +1,90 @@
+"""Frames between the supervisors of a run: length-capped JSON, numbered and sealed once both sides know each other."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import struct
+from typing import Any, Dict
+
+_LENGTH = struct.Struct(">I")
+_NUMBER = struct.Struct(">Q")
+_SEAL = hashlib.sha256().digest_size
+#: Longest body of a frame from a socket that has not proved itself, and from one that has, in bytes.
+UNPROVED_LIMIT = 1024
+LIMIT = 64 * 1024
+
+
+class BadFrame(Exception):
+    """What came is no frame of this run; the connection cannot go on."""
+
+
+def _seal(key: bytes, number: int, body: bytes) -> bytes:
+    return hmac.new(key, _NUMBER.pack(number) + body, hashlib.sha256).digest()
+
+
+class Writer:
+    """Makes frames; sealed ones from `seal` on."""
+
+    def __init__(self) -> None:
+        self._key = b""
+        self._number = 0
+
+    def seal(self, key: bytes) -> None:
+        """Number and seal all further frames."""
+        self._key, self._number = key, 0
+
+    def frame(self, value: Dict[str, Any]) -> bytes:
+        """Return a value as a frame."""
+        body = json.dumps(value).encode("ascii")
+        if self._key:
+            body += _seal(self._key, self._number, body)
+            self._number += 1
+        return _LENGTH.pack(len(body)) + body
+
+
+class Reader:
+    """Takes frames out of the bytes of a connection, in whatever pieces they come."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._key = b""
+        self._number = 0
+        self._limit = UNPROVED_LIMIT
+
+    def seal(self, key: bytes) -> None:
+        """Accept sealed frames only from now on, and longer ones."""
+        self._key, self._number, self._limit = key, 0, LIMIT
+
+    def feed(self, data: bytes) -> None:
+        """Take more bytes."""
+        self._buffer += data
+
+    def take(self) -> Dict[str, Any] | None:
+        """Return the next value, None where its frame is not complete yet.
+
+        Raises:
+            BadFrame: The frame is too long, not sealed by this run, out of its order, or no JSON object.
+        """
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (size,) = _LENGTH.unpack_from(self._buffer)
+        if size > self._limit:
+            raise BadFrame("a frame of {} bytes".format(size))
+        if len(self._buffer) < _LENGTH.size + size:
+            return None
+        body = bytes(self._buffer[_LENGTH.size : _LENGTH.size + size])
+        del self._buffer[: _LENGTH.size + size]
+        if self._key:
+            body, seal = body[:-_SEAL], body[-_SEAL:]
+            if not hmac.compare_digest(seal, _seal(self._key, self._number, body)):
+                raise BadFrame("a frame with a wrong seal")
+            self._number += 1
+        try:
+            value = json.loads(body.decode("ascii"))
+        except (ValueError, RecursionError) as exc:
+            raise BadFrame("a frame that is no JSON") from exc
+        if not isinstance(value, dict):
+            raise BadFrame("a frame that is no object")
+        return value

@@ -1,0 +1,183 @@
+"""The link of every rank but 0: one connection to the hub, which is rank 0's supervisor."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from typing import Any, Callable, Dict
+
+from .handshake import Handshake, NotTrusted
+from .line import Gone, Line, reset
+from .link import BEAT, Networked, Team
+
+#: Seconds between two attempts to reach the hub, and for each of them.
+_RETRY = 0.2
+_CONNECT_LIMIT = 3.0
+#: Seconds for the handshake once the connection stands, and for a look at the coordinator's port.
+_HANDSHAKE_LIMIT = 5.0
+#: Seconds to tell the hub why this rank cannot start.
+_REFUSAL_LIMIT = 10.0
+#: Of what the hub is told of a problem, in characters: a frame has a limit.
+_LONGEST_REASON = 2000
+#: The hub decides at the barrier's end; a peer that hears nothing by then waits this much longer, in seconds.
+_BARRIER_MARGIN = 2.0
+
+
+class _Over(Exception):
+    """The link has done what it is for."""
+
+
+class Peer(Networked):
+    """One peer's link.
+
+    Args:
+        team: The run.
+        wake: As of `Link`.
+        problem: Why this rank cannot start; empty where its command is held and ready.
+    """
+
+    def __init__(self, team: Team, wake: Callable[[], None], problem: str = "") -> None:
+        super().__init__(team, wake)
+        self._problem = problem
+        limit = min(team.barrier, _REFUSAL_LIMIT) if problem else team.barrier + _BARRIER_MARGIN
+        self._deadline = time.monotonic() + limit
+        self._going = self._decided = self._done = False
+
+    def _run(self) -> None:
+        try:
+            self._serve(self._joined())
+        except _Over:
+            return
+        except Gone as exc:
+            self._lost(str(exc))
+
+    @property
+    def _hub(self) -> str:
+        return "rank 0 ({}, {}:{})".format(self.team.workers[0], self.team.hub, self.team.port)
+
+    def _lost(self, why: str) -> None:
+        """End here what cannot go on without the hub."""
+        if self._decided:
+            return
+        reason = "lost contact with {}: {}".format(self._hub, why)
+        if self._going:
+            first = {"rank": 0, "worker": self.team.workers[0], "cause": "lost contact: {}".format(why)}
+            self._order(do="end", kind="lost", reason=reason, first=first, grace=None, by=None)
+        else:
+            self._order(do="abort", reason=self._problem or reason, ranks=[self.team.rank] if self._problem else [0])
+
+    # --- joining --------------------------------------------------------------------------------------------
+
+    def _joined(self) -> Line:
+        """Return the connection once both sides have proved themselves.
+
+        Raises:
+            Gone: The hub was not to be reached by the deadline.
+            _Over: Somebody ends the run meanwhile.
+        """
+        why = "no attempt"
+        while time.monotonic() < self._deadline:
+            try:
+                line = self._connected()
+            except OSError as exc:
+                why = exc.strerror or str(exc)
+            else:
+                try:
+                    self._shake_hands(line)
+                except (Gone, NotTrusted) as exc:
+                    line.reset()
+                    why = str(exc)
+                else:
+                    return line
+            self._wait_for_bell(_RETRY)
+            self._give_up_if_stopped()
+        raise Gone("{} within {:g} s".format(why, self.team.barrier))
+
+    def _give_up_if_stopped(self) -> None:
+        for event in self._said:
+            if event["say"] == "stop":
+                self._order(do="abort", reason=event["intent"].get("reason", ""), ranks=[])
+                raise _Over
+
+    def _connected(self) -> Line:
+        left = max(0.1, self._deadline - time.monotonic())
+        sock = socket.create_connection(
+            (self.team.hub, self.team.port), min(_CONNECT_LIMIT, left), source_address=(self.team.address, 0)
+        )
+        return Line(sock, self.team.lease)
+
+    def _shake_hands(self, line: Line) -> None:
+        handshake = Handshake(self.team.key, self.team.run_id, self.team.attempt)
+        deadline = time.monotonic() + _HANDSHAKE_LIMIT
+        line.send(handshake.hello(self.team.rank))
+        line.send(handshake.answer(self._next(line, deadline)))
+        keys = handshake.keys()
+        line.writer.seal(keys.to_hub)
+        line.reader.seal(keys.to_peer)
+        welcome = self._next(line, deadline)
+        if not self._problem:
+            self._look_at_coordinator(int(welcome.get("coordinator", 0)))
+        if self._problem:
+            line.send({"say": "refused", "reason": self._problem[:_LONGEST_REASON]})
+        else:
+            line.send({"say": "ready", "digest": self.team.digest})
+
+    @staticmethod
+    def _next(line: Line, deadline: float) -> Dict[str, Any]:
+        """Wait for the next value."""
+        while True:
+            value = line.take()
+            if value is not None:
+                return value
+            if not select.select([line], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise Gone("it does not answer")
+            line.receive()
+
+    def _look_at_coordinator(self, port: int) -> None:
+        """See that the port on which JAX's coordinator will listen can be reached: the hub holds it until all go."""
+        try:
+            reset(socket.create_connection((self.team.hub, port), _HANDSHAKE_LIMIT, (self.team.address, 0)))
+        except ConnectionResetError:
+            return  # reached: the hub lets go of such a connection as soon as it stands
+        except OSError as exc:
+            text = "port {} of {}, where the coordinator will listen, cannot be reached: {}"
+            self._problem = text.format(port, self.team.workers[0], exc.strerror or exc)
+
+    # --- serving --------------------------------------------------------------------------------------------
+
+    def _serve(self, line: Line) -> None:
+        """Go on until the hub has closed the connection or is lost."""
+        while True:
+            writable = [line.fileno()] if line.pending else []
+            readable, _, _ = select.select([line.fileno(), self._bell], writable, [], BEAT / 4)
+            if line.fileno() in readable:
+                self._receive(line)
+            self._heard_bell()
+            while self._said:
+                event = self._said.popleft()
+                self._done = self._done or event["say"] == "done"
+                line.send(event)
+            line.flush()
+            now = time.monotonic()
+            if self._done and not line.pending:
+                line.close()
+                raise _Over
+            if now - line.heard > self.team.lease:
+                line.reset()
+                raise Gone("nothing heard for {:g} s".format(self.team.lease))
+            if not self._going and not self._decided and now > self._deadline:
+                line.reset()
+                raise Gone("no word to go within {:g} s".format(self.team.barrier))
+
+    def _receive(self, line: Line) -> None:
+        line.receive()
+        value = line.take()
+        while value is not None:
+            if value.get("do") == "beat":
+                line.send({"say": "beat", "echo": value.get("at"), "at": time.monotonic()})
+            elif value.get("do") in ("go", "abort", "end"):
+                self._going = self._going or value["do"] == "go"
+                self._decided = self._decided or value["do"] != "go"
+                self._order(**value)
+            value = line.take()

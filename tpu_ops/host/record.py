@@ -1,0 +1,106 @@
+"""The record of a run on this host: what stands in it at the beginning, and what its end is called."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any, Dict
+
+from . import proc, spec
+from .store import Store
+from .wire import PROTOCOL
+
+
+def new_record(data: Dict[str, Any], uid: int, name: str) -> Dict[str, Any]:
+    """Return the record of a run that is being started. Values of the environment never stand in a record."""
+    boot, init_start = Store.boot()
+    kept = ("run_id", "attempt", "rank", "world_size", "node", "slice", "worker", "workers", "argv", "cwd", "venv")
+    record = {key: data[key] for key in (*kept, "barrier", "lease", "exit_skew")}
+    record.update(
+        protocol=PROTOCOL,
+        person={"uid": uid, "name": name},
+        env_names=sorted(data["env"]),
+        spec_digest=spec.digest(data),
+        code_digest=data["code_digest"],
+        started_from=data["started_from"],
+        grace={"failure": data["grace_failure"], "stop": data["grace_stop"]},
+        boot_id=boot,
+        init_start=init_start,
+        supervisor={"pid": os.getpid(), "start": proc.start_time(os.getpid())},
+        pid=0,
+        cgroup="",
+        since=time.time(),
+        began=None,
+        ended=None,
+        state="starting",
+        reason="",
+        exit=None,
+        intent=None,
+        port=0,
+        first=None,
+        blamed=[],
+        notes=[],
+    )
+    return record
+
+
+def holder_of(record: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what the lock says of the run that holds it."""
+    person = record["person"]
+    return {
+        "run_id": record["run_id"],
+        "person": person["name"],
+        "uid": person["uid"],
+        "since": record["since"],
+        "supervisor": record["supervisor"],
+    }
+
+
+def exit_of(status: int) -> Dict[str, int]:
+    """Given a wait status, return ``{"code": n}`` or ``{"signal": n}``."""
+    return {"signal": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else {"code": os.WEXITSTATUS(status)}
+
+
+def cause_of(ending: Dict[str, int], oom: bool = False) -> str:
+    """Given how a command ended, return that for people."""
+    if "signal" in ending:
+        known = ending["signal"] in set(signal.Signals)
+        name = signal.Signals(ending["signal"]).name if known else "signal {}".format(ending["signal"])
+        text = "killed by {}".format(name)
+    else:
+        text = "exit code {}".format(ending["code"])
+    return text + ": out of memory" if oom else text
+
+
+def verdict(status: int | None, intent: Dict[str, Any] | None, oom: bool = False) -> Dict[str, Any]:
+    """Given the wait status of the command and why it was ended, return state, exit and reason.
+
+    A command that was asked to end never counts as succeeded: many programs end with 0 on SIGTERM.
+    """
+    ending = None if status is None else exit_of(status)
+    if intent is not None:
+        return {"state": "stopped", "exit": ending, "reason": intent.get("reason", "")}
+    if ending is None:
+        return {"state": "failed", "exit": None, "reason": "the command's end was not seen"}
+    if ending == {"code": 0}:
+        return {"state": "succeeded", "exit": ending, "reason": ""}
+    return {"state": "failed", "exit": ending, "reason": cause_of(ending, oom)}
+
+
+def intent_of(order: Dict[str, Any]) -> Dict[str, Any]:
+    """Given the order by which the whole run ends, return the intent with which this rank is ended."""
+    return {
+        "kind": order["kind"],
+        "by": order.get("by") or "the run itself",
+        "at": time.time(),
+        "reason": order["reason"],
+        "grace": order.get("grace"),
+    }
+
+
+def held_by(holders: list[Dict[str, Any]]) -> str:
+    """Given who holds the chips, return one line for people."""
+    shown = ["pid {pid} of {user} ({command})".format(**holder) for holder in holders[:3]]
+    more = " and {} more".format(len(holders) - 3) if len(holders) > 3 else ""
+    return "the chips are held by {}{}".format(", ".join(shown), more)

@@ -1,0 +1,193 @@
+"""Decides for a whole run: when it goes, when it ends, and who was first. No sockets, no clock of its own.
+
+Times are the hub's monotonic seconds; what peers report has been corrected by the offset of their clocks before.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, NamedTuple
+
+#: How long reports of failure are collected before it is said who was first, in seconds.
+SETTLE = 1.0
+#: Failures within this many seconds count as of the same moment: a busy host notices its own a little later.
+SAME = 0.5
+_SIGABRT = 6
+
+BARRIER, RUNNING, DECIDED = "barrier", "running", "decided"
+
+
+class Failure(NamedTuple):
+    """One rank's failure.
+
+    Attributes:
+        rank: The rank.
+        at: When, by the hub's clock.
+        weight: 0 for a host that is gone, 1 for a kill or a fatal signal, 2 for what may well be a consequence.
+        cause: What happened, for people.
+    """
+
+    rank: int
+    at: float
+    weight: int
+    cause: str
+
+
+def weight_of(ending: Dict[str, Any], oom: bool) -> int:
+    """Given how a command ended, return how likely another's failure explains it.
+
+    JAX ends a process with SIGABRT when another one of its job has failed: that counts like an exit code.
+    """
+    return 1 if oom or ending.get("signal", _SIGABRT) != _SIGABRT else 2
+
+
+def first_of(failures: list[Failure]) -> Failure:
+    """Return the failure that the others follow from: the earliest, and of the same moment the heaviest."""
+    earliest = min(failure.at for failure in failures)
+    together = [failure for failure in failures if failure.at <= earliest + SAME]
+    return min(together, key=lambda failure: (failure.weight, failure.at, failure.rank))
+
+
+class Referee:
+    """The state of one run's attempt.
+
+    Args:
+        workers: Names of the workers, by rank.
+        barrier: Seconds that all ranks have to become ready.
+        skew: Seconds that ranks may go on when another has ended with 0.
+        now: The time of its beginning.
+    """
+
+    def __init__(self, workers: list[str], barrier: float, skew: float, now: float) -> None:
+        self._workers = workers
+        self._skew = skew
+        self._barrier = barrier
+        self._deadline = now + barrier
+        self._ready: set[int] = set()
+        self._finished: Dict[int, float] = {}
+        self._failures: list[Failure] = []
+        self._orders: list[Dict[str, Any]] = []
+        self.phase = BARRIER
+
+    @property
+    def deadline(self) -> float:
+        """When `tick` has something to decide at the latest; infinity where nothing is pending."""
+        return float("inf") if self.phase == DECIDED else self._deadline
+
+    def name(self, rank: int) -> str:
+        """Return a rank as messages call it."""
+        return "rank {} ({})".format(rank, self._workers[rank])
+
+    def take(self) -> list[Dict[str, Any]]:
+        """Return what has to be told to every rank by now: go, abort, note or end; each is returned once."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    # --- what happens ---------------------------------------------------------------------------------------
+
+    def ready(self, rank: int) -> None:
+        """A rank holds its command, all checks passed."""
+        self._ready.add(rank)
+        if self.phase == BARRIER and len(self._ready) == len(self._workers):
+            self.phase, self._deadline = RUNNING, float("inf")
+            self._orders.append({"do": "go"})
+
+    def refused(self, rank: int, reason: str) -> None:
+        """A rank cannot start."""
+        if self.phase == BARRIER:
+            self._abort("{}: {}".format(self.name(rank), reason), [rank])
+
+    def ended(self, rank: int, at: float, now: float, ending: Dict[str, Any], *, oom: bool, cause: str) -> None:
+        """A rank's command has ended by itself."""
+        if self.phase != RUNNING:
+            return
+        if ending == {"code": 0}:
+            if not self._finished and not self._failures:
+                self._deadline = now + self._skew
+            self._finished[rank] = at
+            left = len(self._workers) - len(self._finished)
+            if left and not self._failures and len(self._finished) == 1:
+                text = "{} has ended with exit code 0, {} still run; all are ended in {:.0f} s"
+                self._note(text.format(self.name(rank), left, self._skew))
+        else:
+            self._fail(Failure(rank, at, weight_of(ending, oom), cause), now)
+        self._decide_if_all_are_known()
+
+    def lost(self, rank: int, at: float, now: float, cause: str) -> None:
+        """A rank's host is gone, as far as the hub can tell."""
+        if self.phase == BARRIER:
+            self._abort("{}: {} before the run began".format(self.name(rank), cause), [rank])
+        elif self.phase == RUNNING:
+            self._fail(Failure(rank, at, 0, cause), now)
+            self._decide_if_all_are_known()
+
+    def stopped(self, rank: int, at: float, now: float, intent: Dict[str, Any]) -> None:
+        """Somebody ends a rank: a person the run, or a host itself."""
+        reason = str(intent.get("reason", ""))
+        if self.phase == BARRIER:
+            self._abort(reason, [])
+        elif self.phase == RUNNING and intent.get("kind") != "stop":
+            self._fail(Failure(rank, at, 0, reason), now)
+            self._decide_if_all_are_known()
+        elif self.phase == RUNNING:
+            if any(failure.at < at - SAME for failure in self._failures):
+                self._decide_failure()
+            else:
+                self._end(kind="stop", reason=reason, grace=intent.get("grace"), by=intent.get("by"))
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        if now < self.deadline:
+            return
+        if self.phase == BARRIER:
+            missing = [rank for rank in range(len(self._workers)) if rank not in self._ready]
+            names = ", ".join(map(self.name, missing[:8])) + (" and more" if len(missing) > 8 else "")
+            self._abort("not ready within {:g} s: {}".format(self._barrier, names), missing)
+        elif self._failures:
+            self._decide_failure()
+        else:
+            early = min(self._finished, key=lambda rank: self._finished[rank])
+            cause = "ended with exit code 0 while others went on for {:.0f} s".format(self._skew)
+            self._end(kind="skew", reason="{} {}".format(self.name(early), cause), first=self._first(early, cause))
+
+    # --- what follows ---------------------------------------------------------------------------------------
+
+    def _fail(self, failure: Failure, now: float) -> None:
+        if not self._failures:
+            self._deadline = now + SETTLE
+        if all(known.rank != failure.rank for known in self._failures):
+            self._failures.append(failure)
+
+    def _decide_if_all_are_known(self) -> None:
+        known = set(self._finished) | {failure.rank for failure in self._failures}
+        if self.phase == RUNNING and len(known) == len(self._workers):
+            if self._failures:
+                self._decide_failure()
+            else:
+                self._end(kind="over", reason="")
+
+    def _decide_failure(self) -> None:
+        first = first_of(self._failures)
+        gone = {failure.rank for failure in self._failures if failure.weight == 0}
+        if len(self._workers) > 2 and gone == set(range(1, len(self._workers))):
+            # All others at once: it is this host that has lost its network.
+            first = Failure(0, first.at, 0, "lost contact with all other workers")
+        self._note("{} failed: {}; all ranks are ended".format(self.name(first.rank), first.cause))
+        reason = "{} failed: {}".format(self.name(first.rank), first.cause)
+        self._end(kind="failed", reason=reason, first=self._first(first.rank, first.cause))
+
+    def _first(self, rank: int, cause: str) -> Dict[str, Any]:
+        return {"rank": rank, "worker": self._workers[rank], "cause": cause}
+
+    def _note(self, text: str) -> None:
+        self._orders.append({"do": "note", "text": text})
+
+    def _abort(self, reason: str, ranks: list[int]) -> None:
+        self.phase = DECIDED
+        self._orders.append({"do": "abort", "reason": reason, "ranks": ranks})
+
+    def _end(
+        self, *, kind: str, reason: str, first: Dict[str, Any] | None = None, grace: Any = None, by: Any = None
+    ) -> None:
+        self.phase = DECIDED
+        order = {"do": "end", "kind": kind, "reason": reason, "first": first, "grace": grace, "by": by}
+        self._orders.append(order)

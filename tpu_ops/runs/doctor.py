@@ -1,0 +1,91 @@
+"""What is well with the workers and what is not: the checks of a start, and what slows or spoils runs besides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_ops.fleet.model import SERVING_STATES, Worker
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.runs import preflight
+from tpu_ops.runs.preflight import Fault
+
+#: Beyond the checks of a start: what is looked at -> what is true of a worker that passes.
+FURTHER = {
+    "state": "the nodes are READY",
+    "launcher": "the launcher is the same everywhere",
+    "lockfile": "no lockfile of libtpu is left behind",
+    "preload": "no TCMalloc is loaded into every program",
+}
+CHECKS = {"state": FURTHER["state"], **preflight.CHECKS, **FURTHER}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check over all workers.
+
+    Attributes:
+        check: Key of `CHECKS`.
+        faults: What is wrong; empty where all workers pass.
+        asked: The workers that could be looked at.
+    """
+
+    check: str
+    faults: tuple[Fault, ...]
+    asked: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no worker failed, and at least one was looked at."""
+        return not self.faults and bool(self.asked)
+
+
+async def examine(fanout: Fanout, workers: Sequence[Worker]) -> list[Finding]:
+    """Look at all workers at once; those of one node are compared with each other."""
+    serving = [worker for worker in workers if worker.node.state in SERVING_STATES]
+    nodes: dict[str, list[Worker]] = {}
+    for worker in serving:
+        nodes.setdefault(worker.node.full_name, []).append(worker)
+    looked = await asyncio.gather(*(preflight.examine(fanout, members) for members in nodes.values()))
+    faults = [fault for found, _ in looked for fault in found]
+    probes = {host: probe for _, found in looked for host, probe in found.items()}
+    faults += [
+        Fault(
+            worker.host,
+            f"its node is {worker.node.state}",
+            "`tpu_ops list` shows its health; if that is old: tpu_ops refresh",
+            check="state",
+        )
+        for worker in workers
+        if worker not in serving
+    ]
+    faults += further(probes)
+    every, answering = tuple(worker.host for worker in workers), tuple(probes)
+    asked = {"state": every, "answers": tuple(worker.host for worker in serving)}
+    return [
+        Finding(check, tuple(fault for fault in faults if fault.check == check), asked.get(check, answering))
+        for check in CHECKS
+    ]
+
+
+def further(probes: Mapping[str, Mapping[str, Any]]) -> list[Fault]:
+    """Given what the workers say about themselves, return what a start does not look at."""
+    programs = Counter(probe["program"] for probe in probes.values())
+    usual = programs.most_common(1)[0][0] if programs else ""
+    found = []
+    for host, probe in probes.items():
+        fix = preflight.configure(host)
+        if probe["program"] != usual:
+            problem = f"its launcher is {probe['program']}, that of others {usual}"
+            found.append(Fault(host, problem, fix, check="launcher"))
+        if probe["lockfiles"] and not probe["holders"] and not probe["holder"]:
+            problem = f"{', '.join(probe['lockfiles'])} is there, and nobody holds a chip"
+            found.append(Fault(host, problem, f"tpu_ops unlock {host}", check="lockfile"))
+        for entry in probe["preloads"]:
+            if "tcmalloc" in entry["line"]:
+                problem = f"{entry['file']} sets it: {entry['line']}"
+                found.append(Fault(host, problem, f"{fix} (role tcmalloc)", check="preload"))
+    return found

@@ -1,0 +1,129 @@
+"""Who holds the chips of which worker, and ending what holds them and may be ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.remote.replies import Reply
+from tpu_ops.runs.control import LIMIT
+
+#: Seconds beyond the grace that ending processes may take.
+_MARGIN = 20.0
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One process that holds chips, or a run that has a worker without holding a chip yet.
+
+    Attributes:
+        host: The worker.
+        user: Whose it is.
+        run: The run it belongs to; empty where none owns it.
+        pid: The process; 0 where it is the run as such.
+        since: When it started, in seconds since 1970.
+        command: Its command line.
+        devices: The chips' device files.
+    """
+
+    host: str
+    user: str
+    run: str
+    pid: int
+    since: float
+    command: str = ""
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the workers say.
+
+    Attributes:
+        holders: By worker, then pid.
+        chips: Number of chips of each worker that answered.
+        silent: The workers that could not say.
+    """
+
+    holders: tuple[Holder, ...]
+    chips: Mapping[str, int]
+    silent: tuple[Reply, ...]
+
+
+async def look(fanout: Fanout, hosts: Sequence[str]) -> Seen:
+    """Ask all workers at once who holds their chips."""
+    replies = await fanout.call({host: {} for host in hosts}, "holders", limit=LIMIT)
+    found: list[Holder] = []
+    for host, reply in replies.items():
+        if reply.ok:
+            found += held_on(host, reply.value)
+    chips = {host: len(reply.value.get("chips") or ()) for host, reply in replies.items() if reply.ok}
+    return Seen(tuple(found), chips, tuple(reply for reply in replies.values() if not reply.ok))
+
+
+def held_on(host: str, answer: Mapping[str, Any]) -> list[Holder]:
+    """Given what one worker says, return its holders; a run without a process that holds a chip is one as well."""
+    found = [_holder(host, entry) for entry in answer.get("holders") or ()]
+    run = answer.get("holder")
+    if run and not any(holder.run == run["run_id"] for holder in found):
+        found.insert(0, Holder(host, run["person"], run["run_id"], 0, float(run["since"])))
+    return found
+
+
+def _holder(host: str, entry: Mapping[str, Any]) -> Holder:
+    return Holder(
+        host,
+        entry["user"],
+        entry["run"],
+        int(entry["pid"]),
+        float(entry["since"]),
+        entry["command"],
+        tuple(entry["devices"]),
+    )
+
+
+@dataclass(frozen=True)
+class Unlocked:
+    """What became of the chips of one worker.
+
+    Attributes:
+        host: The worker.
+        ended: The processes that were ended.
+        left: Those that still hold chips.
+        lockfiles: libtpu's lockfiles that were removed.
+        problem: Why nothing could be done; empty where something could.
+        fix: What to do about that.
+        reached: Whether the worker answered.
+    """
+
+    host: str
+    ended: tuple[Holder, ...] = ()
+    left: tuple[Holder, ...] = ()
+    lockfiles: tuple[str, ...] = ()
+    problem: str = ""
+    fix: str = ""
+    reached: bool = True
+
+
+async def unlock(fanout: Fanout, hosts: Sequence[str], user: str, grace: float) -> list[Unlocked]:
+    """End one user's processes that hold chips and belong to no run, on all workers at once.
+
+    Args:
+        fanout: Reaches the workers.
+        hosts: The workers.
+        user: Whose processes; empty means one's own.
+        grace: Seconds between SIGTERM and SIGKILL.
+    """
+    request = {"user": user, "grace": grace}
+    replies = await fanout.call(dict.fromkeys(hosts, request), "unlock", limit=LIMIT + grace + _MARGIN)
+    return [_unlocked(host, replies[host]) for host in hosts]
+
+
+def _unlocked(host: str, reply: Reply) -> Unlocked:
+    if not reply.ok:
+        return Unlocked(host, problem=reply.problem, fix=reply.fix, reached=reply.reached)
+    value = reply.value
+    ended, left = ([_holder(host, entry) for entry in value[key]] for key in ("ended", "left"))
+    return Unlocked(host, tuple(ended), tuple(left), tuple(value["chips"]["lockfiles_removed"]))
