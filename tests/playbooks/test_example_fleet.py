@@ -8,10 +8,9 @@ import pytest
 import yaml
 
 from tests.support.fleet import ROOT
+from tools import example
 
-GROUP_VARS = ROOT / "examples" / "fleet" / "inventory" / "group_vars"
-#: What is different in the lab.
-OURS = ROOT / "molecule" / "site" / "lab" / "group_vars"
+GROUP_VARS = example.FLEET.parent / "group_vars"
 #: Roles that a user says something to; facts reads for all others, and launcher takes its variables from jax.
 ROLES = sorted({path.name for path in (ROOT / "roles").iterdir()} - {"facts", "launcher"})
 
@@ -32,12 +31,17 @@ def test_every_role_has_something_to_do(role):
 
 def test_what_the_example_leaves_to_the_vault_the_lab_has():
     text = "".join(path.read_text() for path in GROUP_VARS.rglob("*.yml"))
-    ours = variables(OURS)
+    ours = variables(example.LAB.parent / "group_vars")
     assert set(re.findall(r"{{ (vault_\w+) }}", text)) == {name for name in ours if name.startswith("vault_")}
 
 
 def test_the_lab_changes_only_what_the_example_or_a_role_names():
     defaults = {name for role in ROLES for name in variables(ROOT / "roles" / role / "defaults")}
     own = {"archive", "archive_version", "forge_files", "forge_host_key", "forge_other_key"}
-    ours = {name for name in variables(OURS) if not name.startswith("vault_")}
+    ours = {name for name in variables(example.LAB.parent / "group_vars") if not name.startswith("vault_")}
     assert ours - own <= defaults | set(variables(GROUP_VARS))
+
+
+def test_the_lab_s_shell_keeps_the_lab_s_inventory_between_the_example_and_its_overlay(tmp_path):
+    found = example.environment({"ANSIBLE_INVENTORY": "/clone/inventory/tpu_vm.yml,/state/lab.yml"}, tmp_path)
+    assert found["ANSIBLE_INVENTORY"].split(",") == [str(example.FLEET), "/state/lab.yml", str(example.LAB)]
