@@ -1,21 +1,47 @@
-"""The fleet that users copy: every role has something to do."""
+"""The fleet that users copy: every role has something to do, and the lab changes nothing that it does not have."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import yaml
 
 from tests.support.fleet import ROOT
+from tools import example
 
-GROUP_VARS = ROOT / "examples" / "fleet" / "inventory" / "group_vars"
+GROUP_VARS = example.FLEET.parent / "group_vars"
 #: Roles that a user says something to; facts reads for all others, and launcher takes its variables from jax.
 ROLES = sorted({path.name for path in (ROOT / "roles").iterdir()} - {"facts", "launcher"})
 
 
+def variables(folder):
+    return {
+        name: value
+        for path in sorted(folder.rglob("*.yml"))
+        for name, value in yaml.safe_load(path.read_text()).items()
+    }
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_every_role_has_something_to_do(role):
-    files = sorted(GROUP_VARS.rglob("*.yml"))
-    said = [
-        value for path in files for name, value in yaml.safe_load(path.read_text()).items() if name.startswith(role)
-    ]
-    assert any(value not in ([], {}, "", False) for value in said)
+    said = {name: value for name, value in variables(GROUP_VARS).items() if name.startswith(f"{role}_")}
+    assert any(value not in ([], {}, "", False) for value in said.values())
+
+
+def test_what_the_example_leaves_to_the_vault_the_lab_has():
+    text = "".join(path.read_text() for path in GROUP_VARS.rglob("*.yml"))
+    ours = variables(example.LAB.parent / "group_vars")
+    assert set(re.findall(r"{{ (vault_\w+) }}", text)) == {name for name in ours if name.startswith("vault_")}
+
+
+def test_the_lab_changes_only_what_the_example_or_a_role_names():
+    defaults = {name for role in ROLES for name in variables(ROOT / "roles" / role / "defaults")}
+    own = {"archive", "archive_version", "forge_files", "forge_host_key", "forge_other_key"}
+    ours = {name for name in variables(example.LAB.parent / "group_vars") if not name.startswith("vault_")}
+    assert ours - own <= defaults | set(variables(GROUP_VARS))
+
+
+def test_the_lab_s_shell_keeps_the_lab_s_inventory_between_the_example_and_its_overlay(tmp_path):
+    found = example.environment({"ANSIBLE_INVENTORY": "/clone/inventory/tpu_vm.yml,/state/lab.yml"}, tmp_path)
+    assert found["ANSIBLE_INVENTORY"].split(",") == [str(example.FLEET), "/state/lab.yml", str(example.LAB)]

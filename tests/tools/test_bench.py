@@ -154,7 +154,7 @@ def test_in_as_many_rounds_as_rivals_each_comes_once_at_each_place():
         (["--sizes", "many"], ["--sizes", "'many'"]),
         (["--sizes", "", "--single", ""], ["name one at least"]),
         (["--rounds", "0"], ["--rounds"]),
-        (["--part", "site", "--workers", "0"], ["--workers", "name one at least"]),
+        (["--part", "site", "--workers", "1"], ["--workers", "two workers at least"]),
         (["--part", "site", "--site-rounds", "0"], ["--site-rounds"]),
         (["--docs"], ["no samples", "inventory.json", "make bench"]),
     ],

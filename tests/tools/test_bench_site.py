@@ -35,6 +35,11 @@ def test_modules_are_counted_apart_from_what_ansible_does_itself():
     assert site.counts(tasks) == {"modules": 10, "tasks": 26, "skipped": 6, "changed": 1}
 
 
+@pytest.mark.parametrize(("workers", "sizes"), [(1, [1]), (7, [4, 2, 1]), (15, [8, 4, 2, 1]), (16, [16])])
+def test_a_fleet_is_in_nodes_as_large_as_they_can_be(workers, sizes):
+    assert site.pods(workers) == sizes
+
+
 def test_ansible_s_own_actions_are_named_in_full():
     own = {path.stem for path in (ROOT / "playbooks" / "action_plugins").glob("*.py")}
     assert all(name.startswith("ansible.builtin.") for name in ON_CONTROLLER - own)

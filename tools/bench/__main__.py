@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", default="16,1024,10000", help="workers of the fleets of pods (default %(default)s)")
     parser.add_argument("--single", default="1024", help="workers of the fleets of single hosts (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default %(default)s")
-    parser.add_argument("--workers", default="1,8,16", help="of site.yml's nodes (default %(default)s)")
+    parser.add_argument("--workers", default="2,8,16", help="of site.yml's fleets (default %(default)s)")
     parser.add_argument("--site-rounds", type=int, default=SITE_ROUNDS, help="of site.yml (default %(default)s)")
     parser.add_argument("--out", type=Path, default=measure.ROOT / "docs", help="where the page goes (default docs)")
     options = parser.parse_args(argv)
@@ -77,8 +77,12 @@ def site_part(options: argparse.Namespace) -> SiteSeries:
         OpsError: There is nothing to measure, or a run failed.
     """
     sizes = numbers(options.workers, "--workers")
-    if options.site_rounds < 1 or not sizes or min(sizes) < 1:
-        raise UsageError("nothing is to be measured", where="--site-rounds, --workers", fix="name one at least")
+    if options.site_rounds < 1 or not sizes or min(sizes) < 2:
+        raise UsageError(
+            "nothing is to be measured",
+            where="--site-rounds, --workers",
+            fix="one round and two workers at least: one of them stores",
+        )
     commit, date, described = circumstances()
     with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
         found = site.run(sorted(sizes), options.site_rounds, Path(directory), say)

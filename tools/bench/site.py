@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tools import example
 from tools.bench.measure import BIN, ROOT, ZONE, Command, clock
 from tpu_ops.errors import OpsError
 
@@ -109,6 +110,11 @@ def counts(tasks: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     }
 
 
+def pods(workers: int) -> list[int]:
+    """Return the sizes of nodes that make so many workers, largest first: nodes have a power of two of them."""
+    return [1 << bit for bit in reversed(range(workers.bit_length())) if workers >> bit & 1]
+
+
 class Site:
     """A lab for the benchmark alone, and the shell that is pointed to it.
 
@@ -149,17 +155,28 @@ class Site:
             self.do("tpu_ops", "lab", "down")
 
     @contextlib.contextmanager
-    def node(self, workers: int) -> Iterator[None]:
-        """Keep a node of bare workers as long as the block lasts.
+    def fleet(self, workers: int) -> Iterator[None]:
+        """Keep the nodes of examples/fleet, with bare workers, as long as the block lasts.
+
+        Args:
+            workers: Two at least: one node is `store`, with a data disk, the others are as large as they can be.
 
         Raises:
-            OpsError: It cannot be made.
+            OpsError: They cannot be made.
         """
-        self.do("tpu_ops", "create", "pod", "--type", f"v4-{workers * CORES}", "--zone", ZONE)
+        lab = dict(self.environ)
+        keys = self.root / "keys"
+        keys.mkdir(exist_ok=True)
         try:
+            for size in pods(workers - 1):
+                self.do("tpu_ops", "create", f"pod{size}", "--type", f"v4-{size * CORES}", "--zone", ZONE)
+            self.environ |= example.environment(lab, keys)
+            self.do("ansible-playbook", example.PREPARE)
             yield
         finally:
-            self.do("tpu_ops", "delete", "pod", "--yes")
+            self.environ = lab
+            for row in {row["node"] for row in json.loads(self.do("tpu_ops", "list", "--json"))}:
+                self.do("tpu_ops", "delete", row, "--yes")
 
     def sample(self, number: int, workers: int, kind: str) -> SiteSample:
         """Run site.yml once.
@@ -188,8 +205,8 @@ def run(sizes: Sequence[int], rounds: int, root: Path, say: Callable[[str], None
     """Take all samples.
 
     Args:
-        sizes: Numbers of workers.
-        rounds: How often each is made anew and configured.
+        sizes: Numbers of workers, two at least.
+        rounds: How often each fleet is made anew and configured.
         root: A directory for the lab's state.
         say: Called with lines of progress.
 
@@ -199,11 +216,11 @@ def run(sizes: Sequence[int], rounds: int, root: Path, say: Callable[[str], None
     site, samples = Site(root), []
     with site.up():
         say("site.yml: filling the workers' shared cache of packages, once, unmeasured")
-        with site.node(1):
-            site.sample(0, 1, "first")
+        with site.fleet(2):
+            site.sample(0, 2, "first")
         for number in range(1, rounds + 1):
             for workers in sizes:
-                with site.node(workers):
+                with site.fleet(workers):
                     taken = [site.sample(number, workers, kind) for kind in KINDS]
                 samples += taken
                 walls = ", ".join(f"{sample.kind} {sample.wall:.1f}" for sample in taken)

@@ -85,7 +85,9 @@ def section(series: SiteSeries) -> list[str]:
     rounds = len({sample.round for sample in series.samples})
     method = (
         "Workers are containers of this machine, so that their work and the controller's share its cores. In each "
-        f"round a node of bare workers is made, configured, and deleted; there are {rounds} rounds. Python packages "
+        "round the nodes of [examples/fleet](../examples/fleet), where every role has something to do, are made with "
+        f"bare workers, configured, and deleted; there are {rounds} rounds. One worker exports a data disk "
+        "and serves git; the others are in nodes as large as they can be. Python packages "
         "come from a cache that an unmeasured run has filled. Numbers are medians, with the smallest and largest in "
         "brackets. The CPU is the controller's, without the ssh processes that keep connections open. Modules are what "
         "is executed on workers; tasks include those that Ansible does itself, such as checks of variables."

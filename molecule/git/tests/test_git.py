@@ -29,7 +29,7 @@ def setting(host: Host, person: str, key: str) -> str:
 def test_those_who_may_clone_over_ssh_from_the_pinned_forge_with_the_deploy_key(
     host: Host, person: str, name: str
 ) -> None:
-    done = as_person(host, person, f"d=$(mktemp -d) && git clone -q forge@{name}:vision.git $d/v && cat $d/v/README.md")
+    done = as_person(host, person, f"d=$(mktemp -d) && git clone -q git@{name}:vision.git $d/v && cat $d/v/README.md")
     if (person, name) == ("gilda", "vision.forge.test"):
         # The alias has a key of root's alone.
         assert done.rc != 0
@@ -44,13 +44,13 @@ def test_a_forge_with_another_key_is_refused_whatever_people_once_accepted(host:
     )
     assert as_person(host, "gilda", accept).rc == 0
     for options in ("", "-c core.sshCommand='ssh -o StrictHostKeyChecking=accept-new' "):
-        done = as_person(host, "gilda", f"git {options}ls-remote forge@impostor.test:vision.git")
+        done = as_person(host, "gilda", f"git {options}ls-remote git@impostor.test:vision.git")
         assert done.rc != 0
         assert "Host key verification failed" in done.stderr
 
 
 def test_who_may_not_use_the_deploy_key_is_not_shown_it(host: Host) -> None:
-    done = as_person(host, "gus", "git ls-remote forge@forge.test:vision.git")
+    done = as_person(host, "gus", "git ls-remote git@forge.test:vision.git")
     assert "Permission denied (publickey" in done.stderr
     assert "deploy" not in done.stderr
     assert "/etc/tpu_ops" not in done.stderr
@@ -67,7 +67,7 @@ def test_a_forwarded_agent_opens_the_forge_to_who_has_no_deploy_key(host: Host) 
         host.check_output(f"printf %s {public} > /home/gus/.ssh/authorized_keys && chown gus: /home/gus/.ssh/*")
     ssh = ["ssh", "-A", "-l", "gus", "-o", "BatchMode=yes", "-o", "ControlPath=none"]
     ssh += [*shlex.split(variables["ansible_ssh_common_args"]), variables["ansible_host"]]
-    clone = f"{shlex.join(ssh)} git ls-remote forge@forge.test:vision.git"
+    clone = f"{shlex.join(ssh)} git ls-remote git@forge.test:vision.git"
     command = ["ssh-agent", "sh", "-c", f"ssh-add -q {shlex.quote(str(FILES / 'member'))} && {clone}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "refs/heads/main" in done.stdout, done.stderr

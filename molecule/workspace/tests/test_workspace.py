@@ -20,7 +20,7 @@ def as_person(host: Host, person: str, command: str) -> CommandResult:
 def test_all_workers_are_at_the_commit_that_the_forge_has(host: Host) -> None:
     at = as_person(host, "root", "git -C /opt/workspaces/vision rev-parse HEAD").stdout
     assert len(at.strip()) == 40
-    for url in ("forge@forge.test:vision.git",):
+    for url in ("git@forge.test:vision.git",):
         assert as_person(host, "root", f"git ls-remote {url} main").stdout.split()[0] == at.strip()
 
 
