@@ -250,7 +250,7 @@ def serve(desk: Desk, lab: Lab) -> str:
     for host in POD:
         unit = lab.inside(host, "cat", "/etc/systemd/system/mnt-shared.mount")
         assert f"What={addresses['solo-w0']}:{EXPORT}\n" in unit
-    return addresses["solo-w0"]
+    return str(addresses["solo-w0"])
 
 
 def test_clients_of_a_server_that_was_made_anew_under_another_address_read_its_files(desk, lab):
