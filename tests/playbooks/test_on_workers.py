@@ -239,40 +239,43 @@ def mount_everywhere(desk: Desk) -> tuple[int, str]:
     return play(desk, "site.yml", "--tags", "disks,nfs", "--extra-vars", json.dumps(variables), node="*")
 
 
-def serve(desk: Desk, lab: Lab) -> str:
-    """Have the bare node export its disk to all workers; return its internal address."""
-    lab.inside("solo-w0", "apt-get", "-q", "update")
-    code, said = mount_everywhere(desk)
-    assert code == 0, said
-    addresses = {row["host"]: row["internal_ip"] for row in desk.json("tpu_ops", "list", "--json")}
-    exports = lab.inside("solo-w0", "cat", "/etc/ganesha/tpu_ops.conf")
-    assert sorted(re.findall(r"Clients = ([^;]+);", exports)) == sorted(addresses.values())
-    for host in POD:
-        unit = lab.inside(host, "cat", "/etc/systemd/system/mnt-shared.mount")
-        assert f"What={addresses['solo-w0']}:{EXPORT}\n" in unit
-    return str(addresses["solo-w0"])
+def units(lab: Lab) -> set[str]:
+    """Return what the mount units of the pod's workers name as their source."""
+    shown = (lab.inside(host, "cat", "/etc/systemd/system/mnt-shared.mount") for host in POD)
+    return {found for text in shown for found in re.findall(r"^What=(.*)$", text, re.MULTILINE)}
+
+
+def internal_addresses(desk: Desk) -> dict[str, str]:
+    return {row["host"]: row["internal_ip"] for row in desk.json("tpu_ops", "list", "--json")}
 
 
 def test_clients_of_a_server_that_was_made_anew_under_another_address_read_its_files(desk, lab):
     """The server dies, and is created again with its data disk; another node has got its address."""
-    before = serve(desk, lab)
-    lab.inside("solo-w0", "sh", "-c", f"echo thesis > {EXPORT}/thesis.tex")
-    lab.inside("pod-w1", "apt-get", "-q", "install", "--yes", "libnfs-utils")
-    url = f"nfs://%s{EXPORT}/thesis.tex?version=4"
-    assert lab.inside("pod-w1", "nfs-cat", url % before) == "thesis\n"
-
+    # Mounted by a test above.
+    keep = f"mountpoint -q /mnt/data; mkdir {EXPORT}; echo thesis > {EXPORT}/thesis.tex; sync"
+    lab.inside("solo-w0", "sh", "-ec", keep)
+    before = internal_addresses(desk)["solo-w0"]
     desk.do(*lab.engine, "kill", lab.containers["solo-w0"])
     code, said = mount_everywhere(desk)
     counts = recap(said)
     assert (code != 0, counts["solo-w0"]["unreachable"]) == (True, 1), said
     assert [counts[host]["failed"] for host in POD] == [1, 1]
     assert f"/mnt/shared: the server solo-w0 does not answer at {before}:2049" in said
+    assert units(lab) == {f"{before}:{EXPORT}"}
 
     desk.do("tpu_ops", "delete", "solo", "--yes")
     for node in ("late", "solo"):
         desk.do("tpu_ops", "create", node, "--type", "v4-8", "--zone", "us-central2-b")
     lab.attach_disk("solo")
     del lab.containers  # the new worker has another one
-    after = serve(desk, lab)
+    lab.inside("solo-w0", "apt-get", "-q", "update")
+    lab.inside("pod-w1", "apt-get", "-q", "install", "--yes", "libnfs-utils")
+    code, said = mount_everywhere(desk)
+    assert code == 0, said
+    addresses = internal_addresses(desk)
+    after = addresses["solo-w0"]
     assert after != before
-    assert lab.inside("pod-w1", "nfs-cat", url % after) == "thesis\n"
+    assert units(lab) == {f"{after}:{EXPORT}"}
+    exports = lab.inside("solo-w0", "cat", "/etc/ganesha/tpu_ops.conf")
+    assert sorted(re.findall(r"Clients = ([^;]+);", exports)) == sorted(addresses.values())
+    assert lab.inside("pod-w1", "nfs-cat", f"nfs://{after}{EXPORT}/thesis.tex?version=4") == "thesis\n"
