@@ -100,7 +100,7 @@ PARTS = ("machine", "default", "macdef")
 #: A line of ~/.git-credentials that is for a whole host (credential_from_url of git): login and host.
 WHOLE_HOST = re.compile(r"\s*https://([^:@/]*)(?::[^@/]*)?@([^/?#]+)/?\s*")
 
-#: A line of ~/.git-credentials that git reads at all (its credential_from_url_gently): login and secret, maybe empty.
+#: A line of ~/.git-credentials that git reads at all (credential_from_url_gently of git): it has login and secret.
 READ_BY_GIT = re.compile(r"[^:/\s][^:/]*://[^:@/?#]*:[^@/?#]*@.*")
 
 
