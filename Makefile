@@ -46,7 +46,7 @@ check-code:
 	@$(BIN)/mypy
 
 lab-test: engine ## Run the tests of workers and runs in the lab, and those of the real gcloud and the package index
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line lab-test-runs lab-test-rest
+	@$(MAKE) --no-print-directory --jobs=2 lab-test-runs lab-test-rest
 
 # Runs wait for each other most of the time: what else needs the lab stands beside them.
 lab-test-runs:
