@@ -273,3 +273,4 @@ class _Job:
             self._hints()
         else:
             output.info("interrupted before the run was started")
+            output.info(f"  a worker that waits for the others already gives up within {self.spec.barrier:.0f} s")
