@@ -106,7 +106,7 @@ def test_a_table_has_a_line_per_kind_with_cpu_per_worker_and_what_logs_bring():
         f"| {KINDS['floor']} | 0.50 |  | 0.20 | 6.25 | 50 |  |",
         f"| {KINDS['run']} | 1.00 (0.90..1.10) | 1.80 | 0.50 | 15.6 | 50 |  |",
     ]
-    assert f"| {KINDS['fetch']} | 2.00 | 4.00 | 1.50 | 46.9 | 50 | 134 |" in lines
+    assert f"| {KINDS['fetch']} | 2.00 |  | 1.50 | 46.9 | 50 | 134 |" in lines
     assert f"| {KINDS['help']} | 0.08 |  | 0.07 |  | 50 |  |" in lines
 
 

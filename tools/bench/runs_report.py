@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from tools.bench.report import digits, megabytes, origin, spread
 from tools.bench.runs import GRACE, KINDS, LOG, RunSample, RunSeries
 
+#: Those that do what the floor does.
+RIVALS = ("run", "clush", "ansible", "gcloud")
 #: Those that reach every worker.
-FANNED_OUT = ("floor", "run", "clush", "ansible", "gcloud", "start", "stop", "doctor", "logs", "fetch")
+FANNED_OUT = ("floor", *RIVALS, "start", "stop", "doctor", "fetch")
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,11 @@ def table(series: RunSeries, workers: int) -> list[str]:
         taken = list(of(series, workers, kind).values())
         if not taken:
             continue
-        others = kind in FANNED_OUT and kind != "floor"
-        floors = numbers(series, workers, (kind, "floor"), lambda one, floor: one.wall / floor.wall) if others else []
+        floors = numbers(series, workers, (kind, "floor"), lambda one, floor: one.wall / floor.wall)
         cells = (
             title,
             spread(sample.wall for sample in taken).text(digits),
-            spread(floors).text(digits) if floors else "",
+            spread(floors).text(digits) if floors and kind in RIVALS else "",
             spread(sample.cpu for sample in taken).text(digits),
             spread(sample.cpu / workers * 1000 for sample in taken).text(digits) if kind in FANNED_OUT else "",
             spread(sample.peak for sample in taken).text(megabytes),
