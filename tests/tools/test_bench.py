@@ -190,6 +190,13 @@ def test_the_stopwatch_tells_time_memory_and_exit_code_of_a_command_with_its_chi
     assert float(subprocess.check_output(argv, text=True).split()[3]) < 32_000, "memory of who asks is not counted"
 
 
+def test_what_a_command_prints_and_its_errors_do_not_overwrite_each_other_in_one_file(tmp_path):
+    both = tmp_path / "both"
+    argv = [sys.executable, "-I", "-S", STOPWATCH, both, both, "/bin/sh", "-c", "echo said; echo failed >&2; echo more"]
+    subprocess.run(argv, check=True)
+    assert both.read_text() == "said\nfailed\nmore\n"
+
+
 def test_the_committed_page_is_what_the_committed_samples_make():
     kept = {path.name for path in (DOCS / "benchmarks").glob("*")}
     page = DOCS / "benchmarks.md"

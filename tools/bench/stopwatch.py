@@ -12,9 +12,9 @@ import time
 
 
 def main() -> None:
-    """Run the command that the arguments name, with its output in two files."""
+    """Run the command that the arguments name, with its output in two files, which may be the same."""
     stdout, stderr, *command = sys.argv[1:]
-    writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     outputs = [(os.POSIX_SPAWN_OPEN, number, path, writing, 0o600) for number, path in ((1, stdout), (2, stderr))]
     outputs.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
     began, start = time.time(), time.monotonic()
