@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -150,6 +151,15 @@ def test_a_python_that_the_copy_is_not_made_for_does_without(tmp_path: Path) -> 
     # The same name, as of a Python before its release: its sources are taken.
     copy = compiled(program)
     rewritten(copy, lambda name, data: b"\0" * 4 + data[4:] if name.endswith(".pyc") else data)
+    assert answered(program)
+
+
+@pytest.mark.parametrize("size", [0, 200_000])
+def test_a_copy_that_a_crash_has_cut_off_is_done_without(tmp_path: Path, size: int) -> None:
+    program, _ = build.build(tmp_path)
+    copy = compiled(program)
+    assert copy.stat().st_size > size
+    os.truncate(copy, size)
     assert answered(program)
 
 
