@@ -164,6 +164,13 @@ def test_a_round_runs_everything_once_and_takes_the_start_from_the_records(tmp_p
     assert not (tmp_path / "fetched").exists(), "the next fetch begins anew"
 
 
+def test_connections_are_opened_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name, path=None: f"/bin/{name}")
+    pod = Shell(tmp_path, monkeypatch)
+    pod.open_connections()
+    assert pod.called == ["run", "gcloud"]
+
+
 def test_logs_that_are_not_all_there_are_an_error(tmp_path, monkeypatch):
     pod = Shell(tmp_path, monkeypatch)
     (tmp_path / "output").write_text(f"[0] {runs._LINE}\n" * 5)

@@ -185,6 +185,16 @@ class Pod(Lab):
         # Ansible's errors stand in what it prints.
         return clock(command, self.root / "output", self.root / "output", where)
 
+    def open_connections(self) -> None:
+        """Open those to all workers: gcloud's, and the ones that all others share.
+
+        Raises:
+            OpsError: It failed.
+        """
+        for kind, command in self.commands().items():
+            if kind in ("run", "gcloud"):
+                self.time(command, f"{kind} on {self.workers} workers")
+
     def round(self, number: int) -> list[RunSample]:
         """Measure everything once.
 
@@ -255,8 +265,7 @@ def run(sizes: Sequence[int], rounds: int, root: Path, say: Callable[[str], None
         for workers in sizes:
             say(f"runs: making {workers} workers ready")
             with pod.node(workers):
-                # Opens all connections.
-                pod.round(0)
+                pod.open_connections()
                 for number in range(1, rounds + 1):
                     taken = pod.round(number)
                     samples += taken
