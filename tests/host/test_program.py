@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tpu_ops.host import build
+from tpu_ops.host import compiled as compiled_copy
 from tpu_ops.host.wire import PROTOCOL
 
 SOURCES = sorted(path for path in Path(build.__file__).parent.glob("*.py") if path.name != "build.py")
@@ -103,3 +106,95 @@ def test_what_is_no_call_ends_with_2_and_one_line(tmp_path: Path, text: str, arg
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("tpu-host: ")
     assert done.stderr.count("\n") == 1
+
+
+def compiled(program: Path) -> Path:
+    """Return the compiled copy, made where it is missing."""
+    done = ask(program, "", "compile")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return program.with_name(f"tpu-host.{sys.implementation.cache_tag}.zip")
+
+
+def rewritten(archive: Path, change: Callable[[str, bytes], bytes]) -> None:
+    """Change the members of an archive."""
+    with zipfile.ZipFile(archive) as file:
+        members = {info: file.read(info) for info in file.infolist()}
+    with zipfile.ZipFile(archive, "w") as file:
+        for info, data in members.items():
+            file.writestr(info, change(info.filename, data))
+
+
+def answered(program: Path) -> bool:
+    """Return whether a program answers a request."""
+    done = ask(program, json.dumps({"marker": "0123456789", "action": "explode"}) + "\n")
+    return "unknown action" in done.stdout
+
+
+def test_the_compiled_copy_is_taken_and_nothing_is_compiled_again(tmp_path: Path) -> None:
+    program, _ = build.build(tmp_path)
+    copy = compiled(program)
+    assert copy.stat().st_mode & 0o777 == 0o644
+    assert sorted(path.name for path in program.parent.iterdir()) == sorted([program.name, copy.name])
+    rewritten(program, lambda name, data: data if name == "__main__.py" else b"no Python")
+    assert answered(program)
+    rewritten(copy, lambda name, data: b"no Python" if name.endswith(".py") else data)
+    assert answered(program)
+    rewritten(copy, lambda name, data: b"none" if name.endswith("host/main.pyc") else data)
+    assert not answered(program)
+
+
+def test_a_python_that_the_copy_is_not_made_for_does_without(tmp_path: Path) -> None:
+    program, _ = build.build(tmp_path)
+    copy = compiled(program)
+    copy.rename(copy.with_name("tpu-host.cpython-38.zip")).write_bytes(b"of another Python")
+    assert answered(program)
+    # The same name, as of a Python before its release: its sources are taken.
+    copy = compiled(program)
+    rewritten(copy, lambda name, data: b"\0" * 4 + data[4:] if name.endswith(".pyc") else data)
+    assert answered(program)
+
+
+@pytest.mark.parametrize("size", [0, 200_000])
+def test_a_copy_that_a_crash_has_cut_off_is_done_without(tmp_path: Path, size: int) -> None:
+    program, _ = build.build(tmp_path)
+    copy = compiled(program)
+    assert copy.stat().st_size > size
+    os.truncate(copy, size)
+    assert answered(program)
+
+
+def test_a_compiled_copy_that_is_there_stays_since_it_may_be_in_use(tmp_path: Path) -> None:
+    program, _ = build.build(tmp_path)
+    before, after = (compiled(program).stat() for _ in range(2))
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_a_traceback_of_the_compiled_copy_shows_the_lines(tmp_path: Path) -> None:
+    program, _ = build.build(tmp_path)
+    compiled(program)
+    run = "import sys, traceback; sys.path.insert(0, sys.argv[1]); from tpu_ops.host import wire\n"
+    run += "try: wire.parse_request(None)\nexcept AttributeError: print(traceback.format_exc())"
+    copy = compiled(program)
+    done = subprocess.run([sys.executable, "-IS", "-c", run, copy], capture_output=True, text=True, check=True)
+    assert 'json.loads(line.decode("utf-8"))' in done.stdout
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, _ = build.build(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.rename", full)
+    with pytest.raises(OSError, match="No space"):
+        compiled_copy.write(str(program), str(tmp_path / "copy"))
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
+
+
+def test_a_copy_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    program, _ = build.build(tmp_path)
+    # Its name would be too long.
+    program = program.rename(program.with_name("x" * 240))
+    done = ask(program, "", "compile")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"cannot write {program}" in done.stderr

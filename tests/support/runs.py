@@ -57,6 +57,7 @@ else
 fi
 install -D -m 0755 /root/tpu-host "/usr/local/lib/tpu_ops/$1/tpu-host"
 ln -sf "/usr/local/lib/tpu_ops/$1/tpu-host" /usr/local/sbin/tpu-host
+/usr/local/sbin/tpu-host compile
 mkdir -p /etc/tpu_ops
 echo '{"environment_files": ["/etc/tpu-lab/environment"], "venv": "/opt/venv"}' >/etc/tpu_ops/launcher.json
 echo '%tpu-run ALL=(root) NOPASSWD: /usr/local/sbin/tpu-host ""' >/etc/sudoers.d/tpu_ops

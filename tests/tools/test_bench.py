@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -156,6 +157,8 @@ def test_in_as_many_rounds_as_rivals_each_comes_once_at_each_place():
         (["--rounds", "0"], ["--rounds"]),
         (["--part", "site", "--workers", "1"], ["--workers", "two workers at least"]),
         (["--part", "site", "--site-rounds", "0"], ["--site-rounds"]),
+        (["--part", "runs", "--pods", "4,0"], ["--pods", "one worker"]),
+        (["--part", "runs", "--rounds", "0"], ["--rounds"]),
         (["--docs"], ["no samples", "inventory.json", "make bench"]),
     ],
 )
@@ -176,7 +179,9 @@ def test_the_stopwatch_tells_time_memory_and_exit_code_of_a_command_with_its_chi
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}]); print('said'); sys.exit(3)"
     out, err = tmp_path / "out", tmp_path / "err"
     argv = [sys.executable, "-I", "-S", STOPWATCH, out, err, sys.executable, "-c", script]
-    wall, user, system, peak, code = map(float, subprocess.check_output(argv, text=True).split())
+    before = time.time()
+    wall, user, system, peak, code, began = map(float, subprocess.check_output(argv, text=True).split())
+    assert before <= began <= time.time() - wall
     assert (code, out.read_text(), err.read_text()) == (3, "said\n", "")
     assert wall >= 0.1
     assert user + system >= 0.1
@@ -185,13 +190,20 @@ def test_the_stopwatch_tells_time_memory_and_exit_code_of_a_command_with_its_chi
     assert float(subprocess.check_output(argv, text=True).split()[3]) < 32_000, "memory of who asks is not counted"
 
 
+def test_what_a_command_prints_and_its_errors_do_not_overwrite_each_other_in_one_file(tmp_path):
+    both = tmp_path / "both"
+    argv = [sys.executable, "-I", "-S", STOPWATCH, both, both, "/bin/sh", "-c", "echo said; echo failed >&2; echo more"]
+    subprocess.run(argv, check=True)
+    assert both.read_text() == "said\nfailed\nmore\n"
+
+
 def test_the_committed_page_is_what_the_committed_samples_make():
     kept = {path.name for path in (DOCS / "benchmarks").glob("*")}
     page = DOCS / "benchmarks.md"
     if not kept:
         assert not page.exists(), "a page without samples"
         return
-    assert kept <= {"inventory.json", "site.json"}
+    assert kept <= {"inventory.json", "site.json", "runs.json"}
     assert page.read_text() == document(DOCS), "run make bench-docs"
 
 

@@ -1,7 +1,7 @@
-"""Measures the inventory beside its rivals and site.yml on workers of a lab, and writes docs/benchmarks.md.
+"""Measures the inventory and runs beside their rivals, and site.yml, in the lab, and writes docs/benchmarks.md.
 
     python -m tools.bench                measure, write the samples and the page
-    python -m tools.bench --part site    measure a part anew; the page keeps the other
+    python -m tools.bench --part site    measure a part anew; the page keeps the others
     python -m tools.bench --docs         write the page anew from the samples
 
 Exit codes: those of tpu_ops.
@@ -13,10 +13,11 @@ import argparse
 import datetime
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tools.bench import machine, measure, report, samples, site, site_report
+from tools.bench import machine, measure, report, runs, runs_report, samples, site, site_report
+from tools.bench.runs import RunSeries
 from tools.bench.samples import Fleet, Series
 from tools.bench.site import SiteSeries
 from tpu_ops.cloud.accelerators import accelerator_type
@@ -27,7 +28,6 @@ POD, SINGLE = "v4-128", "v4-8"
 ROUNDS = 5
 #: Of site.yml, whose rounds take minutes.
 SITE_ROUNDS = 3
-PARTS = ("inventory", "site")
 #: Processes that run besides, from which on the figures are not worth keeping.
 BUSY = 0.5
 
@@ -39,14 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", choices=PARTS, action="append", help="measure this part only (default all)")
     parser.add_argument("--sizes", default="16,1024,10000", help="workers of the fleets of pods (default %(default)s)")
     parser.add_argument("--single", default="1024", help="workers of the fleets of single hosts (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default %(default)s")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of inventory and runs (default %(default)s)")
     parser.add_argument("--workers", default="2,8,16", help="of site.yml's fleets (default %(default)s)")
     parser.add_argument("--site-rounds", type=int, default=SITE_ROUNDS, help="of site.yml (default %(default)s)")
+    parser.add_argument("--pods", default="4,8,16,32", help="workers of the nodes for runs (default %(default)s)")
     parser.add_argument("--out", type=Path, default=measure.ROOT / "docs", help="where the page goes (default docs)")
     options = parser.parse_args(argv)
     try:
         for part in [] if options.docs else options.part or PARTS:
-            store(inventory_part(options) if part == "inventory" else site_part(options), part, options.out)
+            store(PARTS[part](options), part, options.out)
         render(options.out)
     except OpsError as failure:
         say(f"error: {failure}")
@@ -87,6 +88,29 @@ def site_part(options: argparse.Namespace) -> SiteSeries:
     with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
         found = site.run(sorted(sizes), options.site_rounds, Path(directory), say)
     return SiteSeries(commit, date, described, tuple(found))
+
+
+def runs_part(options: argparse.Namespace) -> RunSeries:
+    """Measure runs, and return the series.
+
+    Raises:
+        OpsError: There is nothing to measure, or something that is measured failed.
+    """
+    sizes = numbers(options.pods, "--pods")
+    if options.rounds < 1 or not sizes or min(sizes) < 1:
+        raise UsageError("nothing is to be measured", where="--rounds, --pods", fix="one round and one worker at least")
+    commit, date, described = circumstances()
+    with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
+        found = runs.run(sorted(sizes), options.rounds, Path(directory), say)
+    return RunSeries(commit, date, described, tuple(found))
+
+
+#: Part -> what measures it.
+PARTS: dict[str, Callable[[argparse.Namespace], Series | SiteSeries | RunSeries]] = {
+    "inventory": inventory_part,
+    "site": site_part,
+    "runs": runs_part,
+}
 
 
 def say(text: str) -> None:
@@ -141,7 +165,7 @@ def take(fleets: Sequence[Fleet], rounds: int) -> Series:
     return Series(commit, date, described, tuple(fleets), tuple(found))
 
 
-def store(series: Series | SiteSeries, part: str, out: Path) -> None:
+def store(series: Series | SiteSeries | RunSeries, part: str, out: Path) -> None:
     """Write the samples of a part."""
     path = samples_file(out, part)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +174,7 @@ def store(series: Series | SiteSeries, part: str, out: Path) -> None:
 
 
 def render(out: Path) -> None:
-    """Write the page from the samples; those of site.yml may be missing.
+    """Write the page from the samples; those of other parts than the inventory may be missing.
 
     Raises:
         UsageError: There are none, or they cannot be understood.
@@ -170,8 +194,11 @@ def document(out: Path) -> str:
     Raises:
         OSError, ValueError, KeyError, TypeError: Those of the inventory are missing, or some cannot be understood.
     """
-    more = samples_file(out, "site")
-    parts = [site_report.section(site.read(more))] if more.exists() else []
+    parts = []
+    if (more := samples_file(out, "site")).exists():
+        parts.append(site_report.section(site.read(more)))
+    if (more := samples_file(out, "runs")).exists():
+        parts.append(runs_report.section(runs.read(more)))
     return report.document(samples.read(samples_file(out, "inventory")), *parts)
 
 

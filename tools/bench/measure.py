@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tools.bench.samples import RIVALS, Fleet, Sample
 from tpu_ops.errors import OpsError
@@ -43,8 +43,24 @@ class Command:
     before: Callable[[], None] = lambda: None
 
 
-def clock(command: Command, stdout: Path, stderr: Path, where: str, limit: float = LONGEST) -> tuple[float, float, int]:
-    """Run a command in the project's directory and return its wall time and CPU time in seconds and its peak in bytes.
+class Took(NamedTuple):
+    """What a command took.
+
+    Attributes:
+        wall: Seconds.
+        cpu: Seconds of processor time, user and system, of the command and its children.
+        peak: Largest resident size of the command or one of its children, in bytes.
+        began: When it was started, in seconds since 1970.
+    """
+
+    wall: float
+    cpu: float
+    peak: int
+    began: float
+
+
+def clock(command: Command, stdout: Path, stderr: Path, where: str, limit: float = LONGEST) -> Took:
+    """Run a command in the project's directory and return what it took.
 
     Args:
         command: The command; what has to be done before it is done.
@@ -66,11 +82,11 @@ def clock(command: Command, stdout: Path, stderr: Path, where: str, limit: float
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    wall, user, system, peak, code = map(float, answer.split())
+    wall, user, system, peak, code, began = map(float, answer.split())
     if code:
         last = "\n".join(stderr.read_text(errors="replace").splitlines()[-5:])
         raise OpsError(f"{Path(command.argv[0]).name} ended with {code:.0f}\n{last}", where=where)
-    return wall, user + system, int(peak) * 1024
+    return Took(wall, user + system, int(peak) * 1024, began)
 
 
 class Served:
@@ -181,8 +197,8 @@ class Served:
         if texts[0] != texts[1]:
             raise OpsError("the floor's inventory is not the plugin's", where=self.fleet.name)
 
-    def time(self, command: Command, stdout: Path = Path(os.devnull)) -> tuple[float, float, int]:
-        """Run a command and return its wall time and CPU time in seconds and its peak in bytes.
+    def time(self, command: Command, stdout: Path = Path(os.devnull)) -> Took:
+        """Run a command and return what it took.
 
         Raises:
             OpsError: It failed.
@@ -196,9 +212,9 @@ class Served:
             OpsError: It failed.
         """
         self.lab("DELETE", "lab/requests")
-        wall, cpu, peak = self.time(command)
+        took = self.time(command)
         requests = self.lab("GET", "lab/requests")["methods"]
-        return Sample(number, self.fleet.name, rival, round(wall, 3), round(cpu, 3), peak, requests)
+        return Sample(number, self.fleet.name, rival, round(took.wall, 3), round(took.cpu, 3), took.peak, requests)
 
     def lab(self, method: str, path: str) -> Any:
         """Return what the API answers to one of the lab's own requests."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -172,9 +172,14 @@ def unexpected_requests(series: Series, rival: str) -> str:
     return ""
 
 
+def origin(commit: str, date: str, machine: Mapping[str, str]) -> list[str]:
+    """Return the lines that say of what, when and where samples are."""
+    described = ", ".join(f"{name} {value}" for name, value in machine.items())
+    return textwrap.wrap(f"Commit {commit}, {date}. Machine: {described}.", 118)
+
+
 def document(series: Series, *more: Sequence[str]) -> str:
     """Return the page: what was measured of the inventory, then the lines of other parts."""
-    machine = ", ".join(f"{name} {value}" for name, value in series.machine.items())
     rounds = len({sample.round for sample in series.samples})
     method = (
         "The lab's API serves fleets without containers, on the same machine. In each round every rival runs once, in "
@@ -190,7 +195,7 @@ def document(series: Series, *more: Sequence[str]) -> str:
         "",
         "## Inventory",
         "",
-        *textwrap.wrap(f"Commit {series.commit}, {series.date}. Machine: {machine}.", 118),
+        *origin(series.commit, series.date, series.machine),
         "",
         *textwrap.wrap(method, 118),
         "",

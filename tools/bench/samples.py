@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+S = TypeVar("S")
 
 #: Rival -> what it is, in the order they are shown.
 RIVALS = {
@@ -89,6 +91,46 @@ class Series:
             lines = ",\n  ".join(json.dumps(asdict(entry)) for entry in entries)
             parts.append(f'"{key}": [\n  {lines}\n]')
         return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+@dataclass(frozen=True)
+class PartSeries(Generic[S]):
+    """All samples of one measurement of another part than the inventory.
+
+    Attributes:
+        commit: What was measured, as `git describe --always --dirty` names it.
+        date: Day of the measurement, ISO 8601.
+        machine: What it ran on, in words: property -> value.
+        samples: In the order they were taken.
+    """
+
+    commit: str
+    date: str
+    machine: Mapping[str, str]
+    samples: tuple[S, ...]
+
+    def text(self) -> str:
+        """Return the series as JSON with one line per sample."""
+        head = {"commit": self.commit, "date": self.date, "machine": dict(self.machine)}
+        parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+        lines = ",\n  ".join(json.dumps(vars(sample)) for sample in self.samples)
+        return "{\n" + ",\n".join([*parts, f'"samples": [\n  {lines}\n]']) + "\n}\n"
+
+
+def read_part(path: Path, kind: Callable[..., S]) -> PartSeries[S]:
+    """Return the series that a file holds.
+
+    Args:
+        path: The file.
+        kind: What makes a sample of its attributes.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError, KeyError, TypeError: It holds none.
+    """
+    data: dict[str, Any] = json.loads(path.read_text())
+    data["samples"] = tuple(kind(**entry) for entry in data["samples"])
+    return PartSeries(**data)
 
 
 def parse(text: str) -> Series:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tools import example
+from tools.bench.lab import CORES, Lab
 from tools.bench.measure import BIN, ROOT, ZONE, Command, clock
+from tools.bench.samples import PartSeries, read_part
 from tpu_ops.errors import OpsError
 
 #: Kind of run -> what it is, in the order they are run.
@@ -31,8 +31,6 @@ ON_CONTROLLER = frozenset(
 ) | {"check_variables"}
 #: Seconds that one run of site.yml may take.
 LONGEST = 3600.0
-#: v4 has four chips, which are eight cores, on each worker (tpu_ops.cloud.accelerators).
-CORES = 8
 
 
 @dataclass(frozen=True)
@@ -64,28 +62,8 @@ class SiteSample:
     changed: int
 
 
-@dataclass(frozen=True)
-class SiteSeries:
-    """All samples of one measurement.
-
-    Attributes:
-        commit: What was measured.
-        date: ISO 8601.
-        machine: Property -> value.
-        samples: In the order they were taken.
-    """
-
-    commit: str
-    date: str
-    machine: Mapping[str, str]
-    samples: tuple[SiteSample, ...]
-
-    def text(self) -> str:
-        """Return the series as JSON with one line per sample."""
-        head = {"commit": self.commit, "date": self.date, "machine": dict(self.machine)}
-        parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
-        lines = ",\n  ".join(json.dumps(asdict(sample)) for sample in self.samples)
-        return "{\n" + ",\n".join([*parts, f'"samples": [\n  {lines}\n]']) + "\n}\n"
+#: All samples of one measurement.
+SiteSeries = PartSeries[SiteSample]
 
 
 def read(path: Path) -> SiteSeries:
@@ -95,9 +73,7 @@ def read(path: Path) -> SiteSeries:
         OSError: It cannot be read.
         ValueError, KeyError, TypeError: It holds none.
     """
-    data: dict[str, Any] = json.loads(path.read_text())
-    data["samples"] = tuple(SiteSample(**entry) for entry in data["samples"])
-    return SiteSeries(**data)
+    return read_part(path, SiteSample)
 
 
 def counts(tasks: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -115,44 +91,8 @@ def pods(workers: int) -> list[int]:
     return [1 << bit for bit in reversed(range(workers.bit_length())) if workers >> bit & 1]
 
 
-class Site:
-    """A lab for the benchmark alone, and the shell that is pointed to it.
-
-    Args:
-        root: A directory for it.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        kept = ("PATH", "HOME", "LANG", "DOCKER_HOST", "TPU_OPS_ENGINE", "SSL_CERT_FILE")
-        self.environ = {name: os.environ[name] for name in kept if name in os.environ}
-        self.environ["PATH"] = f"{BIN}:{self.environ['PATH']}"
-        self.environ |= {"TPU_OPS_LAB": f"bench{os.getpid() % 100000}", "TPU_OPS_STATE": str(root / "state")}
-
-    def do(self, *argv: str) -> str:
-        """Run a command and return what it printed.
-
-        Raises:
-            OpsError: It failed.
-        """
-        done = subprocess.run(argv, cwd=ROOT, env=self.environ, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise OpsError(f"{' '.join(argv)} ended with {done.returncode}\n{done.stderr[-1000:]}")
-        return done.stdout
-
-    @contextlib.contextmanager
-    def up(self) -> Iterator[None]:
-        """Keep the lab up as long as the block lasts.
-
-        Raises:
-            OpsError: It does not come up.
-        """
-        try:
-            self.do("tpu_ops", "lab", "up")
-            self.environ |= json.loads(self.do("tpu_ops", "lab", "env", "--json"))
-            yield
-        finally:
-            self.do("tpu_ops", "lab", "down")
+class Site(Lab):
+    """A lab in which site.yml is run."""
 
     @contextlib.contextmanager
     def fleet(self, workers: int) -> Iterator[None]:
@@ -194,11 +134,11 @@ class Site:
         where = f"site.yml on {workers} workers, {kind}"
         # Ansible's errors stand in what it prints.
         output = self.root / "output"
-        wall, cpu, peak = clock(Command(argv, self.environ | counting), output, output, where, LONGEST)
+        took = clock(Command(argv, self.environ | counting), output, output, where, LONGEST)
         found = counts(json.loads(tasks.read_text()))
         if kind != "first" and found["changed"]:
             raise OpsError(f"{found['changed']} tasks changed something again", where=where)
-        return SiteSample(number, workers, kind, round(wall, 2), round(cpu, 2), peak, **found)
+        return SiteSample(number, workers, kind, round(took.wall, 2), round(took.cpu, 2), took.peak, **found)
 
 
 def run(sizes: Sequence[int], rounds: int, root: Path, say: Callable[[str], None]) -> list[SiteSample]:

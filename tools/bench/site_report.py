@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from tools.bench.report import digits, megabytes, spread
+from tools.bench.report import digits, megabytes, origin, spread
 from tools.bench.site import KINDS, SiteSample, SiteSeries
 
 #: Targets: seconds of a run without changes on so many workers, and modules it may execute on each.
@@ -81,7 +81,6 @@ def targets(series: SiteSeries) -> list[str]:
 
 def section(series: SiteSeries) -> list[str]:
     """Return the lines of the page."""
-    machine = ", ".join(f"{name} {value}" for name, value in series.machine.items())
     rounds = len({sample.round for sample in series.samples})
     method = (
         "Workers are containers of this machine, so that their work and the controller's share its cores. In each "
@@ -95,7 +94,7 @@ def section(series: SiteSeries) -> list[str]:
     lines = [
         "## site.yml",
         "",
-        *textwrap.wrap(f"Commit {series.commit}, {series.date}. Machine: {machine}.", 118),
+        *origin(series.commit, series.date, series.machine),
         "",
         *textwrap.wrap(method, 118),
         "",

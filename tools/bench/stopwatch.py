@@ -1,4 +1,4 @@
-"""Runs one command and prints what it took: wall s, user s, system s, peak kB, exit code.
+"""Runs one command and prints what it took: wall s, user s, system s, peak kB, exit code, start (s since 1970).
 
     python -I -S stopwatch.py STDOUT STDERR COMMAND...
 
@@ -12,16 +12,16 @@ import time
 
 
 def main() -> None:
-    """Run the command that the arguments name, with its output in two files."""
+    """Run the command that the arguments name, with its output in two files, which may be the same."""
     stdout, stderr, *command = sys.argv[1:]
-    writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     outputs = [(os.POSIX_SPAWN_OPEN, number, path, writing, 0o600) for number, path in ((1, stdout), (2, stderr))]
     outputs.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
-    start = time.monotonic()
+    began, start = time.time(), time.monotonic()
     pid = os.posix_spawn(command[0], command, os.environ, file_actions=outputs)
     _, status, usage = os.wait4(pid, 0)
     wall = time.monotonic() - start
-    print(wall, usage.ru_utime, usage.ru_stime, usage.ru_maxrss, os.waitstatus_to_exitcode(status))
+    print(wall, usage.ru_utime, usage.ru_stime, usage.ru_maxrss, os.waitstatus_to_exitcode(status), began)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,19 @@ import zipfile
 from pathlib import Path
 
 _SHEBANG = b"#!/usr/bin/python3 -IS\n"
-_ENTRY = b"import sys\n\nfrom tpu_ops.host.main import main\n\nsys.exit(main())\n"
+#: Takes the modules from the compiled copy (compiled.py) where there is one for this Python.
+_ENTRY = b"""\
+import os
+import sys
+
+compiled = "{}.{}.zip".format(os.path.realpath(sys.argv[0]), sys.implementation.cache_tag)
+if os.path.exists(compiled):
+    sys.path.insert(0, compiled)
+
+from tpu_ops.host.main import main
+
+sys.exit(main(compiled))
+"""
 #: The oldest time that a zip archive can hold.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _CONTROLLER_ONLY = {"build.py"}

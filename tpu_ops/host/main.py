@@ -1,7 +1,8 @@
-"""Entry: one request on standard input, or one of the two internal words that systemd starts this program with."""
+"""Entry: one request on standard input, or an internal word: systemd's two, and that of the role that installs it."""
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from typing import Any, Callable, Dict
@@ -55,18 +56,31 @@ def serve(store: Store, source: int = 0, sink: int = 1) -> int:
     return 0
 
 
-def main() -> int:
-    """Run this program and return its exit code."""
+def main(compiled_copy: str) -> int:
+    """Run this program and return its exit code.
+
+    Args:
+        compiled_copy: Path of this program's compiled copy, which may be missing.
+    """
     words = sys.argv[1:]
     store = Store()
     if not words:
         return serve(store)
     if len(words) == 2 and words[0] in ("supervise", "after"):
-        # A program in an archive is compiled at every call: requests do without what only the unit needs.
+        # Requests do without what only the unit needs.
         from . import supervise
 
         if words[0] == "after":
             return supervise.after(store, spec.check_run_id(words[1]))
         return supervise.Supervisor(store, spec.check_run_id(words[1])).run()
+    if words == ["compile"]:
+        from . import compiled
+
+        try:
+            compiled.write(os.path.realpath(sys.argv[0]), compiled_copy)
+        except OSError as exc:
+            sys.stderr.write("tpu-host: cannot write {}: {}\n".format(compiled_copy, exc.strerror))
+            return 1
+        return 0
     sys.stderr.write("tpu-host: takes one JSON request on standard input and no arguments\n")
     return 2

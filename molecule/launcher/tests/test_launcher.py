@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from testinfra.host import Host
 
 MARKER = "0123456789abcdef"
 PROBE = f"""echo '{{"marker": "{MARKER}", "action": "probe"}}' | sudo -n /usr/local/sbin/tpu-host"""
+
+TAG = "import sys; print(sys.implementation.cache_tag)"
 
 Rita = Callable[[str], Any]
 
@@ -57,7 +60,8 @@ def test_nobody_else_may_start_the_program(host: Host) -> None:
 def test_only_root_writes_what_root_executes(host: Host) -> None:
     with host.sudo():
         path = host.check_output("readlink -f /usr/local/sbin/tpu-host")
-        way = host.check_output(f"namei --long --modes {path}")
+        compiled = host.check_output(f"echo {path}.$(/usr/bin/python3 -c {shlex.quote(TAG)}).zip")
+        way = host.check_output(f"namei --long --modes {path} {compiled}")
     assert path.startswith("/usr/local/lib/tpu_ops/")
     rows = [line.split() for line in way.splitlines()[1:]]
     assert all(row[1] == "root" and row[0][8] != "w" for row in rows if row[0].startswith(("-", "d"))), way

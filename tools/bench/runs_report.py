@@ -1,0 +1,153 @@
+"""The part of the page that is about runs: pure functions from numbers to text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tools.bench.report import digits, megabytes, origin, spread
+from tools.bench.runs import GRACE, KINDS, LOG, RunSample, RunSeries
+
+#: Those that do what the floor does.
+RIVALS = ("run", "clush", "ansible", "gcloud")
+#: Those that reach every worker.
+FANNED_OUT = ("floor", *RIVALS, "start", "stop", "doctor", "fetch")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A number that is to be reached.
+
+    Attributes:
+        title: What it is, and the limit.
+        kinds: The samples of a round that it is made of.
+        number: Makes it of them.
+        limit: The most that it may be; the least where `least` is set.
+        least: Whether more is better.
+        workers: How many there must be for it to be judged.
+    """
+
+    title: str
+    kinds: tuple[str, ...]
+    number: Callable[..., float]
+    limit: float
+    least: bool = False
+    workers: int = 0
+
+    def met(self, number: float) -> bool:
+        """Return whether a number reaches it."""
+        return number >= self.limit if self.least else number <= self.limit
+
+
+def _more(kind: str, times: float, what: str, name: str) -> Target:
+    return Target(
+        f"{what} of {KINDS[kind]}: at least {times:.0f} times that of `tpu_ops run`",
+        (kind, "run"),
+        lambda rival, run: getattr(rival, name) / getattr(run, name),
+        times,
+        least=True,
+    )
+
+
+TARGETS = (
+    Target(
+        f"{KINDS['run']}, less {KINDS['python']}: at most 2 of the floor",
+        ("run", "python", "floor"),
+        lambda run, python, floor: (run.wall - python.wall) / floor.wall,
+        2.0,
+    ),
+    Target(f"{KINDS['start']}: at most 3 s with 32", ("start",), lambda start: start.wall, 3.0, workers=32),
+    Target(f"{KINDS['stop']}: at most {GRACE + 1} s", ("stop",), lambda stop: stop.wall, GRACE + 1.0),
+    _more("ansible", 10.0, "CPU", "cpu"),
+    _more("ansible", 8.0, "wall time", "wall"),
+    _more("gcloud", 10.0, "CPU", "cpu"),
+    _more("gcloud", 8.0, "wall time", "wall"),
+    Target(f"{KINDS['help']}: at most 0.15 s of CPU", ("help",), lambda help_: help_.cpu, 0.15),
+)
+
+
+def of(series: RunSeries, workers: int, kind: str) -> dict[int, RunSample]:
+    """Return the samples of one kind on so many workers by their round."""
+    return {sample.round: sample for sample in series.samples if (sample.workers, sample.kind) == (workers, kind)}
+
+
+def sizes(series: RunSeries) -> list[int]:
+    """Return the numbers of workers that were measured, smallest first."""
+    return sorted({sample.workers for sample in series.samples})
+
+
+def numbers(series: RunSeries, workers: int, kinds: tuple[str, ...], number: Callable[..., float]) -> list[float]:
+    """Return one number per round in which all these kinds were measured, made of their samples in that round."""
+    parts = [of(series, workers, kind) for kind in kinds]
+    rounds = sorted(set.intersection(*(set(part) for part in parts)))
+    return [number(*(part[each] for part in parts)) for each in rounds]
+
+
+def table(series: RunSeries, workers: int) -> list[str]:
+    """Return the lines of the table of so many workers, one per kind."""
+    heads = ("", "wall, s", "wall, of the floor's", "CPU, s", "CPU per worker, ms", "peak, MB", "logs, MB/s")
+    lines = [f"| {' | '.join(heads)} |".replace("|  |", "| |"), "|---" * len(heads) + "|"]
+    for kind, title in KINDS.items():
+        taken = list(of(series, workers, kind).values())
+        if not taken:
+            continue
+        floors = numbers(series, workers, (kind, "floor"), lambda one, floor: one.wall / floor.wall)
+        cells = (
+            title,
+            spread(sample.wall for sample in taken).text(digits),
+            spread(floors).text(digits) if floors and kind in RIVALS else "",
+            spread(sample.cpu for sample in taken).text(digits),
+            spread(sample.cpu / workers * 1000 for sample in taken).text(digits) if kind in FANNED_OUT else "",
+            spread(sample.peak for sample in taken).text(megabytes),
+            spread(sample.size / sample.wall / 1e6 for sample in taken).text(digits) if taken[0].size else "",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def target_table(series: RunSeries) -> list[str]:
+    """Return the lines of the targets' table: what was measured with how many workers."""
+    measured = sizes(series)
+    lines = [
+        f"| target | {' | '.join(f'{workers} workers' for workers in measured)} | met |",
+        "|---" * (len(measured) + 2) + "|",
+    ]
+    for target in TARGETS:
+        cells, met = [], []
+        for workers in measured:
+            found = numbers(series, workers, target.kinds, target.number)
+            cells.append(spread(found).text(digits) if found else "")
+            if found and target.workers in (0, workers):
+                met.append(target.met(spread(found).median))
+        answer = "" if not met else "yes" if all(met) else "**no**"
+        if any(cells):
+            lines.append(f"| {' | '.join((target.title, *cells, answer))} |")
+    return lines
+
+
+def section(series: RunSeries) -> list[str]:
+    """Return the lines of the page."""
+    rounds = len({sample.round for sample in series.samples})
+    method = (
+        "Workers are containers of this machine, so that their work and the controller's share its cores. They are of "
+        "one node, have the launcher and an environment without packages, and connections to them are open. In each "
+        "round everything runs once, in an order that rotates; there are "
+        f"{rounds} rounds. Numbers are medians, with the smallest and largest in brackets; ratios are taken within a "
+        "round. All reach all workers at once, with the same key exchange, and all but gcloud, which keeps its own, "
+        "over the same connections; Ansible is given the names of the hosts and reads no inventory. "
+        "CPU is user and system time of the command and its children on the controller, without the ssh processes that "
+        "keep connections open. When the last rank executes the command is taken from the workers' records. Each rank "
+        f"has written {LOG // 2**20} MiB for the two kinds of logs."
+    )
+    lines = [
+        "## Runs",
+        "",
+        *origin(series.commit, series.date, series.machine),
+        "",
+        *textwrap.wrap(method, 118),
+        "",
+    ]
+    for workers in sizes(series):
+        lines += [f"### Runs on {workers} workers", "", *table(series, workers), ""]
+    return [*lines, "### Targets of runs", "", "The median decides.", "", *target_table(series)]
