@@ -24,6 +24,8 @@ for role, name in (
     ("facts", "mount_points"),
     ("nfs", "nfs_state"),
     ("nfs", "nfs_worker"),
+    ("nfs", "nfs_server"),
+    ("nfs", "nfs_client"),
     ("workspace", "programs"),
     ("workspace", "clones"),
     ("workspace", "editables"),

@@ -14,8 +14,7 @@ import pytest
 from roles.facts.module_utils import mount_points
 from roles.facts.module_utils.mount_points import Mounted, Refusal
 from roles.nfs.filter_plugins import nfs
-from roles.nfs.library import nfs_host
-from roles.nfs.module_utils import nfs_state
+from roles.nfs.module_utils import nfs_client, nfs_state
 
 EXPORT: dict[str, Any] = {"path": "/srv/share", "server": "pod-w0", "group": "research", "mode": "2775"}
 MOUNT: dict[str, Any] = {"path": "/mnt/share", "export": "/srv/share"}
@@ -356,7 +355,7 @@ def test_a_directory_that_is_bound_to_its_place_already_is_left_there(units: Pat
     assert refusal(point, mounts, what=str(units)) != ""
 
 
-class Client(nfs_host.NfsHost):
+class Client(nfs_client.Client):
     """A worker on which something is mounted by NFS; its commands are only written down, and succeed."""
 
     def __init__(self, **parameters: Any) -> None:
@@ -387,7 +386,7 @@ LAZILY = ("umount", "--force", "--lazy", "--no-canonicalize", "/mnt/share")
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """A server that answers until it is closed."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        monkeypatch.setattr(nfs_host, "PORT", listening.getsockname()[1])
+        monkeypatch.setattr(nfs_client, "PORT", listening.getsockname()[1])
         yield listening
 
 
@@ -395,7 +394,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 def test_no_unmounting_waits_for_a_server_that_is_away(
     server: socket.socket, units: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
-    monkeypatch.setattr(nfs_host, "UNITS", str(units))
+    monkeypatch.setattr(nfs_client, "UNITS", str(units))
     (units / "mnt-share.mount").write_text(nfs_state.HEADER + "\n")
     if not answers:
         server.close()
