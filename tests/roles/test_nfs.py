@@ -13,7 +13,7 @@ import pytest
 
 from roles.facts.module_utils import mount_points
 from roles.facts.module_utils.mount_points import Mounted, Refusal
-from roles.nfs.filter_plugins import nfs
+from roles.nfs.filter_plugins import nfs, nfs_plan
 from roles.nfs.module_utils import nfs_client, nfs_state
 
 EXPORT: dict[str, Any] = {"path": "/srv/share", "server": "pod-w0", "group": "research", "mode": "2775"}
@@ -181,7 +181,8 @@ def test_the_server_s_own_list_counts() -> None:
 
 
 def plan(host: str, hosts: dict[str, Any] = HOSTS, **changes: Any) -> dict[str, Any]:
-    return nfs.nfs_plan(variables(host, **changes), hosts, GROUPS)
+    known = variables(host, **changes)
+    return nfs_plan.nfs_plan(nfs.nfs_here(known, hosts, GROUPS), known)
 
 
 def test_a_client_s_units_name_the_server_s_present_address() -> None:
@@ -255,7 +256,7 @@ def test_traces_are_what_was_enabled_or_written_by_hand() -> None:
         "proc-sys-fs-binfmt_misc.automount": {"enabled": "static", "active": "active"},
         "mnt-share.automount": {"enabled": "disabled", "active": "inactive"},
     }
-    assert nfs.nfs_traces(units) == ["mnt-share.automount", "nfs-server.service"]
+    assert nfs_plan.nfs_traces(units) == ["mnt-share.automount", "nfs-server.service"]
 
 
 @pytest.mark.parametrize(
