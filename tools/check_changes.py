@@ -3,9 +3,9 @@
     tools/check_changes.py CHANGES_FILE
 
 Reads what the callback changes_file wrote. Check mode must name every task that the next converge changes, with the
-paths that it changes, and no other; exceptions stand in .config/molecule/exceptions.yml, each with its reason. A run
-without skips changes nothing, and skips no task that converge has changed something by; exceptions stand in
-.config/molecule/looked_at.yml. No scenario goes without either.
+paths that it changes, and no other; exceptions stand in .config/molecule/exceptions.yml. A run without skips changes
+nothing, and skips no task that converge has changed something by; exceptions stand in .config/molecule/looked_at.yml.
+Each has its reason, and is named when it is not needed any more. No scenario goes without either run.
 
 Exit codes: 0 all agree, 1 something differs.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -40,45 +39,13 @@ def words(change: Change) -> str:
     return f"{task} on {host}" + (f" ({', '.join(paths)})" if paths else "")
 
 
-def skipped(record: Record, before: list[Record], looked_at: Collection[str]) -> list[tuple[str, str]]:
-    """Given a run without skips and the runs before it, return task and host of what it skipped all the same.
-
-    Handlers run by what is changed, and nothing is.
-    """
-    done = [each for each in before if each["scenario"] == record["scenario"] and each["playbook"] == "converge.yml"]
-    changed = {
-        (task, host)
-        for each in done
-        if not each["check"]
-        for task, host, _ in each["changed"]
-        if task not in each["handlers"] and task not in looked_at
-    }
-    return sorted(changed - {(task, host) for task, host in record["ran"]})
-
-
-def faults(
-    records: list[Record], excepted: set[Exemption], looked_at: Collection[str] = ()
-) -> tuple[list[str], set[Exemption]]:
-    """Given all runs in order, return what differs, and which exceptions were needed.
-
-    Args:
-        records: The runs.
-        excepted: Where check mode and converge may differ.
-        looked_at: Tasks that a run without skips may skip.
-    """
+def compared(records: list[Record], excepted: set[Exemption]) -> tuple[list[str], set[Exemption]]:
+    """Given all runs in order, return where check mode and converge differ, and which exceptions were not needed."""
     found: list[str] = []
     needed: set[Exemption] = set()
     said: dict[str, Record] = {}
-    full: set[str] = set()
-    for position, record in enumerate(records):
+    for record in records:
         scenario = record["scenario"]
-        if record["playbook"] == "without_skips.yml":
-            found += [f"{scenario}: without skips, {words(change)} changes again" for change in sorted(changes(record))]
-            found += [
-                f"{scenario}: without skips, {task} is skipped on {host}"
-                for task, host in skipped(record, records[:position], looked_at)
-            ]
-            full.add(scenario)
         if record["playbook"] != "converge.yml" or record["failed"]:
             continue
         if record["check"]:
@@ -88,7 +55,7 @@ def faults(
             continue
         announced, done = changes(said.pop(scenario)), changes(record)
         differing = announced ^ done
-        needed |= {(scenario, task) for task, _, _ in differing} & excepted
+        needed |= {(scenario, task) for task, _, _ in differing}
         found += [
             f"{scenario}: {words(change)} "
             + ("was changed, and check mode did not say so" if change in done else "was announced, and not changed")
@@ -98,25 +65,55 @@ def faults(
     checked = {record["scenario"] for record in records if record["check"]}
     scenarios = {record["scenario"] for record in records}
     found += [f"{scenario}: no run in check mode" for scenario in sorted(scenarios - checked)]
+    return found, {(scenario, task) for scenario, task in excepted - needed if scenario in scenarios}
+
+
+def without_skips(records: list[Record], looked_at: set[Exemption]) -> tuple[list[str], set[Exemption]]:
+    """Given all runs in order, return what runs without skips change or skip, and which exceptions were not needed.
+
+    What a task did before depends on what the worker was: where it has changed nothing, its exception is not judged.
+    """
+    found: list[str] = []
+    judged: set[Exemption] = set()
+    needed: set[Exemption] = set()
+    done: dict[str, set[tuple[str, str]]] = {}
+    full: set[str] = set()
+    for record in records:
+        scenario = record["scenario"]
+        if record["playbook"] == "converge.yml" and not record["check"]:
+            # Handlers run by what is changed, and without skips nothing is.
+            changed = {(task, host) for task, host, _ in record["changed"] if task not in record["handlers"]}
+            done.setdefault(scenario, set()).update(changed)
+        if record["playbook"] != "without_skips.yml":
+            continue
+        full.add(scenario)
+        before = done.get(scenario, set())
+        skipped = before - {(task, host) for task, host in record["ran"]}
+        judged |= {(scenario, task) for task, _ in before}
+        needed |= {(scenario, task) for task, _ in skipped}
+        found += [f"{scenario}: without skips, {words(change)} changes again" for change in sorted(changes(record))]
+        found += [
+            f"{scenario}: without skips, {task} is skipped on {host}"
+            for task, host in sorted(skipped)
+            if (scenario, task) not in looked_at
+        ]
+    scenarios = {record["scenario"] for record in records}
     found += [f"{scenario}: no run without skips" for scenario in sorted(scenarios - full)]
-    return found, needed
+    return found, looked_at & judged - needed
 
 
 def main(path: str) -> int:
     """Compare and print what differs."""
-    entries = yaml.safe_load(EXCEPTIONS.read_text())
-    if odd := [entry for entry in entries if set(entry) != {"scenario", "task", "reason"}]:
-        print(f"{EXCEPTIONS.relative_to(ROOT)}: {odd[0]} needs scenario, task and reason", file=sys.stderr)
-        return 1
-    excepted = {(entry["scenario"], entry["task"]) for entry in entries}
     records = [json.loads(line) for line in Path(path).read_text().splitlines()]
-    found, needed = faults(records, excepted, {entry["task"] for entry in yaml.safe_load(LOOKED_AT.read_text())})
-    ran = {record["scenario"] for record in records}
-    found += [
-        f"{EXCEPTIONS.relative_to(ROOT)}: {scenario} does not need '{task}'"
-        for scenario, task in sorted(excepted - needed)
-        if scenario in ran
-    ]
+    found: list[str] = []
+    for file, compare in ((EXCEPTIONS, compared), (LOOKED_AT, without_skips)):
+        where, entries = file.relative_to(ROOT), yaml.safe_load(file.read_text())
+        if odd := [entry for entry in entries if set(entry) != {"scenario", "task", "reason"}]:
+            print(f"{where}: {odd[0]} needs scenario, task and reason", file=sys.stderr)
+            return 1
+        differing, stale = compare(records, {(entry["scenario"], entry["task"]) for entry in entries})
+        found += differing
+        found += [f"{where}: {scenario} does not need '{task}'" for scenario, task in sorted(stale)]
     for fault in found:
         print(fault, file=sys.stderr)
     pairs = sum(record["check"] for record in records)

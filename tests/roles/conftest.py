@@ -13,6 +13,8 @@ import ansible.module_utils
 import pytest
 from ansible.module_utils.testing import patch_module_args
 
+from tests.support.environments import FAKE_UV
+
 # As Ansible does for roles: what their modules share is a part of its own.
 ansible.module_utils.__path__ += map(str, (Path(__file__).parents[2] / "roles").glob("*/module_utils"))
 
@@ -24,6 +26,8 @@ for role, name in (
     ("facts", "mount_points"),
     ("nfs", "nfs_state"),
     ("nfs", "nfs_worker"),
+    ("nfs", "nfs_server"),
+    ("nfs", "nfs_client"),
     ("workspace", "programs"),
     ("workspace", "clones"),
     ("workspace", "editables"),
@@ -53,3 +57,19 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return result
 
     return call
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> dict[str, Any]:
+    """Return arguments of the module uv_environments, with a program that plays uv."""
+    uv = tmp_path / "uv"
+    uv.write_text(FAKE_UV.format(python=sys.executable))
+    uv.chmod(0o755)
+    environment = {
+        "name": "jax",
+        "path": str(tmp_path / "venv"),
+        "python": sys.executable,
+        "python_version": f"{sys.version_info[0]}.{sys.version_info[1]}",
+        "requirements": ["jax==1"],
+    }
+    return {"step": "fill", "uv": str(uv), "cache_dir": str(tmp_path / "cache"), "environments": [environment]}

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tools.check_changes import faults
+from tools import check_changes
+from tools.check_changes import compared, without_skips
 
 
 def run(*changed: Any, check: bool = False, playbook: str = "converge.yml", failed: Any = ()) -> dict[str, Any]:
@@ -20,6 +23,7 @@ def run(*changed: Any, check: bool = False, playbook: str = "converge.yml", fail
 
 A: tuple[str, str, list[str]] = ("role : A", "w0", ["/etc/a"])
 B: tuple[str, str, list[str]] = ("role : B", "w0", [])
+C: tuple[str, str, list[str]] = ("role : C", "w0", [])
 
 
 @pytest.mark.parametrize(
@@ -30,7 +34,6 @@ B: tuple[str, str, list[str]] = ("role : B", "w0", [])
         ([run(A, B, check=True), run(A)], "role : B on w0 was announced, and not changed"),
         ([run(("role : A", "w0", []), check=True), run(A)], "role : A on w0 was announced"),
         ([run(("role : A", "w1", ["/etc/a"]), check=True), run(A)], "on w1 (/etc/a) was announced"),
-        ([run(A, check=True), run(A), run(B, playbook="without_skips.yml")], "without skips, role : B on w0 changes"),
         # A second check is held against the second converge, and what came first does not count.
         ([run(A, check=True), run(A), run(B, check=True), run(A)], "role : A on w0"),
         ([run(A), run(B, playbook="side_effect.yml"), run(check=True)], None),
@@ -40,28 +43,69 @@ B: tuple[str, str, list[str]] = ("role : B", "w0", [])
     ],
 )
 def test_check_mode_has_to_name_exactly_what_is_changed(records: list[dict[str, Any]], fault: str | None) -> None:
-    found, _ = faults([run(playbook="without_skips.yml"), *records], set())
+    found, _ = compared(records, set())
     assert found == [] if fault is None else any(fault in text for text in found)
 
 
-def test_a_run_without_skips_skips_nothing_that_converge_has_done() -> None:
-    full = run(playbook="without_skips.yml")
+def test_exceptions_of_check_mode_count_for_their_task_and_are_found_when_their_scenario_needs_them_no_more() -> None:
+    excepted = {("s", "role : A"), ("s", "role : C"), ("other", "role : B")}
+    found, stale = compared([run(check=True), run(A, B)], excepted)
+    assert found == ["s: role : B on w0 was changed, and check mode did not say so"]
+    assert stale == {("s", "role : C")}
+
+
+def test_a_run_without_skips_changes_nothing() -> None:
+    assert without_skips([run(A), run(B, playbook="without_skips.yml")], {("s", "role : A")})[0] == [
+        "s: without skips, role : B on w0 changes again"
+    ]
+    assert without_skips([run(A, check=True), run(A)], set())[0] == ["s: no run without skips"]
+
+
+@pytest.mark.parametrize(
+    ("ran", "found", "stale"),
+    [
+        ([], ["role : A is skipped on w0"], []),
+        ([A[:2]], [], []),
+        ([A[:2], B[:2]], [], ["role : B"]),
+        # It ran for one worker, and not for the one on which converge had changed something by it.
+        ([A[:2], ("role : B", "w1")], [], []),
+    ],
+)
+def test_a_run_without_skips_skips_only_what_is_listed_and_the_list_names_only_what_is_skipped(
+    ran: list[Any], found: list[str], stale: list[str]
+) -> None:
     handler: tuple[str, str, list[str]] = ("role : H", "w0", [])
-    records = [run(A, B, handler, check=True), run(A, B, handler), run(), full]
-    assert faults(records, set(), {"role : B"})[0] == ["s: without skips, role : A is skipped on w0"]
-    full["ran"] = [A[:2], B[:2]]
-    assert faults(records, set())[0] == []
-    full["ran"] = [A[:2], ("role : B", "w1")]
-    assert faults(records, set())[0] == ["s: without skips, role : B is skipped on w0"]
+    full = run(playbook="without_skips.yml") | {"ran": ran}
+    records = [run(C, check=True), run(A, B, handler), run(), full, run(C)]
+    # Of what has changed nothing before, and of scenarios that did not run, nothing is known.
+    looked_at = {("s", "role : B"), ("s", "role : C"), ("other", "role : A")}
+    assert without_skips(records, looked_at) == (
+        [f"s: without skips, {text}" for text in found],
+        {("s", task) for task in stale},
+    )
 
 
-def test_exceptions_count_for_their_task_only_and_are_reported_as_needed() -> None:
-    records = [run(playbook="without_skips.yml"), run(check=True), run(A, B)]
-    found, needed = faults(records, {("s", "role : A"), ("other", "role : B")})
-    assert [text for text in found if "role : A" in text] == []
-    assert len(found) == 1
-    assert needed == {("s", "role : A")}
+def test_an_exception_that_one_worker_needs_is_needed() -> None:
+    elsewhere: tuple[str, str, list[str]] = ("role : A", "w1", [])
+    full = run(playbook="without_skips.yml") | {"ran": [A[:2]]}
+    assert without_skips([run(A, elsewhere), full], {("s", "role : A")}) == ([], set())
 
 
-def test_a_scenario_without_a_run_without_skips_is_found() -> None:
-    assert faults([run(A, check=True), run(A)], set())[0] == ["s: no run without skips"]
+def test_entries_that_are_not_needed_are_named_by_their_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_changes, "ROOT", tmp_path)
+    for name, attribute in (("exceptions.yml", "EXCEPTIONS"), ("looked_at.yml", "LOOKED_AT")):
+        (tmp_path / name).write_text("[{scenario: s, task: 'role : A', reason: none}]")
+        monkeypatch.setattr(check_changes, attribute, tmp_path / name)
+    records = [run(A, check=True), run(A), run(playbook="without_skips.yml") | {"ran": [A[:2]]}]
+    runs = tmp_path / "runs"
+    runs.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert check_changes.main(str(runs)) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "exceptions.yml: s does not need 'role : A'",
+        "looked_at.yml: s does not need 'role : A'",
+    ]
+    (tmp_path / "looked_at.yml").write_text("[{task: 'role : A', reason: none}]")
+    assert check_changes.main(str(runs)) == 1
+    assert "needs scenario, task and reason" in capsys.readouterr().err

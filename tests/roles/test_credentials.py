@@ -16,7 +16,7 @@ from roles.credentials.filter_plugins.credentials import (
     credentials_variables,
 )
 from roles.credentials.library import person_credentials
-from roles.credentials.library.person_credentials import aws_edit, git_edits, helper_edit, netrc_edit
+from roles.credentials.module_utils.credential_edits import aws_edit, git_edits, helper_edit, netrc_edit
 from tests.roles.conftest import Run
 
 WANDB = {"person": "ada", "kind": "wandb", "secret": "s3cret"}

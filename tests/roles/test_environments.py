@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,89 +12,11 @@ import pytest
 
 from roles.python.filter_plugins import environments as filters
 from roles.python.library import uv_environments
-from roles.python.module_utils import environment_guard, environment_state
+from roles.python.module_utils import environment_state
 from roles.python.module_utils.environment_work import plan_lines
+from tests.roles.conftest import Run
+from tests.support.environments import more, site, state
 from tpu_ops.host import probe
-
-Run = Callable[..., dict[str, Any]]
-
-NOBODY = pwd.getpwnam("nobody").pw_uid
-
-#: Plays uv: packages are directories with the metadata of a wheel and one file.
-FAKE_UV = """#!{python}
-import os, pathlib, shutil, sys
-arguments = sys.argv[1:]
-pathlib.Path(__file__).with_name("calls").open("a").write(" ".join(arguments) + "\\n")
-def after(option):
-    return arguments[arguments.index(option) + 1]
-if arguments[0] == "venv":
-    path = pathlib.Path(arguments[-1])
-    (path / "bin").mkdir(parents=True, exist_ok=True)
-    (path / "bin" / "python").unlink(missing_ok=True)
-    (path / "bin" / "python").symlink_to("{python}")
-    (path / "pyvenv.cfg").write_text("version_info = 3.11.2\\n")
-    sys.exit()
-if arguments[1] == "compile":
-    names = pathlib.Path(arguments[-1]).read_text().split()
-    there = pathlib.Path(after("--output-file"))
-    kept = [line for line in there.read_text().split() if line.partition("==")[0] in names]
-    rest = [name + "==9" for name in names if not any(line.startswith(name + "==") for line in kept)]
-    there.write_text("".join(name + " --hash=sha256:00\\n" for name in sorted(kept + rest)))
-    sys.exit()
-venv = pathlib.Path(after("--python")).parent.parent
-site = venv / "lib" / "python3.11" / "site-packages"
-def remove(name):
-    for path in site.glob(name + "*"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-if arguments[1] == "uninstall":
-    for name in arguments[arguments.index("--") + 1:]:
-        remove(name)
-    sys.exit()
-have = [path.stem.replace("-", "==") for path in site.glob("*.dist-info")]
-wanted = [line.split()[0] for line in pathlib.Path(after("--requirements")).read_text().splitlines() if line]
-again = [option.partition("=")[2] for option in arguments if option.startswith("--reinstall-package=")]
-missing = [name for name in wanted if not any(one == name or one.startswith(name + "==") for one in have)
-           or name.partition("==")[0] in again]
-if "broken==1" in missing:
-    sys.exit("no such package: broken")
-for name in missing:
-    print(" + " + name, file=sys.stderr)
-    if "--dry-run" not in arguments:
-        plain, _, version = name.partition("==")
-        remove(plain)
-        info = site / (plain + "-" + (version or "9") + ".dist-info")
-        info.mkdir(parents=True)
-        (site / (plain + ".py")).write_text("x=1\\n")
-        (info / "RECORD").write_text(plain + ".py,sha256=x,4\\n" + info.name + "/RECORD,,\\n")
-"""
-
-
-@pytest.fixture
-def arguments(tmp_path: Path) -> dict[str, Any]:
-    uv = tmp_path / "uv"
-    uv.write_text(FAKE_UV.format(python=sys.executable))
-    uv.chmod(0o755)
-    environment = {
-        "name": "jax",
-        "path": str(tmp_path / "venv"),
-        "python": sys.executable,
-        "python_version": f"{sys.version_info[0]}.{sys.version_info[1]}",
-        "requirements": ["jax==1"],
-    }
-    return {"step": "fill", "uv": str(uv), "cache_dir": str(tmp_path / "cache"), "environments": [environment]}
-
-
-def more(arguments: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return arguments | {"environments": [arguments["environments"][0] | changes]}
-
-
-def state(result: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = result["environments"]["jax"]
-    return found
-
-
-def site(tmp_path: Path) -> Path:
-    return tmp_path / "venv" / "lib" / "python3.11" / "site-packages"
 
 
 def test_an_environment_is_made_once_and_then_only_looked_at(
@@ -189,163 +108,6 @@ def test_a_directory_that_is_no_environment_is_refused_and_kept(
     (tmp_path / "venv" / "thesis.tex").write_text("years of work")
     assert "is in the way" in run(uv_environments, arguments)["msg"]
     assert (tmp_path / "venv" / "thesis.tex").read_text() == "years of work"
-
-
-def by_hand(path: Path, version: str) -> None:
-    """Make an environment as somebody might have, with what they keep in it."""
-    lib = path / "lib" / f"python{version}" / "site-packages"
-    for directory in (path / "bin", path / "notebooks", lib):
-        directory.mkdir(parents=True)
-    (path / "pyvenv.cfg").write_text(f"version = {version}.2\n")
-    (path / "bin" / "python").symlink_to("/nowhere/python")
-    (path / "bin" / "theirs").write_text("a script")
-    (path / "notebooks" / "n.txt").write_text("years of work")
-    (lib / "theirs.pth").write_text("/home/ada/code\n")
-
-
-def test_an_environment_whose_python_is_gone_gets_it_back_and_loses_nothing(
-    run: Run, tmp_path: Path, arguments: dict[str, Any]
-) -> None:
-    by_hand(tmp_path / "venv", "3.11")
-    there = {path.relative_to(tmp_path) for path in (tmp_path / "venv").rglob("*")}
-    assert state(run(uv_environments, arguments, check=True))["plan"] == ["~ Python 3.11"]
-    assert state(run(uv_environments, arguments))["packages"] == {"jax": "1"}
-    assert there <= {path.relative_to(tmp_path) for path in (tmp_path / "venv").rglob("*")}
-    assert run(uv_environments, arguments)["changed"] is False
-
-
-def test_what_was_there_for_another_python_goes_once_the_new_one_is_complete(
-    run: Run, tmp_path: Path, arguments: dict[str, Any]
-) -> None:
-    by_hand(tmp_path / "venv", "3.8")
-    (tmp_path / "venv" / "bin" / "python").unlink()
-    (tmp_path / "venv" / "bin" / "python").write_text("#!/bin/sh\necho 3.8\n")
-    (tmp_path / "venv" / "bin" / "python").chmod(0o755)
-    assert state(run(uv_environments, arguments, check=True))["plan"] == ["~ Python 3.11, which was 3.8", "+ jax==1"]
-    arguments["environments"][0]["proof"] = "raise SystemExit('not yet')"
-    assert "does not work: not yet" in run(uv_environments, arguments)["msg"]
-    (kept,) = (tmp_path / "venv").glob(".old-*")
-    assert sorted(path.name for path in kept.iterdir()) == ["bin", "lib", "pyvenv.cfg"]
-    assert (kept / "lib/python3.8/site-packages/theirs.pth").exists()
-    arguments["environments"][0]["proof"] = ""
-    # As a run that died after its proof leaves it.
-    assert state(run(uv_environments, arguments, check=True))["plan"] == [f"- {kept}"]
-    made = run(uv_environments, arguments)
-    assert (made["changed"], state(made)["packages"]) == (True, {"jax": "1"})
-    assert not kept.exists()
-    assert (tmp_path / "venv" / "notebooks" / "n.txt").read_text() == "years of work"
-    assert run(uv_environments, arguments)["changed"] is False
-
-
-def test_an_interrupted_change_of_python_is_gone_on_with(run: Run, tmp_path: Path, arguments: dict[str, Any]) -> None:
-    by_hand(tmp_path / "venv", "3.8")
-    uv = Path(arguments["uv"])
-    program = uv.read_text()
-    uv.write_text("#!/bin/sh\nexit 1\n")
-    assert "ended with 1" in run(uv_environments, arguments)["msg"]
-    assert not (tmp_path / "venv" / "pyvenv.cfg").exists()
-    uv.write_text(program)
-    assert state(run(uv_environments, arguments))["packages"] == {"jax": "1"}
-
-
-def test_a_python_that_does_not_answer_is_a_fault_and_no_reason_to_make_another(
-    run: Run, tmp_path: Path, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by_hand(tmp_path / "venv", "3.8")
-    (tmp_path / "venv" / "bin" / "python").unlink()
-    (tmp_path / "venv" / "bin" / "python").write_text("#!/bin/sh\nexec sleep 60\n")
-    (tmp_path / "venv" / "bin" / "python").chmod(0o755)
-    monkeypatch.setattr("ansible.module_utils.environment_work.START", 0.2)
-    said = run(uv_environments, arguments)["msg"]
-    assert said.startswith(f"environment jax: {tmp_path}/venv/bin/python did not say its version within 0.2 s")
-    assert not list((tmp_path / "venv").glob(".old-*"))
-
-
-def _home(tmp_path: Path) -> None:
-    os.chown(tmp_path, NOBODY, -1)
-
-
-def _group(tmp_path: Path) -> None:
-    os.chown(tmp_path / "venv", -1, NOBODY)
-    (tmp_path / "venv").chmod(0o775)
-
-
-def _program(tmp_path: Path) -> None:
-    os.chown(tmp_path / "venv" / "bin" / "python", NOBODY, -1)
-
-
-def _behind_a_link(tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir()
-    os.chown(tmp_path / "theirs", NOBODY, -1)
-    (tmp_path / "venv").rename(tmp_path / "theirs" / "venv")
-    (tmp_path / "venv").symlink_to("theirs/venv")
-
-
-def _started(tmp_path: Path) -> None:
-    path = tmp_path / "venv" / "lib" / "python3.11" / "site-packages" / "theirs.pth"
-    path.touch()
-    os.chown(path, NOBODY, -1)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
-@pytest.mark.parametrize("theirs", [_home, _group, _program, _behind_a_link, _started])
-@pytest.mark.parametrize("step", ["look", "resolve", "fill"])
-def test_root_runs_nothing_that_somebody_else_can_put_there(
-    run: Run, tmp_path: Path, arguments: dict[str, Any], theirs: Callable[[Path], None], step: str
-) -> None:
-    by_hand(tmp_path / "venv", "3.11")
-    (tmp_path / "venv" / "bin" / "python").unlink()
-    (tmp_path / "venv" / "bin" / "python").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\necho 3.11\n")
-    (tmp_path / "venv" / "bin" / "python").chmod(0o755)
-    theirs(tmp_path)
-    wanted = more(arguments, variable="python_environments[0]")
-    for check in (True, False):
-        said = run(uv_environments, wanted | {"step": step}, check=check)["msg"]
-        assert said.startswith("python_environments[0]: environment jax: root would run what others than root could")
-    assert not (tmp_path / "ran").exists()
-
-
-def test_nothing_is_run_for_an_owner_who_has_no_account_yet(
-    run: Run, tmp_path: Path, arguments: dict[str, Any]
-) -> None:
-    by_hand(tmp_path / "venv", "3.11")
-    (tmp_path / "venv" / "bin" / "python").unlink()
-    (tmp_path / "venv" / "bin" / "python").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\necho 3.11\n")
-    (tmp_path / "venv" / "bin" / "python").chmod(0o755)
-    assert state(run(uv_environments, more(arguments, owner="notyet") | {"step": "look"}))["fresh"] is True
-    assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize(
-    ("uid", "path", "reason"),
-    [
-        (0, "sticky/x/y", "everybody may make entries in"),
-        (0, "sticky/mine", ""),
-        (0, "loop", "too many symbolic links"),
-        (0, "venv/file/x", ""),
-        (4711, "open/x", "others may write in"),
-        (4711, "team/x", ""),
-        (0, "team/x", "others may write in"),
-    ],
-)
-def test_ways_on_which_others_have_a_say(tmp_path: Path, uid: int, path: str, reason: str) -> None:
-    for name, mode in (("sticky", 0o1777), ("open", 0o777), ("team", 0o775), ("venv", 0o755)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name).chmod(mode)
-    os.chown(tmp_path / "team", -1, 4711 if os.geteuid() == 0 else -1)
-    (tmp_path / "sticky" / "mine").mkdir()
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "venv" / "file").touch()
-    found = environment_guard.stranger(str(tmp_path / path), uid)
-    assert reason in found if reason else found == ""
-
-
-def test_a_download_that_fails_comes_with_ways_out(run: Run, arguments: dict[str, Any], tmp_path: Path) -> None:
-    Path(arguments["uv"]).write_text("#!/bin/sh\necho 'dns error' >&2\nexit 2\n")
-    asked = arguments | {"step": "pythons", "pythons": ["3.13"], "python_dir": str(tmp_path / "none")}
-    said = run(uv_environments, asked | {"environments": []})["msg"]
-    for word in ("Python 3.13", "dns error", "python_more_versions", "python_uv_downloads_json_url", "python_source"):
-        assert word in said
 
 
 @pytest.mark.parametrize(

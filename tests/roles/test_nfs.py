@@ -13,9 +13,8 @@ import pytest
 
 from roles.facts.module_utils import mount_points
 from roles.facts.module_utils.mount_points import Mounted, Refusal
-from roles.nfs.filter_plugins import nfs
-from roles.nfs.library import nfs_host
-from roles.nfs.module_utils import nfs_state
+from roles.nfs.filter_plugins import nfs, nfs_plan
+from roles.nfs.module_utils import nfs_client, nfs_state
 
 EXPORT: dict[str, Any] = {"path": "/srv/share", "server": "pod-w0", "group": "research", "mode": "2775"}
 MOUNT: dict[str, Any] = {"path": "/mnt/share", "export": "/srv/share"}
@@ -182,7 +181,8 @@ def test_the_server_s_own_list_counts() -> None:
 
 
 def plan(host: str, hosts: dict[str, Any] = HOSTS, **changes: Any) -> dict[str, Any]:
-    return nfs.nfs_plan(variables(host, **changes), hosts, GROUPS)
+    known = variables(host, **changes)
+    return nfs_plan.nfs_plan(nfs.nfs_here(known, hosts, GROUPS), known)
 
 
 def test_a_client_s_units_name_the_server_s_present_address() -> None:
@@ -256,7 +256,7 @@ def test_traces_are_what_was_enabled_or_written_by_hand() -> None:
         "proc-sys-fs-binfmt_misc.automount": {"enabled": "static", "active": "active"},
         "mnt-share.automount": {"enabled": "disabled", "active": "inactive"},
     }
-    assert nfs.nfs_traces(units) == ["mnt-share.automount", "nfs-server.service"]
+    assert nfs_plan.nfs_traces(units) == ["mnt-share.automount", "nfs-server.service"]
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_a_directory_that_is_bound_to_its_place_already_is_left_there(units: Pat
     assert refusal(point, mounts, what=str(units)) != ""
 
 
-class Client(nfs_host.NfsHost):
+class Client(nfs_client.Client):
     """A worker on which something is mounted by NFS; its commands are only written down, and succeed."""
 
     def __init__(self, **parameters: Any) -> None:
@@ -387,7 +387,7 @@ LAZILY = ("umount", "--force", "--lazy", "--no-canonicalize", "/mnt/share")
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """A server that answers until it is closed."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        monkeypatch.setattr(nfs_host, "PORT", listening.getsockname()[1])
+        monkeypatch.setattr(nfs_client, "PORT", listening.getsockname()[1])
         yield listening
 
 
@@ -395,7 +395,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 def test_no_unmounting_waits_for_a_server_that_is_away(
     server: socket.socket, units: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
-    monkeypatch.setattr(nfs_host, "UNITS", str(units))
+    monkeypatch.setattr(nfs_client, "UNITS", str(units))
     (units / "mnt-share.mount").write_text(nfs_state.HEADER + "\n")
     if not answers:
         server.close()

@@ -118,7 +118,7 @@ def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
     for name in ("getpwnam", "getpwuid"):
         monkeypatch.setattr(pwd, name, lambda _: account)
     # The way to pytest's directories is not root's alone.
-    monkeypatch.setattr(git_workspaces, "guarded", lambda _: True)
+    monkeypatch.setattr(git_workspaces, "guarded_way", lambda _: True)
     (tmp_path / "home" / ".gitconfig").write_text("[user]\n\tname = A\n\temail = a@b\n[init]\n\tdefaultBranch = main\n")
     environment = os.environ | {"HOME": str(tmp_path / "home"), "GIT_CONFIG_NOSYSTEM": "1"}
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.host.test_run_parts import good
+from tests.support.specs import good
 from tpu_ops.cli import logs as cli_logs
 from tpu_ops.cli import run as run_command
 from tpu_ops.cli import runs_output, who

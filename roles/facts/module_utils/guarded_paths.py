@@ -13,11 +13,29 @@ class Refused(Exception):
     """An entry that cannot be kept as listed; the text says why."""
 
 
+def others_write(entry: os.stat_result) -> bool:
+    """Return whether others than the owner and root's group may write."""
+    return bool(entry.st_mode & (stat.S_IWOTH | (stat.S_IWGRP if entry.st_gid else 0)))
+
+
 def guarded(directory: int) -> bool:
     """Return whether nobody but root, or whoever runs this, may make entries in an open directory."""
     entry = os.fstat(directory)
-    others = stat.S_IWOTH | (stat.S_IWGRP if entry.st_gid else 0)
-    return entry.st_uid in (0, os.geteuid()) and not entry.st_mode & others
+    return entry.st_uid in (0, os.geteuid()) and not others_write(entry)
+
+
+def guarded_way(path: str) -> bool:
+    """Return whether nobody but root may change what a path leads to, as far as it exists."""
+    current = "/"
+    for name in [part for part in path.split("/") if part]:
+        current = os.path.join(current, name)
+        try:
+            found = os.lstat(current)
+        except FileNotFoundError:
+            return True
+        if found.st_uid or (not stat.S_ISLNK(found.st_mode) and others_write(found)):
+            return False
+    return True
 
 
 def open_directory(path: str) -> tuple[int, list[str]]:

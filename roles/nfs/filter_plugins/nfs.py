@@ -1,4 +1,4 @@
-"""Filters that judge exports and mounts, and say what a worker's files hold; no effects, so that tests are tables."""
+"""Filters that judge exports and mounts, and say which are a host's; no effects, so that tests are tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ Entry = dict[str, Any]
 Hosts = Mapping[str, Mapping[str, Any]]
 Groups = Mapping[str, list[str]]
 
-HEADER = "# Written by Ansible (role nfs); changes are lost."
 #: Paths that systemd, both servers' configurations and people take as they are.
 PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+")
 #: Directories of the system, and all below them (hier(7), file-hierarchy(7)).
@@ -38,12 +37,6 @@ TAKEN = {
     "rw",
     "addr",
 }
-#: Packages of each kind of server, and of the kernel's client (Debian and Ubuntu).
-PACKAGES = {"kernel": ["nfs-kernel-server"], "ganesha": ["dbus", "nfs-ganesha", "nfs-ganesha-vfs"]}
-CLIENT_PACKAGES = ["nfs-common"]
-SERVICES = {"kernel": "nfs-server.service", "ganesha": "nfs-ganesha.service"}
-#: Whom root and people without an account become: nobody and nogroup, which every Debian and Ubuntu has.
-NOBODY = 65534
 #: The way out where a server has gone with its node; workers of a node that is stopped are in no inventory either.
 GONE = "start its node if that is stopped; if it is gone, take its exports off and list its mounts with state absent"
 
@@ -241,129 +234,18 @@ def export_id(path: str) -> int:
     return zlib.crc32(path.encode()) % 65535 + 1
 
 
-def ganesha_core(grace_seconds: int, more: Entry) -> str:
-    """Return the configuration of nfs-ganesha besides its exports (ganesha-core-config(8), ganesha-export-config(8)).
+def nfs_here(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
+    """Given what `nfs_faults` finds nothing wrong with, return what the host itself exports and mounts, with addresses.
 
-    NFSv4 alone; a client's port must be one that only root can open, else whoever has an account on a client could
-    speak NFS in anybody's name.
-
-    Args:
-        grace_seconds: How long old clients may reclaim their locks after a start.
-        more: Further settings of NFS_CORE_PARAM, name -> value.
+    Of a mount that is to be there the export's path, server and whether it is read-only stand in it, and the server's
+    address, which is empty on the server itself: that needs no NFS.
     """
-    further = "".join(f"    {name} = {str(value).lower()};\n" for name, value in sorted(more.items()))
-    return f"""{HEADER}
-NFS_CORE_PARAM {{
-    Protocols = 4;
-    Enable_NLM = false;
-    Enable_RQUOTA = false;
-    Enable_UDP = false;
-{further}}}
-NFSV4 {{
-    Grace_Period = {grace_seconds};
-}}
-NFS_KRB5 {{
-    Active_krb5 = false;
-}}
-EXPORT_DEFAULTS {{
-    Protocols = 4;
-    Transports = TCP;
-    SecType = sys;
-    PrivilegedPort = true;
-    Squash = Root_Squash;
-    Anonymous_Uid = {NOBODY};
-    Anonymous_Gid = {NOBODY};
-    Access_Type = None;
-}}
-%include "/etc/ganesha/tpu_ops.conf"
-"""
-
-
-def ganesha_exports(exports: list[Entry]) -> str:
-    """Given exports with the addresses of their clients, return nfs-ganesha's blocks of them."""
-    blocks = [HEADER + "\n"]
-    for export in exports:
-        access = "RO" if export.get("read_only") else "RW"
-        lines = [
-            f"Export_Id = {export_id(export['path'])};",
-            f'Path = "{export["path"]}";',
-            f'Pseudo = "{export["path"]}";',
-            "FSAL { Name = VFS; }",
-            *(f"CLIENT {{ Clients = {client}; Access_Type = {access}; }}" for client in export["addresses"]),
-        ]
-        blocks.append("EXPORT {\n" + "".join(f"    {line}\n" for line in lines) + "}\n")
-    return "".join(blocks)
-
-
-def kernel_exports(exports: list[Entry]) -> str:
-    """Given exports with the addresses of their clients, return the kernel server's table of them (exports(5))."""
-    lines = [HEADER]
-    for export in exports:
-        access = "ro" if export.get("read_only") else "rw"
-        options = f"{access},sync,no_subtree_check,root_squash,secure,sec=sys,anonuid={NOBODY},anongid={NOBODY}"
-        lines.append(" \\\n    ".join([export["path"], *(f"{client}({options})" for client in export["addresses"])]))
-    return "\n".join(lines) + "\n"
-
-
-def server_files(exports: list[Entry], nfs: Entry) -> list[Entry]:
-    """Return the files of a server, and what takes them up: the service restarted, reloaded, or systemd reloaded."""
-    paths = " ".join(export["path"] for export in exports)
-    kind, grace_seconds = nfs["kind"], nfs["grace_seconds"]
-    if kind == "ganesha":
-        core = ganesha_core(grace_seconds, nfs["ganesha_core"])
-        files = [
-            {"path": "/etc/ganesha/tpu_ops.conf", "content": ganesha_exports(exports), "takes": "reload"},
-            {"path": "/etc/ganesha/ganesha.conf", "content": core, "takes": "restart"},
-        ]
-    else:
-        core = f"{HEADER}\n[nfsd]\nvers3=n\nvers4=y\ngrace-time={grace_seconds}\n"  # nfs.conf(5)
-        files = [
-            {"path": "/etc/exports.d/tpu_ops.exports", "content": kernel_exports(exports), "takes": "reload"},
-            {"path": "/etc/nfs.conf.d/tpu_ops.conf", "content": core, "takes": "restart"},
-        ]
-    # Nothing is served, and nothing written, in a mount point whose disk is missing.
-    unit = f"{HEADER}\n[Unit]\nRequiresMountsFor={paths}\n"
-    return [*files, {"path": f"/etc/systemd/system/{SERVICES[kind]}.d/tpu_ops.conf", "content": unit, "takes": "units"}]
-
-
-def mount_units(mount: Entry, export: Entry, nfs: Entry, server: str) -> Entry:
-    """Return a mount with the texts of its units.
-
-    Args:
-        mount: The entry of nfs_mounts.
-        export: The export that it names.
-        nfs: The host's variables.
-        server: Internal address of the server; empty on the server itself, which needs no NFS.
-    """
-    path, read_only = mount["path"], bool(export.get("read_only"))
-    if not server:
-        what, kind, options = export["path"], "none", ["bind", *(["ro"] if read_only else [])]
-    else:
-        host = f"[{server}]" if ":" in server else server
-        what, kind = f"{host}:{export['path']}", "nfs"
-        options = [*nfs["options"], *mount.get("options", []), *(["ro"] if read_only else [])]
-    lines = [HEADER, "[Unit]", f"Description=NFS export {what}" if server else f"Description=Export {what}"]
-    lines += ["", "[Mount]", f"What={what}", f"Where={path}", f"Type={kind}", f"Options={','.join(options)}"]
-    lines += [f"TimeoutSec={nfs['mount_timeout']}"]
-    # An automount is what pulls in the mount; without one it is wanted by the boot, and never required.
-    lines += [] if server else ["", "[Install]", "WantedBy=local-fs.target"]
-    automount = [HEADER, "[Unit]", f"Description=NFS export {what}, mounted when it is used", ""]
-    automount += ["[Automount]", f"Where={path}", f"TimeoutIdleSec={nfs['idle_timeout']}", ""]
-    automount += ["[Install]", "WantedBy=remote-fs.target"]
-    return {
-        "path": path,
-        "what": what,
-        "server": server,
-        "server_name": export["server"],
-        "mount": "\n".join(lines) + "\n",
-        "automount": "\n".join(automount) + "\n" if server else "",
-    }
-
-
-def nfs_plan(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
-    """Given what `nfs_faults` finds nothing wrong with, return what the module `nfs_host` makes of the host."""
     exports = [
-        {**export, "addresses": [address(host, hosts) for host in client_hosts(export, hosts, groups)]}
+        {
+            **export,
+            "id": export_id(export["path"]),
+            "addresses": [address(host, hosts) for host in client_hosts(export, hosts, groups)],
+        }
         for export in nfs["exports"]
         if export["server"] == nfs["host"]
     ]
@@ -372,45 +254,24 @@ def nfs_plan(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
         export = find_export(mount, nfs, hosts)
         if mount.get("state", "mounted") == "absent":
             mounts.append({"path": mount["path"], "state": "absent"})
-        elif isinstance(export, dict) and export["server"] != nfs["host"]:
-            mounts.append(mount_units(mount, export, nfs, address(export["server"], hosts)))
-        elif isinstance(export, dict) and export["path"] != mount["path"]:
-            mounts.append(mount_units(mount, export, nfs, ""))
-    directories = [
-        {
-            "path": export["path"],
-            "owner": str(export.get("owner") or "root"),
-            "group": str(export.get("group") or "root"),
-            "mode": str(export.get("mode") or "0755"),
-        }
-        for export in exports
-    ]
-    files = server_files(exports, nfs) if exports else []
-    remote = any(mount.get("server") for mount in mounts)
-    packages = PACKAGES[nfs["kind"]] if exports else []
-    return {
-        "directories": directories,
-        "files": files,
-        "mounts": mounts,
-        "packages": [*packages, *(CLIENT_PACKAGES if remote and not nfs["units_only"] else [])],
-    }
-
-
-def nfs_traces(units: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Given the worker's units, return those that the role, or somebody else, has left of NFS."""
-    servers = [name for name in SERVICES.values() if units.get(name, {}).get("enabled") == "enabled"]
-    # What systemd ships itself is static.
-    mounts = [
-        name
-        for name, unit in units.items()
-        if name.endswith(".automount") and unit["enabled"] in ("enabled", "disabled")
-    ]
-    return sorted([*servers, *mounts])
+        elif isinstance(export, dict) and (export["server"], export["path"]) != (nfs["host"], mount["path"]):
+            server = export["server"]
+            mounts.append(
+                {
+                    "path": mount["path"],
+                    "export": export["path"],
+                    "server": "" if server == nfs["host"] else address(server, hosts),
+                    "server_name": server,
+                    "read_only": bool(export.get("read_only")),
+                    "options": mount.get("options", []),
+                }
+            )
+    return {"exports": exports, "mounts": mounts}
 
 
 class FilterModule:
-    """Filters of the role nfs."""
+    """Filters of exports and mounts as they are listed."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""
-        return {"nfs_faults": nfs_faults, "nfs_plan": nfs_plan, "nfs_traces": nfs_traces}
+        return {"nfs_faults": nfs_faults, "nfs_here": nfs_here}

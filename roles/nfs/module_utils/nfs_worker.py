@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import stat
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.mount_points import UNITS, Mounted, parse_mounts, read
-from ansible.module_utils.nfs_state import HELPERS, SERVICES, nfs_left, ours, parse_rpcinfo, parse_show
+from ansible.module_utils.mount_points import Mounted, parse_mounts, read
+from ansible.module_utils.nfs_state import ours, parse_show
 
 
 class Worker:
@@ -80,22 +79,3 @@ class Worker:
         if self.act("remove %s" % path):
             os.unlink(path)
         return True
-
-    def withdraw_helpers(self) -> None:
-        """Have what a server of NFS started besides itself stopped and disabled, where nothing else needs it."""
-        units = {path: read(path) for path in glob.glob(UNITS + "/*.mount")}
-        rpcinfo = self.module.get_bin_path("rpcinfo", opt_dirs=["/usr/sbin"])
-        programs = parse_rpcinfo(self.run(rpcinfo, "-p", check=False)[1]) if rpcinfo else []
-        left = [*programs, *nfs_left(read("/etc/fstab"), units, self.mounts())]
-        left += [name for name in SERVICES.values() if self.unit(name)["ActiveState"] == "active"]
-        if self.module.check_mode:
-            # Those that it stops are the role's own.
-            left = [name for name in left if "stop %s" % name not in self.actions]
-        if left:
-            return
-        for name in HELPERS:
-            state = self.unit(name)
-            if state["ActiveState"] in ("active", "activating") and self.act("stop %s" % name):
-                self.systemctl("stop", name)
-            if state["UnitFileState"] == "enabled" and self.act("disable %s" % name):
-                self.run("systemctl", "disable", "--quiet", name)

@@ -16,6 +16,7 @@ from ansible.module_utils.as_person import PersonFault, as_person
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.clones import Clone
 from ansible.module_utils.editables import Environment
+from ansible.module_utils.guarded_paths import guarded_way
 from ansible.module_utils.programs import program
 
 DOCUMENTATION = r"""
@@ -102,21 +103,6 @@ actions:
 Project = Dict[str, Any]
 
 
-def guarded(path: str) -> bool:
-    """Return whether nobody but root may change what a path leads to, as far as it exists."""
-    current = "/"
-    for name in [part for part in path.split("/") if part]:
-        current = os.path.join(current, name)
-        try:
-            found = os.lstat(current)
-        except FileNotFoundError:
-            return True
-        writable = stat.S_IWOTH | (stat.S_IWGRP if found.st_gid else 0)
-        if found.st_uid or (not stat.S_ISLNK(found.st_mode) and found.st_mode & writable):
-            return False
-    return True
-
-
 def is_free(path: str) -> bool:
     """Return whether nothing, or an empty directory, stands in a path."""
     return not os.path.lexists(path) or (os.path.isdir(path) and not os.listdir(path))
@@ -156,7 +142,7 @@ class Workspace:
         Raises:
             PersonFault: The owner is root, and others may write there.
         """
-        if guarded(os.path.dirname(self.path)):
+        if guarded_way(os.path.dirname(self.path)):
             return work()
         if self.account.pw_uid == 0 == os.geteuid():
             raise PersonFault(

@@ -1,0 +1,162 @@
+"""How the texts of files with credentials are changed, entry by entry; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import re
+from typing import Callable
+from urllib.parse import quote, unquote
+
+#: Given a file's text, return the text that is to stand there.
+Edit = Callable[[str], str]
+
+#: An argument in a netrc: quoted within its line, or up to the next space; a password may begin with `#` or `"`.
+ARGUMENT = re.compile(r'"(?:\\.|[^"\\\n])*"(?!\S)|\S+')
+#: A word where none is awaited: `#` begins a comment.
+WORD = re.compile(r"#[^\n]*|" + ARGUMENT.pattern)
+PARTS = ("machine", "default", "macdef")
+#: A line of ~/.git-credentials that is for a whole host (credential_from_url of git): login and host.
+WHOLE_HOST = re.compile(r"\s*https://([^:@/]*)(?::[^@/]*)?@([^/?#]+)/?\s*")
+#: A line of ~/.git-credentials that git reads at all (credential_from_url_gently of git): it has login and secret.
+READ_BY_GIT = re.compile(r"[^:/\s][^:/]*://[^:@/?#]*:[^@/?#]*@.*")
+
+
+def netrc_entries(text: str) -> list[tuple[int, int, list[str]]]:
+    """Given the text of a netrc, return start, end and words of each of its parts: machine, default and macdef.
+
+    A macdef's body reaches to the next empty line (the netrc of ftp(1)). A part ends with its last word's line.
+    """
+    parts: list[tuple[int, int, list[str]]] = []
+    position, argument = 0, False
+    while True:
+        match = (ARGUMENT if argument else WORD).search(text, position)
+        if match is None:
+            return parts
+        word = match[0]
+        # An argument that was forgotten at the end of its line costs no other entry.
+        argument = argument and not (word in PARTS and "\n" in text[position : match.start()])
+        position = match.end()
+        if word.startswith("#") and not argument:
+            continue
+        end = position + 1 if text[position : position + 1] == "\n" else position
+        if not argument and word in PARTS:
+            if word == "macdef":
+                blank = re.compile(r"\n[ \t]*\n").search(text, position)
+                position = end = blank.end() if blank else len(text)
+            parts.append((match.start(), end, [word]))
+        elif parts:
+            start, _, words = parts[-1]
+            bare = word[1:-1] if word.startswith('"') and word.endswith('"') and len(word) > 1 else word
+            parts[-1] = (start, end, [*words, bare])
+        argument = not argument and word in ("machine", "login", "account", "password")
+
+
+def netrc_edit(host: str, login: str | None, secret: str | None) -> Edit:
+    """Return the edit that makes a host's one entry in a netrc; without a login it removes the host's entries."""
+
+    def edit(text: str) -> str:
+        own = [part for part in netrc_entries(text) if part[2][:2] == ["machine", host]]
+        wanted = ["machine", host, "login", login, "password", secret]
+        if login is not None and len(own) == 1 and own[0][2] == wanted:
+            return text
+        for start, end, _ in reversed(own):
+            text = text[:start] + text[end:]
+        if login is None:
+            return text
+        block = "machine %s\n  login %s\n  password %s\n" % (host, login, secret)
+        # Nothing after the default is read.
+        where = min((start for start, _, words in netrc_entries(text) if words[0] == "default"), default=len(text))
+        before = text[:where]
+        return before + ("\n" if before and not before.endswith("\n") else "") + block + text[where:]
+
+    return edit
+
+
+def aws_edit(profile: str, values: dict[str, str | None]) -> Edit:
+    """Return the edit that sets keys of one profile; None removes a key, and the profile where none is left."""
+
+    def edit(text: str) -> str:
+        lines = text.splitlines()
+        heads = [position for position, line in enumerate(lines) if line.lstrip().startswith("[")]
+        start = next((head for head in heads if lines[head].partition("]")[0].strip(" [") == profile), None)
+        wanted = {key: value for key, value in values.items() if value is not None}
+        if start is None:
+            if not wanted:
+                return text
+            lines += ([""] if lines and lines[-1].strip() else []) + ["[%s]" % profile]
+            start, end = len(lines) - 1, len(lines)
+        else:
+            end = next((head for head in heads if head > start), len(lines))
+        body, seen = [], set()
+        for line in lines[start + 1 : end]:
+            key = (
+                line.partition("=")[0].strip().lower()
+                if "=" in line and not line.lstrip().startswith(("#", ";"))
+                else ""
+            )
+            if key not in values:
+                body.append(line)
+            elif key in wanted and key not in seen:
+                seen.add(key)
+                same = line.partition("=")[2].strip() == wanted[key]
+                body.append(line if same else "%s = %s" % (key, wanted[key]))
+        missing = ["%s = %s" % (key, wanted[key]) for key in values if key in wanted and key not in seen]
+        # New keys stand before the blank lines that part profiles.
+        filled = len(body)
+        while filled and not body[filled - 1].strip():
+            filled -= 1
+        body[filled:filled] = missing
+        head = [] if not wanted and not any(line.strip() for line in body) else [lines[start]]
+        after = lines[:start] + head + (body if head else []) + lines[end:]
+        return "\n".join(after) + "\n" if any(line.strip() for line in after) else ""
+
+    return edit
+
+
+def whole_host(line: str) -> tuple[str, str]:
+    """Given a line of ~/.git-credentials, return login and host; empty where it is for a path, or is none for git."""
+    match = WHOLE_HOST.fullmatch(line)
+    return (unquote(match[1]), match[2].lower()) if match else ("", "")
+
+
+def passed_over(text: str) -> list[int]:
+    """Given the text of ~/.git-credentials, return the numbers of lines that git passes over; comments are meant so."""
+    meant = {number: line for number, line in enumerate(text.split("\n"), 1) if line.strip() and line.strip()[0] != "#"}
+    return [number for number, line in meant.items() if not READ_BY_GIT.fullmatch(line)]
+
+
+def git_edits(host: str, login: str, secret: str | None) -> tuple[Edit, Edit]:
+    """Return the edits of ~/.git-credentials (git-credential-store(1)) and, to be made after it, of ~/.gitconfig.
+
+    The one line of this login on the host is made, or removed without a secret; lines of other logins and for paths
+    stay, and git is told to read the file as long as there is one for the host.
+    """
+    wanted = [] if secret is None else ["https://%s:%s@%s" % (quote(login, safe=""), quote(secret, safe=""), host)]
+    hosts_line = re.compile(r"https://([^/?#]*@)?%s([/?#]|\s*$)" % re.escape(host), re.IGNORECASE)
+    left = ["unknown as long as the file was not read"]
+
+    def edit(text: str) -> str:
+        lines = text.splitlines()
+        own = [line for line in lines if whole_host(line) == (login, host.lower())]
+        # git takes the first line that fits.
+        after = lines if own == wanted else wanted + [line for line in lines if line not in own]
+        left[:] = [line for line in after if hosts_line.match(line.strip())]
+        return text if after is lines else "".join(line + "\n" for line in after)
+
+    return edit, lambda text: helper_edit(host, wanted=bool(left))(text) if wanted or not left else text
+
+
+def helper_edit(host: str, *, wanted: bool) -> Edit:
+    """Return the edit of ~/.gitconfig that has git read ~/.git-credentials for one host, or no longer."""
+    section = '[credential "https://%s"]\n\thelper = store\n' % host
+
+    def edit(text: str) -> str:
+        if not wanted:
+            return text.replace(section, "")
+        return text if section in text else text + ("\n" if text and not text.endswith("\n") else "") + section
+
+    return edit
+
+
+def whole_edit(secret: str | None) -> Edit:
+    """Return the edit that makes a text all there is in a file; nothing removes it."""
+    return lambda _: "" if secret is None else secret if secret.endswith("\n") else secret + "\n"

@@ -1,0 +1,158 @@
+"""Exports of a worker: its directories, files and services of NFS servers; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import glob
+import grp
+import os
+import pwd
+import stat
+import time
+
+from ansible.module_utils.mount_points import UNITS, read
+from ansible.module_utils.nfs_state import (
+    HELPERS,
+    LOG,
+    SERVER_FILES,
+    SERVICES,
+    Entry,
+    nfs_left,
+    number,
+    ours,
+    parse_exportfs,
+    parse_ganesha,
+    parse_log,
+    parse_rpcinfo,
+)
+from ansible.module_utils.nfs_worker import Worker
+
+
+class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
+    """A worker that exports what the module's parameters say, and withdraws what this role had it export before."""
+
+    def directory(self, export: Entry) -> None:
+        """Have a directory with owner, group and mode."""
+        path, mode = export["path"], int(export["mode"], 8)
+        if not os.path.isdir(path) and self.act("make %s" % path):
+            os.makedirs(path, mode=0o755)
+        if not os.path.isdir(path):
+            return
+        found = os.stat(path)
+        ids = (number(export["owner"], pwd.getpwnam), number(export["group"], grp.getgrnam))
+        text = "give %s to %s:%s" % (path, export["owner"], export["group"])
+        if ids != (found.st_uid, found.st_gid) and self.act(text):
+            os.chown(path, *ids)
+        # A change of owner may have cleared bits of the mode.
+        if mode != stat.S_IMODE(os.stat(path).st_mode) and self.act("set the mode of %s to %04o" % (path, mode)):
+            os.chmod(path, mode)
+
+    def serve(self) -> None:
+        """Have this host export what it is asked to, by the kind of server that is asked for."""
+        kind, files = self.module.params["kind"], self.module.params["files"]
+        for other in SERVICES:
+            if other != kind or not files:
+                self.withdraw(other)
+        if not files:
+            return
+        for export in self.module.params["directories"]:
+            self.directory(export)
+        written = {entry["takes"] for entry in files if self.write(entry["path"], entry["content"])}
+        name, log = SERVICES[kind], os.path.getsize(LOG) if os.path.exists(LOG) else 0
+        state = self.unit(name)
+        if ("units" in written or state["NeedDaemonReload"] == "yes") and not self.module.check_mode:
+            self.run("systemctl", "daemon-reload")
+        if state["UnitFileState"] != "enabled" and self.act("enable %s" % name):
+            self.run("systemctl", "enable", "--quiet", name)
+        changed = True
+        if state["ActiveState"] != "active":
+            action = "start"
+        elif "restart" in written or self.newer(files, "restart", state["ActiveEnterTimestampMonotonic"]):
+            action = "restart"
+        elif "reload" in written or self.newer(files, "reload", state["StateChangeTimestampMonotonic"]):
+            action = "reload"
+        else:
+            changed = False
+        if changed and self.act("%s %s" % (action, name)):
+            self.systemctl(action, name)
+        if not self.module.check_mode:
+            self.check_served(kind, log)
+
+    def newer(self, files: list[Entry], takes: str, since: str) -> bool:
+        """Return whether a file was written after the service last took it up: a run may have died in between."""
+        offset = time.time() - time.monotonic()
+        times = [
+            os.stat(each["path"]).st_mtime for each in files if each["takes"] == takes and os.path.exists(each["path"])
+        ]
+        return any(moment - offset > int(since or 0) / 1e6 for moment in times)
+
+    def served(self, kind: str) -> list[str]:
+        """Return the paths that the server says it exports."""
+        if kind == "kernel":
+            paths: list[str] = parse_exportfs(self.run("exportfs", "-s", check=False)[1])
+            return paths
+        call = ["call", "org.ganesha.nfsd", "/org/ganesha/nfsd/ExportMgr", "org.ganesha.nfsd.exportmgr", "ShowExports"]
+        answer: list[str] = parse_ganesha(self.run("busctl", "--json=short", *call, check=False)[1])
+        return answer
+
+    def check_served(self, kind: str, log: int) -> None:
+        """Wait until the server exports what it should; fail with what its log says past a number of bytes."""
+        wanted = {export["path"] for export in self.module.params["directories"]}
+        deadline = time.monotonic() + self.module.params["wait"]
+        missing = wanted - set(self.served(kind))
+        while missing and time.monotonic() < deadline:
+            time.sleep(0.2)  # polls the server until the deadline
+            missing = wanted - set(self.served(kind))
+        if missing:
+            said = read(LOG, log) if kind == "ganesha" else ""
+            self.fail(
+                "%s does not export %s: %s"
+                % (
+                    SERVICES[kind],
+                    ", ".join(sorted(missing)),
+                    " / ".join(parse_log(said)) or "see journalctl -u " + SERVICES[kind],
+                )
+            )
+
+    def withdraw(self, kind: str) -> None:
+        """Have what this role made for one kind of server stopped and removed."""
+        paths = [*SERVER_FILES[kind], "%s/%s.d/tpu_ops.conf" % (UNITS, SERVICES[kind])]
+        if not any(ours(path) for path in paths):
+            return
+        # Stopped before the files go: a run that dies in between does it again.
+        name, others = SERVICES[kind], ""
+        if kind == "kernel":
+            tables = ["/etc/exports", *glob.glob("/etc/exports.d/*.exports")]
+            rows = [line for path in tables if path not in paths for line in read(path).splitlines()]
+            others = "".join(row for row in rows if row.strip() and not row.startswith("#"))
+        state = self.unit(name)
+        # A kernel's server that exports somebody else's directories goes on.
+        if not others and state["ActiveState"] not in ("inactive", "failed") and self.act("stop %s" % name):
+            self.systemctl("stop", name)
+        if not others and state["UnitFileState"] == "enabled" and self.act("disable %s" % name):
+            self.run("systemctl", "disable", "--quiet", name)
+        if not others and not self.module.params["files"]:
+            self.withdraw_helpers()
+        removed = [path for path in paths if self.remove(path)]
+        if removed and not self.module.check_mode:
+            self.run("systemctl", "daemon-reload")
+            if others:
+                self.systemctl("reload", name)
+
+    def withdraw_helpers(self) -> None:
+        """Have what a server of NFS started besides itself stopped and disabled, where nothing else needs it."""
+        units = {path: read(path) for path in glob.glob(UNITS + "/*.mount")}
+        rpcinfo = self.module.get_bin_path("rpcinfo", opt_dirs=["/usr/sbin"])
+        programs = parse_rpcinfo(self.run(rpcinfo, "-p", check=False)[1]) if rpcinfo else []
+        left = [*programs, *nfs_left(read("/etc/fstab"), units, self.mounts())]
+        left += [name for name in SERVICES.values() if self.unit(name)["ActiveState"] == "active"]
+        if self.module.check_mode:
+            # Those that it stops are the role's own.
+            left = [name for name in left if "stop %s" % name not in self.actions]
+        if left:
+            return
+        for name in HELPERS:
+            state = self.unit(name)
+            if state["ActiveState"] in ("active", "activating") and self.act("stop %s" % name):
+                self.systemctl("stop", name)
+            if state["UnitFileState"] == "enabled" and self.act("disable %s" % name):
+                self.run("systemctl", "disable", "--quiet", name)

@@ -1,0 +1,77 @@
+"""How a run's command comes to its worker: the unit around it, the child that is held, the end of its tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.specs import myself
+from tpu_ops.host import child, unit
+from tpu_ops.host.ending import end_tree
+
+
+def test_nothing_of_the_person_stands_in_the_unit() -> None:
+    command = unit.start_command("/usr/local/lib/tpu_ops/0123/tpu-host", "digits-1", 30)
+    assert "--property=KillMode=mixed" in command
+    assert "--property=TimeoutStopSec=45" in command
+    assert "--property=CollectMode=inactive-or-failed" in command
+    assert command[-4:] == ["-IS", "/usr/local/lib/tpu_ops/0123/tpu-host", "supervise", "digits-1"]
+    assert not any(char in word for word in command for char in "$%")
+
+
+def test_a_held_child_runs_nothing_until_it_may(tmp_path: Path) -> None:
+    source, sink = os.pipe()
+    env = {b"PATH": b"/usr/bin:/bin", b"X": b"\xff"}
+    held = child.Child.fork(["sh", "-c", 'printf "%s" "$X"; pwd; kill -TERM $$'], env, str(tmp_path), myself(), sink)
+    os.close(sink)
+    os.set_blocking(source, False)
+    with pytest.raises(BlockingIOError):
+        os.read(source, 1)
+    os.set_blocking(source, True)
+    assert held.go() == ""
+    with os.fdopen(source, "rb") as file:
+        assert file.read() == b"\xff" + str(tmp_path).encode() + b"\n"
+    assert os.WTERMSIG(os.waitpid(held.pid, 0)[1]) == 15
+
+
+@pytest.mark.parametrize(
+    ("argv", "cwd", "said"),
+    [
+        (["no-such-program"], "/", "no-such-program is not on PATH"),
+        (["./x"], "/", "./x is no executable file"),
+        (["/etc/passwd"], "/", "/etc/passwd is no executable file"),
+        (["true"], "/no/such/directory", "working directory /no/such/directory: No such file"),
+    ],
+)
+def test_what_cannot_be_executed_is_known_before_it_is_tried(argv: list[str], cwd: str, said: str) -> None:
+    with Path(os.devnull).open("wb") as sink, pytest.raises(child.NotReady, match=said):
+        child.Child.fork(argv, {b"PATH": b"/usr/bin:/bin"}, cwd, myself(), sink.fileno())
+
+
+def test_a_child_whose_supervisor_is_gone_ends_without_running(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    with Path(os.devnull).open("wb") as sink:
+        held = child.Child.fork(["touch", str(mark)], {b"PATH": b"/usr/bin:/bin"}, "/", myself(), sink.fileno())
+    os.close(held._go)
+    os.waitpid(held.pid, 0)
+    assert not mark.exists()
+
+
+def test_the_tree_is_told_first_and_killed_after_the_grace(tmp_path: Path) -> None:
+    """A directory of files plays the control group: this process and two others, one of which ignores SIGTERM."""
+    ready = tmp_path / "ready"
+    stubborn = subprocess.Popen(["sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done"])
+    polite = subprocess.Popen(["sleep", "60"])
+    deadline = time.monotonic() + 10
+    while not ready.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # polls until the deadline
+    (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n{stubborn.pid}\n{polite.pid}\n")
+    begun = time.monotonic()
+    assert end_tree(str(tmp_path), 0.4, time.sleep) == []
+    assert time.monotonic() - begun >= 0.4
+    assert (polite.wait(5), stubborn.wait(5)) == (-15, -9)

@@ -1,0 +1,123 @@
+"""A rank's output as files: read from any offset or time, and what becomes of it on a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tpu_ops.host import logs
+
+
+def written(folder: Path, *pieces: bytes, segment: int = 10, total: int = logs.TOTAL) -> logs.Logger:
+    source, sink = os.pipe()
+    logger = logs.Logger(source, str(folder), segment, total)
+    logger.start()
+    for piece in pieces:
+        os.write(sink, piece)
+    os.close(sink)
+    logger.join(10)
+    assert not logger.is_alive()
+    return logger
+
+
+def everything(folder: Path, offset: int = 0) -> bytes:
+    found = b""
+    while True:
+        start, data = logs.read(str(folder), offset, limit=7)
+        if not data:
+            return found
+        assert start == offset
+        found += data
+        offset += len(data)
+
+
+def test_a_log_is_read_from_any_offset_over_all_segments(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 2
+    logger = written(tmp_path, data[:100], data[100:300], data[300:])
+    assert logger.facts() == {"bytes": 512, "dropped": 0, "rotated": 0, "fault": ""}
+    assert len(logs.segments(str(tmp_path))) > 1
+    assert all(path == str(tmp_path / f"{offset:020d}.log") for offset, path in logs.segments(str(tmp_path)))
+    for offset in (0, 1, 99, 100, 101, 300, 511, 512, 600):
+        assert everything(tmp_path, offset) == data[offset:]
+    assert logs.tail(str(tmp_path), 20) == data[-20:]
+
+
+def test_a_reader_whose_segment_is_gone_starts_at_the_first_one_left(tmp_path: Path) -> None:
+    written(tmp_path, b"a" * 10, segment=10)
+    (tmp_path / f"{0:020d}.log").rename(tmp_path / f"{30:020d}.log")
+    assert logs.read(str(tmp_path), 5) == (30, b"a" * 10)
+
+
+def test_a_full_disk_drops_bytes_and_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / f"{0:020d}.log").symlink_to("/dev/full")
+    logger = written(tmp_path, b"x" * 1000)
+    assert logger.facts() == {"bytes": 0, "dropped": 1000, "rotated": 0, "fault": "No space left on device"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_oldest_segments_go_once_the_log_has_its_size(tmp_path: Path) -> None:
+    logger = written(tmp_path, b"a" * 25, b"b" * 30, segment=10, total=30)
+    assert logger.facts() == {"bytes": 55, "dropped": 0, "rotated": 30, "fault": ""}
+    assert logs.read(str(tmp_path), 0) == (30, b"b" * 10)
+    assert everything(tmp_path, 30) == b"b" * 25
+    assert len(list(tmp_path.glob("*.index"))) == len(logs.segments(str(tmp_path)))
+
+
+class Disk:
+    """Plays a disk that has room for so many bytes of logs; what is removed makes room again."""
+
+    def __init__(self, folder: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.room, self.write = folder, room, os.write
+        monkeypatch.setattr("tpu_ops.host.logs.os.write", self)
+
+    def __call__(self, handle: int, data: bytes) -> int:
+        if Path(f"/proc/self/fd/{handle}").readlink().suffix != ".log":
+            return self.write(handle, data)
+        free = self.room - sum(path.stat().st_size for path in self.folder.glob("*.log"))
+        if free <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.write(handle, data[:free])
+
+
+def test_on_a_full_disk_the_oldest_segment_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Disk(tmp_path, 25, monkeypatch)
+    logger = written(tmp_path, bytes(range(100)))
+    assert (logger.dropped, logger.fault) == (0, "No space left on device")
+    left = everything(tmp_path, logs.segments(str(tmp_path))[0][0])
+    assert bytes(range(100)).endswith(left)
+    assert len(left) >= 15
+
+
+def test_bytes_that_had_no_room_are_missed_at_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(tmp_path, 4, monkeypatch)
+    source, sink = os.pipe()
+    logger = logs.Logger(source, str(tmp_path), 10)
+    logger._append(b"abcdefgh")
+    disk.room = 100
+    logger._append(b"ijkl")
+    os.close(sink)
+    logger.run()
+    assert (logger.dropped, logger.offset) == (4, 12)
+    assert logs.read(str(tmp_path), 0) == (0, b"abcd")
+    assert logs.read(str(tmp_path), 4) == (8, b"ijkl")
+    assert logs.end(str(tmp_path)) == 12
+    assert logs.tail(str(tmp_path), 6) == b"ijkl"
+
+
+def test_a_time_means_the_first_byte_that_may_be_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = {"now": 100.0}
+    monkeypatch.setattr("tpu_ops.host.logs.time.time", lambda: clock["now"])
+    monkeypatch.setattr("tpu_ops.host.logs.time.monotonic", lambda: clock["now"])
+    source, sink = os.pipe()
+    logger = logs.Logger(source, str(tmp_path), 10)
+    for moment, data in ((100.0, b"abcd"), (110.0, b"efgh"), (110.5, b"ijkl"), (200.0, b"mnop")):
+        clock["now"] = moment
+        logger._append(data)
+    os.close(sink)
+    logger.run()
+    found = [logs.since(str(tmp_path), moment) for moment in (0, 100, 105, 110, 111, 200, 300)]
+    assert found == [0, 0, 4, 4, 10, 12, 16]
+    assert logs.since(str(tmp_path / "none"), 5.0) == 0

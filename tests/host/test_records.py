@@ -1,0 +1,130 @@
+"""What stays of a run on its worker: how it ended and why, and who holds the worker now."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpu_ops.host import proc, record
+from tpu_ops.host.store import Store
+
+
+@pytest.mark.parametrize(
+    ("status", "intent", "state", "ending"),
+    [
+        (0, None, "succeeded", {"code": 0}),
+        (3 << 8, None, "failed", {"code": 3}),
+        (9, None, "failed", {"signal": 9}),
+        (64, None, "failed", {"signal": 64}),
+        (34, None, "failed", {"signal": 34}),
+        (0, {"reason": "stopped by ada"}, "stopped", {"code": 0}),
+        (15, {"reason": "x"}, "stopped", {"signal": 15}),
+        (None, {"reason": "x"}, "stopped", None),
+        (None, None, "failed", None),
+    ],
+)
+def test_only_an_own_exit_with_0_succeeds(status: int | None, intent: Any, state: str, ending: Any) -> None:
+    found = record.verdict(status, intent)
+    assert (found["state"], found["exit"]) == (state, ending)
+
+
+@pytest.mark.parametrize(
+    ("ending", "oom", "text"),
+    [
+        ({"code": 3}, False, "exit code 3"),
+        ({"signal": 9}, False, "killed by SIGKILL"),
+        ({"signal": 9}, True, "killed by SIGKILL: out of memory"),
+        ({"signal": 40}, False, "killed by signal 40"),
+        ({"code": 137}, True, "exit code 137: out of memory"),
+    ],
+)
+def test_a_cause_is_said_in_words(ending: dict[str, int], oom: bool, text: str) -> None:
+    assert record.cause_of(ending, oom) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "cgroup"),
+    [
+        (
+            "sys/fs/cgroup/system.slice/tpu-run.service/memory.events",
+            "low 0\noom 3\noom_kill 2\n",
+            "0::/system.slice/tpu-run.service",
+        ),
+        (
+            "sys/fs/cgroup/memory/u/memory.oom_control",
+            "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+            "5:cpu:/u\n4:memory:/u\n0::/u",
+        ),
+    ],
+)
+def test_kills_for_want_of_memory_are_counted(tmp_path: Path, name: str, text: str, cgroup: str) -> None:
+    assert proc.oom_kills(str(tmp_path), cgroup) == 0
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text(text)
+    assert proc.oom_kills(str(tmp_path), cgroup) == 2
+
+
+def recorded(store: Store, **changes: Any) -> dict[str, Any]:
+    boot, init_start = store.boot()
+    record = {
+        "run_id": "r1",
+        "state": "running",
+        "since": time.time(),
+        "boot_id": boot,
+        "init_start": init_start,
+        "supervisor": {"pid": os.getpid(), "start": proc.start_time(os.getpid())},
+        **changes,
+    }
+    store.prepare("r1", os.getuid(), os.getgid())
+    store.write(record)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, "running"),
+        ({"boot_id": "another"}, "lost"),
+        ({"init_start": -1}, "lost"),
+        ({"supervisor": {"pid": 1, "start": -1}}, "lost"),
+        ({"boot_id": "another", "state": "succeeded"}, "succeeded"),
+    ],
+)
+def test_what_died_without_a_word_is_lost(tmp_path: Path, changes: dict[str, Any], state: str) -> None:
+    store = Store(str(tmp_path))
+    recorded(store, **changes)
+    record = store.observe("r1")
+    assert record is not None
+    assert record["state"] == state
+
+
+def test_a_run_of_unknown_name_has_no_record(tmp_path: Path) -> None:
+    assert Store(str(tmp_path)).observe("never") is None
+    assert Store(str(tmp_path)).recent(5) == []
+
+
+def test_one_lock_names_its_holder_as_long_as_it_lives(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    own = {"pid": os.getpid(), "start": proc.start_time(os.getpid())}
+    lock = store.lock({"run_id": "r1", "person": "ada", "uid": 1, "since": 2.0, "supervisor": own})
+    assert lock is not None
+    assert store.lock({}) is None
+    holder = store.holder()
+    assert holder is not None
+    assert (holder["run_id"], holder["person"]) == ("r1", "ada")
+    lock.close()
+    gone = store.lock({"run_id": "r2", "supervisor": {"pid": 1, "start": -1}})
+    assert gone is not None
+    assert store.holder() is None
+
+
+def test_the_first_intent_stays(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.put_intent("r1", {"kind": "failed"})
+    store.put_intent("r1", {"kind": "stop"})
+    assert store.take_intent("r1") == {"kind": "failed"}
+    assert store.take_intent("r1") is None

@@ -1,0 +1,78 @@
+"""What becomes of an environment whose Python is gone, another one, or does not answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roles.python.library import uv_environments
+from tests.roles.conftest import Run
+from tests.support.environments import by_hand, state
+
+
+def test_an_environment_whose_python_is_gone_gets_it_back_and_loses_nothing(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    by_hand(tmp_path / "venv", "3.11")
+    there = {path.relative_to(tmp_path) for path in (tmp_path / "venv").rglob("*")}
+    assert state(run(uv_environments, arguments, check=True))["plan"] == ["~ Python 3.11"]
+    assert state(run(uv_environments, arguments))["packages"] == {"jax": "1"}
+    assert there <= {path.relative_to(tmp_path) for path in (tmp_path / "venv").rglob("*")}
+    assert run(uv_environments, arguments)["changed"] is False
+
+
+def test_what_was_there_for_another_python_goes_once_the_new_one_is_complete(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    by_hand(tmp_path / "venv", "3.8")
+    (tmp_path / "venv" / "bin" / "python").unlink()
+    (tmp_path / "venv" / "bin" / "python").write_text("#!/bin/sh\necho 3.8\n")
+    (tmp_path / "venv" / "bin" / "python").chmod(0o755)
+    assert state(run(uv_environments, arguments, check=True))["plan"] == ["~ Python 3.11, which was 3.8", "+ jax==1"]
+    arguments["environments"][0]["proof"] = "raise SystemExit('not yet')"
+    assert "does not work: not yet" in run(uv_environments, arguments)["msg"]
+    (kept,) = (tmp_path / "venv").glob(".old-*")
+    assert sorted(path.name for path in kept.iterdir()) == ["bin", "lib", "pyvenv.cfg"]
+    assert (kept / "lib/python3.8/site-packages/theirs.pth").exists()
+    arguments["environments"][0]["proof"] = ""
+    # As a run that died after its proof leaves it.
+    assert state(run(uv_environments, arguments, check=True))["plan"] == [f"- {kept}"]
+    made = run(uv_environments, arguments)
+    assert (made["changed"], state(made)["packages"]) == (True, {"jax": "1"})
+    assert not kept.exists()
+    assert (tmp_path / "venv" / "notebooks" / "n.txt").read_text() == "years of work"
+    assert run(uv_environments, arguments)["changed"] is False
+
+
+def test_an_interrupted_change_of_python_is_gone_on_with(run: Run, tmp_path: Path, arguments: dict[str, Any]) -> None:
+    by_hand(tmp_path / "venv", "3.8")
+    uv = Path(arguments["uv"])
+    program = uv.read_text()
+    uv.write_text("#!/bin/sh\nexit 1\n")
+    assert "ended with 1" in run(uv_environments, arguments)["msg"]
+    assert not (tmp_path / "venv" / "pyvenv.cfg").exists()
+    uv.write_text(program)
+    assert state(run(uv_environments, arguments))["packages"] == {"jax": "1"}
+
+
+def test_a_python_that_does_not_answer_is_a_fault_and_no_reason_to_make_another(
+    run: Run, tmp_path: Path, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_hand(tmp_path / "venv", "3.8")
+    (tmp_path / "venv" / "bin" / "python").unlink()
+    (tmp_path / "venv" / "bin" / "python").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "venv" / "bin" / "python").chmod(0o755)
+    monkeypatch.setattr("ansible.module_utils.environment_work.START", 0.2)
+    said = run(uv_environments, arguments)["msg"]
+    assert said.startswith(f"environment jax: {tmp_path}/venv/bin/python did not say its version within 0.2 s")
+    assert not list((tmp_path / "venv").glob(".old-*"))
+
+
+def test_a_download_that_fails_comes_with_ways_out(run: Run, arguments: dict[str, Any], tmp_path: Path) -> None:
+    Path(arguments["uv"]).write_text("#!/bin/sh\necho 'dns error' >&2\nexit 2\n")
+    asked = arguments | {"step": "pythons", "pythons": ["3.13"], "python_dir": str(tmp_path / "none")}
+    said = run(uv_environments, asked | {"environments": []})["msg"]
+    for word in ("Python 3.13", "dns error", "python_more_versions", "python_uv_downloads_json_url", "python_source"):
+        assert word in said
