@@ -2,6 +2,7 @@
 
     python -m tools.bench                measure, write the samples and the page
     python -m tools.bench --part site    measure a part anew; the page keeps the others
+    python -m tools.bench --part site --workers 8    of site.yml a fleet of one size anew
     python -m tools.bench --docs         write the page anew from the samples
 
 Exit codes: those of tpu_ops.
@@ -13,7 +14,7 @@ import argparse
 import datetime
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tools.bench import machine, measure, report, runs, runs_report, samples, site, site_report
@@ -26,8 +27,8 @@ from tpu_ops.errors import OpsError, UsageError
 POD, SINGLE = "v4-128", "v4-8"
 #: Fewer rounds than these make no page of the project.
 ROUNDS = 5
-#: Of site.yml, whose rounds take minutes.
-SITE_ROUNDS = 3
+#: What the names of site.yml's samples begin with, before the number of workers.
+SITE = "site-"
 #: Processes that run besides, from which on the figures are not worth keeping.
 BUSY = 0.5
 
@@ -39,27 +40,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", choices=PARTS, action="append", help="measure this part only (default all)")
     parser.add_argument("--sizes", default="16,1024,10000", help="workers of the fleets of pods (default %(default)s)")
     parser.add_argument("--single", default="1024", help="workers of the fleets of single hosts (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of inventory and runs (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default %(default)s")
     parser.add_argument("--workers", default="2,8,16", help="of site.yml's fleets (default %(default)s)")
-    parser.add_argument("--site-rounds", type=int, default=SITE_ROUNDS, help="of site.yml (default %(default)s)")
     parser.add_argument("--pods", default="4,8,16,32", help="workers of the nodes for runs (default %(default)s)")
     parser.add_argument("--out", type=Path, default=measure.ROOT / "docs", help="where the page goes (default docs)")
     options = parser.parse_args(argv)
     try:
         for part in [] if options.docs else options.part or PARTS:
-            store(PARTS[part](options), part, options.out)
+            for name, series in PARTS[part](options):
+                store(series, name, options.out)
         render(options.out)
     except OpsError as failure:
         say(f"error: {failure}")
         return int(failure.exit_code)
     except KeyboardInterrupt:
-        say("interrupted, nothing was written")
+        say("interrupted: what was being measured was not written")
         return 130
     return 0
 
 
-def inventory_part(options: argparse.Namespace) -> Series:
-    """Measure the inventory, and return the series.
+def inventory_part(options: argparse.Namespace) -> Iterator[tuple[str, Series]]:
+    """Measure the inventory; yield the name of its samples and the series.
 
     Raises:
         OpsError: There is nothing to measure, or something that is measured failed.
@@ -68,30 +69,30 @@ def inventory_part(options: argparse.Namespace) -> Series:
     fleets += [fleet(size, SINGLE) for size in numbers(options.single, "--single")]
     if options.rounds < 1 or not fleets:
         raise UsageError("nothing is to be measured", where="--rounds, --sizes", fix="name one at least")
-    return take(sorted(fleets, key=lambda fleet: fleet.workers), options.rounds)
+    yield "inventory", take(sorted(fleets, key=lambda fleet: fleet.workers), options.rounds)
 
 
-def site_part(options: argparse.Namespace) -> SiteSeries:
-    """Measure site.yml, and return the series.
+def site_part(options: argparse.Namespace) -> Iterator[tuple[str, SiteSeries]]:
+    """Measure site.yml; yield name and series of each size of fleet as soon as it has been measured.
 
     Raises:
         OpsError: There is nothing to measure, or a run failed.
     """
     sizes = numbers(options.workers, "--workers")
-    if options.site_rounds < 1 or not sizes or min(sizes) < 2:
+    if options.rounds < 1 or not sizes or min(sizes) < 2:
         raise UsageError(
             "nothing is to be measured",
-            where="--site-rounds, --workers",
+            where="--rounds, --workers",
             fix="one round and two workers at least: one of them stores",
         )
     commit, date, described = circumstances()
     with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
-        found = site.run(sorted(sizes), options.site_rounds, Path(directory), say)
-    return SiteSeries(commit, date, described, tuple(found))
+        for workers, found in site.run(sorted(sizes), options.rounds, Path(directory), say):
+            yield f"{SITE}{workers}", SiteSeries(commit, date, described, tuple(found))
 
 
-def runs_part(options: argparse.Namespace) -> RunSeries:
-    """Measure runs, and return the series.
+def runs_part(options: argparse.Namespace) -> Iterator[tuple[str, RunSeries]]:
+    """Measure runs; yield the name of their samples and the series.
 
     Raises:
         OpsError: There is nothing to measure, or something that is measured failed.
@@ -102,11 +103,11 @@ def runs_part(options: argparse.Namespace) -> RunSeries:
     commit, date, described = circumstances()
     with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
         found = runs.run(sorted(sizes), options.rounds, Path(directory), say)
-    return RunSeries(commit, date, described, tuple(found))
+    yield "runs", RunSeries(commit, date, described, tuple(found))
 
 
 #: Part -> what measures it.
-PARTS: dict[str, Callable[[argparse.Namespace], Series | SiteSeries | RunSeries]] = {
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[tuple[str, Series | SiteSeries | RunSeries]]]] = {
     "inventory": inventory_part,
     "site": site_part,
     "runs": runs_part,
@@ -165,9 +166,9 @@ def take(fleets: Sequence[Fleet], rounds: int) -> Series:
     return Series(commit, date, described, tuple(fleets), tuple(found))
 
 
-def store(series: Series | SiteSeries | RunSeries, part: str, out: Path) -> None:
-    """Write the samples of a part."""
-    path = samples_file(out, part)
+def store(series: Series | SiteSeries | RunSeries, name: str, out: Path) -> None:
+    """Write samples under their name."""
+    path = samples_file(out, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(series.text())
     say(f"wrote {path}")
@@ -195,16 +196,16 @@ def document(out: Path) -> str:
         OSError, ValueError, KeyError, TypeError: Those of the inventory are missing, or some cannot be understood.
     """
     parts = []
-    if (more := samples_file(out, "site")).exists():
-        parts.append(site_report.section(site.read(more)))
+    if sizes := [site.read(path) for path in (out / "benchmarks").glob(f"{SITE}*.json")]:
+        parts.append(site_report.section(sorted(sizes, key=site.workers)))
     if (more := samples_file(out, "runs")).exists():
         parts.append(runs_report.section(runs.read(more)))
     return report.document(samples.read(samples_file(out, "inventory")), *parts)
 
 
-def samples_file(out: Path, part: str) -> Path:
-    """Return the file of the samples of a part."""
-    return out / "benchmarks" / f"{part}.json"
+def samples_file(out: Path, name: str) -> Path:
+    """Return the file of the samples of a name."""
+    return out / "benchmarks" / f"{name}.json"
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class SiteSample:
     changed: int
 
 
-#: All samples of one measurement.
+#: All samples of fleets of one size.
 SiteSeries = PartSeries[SiteSample]
 
 
@@ -74,6 +74,11 @@ def read(path: Path) -> SiteSeries:
         ValueError, KeyError, TypeError: It holds none.
     """
     return read_part(path, SiteSample)
+
+
+def workers(series: SiteSeries) -> int:
+    """Return how many workers the fleets of a series had."""
+    return series.samples[0].workers
 
 
 def counts(tasks: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -141,8 +146,10 @@ class Site(Lab):
         return SiteSample(number, workers, kind, round(took.wall, 2), round(took.cpu, 2), took.peak, **found)
 
 
-def run(sizes: Sequence[int], rounds: int, root: Path, say: Callable[[str], None]) -> list[SiteSample]:
-    """Take all samples.
+def run(
+    sizes: Sequence[int], rounds: int, root: Path, say: Callable[[str], None]
+) -> Iterator[tuple[int, list[SiteSample]]]:
+    """Take all samples; yield those of each size as soon as they are taken.
 
     Args:
         sizes: Numbers of workers, two at least.
@@ -153,16 +160,17 @@ def run(sizes: Sequence[int], rounds: int, root: Path, say: Callable[[str], None
     Raises:
         OpsError: Something failed.
     """
-    site, samples = Site(root), []
+    site = Site(root)
     with site.up():
         say("site.yml: filling the workers' shared cache of packages, once, unmeasured")
         with site.fleet(2):
             site.sample(0, 2, "first")
-        for number in range(1, rounds + 1):
-            for workers in sizes:
+        for workers in sizes:
+            samples = []
+            for number in range(1, rounds + 1):
                 with site.fleet(workers):
                     taken = [site.sample(number, workers, kind) for kind in KINDS]
                 samples += taken
                 walls = ", ".join(f"{sample.kind} {sample.wall:.1f}" for sample in taken)
-                say(f"round {number} of {rounds}, site.yml on {workers} workers, s: {walls}")
-    return samples
+                say(f"site.yml on {workers} workers, round {number} of {rounds}, s: {walls}")
+            yield workers, samples

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
-from tools.bench.report import digits, megabytes, origin, spread
-from tools.bench.site import KINDS, SiteSample, SiteSeries
+from tools.bench.report import digits, megabytes, spread
+from tools.bench.site import KINDS, SiteSample, SiteSeries, workers
 
 #: Targets: seconds of a run without changes on so many workers, and modules it may execute on each.
 TARGET_WORKERS, WALL_LIMIT, MODULES_LIMIT = 8, 60.0, 15
@@ -14,23 +15,18 @@ TARGET_WORKERS, WALL_LIMIT, MODULES_LIMIT = 8, 60.0, 15
 COUNTS = ("modules", "tasks", "skipped", "changed")
 
 
-def of(series: SiteSeries, workers: int, kind: str) -> list[SiteSample]:
-    """Return the samples of one kind of run on so many workers."""
-    return [sample for sample in series.samples if (sample.workers, sample.kind) == (workers, kind)]
+def of(series: SiteSeries, kind: str) -> list[SiteSample]:
+    """Return the samples of one kind of run."""
+    return [sample for sample in series.samples if sample.kind == kind]
 
 
-def sizes(series: SiteSeries) -> list[int]:
-    """Return the numbers of workers that were measured, smallest first."""
-    return sorted({sample.workers for sample in series.samples})
-
-
-def table(series: SiteSeries, workers: int) -> list[str]:
-    """Return the lines of the table of so many workers, one per kind of run."""
+def table(series: SiteSeries) -> list[str]:
+    """Return the lines of the table of one size of fleet, one per kind of run."""
     heads = ("", "wall, s", "controller's CPU, s", "peak, MB", *(f"{name} per worker" for name in COUNTS))
     heads += ("CPU per worker and task, s",)
     lines = [f"| {' | '.join(heads)} |".replace("|  |", "| |"), "|---" * len(heads) + "|"]
     for kind, title in KINDS.items():
-        taken = of(series, workers, kind)
+        taken = of(series, kind)
         if not taken:
             continue
         cells = (
@@ -38,7 +34,7 @@ def table(series: SiteSeries, workers: int) -> list[str]:
             spread(sample.wall for sample in taken).text(digits),
             spread(sample.cpu for sample in taken).text(digits),
             spread(sample.peak for sample in taken).text(megabytes),
-            *(spread(getattr(sample, name) / workers for sample in taken).text(digits) for name in COUNTS),
+            *(spread(getattr(sample, name) / workers(series) for sample in taken).text(digits) for name in COUNTS),
             spread(sample.cpu / sample.tasks for sample in taken).text(thousandths),
         )
         lines.append(f"| {' | '.join(cells)} |")
@@ -50,56 +46,52 @@ def thousandths(number: float) -> str:
     return f"{number:.3f}"
 
 
-def targets(series: SiteSeries) -> list[str]:
+def targets(measured: Sequence[SiteSeries]) -> list[str]:
     """Return the lines of the targets' table: those whose workers were measured."""
     rows = []
-    if taken := of(series, TARGET_WORKERS, "second"):
-        walls = spread(sample.wall for sample in taken)
-        rows.append(
-            (
-                f"second run on {TARGET_WORKERS} workers: under {WALL_LIMIT:.0f} s",
-                walls.text(digits),
-                walls.median < WALL_LIMIT,
-            )
-        )
-    for workers in sizes(series):
-        if taken := of(series, workers, "second"):
-            modules = spread(sample.modules / workers for sample in taken)
-            rows.append(
-                (
-                    f"second run on {workers} workers: at most {MODULES_LIMIT} modules executed on each",
-                    modules.text(digits),
-                    modules.median <= MODULES_LIMIT,
-                )
-            )
+    for series in measured:
+        taken = of(series, "second")
+        if taken and workers(series) == TARGET_WORKERS:
+            walls = spread(sample.wall for sample in taken)
+            what = f"second run on {TARGET_WORKERS} workers: under {WALL_LIMIT:.0f} s"
+            rows.append((what, walls.text(digits), walls.median < WALL_LIMIT))
+        if taken:
+            modules = spread(sample.modules / workers(series) for sample in taken)
+            what = f"second run on {workers(series)} workers: at most {MODULES_LIMIT} modules executed on each"
+            rows.append((what, modules.text(digits), modules.median <= MODULES_LIMIT))
     return [
         "| target | measured | met |",
         "|---|---|---|",
-        *(f"| {target} | {measured} | {'yes' if met else '**no**'} |" for target, measured, met in rows),
+        *(f"| {target} | {found} | {'yes' if met else '**no**'} |" for target, found, met in rows),
     ]
 
 
-def section(series: SiteSeries) -> list[str]:
-    """Return the lines of the page."""
+def of_one_size(series: SiteSeries) -> list[str]:
+    """Return the lines of one size of fleet."""
+    machine = ", ".join(f"{name} {value}" for name, value in series.machine.items())
     rounds = len({sample.round for sample in series.samples})
+    return [
+        f"### site.yml on {workers(series)} workers",
+        "",
+        *textwrap.wrap(f"Commit {series.commit}, {series.date}, {rounds} rounds. Machine: {machine}.", 118),
+        "",
+        *table(series),
+        "",
+    ]
+
+
+def section(measured: Sequence[SiteSeries]) -> list[str]:
+    """Given what was measured, smallest fleet first, return the lines of the page."""
     method = (
         "Workers are containers of this machine, so that their work and the controller's share its cores. In each "
         "round the nodes of [examples/fleet](../examples/fleet), where every role has something to do, are made with "
-        f"bare workers, configured, and deleted; there are {rounds} rounds. One worker exports a data disk "
+        "bare workers, configured, and deleted. One worker exports a data disk "
         "and serves git; the others are in nodes as large as they can be. Python packages "
         "come from a cache that an unmeasured run has filled. Numbers are medians, with the smallest and largest in "
         "brackets. The CPU is the controller's, without the ssh processes that keep connections open. Modules are what "
         "is executed on workers; tasks include those that Ansible does itself, such as checks of variables."
     )
-    lines = [
-        "## site.yml",
-        "",
-        *origin(series.commit, series.date, series.machine),
-        "",
-        *textwrap.wrap(method, 118),
-        "",
-    ]
-    for workers in sizes(series):
-        lines += [f"### site.yml on {workers} {'worker' if workers == 1 else 'workers'}", "", *table(series, workers)]
-        lines += [""]
-    return [*lines, "### Targets of site.yml", "", "The median decides.", "", *targets(series)]
+    lines = ["## site.yml", "", *textwrap.wrap(method, 118), ""]
+    for series in measured:
+        lines += of_one_size(series)
+    return [*lines, "### Targets of site.yml", "", "The median decides.", "", *targets(measured)]
