@@ -47,6 +47,8 @@ def test_a_rank_that_cannot_start_is_named_at_once(star: Callable[..., Star]) ->
     made = star(3, barrier=60)
     made.hub.start()
     made.add(1)
+    # On a busy machine it could find the hub gone already, and wait for it.
+    made.await_ready({0, 1})
     made.add(2, problem="no such program")
     for each in made.links:
         assert made.await_(each, "abort")["reason"] == "rank 2 (w2): no such program"
