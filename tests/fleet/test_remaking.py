@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.support.lab_api import LOCATION, LabApi
+from tpu_ops.cloud import operations
 from tpu_ops.cloud import remaking as cloud
 from tpu_ops.cloud.client import ApiError, connect
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet import remaking
+from tpu_ops.fleet import lifecycle, remaking
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def name(node="pod"):
 
 def back(tpu, plan, request="r1/2"):
     """Bring the nodes back; return how they are and what was said."""
-    said = []
+    said: list[str] = []
     return remaking.bring_back(tpu, plan, request, said.append), said
 
 
@@ -111,13 +112,13 @@ def test_a_node_in_maintenance_is_waited_for(tpu, lab_api, monkeypatch):
     lab_api.create("pod")
     plan = remaking.remember(tpu, [name()])
     waited = []
-    wait = remaking.operations.wait_for_state
+    wait = operations.wait_for_state
 
     def waits(client, node, *, through, **options):
         waited.append(through)
         return wait(client, node, through=through, **options)
 
-    monkeypatch.setattr(remaking.operations, "wait_for_state", waits)
+    monkeypatch.setattr(operations, "wait_for_state", waits)
     # The event itself may be over before anybody looks.
     looks = iter([remaking.Seen("REPAIRING", plan.nodes[0].node_id)])
     seen = remaking._seen
@@ -125,7 +126,7 @@ def test_a_node_in_maintenance_is_waited_for(tpu, lab_api, monkeypatch):
     assert lab_api.call("POST", f"v2alpha1/{name()}:simulateMaintenanceEvent", {})[0] == 200
     found, said = back(tpu, plan)
     assert remaking.fresh(plan, found) == set()
-    assert waited[0] == remaking.ON_THE_WAY
+    assert waited[0] == lifecycle.ON_THE_WAY
     assert said[0].endswith("REPAIRING; waiting for at most 3600 s until it is READY")
     assert lab_api.node("pod")["state"] == "READY"
 
@@ -205,6 +206,7 @@ def test_nodes_of_a_queued_resource_are_made_again_by_it(tpu, lab_api):
     preempt(lab_api, "a")
     seen, said = back(tpu, plan)
     assert remaking.fresh(plan, seen) == {name("a"), name("b")}
+    assert before is not None
     assert cloud.queued(tpu, resource) == before
     assert "spot" in before.body
     assert before.body["queueing_policy"] == {"valid_until_duration": "3600s"}

@@ -24,7 +24,7 @@ from tpu_ops.fleet.remaking import Made, Plan, Seen
 from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.wire import DATA, END, Frame
-from tpu_ops.runs import follow, recovery, spec
+from tpu_ops.runs import follow, records, recovery, spec
 
 NODE = pod(2)[0].node.full_name
 
@@ -68,9 +68,7 @@ class World:
     def workers(self) -> list[Worker]:
         return pod(2, node_id=self.node_id)
 
-    async def call(
-        self, requests: Any, action: str, *, done: Any = None, **_: Any
-    ) -> dict[str, Reply]:
+    async def call(self, requests: Any, action: str, *, done: Any = None, **_: Any) -> dict[str, Reply]:
         found = {}
         for host in requests:
             value: dict[str, Any] = {"probe": probe(boot_id=host), "record": {"state": "starting", "port": 8500}}
@@ -135,7 +133,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
     monkeypatch.setattr(follow, "RETRY_LIMIT", 0.2)
     monkeypatch.setattr(follow, "ALONE_LIMIT", 0.2)
     monkeypatch.setattr(recovering, "LOOK", 0.05)
-    monkeypatch.setattr(recovering.remaking, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("tpu_ops.fleet.remaking.FIRST_PAUSE", 0.01)
 
     def followed(world: World, *words: str, **changes: Any) -> tuple[int, World, recovering.Recovering]:
         for name, value in {
@@ -165,7 +163,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
 def test_a_preempted_node_is_brought_back_and_the_run_goes_on_as_its_next_attempt(
     run: Any, tmp_path: Path, capsys: Any
 ) -> None:
-    code, world, job = run(World(PREEMPTED, PREEMPTED, DONE), "--json")
+    code, world, _ = run(World(PREEMPTED, PREEMPTED, DONE), "--json")
     assert code == 0
     one_more = ["configure 2", "start {0}", "start {0}"]
     assert world.done == [
@@ -189,8 +187,9 @@ def test_a_preempted_node_is_brought_back_and_the_run_goes_on_as_its_next_attemp
     assert "run r1, attempt 1: node pod is PREEMPTED; bringing its nodes back" in err
     assert not (tmp_path / "runs/r1/recovery.json").exists()
     assert (tmp_path / "runs/r1/attempt-3/rank-1.log").read_text() == "attempt 3\n", "of every rank, shown or not"
-    assert recovering.records.read(tmp_path, "r1").attempt == 3  # type: ignore[union-attr]
-    assert recovering.records.read(tmp_path, "r1").node_ids == ("3",)  # type: ignore[union-attr]
+    remembered = records.read(tmp_path, "r1")
+    assert remembered is not None
+    assert (remembered.attempt, remembered.node_ids) == (3, ("3",))
 
 
 def test_a_failure_of_the_command_is_final_unless_it_has_a_budget(run: Any, capsys: Any) -> None:
