@@ -153,7 +153,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
         asked = spec.RunSpec("r1", ("true",), attempt=world.attempt)
         kept = recovery.Recovery("r1", world.attempt, Plan((Made(NODE, "1", {}),)), recovery.options_of(asked, {}))
         settings: Any = SimpleNamespace(state_dir=tmp_path)
-        job = recovering.Recovering(settings, replace(kept, **changes), asked, parser.parse_args(words))
+        job = recovering.Recovering(settings, replace(kept, **changes), asked, parser.parse_args(words), begun=False)
         world_fanout: Any = world
         return job.to_the_end(job.started(world_fanout, world.workers)), world, job
 
@@ -258,6 +258,20 @@ def test_ctrl_c_leaves_the_run_alone_and_says_how_to_go_on(
     said = capsys.readouterr().err
     assert "detached: run r1 goes on, and nobody starts it again" in said
     assert "recover: tpu_ops attach r1 --recover" in said
+
+
+def test_a_run_that_could_not_be_started_leaves_nothing_to_take_over(run: Any, tmp_path: Path) -> None:
+    world = World(DONE)
+
+    async def refused(job: recovering.Recovering, *_: object) -> int:
+        job._keep()
+        raise OpsError("no")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recovering.Recovering, "started", refused)
+        with pytest.raises(OpsError, match="no"):
+            run(world)
+    assert not (tmp_path / "runs/r1/recovery.json").exists()
 
 
 async def _pressed(_: object, rank: int) -> None:

@@ -68,5 +68,5 @@ def _take_over(settings: Settings, args: argparse.Namespace) -> int:
         raise UsageError(what, where="--since and --recover", fix="leave out --since; `tpu_ops logs` shows older ones")
     kept = recovery.read(settings.state_dir, args.run)
     with recovering.alone(settings, args.run):
-        job = recovering.Recovering(settings, kept, kept.spec(os.environ), args)
+        job = recovering.Recovering(settings, kept, kept.spec(os.environ), args, begun=True)
         return job.to_the_end(None if kept.pending else job.attached())

@@ -96,10 +96,13 @@ class Recovering:
         kept: What is kept of the run.
         run: What its last attempt was started with.
         args: ``rank``, ``json`` and ``exit_code`` of the command line.
+        begun: Whether the run has been on before.
     """
 
-    def __init__(self, settings: Settings, kept: Recovery, run: spec.RunSpec, args: argparse.Namespace) -> None:
-        self._settings, self.kept, self._spec, self._args = settings, kept, run, args
+    def __init__(
+        self, settings: Settings, kept: Recovery, run: spec.RunSpec, args: argparse.Namespace, *, begun: bool
+    ) -> None:
+        self._settings, self.kept, self._spec, self._args, self._begun = settings, kept, run, args, begun
         self._on: tuple[Fanout, control.RunRef] | None = None
         self._outcomes: list[Outcome] | None = None
         self._lost: Mapping[str, str] = {}
@@ -128,10 +131,6 @@ class Recovering:
         self._keep(plan=plan)
         return copy
 
-    def drop(self) -> None:
-        """Forget a run that never was."""
-        recovery.forget(self._settings.state_dir, self.kept.run_id)
-
     def to_the_end(self, work: Coroutine[Any, Any, int] | None) -> int:
         """Follow the run until it has ended for good or is left; return the exit code.
 
@@ -153,14 +152,18 @@ class Recovering:
     def _followed(self, work: Coroutine[Any, Any, int]) -> int:
         """Follow one attempt; without outcomes afterwards, it was left."""
         self._outcomes = None
-        return asyncio.run(leaving.followed(work, lambda: self._on, self.left, as_json=self._args.json))
+        try:
+            return asyncio.run(leaving.followed(work, lambda: self._on, self.left, as_json=self._args.json))
+        finally:
+            if not self._begun:
+                recovery.forget(self._settings.state_dir, self.kept.run_id)
 
     def left(self) -> None:
         """Say after Ctrl-C what goes on and how to get at it."""
         if self._on:
             output.info(f"detached: run {self.kept.run_id} goes on, and nobody starts it again")
             output.info(f"  stop:    tpu_ops stop {self.kept.run_id}")
-        elif self.kept.plan.nodes:
+        elif self._begun:
             output.info(f"run {self.kept.run_id} is not on, and nobody starts it again")
         else:
             output.info("interrupted before the run was started")
@@ -188,6 +191,7 @@ class Recovering:
 
     async def follow(self, fanout: Fanout, hosts: Sequence[str]) -> int:
         """Follow an attempt to its end and keep its logs here; a node that is taken away ends it at once."""
+        self._begun = True
         self._on = (fanout, control.RunRef(self.kept.run_id, tuple(hosts)))
         logs = recovery.logs(self._settings.state_dir, self.kept.run_id, self.kept.attempt, len(hosts))
         output.info(f"run {self.kept.run_id}, attempt {self.kept.attempt}: logs of all ranks go to {logs.directory}")
@@ -275,7 +279,8 @@ class Recovering:
         records.write(state_dir, replace(record, attempt=attempt))
         try:
             await launch.start(fanout, self._spec, workers)
-        except launch.NotStarted:
+        except BaseException:
+            # Refused or interrupted: this attempt is on no worker, and never will be.
             self._keep(pending=True)
             raise
         output.info(f"run {self.kept.run_id}, attempt {attempt}: started on {len(hosts)} workers")

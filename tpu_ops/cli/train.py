@@ -176,7 +176,7 @@ class _Job:
             max_preemptions=self.args.max_preemptions,
             max_failures=self.args.max_failures or 0,
         )
-        self.guard = recovering.Recovering(self.fleet.settings, kept, self.spec, self.args)
+        self.guard = recovering.Recovering(self.fleet.settings, kept, self.spec, self.args, begun=False)
         return self.guard
 
     async def run(self) -> int:
@@ -260,8 +260,6 @@ class _Job:
             await launch.start(fanout, self.spec, self.workers)
         except launch.NotStarted:
             records.forget(state_dir, self.spec.run_id)
-            if self.guard:
-                self.guard.drop()
             raise
         self.started_by = fanout
         output.info(

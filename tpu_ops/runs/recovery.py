@@ -25,8 +25,8 @@ from tpu_ops.runs.follow import Outcome, first_failure
 #: What a run's end means for its recovery.
 SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"
 
-#: States of a rank of which nothing more was heard, or whose host went down under it.
-_GONE = ("unknown", "unreachable", "lost")
+#: States of a rank of which nothing more was heard, whose host went down under it, or whose starter died.
+_GONE = ("unknown", "unreachable", "lost", "refused")
 
 
 @dataclass(frozen=True)
@@ -195,15 +195,22 @@ def lock(state_dir: Path, run_id: str) -> AbstractContextManager[None]:
 
 
 def keep_code(state_dir: Path, run_id: str, tree: sync.Tree) -> sync.Tree:
-    """Copy the code that goes to the workers, so that every attempt has the same; return the copy."""
+    """Copy the code that goes to the workers, so that every attempt has the same; return the copy.
+
+    Raises:
+        OpsError: It cannot be written.
+    """
     source = folder(state_dir, run_id) / "code" / tree.name
-    for entry in tree.entries:
-        target = source / entry
-        if entry.endswith("/"):
-            target.mkdir(parents=True, exist_ok=True)
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(tree.source / entry, target, follow_symlinks=False)
+    try:
+        for entry in tree.entries:
+            target = source / entry
+            if entry.endswith("/"):
+                target.mkdir(parents=True, exist_ok=True)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(tree.source / entry, target, follow_symlinks=False)
+    except OSError as exc:
+        raise unwritable(source, exc) from exc
     return replace(tree, source=source)
 
 
