@@ -18,7 +18,7 @@ import pytest
 from tests.runs.test_parts import pod, probe
 from tpu_ops.cli import leaving, recovering
 from tpu_ops.cloud.client import ApiError
-from tpu_ops.errors import ExitCode, OpsError
+from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.remaking import Made, Plan, Seen
 from tpu_ops.remote.replies import Reply
@@ -155,6 +155,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
         settings: Any = SimpleNamespace(state_dir=tmp_path)
         job = recovering.Recovering(settings, replace(kept, **changes), asked, parser.parse_args(words), begun=False)
         world_fanout: Any = world
+        if job.kept.pending:
+            return job.to_the_end(None), world, job
         return job.to_the_end(job.started(world_fanout, world.workers)), world, job
 
     return followed
@@ -258,6 +260,44 @@ def test_ctrl_c_leaves_the_run_alone_and_says_how_to_go_on(
     said = capsys.readouterr().err
     assert "detached: run r1 goes on, and nobody starts it again" in said
     assert "recover: tpu_ops attach r1 --recover" in said
+
+
+def test_who_takes_over_in_the_midst_of_bringing_nodes_back_goes_on_with_that(run: Any) -> None:
+    world = World(None, DONE)
+    world.state = "PREEMPTED"
+    code, world, job = run(world, pending=True, preemptions=1)
+    assert (code, world.done[0], job.kept.attempt) == (0, "bring back r1/2", 2)
+    assert job.kept.preemptions == 1, "it is not counted twice"
+
+
+def test_ranks_on_the_slices_that_are_left_are_ended_before_the_next_attempt(run: Any, tmp_path: Path) -> None:
+    *_, job = run(World(DONE))
+    asked: list[tuple[str, Any]] = []
+
+    async def call(requests: Any, action: str, **_: Any) -> dict[str, Reply]:
+        asked.append((action, requests))
+        return {host: Reply(host, {"record": {**ended("stopped", intent="stop"), "attempt": 1}}) for host in requests}
+
+    job._labels, job._lost = {"a": "n/a", "b": "n/b"}, {"n/a": "node a is PREEMPTED"}
+    outcomes = asyncio.run(job._without_lost(SimpleNamespace(call=call), ["a-w0", "b-w0"]))
+    assert [(outcome.rank, outcome.host, outcome.state) for outcome in outcomes] == [
+        (0, "a-w0", "unknown"),
+        (1, "b-w0", "stopped"),
+    ]
+    assert [(action, list(requests)) for action, requests in asked] == [("stop", ["b-w0"])]
+    assert asked[0][1]["b-w0"]["reason"] == "node a is PREEMPTED"
+    # Its ranks were stopped by nobody who wants the run to end.
+    assert job._goes_on(outcomes)
+    assert recovery.read(tmp_path, "r1").pending
+
+
+def test_a_name_whose_logs_are_here_or_that_is_being_recovered_is_not_taken_again(run: Any, tmp_path: Path) -> None:
+    *_, job = run(World(DONE))
+    with pytest.raises(UsageError, match="logs of a run of this name"):
+        job.begin(pod(2), None)
+    job._keep()
+    with pytest.raises(UsageError, match="it has not ended as far as is known here"):
+        job.begin(pod(2), None)
 
 
 def test_a_run_that_could_not_be_started_leaves_nothing_to_take_over(run: Any, tmp_path: Path) -> None:
