@@ -235,6 +235,37 @@ def test_what_is_in_the_way_for_now_is_waited_for(run: Any, capsys: Any) -> None
     assert "no route to host" in said
 
 
+def test_an_api_that_tells_late_of_a_preemption_has_it_counted_once(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(SILENT, DONE)
+    call = world.call
+
+    async def dead(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+        if action == "probe" and world.node_id == "1":
+            world.state = "PREEMPTED"
+            return {host: Reply(host, {}, "unreachable", "no route to host") for host in requests}
+        return await call(requests, action, **options)
+
+    monkeypatch.setattr(world, "call", dead)
+    code, _, job = run(world)
+    assert (code, job.kept.preemptions, job.kept.attempt) == (0, 1, 2)
+    assert world.done[:3] == ["bring back r1/2", "bring back r1/2", "configure 2"]
+
+
+def test_a_new_node_that_is_preempted_before_the_run_is_on_it_counts(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(PREEMPTED, DONE)
+    call = world.call
+
+    async def dead(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+        if action == "probe" and world.node_id == "2":
+            world.state = "PREEMPTED"
+            return {host: Reply(host, {}, "unreachable", "no route to host") for host in requests}
+        return await call(requests, action, **options)
+
+    monkeypatch.setattr(world, "call", dead)
+    with pytest.raises(OpsError, match="--max-preemptions 1 is used up"):
+        run(world, max_preemptions=1)
+
+
 def test_what_is_refused_for_good_ends_it_and_can_be_taken_over(run: Any, tmp_path: Path, capsys: Any) -> None:
     world = World(PREEMPTED, DONE)
     world.refusal = ApiError("not you", status="PERMISSION_DENIED")

@@ -147,6 +147,10 @@ class Recovering:
             output.info("")
             self.left()
             raise
+        except OpsError:
+            if self._begun:
+                self._hint()
+            raise
         return code
 
     def _followed(self, work: Coroutine[Any, Any, int]) -> int:
@@ -318,7 +322,9 @@ class Recovering:
         with origin.api(self._settings) as tpu:
             seen = remaking.bring_back(tpu, plan, f"{self.kept.run_id}/{self.kept.attempt + 1}", output.info)
         names = {made.name for made in plan.nodes}
-        self._now = plan.now(seen, names)
+        if remaking.fresh(plan, seen):
+            # What becomes of these from now on is a preemption of its own.
+            self._now = plan.now(seen, names)
         fleet, found = newcomers.known(self._settings, names, options.Waiting(f"run {self.kept.run_id}"))
         for text in fleet.warnings:
             output.warning(text)
@@ -340,7 +346,6 @@ class Recovering:
                 return self._followed(self._again(self._bring_back()))
             except OpsError as exc:
                 if not _passes(exc):
-                    self._hint()
                     raise
                 lost: Mapping[str, str] = {}
                 with contextlib.suppress(OpsError):
