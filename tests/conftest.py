@@ -6,11 +6,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
 pytest_plugins = ["tests.support.lab_api", "tests.support.fleet", "tests.support.skips"]
 
 
@@ -32,15 +30,8 @@ def _no_real_service(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests of one room in one process, and leave out what needs gcloud where it is not installed.
-
-    Workers are made once for all tests of a room, under a name of this clone; gcloud comes from no package index that
-    this project uses.
-    """
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(item.path.relative_to(HERE).parts[0]))
+    """Leave out what needs gcloud where it is not installed: it comes from no package index this project uses."""
     if shutil.which("gcloud"):
         return
     for item in items:

@@ -157,8 +157,10 @@ def test_the_environment_is_built_from_nothing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("MEGASCALE_SLICE_ID", "inherited")
     monkeypatch.setenv("LD_PRELOAD", "inherited")
     asked = good(env={"A": "\udcff", "JAX_PLATFORMS": "mine", "TPU_OPS_RANK": "9"})
-    from_host = {"JAX_PLATFORMS": "cpu", "TPU_WORKER_ID": "1"}
-    env = environment.build(asked, myself(), "/opt/v", from_host, "/files")
+    from_host = {"JAX_PLATFORMS": "cpu", "TPU_WORKER_ID": "1", "MEGASCALE_SLICE_ID": ""}
+    stale = {"MEGASCALE_NUM_SLICES": "2"}
+    env = environment.build(asked, myself(), "/opt/v", from_host | stale, "/files")
+    assert env[b"MEGASCALE_SLICE_ID"] == b""
     assert env[b"A"] == b"\xff"
     assert env[b"JAX_PLATFORMS"] == b"mine"
     assert env[b"TPU_WORKER_ID"] == b"1"

@@ -414,12 +414,14 @@ def test_whoever_connects_is_not_locked_out(
     assert fault in "".join(faults)
 
 
-@pytest.mark.parametrize("public_half", [True, False])
-def test_keys_of_this_run_are_the_file_s_and_the_agent_s(tmp_path: Path, public_half: bool) -> None:
+@pytest.mark.parametrize(("named", "public_half"), [(True, True), (True, False), (False, True)])
+def test_this_run_s_own_key_is_that_of_the_file_it_names_else_the_agent_s(
+    tmp_path: Path, named: bool, public_half: bool
+) -> None:
     keys = [tmp_path / "file", tmp_path / "agent"]
     for key in keys:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, timeout=30)
-    wanted = {" ".join(key.with_suffix(".pub").read_text().split()[:2]) for key in keys}
+    wanted = {" ".join(keys[not named].with_suffix(".pub").read_text().split()[:2])}
     if not public_half:
         keys[0].with_suffix(".pub").unlink()
     # The agent ends with the command.
@@ -434,7 +436,8 @@ def test_keys_of_this_run_are_the_file_s_and_the_agent_s(tmp_path: Path, public_
     ]
     (tmp_path / "hosts.yml").write_text("all: { hosts: { localhost: { ansible_connection: local } } }\n")
     command += ["--inventory", str(tmp_path / "hosts.yml"), "--extra-vars", "@roles/users/vars/main.yml"]
-    command += ["--extra-vars", f"ansible_ssh_private_key_file={keys[0]}", "-m", "debug", "-a", "var=__users_own_keys"]
+    command += ["--extra-vars", f"ansible_ssh_private_key_file={keys[0]}"] if named else []
+    command += ["-m", "debug", "-a", "var=__users_own_keys"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     found = re.findall(r"ssh-ed25519 [A-Za-z0-9+/=]+", done.stdout)
     assert set(found) == wanted

@@ -17,7 +17,7 @@ from tpu_ops.runs.spec import RunSpec
 
 SPEC = RunSpec("r1", ("true",))
 WAITING = Reply("", {"record": {"state": "starting", "port": 8503}})
-RUNNING = Reply("", {"record": {"state": "running"}})
+RUNNING = Reply("", {"record": {"state": "running", "port": 0}})
 HELD = Reply("", {"holder": {}}, "held", "run r0 of bob is on this worker", "wait for it")
 SILENT = Reply("", {}, "unreachable", "no route to host")
 
@@ -33,6 +33,8 @@ class Workers:
     def __init__(self, **replies: Reply) -> None:
         self._replies = {"pod-w0": WAITING} | {name.replace("_", "-"): reply for name, reply in replies.items()}
         self.calls: list[tuple[str, dict[str, Mapping[str, Any]]]] = []
+        self.hangs = ""
+        self.deaf = False
 
     async def call(
         self, requests: Any, action: str, *, limit: float, done: Callable[[Reply], None] | None = None
@@ -42,6 +44,10 @@ class Workers:
         found = {}
         for host in requests:
             reply = self._replies.get(host, RUNNING) if action == "start" else Reply("", {"record": {}})
+            if action == "start" and host == self.hangs:
+                await asyncio.Event().wait()
+            if action == "stop" and self.deaf:
+                reply = SILENT
             found[host] = Reply(host, reply.value, reply.kind, reply.problem, reply.fix)
             if done:
                 done(found[host])
@@ -156,6 +162,31 @@ async def test_a_silent_leader_may_have_begun_to_wait() -> None:
     with pytest.raises(launch.NotStarted, match="no route to host") as raised:
         await start_slices(workers)
     assert "b-w0 ends by itself within 60 s" in raised.value.fix
+
+
+async def test_a_silent_only_worker_is_told_to_give_up_and_the_person_that_it_may_run() -> None:
+    workers = Workers(pod_w0=SILENT)
+    with pytest.raises(launch.NotStarted) as raised:
+        await start(workers, 1)
+    assert workers.asked == [("start", ["pod-w0"]), ("stop", ["pod-w0"])]
+    assert "ends by itself" not in raised.value.fix
+    deaf = Workers(pod_w0=SILENT)
+    deaf.deaf = True
+    with pytest.raises(launch.NotStarted) as raised:
+        await start(deaf, 1)
+    assert "what was started on pod-w0 may run: `tpu_ops who`" in raised.value.fix
+
+
+@pytest.mark.parametrize("size", [1, 4])
+async def test_a_start_that_is_interrupted_is_given_up(size: int) -> None:
+    workers = Workers()
+    workers.hangs = "pod-w0"
+    task = asyncio.create_task(start(workers, size))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert workers.asked == [("start", ["pod-w0"]), ("stop", ["pod-w0"])]
 
 
 async def test_workers_without_an_internal_address_cannot_meet() -> None:

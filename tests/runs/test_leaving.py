@@ -95,7 +95,14 @@ async def test_a_third_ctrl_c_does_not_wait_for_the_stop(monkeypatch: pytest.Mon
     slow = Stop(60)
     monkeypatch.setattr("tpu_ops.cli.stop.end", slow)
     assert await followed(pressed(0, 0.05, 0.15)) == ExitCode.INTERRUPTED
-    assert "run r1 was asked to end; no longer waiting for it" in capsys.readouterr().err
+    assert slow.asked == ["r1"]
+    assert "to be sure that every worker was told: tpu_ops stop r1" in capsys.readouterr().err
+
+
+async def test_three_quick_ctrl_c_stop_the_run(stop: Stop, capsys: Any) -> None:
+    assert await followed(pressed(0, 0.01, 0.02, cleanup=0.1)) == ExitCode.INTERRUPTED
+    assert stop.asked == ["r1"]
+    assert "stopped by ada" in capsys.readouterr().out
 
 
 async def test_before_a_run_is_on_a_second_ctrl_c_gives_up_at_once(stop: Stop) -> None:

@@ -56,6 +56,10 @@ def test_what_a_controller_sends_is_what_a_worker_takes() -> None:
     assert (sent["rank"], sent["world_size"], sent["worker"], sent["node"]) == (2, 4, "pod-w2", "pod")
 
 
+def test_secrets_may_be_as_long_here_as_on_the_workers() -> None:
+    assert spec.MAX_SECRET == host_spec.MAX_SECRET
+
+
 def test_every_rank_is_told_its_slice() -> None:
     run = spec.RunSpec("digits-1", ("true",))
     workers = [*pod(2, "a", "1"), *pod(2, "b", "2", 1)]

@@ -65,3 +65,16 @@ def test_of_two_who_share_a_slice_one_wins_and_the_other_leaves_nothing(slices: 
         assert done.returncode == 0, done.stderr
         for index in slices.indices:
             slices.await_clean(index)
+
+
+def test_a_slice_whose_first_worker_cannot_start_is_named_and_nobody_waits_for_it(slices: Bench) -> None:
+    culprit = next(index for index, spec in enumerate(slices.specs) if (spec.node, spec.index) == ("b", 0))
+    for index in slices.indices:
+        if index != culprit:
+            slices.inside(index, "install -m 0755 /bin/true /usr/local/bin/elsewhere")
+    done = slices.tpu_ops("train", "a,b", "--name", "lacking", "--barrier", "600", "--", "elsewhere")
+    assert done.returncode == 1
+    assert re.search(r"not started: .*elsewhere is not on PATH", done.stderr)
+    assert re.search(r"at: +b-w0$", done.stderr, re.MULTILINE)
+    for index in slices.indices:
+        slices.await_clean(index)

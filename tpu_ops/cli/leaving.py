@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from tpu_ops.cli import output, stop
+from tpu_ops.cli import output, runs_output, stop
 from tpu_ops.errors import ExitCode
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs.control import RunRef
@@ -52,9 +52,14 @@ async def followed(
             return ExitCode.INTERRUPTED
         output.info(f"  Ctrl-C again within {AGAIN:g} s stops the run")
         pressed.get_nowait()
-        with contextlib.suppress(TimeoutError):
+        try:
             await asyncio.wait_for(pressed.get(), AGAIN)
-            await _stop(*run, pressed, as_json=as_json)
+        except TimeoutError:
+            return ExitCode.INTERRUPTED
+        # Who pressed more often meanwhile wanted the stop, and not that it is given up before it is sent.
+        while not pressed.empty():
+            pressed.get_nowait()
+        await _stop(*run, pressed, as_json=as_json)
     return ExitCode.INTERRUPTED
 
 
@@ -65,9 +70,14 @@ async def _stop(fanout: Fanout, run: RunRef, pressed: asyncio.Queue[None], *, as
     try:
         await asyncio.wait({stopping, given_up}, return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
-            stop.report([(run, stopping.result())], as_json=as_json)
+            stopped = stopping.result()
+            if as_json:
+                output.as_json(runs_output.summary(run.run_id, stopped.outcomes))
+            else:
+                stop.report([(run, stopped)], as_json=False)
         else:
-            output.info(f"run {run.run_id} was asked to end; no longer waiting for it")
+            output.info(f"no longer waiting for the end of run {run.run_id}")
+            output.info(f"  to be sure that every worker was told: tpu_ops stop {run.run_id}")
     finally:
         stopping.cancel()
         given_up.cancel()

@@ -275,7 +275,7 @@ class Recovering:
             await sync.push(fanout, hosts, tree)
             output.info(f"synced {tree.name}, digest {tree.digest}, to {len(hosts)} workers")
         forced = _forced if self.kept.force else None
-        await preflight.check(fanout, workers, self._spec.venv, forced)
+        await preflight.check(fanout, workers, self._spec.venv, self._spec.user, forced)
         self._keep(attempt=attempt, pending=False)
         nodes = tuple(dict.fromkeys(worker.label for worker in workers))
         ids = tuple(dict.fromkeys(worker.node.node_id for worker in workers))

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forcible = "; ".join(preflight.CHECKS[check] for check in preflight.FORCIBLE)
     parser.add_argument("--force", action="store_true", help=f"start even where this is not true: {forcible}")
     parser.add_argument("--dry-run", action="store_true", help="check the workers and say what would be started")
-    parser.add_argument("target", help="a node (pod), or several of one type, each a slice (pod-[a,b])")
+    parser.add_argument("target", help="a node (pod), or several of one type, each a slice (a,b or pod-[1-2])")
     parser.usage = "%(prog)s TARGET [OPTION...] -- COMMAND..."
     parser.epilog = "The command and its arguments arrive as they are; for a shell line: --shell -- 'LINE'"
 
@@ -206,9 +206,9 @@ class _Job:
     async def _check(self, fanout: Fanout) -> None:
         begun = time.monotonic()
         forced = self._forced if self.args.force else None
-        probes = await preflight.check(fanout, self.workers, self.spec.venv, forced)
+        probes = await preflight.check(fanout, self.workers, self.spec.venv, self.spec.user, forced)
         if self._made_anew():
-            probes = await preflight.check(fanout, self.workers, self.spec.venv, forced)
+            probes = await preflight.check(fanout, self.workers, self.spec.venv, self.spec.user, forced)
         venv = next(iter(probes.values()))["venv"]
         packages = ", ".join(f"{name} {version}" for name, version in venv["packages"].items() if name != "numpy")
         environment = f"{venv['path']} (Python {venv['python']}{', ' if packages else ''}{packages}, {venv['digest']})"
@@ -234,7 +234,8 @@ class _Job:
             "run_id": self.spec.run_id,
             "workers": list(self.hosts),
             "command": list(self.spec.argv),
-            "cwd": f"~/{self.spec.cwd}",
+            "user": self.spec.user,
+            "cwd": f"~{self.spec.user}/{self.spec.cwd}",
             "env_names": sorted(self.spec.env),
             "secret_names": sorted(self.spec.secrets),
             "sync_files": len(self.tree.files) if self.tree else 0,
@@ -243,7 +244,9 @@ class _Job:
         if self.args.json:
             output.as_json(plan)
         else:
-            output.line(f"would start {self.spec.run_id}: {shlex.join(self.spec.argv)} in ~/{self.spec.cwd}")
+            output.line(
+                f"would start {self.spec.run_id}: {shlex.join(self.spec.argv)} in ~{self.spec.user}/{self.spec.cwd}"
+            )
             output.line(f"on {', '.join(self.hosts)}; nothing was changed")
         return ExitCode.OK
 
@@ -258,7 +261,7 @@ class _Job:
         )
         try:
             await launch.start(fanout, self.spec, self.workers)
-        except launch.NotStarted:
+        except (launch.NotStarted, UsageError):
             records.forget(state_dir, self.spec.run_id)
             raise
         self.started_by = fanout
@@ -299,3 +302,4 @@ class _Job:
             self._hints()
         else:
             output.info("interrupted before the run was started")
+            output.info(f"  a worker that waits for the others already gives up within {self.spec.barrier:.0f} s")

@@ -63,20 +63,31 @@ def runs_as(asker: Person, name: str) -> Person:
 
 
 def has_full_sudo(person: Person) -> bool:
-    """Return whether a person gets a root shell from sudo without a password: sudo itself is asked, as that person."""
+    """Return whether a person gets a root shell from sudo without a password: sudo itself is asked, as that person.
+
+    A password that was given a moment ago does not count (``-k``): it may have been on another terminal.
+
+    Raises:
+        Refused: sudo does not answer.
+    """
     if person.uid == 0:
         return True
-    done = subprocess.run(
-        ["sudo", "-n", "-u", "root", "--", "/bin/sh", "-c", ":"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
-        cwd="/",
-        preexec_fn=lambda: become(person),
-        timeout=_SUDO_LIMIT,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            ["sudo", "-k", "-n", "-u", "root", "--", "/bin/sh", "-c", ":"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+            cwd="/",
+            preexec_fn=lambda: become(person),
+            timeout=_SUDO_LIMIT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Refused(
+            "failed", "sudo did not say within {} s what {} may do".format(_SUDO_LIMIT, person.name)
+        ) from None
     return done.returncode == 0
 
 
@@ -89,7 +100,7 @@ def held(holder: Dict[str, Any]) -> Refused:
 
 
 def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
-    """Start a run and return its record once all ranks go; with ``reserve`` as soon as it waits for the others.
+    """Start a run and return its record once all ranks go; with ``reserve`` as soon as it is ready for the others.
 
     Raises:
         Refused: The spec is wrong, another run is on, or the run does not begin; ``blamed`` are the ranks at fault.
@@ -112,7 +123,7 @@ def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
         spec.discard(store.run_dir, run_id)
     record = _of_attempt(store.observe(run_id), data)
     reserve = request.get("reserve") is True
-    while record is not None and record["state"] == "starting" and not reserve:
+    while record is not None and record["state"] == "starting" and (record["reason"] or not reserve):
         time.sleep(_POLL)
         record = store.observe(run_id)
     if record is None or (record["state"] in FINAL and not record["began"]):
@@ -264,4 +275,5 @@ def _await_end(store: Store, run_id: str, limit: float) -> Dict[str, Any]:
 
 def probe(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     """Describe this host."""
-    return {"ok": True, "probe": describe(store, asking(), str(request.get("venv") or ""))}
+    person = runs_as(asking(), str(request.get("user") or ""))
+    return {"ok": True, "probe": describe(store, person, str(request.get("venv") or ""))}

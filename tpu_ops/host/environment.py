@@ -16,6 +16,8 @@ PORTS = (8500, 8519)
 EPHEMERAL = 32768
 #: libtpu's own ports, and the one of Megascale.
 TAKEN_PORTS = (8080, 8431, *range(8470, 8491))
+#: By which the slices of a run find each other: rank 0's address, how many there are, which of them this is.
+MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
 
 
@@ -106,7 +108,8 @@ def build(
 
     What the host's files say is overridden by what the person asked for; TPU_OPS_* always tell the truth. No TPU_*
     variable is set or inherited here: on a TPU VM JAX finds its slice by itself. How slices of one run find each other
-    (MEGASCALE_*) is told from this attempt alone, since what an earlier one left would lead to hosts that are gone.
+    (`MEGASCALE`) is told from this attempt alone, since what an earlier one left would lead to hosts that are gone; a
+    host's files may only say that there are none.
 
     Args:
         spec: The run, as `tpu_ops.host.spec` checked it.
@@ -128,7 +131,7 @@ def build(
     if venv:
         env["VIRTUAL_ENV"] = venv
         env["PATH"] = os.path.join(venv, "bin") + ":" + SYSTEM_PATH
-    env.update(from_host)
+    env.update({name: value for name, value in from_host.items() if name not in MEGASCALE or not value})
     env.update(spec["env"])
     env["TPU_OPS_RUN_ID"] = spec["run_id"]
     env["TPU_OPS_ATTEMPT"] = str(spec["attempt"])
@@ -139,9 +142,8 @@ def build(
     env["TPU_OPS_SLICES"] = str(spec["slices"])
     env["TPU_OPS_RUN_DIR"] = run_files
     if spec["slices"] > 1:
-        env["MEGASCALE_COORDINATOR_ADDRESS"] = spec["net"]["hub"]
-        env["MEGASCALE_NUM_SLICES"] = str(spec["slices"])
-        env["MEGASCALE_SLICE_ID"] = str(spec["slice"])
+        address, count, index = MEGASCALE
+        env.update({address: spec["net"]["hub"], count: str(spec["slices"]), index: str(spec["slice"])})
     return {encode(name): encode(value) for name, value in env.items()}
 
 

@@ -73,6 +73,8 @@ class Supervisor:
             if data["rank"] == 0:
                 self._finish(state="refused", reason=problem, blamed=[0])
                 return 1
+            # A starter that waits for no more than this worker's lock is to hear of it too.
+            self._save(reason=problem)
             self.link = Peer(team(data, self.record["spec_digest"]), self._waker(), problem)
         self.link.start()
         unit.notify("READY=1\nSTATUS=run {} of {}".format(self.run_id, self.record["person"]["name"]))

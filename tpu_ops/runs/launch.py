@@ -25,7 +25,9 @@ class NotStarted(OpsError):
         fix = first.fix
         if doubtful:
             fix = f"{fix}; " if fix else ""
-            fix += f"what was started on {', '.join(doubtful)} ends by itself within {barrier:.0f} s"
+            began = f"what was started on {', '.join(doubtful)}"
+            # A run of one worker waits for nobody.
+            fix += f"{began} ends by itself within {barrier:.0f} s" if barrier else f"{began} may run: `tpu_ops who`"
         super().__init__(
             f"the run was not started: {first.problem}", where=", ".join(reply.host for reply in refused), fix=fix
         )
@@ -44,15 +46,10 @@ async def start(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> Non
     if len(workers) > 1 and (bare := [worker.host for worker in workers if not worker.internal_ip]):
         what = f"the API lists no internal address of {bare[0]}"
         raise UsageError(what, where=", ".join(bare), fix="`tpu_ops refresh`")
-    if len(workers) == 1:
-        host = workers[0].host
-        reply = (await _call(fanout, spec, {host: {"spec": spec.for_rank(workers, 0)}}))[host]
-        if not reply.ok:
-            raise NotStarted([reply])
-        return
     try:
         port = await _reserve(fanout, spec, workers)
-        await _start_others(fanout, spec, workers, port)
+        if len(workers) > 1:
+            await _start_others(fanout, spec, workers, port)
     except asyncio.CancelledError:
         await _give_up(fanout, spec, workers[0].host, "its start was interrupted")
         raise
@@ -62,14 +59,15 @@ def _leaders(workers: Sequence[Worker]) -> list[int]:
     """Return the ranks that are each slice's worker 0 and its lock, in the order in which they are asked.
 
     All starters ask in the order of node ids, which is that of ranks: whoever has the first slice that two runs have in
-    common gets the others too, so that one of two starters wins. A last slice of one worker is asked with the others.
+    common gets the others too, so that one of two starters wins. Where all slices are of one worker the last one is no
+    leader but the rest.
     """
     found = [rank for rank, worker in enumerate(workers) if worker.index == 0]
-    return found[:-1] if len(found) == len(workers) else found
+    return found[:-1] if len(found) == len(workers) > 1 else found
 
 
 async def _reserve(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> int:
-    """Let the leaders wait for all others, one after the other; return the port of rank 0.
+    """Let the leaders wait for all others, one after the other, or start the only rank; return the port of rank 0.
 
     Raises:
         NotStarted: One of them refused; the others have been told.
@@ -77,7 +75,7 @@ async def _reserve(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> 
     first, port = workers[0].host, 0
     for rank in _leaders(workers):
         host = workers[rank].host
-        request = {"spec": spec.for_rank(workers, rank, port), "reserve": True}
+        request = {"spec": spec.for_rank(workers, rank, port), "reserve": len(workers) > 1}
         reply = (await _call(fanout, spec, {host: request}))[host]
         if not reply.ok:
             # A worker that did not answer in time may have begun to wait for the others all the same.
@@ -87,7 +85,7 @@ async def _reserve(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> 
                 doubtful = await _give_up(fanout, spec, first, reason)
             if rank > 0 and silent:
                 doubtful.append(host)
-            raise NotStarted(_at_fault([reply], workers), doubtful, spec.barrier)
+            raise NotStarted(_at_fault([reply], workers), doubtful, spec.barrier if len(workers) > 1 else 0.0)
         port = port or int(reply.value["record"]["port"])
     return port
 

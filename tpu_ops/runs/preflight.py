@@ -177,7 +177,11 @@ def fault_of_reply(reply: Reply) -> Fault:
 
 
 async def check(
-    fanout: Fanout, workers: Sequence[Worker], venv: str = "", forced: Callable[[Fault], None] | None = None
+    fanout: Fanout,
+    workers: Sequence[Worker],
+    venv: str = "",
+    user: str = "",
+    forced: Callable[[Fault], None] | None = None,
 ) -> dict[str, Mapping[str, Any]]:
     """Ask all workers at once; return what each says about itself.
 
@@ -185,6 +189,7 @@ async def check(
         fanout: Reaches the workers.
         workers: The workers.
         venv: The environment that the person named, if any.
+        user: Who the command is to run as; empty is who asks.
         forced: Called with each fault that is overridden; without it none is.
 
     Raises:
@@ -197,7 +202,7 @@ async def check(
     ]
     if faults:
         raise PreflightError(faults, len(workers))
-    faults, probes = await examine(fanout, workers, venv)
+    faults, probes = await examine(fanout, workers, venv, user)
     if forced:
         for fault in faults:
             if fault.forcible:
@@ -209,10 +214,11 @@ async def check(
 
 
 async def examine(
-    fanout: Fanout, workers: Sequence[Worker], venv: str = ""
+    fanout: Fanout, workers: Sequence[Worker], venv: str = "", user: str = ""
 ) -> tuple[list[Fault], dict[str, Mapping[str, Any]]]:
     """Ask all workers at once; return every fault of every worker, and what each says about itself."""
-    replies = await fanout.call({worker.host: {"venv": venv} for worker in workers}, "probe", limit=LIMIT)
+    request = {"venv": venv, "user": user}
+    replies = await fanout.call({worker.host: request for worker in workers}, "probe", limit=LIMIT)
     faults = [fault_of_reply(reply) for reply in replies.values() if not reply.ok]
     probes = {host: reply.value["probe"] for host, reply in replies.items() if reply.ok}
     for worker in workers:

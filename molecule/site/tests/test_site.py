@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
 from testinfra.backend.base import CommandResult
 from testinfra.host import Host
 
+PEOPLE = Path(__file__).resolve().parents[3] / "examples/fleet/inventory/group_vars/all/people.yml"
 VENV = "/opt/venvs/jax/bin/python"
 MARKER = "0123456789abcdef"
 PROBE = f"""echo '{{"marker": "{MARKER}", "action": "probe"}}' | sudo -n /usr/local/sbin/tpu-host"""
@@ -144,7 +146,7 @@ def test_the_disk_is_mounted_and_what_one_writes_on_it_all_workers_read(host: Ho
     address, _, path = (
         next(line for line in unit.splitlines() if line.startswith("What=")).removeprefix("What=").partition(":")
     )
-    hedy = next(row["uid"] for row in host.ansible.get_variables()["users_people"] if row["name"] == "hedy")
+    hedy = next(row["uid"] for row in yaml.safe_load(PEOPLE.read_text())["users_people"] if row["name"] == "hedy")
     url = f"nfs://{address}{path}/{uuid.uuid4()}?version=4&gid=65534&uid="
     with host.sudo():
         written = host.run(f"timeout 30 nfs-cp /etc/hostname '{url}{hedy}'")

@@ -320,7 +320,11 @@ class Environment:
                 self.uv.run("pip", "uninstall", "--python", self.python, "--", *gone)
         self.prove()
         for path in self.kept():
-            shutil.rmtree(path)
+            try:
+                shutil.rmtree(path)
+            except OSError as exc:
+                way = "it may hold somebody else's files; remove it by hand, then run again"
+                raise Fault("%s: what the environment was before cannot be removed: %s; %s" % (path, exc, way)) from exc
         return self.report(plan + ["- %s" % name for name in gone], fresh=False)
 
     def prove(self) -> None:

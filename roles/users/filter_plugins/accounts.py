@@ -149,7 +149,7 @@ def people_refusals(
         worker: The worker's facts `accounts` and `groups`.
         state: What `people_state` found.
         connecting_user: The account that Ansible logs in with.
-        own_keys: The public keys that it may do so with, as far as they are known.
+        own_keys: The public keys that it may do so with, as far as they are known; one of them at least must stay.
     """
     accounts = worker["accounts"]
     faults = [
