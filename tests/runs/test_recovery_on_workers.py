@@ -19,7 +19,7 @@ from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.lab
 
-STEPS = 400
+STEPS = 300
 #: Writes its step to a bucket as a training loop writes checkpoints, and begins behind the one that is there.
 LOOP = f"""
 import os, time, urllib.request
