@@ -28,7 +28,8 @@ demo: engine ## Run the main job once, from bare workers to a trained model, on 
 demo-record: engine ## Run the demo and write docs/demo.md from what it printed
 	@$(BIN)/python tools/demo.py --record docs/demo.md
 
-test: check lab-test demo-test molecule ## Run every test: the fast ones, the lab, the demo's way, Molecule
+test: check lab-test ## Run every test: the fast ones, the lab, the demo's way, Molecule
+	@$(MAKE) --no-print-directory --jobs=2 demo-test molecule
 
 check: env ## Run the fast part: style, types, roles, rooms, tests without containers
 	@$(BIN)/ruff check --quiet .
