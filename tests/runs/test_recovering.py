@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.runs.test_parts import pod, probe
-from tpu_ops.cli import leaving, recovering
+from tpu_ops.cli import attach, leaving, recovering, train
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet.model import Worker
@@ -349,3 +349,37 @@ async def _pressed(_: object, rank: int) -> None:
     if rank == 0:
         asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
     await asyncio.Event().wait()
+
+
+def test_what_train_is_asked_for_is_what_is_kept(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    words = ["pod", "--recover", "--max-preemptions", "3", "--env", "A=1", "--env-file", "e", "--secret", "S=~/s"]
+    args = parser.parse_args(words)
+    asked = spec.RunSpec("r1", ("true",), {"A": "1", "B": "of the file"}, lease=20.0)
+    fleet: Any = SimpleNamespace(settings=SimpleNamespace(state_dir=tmp_path))
+    kept = train._Job(fleet, pod(2), asked, None, [0], args).recovered().kept
+    assert (kept.max_preemptions, kept.max_failures, kept.code, kept.force) == (3, 0, False, False)
+    assert (kept.options["env"], kept.options["lease"]) == ({"A": "1"}, 20.0)
+    assert kept.env_files == (str(Path("e").absolute()),)
+    assert kept.secret_words == (f"S={Path.home() / 's'}",)
+    assert not list(tmp_path.iterdir()), "nothing stands anywhere before the run is started"
+
+
+def test_attach_takes_over_what_is_kept(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, job = run(World(DONE))
+    job._keep(pending=True)
+    taken: list[Any] = []
+
+    def to_the_end(self: recovering.Recovering, work: object) -> int:
+        taken.append((self.kept.run_id, self.kept.plan, self.kept.pending, work))
+        return 7
+
+    monkeypatch.setattr(recovering.Recovering, "to_the_end", to_the_end)
+    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SimpleNamespace(state_dir=tmp_path))
+    parser = argparse.ArgumentParser()
+    attach.add_arguments(parser)
+    assert attach.run(parser.parse_args(["r1", "--recover"])) == 7
+    assert taken == [("r1", job.kept.plan, True, None)]
+    with pytest.raises(UsageError, match="leave out --since"):
+        attach.run(parser.parse_args(["r1", "--recover", "--since", "10m"]))
