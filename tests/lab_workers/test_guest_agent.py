@@ -60,3 +60,5 @@ def test_workers_names_mean_internal_addresses_only() -> None:
     after = "127.0.0.1\tlocalhost\n10.0.0.5\tt1v-w-01\n10.0.0.9\tt1v-w-0\n10.0.0.10\tt1v-w-1\n"
     assert guest_agent.with_names(before, hosts) == after
     assert guest_agent.with_names(after, hosts) == after
+    # What others write is left where it is.
+    assert guest_agent.with_names(f"{after}10.0.0.9 forge\n", hosts) == f"{after}10.0.0.9 forge\n"

@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     except preflight.PreflightError as exc:
         force = {True: " (or --force)", False: ""}
         rows = [
-            {"worker": fault.worker, "problem": fault.problem, "fix": fault.fix + force[fault.forcible]}
+            {"worker": fault.worker, "problem": fault.problem, "fix": (fault.fix + force[fault.forcible]).strip()}
             for fault in exc.faults
         ]
         if args.json:
@@ -302,4 +302,5 @@ class _Job:
             self._hints()
         else:
             output.info("interrupted before the run was started")
-            output.info(f"  a worker that waits for the others already gives up within {self.spec.barrier:.0f} s")
+            if len(self.hosts) > 1:
+                output.info(f"  a worker that waits for the others already gives up within {self.spec.barrier:.0f} s")

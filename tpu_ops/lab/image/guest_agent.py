@@ -92,7 +92,10 @@ def with_own_block(text: str, keys: list[str]) -> str:
 
 def with_names(text: str, hosts: dict[str, str]) -> str:
     """Given an /etc/hosts text, return it with these names bound to these addresses and to no others."""
-    kept = [line for line in text.splitlines() if not set(line.split("#", 1)[0].split()[1:]) & set(hosts)]
+    rows = [(line, line.split("#", 1)[0].split()) for line in text.splitlines()]
+    if sorted((name, row[0]) for _, row in rows for name in row[1:] if name in hosts) == sorted(hosts.items()):
+        return text
+    kept = [line for line, row in rows if not set(row[1:]) & set(hosts)]
     return "".join(f"{line}\n" for line in [*kept, *(f"{address}\t{name}" for name, address in hosts.items())])
 
 
@@ -176,7 +179,8 @@ def bind_names(hosts: dict[str, str]) -> None:
     """Keep the workers' names in /etc/hosts; the container engine writes there, too, when an address changes."""
     before = HOSTS.read_text()
     after = with_names(before, hosts)
-    if after != before:
+    # An empty one is being written by somebody else in place, as it has to be.
+    if before and after != before:
         HOSTS.write_text(after)  # in place: the engine mounts this very file
 
 
