@@ -18,7 +18,7 @@ import pytest
 from tests.runs.test_parts import pod, probe
 from tpu_ops.cli import attach, leaving, recovering, train
 from tpu_ops.cloud.client import ApiError
-from tpu_ops.errors import ExitCode, OpsError, UsageError
+from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.remaking import Made, Plan, Seen
 from tpu_ops.remote.replies import Reply
@@ -198,10 +198,11 @@ def test_a_failure_of_the_command_is_final_unless_it_has_a_budget(run: Any, caps
     code, world, _ = run(World(FAILED))
     assert (code, world.done) == (1, [])
     assert "failed first: exit code 3" in (said := capsys.readouterr().err)
-    assert "not started again: --max-failures 0 is used up" in said
+    assert "not started again: --max-failures 0 is used up\n  fix: `tpu_ops train` with a larger one" in said
     code, world, _ = run(World(FAILED, FAILED, DONE), max_failures=1)
     assert code == 1
     assert world.done == ["bring back r1/2", "start 2", "start 2"], "the same workers need no site.yml"
+    assert "attempt 1: rank 0 (pod-w0): exit code 3; starting it again" in capsys.readouterr().err
 
 
 def test_preemptions_have_a_budget_of_their_own(run: Any, capsys: Any) -> None:
@@ -251,7 +252,9 @@ def test_an_api_that_tells_late_of_a_preemption_has_it_counted_once(run: Any, mo
     assert world.done[:3] == ["bring back r1/2", "bring back r1/2", "configure 2"]
 
 
-def test_a_new_node_that_is_preempted_before_the_run_is_on_it_counts(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_node_that_is_preempted_before_the_run_is_on_it_counts(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     world = World(PREEMPTED, DONE)
     call = world.call
 
@@ -262,8 +265,10 @@ def test_a_new_node_that_is_preempted_before_the_run_is_on_it_counts(run: Any, m
         return await call(requests, action, **options)
 
     monkeypatch.setattr(world, "call", dead)
-    with pytest.raises(OpsError, match="--max-preemptions 1 is used up"):
+    with pytest.raises(UnreachableError, match="node pod is PREEMPTED, and --max-preemptions 1 is used up"):
         run(world, max_preemptions=1)
+    assert "--recover" not in capsys.readouterr().err, "nobody is told to take over what is over its budget"
+    assert not (tmp_path / "runs/r1/recovery.json").exists()
 
 
 def test_what_is_refused_for_good_ends_it_and_can_be_taken_over(run: Any, tmp_path: Path, capsys: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tpu_ops.cli import configure, leaving, options, output, runs_output
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, OpsError, UsageError
+from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, newcomers, origin, remaking, view
 from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.remote.fanout import Fanout
@@ -23,6 +23,8 @@ from tpu_ops.runs.recovery import FAILED, STOPPED, SUCCEEDED, TAKEN, Recovery
 
 #: Seconds between two looks at the nodes while a rank does not answer.
 LOOK = 10.0
+#: What to do where a budget is used up.
+MORE = "`tpu_ops train` with a larger one and another --name goes on from the last checkpoint"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +150,7 @@ class Recovering:
             self.left()
             raise
         except OpsError:
-            if self._begun:
+            if self._begun and not self.kept.over_budget():
                 self._hint()
             raise
         return code
@@ -300,8 +302,10 @@ class Recovering:
             kind, why = TAKEN, "; ".join(self._lost.values())
         if kind in (SUCCEEDED, STOPPED):
             return False
-        over = self._count_one(kind)
-        self._tell(why, f"not started again: {over} is used up" if over else "bringing its nodes back")
+        over, then = self._count_one(kind), "bringing its nodes back" if kind == TAKEN else "starting it again"
+        self._tell(why, f"not started again: {over} is used up" if over else then)
+        if over:
+            output.info(f"  fix: {MORE}")
         return not over
 
     def _count_one(self, kind: str) -> str:
@@ -355,10 +359,12 @@ class Recovering:
                     time.sleep(pause)
                     pause = min(pause * 2, remaking.LONGEST_PAUSE)
                     continue
-                over = self._count_one(TAKEN)
-                self._tell("; ".join(lost.values()), "not started again" if over else "bringing its nodes back")
+                why, over = "; ".join(lost.values()), self._count_one(TAKEN)
                 if over:
-                    raise OpsError(f"{exc.what}; {over} is used up", where=exc.where, fix=exc.fix) from exc
+                    recovery.forget(self._settings.state_dir, self.kept.run_id)
+                    what = f"not started again: {why}, and {over} is used up"
+                    raise UnreachableError(what, where=f"run {self.kept.run_id}", fix=MORE) from exc
+                self._tell(why, "bringing its nodes back")
 
     def _keep(self, **changes: Any) -> None:
         self.kept = replace(self.kept, **changes)
