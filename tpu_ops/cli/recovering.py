@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tpu_ops import texts
 from tpu_ops.cli import configure, leaving, options, output, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
@@ -275,7 +276,7 @@ class Recovering:
         hosts = tuple(worker.host for worker in workers)
         if tree := recovery.kept_code(state_dir, self.kept):
             await sync.push(fanout, hosts, tree)
-            output.info(f"synced {tree.name}, digest {tree.digest}, to {len(hosts)} workers")
+            output.info(f"synced {tree.name}, digest {tree.digest}, to {texts.count(len(hosts), 'worker')}")
         forced = _forced if self.kept.force else None
         await preflight.check(fanout, workers, self._spec.venv, self._spec.user, forced)
         self._keep(attempt=attempt, pending=False)
@@ -289,7 +290,7 @@ class Recovering:
             # Refused or interrupted: this attempt is on no worker, and never will be.
             self._keep(pending=True)
             raise
-        output.info(f"run {self.kept.run_id}, attempt {attempt}: started on {len(hosts)} workers")
+        output.info(f"run {self.kept.run_id}, attempt {attempt}: started on {texts.count(len(hosts), 'worker')}")
         return await self.started(fanout, workers)
 
     # --- between two attempts -------------------------------------------------------------------------------
