@@ -20,7 +20,8 @@ releases=(debian12 debian13 ubuntu2204 ubuntu2404)
 export MOLECULE_WORKERS="molecule-${MOLECULE_RELEASE:-*}-w0" MOLECULE_NODES="node_molecule_${MOLECULE_RELEASE:-*}"
 # The fleet is this clone, wherever it is run from.
 export TPU_OPS_FLEET="$root"
-mkdir -p "$root/.build"
+logs=$root/.build/molecule/$TPU_OPS_LAB
+mkdir -p "$logs"
 command=${1:-test}
 [ $# -eq 0 ] || shift
 
@@ -45,8 +46,8 @@ eval "$environment"
 export TPU_OPS_FLEET="$root"
 export MOLECULE_FLEET_INVENTORY="${ANSIBLE_INVENTORY%%,*}" MOLECULE_LAB_INVENTORY="${ANSIBLE_INVENTORY#*,}"
 export MOLECULE_ANSIBLE_ARGS_STRICT_MODE=1
-MOLECULE_CHANGES_FILE=$(mktemp "$root/.build/molecule-changes.XXXXXX")
-export MOLECULE_CHANGES_FILE
+export MOLECULE_CHANGES_FILE="$logs/changes"
+: >"$MOLECULE_CHANGES_FILE"
 # The scenarios' tests use a part of tests/support.
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
@@ -64,14 +65,22 @@ for release in "${releases[@]}"; do
 done
 # Named, since Molecule finds it in git clones only.
 molecule=(molecule --base-config .config/molecule/config.yml)
-if [ "$command" = test ]; then
-    # Else Molecule remembers that it has prepared workers that are gone.
-    "${molecule[@]}" reset "${scenarios[@]}" >/dev/null 2>&1
+if [ "$command" != test ]; then
+    exec "${molecule[@]}" "$command" --no-command-borders "${scenarios[@]}"
 fi
+# Else Molecule remembers that it has prepared workers that are gone.
+"${molecule[@]}" reset "${scenarios[@]}" >/dev/null 2>&1
+# One after the other, since Molecule ends at the first that fails.
+failed=()
+for scenario in "${scenarios[@]}"; do
+    [ "$scenario" != -s ] || continue
+    "${molecule[@]}" test --no-command-borders -s "$scenario" 2>&1 | tee "$logs/$scenario.log" || failed+=("$scenario")
+done
 code=0
-"${molecule[@]}" "$command" --no-command-borders "${scenarios[@]}" || code=$?
-if [ "$command" = test ]; then
-    python tools/check_changes.py "$MOLECULE_CHANGES_FILE" || code=1
-fi
-rm -f "$MOLECULE_CHANGES_FILE"
+python tools/check_changes.py "$MOLECULE_CHANGES_FILE" || code=1
+for scenario in "${failed[@]}"; do
+    code=1
+    echo "scenario $scenario failed; all it printed: ${logs#"$root"/}/$scenario.log"
+    grep -E '^\S*(fatal|failed|FAILED|ERROR)\b|^E   ' "$logs/$scenario.log" | cut -c1-1500 | tail -n 20 || true
+done
 exit "$code"
