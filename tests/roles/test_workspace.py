@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from roles.facts.module_utils.as_person import PersonFault
-from roles.workspace.filter_plugins.workspace import workspace_faults, workspace_questions, workspace_wanted
+from roles.workspace.filter_plugins.workspace import (
+    workspace_chosen,
+    workspace_faults,
+    workspace_only_faults,
+    workspace_questions,
+    workspace_wanted,
+)
 from roles.workspace.library import git_commits, git_workspaces
 from roles.workspace.module_utils.editables import Environment, installed
 from tests.roles.conftest import Run
@@ -63,6 +69,33 @@ def test_faults_name_project_and_key_and_no_password(projects: list[Any], fault:
     faults = workspace_faults(projects, "/opt/workspaces", KNOWN)
     assert faults == [] if fault is None else (len(faults) == 1 and fault in faults[0]), faults
     assert "s3cret" not in str(faults)
+
+
+@pytest.mark.parametrize(
+    ("only", "names", "fault"),
+    [
+        ("", ["vision", "two"], None),
+        ("vision@v1", ["vision", "two"], None),
+        ("vision@v@1", ["vision", "two"], None),
+        ("v1", ["vision"], None),
+        (COMMIT, ["vision"], None),
+        ("v1", ["vision", "two"], "workspace_only: 'v1' names no project, as PROJECT@v1 would; workspace_projects has"),
+        ("v1", [], "as PROJECT@v1 would; workspace_projects has none"),
+        ("one@v1", ["vision", "two"], "workspace_only: no project is called 'one'; workspace_projects has vision, two"),
+        ("gone@v1", ["vision"], "no project is called 'gone'"),
+        ("vision@", ["vision"], "workspace_only: ref '' is not the name of"),
+        ("vision@a..b", ["vision"], "workspace_only: ref 'a..b' is not the name of"),
+    ],
+)
+def test_one_project_is_brought_alone_at_another_ref(only: str, names: list[str], fault: str | None) -> None:
+    gone = PROJECT | {"name": "gone", "state": "absent"}
+    projects = [*(PROJECT | {"name": name, "ref": "main"} for name in names), gone]
+    faults = workspace_only_faults(projects, only)
+    assert faults == [] if fault is None else (len(faults) == 1 and fault in faults[0]), faults
+    if fault is None:
+        ref = only.removeprefix("vision@")
+        chosen = workspace_chosen(projects, only)
+        assert chosen == ([PROJECT | {"name": "vision", "ref": ref}] if only else projects)
 
 
 def test_each_remote_and_ref_is_asked_for_once_and_whole_commits_are_not() -> None:

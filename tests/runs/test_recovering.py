@@ -18,10 +18,11 @@ import pytest
 from tests.runs.test_parts import pod, probe
 from tpu_ops.cli import attach, leaving, recovering, train
 from tpu_ops.cloud.client import ApiError
-from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
+from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.remaking import Made, Plan, Seen
-from tpu_ops.remote.replies import Reply
+from tpu_ops.remote.playbook import Outcome
+from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.wire import DATA, END, Frame
 from tpu_ops.runs import follow, records, recovery, spec
@@ -33,12 +34,22 @@ def ended(state: str, exit_: Mapping[str, int] | None = None, intent: str = "", 
     """Return the record of a rank that has ended."""
     named = {"rank": 0, "worker": "pod-w0", "cause": "exit code 3"} if first else None
     told = {"kind": intent} if intent else None
-    return {"state": state, "exit": exit_, "reason": "", "first": named, "intent": told, "since": 1.0, "ended": 2.0}
+    return {
+        "state": state,
+        "exit": exit_,
+        "reason": "",
+        "first": named,
+        "intent": told,
+        "since": 1.0,
+        "ended": 2.0,
+        "code_digest": "d1",
+    }
 
 
 DONE = ended("succeeded", {"code": 0})
 FAILED = ended("failed", {"code": 3}, first=True)
 STOPPED = ended("stopped", {"signal": 15}, "stop")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 #: Ends an attempt in place of a record.
 PREEMPTED, SILENT = "preempted", "silent"
 
@@ -61,6 +72,7 @@ class World:
         self.specs: list[dict[str, Any]] = []
         self.refusals: list[Reply] = []
         self.refusal: OpsError | None = None
+        self.commit = COMMIT
 
     # --- the workers
 
@@ -122,8 +134,15 @@ class World:
     def known(self, *_: object) -> tuple[Any, list[Worker]]:
         return SimpleNamespace(warnings=()), self.workers
 
-    def converge(self, settings: object, fleet: object, workers: Sequence[Worker]) -> None:
-        self.done.append(f"configure {len(workers)}")
+    def converge(
+        self, _: object, __: object, workers: Sequence[Worker], name: str = "site", variables: Any = None, **___: Any
+    ) -> Outcome:
+        self.done.append(f"configure {len(workers)}" if name == "site" else f"{name} {variables['workspace_only']}")
+        told = {"paths": {"vision": "/srv/vision"}, "commits": {"vision": COMMIT}}
+        return Outcome(data={"workspace": {worker.host: told for worker in workers}})
+
+    async def run(self, hosts: Sequence[str], *_: Any, **__: Any) -> dict[str, Result]:
+        return {host: Result(host, 0, self.commit.encode()) for host in hosts}
 
 
 @pytest.fixture
@@ -150,7 +169,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
         parser.add_argument("--json", action="store_true")
         parser.add_argument("--rank", default="0")
         parser.add_argument("--exit-code", default="1")
-        asked = spec.RunSpec("r1", ("true",), attempt=world.attempt)
+        asked = spec.RunSpec("r1", ("true",), attempt=world.attempt, cwd="/srv/vision", code_digest=COMMIT)
         kept = recovery.Recovery("r1", world.attempt, Plan((Made(NODE, "1", {}),)), recovery.options_of(asked, {}))
         settings: Any = SimpleNamespace(state_dir=tmp_path)
         job = recovering.Recovering(settings, replace(kept, **changes), asked, parser.parse_args(words), begun=False)
@@ -192,6 +211,24 @@ def test_a_preempted_node_is_brought_back_and_the_run_goes_on_as_its_next_attemp
     remembered = records.read(tmp_path, "r1")
     assert remembered is not None
     assert (remembered.attempt, remembered.node_ids) == (3, ("3",))
+
+
+def test_every_attempt_has_the_commit_of_the_first_one(run: Any) -> None:
+    code, world, _ = run(World(PREEMPTED, FAILED, DONE), max_failures=1, git=f"vision@{COMMIT}")
+    assert code == 0
+    bring = f"workspace vision@{COMMIT}"
+    assert world.done == [
+        "bring back r1/2",
+        "configure 2",
+        *(bring, "start 2", "start 2"),
+        "bring back r1/3",
+        *(bring, "start 3", "start 3"),
+    ]
+    assert {(sent["cwd"], sent["code_digest"]) for sent in world.specs} == {("/srv/vision", COMMIT)}
+    world = World(PREEMPTED, DONE)
+    world.commit = "f" * 40
+    with pytest.raises(HostError, match="no longer at 0123456789ab"):
+        run(world, git=f"vision@{COMMIT}")
 
 
 def test_a_failure_of_the_command_is_final_unless_it_has_a_budget(run: Any, capsys: Any) -> None:

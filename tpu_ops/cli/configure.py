@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
 from tpu_ops import config, texts
 from tpu_ops.cli import options, output
@@ -72,8 +73,24 @@ def run(args: argparse.Namespace) -> int:
     return exit_code(outcome, file.name, target or "the fleet")
 
 
-def converge(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> None:
-    """Run site.yml on some workers.
+def converge(
+    settings: Settings,
+    fleet: Fleet,
+    workers: Sequence[Worker],
+    name: str = "site",
+    variables: Mapping[str, str] | None = None,
+    *,
+    check: bool = False,
+) -> Outcome:
+    """Run site.yml, or another playbook, on some workers; return how it ended.
+
+    Args:
+        settings: Of the fleet.
+        fleet: The fleet.
+        workers: The workers.
+        name: As of `Project.playbook`.
+        variables: Win over all others.
+        check: Whether nothing is changed.
 
     Raises:
         UnreachableError: Some did not answer.
@@ -81,14 +98,16 @@ def converge(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Non
         UsageError: Ansible did not run it.
     """
     project = playbook.project_of(settings.path)
-    file = project.playbook("site")
+    file = project.playbook(name)
     progress = Progress()
-    outcome = playbook.run(project, file, hosts=limit_of(settings, fleet, workers), told=progress)
+    given = (["-e", json.dumps(dict(variables))] if variables else []) + (["--check"] if check else [])
+    outcome = playbook.run(project, file, hosts=limit_of(settings, fleet, workers), options=given, told=progress)
     progress.end()
     show_failures(outcome.failures)
     names = folded([worker.host for worker in workers])
     if exit_code(outcome, file.name, names):
-        raise HostError("site.yml failed there", where=names, fix="see above; mend it and go on")
+        raise HostError(f"{file.name} failed there", where=names, fix="see above; mend it and go on")
+    return outcome
 
 
 def limit_of(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from tpu_ops import texts
-from tpu_ops.cli import configure, leaving, options, output, runs_output
+from tpu_ops.cli import configure, leaving, options, output, projects, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, newcomers, origin, remaking, view
@@ -277,8 +277,9 @@ class Recovering:
         if tree := recovery.kept_code(state_dir, self.kept):
             await sync.push(fanout, hosts, tree)
             output.info(f"synced {tree.name}, digest {tree.digest}, to {texts.count(len(hosts), 'worker')}")
-        forced = _forced if self.kept.force else None
-        await preflight.check(fanout, workers, self._spec.venv, self._spec.user, forced)
+        await self._check(fanout, workers)
+        if self.kept.git:
+            await projects.look(fanout, hosts, self._spec)
         self._keep(attempt=attempt, pending=False)
         nodes = tuple(dict.fromkeys(worker.label for worker in workers))
         ids = tuple(dict.fromkeys(worker.node.node_id for worker in workers))
@@ -292,6 +293,10 @@ class Recovering:
             raise
         output.info(f"run {self.kept.run_id}, attempt {attempt}: started on {texts.count(len(hosts), 'worker')}")
         return await self.started(fanout, workers)
+
+    async def _check(self, fanout: Fanout, workers: Sequence[Worker]) -> None:
+        forced = _forced if self.kept.force else None
+        await preflight.check(fanout, workers, self._spec.venv, self._spec.user, forced)
 
     # --- between two attempts -------------------------------------------------------------------------------
 
@@ -341,6 +346,9 @@ class Recovering:
             output.info(f"run {self.kept.run_id}: configuring {', '.join(worker.host for worker in new)} (site.yml)")
             configure.converge(self._settings, fleet, new)
         self._keep(plan=plan.now(seen, [worker.node.full_name for worker in workers]))
+        if self.kept.git:
+            asyncio.run(self._check(contact.fanout(fleet), workers))
+            projects.bring(self._settings, fleet, workers, self.kept.git)
         return workers
 
     def _next(self) -> int:

@@ -73,6 +73,7 @@ def summary(run_id: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "run_id": run_id,
         "attempt": attempt(outcomes),
         "state": run_state(outcomes),
+        "code_digest": next((out.record["code_digest"] for out in outcomes if out.record), ""),
         "first_failure": asdict(first) if first else None,
         "ranks": [outcome.to_json() for outcome in outcomes],
     }

@@ -9,11 +9,11 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpu_ops import config, files
-from tpu_ops.cli import leaving, options, output, recovering, runs_output
+from tpu_ops.cli import leaving, options, output, projects, recovering, runs_output
 from tpu_ops.cli.run import folded, words
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, remaking, targets, view
@@ -38,6 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sync",
         metavar="DIR",
         help="bring this directory to ~/tpu_ops/<its name> on every worker and start there (.gitignore is honoured)",
+    )
+    parser.add_argument(
+        "--git",
+        default="",
+        metavar="[PROJECT@]REF",
+        help="bring a project of `workspace_projects` to this branch, tag or commit on every worker and start there; "
+        "you need sudo for everything there, with no password",
     )
     parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="set a variable (repeatable)")
     parser.add_argument(
@@ -86,6 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check, sync, start, follow."""
     recovering.check(args)
+    if args.git:
+        projects.check(args.git, args.sync)
     command = words(args.command, f"tpu_ops train {shlex.quote(args.target)} -- python train.py")
     fleet = contact.serving(*contact.find(config.load(args.fleet), args.target))
     workers = control.by_rank(targets.select(fleet.workers, args.target), args.target)
@@ -114,6 +123,8 @@ def run(args: argparse.Namespace) -> int:
     )
     job = _Job(fleet, workers, run_spec, tree, shown, args)
     try:
+        if args.git:
+            job.bring()
         if args.recover and not args.dry_run:
             with recovering.alone(fleet.settings, run_spec.run_id):
                 return job.recovered().to_the_end(job.run())
@@ -156,6 +167,7 @@ class _Job:
     args: argparse.Namespace
     started_by: Fanout | None = None
     guard: recovering.Recovering | None = None
+    project: projects.Project | None = None
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -172,6 +184,7 @@ class _Job:
             env_files=tuple(str(path.absolute()) for path in self.args.env_file),
             secret_words=tuple(map(recovery.absolute, self.args.secret)),
             code=self.tree is not None,
+            git=self.project.fixed if self.project else "",
             force=self.args.force,
             max_preemptions=self.args.max_preemptions,
             max_failures=self.args.max_failures or 0,
@@ -179,9 +192,28 @@ class _Job:
         self.guard = recovering.Recovering(self.fleet.settings, kept, self.spec, self.args, begun=False)
         return self.guard
 
+    def bring(self) -> None:
+        """Bring the project to the workers before the run is one: only where nobody's run is on, since all share it."""
+        fanout = contact.fanout(self.fleet)
+
+        async def ready() -> None:
+            await self._check(fanout)
+            await projects.must_configure(fanout, self.hosts)
+
+        asyncio.run(ready())
+        begun, dry = time.monotonic(), self.args.dry_run
+        self.project = projects.bring(self.fleet.settings, self.fleet, self.workers, self.args.git, dry=dry)
+        self.spec = replace(self.spec, cwd=self.project.path, code_digest=self.project.commit)
+        output.info(
+            f"{'would bring' if dry else 'brought'} {self.project.name} to {self.project.path} on {len(self.hosts)} "
+            f"workers: commit {self.project.commit or 'not known yet'}, {time.monotonic() - begun:.1f} s"
+        )
+
     async def run(self) -> int:
         """Do it and return the exit code."""
         fanout = contact.fanout(self.fleet)
+        if self.args.dry_run and self.project:
+            return self._would()
         await self._check(fanout)
         if self.args.dry_run:
             return self._would()
@@ -194,6 +226,8 @@ class _Job:
                 f"synced {self.tree.source} to ~/{self.tree.cwd} on {len(self.hosts)} workers: "
                 f"{len(self.tree.files)} files, digest {self.tree.digest}, {time.monotonic() - begun:.1f} s"
             )
+        if self.project:
+            await projects.look(fanout, self.hosts, self.spec)
         await self._start(fanout)
         if self.guard:
             return await self.guard.started(fanout, self.workers)
@@ -230,12 +264,13 @@ class _Job:
         return self.hosts != before
 
     def _would(self) -> int:
+        cwd = self.spec.cwd if self.project else f"~{self.spec.user}/{self.spec.cwd}"
         plan = {
             "run_id": self.spec.run_id,
             "workers": list(self.hosts),
             "command": list(self.spec.argv),
             "user": self.spec.user,
-            "cwd": f"~{self.spec.user}/{self.spec.cwd}",
+            "cwd": cwd,
             "env_names": sorted(self.spec.env),
             "secret_names": sorted(self.spec.secrets),
             "sync_files": len(self.tree.files) if self.tree else 0,
@@ -244,9 +279,7 @@ class _Job:
         if self.args.json:
             output.as_json(plan)
         else:
-            output.line(
-                f"would start {self.spec.run_id}: {shlex.join(self.spec.argv)} in ~{self.spec.user}/{self.spec.cwd}"
-            )
+            output.line(f"would start {self.spec.run_id}: {shlex.join(self.spec.argv)} in {cwd}")
             output.line(f"on {', '.join(self.hosts)}; nothing was changed")
         return ExitCode.OK
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shlex
 import shutil
 import signal
 import sys
@@ -114,11 +115,13 @@ class Outcome:
         hosts: Host -> ``ok``, ``changed``, ``failed``, ``unreachable``, ``skipped``, ``rescued`` -> number of tasks.
         failures: The steps that ended the play for a host; those that were rescued are none.
         code: Exit code of ansible-playbook; None where it was interrupted.
+        data: What the playbook told by set_stats.
     """
 
     hosts: dict[str, dict[str, int]] = field(default_factory=dict)
     failures: list[Step] = field(default_factory=list)
     code: int | None = None
+    data: dict[str, Any] = field(default_factory=dict)
 
     @property
     def unreachable(self) -> tuple[str, ...]:
@@ -176,7 +179,7 @@ def run(
                 "ANSIBLE_FORCE_COLOR": "0",
                 "ANSIBLE_NOCOLOR": "1",
             },
-            cmdline=" ".join(options) or None,
+            cmdline=shlex.join(options) or None,
             quiet=True,
             suppress_env_files=True,
             event_handler=take,
@@ -231,6 +234,7 @@ def _note(event: Mapping[str, Any], outcome: Outcome, told: Callable[[Step | Sai
         told(note)
     elif event["event"] == "playbook_on_stats":
         outcome.hosts = hosts_of(event["event_data"])
+        outcome.data = dict(event["event_data"].get("artifact_data") or {})
 
 
 def note_of(event: Mapping[str, Any]) -> Step | Said | None:

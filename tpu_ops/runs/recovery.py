@@ -41,6 +41,7 @@ class Recovery:
         env_files: Files of variables that are read again.
         secret_words: Values of `--secret` that are looked up again; paths are absolute.
         code: Whether a copy of the code that was synced is kept.
+        git: The project of the fleet, and its commit, that every attempt has, as in ``vision@<commit>``.
         force: As of `tpu_ops train --force`.
         max_preemptions: How often its nodes may be taken away; None is without limit.
         max_failures: How often its command may fail.
@@ -56,6 +57,7 @@ class Recovery:
     env_files: tuple[str, ...] = ()
     secret_words: tuple[str, ...] = ()
     code: bool = False
+    git: str = ""
     force: bool = False
     max_preemptions: int | None = None
     max_failures: int = 0

@@ -56,7 +56,7 @@ class RunSpec:
         barrier: Seconds that all workers have to become ready.
         lease: Seconds after which a worker that the others do not hear is given up.
         exit_skew: Seconds that ranks may go on when another has ended with 0.
-        code_digest: Digest of the synced tree; empty where nothing was synced.
+        code_digest: Digest of the synced tree, or the commit that was brought; empty where nothing was.
         key: What the run's supervisors know each other by; it goes to them and nowhere else.
     """
 

@@ -89,6 +89,39 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
     return faults
 
 
+def workspace_only_faults(projects: list[Project], only: str) -> list[str]:
+    """Given all projects and C(workspace_only), return what is wrong with the latter."""
+    if not only:
+        return []
+    name, ref = named(only)
+    present = [str(project.get("name")) for project in projects if project.get("state", "present") == "present"]
+    there = f"workspace_projects has {', '.join(present) or 'none'}"
+    if not ref or BAD_REF.search(ref):
+        return [f"workspace_only: ref '{ref}' is not the name of a branch, a tag or a commit"]
+    if name is None:
+        what = f"'{only}' names no project, as PROJECT@{only} would"
+        return [] if len(present) == 1 else [f"workspace_only: {what}; {there}"]
+    return [] if name in present else [f"workspace_only: no project is called '{name}'; {there}"]
+
+
+def named(only: str) -> tuple[str | None, str]:
+    """Given C(workspace_only), return the project, None where it is the only one, and the ref."""
+    name, sign, ref = str(only).partition("@")
+    return (name, ref) if sign else (None, name)
+
+
+def workspace_chosen(projects: list[Project], only: str) -> list[Project]:
+    """Given all projects and C(workspace_only), return those that are brought, with the refs that hold."""
+    if not only:
+        return projects
+    name, ref = named(only)
+    return [
+        project | {"ref": ref}
+        for project in projects
+        if project.get("state", "present") == "present" and name in (None, project["name"])
+    ]
+
+
 def workspace_questions(projects: list[Project]) -> list[Project]:
     """Given the projects of all workers, return what to ask of forges: each remote and ref once, and as whom."""
     asked: dict[tuple[str, str], str] = {}
@@ -122,7 +155,9 @@ class FilterModule:
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""
         return {
+            "workspace_chosen": workspace_chosen,
             "workspace_faults": workspace_faults,
+            "workspace_only_faults": workspace_only_faults,
             "workspace_questions": workspace_questions,
             "workspace_wanted": workspace_wanted,
         }

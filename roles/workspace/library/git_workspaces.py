@@ -94,6 +94,10 @@ commits:
   description: The commit of each project that is there, by name.
   type: dict
   returned: always
+paths:
+  description: Where each project is to be that is to be there, by name.
+  type: dict
+  returned: always
 actions:
   description: What was or would be done, one line each.
   type: list
@@ -379,7 +383,8 @@ def main() -> None:
         actions += keep_safe(roots, gone, module.params["system"], check=module.check_mode)
     except PersonFault as exc:
         faults.append(str(exc))
-    result = {"changed": bool(actions), "actions": actions, "commits": commits}
+    paths = {project["name"]: project["path"] for project in module.params["projects"] if project["state"] == "present"}
+    result = {"changed": bool(actions), "actions": actions, "commits": commits, "paths": paths}
     if faults:
         module.fail_json(msg="workspace_projects: %s" % "; ".join(faults), **result)
     module.exit_json(diff={"prepared": "".join(action + "\n" for action in actions)}, **result)

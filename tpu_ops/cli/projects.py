@@ -1,0 +1,146 @@
+"""`tpu_ops train --git`: one project of the fleet at one commit on all workers of a run, by the role workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_ops.cli import configure
+from tpu_ops.cli.run import folded
+from tpu_ops.config import Settings
+from tpu_ops.errors import HostError, UnreachableError, UsageError
+from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.view import Fleet
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.remote.replies import Result
+from tpu_ops.runs.spec import RunSpec
+
+#: The playbook that brings projects, and the role's variables by which it brings one, and never beside local changes.
+PLAYBOOK = "workspace"
+ONLY, ON_CHANGES = "workspace_only", "workspace_on_local_changes"
+#: Seconds for one look at a worker, a cold connection included.
+LIMIT = 45.0
+#: Prints the commit of a clone as whoever runs there sees it. $1 is the clone; 77 says that it cannot be entered. With
+#: --git-dir git asks nobody whose clone it is.
+_LOOK = '{ cd -- "$1" && [ -r . ]; } 2>/dev/null || exit 77; exec git --git-dir=.git rev-parse --verify HEAD'
+_CLOSED = 77
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project as it is on all workers.
+
+    Attributes:
+        name: Its name in `workspace_projects`.
+        path: The clone.
+        commit: The whole commit; empty where it is not known before something is installed.
+    """
+
+    name: str
+    path: str
+    commit: str
+
+    @property
+    def fixed(self) -> str:
+        """What means it at this very commit, also later."""
+        return f"{self.name}@{self.commit}"
+
+
+def check(word: str, sync: str) -> None:
+    """Refuse a value of --git that is none, and one beside --sync.
+
+    Raises:
+        UsageError: It is so.
+    """
+    if sync:
+        what = "both bring the code that the command starts in"
+        raise UsageError(what, where="--git and --sync", fix="leave out one of the two")
+    if word.startswith("@") or word.endswith("@"):
+        fix = "write PROJECT@REF, or REF alone where `workspace_projects` has one project"
+        raise UsageError("a project or a ref is missing", where=f"--git {word}", fix=fix)
+
+
+async def must_configure(fanout: Fanout, hosts: Sequence[str]) -> None:
+    """Refuse who may not configure workers, before Ansible is started for it.
+
+    Raises:
+        HostError: Somewhere sudo does not let the person do everything without a password.
+        UnreachableError: A worker did not answer.
+    """
+    results = await fanout.run(hosts, ["sudo", "-n", "true"], limit=LIMIT)
+    if refused := _answered(results):
+        what = "--git configures workers, which takes sudo for everything with no password, and you have none there"
+        fix = "`--sync DIR` brings a directory of your own and takes no rights"
+        raise HostError(what, where=folded([result.host for result in refused]), fix=fix)
+
+
+def bring(settings: Settings, fleet: Fleet, workers: Sequence[Worker], word: str, *, dry: bool = False) -> Project:
+    """Bring a project to all workers. It blocks.
+
+    Args:
+        settings: Of the fleet.
+        fleet: The fleet.
+        workers: The workers.
+        word: PROJECT@REF, or REF.
+        dry: Whether it is only looked what would be brought.
+
+    Raises:
+        UnreachableError: A worker did not answer.
+        HostError: It failed on some, as where a clone has local changes.
+        UsageError: There is no such project, or not the same one everywhere.
+    """
+    variables = {ONLY: word, ON_CHANGES: "fail"}
+    outcome = configure.converge(settings, fleet, workers, PLAYBOOK, variables, check=dry)
+    return same(outcome.data.get("workspace") or {}, len(workers))
+
+
+def same(told: Mapping[str, Mapping[str, Any]], count: int) -> Project:
+    """Given what the playbook told of each host, return the project that is the same on all.
+
+    Raises:
+        UsageError: It is not.
+    """
+    places = {(name, path) for at in told.values() for name, path in at["paths"].items()}
+    commits = {commit for at in told.values() for commit in at["commits"].values()}
+    if len(told) == count and len(places) == 1 and len(commits) <= 1:
+        ((name, path),) = places
+        return Project(name, path, "".join(commits))
+    seen = sorted({f"{name} in {path}" for name, path in places} | {commit[:12] for commit in commits})
+    what = f"{len(told)} of {count} workers told of {', '.join(seen) or 'no project'}, and a run has one for all"
+    raise UsageError(what, where="workspace_projects", fix="give all nodes of the run the same project, url and path")
+
+
+async def look(fanout: Fanout, hosts: Sequence[str], run: RunSpec) -> None:
+    """Look that whoever runs can use the project, and that it is still at the commit, right before the start.
+
+    Raises:
+        UnreachableError: A worker did not answer.
+        HostError: It is not so on some.
+    """
+    person = ["sudo", "-n", "-H", "-u", run.user, "--"] if run.user else []
+    results = await fanout.run(hosts, [*person, "/bin/sh", "-c", _LOOK, "sh", run.cwd], limit=LIMIT)
+    failed = _answered(results)
+    if closed := [result.host for result in failed if result.code == _CLOSED]:
+        what = f"{run.cwd} is not open to {run.user or 'you'}, who would run there"
+        fix = "its owner, group and mode stand in `workspace_projects`; or run as its owner by --user"
+        raise HostError(what, where=folded(closed), fix=fix)
+    if failed:
+        said = failed[0].problem or failed[0].stderr.decode(errors="replace").strip()
+        raise HostError(f"git cannot tell the commit of {run.cwd}: {said}", where=failed[0].host)
+    at = {host: result.stdout.decode(errors="replace").strip() for host, result in results.items()}
+    if moved := [host for host, commit in at.items() if commit != run.code_digest]:
+        what = f"{run.cwd} is at {at[moved[0]][:12]} and no longer at {run.code_digest[:12]}"
+        fix = "somebody else has brought another commit meanwhile; agree on one, or give each a project of their own"
+        raise HostError(what, where=folded(moved), fix=fix)
+
+
+def _answered(results: Mapping[str, Result]) -> list[Result]:
+    """Return the results that are failures.
+
+    Raises:
+        UnreachableError: A worker did not answer.
+    """
+    if away := [result for result in results.values() if not result.reached]:
+        raise UnreachableError(away[0].problem, where=folded([result.host for result in away]))
+    return [result for result in results.values() if not result.ok]
