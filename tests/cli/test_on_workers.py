@@ -5,6 +5,7 @@ The tests of this module build on one another: each finds the pod where the one 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -216,3 +217,66 @@ def test_clush_takes_the_node_set_and_the_ssh_config(admin, member):
         hosts = desk.do("tpu_ops", "inventory", "--format", "nodeset", "pod").strip()
         told = desk.do("clush", "-w", hosts, "-o", f"-F {config}", "hostname")
         assert sorted(line.split(":")[0] for line in told.splitlines()) == ["pod-w0", "pod-w1"]
+
+
+#: What site.yml's roles base and workspace do of it in the end; the playbook of the projects alone has no package lists.
+GIT = "apt-get update -qq && apt-get install -y -qq --no-install-recommends git openssh-client"
+
+
+@pytest.fixture
+def versioned(admin: Desk, lab: Lab, tmp_path: Path) -> tuple[Desk, str]:
+    """The admin's shell in a fleet whose workers have one project, and the project's commit."""
+    config = admin.json("tpu_ops", "refresh", "--json")["ssh_config"]
+    source, bundle = str(tmp_path / "source"), tmp_path / "vision.bundle"
+    admin.do("git", "init", "--quiet", "--initial-branch=main", source)
+    (tmp_path / "source" / "README").write_text("first\n")
+    admin.do("git", "-C", source, "add", "README")
+    who = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+    admin.do("git", "-C", source, *who, "commit", "--quiet", "-m", "first")
+    admin.do("git", "-C", source, "bundle", "create", "--quiet", str(bundle), "main")
+    for host in ("pod-w0", "pod-w1"):
+        admin.do("scp", "-q", "-F", config, str(bundle), f"{host}:/tmp/vision.bundle")
+    admin.do("tpu_ops", "run", "pod", "--", "sudo", "sh", "-c", GIT)
+    inventory = tmp_path / "fleet" / "inventory"
+    (inventory / "group_vars").mkdir(parents=True)
+    (inventory / "tpu_vm.yml").write_text("plugin: tpu_vm\n")
+    (inventory / "group_vars" / "all.yml").write_text(
+        "workspace_projects: [{ name: vision, url: /tmp/vision.bundle, ref: gone }]\n"
+    )
+    _, _, own = admin.environ["ANSIBLE_INVENTORY"].partition(",")
+    more = {"TPU_OPS_FLEET": str(inventory.parent), "ANSIBLE_INVENTORY": f"{inventory / 'tpu_vm.yml'},{own}"}
+    commit = admin.do("git", "-C", source, "rev-parse", "main").strip()
+    return Desk(admin.environ | more, patience=admin.patience), commit
+
+
+def test_git_brings_the_project_to_all_workers_and_never_over_local_changes(versioned, member, lab):
+    desk, commit = versioned
+    train = ("tpu_ops", "train", "pod", "--git", "main")
+    plan = desk.json(*train, "--dry-run", "--json", "--", "true")
+    assert (plan["cwd"], plan["code_digest"]) == ("/opt/workspaces/vision", commit)
+    assert lab.inside("pod-w0", "find", "/opt", "-name", "vision") == ""
+    done = desk.succeed(*train, "--name", "versioned", "--rank", "all", "--json", "--", "sh", "-c", "pwd; cat README")
+    assert f"brought vision to /opt/workspaces/vision on 2 workers: commit {commit}" in done.stderr
+    assert json.loads(done.stdout)["code_digest"] == commit
+    assert "[0-1] /opt/workspaces/vision" in done.stderr
+    assert "[0-1] first" in done.stderr
+    for host in ("pod-w0", "pod-w1"):
+        record = json.loads(lab.inside(host, "cat", "/var/lib/tpu_ops/runs/versioned/record.json"))
+        assert (record["code_digest"], record["cwd"]) == (commit, "/opt/workspaces/vision")
+    refused = member.try_(*train, "--", "true")
+    assert refused.returncode == 1
+    assert "--git configures workers" in refused.stderr
+    assert "--sync DIR" in refused.stderr
+    lab.inside("pod-w1", "sh", "-c", "echo mine >/opt/workspaces/vision/README")
+    kept = desk.try_(*train, "--name", "kept", "--", "true")
+    assert kept.returncode == 1
+    assert "pod-w1: failed: workspace : Bring the projects to these commits" in kept.stderr
+    assert "/opt/workspaces/vision has changed files: README. It stays at " in kept.stderr
+    assert lab.inside("pod-w1", "cat", "/opt/workspaces/vision/README") == "mine\n"
+    lab.inside("pod-w0", "test", "!", "-e", "/var/lib/tpu_ops/runs/kept")
+    lab.inside("pod-w1", "git", "-C", "/opt/workspaces/vision", "checkout", "--quiet", "README")
+    lab.inside("pod-w1", "chmod", "0700", "/opt/workspaces")
+    closed = desk.try_(*train, "--", "true")
+    assert closed.returncode == 1
+    assert "/opt/workspaces/vision is not open to you, who would run there" in closed.stderr
+    lab.inside("pod-w1", "chmod", "0755", "/opt/workspaces")
