@@ -219,7 +219,7 @@ def test_clush_takes_the_node_set_and_the_ssh_config(admin, member):
         assert sorted(line.split(":")[0] for line in told.splitlines()) == ["pod-w0", "pod-w1"]
 
 
-#: What site.yml's roles base and workspace do of it in the end; the playbook of the projects alone has no package lists.
+#: What site.yml leaves: the playbook of the projects alone has no package lists.
 GIT = "apt-get update -qq && apt-get install -y -qq --no-install-recommends git openssh-client"
 
 
