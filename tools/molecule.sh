@@ -3,7 +3,7 @@
 # and 13, and Ubuntu 22.04 and 24.04 where an image registry answers. Scenarios that need no pod take the first worker of
 # each node.
 #
-#     tools/molecule.sh test                 every scenario of molecule/, site first: it starts on bare workers
+#     tools/molecule.sh test                 every scenario of molecule/, site last: it has the nodes made anew
 #     tools/molecule.sh test -s base         one
 #     tools/molecule.sh converge -s base     any other command of Molecule
 #     MOLECULE_RELEASE=debian13 tools/molecule.sh test -s base
@@ -28,14 +28,13 @@ command=${1:-test}
 if [ "$command" = down ]; then
     exec tpu_ops lab down
 fi
-# A bare node is what the scenario of all roles starts on.
 scenarios=("$@")
 if [ "$command" = test ] && [ $# -eq 0 ]; then
     for scenario in molecule/*/molecule.yml; do
         name=$(basename "$(dirname "$scenario")")
         [ "$name" = site ] || scenarios+=(-s "$name")
     done
-    scenarios=(-s site "${scenarios[@]}")
+    scenarios+=(-s site)
 fi
 if ! tpu_ops lab env >/dev/null 2>&1; then
     tpu_ops lab up >/dev/null
@@ -51,20 +50,26 @@ export MOLECULE_CHANGES_FILE="$logs/changes"
 # The scenarios' tests use a part of tests/support.
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
-for release in "${releases[@]}"; do
-    node=molecule-$release
-    if [ "$command" = test ] && [[ " ${scenarios[*]} " == *" -s site "* ]]; then
-        tpu_ops delete "$node" --zone us-central2-b --yes >/dev/null 2>&1 || true
-    fi
-    said=$(tpu_ops create "$node" --type v4-16 --zone us-central2-b --runtime "lab-$release" 2>&1 >/dev/null) || {
-        # The one failure that leaves a release out, unless it is the only one.
-        reason=$(grep -o "no image registry answers for .*this machine's own archive has no .*" <<<"$said") &&
-            [ "${#releases[@]}" -gt 1 ] || { printf '%s\n' "$said" >&2; exit 1; }
-        echo "left out: $release: $reason"
-    }
-done
+# Makes the nodes that are not there; given `anew`, those that are as well.
+nodes() {
+    local release node said reason
+    for release in "${releases[@]}"; do
+        node=molecule-$release
+        if [ "${1:-}" = anew ]; then
+            tpu_ops delete "$node" --zone us-central2-b --yes >/dev/null 2>&1 || true
+        fi
+        said=$(tpu_ops create "$node" --type v4-16 --zone us-central2-b --runtime "lab-$release" 2>&1 >/dev/null) || {
+            # The one failure that leaves a release out, unless it is the only one.
+            reason=$(grep -o "no image registry answers for .*this machine's own archive has no .*" <<<"$said") &&
+                [ "${#releases[@]}" -gt 1 ] || { printf '%s\n' "$said" >&2; exit 1; }
+            echo "left out: $release: $reason"
+        }
+    done
+}
+
 # Named, since Molecule finds it in git clones only.
 molecule=(molecule --base-config .config/molecule/config.yml)
+nodes
 if [ "$command" != test ]; then
     exec "${molecule[@]}" "$command" --no-command-borders "${scenarios[@]}"
 fi
@@ -74,6 +79,8 @@ fi
 failed=()
 for scenario in "${scenarios[@]}"; do
     [ "$scenario" != -s ] || continue
+    # The scenario of all roles starts on bare workers, and leaves more on them than others begin with.
+    [ "$scenario" != site ] || nodes anew
     "${molecule[@]}" test --no-command-borders -s "$scenario" 2>&1 | tee "$logs/$scenario.log" || failed+=("$scenario")
 done
 code=0

@@ -12,7 +12,6 @@ import sys
 import pytest
 
 from tests.support.commands import failed
-from tpu_ops.cli import create as create_command
 from tpu_ops.cli.main import main
 from tpu_ops.fleet import lifecycle
 
@@ -146,7 +145,7 @@ def test_a_missing_public_key_is_named(fleet, tpu_ops):
 def test_host_keys_that_come_late_are_waited_for(fleet, tpu_ops, monkeypatch):
     from tpu_ops.fleet import hostkeys
 
-    monkeypatch.setattr(create_command, "KEYS_DELAY", 0.01)
+    monkeypatch.setattr("tpu_ops.fleet.newcomers.KEYS_DELAY", 0.01)
     fetch, calls = hostkeys.fetch, []
 
     def late(tpu, nodes, **options):

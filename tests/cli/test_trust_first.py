@@ -55,7 +55,7 @@ def terminal(monkeypatch):
 
 
 def test_create_leads_to_what_a_node_needs_that_publishes_no_keys(fleet, pod, tpu_ops, monkeypatch):
-    monkeypatch.setattr("tpu_ops.cli.create.KEYS_TIMEOUT", 0)
+    monkeypatch.setattr("tpu_ops.fleet.newcomers.KEYS_TIMEOUT", 0)
     for name, kind in (("pod", "v4-16"), ("solo", "v4-8")):
         code, out, err = tpu_ops("create", name, "--type", kind, "--zone", "us-central2-b")
         assert (code, out.startswith(f"{name}-w0")) == (0, True)

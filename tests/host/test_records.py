@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from tpu_ops.host import proc, record
+from tests.support.specs import good, myself
+from tpu_ops.host import actions, logs, proc, record
 from tpu_ops.host.store import Store
+from tpu_ops.host.wire import Refused
 
 
 @pytest.mark.parametrize(
@@ -100,6 +103,45 @@ def test_what_died_without_a_word_is_lost(tmp_path: Path, changes: dict[str, Any
     record = store.observe("r1")
     assert record is not None
     assert record["state"] == state
+
+
+def test_a_later_attempt_sets_aside_what_the_last_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(str(tmp_path))
+    monkeypatch.setattr("tpu_ops.host.store.KEPT_ATTEMPTS", 2)
+    for attempt in (1, 2, 3, 5):
+        recorded(store, attempt=attempt, state="failed")
+        Path(store.logs("r1"), f"{attempt:020d}.log").write_text(str(attempt))
+        # What the person keeps is the person's.
+        assert Path(store.files("r1"), "checkpoint").exists() == (attempt != 1)
+        Path(store.files("r1"), "checkpoint").touch()
+    newest = store.read("r1")
+    assert newest is not None
+    assert newest["attempt"] == 5
+    assert logs.read(store.logs("r1"), 0)[1] == b"5"
+    aside = Path(store.directory("r1"), "attempts")
+    assert sorted(path.name for path in aside.iterdir()) == ["2", "3"]
+    assert json.loads((aside / "3" / "record.json").read_text())["attempt"] == 3
+    assert [path.read_text() for path in (aside / "3" / "log").iterdir()] == ["3"]
+    assert [record["attempt"] for record in store.recent(10)] == [5]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "uid", "refused"),
+    [
+        (3, 0, ""),
+        (2, 0, "attempt 2 of run r1 has been on this worker before"),
+        (1, 0, "run r1 has been on this worker before"),
+        (3, 1, "run r1 has been on this worker before"),
+    ],
+)
+def test_a_run_comes_back_with_a_later_attempt_of_its_person_only(attempt: int, uid: int, refused: str) -> None:
+    earlier = {"run_id": "r1", "attempt": 2, "person": {"uid": os.getuid() + uid}}
+    asked = good(run_id="r1", attempt=attempt)
+    if not refused:
+        actions._check_earlier(earlier, asked, myself())
+        return
+    with pytest.raises(Refused, match=refused):
+        actions._check_earlier(earlier, asked, myself())
 
 
 def test_a_run_of_unknown_name_has_no_record(tmp_path: Path) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import time
 
 from tpu_ops import config
-from tpu_ops.cli import leaving, logs, options, output, runs_output
+from tpu_ops.cli import leaving, logs, options, output, recovering, runs_output
+from tpu_ops.config import Settings
+from tpu_ops.errors import UsageError
 from tpu_ops.fleet import view
 from tpu_ops.remote.fanout import Fanout
+from tpu_ops.runs import recovery
 from tpu_ops.runs.control import RunRef
 
 #: Seconds of the past whose lines are shown first.
@@ -25,12 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rank", default="0", metavar="all|LIST", help="whose lines to show, as in all, 0,3 or 0-2 (default: 0)"
     )
     parser.add_argument("--since", type=logs.moment, metavar="TIME", help="show lines from then on (default: 60s)")
+    recovering.add_arguments(parser)
     parser.add_argument("run", help="a run, or a node or worker whose run is meant")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Follow it."""
-    fleet = view.current(config.load(args.fleet))
+    """Follow it, with --recover as the one who starts it again."""
+    settings = config.load(args.fleet)
+    if args.recover:
+        return _take_over(settings, args)
+    fleet = view.current(settings)
     since = args.since or time.time() - PAST
     found: list[tuple[Fanout, RunRef]] = []
 
@@ -51,3 +59,14 @@ def run(args: argparse.Namespace) -> int:
         output.info(f"  stop:   tpu_ops stop {args.run}")
 
     return asyncio.run(leaving.followed(follow(), lambda: found[0] if found else None, left, as_json=args.json))
+
+
+def _take_over(settings: Settings, args: argparse.Namespace) -> int:
+    """Go on where whoever recovered the run has ended."""
+    if args.since:
+        what = "lines are shown from where the copy of the logs on this machine ends"
+        raise UsageError(what, where="--since and --recover", fix="leave out --since; `tpu_ops logs` shows older ones")
+    kept = recovery.read(settings.state_dir, args.run)
+    with recovering.alone(settings, args.run):
+        job = recovering.Recovering(settings, kept, kept.spec(os.environ), args, begun=True)
+        return job.to_the_end(None if kept.pending else job.attached())

@@ -10,7 +10,7 @@ from tpu_ops.cli import options, output
 from tpu_ops.cli.run import folded
 from tpu_ops.config import Settings
 from tpu_ops.config.find import read_file
-from tpu_ops.errors import ExitCode, UnreachableError, UsageError
+from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, hostvars
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.view import Fleet
@@ -70,6 +70,25 @@ def run(args: argparse.Namespace) -> int:
         output.table([{"host": host, **counts} for host, counts in outcome.hosts.items()], COLUMNS)
     show_failures(outcome.failures)
     return exit_code(outcome, file.name, target or "the fleet")
+
+
+def converge(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> None:
+    """Run site.yml on some workers.
+
+    Raises:
+        UnreachableError: Some did not answer.
+        HostError: It failed on some.
+        UsageError: Ansible did not run it.
+    """
+    project = playbook.project_of(settings.path)
+    file = project.playbook("site")
+    progress = Progress()
+    outcome = playbook.run(project, file, hosts=limit_of(settings, fleet, workers), told=progress)
+    progress.end()
+    show_failures(outcome.failures)
+    names = folded([worker.host for worker in workers])
+    if exit_code(outcome, file.name, names):
+        raise HostError("site.yml failed there", where=names, fix="see above; mend it and go on")
 
 
 def limit_of(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> list[str]:

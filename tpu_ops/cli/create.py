@@ -11,14 +11,11 @@ from tpu_ops.cli import options, output
 from tpu_ops.cloud.client import Tpu
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, UsageError
-from tpu_ops.fleet import hostkeys, lifecycle, origin, view
+from tpu_ops.fleet import hostkeys, lifecycle, newcomers, origin
 from tpu_ops.fleet.hostvars import facts
 from tpu_ops.fleet.lifecycle import Wish
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.options import shown
-
-#: Seconds that a new node's guest agents get to publish their host keys, and between two looks.
-KEYS_TIMEOUT, KEYS_DELAY = 180.0, 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,15 +138,7 @@ def _dry_run(tpu: Tpu, wish: Wish, body: dict[str, object], *, as_json: bool) ->
 
 def _refresh(settings: Settings, wish: Wish) -> Fleet:
     """Refresh the fleet until the new node's host keys are known, or its time is over."""
-    start, progress = time.monotonic(), options.Waiting(f"node {wish.name}")
-    while True:
-        fleet, _ = view.refresh(settings)
-        workers = [worker for worker in fleet.workers if worker.node.full_name == wish.full_name]
-        elapsed = time.monotonic() - start
-        if not workers or hostkeys.has_keys(settings, workers) or elapsed > KEYS_TIMEOUT:
-            break
-        progress(elapsed, "waiting for its workers to publish their host keys")
-        time.sleep(KEYS_DELAY)
+    fleet, workers = newcomers.known(settings, {wish.full_name}, options.Waiting(f"node {wish.name}"))
     for text in fleet.warnings:
         output.warning(text)
     if not workers and fleet.source:

@@ -71,10 +71,16 @@ def summary(run_id: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     first = first_failure(outcomes)
     return {
         "run_id": run_id,
+        "attempt": attempt(outcomes),
         "state": run_state(outcomes),
         "first_failure": asdict(first) if first else None,
         "ranks": [outcome.to_json() for outcome in outcomes],
     }
+
+
+def attempt(outcomes: Sequence[Outcome]) -> int:
+    """Return the newest attempt of a run that its workers know."""
+    return max((int(outcome.record["attempt"]) for outcome in outcomes if outcome.record), default=1)
 
 
 def run_state(outcomes: Sequence[Outcome]) -> str:
@@ -135,11 +141,28 @@ def _lasted(record: Mapping[str, Any] | None) -> str:
     return f"{max(0.0, float(end) - float(record['since'])):.0f} s"
 
 
-def finish(run_id: str, outcomes: Sequence[Outcome], shown: Sequence[int], *, as_json: bool, of_rank: bool) -> int:
-    """Say how a run ended that was followed to its end; return the exit code."""
+def finish(
+    run_id: str,
+    outcomes: Sequence[Outcome],
+    shown: Sequence[int],
+    *,
+    as_json: bool,
+    of_rank: bool,
+    more: Mapping[str, Any] | None = None,
+) -> int:
+    """Say how a run ended that was followed to its end; return the exit code.
+
+    Args:
+        run_id: The run.
+        outcomes: How its ranks are.
+        shown: Ranks whose lines were shown.
+        as_json: Whether the result is JSON.
+        of_rank: As of `exit_code`.
+        more: What else is in the JSON.
+    """
     state = run_state(outcomes)
     if as_json:
-        output.as_json(summary(run_id, outcomes))
+        output.as_json({**summary(run_id, outcomes), **(more or {})})
     if state == "succeeded":
         leftovers(outcomes)
         output.info(f"run {run_id} succeeded on all {len(outcomes)} ranks")

@@ -37,7 +37,9 @@ def run(args: argparse.Namespace) -> int:
         output.info(f"no run is on {args.run}")
     for run_, outcomes in seen:
         if not args.json:
-            output.info(f"run {run_.run_id}: {runs_output.run_state(outcomes)}")
+            attempt = runs_output.attempt(outcomes)
+            which = f", attempt {attempt}" if attempt > 1 else ""
+            output.info(f"run {run_.run_id}{which}: {runs_output.run_state(outcomes)}")
             runs_output.table(outcomes)
     if problem:
         raise problem

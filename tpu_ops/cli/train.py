@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpu_ops import config, files
-from tpu_ops.cli import leaving, options, output, runs_output
+from tpu_ops.cli import leaving, options, output, recovering, runs_output
 from tpu_ops.cli.run import folded, words
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import contact, targets, view
+from tpu_ops.fleet import contact, remaking, targets, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import control, launch, preflight, records, spec, sync
+from tpu_ops.remote.renewal import in_thread
+from tpu_ops.runs import control, launch, preflight, records, recovery, spec, sync
 from tpu_ops.runs.follow import Follower, Outcome
 
 #: What stands behind `--` is the command.
@@ -31,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_fleet(parser)
     options.add_json(parser)
     options.add_exit_code(parser)
+    recovering.add_arguments(parser)
+    recovering.add_budgets(parser)
     parser.add_argument(
         "--sync",
         metavar="DIR",
@@ -82,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, sync, start, follow."""
+    recovering.check(args)
     command = words(args.command, f"tpu_ops train {shlex.quote(args.target)} -- python train.py")
     fleet = contact.serving(*contact.find(config.load(args.fleet), args.target))
     workers = control.by_rank(targets.select(fleet.workers, args.target), args.target)
@@ -110,6 +114,9 @@ def run(args: argparse.Namespace) -> int:
     )
     job = _Job(fleet, workers, run_spec, tree, shown, args)
     try:
+        if args.recover and not args.dry_run:
+            with recovering.alone(fleet.settings, run_spec.run_id):
+                return job.recovered().to_the_end(job.run())
         return asyncio.run(leaving.followed(job.run(), job.running, job.left, as_json=args.json))
     except preflight.PreflightError as exc:
         force = {True: " (or --force)", False: ""}
@@ -148,11 +155,29 @@ class _Job:
     shown: Sequence[int]
     args: argparse.Namespace
     started_by: Fanout | None = None
+    guard: recovering.Recovering | None = None
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """The workers by rank."""
         return tuple(worker.host for worker in self.workers)
+
+    def recovered(self) -> recovering.Recovering:
+        """Return what starts the run again when its nodes are taken away; nothing is kept before it is started."""
+        kept = recovery.Recovery(
+            self.spec.run_id,
+            1,
+            remaking.Plan(()),
+            recovery.options_of(self.spec, spec.parse_env(self.args.env)),
+            env_files=tuple(str(path.absolute()) for path in self.args.env_file),
+            secret_words=tuple(map(recovery.absolute, self.args.secret)),
+            code=self.tree is not None,
+            force=self.args.force,
+            max_preemptions=self.args.max_preemptions,
+            max_failures=self.args.max_failures or 0,
+        )
+        self.guard = recovering.Recovering(self.fleet.settings, kept, self.spec, self.args, begun=False)
+        return self.guard
 
     async def run(self) -> int:
         """Do it and return the exit code."""
@@ -160,6 +185,8 @@ class _Job:
         await self._check(fanout)
         if self.args.dry_run:
             return self._would()
+        if recovered := self.guard:
+            self.tree = await in_thread(lambda: recovered.begin(self.workers, self.tree))
         if self.tree:
             begun = time.monotonic()
             await sync.push(fanout, self.hosts, self.tree)
@@ -168,6 +195,8 @@ class _Job:
                 f"{len(self.tree.files)} files, digest {self.tree.digest}, {time.monotonic() - begun:.1f} s"
             )
         await self._start(fanout)
+        if self.guard:
+            return await self.guard.started(fanout, self.workers)
         if self.args.detach:
             return self._detach()
         outcomes = await self._follow(fanout)

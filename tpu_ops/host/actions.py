@@ -111,18 +111,17 @@ def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     asker = asking()
     person = runs_as(asker, data["user"])
     run_id = data["run_id"]
-    if store.read(run_id) is not None:
-        raise Refused("held", "run {} has been on this worker before".format(run_id), "choose another --name")
     holder = store.holder()
     if holder is not None:
         raise held(holder)
+    _check_earlier(store.read(run_id), data, person)
     spec.sweep(store.run_dir)
     spec.put(store.run_dir, data, person.uid, asker.uid)
     try:
         _start_unit(store, data)
     finally:
         spec.discard(store.run_dir, run_id)
-    record = store.observe(run_id)
+    record = _of_attempt(store.observe(run_id), data)
     reserve = request.get("reserve") is True
     while record is not None and record["state"] == "starting" and (record["reason"] or not reserve):
         time.sleep(_POLL)
@@ -130,6 +129,27 @@ def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     if record is None or (record["state"] in FINAL and not record["began"]):
         raise _not_begun(store, record)
     return {"ok": True, "record": record}
+
+
+def _check_earlier(earlier: Dict[str, Any] | None, data: Dict[str, Any], person: Person) -> None:
+    """Return where a run is new on this worker, or goes on with a later attempt of the same person's.
+
+    Raises:
+        Refused: It was here before, in this attempt or a later one, or as somebody else's.
+    """
+    if earlier is None:
+        return
+    run_id = data["run_id"]
+    if earlier["person"]["uid"] != person.uid or data["attempt"] == 1:
+        raise Refused("held", "run {} has been on this worker before".format(run_id), "choose another --name")
+    if data["attempt"] <= earlier["attempt"]:
+        message = "attempt {} of run {} has been on this worker before".format(earlier["attempt"], run_id)
+        raise Refused("held", message, "`tpu_ops status {}` tells how it is".format(run_id))
+
+
+def _of_attempt(record: Dict[str, Any] | None, data: Dict[str, Any]) -> Dict[str, Any] | None:
+    """Return a record where it is of the attempt that is being started, and not of an earlier one."""
+    return record if record is not None and record["attempt"] == data["attempt"] else None
 
 
 def _not_begun(store: Store, record: Dict[str, Any] | None) -> Refused:
@@ -159,7 +179,7 @@ def _start_unit(store: Store, data: Dict[str, Any]) -> None:
         text = done.stdout.decode("utf-8", "replace").strip()
         if done.returncode == 0:
             return
-        record = store.read(data["run_id"])
+        record = _of_attempt(store.read(data["run_id"]), data)
         if record is not None and record["state"] == "refused":
             raise _not_begun(store, record)
         holder = store.holder()

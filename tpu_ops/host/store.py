@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import time
 from typing import Any, Dict, TextIO
 
@@ -18,6 +19,8 @@ SETTLE_LIMIT = 5.0
 _POLL = 0.02
 #: Below /run: the files of the secrets of the run that is on. systemd makes it and removes it with the unit.
 SECRETS = "tpu-run-secrets"
+#: Earlier attempts of one run whose records and logs are kept.
+KEPT_ATTEMPTS = 3
 #: States that a record never leaves.
 FINAL = ("succeeded", "failed", "stopped", "refused", "lost")
 
@@ -48,17 +51,32 @@ class Store:
         return os.path.join(self.directory(run_id), "files")
 
     def prepare(self, run_id: str, uid: int, gid: int) -> None:
-        """Make the directories of a new run.
-
-        Raises:
-            FileExistsError: The run has been here before.
-        """
+        """Make the directories of a new run, or set aside what its last attempt left; the person's files stay."""
         os.makedirs(self.run_dir, mode=0o700, exist_ok=True)
         os.makedirs(self.runs_dir, mode=0o755, exist_ok=True)
-        os.mkdir(self.directory(run_id), 0o711)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.directory(run_id), 0o711)
+        self._set_aside(run_id)
         os.mkdir(self.logs(run_id), 0o700)
-        os.mkdir(self.files(run_id), 0o700)
-        os.chown(self.files(run_id), uid, gid)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.files(run_id), 0o700)
+            os.chown(self.files(run_id), uid, gid)
+
+    def _set_aside(self, run_id: str) -> None:
+        """Move record and log of the last attempt below ``attempts/N``, and remove the oldest that are there."""
+        earlier = self.read(run_id)
+        if earlier is None:
+            return
+        parent = os.path.join(self.directory(run_id), "attempts")
+        folder = os.path.join(parent, str(earlier["attempt"]))
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        # The record last: while it is there, what was interrupted here is done again.
+        for name in ("log", "record.json"):
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(os.path.join(self.directory(run_id), name), os.path.join(folder, name))
+        kept = sorted((name for name in os.listdir(parent) if name.isdigit()), key=int)
+        for name in kept[:-KEPT_ATTEMPTS]:
+            shutil.rmtree(os.path.join(parent, name))
 
     def write(self, record: dict[str, Any]) -> None:
         """Write a run's record; a reader sees the old one or the new one, never a part."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
 
 #: Seconds in which further workers that do not answer join the question for the first one.
 GATHER = 0.3
@@ -67,7 +71,7 @@ class Renewal:
             await asyncio.sleep(GATHER)
             hosts = sorted(set(self._hosts))
             self._news = News()
-            self._news = await _in_thread(lambda: self._renew(hosts))
+            self._news = await in_thread(lambda: self._renew(hosts))
             return self._news
         finally:
             self._answered = asyncio.get_running_loop().time()
@@ -75,27 +79,24 @@ class Renewal:
             self._asking = None
 
 
-async def _in_thread(call: Callable[[], News]) -> News:
+async def in_thread(call: Callable[[], T]) -> T:
     """Call what blocks; a process that is interrupted meanwhile does not wait for its end."""
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[News] = loop.create_future()
+    answer: asyncio.Future[T] = loop.create_future()
 
-    def settle(found: News | None, failure: BaseException | None) -> None:
-        if answer.cancelled():
-            return
-        if failure is not None:
-            answer.set_exception(failure)
-        elif found is not None:
-            answer.set_result(found)
+    def settle(give: Callable[[], None]) -> None:
+        if not answer.cancelled():
+            give()
 
     def work() -> None:
-        found, failure = None, None
         try:
             found = call()
         except BaseException as exc:  # raised where the answer is awaited
-            failure = exc
+            give = functools.partial(answer.set_exception, exc)
+        else:
+            give = functools.partial(answer.set_result, found)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(settle, found, failure)
+            loop.call_soon_threadsafe(settle, give)
 
     threading.Thread(target=work, name="renewal", daemon=True).start()
     return await answer

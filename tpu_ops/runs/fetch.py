@@ -40,11 +40,11 @@ async def logs(fanout: Fanout, run: RunRef, directory: Path, *, live: bool = Fal
             fanout,
             run.run_id,
             run.hosts,
-            shown=ranks,
+            shown=(),
             line=lambda *_: None,
             say=_log.info,
             live=live,
-            data=lambda rank, data: files[rank].write(data),
+            data=lambda rank, _, data: files[rank].write(data),
         )
         outcomes = await follower.run()
     for outcome, part, path in zip(outcomes, parts, paths, strict=True):

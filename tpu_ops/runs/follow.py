@@ -101,7 +101,8 @@ class Follower:
         say: Called with what a person should know.
         live: Whether to wait for the end; else what there is now is printed.
         since: Lines from that time on (seconds since 1970); 0 is from the beginning.
-        data: Called with rank and raw bytes of the log in place of `line`.
+        data: Called with rank, offset in its log and raw bytes, for all ranks, whoever is shown.
+        offsets: Where in each rank's log to begin, in place of `since`.
     """
 
     def __init__(
@@ -115,7 +116,8 @@ class Follower:
         say: Callable[[str], None],
         live: bool = True,
         since: float = 0.0,
-        data: Callable[[int, bytes], object] | None = None,
+        data: Callable[[int, int, bytes], object] | None = None,
+        offsets: Sequence[int] = (),
     ) -> None:
         self._fanout = fanout
         self._run_id = run_id
@@ -126,8 +128,14 @@ class Follower:
         self._live = live
         self._since = since
         self._data = data
+        self._offsets = tuple(offsets) or (0,) * len(self._hosts)
         self._ended: set[int] = set()
         self._silent: set[int] = set()
+
+    @property
+    def silent(self) -> bool:
+        """Whether a rank that has not ended does not answer."""
+        return bool(self._silent - self._ended)
 
     async def run(self) -> list[Outcome]:
         """Follow until every rank has ended or is given up; return the outcomes by rank."""
@@ -154,7 +162,7 @@ class Follower:
 
     async def _follow(self, rank: int) -> Outcome:
         """Follow one rank, again from where it stood whenever the connection breaks."""
-        place = _Place(rank, self._hosts[rank])
+        place = _Place(rank, self._hosts[rank], self._offsets[rank])
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -195,7 +203,7 @@ class Follower:
                     continue
                 missing, place.offset = frame.offset - place.offset, frame.offset + len(frame.payload)
                 if frame.kind == wire.DATA:
-                    self._deliver(place, frame.payload)
+                    self._deliver(place, frame.offset, frame.payload)
                 elif frame.kind == wire.GAP:
                     self._say(
                         f"rank {place.rank}: {missing} bytes before byte {frame.offset} are not in the log on "
@@ -208,14 +216,14 @@ class Follower:
         raise Broken("the connection ended")
 
     def _request(self, place: _Place) -> dict[str, Any]:
-        shown = place.rank in self._shown
+        shown = place.rank in self._shown or self._data is not None
         known = {"offset": place.offset, "since": self._since, "notes": place.notes}
         return {"run_id": self._run_id, "lines": shown, "live": self._live, **known}
 
-    def _deliver(self, place: _Place, data: bytes) -> None:
+    def _deliver(self, place: _Place, offset: int, data: bytes) -> None:
         if self._data is not None:
-            self._data(place.rank, data)
-        else:
+            self._data(place.rank, offset, data)
+        if place.rank in self._shown:
             self._print(place.rank, place.lines.feed(data))
 
     def _print(self, rank: int, lines: Sequence[str]) -> None:

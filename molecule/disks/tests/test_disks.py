@@ -21,7 +21,7 @@ def owns(host: Host) -> bool:
 
 
 def test_disks_are_mounted_by_uuid_and_at_boot(host: Host) -> None:
-    units = ["mnt-data.mount", r"srv-old\\x2ddata.mount"] if owns(host) else ["mnt-shared.mount"]
+    units = ["mnt-data.mount", r"srv-old\\x2ddata.mount"] if owns(host) else ["mnt-dataset.mount"]
     for unit in units:
         shown = run(host, f'systemctl show -p What -p ActiveState "{unit}"; systemctl is-enabled "{unit}"').splitlines()
         assert "ActiveState=active" in shown
@@ -40,10 +40,10 @@ def test_what_was_written_is_kept(host: Host) -> None:
 
 def test_a_shared_disk_is_read_by_every_worker_and_written_by_none(host: Host) -> None:
     if not owns(host):
-        assert run(host, "cat /mnt/shared/data-set") == "everybody reads this"
-        options = run(host, "findmnt -no OPTIONS /mnt/shared").split(",")
+        assert run(host, "cat /mnt/dataset/data-set") == "everybody reads this"
+        options = run(host, "findmnt -no OPTIONS /mnt/dataset").split(",")
         assert {"ro", "norecovery"} <= set(options)
-        assert host.run("sudo -n touch /mnt/shared/more").rc != 0
+        assert host.run("sudo -n touch /mnt/dataset/more").rc != 0
 
 
 def test_what_was_refused_was_not_touched(host: Host) -> None:

@@ -1,0 +1,230 @@
+"""Nodes of a run brought back through a real API process, whatever became of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.lab_api import LOCATION, LabApi
+from tpu_ops.cloud import operations
+from tpu_ops.cloud import remaking as cloud
+from tpu_ops.cloud.client import ApiError, connect
+from tpu_ops.errors import UsageError
+from tpu_ops.fleet import lifecycle, remaking
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """An API process whose operations take long enough to be met on their way."""
+    api = LabApi(tmp_path_factory.mktemp("remaking") / "state.json", seconds=0.2)
+    api.start()
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def lab_api(started):
+    """The API, empty."""
+    yield started
+    for kind, more in (("queuedResources", "?force=true"), ("nodes", "")):
+        for found in started.call("GET", f"v2/{LOCATION}/{kind}")[1].get(kind, ()):
+            started.done("DELETE", f"v2/{found['name']}{more}")
+    started.clear_faults()
+    started.forget_requests()
+
+
+@pytest.fixture
+def tpu(lab_api, monkeypatch):
+    """A client of the API; nobody waits long."""
+    monkeypatch.setattr(remaking, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(remaking, "LOOK", 0.05)
+    with connect(lab_api.grpc, timeout=10) as client:
+        yield client
+
+
+def name(node="pod"):
+    return f"{LOCATION}/nodes/{node}"
+
+
+def back(tpu, plan, request="r1/2"):
+    """Bring the nodes back; return how they are and what was said."""
+    said: list[str] = []
+    return remaking.bring_back(tpu, plan, request, said.append), said
+
+
+def preempt(lab_api, node="pod"):
+    assert lab_api.call("POST", "lab/preempt", {"node": name(node)})[0] == 200
+
+
+def test_a_preempted_node_is_made_again_as_it_was(tpu, lab_api):
+    lab_api.create(
+        "pod",
+        "v4-16",
+        labels={"team": "vision"},
+        metadata={"ssh-keys": "tpu:ssh-ed25519 AAAA tpu", "startup-script": "true"},
+        tags=["a"],
+        schedulingConfig={"spot": True},
+        networkConfig={"network": "other", "enableExternalIps": False},
+    )
+    before = lab_api.node("pod")
+    plan = remaking.remember(tpu, [name()])
+    assert remaking.Plan.from_json(plan.to_json()) == plan
+    assert "AAAA" not in repr(plan)
+    assert remaking.lost(plan, remaking.look(tpu, plan)) == {}
+    preempt(lab_api)
+    assert remaking.lost(plan, remaking.look(tpu, plan)) == {name(): "node pod is PREEMPTED"}
+    seen, said = back(tpu, plan)
+    after = lab_api.node("pod")
+    own = ("id", "createTime", "networkEndpoints", "cidrBlock")
+    assert {key: after[key] for key in after if key not in own} == {
+        key: before[key] for key in before if key not in own
+    }
+    assert after["id"] != before["id"]
+    assert (seen[name()].state, seen[name()].node_id) == ("READY", after["id"])
+    assert remaking.fresh(plan, seen) == {name()}
+    assert remaking.fresh(plan.now(seen, [name()]), seen) == set()
+    assert [text.partition(": ")[2] for text in said] == [
+        "PREEMPTED; deleting what is left of it",
+        "creating it as it was",
+    ]
+
+
+def test_a_deleted_node_is_made_again_beside_one_that_is_left_alone(tpu, lab_api):
+    lab_api.create("a")
+    lab_api.create("b")
+    plan = remaking.remember(tpu, [name("a"), name("b")])
+    lab_api.done("DELETE", f"v2/{name('a')}")
+    assert remaking.lost(plan, remaking.look(tpu, plan)) == {name("a"): "node a is gone"}
+    seen, _ = back(tpu, plan)
+    assert remaking.fresh(plan, seen) == {name("a")}
+    assert {found.state for found in seen.values()} == {"READY"}
+
+
+def test_a_stopped_node_is_started_and_stays_the_same(tpu, lab_api):
+    lab_api.create("pod")
+    plan = remaking.remember(tpu, [name()])
+    lab_api.done("POST", f"v2/{name()}:stop", {})
+    seen, said = back(tpu, plan)
+    assert remaking.fresh(plan, seen) == set()
+    assert (seen[name()].state, len(said)) == ("READY", 1)
+
+
+def test_a_node_in_maintenance_is_waited_for(tpu, lab_api, monkeypatch):
+    lab_api.create("pod")
+    plan = remaking.remember(tpu, [name()])
+    waited = []
+    wait = operations.wait_for_state
+
+    def waits(client, node, *, through, **options):
+        waited.append(through)
+        return wait(client, node, through=through, **options)
+
+    monkeypatch.setattr(operations, "wait_for_state", waits)
+    # The event itself may be over before anybody looks.
+    looks = iter([remaking.Seen("REPAIRING", plan.nodes[0].node_id)])
+    seen = remaking._seen
+    monkeypatch.setattr(remaking, "_seen", lambda *of: next(looks, None) or seen(*of))
+    assert lab_api.call("POST", f"v2alpha1/{name()}:simulateMaintenanceEvent", {})[0] == 200
+    found, said = back(tpu, plan)
+    assert remaking.fresh(plan, found) == set()
+    assert waited[0] == lifecycle.ON_THE_WAY
+    assert said[0].endswith("REPAIRING; waiting for at most 3600 s until it is READY")
+    assert lab_api.node("pod")["state"] == "READY"
+
+
+@pytest.mark.parametrize(
+    ("state", "node_id", "said"),
+    [
+        ("READY", "1", None),
+        ("READY", "2", "node pod was made anew, state READY"),
+        ("REPAIRING", "1", "node pod is REPAIRING"),
+        ("gone", "", "node pod is gone"),
+    ],
+)
+def test_a_node_is_lost_where_it_is_not_what_it_was(state, node_id, said):
+    plan = remaking.Plan((remaking.Made(name(), "1", {}),))
+    found = remaking.lost(plan, {name(): remaking.Seen(state, node_id)})
+    assert found == ({name(): said} if said else {})
+
+
+def test_lacking_capacity_is_waited_for_with_growing_pauses(tpu, lab_api):
+    lab_api.create("pod")
+    plan = remaking.remember(tpu, [name()])
+    preempt(lab_api)
+    lab_api.fault(method="CreateNode", code="RESOURCE_EXHAUSTED", message="no more capacity", times=3)
+    seen, said = back(tpu, plan)
+    assert seen[name()].state == "READY"
+    pauses = [text.rpartition("next try in ")[2] for text in said if "no more capacity" in text]
+    assert pauses == ["0.05 s", "0.1 s", "0.2 s"]
+
+
+def test_what_the_api_refuses_for_good_ends_it(tpu, lab_api):
+    lab_api.create("pod")
+    plan = remaking.remember(tpu, [name()])
+    preempt(lab_api)
+    lab_api.fault(method="CreateNode", code="PERMISSION_DENIED", message="not you", times=1)
+    with pytest.raises(ApiError, match="not you"):
+        back(tpu, plan)
+
+
+def test_of_two_who_bring_a_node_back_both_have_the_same_one(tpu, lab_api, monkeypatch):
+    lab_api.create("pod")
+    plan = remaking.remember(tpu, [name()])
+    lab_api.done("DELETE", f"v2/{name()}")
+    create = cloud.create
+
+    def outrun(client, *args):
+        monkeypatch.setattr(cloud, "create", create)
+        create(client, *args)
+        return create(client, *args)
+
+    monkeypatch.setattr(cloud, "create", outrun)
+    seen, _ = back(tpu, plan)
+    assert seen[name()].state == "READY"
+    assert lab_api.requests()["CreateNode"] == 3
+
+
+def queued(lab_api, tpu, *nodes, short="spring"):
+    """Ask for nodes by a queued resource and wait until it is ACTIVE."""
+    node = {"acceleratorType": "v4-8", "runtimeVersion": "tpu-ubuntu2204-base", "metadata": {"a": "b"}}
+    body = {
+        "tpu": {"nodeSpec": [{"parent": LOCATION, "nodeId": one, "node": node} for one in nodes]},
+        "spot": {},
+        "queueingPolicy": {"validUntilDuration": "3600s"},
+    }
+    lab_api.done("POST", f"v2/{LOCATION}/queuedResources?queuedResourceId={short}", body)
+    resource = f"{LOCATION}/queuedResources/{short}"
+    plan = remaking.Plan(tuple(remaking.Made(name(one), "", {}, resource) for one in nodes), {resource: {}})
+    remaking.bring_back(tpu, plan, "test", lambda _: None)
+    return resource
+
+
+def test_nodes_of_a_queued_resource_are_made_again_by_it(tpu, lab_api):
+    resource = queued(lab_api, tpu, "a", "b")
+    before = cloud.queued(tpu, resource)
+    plan = remaking.remember(tpu, [name("a"), name("b")])
+    assert {made.queued for made in plan.nodes} == {resource}
+    preempt(lab_api, "a")
+    seen, said = back(tpu, plan)
+    assert remaking.fresh(plan, seen) == {name("a"), name("b")}
+    assert before is not None
+    assert cloud.queued(tpu, resource) == before
+    assert "spot" in before.body
+    assert before.body["queueing_policy"] == {"valid_until_duration": "3600s"}
+    assert lab_api.requests()["CreateQueuedResource"] == 2
+    assert "CreateNode" not in lab_api.requests()
+    assert any("deleting what is left of it" in text for text in said)
+    assert any("asking for its resources again" in text for text in said)
+
+
+def test_a_queued_resource_that_was_deleted_is_asked_for_again(tpu, lab_api):
+    resource = queued(lab_api, tpu, "a")
+    plan = remaking.remember(tpu, [name("a")])
+    lab_api.done("DELETE", f"v2/{resource}?force=true")
+    seen, _ = back(tpu, plan)
+    assert remaking.fresh(plan, seen) == {name("a")}
+
+
+def test_nodes_that_others_use_are_not_taken_away(tpu, lab_api):
+    queued(lab_api, tpu, "a", "b")
+    with pytest.raises(UsageError, match="it made b as well"):
+        remaking.remember(tpu, [name("a")])

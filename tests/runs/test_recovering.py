@@ -1,0 +1,390 @@
+"""A run followed through its attempts: what is counted, what is done between two of them, and what is said."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.runs.test_parts import pod, probe
+from tpu_ops.cli import attach, leaving, recovering, train
+from tpu_ops.cloud.client import ApiError
+from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
+from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.remaking import Made, Plan, Seen
+from tpu_ops.remote.replies import Reply
+from tpu_ops.remote.ssh import Unreachable
+from tpu_ops.remote.wire import DATA, END, Frame
+from tpu_ops.runs import follow, records, recovery, spec
+
+NODE = pod(2)[0].node.full_name
+
+
+def ended(state: str, exit_: Mapping[str, int] | None = None, intent: str = "", first: bool = False) -> dict[str, Any]:
+    """Return the record of a rank that has ended."""
+    named = {"rank": 0, "worker": "pod-w0", "cause": "exit code 3"} if first else None
+    told = {"kind": intent} if intent else None
+    return {"state": state, "exit": exit_, "reason": "", "first": named, "intent": told, "since": 1.0, "ended": 2.0}
+
+
+DONE = ended("succeeded", {"code": 0})
+FAILED = ended("failed", {"code": 3}, first=True)
+STOPPED = ended("stopped", {"signal": 15}, "stop")
+#: Ends an attempt in place of a record.
+PREEMPTED, SILENT = "preempted", "silent"
+
+
+class World:
+    """Stands for the API and the workers of one node of two.
+
+    Args:
+        endings: What becomes of each attempt: a record that both ranks end with, or what happens to the node.
+        attempt: The one that is on.
+    """
+
+    masters: Any = SimpleNamespace(drop=lambda host: asyncio.sleep(0))
+
+    def __init__(self, *endings: Any, attempt: int = 1) -> None:
+        self.endings = dict(enumerate(endings, attempt))
+        self.attempt = attempt
+        self.node_id, self.state = "1", "READY"
+        self.done: list[str] = []
+        self.specs: list[dict[str, Any]] = []
+        self.refusals: list[Reply] = []
+        self.refusal: OpsError | None = None
+
+    # --- the workers
+
+    @property
+    def workers(self) -> list[Worker]:
+        return pod(2, node_id=self.node_id)
+
+    async def call(self, requests: Any, action: str, *, done: Any = None, **_: Any) -> dict[str, Reply]:
+        found = {}
+        for host in requests:
+            value: dict[str, Any] = {"probe": probe(boot_id=host), "record": {"state": "starting", "port": 8500}}
+            found[host] = Reply(host, value)
+            if action == "start":
+                sent = requests[host]["spec"]
+                self.specs.append(sent)
+                self.attempt = sent["attempt"]
+                if self.refusals:
+                    found[host] = replace(self.refusals.pop(), host=host)
+            if done:
+                done(found[host])
+        if action != "probe":
+            self.done.append(f"{action} {self.attempt}" if len(requests) == 1 else f"{action} {self.attempt} others")
+        return found
+
+    @contextlib.asynccontextmanager
+    async def stream(self, host: str, action: str, values: Mapping[str, Any]) -> AsyncIterator[Any]:
+        ending = self.endings[self.attempt]
+        if ending == PREEMPTED:
+            self.state = "PREEMPTED"
+        if self.state != "READY" or ending == SILENT:
+            raise Unreachable("no route to host")
+        text = f"attempt {self.attempt}\n".encode()
+        offset = values["offset"]
+
+        async def frames() -> AsyncIterator[Frame]:
+            yield Frame(DATA, offset, text)
+            record = {**ending, "attempt": self.attempt}
+            yield Frame(END, offset + len(text), json.dumps({"record": record, "tail": ""}).encode())
+
+        async def answer() -> Reply:
+            return Reply(host, {})
+
+        yield SimpleNamespace(answer=answer, frames=frames)
+
+    # --- the API
+
+    def look(self, _: object, plan: Plan) -> dict[str, Seen]:
+        return {made.name: Seen(self.state, self.node_id) for made in plan.nodes}
+
+    def bring_back(self, _: object, plan: Plan, request: str, told: Callable[[str], None]) -> dict[str, Seen]:
+        self.done.append(f"bring back {request}")
+        if self.refusal:
+            refusal, self.refusal = self.refusal, None
+            raise refusal
+        if self.state != "READY":
+            self.state, self.node_id = "READY", str(int(self.node_id) + 1)
+        return self.look(None, plan)
+
+    def known(self, *_: object) -> tuple[Any, list[Worker]]:
+        return SimpleNamespace(warnings=()), self.workers
+
+    def converge(self, settings: object, fleet: object, workers: Sequence[Worker]) -> None:
+        self.done.append(f"configure {len(workers)}")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, World, recovering.Recovering]]:
+    """Follow a run whose first attempt is on, in a world, to its end."""
+    monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
+    monkeypatch.setattr(follow, "RETRY_LIMIT", 0.2)
+    monkeypatch.setattr(follow, "ALONE_LIMIT", 0.2)
+    monkeypatch.setattr(recovering, "LOOK", 0.05)
+    monkeypatch.setattr("tpu_ops.fleet.remaking.FIRST_PAUSE", 0.01)
+
+    def followed(world: World, *words: str, **changes: Any) -> tuple[int, World, recovering.Recovering]:
+        for name, value in {
+            "origin.api": lambda _: contextlib.nullcontext(),
+            "remaking.look": world.look,
+            "remaking.bring_back": world.bring_back,
+            "newcomers.known": world.known,
+            "configure.converge": world.converge,
+            "view.current": lambda _: None,
+            "contact.fanout": lambda _: world,
+        }.items():
+            monkeypatch.setattr(f"tpu_ops.cli.recovering.{name}", value)
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--json", action="store_true")
+        parser.add_argument("--rank", default="0")
+        parser.add_argument("--exit-code", default="1")
+        asked = spec.RunSpec("r1", ("true",), attempt=world.attempt)
+        kept = recovery.Recovery("r1", world.attempt, Plan((Made(NODE, "1", {}),)), recovery.options_of(asked, {}))
+        settings: Any = SimpleNamespace(state_dir=tmp_path)
+        job = recovering.Recovering(settings, replace(kept, **changes), asked, parser.parse_args(words), begun=False)
+        world_fanout: Any = world
+        if job.kept.pending:
+            return job.to_the_end(None), world, job
+        return job.to_the_end(job.started(world_fanout, world.workers)), world, job
+
+    return followed
+
+
+def test_a_preempted_node_is_brought_back_and_the_run_goes_on_as_its_next_attempt(
+    run: Any, tmp_path: Path, capsys: Any
+) -> None:
+    code, world, _ = run(World(PREEMPTED, PREEMPTED, DONE), "--json")
+    assert code == 0
+    one_more = ["configure 2", "start {0}", "start {0}"]
+    assert world.done == [
+        "bring back r1/2",
+        *(word.format(2) for word in one_more),
+        "bring back r1/3",
+        *(word.format(3) for word in one_more),
+    ]
+    assert [sent["attempt"] for sent in world.specs] == [2, 2, 3, 3]
+    assert len({sent["net"]["key"] for sent in world.specs}) == 2, "each attempt has its own key"
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert {key: told[key] for key in ("run_id", "state", "attempt", "preemptions", "failures")} == {
+        "run_id": "r1",
+        "state": "succeeded",
+        "attempt": 3,
+        "preemptions": 2,
+        "failures": 0,
+    }
+    assert told["events"][0] == {"attempt": 1, "what": "node pod is PREEMPTED", "then": "bringing its nodes back"}
+    assert "run r1, attempt 1: node pod is PREEMPTED; bringing its nodes back" in err
+    assert not (tmp_path / "runs/r1/recovery.json").exists()
+    assert (tmp_path / "runs/r1/attempt-3/rank-1.log").read_text() == "attempt 3\n", "of every rank, shown or not"
+    remembered = records.read(tmp_path, "r1")
+    assert remembered is not None
+    assert (remembered.attempt, remembered.node_ids) == (3, ("3",))
+
+
+def test_a_failure_of_the_command_is_final_unless_it_has_a_budget(run: Any, capsys: Any) -> None:
+    code, world, _ = run(World(FAILED))
+    assert (code, world.done) == (1, [])
+    assert "failed first: exit code 3" in (said := capsys.readouterr().err)
+    assert "not started again: --max-failures 0 is used up\n  fix: `tpu_ops train` with a larger one" in said
+    code, world, _ = run(World(FAILED, FAILED, DONE), max_failures=1)
+    assert code == 1
+    assert world.done == ["bring back r1/2", "start 2", "start 2"], "the same workers need no site.yml"
+    assert "attempt 1: rank 0 (pod-w0): exit code 3; starting it again" in capsys.readouterr().err
+
+
+def test_preemptions_have_a_budget_of_their_own(run: Any, capsys: Any) -> None:
+    code, world, _ = run(World(PREEMPTED, FAILED, PREEMPTED, DONE), max_preemptions=1, max_failures=1)
+    assert code == ExitCode.UNREACHABLE
+    assert world.attempt == 3
+    assert "attempt 3: node pod is PREEMPTED; not started again: --max-preemptions 1 is used up" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_run_that_a_person_stops_is_not_started_again(run: Any) -> None:
+    code, world, _ = run(World(STOPPED), max_failures=5)
+    assert (code, world.done) == (1, [])
+
+
+def test_a_worker_that_vanishes_from_a_node_that_is_ready_is_no_failure_of_the_command(run: Any) -> None:
+    code, world, job = run(World(SILENT, DONE))
+    assert (code, job.kept.preemptions, job.kept.failures) == (0, 1, 0)
+    assert world.done == ["bring back r1/2", "start 2", "start 2"]
+
+
+def test_what_is_in_the_way_for_now_is_waited_for(run: Any, capsys: Any) -> None:
+    world = World(PREEMPTED, DONE, DONE)
+    world.refusal = ApiError("a bad moment", status="UNAVAILABLE")
+    world.refusals = [Reply("", {}, "unreachable", "no route to host")]
+    code, world, job = run(world)
+    assert (code, job.kept.attempt, job.kept.preemptions) == (0, 3, 1)
+    said = capsys.readouterr().err
+    assert "a bad moment; trying again in 0.01 s" in said
+    assert "no route to host" in said
+
+
+def test_an_api_that_tells_late_of_a_preemption_has_it_counted_once(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(SILENT, DONE)
+    call = world.call
+
+    async def dead(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+        if action == "probe" and world.node_id == "1":
+            world.state = "PREEMPTED"
+            return {host: Reply(host, {}, "unreachable", "no route to host") for host in requests}
+        return await call(requests, action, **options)
+
+    monkeypatch.setattr(world, "call", dead)
+    code, _, job = run(world)
+    assert (code, job.kept.preemptions, job.kept.attempt) == (0, 1, 2)
+    assert world.done[:3] == ["bring back r1/2", "bring back r1/2", "configure 2"]
+
+
+def test_a_new_node_that_is_preempted_before_the_run_is_on_it_counts(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    world = World(PREEMPTED, DONE)
+    call = world.call
+
+    async def dead(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+        if action == "probe" and world.node_id == "2":
+            world.state = "PREEMPTED"
+            return {host: Reply(host, {}, "unreachable", "no route to host") for host in requests}
+        return await call(requests, action, **options)
+
+    monkeypatch.setattr(world, "call", dead)
+    with pytest.raises(UnreachableError, match="node pod is PREEMPTED, and --max-preemptions 1 is used up"):
+        run(world, max_preemptions=1)
+    assert "--recover" not in capsys.readouterr().err, "nobody is told to take over what is over its budget"
+    assert not (tmp_path / "runs/r1/recovery.json").exists()
+
+
+def test_what_is_refused_for_good_ends_it_and_can_be_taken_over(run: Any, tmp_path: Path, capsys: Any) -> None:
+    world = World(PREEMPTED, DONE)
+    world.refusal = ApiError("not you", status="PERMISSION_DENIED")
+    with pytest.raises(ApiError, match="not you"):
+        run(world)
+    assert "recover: tpu_ops attach r1 --recover" in capsys.readouterr().err
+    kept = recovery.read(tmp_path, "r1")
+    assert (kept.pending, kept.attempt, kept.preemptions) == (True, 1, 1)
+
+
+def test_ctrl_c_leaves_the_run_alone_and_says_how_to_go_on(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(leaving, "AGAIN", 0.05)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(follow, "RETRY_LIMIT", 60)
+    monkeypatch.setattr(follow.Follower, "_follow", _pressed)
+    try:
+        code, *_ = run(World(SILENT))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert code == ExitCode.INTERRUPTED
+    said = capsys.readouterr().err
+    assert "detached: run r1 goes on, and nobody starts it again" in said
+    assert "recover: tpu_ops attach r1 --recover" in said
+
+
+def test_who_takes_over_in_the_midst_of_bringing_nodes_back_goes_on_with_that(run: Any) -> None:
+    world = World(None, DONE)
+    world.state = "PREEMPTED"
+    code, world, job = run(world, pending=True, preemptions=1)
+    assert (code, world.done[0], job.kept.attempt) == (0, "bring back r1/2", 2)
+    assert job.kept.preemptions == 1, "it is not counted twice"
+
+
+def test_ranks_on_the_slices_that_are_left_are_ended_before_the_next_attempt(run: Any, tmp_path: Path) -> None:
+    *_, job = run(World(DONE))
+    asked: list[tuple[str, Any]] = []
+
+    async def call(requests: Any, action: str, **_: Any) -> dict[str, Reply]:
+        asked.append((action, requests))
+        return {host: Reply(host, {"record": {**ended("stopped", intent="stop"), "attempt": 1}}) for host in requests}
+
+    job._labels, job._lost = {"a": "n/a", "b": "n/b"}, {"n/a": "node a is PREEMPTED"}
+    outcomes = asyncio.run(job._without_lost(SimpleNamespace(call=call), ["a-w0", "b-w0"]))
+    assert [(outcome.rank, outcome.host, outcome.state) for outcome in outcomes] == [
+        (0, "a-w0", "unknown"),
+        (1, "b-w0", "stopped"),
+    ]
+    assert [(action, list(requests)) for action, requests in asked] == [("stop", ["b-w0"])]
+    assert asked[0][1]["b-w0"]["reason"] == "node a is PREEMPTED"
+    # Its ranks were stopped by nobody who wants the run to end.
+    assert job._goes_on(outcomes)
+    assert recovery.read(tmp_path, "r1").pending
+
+
+def test_a_name_whose_logs_are_here_or_that_is_being_recovered_is_not_taken_again(run: Any, tmp_path: Path) -> None:
+    *_, job = run(World(DONE))
+    with pytest.raises(UsageError, match="logs of a run of this name"):
+        job.begin(pod(2), None)
+    job._keep()
+    with pytest.raises(UsageError, match="it has not ended as far as is known here"):
+        job.begin(pod(2), None)
+
+
+def test_a_run_that_could_not_be_started_leaves_nothing_to_take_over(run: Any, tmp_path: Path) -> None:
+    world = World(DONE)
+
+    async def refused(job: recovering.Recovering, *_: object) -> int:
+        job._keep()
+        raise OpsError("no")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recovering.Recovering, "started", refused)
+        with pytest.raises(OpsError, match="no"):
+            run(world)
+    assert not (tmp_path / "runs/r1/recovery.json").exists()
+
+
+async def _pressed(_: object, rank: int) -> None:
+    if rank == 0:
+        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+    await asyncio.Event().wait()
+
+
+def test_what_train_is_asked_for_is_what_is_kept(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    words = ["pod", "--recover", "--max-preemptions", "3", "--env", "A=1", "--env-file", "e", "--secret", "S=~/s"]
+    args = parser.parse_args(words)
+    asked = spec.RunSpec("r1", ("true",), {"A": "1", "B": "of the file"}, lease=20.0)
+    fleet: Any = SimpleNamespace(settings=SimpleNamespace(state_dir=tmp_path))
+    kept = train._Job(fleet, pod(2), asked, None, [0], args).recovered().kept
+    assert (kept.max_preemptions, kept.max_failures, kept.code, kept.force) == (3, 0, False, False)
+    assert (kept.options["env"], kept.options["lease"]) == ({"A": "1"}, 20.0)
+    assert kept.env_files == (str(Path("e").absolute()),)
+    assert kept.secret_words == (f"S={Path.home() / 's'}",)
+    assert not list(tmp_path.iterdir()), "nothing stands anywhere before the run is started"
+
+
+def test_attach_takes_over_what_is_kept(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, job = run(World(DONE))
+    job._keep(pending=True)
+    taken: list[Any] = []
+
+    def to_the_end(self: recovering.Recovering, work: object) -> int:
+        taken.append((self.kept.run_id, self.kept.plan, self.kept.pending, work))
+        return 7
+
+    monkeypatch.setattr(recovering.Recovering, "to_the_end", to_the_end)
+    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SimpleNamespace(state_dir=tmp_path))
+    parser = argparse.ArgumentParser()
+    attach.add_arguments(parser)
+    assert attach.run(parser.parse_args(["r1", "--recover"])) == 7
+    assert taken == [("r1", job.kept.plan, True, None)]
+    with pytest.raises(UsageError, match="leave out --since"):
+        attach.run(parser.parse_args(["r1", "--recover", "--since", "10m"]))

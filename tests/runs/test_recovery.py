@@ -1,0 +1,175 @@
+"""Which ends of a run call for another attempt, and what is kept on the controller to start it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpu_ops.cli import recovering, train
+from tpu_ops.errors import UsageError
+from tpu_ops.fleet.remaking import Made, Plan
+from tpu_ops.runs import recovery, spec, sync
+from tpu_ops.runs.follow import Outcome
+
+VALUE = "hush-hush-hush"
+NODE = Made("projects/lab/locations/us-central2-b/nodes/pod", "1", {"accelerator_type": "v4-16"})
+FIRST = {"rank": 1, "worker": "pod-w1", "cause": "exit code 3"}
+
+
+def rank(number: int, state: str, **more: Any) -> Outcome:
+    return Outcome(number, f"pod-w{number}", state, **more)
+
+
+def failed(number: int) -> Outcome:
+    return rank(number, "failed", exit={"code": 3}, reason="exit code 3", record={"first": FIRST, "attempt": 1})
+
+
+def ended(number: int) -> Outcome:
+    return rank(number, "stopped", intent="failed", record={"first": FIRST, "attempt": 1})
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "lost", "kind", "why"),
+    [
+        ([rank(0, "succeeded"), rank(1, "succeeded")], {}, "succeeded", "all ranks"),
+        # The node goes right after the run: nothing is to be done again.
+        ([rank(0, "succeeded"), rank(1, "succeeded")], {"n": "node pod is PREEMPTED"}, "succeeded", "all ranks"),
+        ([ended(0), failed(1)], {}, "failed", "rank 1 (pod-w1): exit code 3"),
+        # Ranks fail with codes of their own when their peers vanish: what the API says comes first.
+        ([ended(0), failed(1)], {"n": "node pod is PREEMPTED"}, "taken", "node pod is PREEMPTED"),
+        ([failed(1), rank(0, "unknown", reason="lost contact")], {}, "taken", "pod-w0: lost contact"),
+        ([rank(0, "lost", reason="the host was restarted"), failed(1)], {}, "taken", "the host was restarted"),
+        ([rank(0, "stopped", intent="shutdown", reason="host shuts down"), ended(1)], {}, "taken", "host shuts down"),
+        ([rank(0, "stopped", intent="stop", reason="stopped by ada"), rank(1, "unknown")], {}, "stopped", "by ada"),
+        ([rank(0, "succeeded"), rank(1, "unknown", reason="no route")], {}, "taken", "no route"),
+    ],
+)
+def test_what_became_of_the_nodes_comes_before_what_failed(
+    outcomes: list[Outcome], lost: dict[str, str], kind: str, why: str
+) -> None:
+    found, said = recovery.ending(outcomes, lost)
+    assert (found, why in said) == (kind, True), said
+
+
+def kept(run: spec.RunSpec, **changes: Any) -> recovery.Recovery:
+    found = recovery.Recovery(run.run_id, 1, Plan((NODE,)), recovery.options_of(run, {"A": "\udcff"}))
+    return replace(found, **changes)
+
+
+def test_a_run_is_kept_for_its_person_alone_and_without_values_of_secrets_or_files(tmp_path: Path) -> None:
+    (tmp_path / "env").write_text(f"FROM_FILE={VALUE}\n")
+    run = spec.RunSpec(
+        "r1", ("python", "\udcff"), {"A": "\udcff", "FROM_FILE": VALUE}, {"S": VALUE}, cwd="tpu_ops/x", lease=20.0
+    )
+    recovery.write(tmp_path, kept(run, env_files=(str(tmp_path / "env"),), secret_words=("S",)))
+    path = tmp_path / "runs" / "r1" / "recovery.json"
+    assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)) == (0o600, 0o700)
+    assert VALUE not in path.read_text()
+    assert run.key not in path.read_text()
+    again = recovery.read(tmp_path, "r1")
+    assert again.plan == Plan((NODE,))
+    made = again.spec({"S": VALUE})
+    assert made == run
+    assert made.key != run.key
+    with pytest.raises(UsageError, match="the variable S is not set here"):
+        again.spec({})
+    recovery.forget(tmp_path, "r1")
+    with pytest.raises(UsageError, match="could be started again"):
+        recovery.read(tmp_path, "r1")
+
+
+def test_a_later_attempt_has_a_key_of_its_own() -> None:
+    run = spec.RunSpec("r1", ("true",))
+    later = recovery.next_attempt(run, 2)
+    assert (later.attempt, later.run_id, len(later.key)) == (2, "r1", 64)
+    assert later.key != run.key
+
+
+def test_what_an_earlier_version_or_an_accident_left_is_no_traceback(tmp_path: Path) -> None:
+    place = tmp_path / "runs" / "r1"
+    place.mkdir(parents=True)
+    for text in ("", "[]", json.dumps({"run_id": "r1"})):
+        (place / "recovery.json").write_text(text)
+        with pytest.raises(Exception, match="cannot be read"):
+            recovery.read(tmp_path, "r1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "over"),
+    [
+        ({"preemptions": 99}, ""),
+        ({"max_preemptions": 2, "preemptions": 2}, ""),
+        ({"max_preemptions": 2, "preemptions": 3}, "--max-preemptions 2"),
+        ({"failures": 1}, "--max-failures 0"),
+        ({"max_failures": 1, "failures": 1, "preemptions": 5}, ""),
+    ],
+)
+def test_preemptions_and_failures_have_budgets_of_their_own(changes: dict[str, Any], over: str) -> None:
+    assert kept(spec.RunSpec("r1", ("true",)), **changes).over_budget() == over
+
+
+def test_every_attempt_has_the_code_of_the_first(tmp_path: Path) -> None:
+    source = tmp_path / "digits"
+    (source / "sub").mkdir(parents=True)
+    (source / "train.py").write_text("first")
+    (source / "sub" / "run.sh").write_text("#!/bin/sh\n")
+    (source / "sub" / "run.sh").chmod(0o755)
+    (source / "link").symlink_to("train.py")
+    (source / ".gitignore").write_text("*.ckpt\n")
+    (source / "big.ckpt").write_text("x")
+    tree = sync.read(source)
+    copy = recovery.keep_code(tmp_path, "r1", tree)
+    (source / "train.py").write_text("second")
+    run = spec.RunSpec("r1", ("true",), cwd=tree.cwd)
+    again = recovery.kept_code(tmp_path, kept(run, code=True))
+    assert again is not None
+    assert (again.digest, again.entries, again.name) == (tree.digest, tree.entries, "digits")
+    assert again.source == copy.source
+    assert recovery.kept_code(tmp_path, kept(run)) is None
+
+
+def test_logs_go_on_where_an_earlier_copy_ends(tmp_path: Path) -> None:
+    logs = recovery.logs(tmp_path, "r1", 1, 2)
+    logs.write(0, 0, b"one")
+    logs.close()
+    logs = recovery.logs(tmp_path, "r1", 1, 2)
+    assert logs.offsets == (3, 0)
+    # What rotation took keeps its place.
+    logs.write(0, 5, b"two")
+    assert logs.offsets == (8, 0)
+    logs.close()
+    assert (tmp_path / "runs/r1/attempt-1/rank-0.log").read_bytes() == b"one\0\0two"
+
+
+def test_one_process_of_this_machine_recovers_a_run(tmp_path: Path) -> None:
+    class Settings:
+        state_dir = tmp_path
+
+    settings: Any = Settings()
+    with (
+        recovering.alone(settings, "r1"),
+        pytest.raises(UsageError, match="another process"),
+        recovering.alone(settings, "r1"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max-failures", "1"], "there is no recovery"),
+        (["--recover", "--detach"], "recovery needs this command to stay"),
+    ],
+)
+def test_options_that_do_not_go_together(words: list[str], said: str) -> None:
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    args = parser.parse_args(["pod", *words])
+    with pytest.raises(UsageError, match=said):
+        train.run(args)

@@ -1,0 +1,328 @@
+"""Brings the nodes of a run back: waits for those that come back by themselves, makes those anew that are gone.
+
+Whoever does the same at the same moment, on another machine, is met halfway: a node's name can be had once only, and a
+queued resource is asked for with a request id that follows from the run and its attempt.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from tpu_ops.cloud import nodes as cloud
+from tpu_ops.cloud import operations, remaking
+from tpu_ops.cloud.client import ApiError, Tpu
+from tpu_ops.cloud.nodes import Json, node_in_words
+from tpu_ops.errors import CloudError, UsageError
+from tpu_ops.fleet import lifecycle
+from tpu_ops.fleet.lifecycle import ON_THE_WAY
+from tpu_ops.fleet.model import SERVING_STATES
+
+#: The state of a node that is no longer listed.
+GONE = "gone"
+#: Seconds that a node in maintenance or repair has to come back by itself, and a new one to be READY.
+COMING_BACK = 3600.0
+MAKING = 1800.0
+#: Seconds before another try where the API refuses for now; doubled for each further one, up to the longest.
+FIRST_PAUSE, LONGEST_PAUSE = 15.0, 600.0
+#: Seconds between two looks at a queued resource that is on its way.
+LOOK = 5.0
+
+#: Answers after which the same may succeed later: no capacity or quota just now, or the service has a bad moment.
+_LATER = (
+    "RESOURCE_EXHAUSTED",
+    "UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "ABORTED",
+    "INTERNAL",
+    "CANCELLED",
+    "FAILED_PRECONDITION",
+)
+#: Answers where somebody was faster: what there is now is looked at.
+_FASTER = ("ALREADY_EXISTS", "NOT_FOUND")
+#: States of a queued resource that lead to ACTIVE.
+_QUEUED_ON_THE_WAY = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")
+
+
+@dataclass(frozen=True)
+class Made:
+    """One node of a run, and what makes it again.
+
+    Attributes:
+        name: Its resource name.
+        node_id: The API's id of it; another node made later under the same name has another.
+        body: What makes it again (`tpu_ops.cloud.remaking`); values of its metadata may be secret.
+        queued: Resource name of the queued resource that made it, or empty.
+    """
+
+    name: str
+    node_id: str
+    body: Json = field(repr=False)
+    queued: str = ""
+
+    @property
+    def short(self) -> str:
+        """Its short name."""
+        return self.name.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The nodes of a run.
+
+    Attributes:
+        nodes: Each of them.
+        queued: Resource name of each queued resource that made some -> what makes it again.
+    """
+
+    nodes: tuple[Made, ...]
+    queued: Mapping[str, Json] = field(default_factory=dict, repr=False)
+
+    def to_json(self) -> Json:
+        """Return it as a dictionary of JSON types."""
+        return {"nodes": [asdict(made) for made in self.nodes], "queued": dict(self.queued)}
+
+    @classmethod
+    def from_json(cls, data: Json) -> Plan:
+        """Given what `to_json` returned, return it."""
+        return cls(tuple(Made(**made) for made in data["nodes"]), dict(data["queued"]))
+
+    def now(self, seen: Mapping[str, Seen], order: Iterable[str]) -> Plan:
+        """Return it with the ids that its nodes have now, the nodes in another order of their resource names."""
+        made = {one.name: replace(one, node_id=seen[one.name].node_id) for one in self.nodes}
+        return replace(self, nodes=tuple(made[name] for name in dict.fromkeys(order)))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How a node is now.
+
+    Attributes:
+        state: Name of google.cloud.tpu.v2.Node.State, or ``gone``.
+        node_id: Its id, or empty.
+    """
+
+    state: str
+    node_id: str = ""
+
+
+def remember(tpu: Tpu, names: Iterable[str]) -> Plan:
+    """Return what makes some nodes again.
+
+    Raises:
+        ApiError: One does not exist, or the API refused.
+        UsageError: To make one again would take nodes away that are none of these.
+    """
+    made, queued = [], {}
+    for name in names:
+        body, node_id, source = remaking.node_body(tpu, name)
+        if source and source not in queued:
+            found = remaking.queued(tpu, source)
+            if found is None:
+                source = ""
+            else:
+                queued[source] = found
+        made.append(Made(name, node_id, body, source))
+    mine = {one.name for one in made}
+    for source, found in queued.items():
+        if others := sorted(name.rpartition("/")[2] for name in set(found.nodes) - mine):
+            raise UsageError(
+                f"its nodes can only be made again together, and it made {', '.join(others)} as well, which the target "
+                "does not mean",
+                where=f"queued resource {source.rpartition('/')[2]}",
+                fix="name all of its nodes, or leave out --recover",
+            )
+    return Plan(tuple(made), {source: found.body for source, found in queued.items()})
+
+
+def look(tpu: Tpu, plan: Plan) -> dict[str, Seen]:
+    """Return how each node of a plan is now, by its resource name.
+
+    Raises:
+        ApiError: The API refused or did not answer.
+    """
+    return {made.name: _seen(tpu, made.name) for made in plan.nodes}
+
+
+def lost(plan: Plan, seen: Mapping[str, Seen]) -> dict[str, str]:
+    """Return what became of the nodes that are not what they were, in words, by resource name."""
+    found = {}
+    for made in plan.nodes:
+        now = seen[made.name]
+        if now.state == GONE:
+            found[made.name] = f"node {made.short} is gone"
+        elif now.node_id != made.node_id:
+            found[made.name] = f"node {made.short} was made anew, state {now.state}"
+        elif now.state not in SERVING_STATES:
+            found[made.name] = f"node {made.short} is {now.state}"
+    return found
+
+
+def fresh(plan: Plan, seen: Mapping[str, Seen]) -> set[str]:
+    """Return the resource names of the nodes that are other ones than those of the plan."""
+    return {made.name for made in plan.nodes if seen[made.name].node_id != made.node_id}
+
+
+def bring_back(tpu: Tpu, plan: Plan, request: str, told: Callable[[str], None]) -> dict[str, Seen]:
+    """Return once all nodes of a plan are READY, whatever had to be done for that; how they are then.
+
+    Capacity that is lacking is waited for, with growing pauses. A node that is READY is left alone.
+
+    Args:
+        tpu: The client; the interrupt that closes it ends this.
+        plan: The nodes.
+        request: A name of what is done here, the same for everybody who does the same.
+        told: Told what is done, from several threads.
+
+    Raises:
+        CloudError: The API refused for good, or a node did not come back in time.
+    """
+    work: list[Callable[[], None]] = [_Queue(tpu, plan, name, request, told).bring for name in plan.queued]
+    work += [_Single(tpu, made, told).bring for made in plan.nodes if not made.queued]
+    tpu.concurrently(lambda bring: bring(), work)
+    return look(tpu, plan)
+
+
+def passes(exc: Exception) -> bool:
+    """Return whether an error of the API is one after which the same may succeed later."""
+    return isinstance(exc, ApiError) and exc.status in _LATER
+
+
+def _seen(tpu: Tpu, name: str) -> Seen:
+    try:
+        node = cloud.get_node(tpu, name)
+    except ApiError as exc:
+        if exc.status != "NOT_FOUND":
+            raise
+        return Seen(GONE)
+    return Seen(node["state"], node["node_id"])
+
+
+class _Pauses:
+    """Waits longer each time, until the client is closed."""
+
+    def __init__(self, tpu: Tpu, told: Callable[[str], None]) -> None:
+        self._tpu, self._told, self._seconds = tpu, told, FIRST_PAUSE
+
+    def wait(self, failure: ApiError) -> None:
+        """Say what the API refused and wait.
+
+        Raises:
+            ApiError: It refused for good, or nobody wants the answer any more.
+        """
+        if not passes(failure):
+            raise failure
+        self._told(f"{failure.where}: {failure.what}; next try in {self._seconds:g} s")
+        if self._tpu.closed.wait(self._seconds):
+            raise failure
+        self._seconds = min(self._seconds * 2, LONGEST_PAUSE)
+
+
+class _Single:
+    """One node that no queued resource made."""
+
+    def __init__(self, tpu: Tpu, made: Made, told: Callable[[str], None]) -> None:
+        self._tpu, self._made, self._told = tpu, made, told
+        self._where = node_in_words(made.name)
+
+    def bring(self) -> None:
+        """Look and do what is next until it is READY."""
+        pauses = _Pauses(self._tpu, self._told)
+        while True:
+            try:
+                now = _seen(self._tpu, self._made.name)
+                if now.state in SERVING_STATES:
+                    return
+                self._next(now)
+            except ApiError as exc:
+                if exc.status not in _FASTER:
+                    pauses.wait(exc)
+                elif self._tpu.closed.wait(operations.FIRST_LOOK):
+                    raise
+
+    def _next(self, now: Seen) -> None:
+        same = now.node_id == self._made.node_id
+        if now.state in ON_THE_WAY:
+            self._told(f"{self._where}: {now.state}; waiting for at most {COMING_BACK:g} s until it is READY")
+            self._wait(ON_THE_WAY, COMING_BACK)
+        elif now.state == "STOPPING":
+            self._wait(("STOPPING",), MAKING)
+        elif now.state == "STOPPED" and same:
+            self._told(f"{self._where}: starting it")
+            self._finish(cloud.start_node(self._tpu, self._made.name))
+        elif now.state == GONE:
+            self._told(f"{self._where}: creating it as it was")
+            self._finish(remaking.create(self._tpu, self._made.name, self._made.body))
+        else:
+            self._told(f"{self._where}: {now.state}; deleting what is left of it")
+            lifecycle.delete(
+                self._tpu, self._made.name, what=self._where, wait=True, timeout=MAKING, progress=self._progress
+            )
+
+    def _wait(self, through: tuple[str, ...], timeout: float) -> None:
+        operations.wait_for_state(
+            self._tpu, self._made.name, through=through, what=self._where, timeout=timeout, progress=self._progress
+        )
+
+    def _finish(self, operation: str) -> None:
+        operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=self._progress)
+
+    def _progress(self, elapsed: float, state: str) -> None:
+        """What is waited for was said when it began."""
+
+
+class _Queue:
+    """All nodes of one queued resource: they come and go together."""
+
+    def __init__(self, tpu: Tpu, plan: Plan, name: str, request: str, told: Callable[[str], None]) -> None:
+        self._tpu, self._name, self._request, self._told = tpu, name, request, told
+        self._body: Any = plan.queued[name]
+        self._nodes = [made.name for made in plan.nodes if made.queued == name]
+        self._where = f"queued resource {name.rpartition('/')[2]}"
+        self._said, self._tries = "", 0
+
+    def bring(self) -> None:
+        """Look and do what is next until it is ACTIVE and its nodes are READY."""
+        pauses = _Pauses(self._tpu, self._told)
+        while True:
+            try:
+                # Before its nodes: where it is ACTIVE they are there already.
+                found = remaking.queued(self._tpu, self._name)
+                states = {_seen(self._tpu, name).state for name in self._nodes}
+                if found and found.state == "ACTIVE" and states <= set(SERVING_STATES):
+                    return
+                self._next(found, states, pauses)
+            except ApiError as exc:
+                if exc.status not in _FASTER:
+                    pauses.wait(exc)
+            if self._tpu.closed.wait(LOOK):
+                raise CloudError("nobody waits for it any more", where=self._where)
+
+    def _next(self, found: remaking.Queued | None, states: Collection[str], pauses: _Pauses) -> None:
+        if found is None:
+            self._tell("asking for its resources again; the queue may take its time")
+            # Ids of the first try are the same for everybody; one that failed is asked for anew.
+            remaking.create_queued(self._tpu, self._name, self._body, self._id(f"create {self._tries}"))
+            self._tries += 1
+        elif found.state in _QUEUED_ON_THE_WAY:
+            self._tell(f"{found.state}; waiting until it is ACTIVE")
+        elif found.state == "ACTIVE" and set(states) <= {*SERVING_STATES, *ON_THE_WAY}:
+            self._tell("its nodes come back by themselves; waiting until they are READY")
+        elif found.state == "DELETING":
+            self._tell("waiting until what is left of it is deleted")
+        else:
+            if found.state == "FAILED" and self._tries:
+                why = ApiError(found.error or "it failed", status="RESOURCE_EXHAUSTED", where=self._where)
+                pauses.wait(why)
+            self._tell(f"{found.state}, nodes {', '.join(sorted(states))}; deleting what is left of it")
+            remaking.delete_queued(self._tpu, self._name, self._id(f"delete {self._tries}"))
+
+    def _tell(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._told(f"{self._where}: {text}")
+
+    def _id(self, what: str) -> str:
+        return str(uuid.uuid5(uuid.NAMESPACE_URL, f"tpu_ops/{self._request}/{self._name}/{what}"))

@@ -1,0 +1,260 @@
+"""What starts a run again when its nodes are taken away, kept on the controller; and which of its ends call for that.
+
+None of it is on the workers, whose disks go with the node. Nor are values of secrets and of environment files in
+it: they are read again.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tpu_ops import files
+from tpu_ops.errors import OpsError, UsageError
+from tpu_ops.fleet.remaking import Plan
+from tpu_ops.fleet.state import unwritable
+from tpu_ops.runs import spec, sync
+from tpu_ops.runs.follow import Outcome, first_failure
+
+#: What a run's end means for its recovery.
+SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"
+
+#: States of a rank of which nothing more was heard, whose host went down under it, or whose starter died.
+_GONE = ("unknown", "unreachable", "lost", "refused")
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One run that is to be started again.
+
+    Attributes:
+        run_id: The run.
+        attempt: The last one that was started, or is just being started.
+        plan: Its nodes as they were in that attempt.
+        options: What `spec.RunSpec` takes beside what is here, without values of secrets or of files.
+        env_files: Files of variables that are read again.
+        secret_words: Values of `--secret` that are looked up again; paths are absolute.
+        code: Whether a copy of the code that was synced is kept.
+        force: As of `tpu_ops train --force`.
+        max_preemptions: How often its nodes may be taken away; None is without limit.
+        max_failures: How often its command may fail.
+        preemptions: How often that has happened.
+        failures: The same of its command.
+        pending: Whether its nodes are being brought back, so that no attempt is on.
+    """
+
+    run_id: str
+    attempt: int
+    plan: Plan
+    options: Mapping[str, Any]
+    env_files: tuple[str, ...] = ()
+    secret_words: tuple[str, ...] = ()
+    code: bool = False
+    force: bool = False
+    max_preemptions: int | None = None
+    max_failures: int = 0
+    preemptions: int = 0
+    failures: int = 0
+    pending: bool = False
+
+    def over_budget(self) -> str:
+        """Return which budget is used up, in words; empty where none is."""
+        if self.max_preemptions is not None and self.preemptions > self.max_preemptions:
+            return f"--max-preemptions {self.max_preemptions}"
+        return f"--max-failures {self.max_failures}" if self.failures > self.max_failures else ""
+
+    def spec(self, environ: Mapping[str, str]) -> spec.RunSpec:
+        """Return what is started, with secrets and files read now.
+
+        Raises:
+            UsageError: One of them is not there.
+        """
+        env: dict[str, str] = {}
+        for path in self.env_files:
+            env |= spec.read_env_file(Path(path))
+        options = dict(self.options)
+        return spec.RunSpec(
+            run_id=self.run_id,
+            attempt=self.attempt,
+            argv=tuple(options.pop("argv")),
+            env=env | options.pop("env"),
+            secrets=spec.read_secrets(self.secret_words, environ),
+            **options,
+        )
+
+
+def options_of(run: spec.RunSpec, env: Mapping[str, str]) -> dict[str, Any]:
+    """Return what is kept of a run.
+
+    Args:
+        run: The run.
+        env: The variables that were named one by one.
+    """
+    left_out = ("run_id", "attempt", "secrets", "key")
+    return {**{key: value for key, value in vars(run).items() if key not in left_out}, "env": dict(env)}
+
+
+def absolute(word: str) -> str:
+    """Given a value of `--secret`, return it such that it means the same from any directory."""
+    name, sign, path = word.partition("=")
+    return f"{name}={files.expanded(path, f'--secret {name}').absolute()}" if sign else word
+
+
+def next_attempt(run: spec.RunSpec, attempt: int) -> spec.RunSpec:
+    """Return a later attempt of a run, with a key of its own."""
+    return replace(run, attempt=attempt, key=secrets.token_hex(32))
+
+
+def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, str]:
+    """Return what the end of an attempt means, and why in words.
+
+    A node that was taken away shows as anything at first, as a broken connection in other ranks for example. So what
+    became of the nodes, and of workers that no longer answer, comes before what failed.
+
+    Args:
+        outcomes: How its ranks are.
+        lost: What became of nodes that are not what they were, in words.
+    """
+    first = first_failure(outcomes)
+    if all(outcome.state == "succeeded" for outcome in outcomes):
+        return SUCCEEDED, "all ranks ended with 0"
+    if any(outcome.intent == "stop" for outcome in outcomes) and first is None:
+        return STOPPED, next(outcome.reason for outcome in outcomes if outcome.intent == "stop")
+    if lost:
+        return TAKEN, "; ".join(lost.values())
+    for outcome in outcomes:
+        if outcome.state in _GONE or outcome.intent == "shutdown":
+            return TAKEN, f"{outcome.host}: {outcome.reason or outcome.state}"
+    return FAILED, f"rank {first.rank} ({first.host}): {first.cause}" if first else "its ranks did not end as one"
+
+
+# --- on this machine --------------------------------------------------------------------------------------------
+
+
+def folder(state_dir: Path, run_id: str) -> Path:
+    """Return where all this is kept of a run; its logs as well."""
+    return state_dir / "runs" / run_id
+
+
+def write(state_dir: Path, recovery: Recovery) -> None:
+    """Keep it, for this person only.
+
+    Raises:
+        OpsError: It cannot be written.
+    """
+    path = folder(state_dir, recovery.run_id) / "recovery.json"
+    # A node's metadata stands in it, which may hold secrets.
+    data = {**asdict(recovery), "plan": recovery.plan.to_json()}
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.replace(path, json.dumps(data) + "\n", 0o600)
+    except OSError as exc:
+        raise unwritable(path, exc) from exc
+
+
+def read(state_dir: Path, run_id: str) -> Recovery:
+    """Return what is kept of a run.
+
+    Raises:
+        UsageError: Nothing is.
+        OpsError: It cannot be understood.
+    """
+    path = folder(state_dir, run_id) / "recovery.json"
+    fix = "runs that `tpu_ops train --recover` has started on this machine, and that have not ended, can be taken over"
+    if "/" in run_id or run_id.startswith("."):
+        raise UsageError(f"{run_id!r} is no run", where="--recover", fix=fix)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        lists = {key: tuple(data[key]) for key in ("env_files", "secret_words")}
+        return Recovery(**{**data, **lists, "plan": Plan.from_json(data["plan"])})
+    except FileNotFoundError:
+        what = f"nothing is kept here with which run {run_id} could be started again"
+        raise UsageError(what, where=str(path), fix=fix) from None
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise OpsError(f"this cannot be read: {exc}", where=str(path), fix="see `tpu_ops attach RUN`") from exc
+
+
+def forget(state_dir: Path, run_id: str) -> None:
+    """Remove what starts a run again that has ended; its logs stay."""
+    place = folder(state_dir, run_id)
+    (place / "recovery.json").unlink(missing_ok=True)
+    shutil.rmtree(place / "code", ignore_errors=True)
+
+
+def lock(state_dir: Path, run_id: str) -> AbstractContextManager[None]:
+    """Return the lock of who recovers a run on this machine; it raises TimeoutError where somebody does already."""
+    place = folder(state_dir, run_id)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return files.locked(place / "lock", 0.0)
+
+
+def keep_code(state_dir: Path, run_id: str, tree: sync.Tree) -> sync.Tree:
+    """Copy the code that goes to the workers, so that every attempt has the same; return the copy.
+
+    Raises:
+        OpsError: It cannot be written.
+    """
+    source = folder(state_dir, run_id) / "code" / tree.name
+    try:
+        for entry in tree.entries:
+            target = source / entry
+            if entry.endswith("/"):
+                target.mkdir(parents=True, exist_ok=True)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(tree.source / entry, target, follow_symlinks=False)
+    except OSError as exc:
+        raise unwritable(source, exc) from exc
+    return replace(tree, source=source)
+
+
+def kept_code(state_dir: Path, recovery: Recovery) -> sync.Tree | None:
+    """Return the copy of a run's code, None where none was synced."""
+    if not recovery.code:
+        return None
+    place = folder(state_dir, recovery.run_id) / "code" / Path(recovery.options["cwd"]).name
+    return sync.read(place)
+
+
+class Logs:
+    """Copies of the logs of one attempt, a file for each rank; they begin where earlier copies end.
+
+    Args:
+        directory: Made where it is missing.
+        count: Number of ranks.
+    """
+
+    def __init__(self, directory: Path, count: int) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._files: list[BinaryIO] = [(directory / f"rank-{rank}.log").open("ab") for rank in range(count)]
+        self.directory = directory
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each rank's copy ends: what is missing in between takes its place as zero bytes."""
+        return tuple(file.tell() for file in self._files)
+
+    def write(self, rank: int, offset: int, data: bytes) -> None:
+        """Write what stands at an offset of a rank's log."""
+        file = self._files[rank]
+        if offset > file.tell():
+            file.truncate(offset)
+            file.seek(offset)
+        file.write(data)
+        file.flush()
+
+    def close(self) -> None:
+        """Write the rest."""
+        for file in self._files:
+            file.close()
+
+
+def logs(state_dir: Path, run_id: str, attempt: int, count: int) -> Logs:
+    """Return the copies of an attempt's logs."""
+    return Logs(folder(state_dir, run_id) / f"attempt-{attempt}", count)
