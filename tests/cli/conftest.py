@@ -8,10 +8,16 @@ import pytest
 
 from tpu_ops.cli.main import main
 
-#: Plays OpenSSH: a master is opened where $SSH_SAYS is empty, else ssh says that and fails. Every call is written down.
+#: Plays OpenSSH: no master is open, and one is opened where $SSH_SAYS is empty, else ssh says that and
+#: fails. Every call is written down.
 SSH = r"""#!/bin/sh
 echo "$*" >>"$SSH_CALLS"
-case "$*" in *"-O check"*) exit 1 ;; *"-f -N"*) ;; *) exit 0 ;; esac
+case "$*" in
+*"-O check"*) exit 1 ;;
+*"ProxyCommand=false"*) echo "Connection closed by UNKNOWN port 65535" >&2; exit 255 ;;
+*"-f -N"*) ;;
+*) exit 0 ;;
+esac
 [ -z "$SSH_SAYS" ] || { echo "$SSH_SAYS" >&2; exit 255; }
 """
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-#: Plays OpenSSH: `-O check|stop`, `-f -N` (open a master), else a session, for hosts as files in $PLAY.
+#: Plays OpenSSH: `-O check|stop`, `-f -N` (open a master), else a session, which by a proxy that is none has to have a
+#: master; for hosts as files in $PLAY.
 STAND_IN = r"""#!/bin/sh
 echo "$*" >>"$PLAY/calls"
 for last; do :; done
@@ -25,7 +26,17 @@ case "$*" in
     touch "$PLAY/master-$last"
     exit 0 ;;
 esac
+all="$*"
 shift $(($# - 2))
+case "$all" in
+*"ProxyCommand=false"*)
+    if [ ! -e "$PLAY/master-$1" ]; then echo "Connection closed by UNKNOWN port 65535" >&2; exit 255; fi
+    if [ -e "$PLAY/full-$1" ]; then
+        echo "mux_client_request_session: session request failed: Session open refused by peer" >&2
+        echo "Connection closed by UNKNOWN port 65535" >&2
+        exit 255
+    fi ;;
+esac
 if rm "$PLAY/stale-$1" 2>/dev/null; then echo "mux_client_request_session: read from master failed" >&2; exit 255; fi
 if [ -e "$PLAY/cut-$1" ]; then sh -c "$2" | head -c 40; echo "Connection to $1 closed by remote host." >&2; exit 255; fi
 [ ! -e "$PLAY/mute-$1" ] || sleep 3

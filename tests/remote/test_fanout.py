@@ -39,6 +39,24 @@ async def test_a_master_is_opened_once_and_used_by_all(play: Path) -> None:
     assert all("ControlMaster=no" in call for call in calls(play, "/bin/sh"))
 
 
+async def test_over_an_open_master_a_command_takes_one_ssh(play: Path) -> None:
+    (play / "master-a").touch()
+    fanout = Fanout(play / "config")
+    assert (await fanout.run(["a"], ["true"], limit=20))["a"].ok
+    assert len(calls(play, "BatchMode=yes")) == 1
+    async with fanout.stream("a", "status", {}) as stream:
+        assert (await stream.answer()).ok
+    assert len(calls(play, "BatchMode=yes")) == 2
+
+
+async def test_a_master_with_all_the_sessions_it_may_have_is_left_alone(play: Path) -> None:
+    (play / "master-a").touch()
+    (play / "full-a").touch()
+    result = (await Fanout(play / "config").run(["a"], ["echo", "hi"], limit=20))["a"]
+    assert (result.code, result.stdout) == (0, b"hi\n")
+    assert calls(play, "-O stop") == calls(play, "-f -N") == []
+
+
 async def test_a_stale_master_is_replaced_once_before_the_command_begins(play: Path) -> None:
     (play / "master-a").touch()
     (play / "stale-a").touch()

@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -93,6 +94,22 @@ def test_sessions_share_one_connection_with_the_commands(at_home, lab):
     ports = {at_home.do("ssh", *at_home.file_option(), "gate-w0", port).strip() for _ in range(2)}
     ports.add(at_home.do("tpu_ops", "ssh", "gate", "--", port).strip())
     assert len(ports) == 1
+
+
+def test_a_connection_whose_process_was_killed_is_opened_anew(at_home):
+    def process() -> str:
+        at_home.do("tpu_ops", "run", "gate-w0", "--", "true")
+        done = at_home.succeed("ssh", *at_home.file_option(), "-O", "check", "gate-w0")
+        found = re.search(r"pid=(\d+)", done.stderr)
+        assert found, done.stderr
+        return found[1]
+
+    at_home.hang_up()
+    first = process()
+    os.kill(int(first), signal.SIGKILL)
+    second = process()
+    assert second != first
+    assert process() == second
 
 
 def test_a_connection_to_an_address_that_was_left_is_ended(at_home):

@@ -203,19 +203,28 @@ class Fanout:
 
         `begun` in the output proves that the command was started: what was started is never started again.
         """
-        for attempt in (1, 2):
+        # Most often a master is open, and to ask for it first would cost as much as the session itself.
+        session, replaced = openssh.shared_session, False
+        while True:
+            words = session(self.ssh_config, host, command)
+            code, stdout, stderr = await self._session_once(host, words, stdin, begun)
+            if code != SSH_FAILED or begun in stdout:
+                self.masters.served(host)
+                return code, stdout, stderr
+            if session is openssh.shared_session and openssh.without_room(stderr.decode(errors="replace")):
+                self.masters.forget([host])
+            elif replaced:
+                return code, stdout, stderr
+            else:
+                replaced = True
+                await self.masters.drop(host)
+            session = openssh.session
             await self.reach(host, deadline)
-            async with self._session(host), self._width:
-                code, stdout, stderr = await self._session_once(host, command, stdin, begun)
-            if code != SSH_FAILED or begun in stdout or attempt == 2:
-                break
-            await self.masters.drop(host)
-        return code, stdout, stderr
 
     async def _session_once(
-        self, host: str, command: str, stdin: bytes, begun: bytes
+        self, host: str, command: Sequence[str], stdin: bytes, begun: bytes
     ) -> tuple[int | None, bytes, bytes]:
-        async with ssh.started(openssh.session(self.ssh_config, host, command)) as process:
+        async with self._session(host), self._width, ssh.started(command) as process:
             with self._silence.watch(host) as heard:
                 stdout, stderr = await ssh.converse(process, stdin, begun, heard)
         return process.returncode, stdout, stderr

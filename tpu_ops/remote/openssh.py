@@ -84,8 +84,11 @@ def base(ssh_config: Path | str) -> list[str]:
 
 
 def open_master(ssh_config: Path, host: str) -> list[str]:
-    """Return the command that opens a master connection and leaves it in the background."""
-    return [*base(ssh_config), "-o", "ControlMaster=yes", "-f", "-N", "-T", host]
+    """Return the command that opens a master connection and leaves it in the background.
+
+    `auto`, not `yes`: with that, OpenSSH opens none where a killed master has left its socket.
+    """
+    return [*base(ssh_config), "-o", "ControlMaster=auto", "-f", "-N", "-T", host]
 
 
 def control(ssh_config: Path, host: str, word: str) -> list[str]:
@@ -108,6 +111,14 @@ def control_left(control_path: str, user: str, address: str, word: str) -> list[
 def session(ssh_config: Path, host: str, command: str) -> list[str]:
     """Return the command that runs a remote command line over the master and opens none itself."""
     return [*base(ssh_config), "-o", "ControlMaster=no", "-T", host, command]
+
+
+def shared_session(ssh_config: Path, host: str, command: str) -> list[str]:
+    """Return the command that runs a remote command line over an open master, and fails at once where there is none.
+
+    OpenSSH would connect anew there, which it does through the proxy alone.
+    """
+    return [*base(ssh_config), "-o", "ControlMaster=no", "-o", "ProxyCommand=false", "-T", host, command]
 
 
 def attempt(ssh_config: Path, host: str) -> list[str]:
@@ -164,6 +175,14 @@ def reason(stderr: str, code: int | None) -> str:
 def unexplained(stderr: str) -> bool:
     """Given what ssh said, return whether it said no more than that its proxy failed."""
     return all(line.startswith(_OF_A_PROXY) for line in stderr.splitlines() if line.strip())
+
+
+def without_room(stderr: str) -> bool:
+    """Given what a `shared_session` said, return whether there is no master, or one with all the sessions it may have.
+
+    What else it may say is of a master that no longer serves.
+    """
+    return unexplained(stderr) or "Session open refused by peer" in stderr
 
 
 def _host_key_reason(name: str, what: str) -> str:

@@ -175,6 +175,10 @@ class Masters:
                         await self._open(host)
             self._ready.add(host)
 
+    def served(self, host: str) -> None:
+        """Know that there is a master to a worker, since a session went over it."""
+        self._ready.add(host)
+
     def forget(self, hosts: Iterable[str]) -> None:
         """Have the next `ensure` look again whether there is a master to each of these workers."""
         self._ready.difference_update(hosts)
