@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -373,18 +374,47 @@ def test_a_name_whose_logs_are_here_or_that_is_being_recovered_is_not_taken_agai
         job.begin(pod(2), None)
 
 
-def test_a_run_that_could_not_be_started_leaves_nothing_to_take_over(run: Any, tmp_path: Path) -> None:
-    world = World(DONE)
+@pytest.fixture
+def second(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> recovering.Recovering:
+    """What another `train --recover` of the same name makes, before it has asked anybody."""
+    *_, job = run(World(DONE))
+    shutil.rmtree(tmp_path / "runs/r1")
+    monkeypatch.setattr("tpu_ops.cli.recovering.remaking.remember", lambda *_: job.kept.plan)
+    return recovering.Recovering(job._settings, job.kept, job._spec, job._args, begun=False)
 
-    async def refused(job: recovering.Recovering, *_: object) -> int:
-        job._keep()
+
+def test_a_run_that_could_not_be_started_leaves_nothing_to_take_over(
+    second: recovering.Recovering, tmp_path: Path
+) -> None:
+    async def refused() -> int:
+        second.begin(pod(2), None)
+        assert (tmp_path / "runs/r1/recovery.json").exists()
         raise OpsError("no")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recovering.Recovering, "started", refused)
-        with pytest.raises(OpsError, match="no"):
-            run(world)
+    with pytest.raises(OpsError, match="no"):
+        second.to_the_end(refused())
     assert not (tmp_path / "runs/r1/recovery.json").exists()
+
+
+@pytest.mark.parametrize("refusal", ["it has not ended as far as is known here", "run r1 of ada is on it"])
+def test_a_second_start_of_a_name_that_is_refused_leaves_the_first_one_its_own(
+    second: recovering.Recovering, refusal: str, tmp_path: Path
+) -> None:
+    recovery.write(tmp_path, second.kept)
+    code = tmp_path / "runs/r1/code/digits/train.py"
+    code.parent.mkdir(parents=True)
+    code.write_text("first")
+
+    async def refused() -> int:
+        if refusal.startswith("run"):
+            raise HostError(refusal)
+        second.begin(pod(2), None)
+        return 0
+
+    with pytest.raises(OpsError, match=refusal):
+        second.to_the_end(refused())
+    assert recovery.read(tmp_path, "r1").plan == second.kept.plan
+    assert code.read_text() == "first"
 
 
 async def _pressed(_: object, rank: int) -> None:

@@ -112,6 +112,7 @@ class Recovering:
         self._labels: Mapping[str, str] = {}
         self._events: list[dict[str, Any]] = []
         self._now: remaking.Plan | None = None
+        self._wrote = False
 
     def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
         """Keep what starts the run again, before it is started; return the code that goes to the workers. It blocks.
@@ -130,6 +131,7 @@ class Recovering:
             raise UsageError(what, where=f"run {run_id}", fix="choose another --name")
         with origin.api(self._settings) as tpu:
             plan = remaking.remember(tpu, dict.fromkeys(worker.node.full_name for worker in workers))
+        self._wrote = True
         copy = recovery.keep_code(state_dir, run_id, tree) if tree else None
         self._keep(plan=plan)
         return copy
@@ -162,7 +164,8 @@ class Recovering:
         try:
             return asyncio.run(leaving.followed(work, lambda: self._on, self.left, as_json=self._args.json))
         finally:
-            if not self._begun:
+            # What stands there may be of another run of this name, which goes on.
+            if self._wrote and not self._begun:
                 recovery.forget(self._settings.state_dir, self.kept.run_id)
 
     def left(self) -> None:
