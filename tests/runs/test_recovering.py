@@ -344,6 +344,23 @@ def test_who_takes_over_in_the_midst_of_bringing_nodes_back_goes_on_with_that(ru
     assert job.kept.preemptions == 1, "it is not counted twice"
 
 
+def test_nodes_are_looked_for_and_named_in_the_order_of_the_plan(run: Any) -> None:
+    names = [f"{NODE}-{number}" for number in (9, 3, 7, 1, 5)]
+    world = World(None)
+    asked: list[str] = []
+
+    def known(_: object, found: Sequence[str], __: object) -> tuple[Any, list[Worker]]:
+        asked.extend(found)
+        return SimpleNamespace(warnings=()), []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world, "known", known)
+        with pytest.raises(UsageError) as refusal:
+            run(world, pending=True, plan=Plan(tuple(Made(name, "0", {}) for name in names)))
+    assert asked == names
+    assert refusal.value.where == ", ".join(names)
+
+
 def test_ranks_on_the_slices_that_are_left_are_ended_before_the_next_attempt(run: Any, tmp_path: Path) -> None:
     *_, job = run(World(DONE))
     asked: list[tuple[str, Any]] = []

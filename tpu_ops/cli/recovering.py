@@ -334,7 +334,7 @@ class Recovering:
         plan = self.kept.plan
         with origin.api(self._settings) as tpu:
             seen = remaking.bring_back(tpu, plan, f"{self.kept.run_id}/{self.kept.attempt + 1}", output.info)
-        names = {made.name for made in plan.nodes}
+        names = [made.name for made in plan.nodes]
         if remaking.fresh(plan, seen):
             # What becomes of these from now on is a preemption of its own.
             self._now = plan.now(seen, names)
@@ -342,9 +342,12 @@ class Recovering:
         for text in fleet.warnings:
             output.warning(text)
         workers = control.by_rank(found, self.kept.run_id)
-        if missing := names - {worker.node.full_name for worker in workers}:
-            what, where = "the fleet does not list its nodes", ", ".join(sorted(missing))
-            raise UsageError(what, where=where, fix="see filters and zones in inventory/tpu_vm.yml, and `tpu_ops list`")
+        listed = {worker.node.full_name for worker in workers}
+        if missing := [name for name in names if name not in listed]:
+            what = "the fleet does not list its nodes"
+            raise UsageError(
+                what, where=", ".join(missing), fix="see filters and zones in inventory/tpu_vm.yml, and `tpu_ops list`"
+            )
         if new := [worker for worker in workers if worker.node.full_name in remaking.fresh(plan, seen)]:
             output.info(f"run {self.kept.run_id}: configuring {', '.join(worker.host for worker in new)} (site.yml)")
             configure.converge(self._settings, fleet, new)
