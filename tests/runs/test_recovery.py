@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tpu_ops.cli import recovering, train
-from tpu_ops.errors import UsageError
+from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet.remaking import Made, Plan
 from tpu_ops.runs import recovery, spec, sync
 from tpu_ops.runs.follow import Outcome
@@ -135,16 +136,53 @@ def test_every_attempt_has_the_code_of_the_first(tmp_path: Path) -> None:
 
 
 def test_logs_go_on_where_an_earlier_copy_ends(tmp_path: Path) -> None:
-    logs = recovery.logs(tmp_path, "r1", 1, 2)
+    logs = recovery.Logs(tmp_path, 2, pytest.fail)
     logs.write(0, 0, b"one")
     logs.close()
-    logs = recovery.logs(tmp_path, "r1", 1, 2)
+    logs = recovery.Logs(tmp_path, 2, pytest.fail)
     assert logs.offsets == (3, 0)
     # What rotation took keeps its place.
     logs.write(0, 5, b"two")
     assert logs.offsets == (8, 0)
     logs.close()
-    assert (tmp_path / "runs/r1/attempt-1/rank-0.log").read_bytes() == b"one\0\0two"
+    assert (tmp_path / "rank-0.log").read_bytes() == b"one\0\0two"
+
+
+def test_a_full_disk_is_said_once_and_leaves_zero_bytes(tmp_path: Path) -> None:
+    said: list[str] = []
+    logs = recovery.Logs(tmp_path, 2, said.append)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, before[1]))
+    try:
+        logs.write(0, 0, b"first")
+        logs.write(0, 5, b"second")
+        logs.write(1, 0, b"1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    logs.write(0, 11, b"third")
+    logs.close()
+    assert (tmp_path / "rank-0.log").read_bytes() == b"firs" + b"\0" * 7 + b"third"
+    assert (tmp_path / "rank-1.log").read_bytes() == b"1"
+    assert len(said) == 1
+    assert said[0].startswith(f"{tmp_path}/rank-0.log: ")
+
+
+def test_a_disk_without_room_does_not_end_what_follows_the_run(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.log").symlink_to("/dev/full")
+    said: list[str] = []
+    logs = recovery.Logs(tmp_path, 1, said.append)
+    logs.write(0, 0, b"one")
+    logs.write(0, 3, b"two")
+    logs.close()
+    assert ["No space left on device" in text for text in said] == [True]
+
+
+def test_logs_that_cannot_be_opened_are_an_error_with_their_place(tmp_path: Path) -> None:
+    (tmp_path / "attempt-1").write_text("")
+    with pytest.raises(OpsError, match="cannot write") as refusal:
+        recovery.Logs(tmp_path / "attempt-1", 1, pytest.fail)
+    assert refusal.value.where == str(tmp_path / "attempt-1")
+    assert refusal.value.fix
 
 
 def test_one_process_of_this_machine_recovers_a_run(tmp_path: Path) -> None:

@@ -203,7 +203,8 @@ class Recovering:
         """Follow an attempt to its end and keep its logs here; a node that is taken away ends it at once."""
         self._begun = True
         self._on = (fanout, control.RunRef(self.kept.run_id, tuple(hosts)))
-        logs = recovery.logs(self._settings.state_dir, self.kept.run_id, self.kept.attempt, len(hosts))
+        place = recovery.folder(self._settings.state_dir, self.kept.run_id) / f"attempt-{self.kept.attempt}"
+        logs = recovery.Logs(place, len(hosts), output.warning)
         output.info(f"run {self.kept.run_id}, attempt {self.kept.attempt}: logs of all ranks go to {logs.directory}")
         follower = Follower(
             fanout,

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from tpu_ops import files
 from tpu_ops.errors import OpsError, UsageError
@@ -227,15 +227,25 @@ def kept_code(state_dir: Path, recovery: Recovery) -> sync.Tree | None:
 class Logs:
     """Copies of the logs of one attempt, a file for each rank; they begin where earlier copies end.
 
+    What cannot be written, on a full disk for example, is left out: the run goes on, and so does its recovery.
+
     Args:
         directory: Made where it is missing.
         count: Number of ranks.
+        warn: Told once that something is left out.
+
+    Raises:
+        OpsError: They cannot be opened.
     """
 
-    def __init__(self, directory: Path, count: int) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._files: list[BinaryIO] = [(directory / f"rank-{rank}.log").open("ab") for rank in range(count)]
-        self.directory = directory
+    def __init__(self, directory: Path, count: int, warn: Callable[[str], object]) -> None:
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Without a buffer, in which what cannot be written would stay.
+            self._files = [(directory / f"rank-{rank}.log").open("ab", buffering=0) for rank in range(count)]
+        except OSError as exc:
+            raise unwritable(directory, exc) from exc
+        self.directory, self._warn, self._warned = directory, warn, False
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -245,18 +255,20 @@ class Logs:
     def write(self, rank: int, offset: int, data: bytes) -> None:
         """Write what stands at an offset of a rank's log."""
         file = self._files[rank]
-        if offset > file.tell():
-            file.truncate(offset)
-            file.seek(offset)
-        file.write(data)
-        file.flush()
+        try:
+            if offset > file.tell():
+                file.truncate(offset)
+                file.seek(offset)
+            if file.write(data) == len(data):
+                return
+            problem = "the disk is full"
+        except OSError as exc:
+            problem = exc.strerror or str(exc)
+        if not self._warned:
+            self._warned = True
+            self._warn(f"{file.name}: {problem}; what cannot be written is left out of the copies, the run goes on")
 
     def close(self) -> None:
-        """Write the rest."""
+        """Close the files."""
         for file in self._files:
             file.close()
-
-
-def logs(state_dir: Path, run_id: str, attempt: int, count: int) -> Logs:
-    """Return the copies of an attempt's logs."""
-    return Logs(folder(state_dir, run_id) / f"attempt-{attempt}", count)
