@@ -20,7 +20,9 @@ from tpu_ops.runs.follow import Outcome
 
 VALUE = "hush-hush-hush"
 NODE = Made("projects/lab/locations/us-central2-b/nodes/pod", "1", {"accelerator_type": "v4-16"})
-FIRST = {"rank": 1, "worker": "pod-w1", "cause": "exit code 3"}
+FIRST: dict[str, Any] = {"rank": 1, "worker": "pod-w1", "cause": "exit code 3"}
+UNHEARD = {"rank": 1, "worker": "pod-w1", "cause": "lost contact: nothing heard for 15 s"}
+CUT_OFF = {"rank": 0, "worker": "pod-w0", "cause": "lost contact: nothing heard for 15 s"}
 
 
 def rank(number: int, state: str, **more: Any) -> Outcome:
@@ -31,8 +33,8 @@ def failed(number: int) -> Outcome:
     return rank(number, "failed", exit={"code": 3}, reason="exit code 3", record={"first": FIRST, "attempt": 1})
 
 
-def ended(number: int) -> Outcome:
-    return rank(number, "stopped", intent="failed", record={"first": FIRST, "attempt": 1})
+def ended(number: int, first: dict[str, Any] = FIRST) -> Outcome:
+    return rank(number, "stopped", intent="failed", record={"first": first, "attempt": 1})
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,13 @@ def ended(number: int) -> Outcome:
         ([failed(1), rank(0, "unknown", reason="lost contact")], {}, "taken", "pod-w0: lost contact"),
         ([rank(0, "lost", reason="the host was restarted"), failed(1)], {}, "taken", "the host was restarted"),
         ([rank(0, "stopped", intent="shutdown", reason="host shuts down"), ended(1)], {}, "taken", "host shuts down"),
+        # A network that was cut between workers, and is there again.
+        (
+            [ended(0, UNHEARD), rank(1, "stopped", intent="lost", record={"first": CUT_OFF})],
+            {},
+            "taken",
+            "lost contact",
+        ),
         ([rank(0, "stopped", intent="stop", reason="stopped by ada"), rank(1, "unknown")], {}, "stopped", "by ada"),
         ([rank(0, "succeeded"), rank(1, "unknown", reason="no route")], {}, "taken", "no route"),
     ],

@@ -27,6 +27,8 @@ SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"
 
 #: States of a rank of which nothing more was heard, whose host went down under it, or whose starter died.
 _GONE = ("unknown", "unreachable", "lost", "refused")
+#: How the workers' word for a rank begins that the others no longer heard; its command has not failed.
+_UNHEARD = "lost contact"
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,10 @@ def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, s
     for outcome in outcomes:
         if outcome.state in _GONE or outcome.intent == "shutdown":
             return TAKEN, f"{outcome.host}: {outcome.reason or outcome.state}"
-    return FAILED, f"rank {first.rank} ({first.host}): {first.cause}" if first else "its ranks did not end as one"
+    if first is None:
+        return FAILED, "its ranks did not end as one"
+    kind = TAKEN if first.cause.startswith(_UNHEARD) else FAILED
+    return kind, f"rank {first.rank} ({first.host}): {first.cause}"
 
 
 # --- on this machine --------------------------------------------------------------------------------------------
