@@ -71,7 +71,8 @@ class World:
         self.node_id, self.state = "1", "READY"
         self.done: list[str] = []
         self.specs: list[dict[str, Any]] = []
-        self.refusals: list[Reply] = []
+        #: What the next workers that are asked for an action answer instead.
+        self.refusals: list[tuple[str, Reply]] = []
         self.refusal: OpsError | None = None
         self.commit = COMMIT
 
@@ -86,17 +87,29 @@ class World:
         for host in requests:
             value: dict[str, Any] = {"probe": probe(boot_id=host), "record": {"state": "starting", "port": 8500}}
             found[host] = Reply(host, value)
+            refusal = self.refusals.pop(0)[1] if self.refusals and self.refusals[0][0] == action else None
             if action == "start":
                 sent = requests[host]["spec"]
                 self.specs.append(sent)
-                self.attempt = sent["attempt"]
-                if self.refusals:
-                    found[host] = replace(self.refusals.pop(), host=host)
+                # Who does not answer in time may have started it all the same.
+                if refusal is None or refusal.kind == "timeout":
+                    self.attempt = sent["attempt"]
+            if action == "status":
+                found[host] = self.status(host)
+            if refusal:
+                found[host] = replace(refusal, host=host)
             if done:
                 done(found[host])
-        if action != "probe":
+        if action not in ("probe", "status"):
             self.done.append(f"{action} {self.attempt}" if len(requests) == 1 else f"{action} {self.attempt} others")
         return found
+
+    def status(self, host: str) -> Reply:
+        ending = self.endings[self.attempt]
+        if self.state != "READY" or ending == SILENT:
+            return Reply(host, {}, "unreachable", "no route to host")
+        record = ended("lost") if ending == PREEMPTED else ending
+        return Reply(host, {"record": {**record, "attempt": self.attempt}})
 
     @contextlib.asynccontextmanager
     async def stream(self, host: str, action: str, values: Mapping[str, Any]) -> AsyncIterator[Any]:
@@ -257,16 +270,77 @@ def test_a_run_that_a_person_stops_is_not_started_again(run: Any) -> None:
     assert (code, world.done) == (1, [])
 
 
-def test_a_worker_that_vanishes_from_a_node_that_is_ready_is_no_failure_of_the_command(run: Any) -> None:
-    code, world, job = run(World(SILENT, DONE))
+def heals(monkeypatch: pytest.MonkeyPatch, world: World, then: Mapping[str, Any]) -> None:
+    """Let the workers answer again when they are asked for the second time, with this record."""
+    status, asked = world.status, iter((True, True))
+
+    def healed(host: str) -> Reply:
+        if not next(asked, False):
+            world.endings[1] = dict(then)
+        return status(host)
+
+    monkeypatch.setattr(world, "status", healed)
+
+
+def test_a_worker_that_was_restarted_on_a_node_that_is_ready_is_no_failure_of_the_command(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(SILENT, DONE)
+    heals(monkeypatch, world, ended("lost"))
+    code, world, job = run(world)
     assert (code, job.kept.preemptions, job.kept.failures) == (0, 1, 0)
     assert world.done == ["bring back r1/2", "start 2", "start 2"]
+
+
+@pytest.mark.parametrize(("then", "code", "failures"), [(DONE, 0, 0), (FAILED, 1, 1), (STOPPED, 1, 0)])
+def test_what_this_machine_has_not_heard_of_is_asked_for_and_not_taken_for_a_preemption(
+    then: Any, code: int, failures: int, run: Any, tmp_path: Path
+) -> None:
+    world = World(SILENT)
+    with pytest.MonkeyPatch.context() as patch:
+        heals(patch, world, then)
+        found, world, job = run(world)
+    assert (found, world.done) == (code, []), "nothing is brought back, stopped or started"
+    assert (job.kept.attempt, job.kept.preemptions, job.kept.failures) == (1, 0, failures)
+    assert (tmp_path / "runs/r1/attempt-1/rank-1.log").read_text() == "attempt 1\n", "the rest of it"
+
+
+def test_an_attempt_whose_start_was_not_heard_of_is_followed_where_it_is_on(run: Any, tmp_path: Path) -> None:
+    world = World(PREEMPTED, DONE)
+    gone = Reply("", {}, "unreachable", "no route to host")
+    world.refusals = [("start", Reply("", {}, "timeout", "no answer")), ("stop", gone), ("status", gone)]
+    code, world, job = run(world)
+    assert (code, job.kept.attempt, job.kept.preemptions) == (0, 2, 1)
+    assert [sent["attempt"] for sent in world.specs] == [2], "it is not started twice"
+    assert (tmp_path / "runs/r1/attempt-2/rank-1.log").read_text() == "attempt 2\n"
+
+
+def test_a_controller_that_dies_before_the_start_leaves_no_end_to_be_counted(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    async def dies(*_: Any) -> None:
+        raise SystemExit(9)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tpu_ops.cli.recovering.launch.start", dies)
+        with pytest.raises(SystemExit):
+            run(World(FAILED), max_failures=1)
+    kept = recovery.read(tmp_path, "r1")
+    assert (kept.attempt, kept.failures, kept.pending) == (2, 1, False)
+    world: Any = World(FAILED, None, DONE)
+    *_, job = run(World(DONE))
+    monkeypatch.setattr("tpu_ops.cli.recovering.contact.fanout", lambda _: world)
+    job = recovering.Recovering(job._settings, kept, job._spec, job._args, begun=True)
+    assert job.to_the_end(job.attached()) == 0
+    assert (job.kept.attempt, job.kept.failures, job.kept.preemptions) == (3, 1, 0)
+    assert not (tmp_path / "runs/r1/attempt-2").exists(), "no copy of another attempt's log"
+    assert "attempt 2: it has not begun; starting the next one" in capsys.readouterr().err
 
 
 def test_what_is_in_the_way_for_now_is_waited_for(run: Any, capsys: Any) -> None:
     world = World(PREEMPTED, DONE, DONE)
     world.refusal = ApiError("a bad moment", status="UNAVAILABLE")
-    world.refusals = [Reply("", {}, "unreachable", "no route to host")]
+    world.refusals = [("start", Reply("", {}, "unreachable", "no route to host"))]
     code, world, job = run(world)
     assert (code, job.kept.attempt, job.kept.preemptions) == (0, 3, 1)
     said = capsys.readouterr().err
@@ -276,18 +350,17 @@ def test_what_is_in_the_way_for_now_is_waited_for(run: Any, capsys: Any) -> None
 
 def test_an_api_that_tells_late_of_a_preemption_has_it_counted_once(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(SILENT, DONE)
-    call = world.call
+    status, asked = world.status, iter((True, True))
 
-    async def dead(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
-        if action == "probe" and world.node_id == "1":
+    def late(host: str) -> Reply:
+        if not next(asked, False):
             world.state = "PREEMPTED"
-            return {host: Reply(host, {}, "unreachable", "no route to host") for host in requests}
-        return await call(requests, action, **options)
+        return status(host)
 
-    monkeypatch.setattr(world, "call", dead)
+    monkeypatch.setattr(world, "status", late)
     code, _, job = run(world)
     assert (code, job.kept.preemptions, job.kept.attempt) == (0, 1, 2)
-    assert world.done[:3] == ["bring back r1/2", "bring back r1/2", "configure 2"]
+    assert world.done == ["bring back r1/2", "configure 2", "start 2", "start 2"]
 
 
 def test_a_new_node_that_is_preempted_before_the_run_is_on_it_counts(

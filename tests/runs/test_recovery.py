@@ -46,7 +46,7 @@ def ended(number: int, first: dict[str, Any] = FIRST) -> Outcome:
         ([ended(0), failed(1)], {}, "failed", "rank 1 (pod-w1): exit code 3"),
         # Ranks fail with codes of their own when their peers vanish: what the API says comes first.
         ([ended(0), failed(1)], {"n": "node pod is PREEMPTED"}, "taken", "node pod is PREEMPTED"),
-        ([failed(1), rank(0, "unknown", reason="lost contact")], {}, "taken", "pod-w0: lost contact"),
+        ([failed(1), rank(0, "unknown", reason="knows nothing of this run")], {}, "taken", "pod-w0: knows nothing"),
         ([rank(0, "lost", reason="the host was restarted"), failed(1)], {}, "taken", "the host was restarted"),
         ([rank(0, "stopped", intent="shutdown", reason="host shuts down"), ended(1)], {}, "taken", "host shuts down"),
         # A network that was cut between workers, and is there again.
@@ -57,7 +57,7 @@ def ended(number: int, first: dict[str, Any] = FIRST) -> Outcome:
             "lost contact",
         ),
         ([rank(0, "stopped", intent="stop", reason="stopped by ada"), rank(1, "unknown")], {}, "stopped", "by ada"),
-        ([rank(0, "succeeded"), rank(1, "unknown", reason="no route")], {}, "taken", "no route"),
+        ([rank(0, "succeeded"), rank(1, "unknown", reason="knows nothing")], {}, "taken", "knows nothing"),
     ],
 )
 def test_what_became_of_the_nodes_comes_before_what_failed(
@@ -65,6 +65,26 @@ def test_what_became_of_the_nodes_comes_before_what_failed(
 ) -> None:
     found, said = recovery.ending(outcomes, lost)
     assert (found, why in said) == (kind, True), said
+
+
+GIVEN_UP = "not started: its starter heard nothing"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "started"),
+    [
+        ([failed(0)], True),
+        ([rank(0, "running", record={"attempt": 1}), rank(1, "unknown")], True),
+        # The same of the attempt before.
+        ([rank(0, "running", record={"attempt": 2}), rank(1, "failed", record={"attempt": 2})], False),
+        ([rank(0, "refused", reason="not ready within 60 s", record={"attempt": 1}), rank(1, "unknown")], False),
+        ([rank(0, "stopped", intent="stop", reason=GIVEN_UP, record={"attempt": 1})], False),
+    ],
+)
+def test_an_attempt_that_was_refused_given_up_or_never_heard_of_was_not_started(
+    outcomes: list[Outcome], started: bool
+) -> None:
+    assert recovery.was_started(recovery.of_attempt(outcomes, 1)) is started
 
 
 def kept(run: spec.RunSpec, **changes: Any) -> recovery.Recovery:

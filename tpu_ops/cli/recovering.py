@@ -186,13 +186,19 @@ class Recovering:
     # --- one attempt ----------------------------------------------------------------------------------------
 
     async def attached(self) -> int:
-        """Follow the attempt that is on, as this machine remembers it."""
+        """Follow the attempt that is on or has ended, as this machine remembers it; not one that no worker knows of."""
         known = records.read(self._settings.state_dir, self.kept.run_id)
         if known is None:
             where, fix = f"run {self.kept.run_id}", "`tpu_ops runs` lists those there are"
             raise UsageError("this machine remembers no such run", where=where, fix=fix)
         self._labels = dict(zip(known.nodes, (made.name for made in self.kept.plan.nodes), strict=True))
-        return await self.follow(contact.fanout(view.current(self._settings)), known.hosts)
+        fanout = contact.fanout(view.current(self._settings))
+        self._on = (fanout, control.RunRef(self.kept.run_id, known.hosts))
+        outcomes = await self._heard(*self._on, range(len(known.hosts)))
+        if self._lost or any(outcome.record for outcome in outcomes):
+            return await self.follow(fanout, known.hosts)
+        self._on, self._outcomes = None, outcomes
+        return ExitCode.OK
 
     async def started(self, fanout: Fanout, workers: Sequence[Worker]) -> int:
         """Follow the attempt that was just started on these workers."""
@@ -202,10 +208,29 @@ class Recovering:
     async def follow(self, fanout: Fanout, hosts: Sequence[str]) -> int:
         """Follow an attempt to its end and keep its logs here; a node that is taken away ends it at once."""
         self._begun = True
-        self._on = (fanout, control.RunRef(self.kept.run_id, tuple(hosts)))
+        run = control.RunRef(self.kept.run_id, tuple(hosts))
+        self._on = (fanout, run)
         place = recovery.folder(self._settings.state_dir, self.kept.run_id) / f"attempt-{self.kept.attempt}"
-        logs = recovery.Logs(place, len(hosts), output.warning)
-        output.info(f"run {self.kept.run_id}, attempt {self.kept.attempt}: logs of all ranks go to {logs.directory}")
+        with contextlib.closing(recovery.Logs(place, len(hosts), output.warning)) as logs:
+            output.info(f"run {self.kept.run_id}, attempt {self.kept.attempt}: logs of all ranks go to {place}")
+            while True:
+                outcomes = await self._once(fanout, hosts, logs)
+                silent = [outcome.rank for outcome in outcomes if outcome.record is None]
+                if self._lost or not silent:
+                    break
+                # That this machine heard nothing of a rank says nothing of the rank.
+                outcomes = await self._heard(fanout, run, silent)
+                if self._lost:
+                    outcomes = await self._without_lost(fanout, hosts)
+                    break
+                if not any(outcomes[rank].record for rank in silent):
+                    break
+                await asyncio.sleep(LOOK)
+        self._on, self._outcomes = None, outcomes
+        return ExitCode.OK
+
+    async def _once(self, fanout: Fanout, hosts: Sequence[str], logs: recovery.Logs) -> list[Outcome]:
+        """Follow an attempt until its ranks have ended or are given up, or a node is taken away."""
         follower = Follower(
             fanout,
             self.kept.run_id,
@@ -219,20 +244,38 @@ class Recovering:
         following, watching = asyncio.ensure_future(follower.run()), asyncio.ensure_future(self._watch(follower))
         try:
             await asyncio.wait({following, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if following.done():
-                outcomes = following.result()
-                done = all(outcome.state == "succeeded" for outcome in outcomes)
-                self._lost = {} if done else await self._look()
-            else:
+            if not following.done():
                 self._lost = watching.result()
-                outcomes = await self._without_lost(fanout, hosts)
+                return await self._without_lost(fanout, hosts)
+            outcomes = recovery.of_attempt(following.result(), self.kept.attempt)
+            done = all(outcome.state == "succeeded" for outcome in outcomes)
+            self._lost = {} if done else await self._look()
+            return outcomes
         finally:
             for task in (following, watching):
                 task.cancel()
             await asyncio.gather(following, watching, return_exceptions=True)
-            logs.close()
-        self._on, self._outcomes = None, outcomes
-        return ExitCode.OK
+
+    async def _heard(self, fanout: Fanout, run: control.RunRef, ranks: Sequence[int]) -> list[Outcome]:
+        """Return how all ranks are once a worker of some tells of this attempt, or all of these have answered.
+
+        Nobody is waited for where a node is not what it was.
+        """
+        said = False
+        while True:
+            outcomes = recovery.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)
+            self._lost = await self._look()
+            asked = [outcomes[rank] for rank in ranks]
+            silent = [outcome.host for outcome in asked if outcome.state == "unreachable"]
+            if self._lost or not silent or any(outcome.record for outcome in asked):
+                return outcomes
+            if not said:
+                what = f"nothing is known of {', '.join(silent)}, whose node is there"
+                output.info(f"run {self.kept.run_id}: {what}; asking every {LOOK:g} s")
+                said = True
+            for host in silent:
+                await fanout.masters.drop(host)
+            await asyncio.sleep(LOOK)
 
     def _shown(self, count: int) -> list[int]:
         return runs_output.ranks(self._args.rank, count)
@@ -284,17 +327,13 @@ class Recovering:
         await self._check(fanout, workers)
         if self.kept.git:
             await projects.look(fanout, hosts, self._spec)
-        self._keep(attempt=attempt, pending=False)
         nodes = tuple(dict.fromkeys(worker.label for worker in workers))
         ids = tuple(dict.fromkeys(worker.node.node_id for worker in workers))
         record = records.new(self.kept.run_id, nodes, ids, hosts, self._spec.argv)
         records.write(state_dir, replace(record, attempt=attempt))
-        try:
-            await launch.start(fanout, self._spec, workers)
-        except BaseException:
-            # Refused or interrupted: this attempt is on no worker, and never will be.
-            self._keep(pending=True)
-            raise
+        # From here on it may be on, whatever is heard of its start.
+        self._keep(attempt=attempt, pending=False)
+        await launch.start(fanout, self._spec, workers)
         output.info(f"run {self.kept.run_id}, attempt {attempt}: started on {texts.count(len(hosts), 'worker')}")
         return await self.started(fanout, workers)
 
@@ -306,6 +345,10 @@ class Recovering:
 
     def _goes_on(self, outcomes: Sequence[Outcome]) -> bool:
         """Say how an attempt ended; return whether another one follows."""
+        if not (self.kept.pending or self._lost or recovery.was_started(outcomes)):
+            self._keep(pending=True)
+            self._tell("it has not begun", "starting the next one")
+            return True
         kind, why = recovery.ending(outcomes, self._lost)
         if self.kept.pending:
             # The ranks that were left have been ended because of a node that was lost.
@@ -363,7 +406,9 @@ class Recovering:
         pause = remaking.FIRST_PAUSE
         while True:
             try:
-                return self._followed(self._again(self._bring_back()))
+                # A start of which not all was heard may have been one.
+                work = self._again(self._bring_back()) if self.kept.pending else self.attached()
+                return self._followed(work)
             except OpsError as exc:
                 if not _passes(exc):
                     raise
@@ -405,4 +450,5 @@ def _forced(fault: preflight.Fault) -> None:
 
 def _passes(exc: OpsError) -> bool:
     """Return whether the same may succeed a while later: a worker or the API did not answer."""
-    return exc.exit_code == ExitCode.UNREACHABLE or remaking.passes(exc)
+    silent = isinstance(exc, launch.NotStarted) and all(map(control.is_lost, exc.refused))
+    return silent or exc.exit_code == ExitCode.UNREACHABLE or remaking.passes(exc)

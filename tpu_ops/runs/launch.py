@@ -15,6 +15,8 @@ from tpu_ops.runs.spec import RunSpec
 
 #: Seconds for each worker to answer beyond the barrier's own, a cold connection included.
 MARGIN = 45.0
+#: How the reason begins that stands in the record of a run whose starter has given it up.
+GIVEN_UP = "not started: "
 
 
 class NotStarted(OpsError):
@@ -143,7 +145,7 @@ def _at_fault(refused: Sequence[Reply], workers: Sequence[Worker]) -> list[Reply
 
 async def _give_up(fanout: Fanout, spec: RunSpec, first: str, reason: str) -> list[str]:
     """Let rank 0 give up a run that has not begun; return where that could not be done."""
-    request = {"run_id": spec.run_id, "reason": f"not started: {reason}", "grace": spec.grace_failure}
+    request = {"run_id": spec.run_id, "reason": GIVEN_UP + reason, "grace": spec.grace_failure}
     limit = spec.grace_failure + MARGIN
     reply = (await fanout.call({first: request}, "stop", limit=limit))[first]
     return [] if reply.ok or reply.kind == "missing" else [first]

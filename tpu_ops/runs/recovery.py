@@ -19,14 +19,14 @@ from tpu_ops import files
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.fleet.state import unwritable
-from tpu_ops.runs import spec, sync
+from tpu_ops.runs import launch, spec, sync
 from tpu_ops.runs.follow import Outcome, first_failure
 
 #: What a run's end means for its recovery.
 SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"
 
-#: States of a rank of which nothing more was heard, whose host went down under it, or whose starter died.
-_GONE = ("unknown", "unreachable", "lost", "refused")
+#: States of a rank of which its worker knows nothing, whose host went down under it, or whose starter died.
+_GONE = ("unknown", "lost", "refused")
 #: How the workers' word for a rank begins that the others no longer heard; its command has not failed.
 _UNHEARD = "lost contact"
 
@@ -113,6 +113,24 @@ def absolute(word: str) -> str:
 def next_attempt(run: spec.RunSpec, attempt: int) -> spec.RunSpec:
     """Return a later attempt of a run, with a key of its own."""
     return replace(run, attempt=attempt, key=secrets.token_hex(32))
+
+
+def of_attempt(outcomes: Sequence[Outcome], attempt: int) -> list[Outcome]:
+    """Return outcomes as those of one attempt: a worker whose record is of another one knows nothing of it."""
+    return [
+        outcome
+        if outcome.record is None or outcome.record["attempt"] == attempt
+        else Outcome(outcome.rank, outcome.host, "unknown", reason=f"attempt {attempt} is not on it")
+        for outcome in outcomes
+    ]
+
+
+def was_started(outcomes: Sequence[Outcome]) -> bool:
+    """Return whether an attempt was on any worker, and not refused or given up before it began."""
+    return any(
+        outcome.record and outcome.state != "refused" and not outcome.reason.startswith(launch.GIVEN_UP)
+        for outcome in outcomes
+    )
 
 
 def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, str]:
