@@ -108,7 +108,7 @@ class World:
         ending = self.endings[self.attempt]
         if self.state != "READY" or ending == SILENT:
             return Reply(host, {}, "unreachable", "no route to host")
-        record = ended("lost") if ending == PREEMPTED else ending
+        record = ending if isinstance(ending, Mapping) else ended("lost")
         return Reply(host, {"record": {**record, "attempt": self.attempt}})
 
     @contextlib.asynccontextmanager
@@ -353,7 +353,7 @@ def test_an_api_that_tells_late_of_a_preemption_has_it_counted_once(run: Any, mo
     status, asked = world.status, iter((True, True))
 
     def late(host: str) -> Reply:
-        if not next(asked, False):
+        if world.node_id == "1" and not next(asked, False):
             world.state = "PREEMPTED"
         return status(host)
 
@@ -415,6 +415,15 @@ def test_who_takes_over_in_the_midst_of_bringing_nodes_back_goes_on_with_that(ru
     code, world, job = run(world, pending=True, preemptions=1)
     assert (code, world.done[0], job.kept.attempt) == (0, "bring back r1/2", 2)
     assert job.kept.preemptions == 1, "it is not counted twice"
+
+
+@pytest.mark.parametrize("git", ["", f"vision@{COMMIT}"])
+def test_what_is_left_of_an_attempt_that_is_over_is_ended_before_the_next_one(run: Any, git: str) -> None:
+    # Its end was on its way to the slices that are left when whoever recovered it died.
+    code, world, _ = run(World(ended("running"), DONE), pending=True, git=git)
+    assert code == 0
+    assert world.done[:2] == ["bring back r1/2", "stop 1 others"]
+    assert world.done[-2:] == ["start 2", "start 2"]
 
 
 def test_nodes_are_looked_for_and_named_in_the_order_of_the_plan(run: Any) -> None:

@@ -338,6 +338,12 @@ class Recovering:
         return await self.started(fanout, workers)
 
     async def _check(self, fanout: Fanout, workers: Sequence[Worker]) -> None:
+        """Look at the workers as before any run; what an attempt that is over has left on them is ended first."""
+        run = control.RunRef(self.kept.run_id, tuple(worker.host for worker in workers))
+        outcomes = recovery.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)
+        if left := tuple(outcome.host for outcome in outcomes if outcome.state in recovery.ON):
+            reason = f"attempt {self.kept.attempt} is over"
+            await control.stop(fanout, replace(run, hosts=left), grace=spec.GRACE_FAILURE, reason=reason)
         forced = _forced if self.kept.force else None
         await preflight.check(fanout, workers, self._spec.venv, self._spec.user, forced)
 

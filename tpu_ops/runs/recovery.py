@@ -25,6 +25,8 @@ from tpu_ops.runs.follow import Outcome, first_failure
 #: What a run's end means for its recovery.
 SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"
 
+#: States of a rank that has not ended.
+ON = ("starting", "running", "exited", "ending")
 #: States of a rank of which its worker knows nothing, whose host went down under it, or whose starter died.
 _GONE = ("unknown", "lost", "refused")
 #: How the workers' word for a rank begins that the others no longer heard; its command has not failed.
