@@ -28,13 +28,22 @@ command=${1:-test}
 if [ "$command" = down ]; then
     exec tpu_ops lab down
 fi
-scenarios=("$@")
-if [ "$command" = test ] && [ $# -eq 0 ]; then
+scenarios=() options=()
+while [ "$command" = test ] && [ $# -gt 0 ]; do
+    if [ "$1" = -s ] && [ $# -gt 1 ]; then
+        scenarios+=("$2")
+        shift 2
+    else
+        options+=("$1")
+        shift
+    fi
+done
+if [ "${#scenarios[@]}" -eq 0 ]; then
     for scenario in molecule/*/molecule.yml; do
         name=$(basename "$(dirname "$scenario")")
-        [ "$name" = site ] || scenarios+=(-s "$name")
+        [ "$name" = site ] || scenarios+=("$name")
     done
-    scenarios+=(-s site)
+    scenarios+=(site)
 fi
 if ! tpu_ops lab env >/dev/null 2>&1; then
     tpu_ops lab up >/dev/null
@@ -71,17 +80,16 @@ nodes() {
 molecule=(molecule --base-config .config/molecule/config.yml)
 nodes
 if [ "$command" != test ]; then
-    exec "${molecule[@]}" "$command" --no-command-borders "${scenarios[@]}"
+    exec "${molecule[@]}" "$command" --no-command-borders "$@"
 fi
 # Else Molecule remembers that it has prepared workers that are gone.
-"${molecule[@]}" reset "${scenarios[@]}" >/dev/null 2>&1
+"${molecule[@]}" reset "${scenarios[@]/#/-s}" >/dev/null 2>&1
 # One after the other, since Molecule ends at the first that fails.
 failed=()
 for scenario in "${scenarios[@]}"; do
-    [ "$scenario" != -s ] || continue
     # The scenario of all roles starts on bare workers, and leaves more on them than others begin with.
     [ "$scenario" != site ] || nodes anew
-    "${molecule[@]}" test --no-command-borders -s "$scenario" 2>&1 | tee "$logs/$scenario.log" || failed+=("$scenario")
+    "${molecule[@]}" test --no-command-borders -s "$scenario" "${options[@]}" 2>&1 | tee "$logs/$scenario.log" || failed+=("$scenario")
 done
 code=0
 python tools/check_changes.py "$MOLECULE_CHANGES_FILE" || code=1

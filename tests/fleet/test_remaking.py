@@ -8,7 +8,7 @@ from tests.support.lab_api import LOCATION, LabApi
 from tpu_ops.cloud import operations
 from tpu_ops.cloud import remaking as cloud
 from tpu_ops.cloud.client import ApiError, connect
-from tpu_ops.errors import UsageError
+from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.fleet import lifecycle, remaking
 
 
@@ -106,6 +106,36 @@ def test_a_stopped_node_is_started_and_stays_the_same(tpu, lab_api):
     seen, said = back(tpu, plan)
     assert remaking.fresh(plan, seen) == set()
     assert (seen[name()].state, len(said)) == ("READY", 1)
+
+
+@pytest.mark.parametrize(
+    ("state", "node_id"), [("HIDDEN", "same"), ("STATE_UNSPECIFIED", "same"), ("STOPPED", "another")]
+)
+def test_a_node_in_a_state_that_says_nothing_is_left_alone(tpu, lab_api, monkeypatch, state, node_id):
+    lab_api.create("pod")
+    plan = remaking.remember(tpu, [name()])
+    found = plan.nodes[0].node_id if node_id == "same" else node_id
+    monkeypatch.setattr(remaking, "_seen", lambda *_: remaking.Seen(state, found))
+    with pytest.raises(CloudError, match=f"it is {state}.*left alone"):
+        back(tpu, plan)
+    assert lab_api.node("pod")["state"] == "READY"
+
+
+def test_a_node_that_somebody_else_makes_again_meanwhile_is_taken(tpu, lab_api, monkeypatch):
+    lab_api.create("pod")
+    plan = remaking.remember(tpu, [name()])
+    preempt(lab_api)
+    wait = operations.wait
+
+    def outrun(client, operation, **options):
+        monkeypatch.setattr(operations, "wait", wait)
+        done = wait(client, operation, **options)
+        lab_api.create("pod")
+        return done
+
+    monkeypatch.setattr(operations, "wait", outrun)
+    seen, said = back(tpu, plan)
+    assert (seen[name()].node_id, len(said)) == (lab_api.node("pod")["id"], 1)
 
 
 def test_a_node_in_maintenance_is_waited_for(tpu, lab_api, monkeypatch):
@@ -214,6 +244,15 @@ def test_nodes_of_a_queued_resource_are_made_again_by_it(tpu, lab_api):
     assert "CreateNode" not in lab_api.requests()
     assert any("deleting what is left of it" in text for text in said)
     assert any("asking for its resources again" in text for text in said)
+
+
+def test_a_stopped_node_of_a_queued_resource_is_started_and_the_others_stay(tpu, lab_api):
+    queued(lab_api, tpu, "a", "b")
+    plan = remaking.remember(tpu, [name("a"), name("b")])
+    lab_api.done("POST", f"v2/{name('a')}:stop", {})
+    seen, _ = back(tpu, plan)
+    assert remaking.fresh(plan, seen) == set()
+    assert {found.state for found in seen.values()} == {"READY"}
 
 
 def test_a_queued_resource_that_was_deleted_is_asked_for_again(tpu, lab_api):

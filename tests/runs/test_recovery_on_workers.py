@@ -170,7 +170,9 @@ def test_a_preempted_slice_is_made_anew_and_training_goes_on_from_its_checkpoint
     told = json.loads(out)
     assert (told["state"], told["attempt"], told["preemptions"], told["failures"]) == ("succeeded", 2, 1, 0)
     what = f"node {lost} is PREEMPTED"
-    assert told["events"] == [{"attempt": 1, "what": what, "then": "bringing its nodes back"}]
+    # Besides, what did not answer at first on a busy machine was tried again.
+    ends = [event for event in told["events"] if not event["then"].startswith("trying again")]
+    assert ends == [{"attempt": 1, "what": what, "then": "bringing its nodes back"}]
     # A node of its own, that site.yml was run on, and not on the other one.
     after = workers(desk)
     ids = {worker["node"]: worker["node_id"] for worker in before}

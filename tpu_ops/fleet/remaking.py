@@ -7,7 +7,7 @@ queued resource is asked for with a request id that follows from the run and its
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from tpu_ops.cloud import operations, remaking
 from tpu_ops.cloud.client import ApiError, Tpu
 from tpu_ops.cloud.nodes import Json, node_in_words
 from tpu_ops.errors import CloudError, UsageError
-from tpu_ops.fleet import lifecycle
 from tpu_ops.fleet.lifecycle import ON_THE_WAY
 from tpu_ops.fleet.model import SERVING_STATES
 
@@ -42,6 +41,9 @@ _LATER = (
 )
 #: Answers where somebody was faster: what there is now is looked at.
 _FASTER = ("ALREADY_EXISTS", "NOT_FOUND")
+#: States of a node whose machine is taken away for good, and those that lead to another one by themselves.
+_TAKEN_AWAY = ("PREEMPTED", "TERMINATED")
+_PASSING = ("STOPPING", "DELETING")
 #: States of a queued resource that lead to ACTIVE.
 _QUEUED_ON_THE_WAY = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")
 
@@ -200,6 +202,12 @@ def _seen(tpu: Tpu, name: str) -> Seen:
     return Seen(node["state"], node["node_id"])
 
 
+def _left_alone(where: str, state: str) -> CloudError:
+    """Return the error about what nobody can say of that it may be deleted."""
+    fix = "delete it or make it READY by hand; then `tpu_ops attach RUN --recover` goes on"
+    return CloudError(f"it is {state}: that is left alone", where=where, fix=fix)
+
+
 class _Pauses:
     """Waits longer each time, until the client is closed."""
 
@@ -247,19 +255,20 @@ class _Single:
         if now.state in ON_THE_WAY:
             self._told(f"{self._where}: {now.state}; waiting for at most {COMING_BACK:g} s until it is READY")
             self._wait(ON_THE_WAY, COMING_BACK)
-        elif now.state == "STOPPING":
-            self._wait(("STOPPING",), MAKING)
+        elif now.state in _PASSING:
+            self._wait(_PASSING, MAKING)
         elif now.state == "STOPPED" and same:
             self._told(f"{self._where}: starting it")
             self._finish(cloud.start_node(self._tpu, self._made.name))
         elif now.state == GONE:
             self._told(f"{self._where}: creating it as it was")
             self._finish(remaking.create(self._tpu, self._made.name, self._made.body))
-        else:
+        elif now.state in _TAKEN_AWAY:
             self._told(f"{self._where}: {now.state}; deleting what is left of it")
-            lifecycle.delete(
-                self._tpu, self._made.name, what=self._where, wait=True, timeout=MAKING, progress=self._progress
-            )
+            # Whatever there is afterwards, perhaps what somebody else has made meanwhile, is looked at again.
+            self._finish(cloud.delete_node(self._tpu, self._made.name))
+        else:
+            raise _left_alone(self._where, now.state if same else f"{now.state}, and another one than the run's")
 
     def _wait(self, through: tuple[str, ...], timeout: float) -> None:
         operations.wait_for_state(
@@ -290,8 +299,8 @@ class _Queue:
             try:
                 # Before its nodes: where it is ACTIVE they are there already.
                 found = remaking.queued(self._tpu, self._name)
-                states = {_seen(self._tpu, name).state for name in self._nodes}
-                if found and found.state == "ACTIVE" and states <= set(SERVING_STATES):
+                states = {name: _seen(self._tpu, name).state for name in self._nodes}
+                if found and found.state == "ACTIVE" and set(states.values()) <= set(SERVING_STATES):
                     return
                 self._next(found, states, pauses)
             except ApiError as exc:
@@ -300,7 +309,8 @@ class _Queue:
             if self._tpu.closed.wait(LOOK):
                 raise CloudError("nobody waits for it any more", where=self._where)
 
-    def _next(self, found: remaking.Queued | None, states: Collection[str], pauses: _Pauses) -> None:
+    def _next(self, found: remaking.Queued | None, states: Mapping[str, str], pauses: _Pauses) -> None:
+        there = set(states.values())
         if found is None:
             self._tell("asking for its resources again; the queue may take its time")
             # Ids of the first try are the same for everybody; one that failed is asked for anew.
@@ -308,16 +318,21 @@ class _Queue:
             self._tries += 1
         elif found.state in _QUEUED_ON_THE_WAY:
             self._tell(f"{found.state}; waiting until it is ACTIVE")
-        elif found.state == "ACTIVE" and set(states) <= {*SERVING_STATES, *ON_THE_WAY}:
-            self._tell("its nodes come back by themselves; waiting until they are READY")
-        elif found.state == "DELETING":
-            self._tell("waiting until what is left of it is deleted")
-        else:
+        elif found.state in ("DELETING", "SUSPENDING"):
+            self._tell(f"{found.state}; waiting for the end of that")
+        elif found.state in ("SUSPENDED", "FAILED") or (found.state == "ACTIVE" and there & {GONE, *_TAKEN_AWAY}):
             if found.state == "FAILED" and self._tries:
                 why = ApiError(found.error or "it failed", status="RESOURCE_EXHAUSTED", where=self._where)
                 pauses.wait(why)
-            self._tell(f"{found.state}, nodes {', '.join(sorted(states))}; deleting what is left of it")
+            self._tell(f"{found.state}, nodes {', '.join(sorted(there))}; deleting what is left of it")
             remaking.delete_queued(self._tpu, self._name, self._id(f"delete {self._tries}"))
+        elif found.state == "ACTIVE" and there <= {*SERVING_STATES, *ON_THE_WAY, *_PASSING, "STOPPED"}:
+            self._tell("its nodes come back; waiting until they are READY")
+            for name in (name for name, state in states.items() if state == "STOPPED"):
+                operation = cloud.start_node(self._tpu, name)
+                operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=lambda *_: None)
+        else:
+            raise _left_alone(self._where, f"{found.state}, nodes {', '.join(sorted(there))}")
 
     def _tell(self, text: str) -> None:
         if text != self._said:
