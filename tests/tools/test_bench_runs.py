@@ -15,6 +15,7 @@ from tools.bench import runs, runs_report
 from tools.bench.__main__ import main
 from tools.bench.measure import Command, Took
 from tools.bench.runs import KINDS, LOG, NODE, Pod, RunSample, RunSeries, last_start
+from tools.bench.samples import read_part
 from tpu_ops.errors import OpsError
 from tpu_ops.fleet.ssh_files import common_options
 
@@ -117,7 +118,7 @@ def test_the_page_has_the_part_and_does_without_it(tmp_path):
     alone = (tmp_path / "benchmarks.md").read_text()
     kept = series(*(sample(kind, workers=workers) for workers in (4, 32) for kind in GOOD))
     (tmp_path / "benchmarks" / "runs.json").write_text(kept.text())
-    assert runs.read(tmp_path / "benchmarks" / "runs.json") == kept
+    assert read_part(tmp_path / "benchmarks" / "runs.json", RunSample) == kept
     assert main(["--docs", "--out", str(tmp_path)]) == 0
     more = (tmp_path / "benchmarks.md").read_text().removeprefix(alone)
     headings = [line for line in more.splitlines() if line.startswith("#")]
@@ -211,7 +212,7 @@ def test_a_program_that_is_missing_is_said_and_gcloud_may_be(tmp_path, monkeypat
 
 def test_committed_samples_are_of_a_clean_commit_and_at_least_five_rounds():
     for path in (DOCS / "benchmarks").glob("runs.json"):
-        found = runs.read(path)
+        found = read_part(path, RunSample)
         assert not found.commit.endswith("-dirty")
         assert runs_report.sizes(found) == [4, 8, 16, 32]
         for workers in runs_report.sizes(found):

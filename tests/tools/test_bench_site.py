@@ -13,6 +13,7 @@ from tests.tools.test_bench import series as inventory_series
 from tools.bench import site, site_report
 from tools.bench.__main__ import main
 from tools.bench.measure import ROOT
+from tools.bench.samples import read_part
 from tools.bench.site import KINDS, ON_CONTROLLER, SiteSample, SiteSeries
 
 
@@ -51,7 +52,7 @@ def test_ansible_s_own_actions_are_named_in_full():
 def test_a_series_survives_its_file(tmp_path):
     kept = series(*(sample(kind) for kind in KINDS))
     (tmp_path / "site-8.json").write_text(kept.text())
-    assert site.read(tmp_path / "site-8.json") == kept
+    assert read_part(tmp_path / "site-8.json", SiteSample) == kept
 
 
 def test_a_table_has_a_line_per_kind_of_run_with_numbers_per_worker():
@@ -110,7 +111,7 @@ def test_samples_that_cannot_be_understood_are_an_error(tmp_path, capsys):
 
 def test_committed_samples_are_of_a_clean_commit_and_five_rounds_that_changed_nothing_the_second_time():
     for path in (DOCS / "benchmarks").glob("site-*.json"):
-        found = site.read(path)
+        found = read_part(path, SiteSample)
         assert not found.commit.endswith("-dirty")
         assert path.name == f"site-{site.workers(found)}.json"
         assert min(len(site_report.of(found, kind)) for kind in KINDS) >= 5

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tools.bench import machine, measure, report, runs, runs_report, samples, site, site_report
-from tools.bench.runs import RunSeries
-from tools.bench.samples import Fleet, Series
-from tools.bench.site import SiteSeries
+from tools.bench.runs import RunSample, RunSeries
+from tools.bench.samples import Fleet, Series, read_part
+from tools.bench.site import SiteSample, SiteSeries
 from tpu_ops.cloud.accelerators import accelerator_type
 from tpu_ops.errors import OpsError, UsageError
 
@@ -196,10 +196,10 @@ def document(out: Path) -> str:
         OSError, ValueError, KeyError, TypeError: Those of the inventory are missing, or some cannot be understood.
     """
     parts = []
-    if sizes := [site.read(path) for path in (out / "benchmarks").glob(f"{SITE}*.json")]:
+    if sizes := [read_part(path, SiteSample) for path in (out / "benchmarks").glob(f"{SITE}*.json")]:
         parts.append(site_report.section(sorted(sizes, key=site.workers)))
     if (more := samples_file(out, "runs")).exists():
-        parts.append(runs_report.section(runs.read(more)))
+        parts.append(runs_report.section(read_part(more, RunSample)))
     return report.document(samples.read(samples_file(out, "inventory")), *parts)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tools.bench.lab import CORES, Lab
 from tools.bench.measure import ZONE, Command, Took, clock, rotated
-from tools.bench.samples import PartSeries, read_part
+from tools.bench.samples import PartSeries
 from tpu_ops.errors import OpsError
 
 NODE = "pod"
@@ -65,16 +65,6 @@ class RunSample:
 
 #: All samples of one measurement.
 RunSeries = PartSeries[RunSample]
-
-
-def read(path: Path) -> RunSeries:
-    """Return the series that a file holds.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError, KeyError, TypeError: It holds none.
-    """
-    return read_part(path, RunSample)
 
 
 def last_start(rows: Sequence[dict[str, str]]) -> float:

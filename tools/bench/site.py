@@ -12,7 +12,7 @@ from typing import Any
 from tools import example
 from tools.bench.lab import CORES, Lab
 from tools.bench.measure import BIN, ROOT, ZONE, Command, clock
-from tools.bench.samples import PartSeries, read_part
+from tools.bench.samples import PartSeries
 from tpu_ops.errors import OpsError
 
 #: Kind of run -> what it is, in the order they are run.
@@ -64,16 +64,6 @@ class SiteSample:
 
 #: All samples of fleets of one size.
 SiteSeries = PartSeries[SiteSample]
-
-
-def read(path: Path) -> SiteSeries:
-    """Return the series that a file holds.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError, KeyError, TypeError: It holds none.
-    """
-    return read_part(path, SiteSample)
 
 
 def workers(series: SiteSeries) -> int:
