@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from concurrent import futures
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import google.auth
 import grpc
@@ -12,12 +14,16 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import DefaultCredentialsError
+from google.auth.transport.grpc import AuthMetadataPlugin
+from google.auth.transport.requests import Request
 from google.cloud import tpu_v2
+from google.cloud.tpu_v2.services.tpu.transports import TpuGrpcTransport
 from google.oauth2 import credentials as users
 from google.oauth2 import service_account
 
 from tpu_ops.cloud import auth, client
 from tpu_ops.cloud.auth import Auth, credentials
+from tpu_ops.cloud.client import ApiError
 from tpu_ops.cloud.listing import list_nodes
 from tpu_ops.errors import CloudError
 
@@ -170,3 +176,78 @@ def test_an_endpoint_is_asked_without_credentials_and_none_are_looked_for(plaint
     assert len(headers) == 4
     assert not {name.lower() for header in headers for name in header} & {"authorization", "x-goog-user-project"}
     assert "ya29" not in str(headers)
+
+
+#: What a token endpoint says to credentials that were good once; it closes the connection where it says nothing.
+REVOKED = {"error": "invalid_grant", "error_description": "Token has been expired or revoked."}
+STALE = {"error": "invalid_grant", "error_subtype": "invalid_rapt"}
+SILENCE: dict[str, str] = {}
+
+
+@pytest.fixture
+def ask(tmp_path, monkeypatch):
+    """Returns what lists nodes with credentials whose token endpoint gives these answers, and how many it then gave."""
+    monkeypatch.setattr(client, "FIRST_DELAY", 0.01)
+    answers: list[dict[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            if answer := answers.pop(0):
+                content = json.dumps(answer).encode()
+                self.send_response(400)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+        def log_message(self, *words):
+            pass
+
+    # Only a connection that nobody else can read is given a token; a local socket is one without certificates.
+    local = grpc.LocalConnectionType.UDS
+    service = grpc.server(futures.ThreadPoolExecutor(1))
+    service.add_secure_port(f"unix:{tmp_path}/tpu", grpc.local_server_credentials(local))
+    service.start()
+    tokens = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=tokens.serve_forever)
+    thread.start()
+
+    def ask(*given):
+        answers[:] = given
+        where = f"http://127.0.0.1:{tokens.server_port}/token"
+        mine = users.Credentials(None, refresh_token="old", token_uri=where, client_id="me", client_secret="mine")
+        plugin = grpc.metadata_call_credentials(AuthMetadataPlugin(mine, Request()))
+        secure = grpc.composite_channel_credentials(grpc.local_channel_credentials(local), plugin)
+        channel = grpc.secure_channel(f"unix:{tmp_path}/tpu", secure)
+        wire = tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=channel))
+        tpu = client.Tpu(wire, client.REAL_SERVICE, 10, threading.Event())
+        try:
+            list_nodes(tpu, ["grant"])
+        finally:
+            tpu.close()
+
+    ask.left = answers
+    yield ask
+    tokens.shutdown()
+    thread.join()
+    tokens.server_close()
+    service.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (REVOKED, r"no access: invalid_grant: Token has been expired or revoked\. \(log in"),
+        (STALE, "Reauthentication is needed"),
+    ],
+)
+def test_credentials_that_have_run_out_are_an_error_at_once_that_says_to_log_in_again(ask, answer, words):
+    with pytest.raises(ApiError, match=words) as caught:
+        ask(answer, answer)
+    assert (caught.value.status, len(ask.left)) == ("UNAUTHENTICATED", 1)
+    assert "gcloud auth application-default login" in caught.value.fix
+
+
+def test_a_token_endpoint_that_does_not_answer_is_asked_again(ask):
+    with pytest.raises(ApiError) as caught:
+        ask(SILENCE, SILENCE, REVOKED)
+    assert (caught.value.status, ask.left) == ("UNAUTHENTICATED", [])

@@ -105,6 +105,23 @@ def test_an_endpoint_is_spoken_of_only_where_one_is_set(failure, at_endpoint, fi
     assert ("ENDPOINT" in error.fix) == at_endpoint
 
 
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "('Connection aborted.', RemoteDisconnected('Remote end closed connection without response'))",
+        "HTTPSConnectionPool(host='oauth2.googleapis.com', port=443): Max retries exceeded with url: /token",
+        "HTTPSConnectionPool(host='oauth2.googleapis.com', port=443): Read timed out. (read timeout=120)",
+        "('internal_failure: Backend Error', {'error': 'internal_failure'})",
+        "Failed to retrieve http://metadata/ ... Compute Engine Metadata server unavailable. Last exception: timed out",
+    ],
+)
+def test_no_answer_about_credentials_is_no_refusal(reason):
+    failure = exceptions.ServiceUnavailable(f"Getting metadata from plugin failed with error: {reason}")
+    error = client.api_error(failure, "project lab", timeout=20)
+    assert (error.status, error.what) == ("UNAVAILABLE", f"no access token: {reason}")
+    assert "network" in error.fix
+
+
 def test_text_of_the_api_in_an_error_is_one_line_without_orders_to_a_terminal():
     failure = exceptions.PermissionDenied("\x1b[31mhack\r\nline2\u202e größe")
     assert client.api_error(failure, "zone \x07", timeout=20).what == (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tpu_ops.cloud import client
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.cloud.listing import combine
 from tpu_ops.cloud.nodes import split_name
@@ -30,6 +31,12 @@ def test_one_forbidden_project_of_several_is_a_warning_that_names_it_and_what_to
     assert listing.nodes == (node(),)
     assert listing.unanswered == (B,)
     assert listing.warnings == ("project b: not listed: denied (ask)",)
+
+
+@pytest.mark.parametrize("status", client.RETRIED)
+def test_a_place_whose_failure_did_not_pass_leaves_the_others_listed(status):
+    listing = combined({A: ([node()], []), B: failed(status)})
+    assert (listing.nodes, listing.unanswered) == ((node(),), (B,))
 
 
 def test_zones_that_fail_alike_share_a_warning():

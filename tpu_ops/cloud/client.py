@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,24 @@ CONCURRENCY = 16
 
 #: What errors call the service that no endpoint replaces.
 REAL_SERVICE = "tpu.googleapis.com"
+
+#: What gRPC says, as UNAVAILABLE, before the reason why google-auth has no token for a call (grpc/_plugin_wrapping.py).
+_WITHOUT_ACCESS = "Getting metadata from plugin failed with error: "
+
+#: What such a reason holds where nobody refused: requests' errors of connections, and answers that google-auth itself
+#: takes for passing ones (google/oauth2/_client.py, google/auth/compute_engine/_metadata.py).
+_NO_REFUSAL = (
+    "ConnectionPool(",
+    "Connection aborted",
+    "Connection broken",
+    "Metadata server unavailable",
+    "internal_failure",
+    "server_error",
+    "temporarily_unavailable",
+)
+
+#: How google-auth prints what the token endpoint answered: in words, and as it came.
+_ANSWERED = re.compile(r"""\(['"](.+?)['"], \{""", re.S)
 
 _ENDPOINT_FIX = "start what serves the endpoint (TPU_OPS_ENDPOINT), or unset it to reach the real service"
 
@@ -199,7 +218,6 @@ def attempt(
         ApiError: The last attempt's error.
     """
     from google.api_core.exceptions import GoogleAPICallError
-    from google.auth.exceptions import GoogleAuthError
 
     start, delay = clock(), FIRST_DELAY
     while True:
@@ -208,8 +226,6 @@ def attempt(
         except GoogleAPICallError as exc:
             failure = api_error(exc, where, timeout=timeout, at_endpoint=at_endpoint)
             patience = REFUSED_PATIENCE if _refused(failure) else timeout
-        except GoogleAuthError as exc:
-            raise ApiError(f"no access: {exc}", status="UNAUTHENTICATED", where=where) from exc
         # Delays differ a little, so that many clients do not come back at the same moment.
         wait = delay * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
         if failure.status not in retried or clock() - start + wait > min(patience, timeout) or pause(wait):
@@ -233,7 +249,13 @@ def api_error(exc: Any, where: str, *, timeout: float, at_endpoint: bool = False
     status = exc.grpc_status_code.name if getattr(exc, "grpc_status_code", None) is not None else "UNKNOWN"
     message = str(getattr(exc, "message", "") or exc).strip()
     what, fix = f"{message} ({status})", ""
-    if status == "UNAVAILABLE":
+    _, no_token, reason = message.partition(_WITHOUT_ACCESS)
+    if no_token and not any(text in reason for text in _NO_REFUSAL):
+        answered = _ANSWERED.match(reason)
+        what, status = f"no access: {answered[1] if answered else reason}", "UNAUTHENTICATED"
+    elif no_token:
+        what, fix = f"no access token: {reason}", "check the network"
+    elif status == "UNAVAILABLE":
         refused = "onnection refused" in message
         what = "nothing listens there: Connection refused" if refused else f"the API did not answer: {message}"
         fix = _ENDPOINT_FIX if at_endpoint else "check the network"

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tpu_ops.cloud.client import ApiError, Tpu
+from tpu_ops.cloud.client import RETRIED, ApiError, Tpu
 from tpu_ops.cloud.nodes import Json, node_data, node_in_words, split_name
 from tpu_ops.cloud.zones import locations, pages_of, zones_in_words
 from tpu_ops.errors import printable
@@ -18,7 +18,7 @@ Place = tuple[str, str]
 Answer = tuple[list[Json], list[str]] | ApiError
 
 #: Failures of one project or zone among several that leave the rest of the fleet worth listing.
-_PARTIAL = ("PERMISSION_DENIED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN")
+_PARTIAL = ("PERMISSION_DENIED", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", *RETRIED)
 
 #: How a service may refuse the zone ``-``. Of a location that it does not know Cloud TPU says PERMISSION_DENIED, with
 #: this text (seen in dstackai/gpuhunt issue 98).
