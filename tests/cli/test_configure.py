@@ -116,7 +116,18 @@ def test_hosts_that_do_not_answer_are_code_4(fleet):
     done = configure(fleet)
     assert done.returncode == 4, done.stderr
     assert "error: 1 host did not answer\n  at:  solo-w0" in done.stderr
+    assert "fix: `tpu_ops list`" in done.stderr
     assert (fleet.path / "pod-w1").exists()
+
+
+def test_hosts_without_a_host_key_are_refused_with_the_way_out(fleet):
+    (fleet.path.parent / "published.json").write_text(document([node()], {}).text())
+    write(fleet, TOUCH)
+    variables = "ansible_connection: ssh\nansible_ssh_retries: 0\nansible_ssh_args: -o ProxyCommand=/bin/false\n"
+    (fleet.path / "inventory" / "group_vars" / "node_pod.yml").write_text(variables)
+    done = configure(fleet)
+    assert done.returncode == 4, done.stderr
+    assert "fix: node pod publishes no host key: `tpu_ops refresh --trust-first pod`" in done.stderr
 
 
 def test_hosts_of_other_names_are_meant_by_their_node(fleet):

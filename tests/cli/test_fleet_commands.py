@@ -316,6 +316,28 @@ def test_a_worker_that_does_not_answer_is_asked_for_before_ssh_starts(fleet, tpu
     failed(tpu_ops("ssh", "pod-w1"), 2, "gone       pod", "no node or worker is called 'pod-w1'")
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [("ssh", "pod"), ("run", "pod", "--", "true"), ("doctor", "pod"), ("who", "pod"), ("train", "pod", "--", "true")],
+)
+def test_a_worker_whose_node_publishes_no_host_key_is_refused_with_the_way_out(fleet, tpu_ops, ssh, monkeypatch, argv):
+    pod = fleet.create("pod", "v4-16")
+    fleet.api.fault(project=fleet.project, method="GetGuestAttributes", code="NOT_FOUND", message="disabled")
+    try:
+        tpu_ops("refresh")
+        unknown = f"No ED25519 host key is known for tpu-{pod['id']}-w0 and you have requested strict checking."
+        monkeypatch.setenv("SSH_SAYS", f"{unknown}\nHost key verification failed.")
+        code, out, err = tpu_ops(*argv)
+    finally:
+        fleet.api.clear_faults()
+    told = "\n".join([out, *(line for line in err.splitlines() if not line.startswith("warning: "))])
+    assert code == 4, err
+    assert "no host key is known" in told
+    assert "node pod publishes no host key: `tpu_ops refresh --trust-first pod`" in told
+    assert "port 22" not in told
+    assert "its address or state" not in told
+
+
 def test_a_person_whom_workers_refuse_is_told_what_decides_who_logs_in(fleet, tpu_ops, ssh, monkeypatch):
     fleet.create("pod", "v4-16")
     monkeypatch.setenv("SSH_SAYS", "ada@100.64.0.1: Permission denied (publickey).")

@@ -186,7 +186,7 @@ SILENCE: dict[str, str] = {}
 
 @pytest.fixture
 def ask(tmp_path, monkeypatch):
-    """Returns what lists nodes with credentials whose token endpoint gives these answers, and how many it then gave."""
+    """What lists nodes with credentials whose token endpoint gives these answers, and those that are left then."""
     monkeypatch.setattr(client, "FIRST_DELAY", 0.01)
     answers: list[dict[str, str]] = []
 
@@ -225,8 +225,7 @@ def ask(tmp_path, monkeypatch):
         finally:
             tpu.close()
 
-    ask.left = answers
-    yield ask
+    yield ask, answers
     tokens.shutdown()
     thread.join()
     tokens.server_close()
@@ -241,13 +240,15 @@ def ask(tmp_path, monkeypatch):
     ],
 )
 def test_credentials_that_have_run_out_are_an_error_at_once_that_says_to_log_in_again(ask, answer, words):
+    list_, left = ask
     with pytest.raises(ApiError, match=words) as caught:
-        ask(answer, answer)
-    assert (caught.value.status, len(ask.left)) == ("UNAUTHENTICATED", 1)
+        list_(answer, answer)
+    assert (caught.value.status, left) == ("UNAUTHENTICATED", [answer])
     assert "gcloud auth application-default login" in caught.value.fix
 
 
 def test_a_token_endpoint_that_does_not_answer_is_asked_again(ask):
+    list_, left = ask
     with pytest.raises(ApiError) as caught:
-        ask(SILENCE, SILENCE, REVOKED)
-    assert (caught.value.status, ask.left) == ("UNAUTHENTICATED", [])
+        list_(SILENCE, SILENCE, REVOKED)
+    assert (caught.value.status, left) == ("UNAUTHENTICATED", [])

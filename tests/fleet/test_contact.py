@@ -99,6 +99,25 @@ def test_a_worker_whose_key_is_known_now_is_tried_again(fleet, search):
     assert looking(["pod-w0"]).changed == {"pod-w0", "pod-w1"}
 
 
+def test_what_to_do_is_said_of_every_worker_whose_host_key_is_not_published(fleet, search):
+    fleet.create("gate", "v4-8")
+    fleet.create("pod", "v4-16")
+    fleet.create("inner", "v4-8", networkConfig={"enableExternalIps": False})
+    fleet.write(proxy_jump="gate")
+    fleet.api.fault(project=fleet.project, method="GetGuestAttributes", code="NOT_FOUND", message="disabled")
+    looking = search(fleet)
+    notes = looking(["pod-w0"]).notes
+    fleet.api.clear_faults()
+    assert {host: note.split("`")[1] for host, note in notes.items()} == {
+        "gate-w0": "tpu_ops refresh --trust-first gate",
+        "inner-w0": "tpu_ops refresh --trust-first gate",
+        "pod-w0": "tpu_ops refresh --trust-first pod",
+        "pod-w1": "tpu_ops refresh --trust-first pod",
+    }
+    assert looking(["pod-w0"]).notes == {}
+    assert contact.out_of_reach(view.current(fleet.settings()), ["pod-w0"]) == {}
+
+
 def test_an_api_that_does_not_answer_leaves_the_first_problem(fleet, said, search):
     fleet.create("pod", "v4-16")
     looking = search(fleet)

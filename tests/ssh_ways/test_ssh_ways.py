@@ -200,7 +200,10 @@ def test_host_keys_are_trusted_on_first_contact_once_a_person_says_so(desk_with,
     assert "`tpu_ops refresh --trust-first gate`" in desk.try_("tpu_ops", "refresh").stderr
     refused = desk.try_("tpu_ops", "run", "gate", "--", "true")
     assert refused.returncode == 4
-    assert "no host key is known" in refused.stdout + refused.stderr
+    assert "`tpu_ops refresh --trust-first gate`" in refused.stdout
+    told = desk.try_("tpu_ops", "ssh", "gate", "--", "true")
+    assert (told.returncode, "port 22" in told.stderr) == (4, False)
+    assert "`tpu_ops refresh --trust-first gate`" in told.stderr.partition("error: ")[2]
     told = desk.try_("tpu_ops", "refresh", "--trust-first", "inner")
     assert told.returncode == 4
     assert "no host key is known of gate-w0, its jump: --trust-first gate comes before it" in told.stderr

@@ -12,7 +12,7 @@ from tpu_ops.cli.run import folded
 from tpu_ops.config import Settings
 from tpu_ops.config.find import read_file
 from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
-from tpu_ops.fleet import contact, hostvars
+from tpu_ops.fleet import contact, hostvars, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote import playbook
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     elif outcome.hosts:
         output.table([{"host": host, **counts} for host, counts in outcome.hosts.items()], COLUMNS)
     show_failures(outcome.failures)
-    return exit_code(outcome, file.name, target or "the fleet")
+    return exit_code(outcome, file.name, target or "the fleet", settings)
 
 
 def converge(
@@ -105,7 +105,7 @@ def converge(
     progress.end()
     show_failures(outcome.failures)
     names = folded([worker.host for worker in workers])
-    if exit_code(outcome, file.name, names):
+    if exit_code(outcome, file.name, names, settings):
         raise HostError(f"{file.name} failed there", where=names, fix="see above; mend it and go on")
     return outcome
 
@@ -172,8 +172,14 @@ def show_failures(failures: Sequence[Step]) -> None:
         output.info(f"  {text[:_LONGEST]}{' ...' if len(text) > _LONGEST else ''}")
 
 
-def exit_code(outcome: Outcome, name: str, target: str) -> int:
+def exit_code(outcome: Outcome, name: str, target: str, settings: Settings) -> int:
     """Return the command's exit code, and say what to do where it is not 0.
+
+    Args:
+        outcome: Of the playbook.
+        name: Of the playbook.
+        target: Which workers were meant.
+        settings: Of the fleet.
 
     Raises:
         UnreachableError: Hosts did not answer.
@@ -183,7 +189,11 @@ def exit_code(outcome: Outcome, name: str, target: str) -> int:
     if outcome.unreachable:
         who = texts.count(len(outcome.unreachable), "host")
         what = f"{who} did not answer" + (", others failed" if len(outcome.failures) > len(outcome.unreachable) else "")
-        fix = "`tpu_ops list` shows which nodes are READY; run the same command again once they answer"
+        fleet = view.known(settings)
+        keyless = contact.without_host_keys(fleet) if fleet else {}
+        keys = dict.fromkeys(keyless[host] for host in outcome.unreachable if host in keyless)
+        away = "`tpu_ops list` shows which nodes are READY; run the same command again once they answer"
+        fix = "; ".join(keys) or away
         raise UnreachableError(what, where=folded(outcome.unreachable), fix=fix)
     if outcome.failures:
         output.info(f"  fix: {again}")

@@ -61,7 +61,8 @@ async def _find(fleet: Fleet, worker: Worker) -> None:
     except Unreachable as exc:
         # One that asks for more than it may here, a passphrase for instance, gets it from ssh itself.
         if not exc.answered:
-            fix = "`tpu_ops list` shows its node's state; see that port 22 is open to you there"
+            port = "`tpu_ops list` shows its node's state; see that port 22 is open to you there"
+            fix = "" if openssh.of_host_key(str(exc)) else port
             raise UnreachableError(str(exc), where=worker.host, fix=fix) from exc
 
 

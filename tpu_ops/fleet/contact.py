@@ -83,8 +83,35 @@ def serving(fleet: Fleet, workers: Iterable[Worker]) -> Fleet:
 
 
 def out_of_reach(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
-    """Return why workers cannot be reached, in words, as far as that follows from what is known."""
-    return _notes(replace(fleet, source=""), hosts)
+    """Return why workers cannot be reached, in words that follow their problem, as far as that is known."""
+    workers = {worker.host: worker for worker in fleet.workers}
+    sizes = {worker.label: worker.node.worker_count for worker in fleet.workers}
+    ways = selection.ways_of(fleet.settings, fleet.listed)
+    found = {}
+    for host in hosts:
+        worker, label = workers.get(host), label_of(host)
+        if worker is None:
+            size = sizes.get(label, 0)
+            found[host] = f"its node has {texts.count(size, 'worker')} now" if size else "its node no longer exists"
+        elif worker.node.state not in SERVING_STATES:
+            found[host] = f"its node is {worker.node.state} now"
+        elif problem := ways.of(worker).problem:
+            found[host] = f"it {problem}"
+    return found
+
+
+def without_host_keys(fleet: Fleet) -> dict[str, str]:
+    """Return what to do about the workers that serve and of which, or of whose jump, no host key is known."""
+    settings, keys = fleet.settings, hostkeys.keys_of(fleet.settings)
+    found = {
+        worker.host: hostkeys.to_trust(worker)
+        for worker in selection.reached(settings, fleet.listed)
+        if worker.node.state in SERVING_STATES and worker.host_key_alias not in keys
+    }
+    ways = selection.ways_of(settings, fleet.listed)
+    if ways.jump in found:
+        found |= {worker.host: found[ways.jump] for worker in fleet.workers if ways.of(worker).proxy}
+    return found
 
 
 class _Search:
@@ -162,19 +189,5 @@ def _ways(fleet: Fleet) -> dict[str, tuple[str, ...]]:
 
 def _notes(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
     """Return what is known of workers that do not answer, in words that follow their problem; nothing if they serve."""
-    workers = {worker.host: worker for worker in fleet.workers}
-    sizes = {worker.label: worker.node.worker_count for worker in fleet.workers}
-    ways = selection.ways_of(fleet.settings, fleet.listed)
-    found = {}
-    for host in hosts:
-        worker, label = workers.get(host), label_of(host)
-        if worker is None:
-            size = sizes.get(label, 0)
-            found[host] = f"its node has {texts.count(size, 'worker')} now" if size else "its node no longer exists"
-        elif worker.node.state not in SERVING_STATES:
-            found[host] = f"its node is {worker.node.state} now"
-        elif problem := ways.of(worker).problem:
-            found[host] = f"it {problem}"
-        elif fleet.source:
-            found[host] = f"its address is as {fleet.age}"
-    return found
+    age = dict.fromkeys(hosts, f"its address is as {fleet.age}") if fleet.source else {}
+    return age | without_host_keys(fleet) | out_of_reach(fleet, hosts)

@@ -179,6 +179,16 @@ def missing(workers: Iterable[Worker], keys: Mapping[str, Keys], reasons: Mappin
     return [f"{about(label)} {_refused(label, few, reasons)}" for label, few in lacking.items()]
 
 
+def to_trust(worker: Worker) -> str:
+    """Return what to do about a serving worker of which no host key is known, in words that follow its problem."""
+    if not worker.node.node_id:
+        return f"the API gives node {worker.label} no id, to which host keys are bound"
+    return (
+        f"node {worker.label} publishes no host key: `tpu_ops refresh --trust-first {worker.label}` shows its workers' "
+        "fingerprints and records the keys once you confirm"
+    )
+
+
 def _refused(label: str, workers: Sequence[Worker], reasons: Mapping[str, str]) -> str:
     """Return why ssh to these workers of a node is refused, and what to do."""
     names = texts.some([worker.host for worker in workers], 4, "others")

@@ -196,7 +196,12 @@ def _host_key_reason(name: str, what: str) -> str:
             "host key verification failed: another key answers than the one that is known; "
             "`tpu_ops refresh --verify-keys` compares it with the published one"
         )
-    return "host key verification failed: no host key is known; `tpu_ops refresh` learns it, or says what to do"
+    return "host key verification failed: no host key is known (`tpu_ops refresh` learns one that is published)"
+
+
+def of_host_key(reason: str) -> bool:
+    """Given what `reason` returned, return whether it is a host key that ssh did not accept."""
+    return "host key" in reason
 
 
 def refused(stderr: str) -> bool:

@@ -170,7 +170,8 @@ def _venv_difference(venv: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
 def fault_of_reply(reply: Reply) -> Fault:
     """Given that a worker did not describe itself, return the fault that this is."""
     unreachable = reply.kind in {"unreachable", "timeout"}
-    fix = reply.fix or ("if its address or state changed: tpu_ops refresh" if unreachable else "")
+    moved = unreachable and not openssh.of_host_key(reply.problem)
+    fix = reply.fix or ("if its address or state changed: tpu_ops refresh" if moved else "")
     if unreachable and openssh.refused(reply.problem):
         fix = f"see why: tpu_ops run {reply.host} -- true"
     return Fault(reply.host, reply.problem, fix, unreachable=unreachable)
