@@ -342,9 +342,11 @@ service_account_contents: "{{ lookup('file', '~/keys/lister.json') }}"
 
 import hashlib
 import json
+import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -465,6 +467,35 @@ class Choice:
         self._passed_over.setdefault((key, expression), []).append(f"{reason} (worker {worker.host})")
 
 
+class Said(logging.Handler):
+    """Has Ansible say what the package says on the way."""
+
+    def __init__(self, display: Any) -> None:
+        super().__init__()
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it, apart from what the command prints."""
+        if record.levelno >= logging.WARNING:
+            self._display.warning(record.getMessage())
+        else:
+            self._display.display(f"tpu_vm: {record.getMessage()}", stderr=True)
+
+
+@contextmanager
+def heard(display: Any) -> Iterator[None]:
+    """Have Ansible say what the package says as long as the block lasts."""
+    log, said = logging.getLogger("tpu_ops"), Said(display)
+    level = log.level
+    log.addHandler(said)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(said)
+        log.setLevel(level)
+
+
 class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: ignore[misc] # Ansible ships no types
     """Options in, workers out; everything between is `tpu_ops`."""
 
@@ -484,7 +515,9 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             # Checked before Ansible looks at it: Ansible passes over keys that it does not know.
             settings = config.load_file(Path(path))
             self._read_options(path)
-            self._add(settings, self._nodes(settings, path, cache))
+            with heard(self.display):
+                nodes = self._nodes(settings, path, cache)
+            self._add(settings, nodes)
         except OpsError as failure:
             # Ansible prints every cause again, each with those behind it.
             raise AnsibleParserError(str(failure)) from None
@@ -580,7 +613,10 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         return age >= 0 and (not timeout or age <= timeout)
 
     def _add(self, settings: config.Settings, nodes: Sequence[Node]) -> None:
-        """Add the workers of these nodes to the inventory: all of them, or none where one is an error."""
+        """Add the workers of these nodes to the inventory: none where a name or an expression that decides is an error.
+
+        With `strict`, one of `compose`, `groups` or `keyed_groups` that fails is an error after the hosts before it.
+        """
         groups = hostvars.groups(nodes)
         strict = self.get_option("strict")
         compose, composed, keyed = (self.get_option(name) for name in ("compose", "groups", "keyed_groups"))

@@ -192,6 +192,7 @@ def test_a_member_trains_logs_in_and_runs_playbooks(admin, member):
     assert "ada" in member.do("tpu_ops", "logs", "adas")
     detached = member.succeed("tpu_ops", "train", "pod", "--name", "adas-2", "--detach", "--", "sleep", "600")
     assert "adas-2" in detached.stderr
+    assert "adas-2" in member.do("tpu_ops", "who", "pod")
     member.do("tpu_ops", "stop", "adas-2")
     assert member.do("tpu_ops", "ssh", "pod-w1", "--", "hostname").strip().endswith("-w-1")
     fleet = f"{member.environ['TPU_OPS_FLEET']}/inventory/tpu_vm.yml"

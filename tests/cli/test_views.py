@@ -265,6 +265,15 @@ def test_what_a_member_without_projects_passes_on_can_be_read(fleet, tpu_ops, tm
     assert len(json.loads(tpu_ops("list", "--json")[1])) == 2
 
 
+def test_keys_that_are_known_already_are_compared_where_that_is_asked_for(fleet, tpu_ops):
+    fleet.create("pod", "v4-16")
+    known = Path(json.loads(tpu_ops("refresh", "--json")[1])["known_hosts"])
+    one, two = sorted(set(re.findall(r"tpu-\S+-w\d", known.read_text())))
+    known.write_text(known.read_text().replace(one, "other").replace(two, one).replace("other", two))
+    assert tpu_ops("refresh")[0] == 0
+    failed(tpu_ops("refresh", "--verify-keys"), 1, "pod-w0", "CHANGED", f"ssh-keygen -R {one}")
+
+
 def test_a_dry_run_does_not_pretend_to_verify_keys(fleet, tpu_ops):
     failed(tpu_ops("refresh", "--dry-run", "--verify-keys"), 2, "--verify-keys", "leave --dry-run out")
 

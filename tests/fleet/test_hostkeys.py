@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from google.cloud import tpu_v2
 
 from tests.support.nodes import key, node
+from tpu_ops.cloud import client
+from tpu_ops.cloud.pages import PATIENCE
 from tpu_ops.fleet import hostkeys, keyfile
 from tpu_ops.fleet.model import workers_of
 
@@ -72,6 +78,19 @@ def test_a_serving_node_without_keys_is_named():
     assert len(warnings) == 1
     assert all(word in warnings[0] for word in ("node pod", "pod-w1", "denied"))
     assert "pod-w0" not in warnings[0]
+
+
+def test_nodes_that_cannot_be_asked_in_time_have_that_as_their_reason(monkeypatch):
+    """Each answers only just within its own time."""
+    clock = itertools.count(0, 50)
+    answer = tpu_v2.GetGuestAttributesResponse(guest_attributes=[{}, {}])
+    tpu = client.Tpu(SimpleNamespace(get_guest_attributes=lambda **call: answer), "", 60, threading.Event())
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(client, "CONCURRENCY", 1)
+    nodes = [node(f"n{number}", node_id=str(number)) for number in range(9)]
+    reasons = hostkeys.fetch(tpu, nodes).reasons
+    assert list(reasons) == [entry.full_name for entry in nodes[PATIENCE * 60 // 50 :]]
+    assert {reason.partition(":")[0] for reason in reasons.values()} == {"not asked any more"}
 
 
 def test_another_key_than_the_one_of_the_first_contact_is_an_alarm_that_says_so():

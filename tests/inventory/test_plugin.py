@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 
 import pytest
@@ -230,10 +231,35 @@ def test_a_published_snapshot_takes_the_place_of_the_api(fleet, tmp_path, said):
 
 
 def test_one_forbidden_project_is_a_warning_and_the_rest_is_listed(fleet, said):
+    from ansible.errors import AnsibleError
+
     fleet.create("pod", "v4-8")
     fleet.write(projects=[fleet.project, "nobodys"])
     assert hosts(inventory(fleet)) == ["pod-w0"]
     assert "project nobodys" in said()
+    fleet.write(projects=[fleet.project, "nobodys"], strict_permissions=True)
+    with pytest.raises(AnsibleError, match="Completely failed"):
+        inventory(fleet)
+    assert "project nobodys" in said()
+
+
+@pytest.mark.parametrize("learn", [True, False])
+def test_host_keys_are_asked_for_where_the_option_says_so(fleet, said, learn):
+    fleet.create("pod", "v4-8")
+    fleet.write(learn_host_keys=learn)
+    fleet.api.forget_requests()
+    assert hosts(inventory(fleet)) == ["pod-w0"]
+    assert fleet.api.requests(fleet.project) == {"ListNodes": 1} | ({"GetGuestAttributes": 1} if learn else {})
+    assert ("`tpu_ops refresh --trust-first pod`" in said()) != learn
+
+
+def test_an_answer_that_takes_long_is_spoken_of_while_it_is_waited_for(fleet, said, monkeypatch):
+    monkeypatch.setattr("tpu_ops.cloud.client.TELL_AFTER", 0.05)
+    fleet.create("pod", "v4-8")
+    fleet.api.fault(project=fleet.project, method="ListNodes", seconds=0.4, times=1)
+    assert hosts(inventory(fleet)) == ["pod-w0"]
+    assert f"tpu_vm: waiting for an answer of {fleet.api.grpc} (project {fleet.project}), at most 20 s" in said()
+    assert logging.getLogger("tpu_ops").handlers == []
 
 
 @pytest.mark.parametrize("name", ["tpu_vm.yml", "our.tpu_vm.yaml"])

@@ -6,6 +6,7 @@ google-cloud-tpu is imported only when a client is made: its import costs half a
 from __future__ import annotations
 
 import logging
+import math
 import random
 import re
 import threading
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from tpu_ops.cloud.auth import Auth, credentials
@@ -92,12 +93,18 @@ class Tpu:
         endpoint: What errors call the service.
         timeout: Seconds that one call may take, its retries included.
         closed: Set when nobody waits for answers any more, so that retries end.
+        until: Monotonic time in seconds after which nothing more is asked.
     """
 
     client: Any
     endpoint: str
     timeout: float
     closed: threading.Event
+    until: float = math.inf
+
+    def within(self, seconds: float) -> Tpu:
+        """Return the same client, which asks nothing more after these seconds."""
+        return replace(self, until=time.monotonic() + seconds)
 
     def close(self) -> None:
         """End all calls, those in flight, too; a second time it does nothing."""
@@ -127,8 +134,14 @@ class Tpu:
                 or where RESOURCE_EXHAUSTED speaks of quota and not of too many requests.
 
         Raises:
-            ApiError: With the status that the API answered.
+            ApiError: With the status that the API answered, or DEADLINE_EXCEEDED where it is too late to ask.
         """
+        if time.monotonic() > self.until:
+            what, fix = (
+                "not asked any more: what came before took too long",
+                "raise request_timeout in inventory/tpu_vm.yml",
+            )
+            raise ApiError(what, status="DEADLINE_EXCEEDED", where=where, fix=fix)
         function = getattr(self.client, method)
         at_endpoint = self.endpoint != REAL_SERVICE
         with told(f"waiting for an answer of {self.endpoint} ({where}), at most {self.timeout:g} s"):

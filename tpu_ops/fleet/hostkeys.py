@@ -10,6 +10,7 @@ from pathlib import Path
 from tpu_ops import texts
 from tpu_ops.cloud import nodes as cloud_nodes
 from tpu_ops.cloud.client import ApiError, Tpu
+from tpu_ops.cloud.pages import PATIENCE
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError
 from tpu_ops.fleet import forms
@@ -71,8 +72,11 @@ def wanted(
 
 
 def fetch(tpu: Tpu, nodes: Sequence[Node], *, instance_names: bool = False) -> Learned:
-    """Ask for guest attributes, all nodes at once; one that cannot be asked for them is left out with its reason."""
-    learned = Learned()
+    """Ask for guest attributes, all nodes at once; one that cannot be asked for them is left out with its reason.
+
+    However many nodes there are, together they may take no longer than a list.
+    """
+    learned, tpu = Learned(), tpu.within(PATIENCE * tpu.timeout)
     answers = tpu.concurrently(lambda node: _fetch(tpu, node, instance_names), nodes)
     for node, answer in zip(nodes, answers, strict=True):
         if isinstance(answer, ApiError):
