@@ -46,6 +46,10 @@ PLACE = re.compile(
 )
 
 
+#: Several variables that a fault is about together, in the place of one.
+SEVERAL = re.compile(r"[a-z]\w*(, [a-z]\w*)+(?=: )")
+
+
 class Fault(NamedTuple):
     """What is wrong with a variable.
 
@@ -140,6 +144,12 @@ def origin(value: Any) -> str:
     return f"{shown}:{tag.line_num}" if tag.line_num else shown
 
 
+def subjects(fault: str) -> list[str]:
+    """Given a fault, return it once for each variable that it is about, as if it were about that one alone."""
+    match = SEVERAL.match(fault)
+    return [name + fault[match.end() :] for name in match[0].split(", ")] if match else [fault]
+
+
 def place(fault: str, values: Mapping[str, Any]) -> str:
     """Given a fault and the values of variables by name, return the origin of what it is about, as near as is known."""
     match = PLACE.match(fault)
@@ -207,7 +217,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         )
         result["warnings"] = [_placed(text, place(text, values)) for text in warnings]
         result["faults"] = [
-            {"text": fault, "place": place(fault, values) or self._searched(fault, variables)}
+            {"text": fault, "place": self._place(fault, values, variables)}
             for fault in wrong + unknown_faults(variables, here, known, own) + judged
         ]
         return result
@@ -223,6 +233,11 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
             else:
                 faults += type_faults(name, specification[name], values[name])
         return faults
+
+    def _place(self, fault: str, values: Mapping[str, Any], variables: Mapping[str, Any]) -> str:
+        """Return the origin of the first variable that a fault is about and that somebody set."""
+        found = (place(each, values) or self._searched(each, variables) for each in subjects(fault))
+        return next(filter(None, found), "")
 
     def _searched(self, fault: str, variables: Mapping[str, Any]) -> str:
         """Return the origin of a variable whose value carries none, as empty values and truth values do."""

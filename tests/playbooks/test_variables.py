@@ -9,7 +9,14 @@ import pytest
 from ansible.parsing.dataloader import DataLoader
 
 from playbooks.action_plugins import check_variables
-from playbooks.action_plugins.check_variables import Fault, place, type_faults, unknown_faults, variable_files
+from playbooks.action_plugins.check_variables import (
+    Fault,
+    place,
+    subjects,
+    type_faults,
+    unknown_faults,
+    variable_files,
+)
 from playbooks.filter_plugins.variables import faults_listed
 
 PERSON = {
@@ -182,3 +189,15 @@ def check(*faults: tuple[str, str], waiting: tuple[str, ...] = ()) -> dict[str, 
 )
 def test_faults_of_many_hosts_are_folded_and_ordered_by_file_and_line(checks: dict[str, Any], lines: list[str]) -> None:
     assert faults_listed(checks) == lines
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("count: a, b: is wrong", ["count: a, b: is wrong"]),
+        ("count, other: 1, 2: is wrong", ["count: 1, 2: is wrong", "other: 1, 2: is wrong"]),
+        ("a text, and more: is wrong", ["a text, and more: is wrong"]),
+    ],
+)
+def test_a_fault_about_several_variables_is_looked_for_at_each(fault: str, said: list[str]) -> None:
+    assert subjects(fault) == said

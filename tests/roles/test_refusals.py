@@ -173,29 +173,30 @@ Refused = Callable[[Run, Path, Patch], str]
 
 
 @pytest.mark.parametrize(
-    ("refused", "variable", "way"),
+    ("refused", "words"),
     [
-        (missing_library, "tcmalloc_library", "libtcmalloc.so.4, which it is to point to, is missing; set"),
-        (missing_timezone, "base_timezone", "Mars/Olympus, which it is to point to, is missing; set"),
-        (no_account, "credentials_entries of pod-w0: ", "nobody-here has no account; make one, or take"),
-        (no_home, "credentials_entries of pod-w0: ", "is missing; make it: mkhomedir_helper ada"),
-        (foreign_file, "credentials_entries of pod-w0: ", "belongs to somebody else (uid {uid}); chown it"),
-        (foreign_home, "users_people: bob: home: archive", "does not belong to bob; set home: keep, or chown it"),
-        (home_of_a_file, "users_people: bob: home: archive", "is no directory; set home: keep"),
-        (left_with_a_process, "users_people: bob: ", "reboot the worker and run again"),
-        (no_key, "python_deadsnakes_key_url: ", "; set it to where this host can fetch the key"),
-        (another_key, "python_deadsnakes_key_url: ", "of python_deadsnakes_fingerprint; nothing was written. Find out"),
-        (no_certificate, "base_ca_certificates[0]: ", "name a file in PEM form"),
-        (other_mount, "disks_mounts: /mnt/none-such: ", "8:32); unmount it, or give another path"),
-        (no_uuid, "disks_mounts: /mnt/none-such: ", "has no UUID; give it one (`tune2fs -U random`)"),
-        (busy_mount, "disks_mounts: /mnt/none-such ", "used by sleep (7): end that and run again"),
+        (missing_library, ("tcmalloc_library", "libtcmalloc.so.4, which it is to point to, is missing; set")),
+        (missing_timezone, ("base_timezone", "Mars/Olympus, which it is to point to, is missing; set")),
+        (no_account, ("credentials_entries of pod-w0: ", "nobody-here has no account; make one, or take")),
+        (no_home, ("credentials_entries of pod-w0: ", "is missing; make it: mkhomedir_helper ada")),
+        (foreign_file, ("credentials_entries of pod-w0: ", "belongs to somebody else (uid {uid}); chown it")),
+        (foreign_home, ("users_people: bob: home: archive", "does not belong to bob; set home: keep, or chown it")),
+        (home_of_a_file, ("users_people: bob: home: archive", "is no directory; set home: keep")),
+        (left_with_a_process, ("users_people: bob: ", "reboot the worker and run again")),
+        (no_key, ("python_deadsnakes_key_url: ", "; set it to where this host can fetch the key")),
+        (another_key, ("python_deadsnakes_key_url: ", "of python_deadsnakes_fingerprint; nothing was written. Find out")),
+        (no_certificate, ("base_ca_certificates[0]: ", "name a file in PEM form")),
+        (other_mount, ("disks_mounts: /mnt/none-such: ", "8:32); unmount it, or give another path")),
+        (no_uuid, ("disks_mounts: /mnt/none-such: ", "has no UUID; give it one (`tune2fs -U random`)")),
+        (busy_mount, ("disks_mounts: /mnt/none-such ", "used by sleep (7): end that and run again")),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_a_refusal_names_its_variable_and_the_way_out(
-    run: Run, tmp_path: Path, monkeypatch: Patch, refused: Refused, variable: str, way: str
+    run: Run, tmp_path: Path, monkeypatch: Patch, refused: Refused, words: tuple[str, str]
 ) -> None:
     said = refused(run, tmp_path, monkeypatch)
+    variable, way = words
     assert variable in said
     assert way.format(uid=os.getuid()) in said
     assert "s3cret" not in said

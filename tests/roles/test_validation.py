@@ -62,8 +62,8 @@ ZSH = (
     " a branch or a tag may move"
 )
 JAX = (
-    "jax_version: JAX 0.10.2 needs Python 3.11 or later, and this worker's is 3.10; set python_source to deadsnakes or"
-    " uv with python_version 3.11 or later, or jax_version to 0.6.2 or older"
+    "jax_version, python_version: JAX 0.10.2 needs Python 3.11 or later, and this worker's is 3.10; set python_source to"
+    " deadsnakes or uv with python_version 3.11 or later, or jax_version to 0.6.2 or older"
 )
 SAID = f"""\
 group_vars/all.yml:1: user_people: no role has this variable; did you mean users_people? {OWN} ({ALL})
@@ -76,11 +76,11 @@ group_vars/all.yml:14: disks_mounts: /mnt/a is listed twice ({ALL})
 group_vars/all.yml:17: nfs_exports: /srv/share has two servers, pod-w0 and pod-w1 ({ALL})
 group_vars/all.yml:19: git_people[0]: eve has no account and is not in users_people ({ALL})
 group_vars/all.yml:20: workspace_projects: 'nowhere' is undefined ({ALL})
+group_vars/pod.yml:1: {JAX} (pod-w[0-2])
 group_vars/pod.yml:3: {ZSH} (pod-w[0-2])
 host_vars/solo-w0.yml:1: shell_scrollback: is empty; give it a value or leave it out (solo-w0)
 host_vars/solo-w0.yml:2: base_hugepages: 'sometimes' is none of auto, always, madvise, never, keep (solo-w0)
 CLI option '-e': credentials_entries[0]: wandb of ada: secret is missing ({ALL})
-{JAX} (pod-w[0-2])
 shell, workspace: the rest is checked when these are mended
 """
 
