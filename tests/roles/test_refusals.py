@@ -184,7 +184,7 @@ Refused = Callable[[Run, Path, Patch], str]
         (home_of_a_file, ("users_people: bob: home: archive", "is no directory; set home: keep")),
         (left_with_a_process, ("users_people: bob: ", "reboot the worker and run again")),
         (no_key, ("python_deadsnakes_key_url: ", "; set it to where this host can fetch the key")),
-        (another_key, ("python_deadsnakes_key_url: ", "of python_deadsnakes_fingerprint; nothing was written. Find out")),
+        (another_key, ("python_deadsnakes_key_url: ", "of python_deadsnakes_fingerprint; nothing was written")),
         (no_certificate, ("base_ca_certificates[0]: ", "name a file in PEM form")),
         (other_mount, ("disks_mounts: /mnt/none-such: ", "8:32); unmount it, or give another path")),
         (no_uuid, ("disks_mounts: /mnt/none-such: ", "has no UUID; give it one (`tune2fs -U random`)")),

@@ -62,8 +62,8 @@ ZSH = (
     " a branch or a tag may move"
 )
 JAX = (
-    "jax_version, python_version: JAX 0.10.2 needs Python 3.11 or later, and this worker's is 3.10; set python_source to"
-    " deadsnakes or uv with python_version 3.11 or later, or jax_version to 0.6.2 or older"
+    "jax_version, python_version: JAX 0.10.2 needs Python 3.11 or later, and this worker's is 3.10; set python_source"
+    " to deadsnakes or uv with python_version 3.11 or later, or jax_version to 0.6.2 or older"
 )
 SAID = f"""\
 group_vars/all.yml:1: user_people: no role has this variable; did you mean users_people? {OWN} ({ALL})

@@ -66,8 +66,9 @@ def torch_faults(torch_xla_version: str, torch_version: str, python_version: str
     first, last = rows[-1]
     if not first <= numbers(python_version) <= last:
         faults.append(
-            f"jax_torch_xla_version, {chosen_by}: {torch_xla_version} runs on Python {dotted(first)} to {dotted(last)}, and this"
-            f" worker's is {python_version}; set python_source to deadsnakes or uv with python_version {dotted(last)}"
+            f"jax_torch_xla_version, {chosen_by}: {torch_xla_version} runs on Python {dotted(first)} to {dotted(last)},"
+            f" and this worker's is {python_version}; set python_source to deadsnakes or uv with python_version"
+            f" {dotted(last)}"
         )
     return faults
 
