@@ -69,7 +69,12 @@ def type_faults(path: str, option: Mapping[str, Any], value: Any) -> list[Fault]
         return [Fault(f"{path}: is empty; give it a value or leave it out", blocks=True)]
     fits = isinstance(value, KINDS[kind]) and (kind == "bool" or not isinstance(value, bool))
     if not fits:
-        return [Fault(f"{path}: is {_word(value)}, and has to be {_wanted(kind, value)}", blocks=True)]
+        return [
+            Fault(
+                f"{path}: is {_word(value, secret=option.get('no_log', False))}, and has to be {_wanted(kind, value)}",
+                blocks=True,
+            )
+        ]
     if kind != "list" and "choices" in option and value not in option["choices"]:
         return [Fault(f"{path}: '{value}' is none of {', '.join(map(str, option['choices']))}")]
     faults = []
@@ -90,9 +95,9 @@ def type_faults(path: str, option: Mapping[str, Any], value: Any) -> list[Fault]
     return faults
 
 
-def _word(value: Any) -> str:
+def _word(value: Any, *, secret: bool) -> str:
     kind = next((kind for kind in WORDS if isinstance(value, kind)), type(value))
-    shown = "" if isinstance(value, (dict, list, str)) else f" ({str(value).lower()})"
+    shown = "" if secret or isinstance(value, (dict, list, str)) else f" ({str(value).lower()})"
     return ("a text" if isinstance(value, str) else WORDS.get(kind, kind.__name__)) + shown
 
 

@@ -43,6 +43,8 @@ PEOPLE = {"type": "list", "elements": "dict", "options": PERSON["options"]}
         ({"type": "str"}, "a", []),
         ({"type": "str"}, 5, []),
         ({"type": "str"}, 3.1, ["x: is a number with a point (3.1), and has to be a text; put it in quotes"]),
+        ({"type": "str", "no_log": True}, 3.1, ["x: is a number with a point, and has to be a text; put it in quotes"]),
+        ({"type": "str", "no_log": True}, True, ["x: is a truth value, and has to be a text; put it in quotes"]),
         ({"type": "str"}, False, ["x: is a truth value (false), and has to be a text; put it in quotes"]),
         ({"type": "path"}, ["a"], ["x: is a list, and has to be a text"]),
         ({"type": "str"}, None, ["x: is empty; give it a value or leave it out"]),
