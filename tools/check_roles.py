@@ -53,14 +53,11 @@ TASK_STEPS = {
     ("python", "Bring Pythons and environments"): "prove",
     ("users", "Prove that sshd finds the keys"): "prove",
 }
-TYPES_ONLY = "its variables have types and choices, which Ansible checks by argument_specs before the first task"
+TYPES_ONLY = "types and choices are all: site.yml checks them for the fleet, and Ansible where the role is used alone"
 #: Steps that a role has no task for -> why.
 OMITTED = {
     ("base", "check"): TYPES_ONLY,
-    (
-        "base",
-        "prove",
-    ): "the modules do: systemd starts what is to run, and the kernel's answer on hugepages is read back",
+    ("base", "prove"): "systemd tells what does not start, and hugepages reads the kernel's answer",
     ("credentials", "install"): "it writes files only",
     ("disks", "prove"): "data_disks looks at each mount again after it was made",
     ("jax", "install"): "the role python brings Python and uv",
