@@ -1,5 +1,7 @@
 """Keeps the roles honest: argument_specs equal to defaults/, READMEs and docs/roles.md generated from argument_specs.
 
+Also the five steps that all roles go in (docs/architecture.md), and that nobody meets apt's lock unprepared.
+
     tools/check_roles.py           fails where a role's files disagree
     tools/check_roles.py --write   writes the READMEs and docs/roles.md anew
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,61 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 Spec = dict[str, Any]
 
-#: The role that reads a worker's state for all others.
+#: The role that reads a worker's state for all others: their step "read".
 FACTS = "facts"
+
+#: The steps after it, in the order of a role's tasks.
+STEPS = ("check", "install", "apply", "prove")
+#: Module, or file that is imported -> step; with every other module a task applies. A report goes with any step.
+MODULE_STEPS = {
+    "validate.yml": "check",
+    "ansible.builtin.assert": "check",
+    "people_state": "check",
+    "install.yml": "install",
+    "ansible.builtin.apt": "install",
+    "ansible.builtin.git": "install",
+    "ansible.builtin.pip": "install",
+    "signing_key": "install",
+    "ansible.builtin.fail": "prove",
+    "ansible.builtin.debug": None,
+}
+#: Tasks whose module does not tell their step, by role and name.
+TASK_STEPS = {
+    ("git", "Include the configuration and prove that it holds"): "prove",
+    # Brings an environment, and ends with the import of its packages and the digest that all workers share.
+    ("jax", "Fill the environment"): "prove",
+    ("launcher", "Build the host program on the controller"): "install",
+    # Changes nothing: check_mode.
+    ("nfs", "Ask the kernel and the paths whether they can"): "check",
+    # apt reads the archive from these files.
+    ("python", "Configure the archive and what is active at login"): "install",
+    ("python", "Bring Pythons and environments"): "prove",
+    ("users", "Prove that sshd finds the keys"): "prove",
+}
+TYPES_ONLY = "types and choices are all: site.yml checks them for the fleet, and Ansible where the role is used alone"
+#: Steps that a role has no task for -> why.
+OMITTED = {
+    ("base", "check"): TYPES_ONLY,
+    ("base", "prove"): "systemd tells what does not start, and hugepages reads the kernel's answer",
+    ("credentials", "install"): "it writes files only",
+    ("disks", "prove"): "data_disks looks at each mount again after it was made",
+    ("jax", "install"): "the role python brings Python and uv",
+    ("jax", "apply"): "its one task brings the environment and proves it",
+    ("launcher", "check"): TYPES_ONLY,
+    ("launcher", "prove"): "compiling the program executes it with the worker's Python",
+    ("nfs", "prove"): "nfs_host waits until the server answers",
+    ("python", "apply"): "its last task brings Pythons and environments and proves them",
+    ("shell", "prove"): "packages and files are all of it",
+    ("tcmalloc", "check"): TYPES_ONLY,
+    ("tcmalloc", "install"): "the library is the image's own",
+    ("tcmalloc", "prove"): "what is removed is seen at the next login only",
+    ("users", "install"): "accounts need no packages",
+    ("workspace", "prove"): "git_workspaces fails with what could not be brought",
+}
+#: Where tasks are.
+TASK_FILES = ("roles/*/tasks/*.yml", "roles/*/handlers/*.yml", "playbooks/**/*.yml")
+#: Variables with a value that somebody looked up.
+LOOKED_UP = ("_commit", "_fingerprint", "_version")
 
 
 def load(path: Path) -> Any:
@@ -33,6 +89,8 @@ def option_faults(name: str, option: Spec) -> list[str]:
     faults = [f"{name} has no {key}" for key in ("type", "description") if key not in option]
     if ("default" in option) == bool(option.get("required")):
         faults.append(f"{name} needs either a default or required: true")
+    if name.endswith(LOOKED_UP) and option.get("default") and "The default" not in option.get("description", ""):
+        faults.append(f"{name}: the description does not say where the default is from")
     if option.get("type") == "list" and "elements" not in option:
         faults.append(f"{name} is a list without elements")
     for inner, value in option.get("options", {}).items():
@@ -58,6 +116,66 @@ def role_faults(role: str, spec: Spec, defaults: Spec) -> list[str]:
         stated = options[name].get("default")
         if stated != defaults[name] or type(stated) is not type(defaults[name]):
             faults.append(f"{name} defaults to {defaults[name]!r}, and argument_specs says {stated!r}")
+    return faults
+
+
+def each_task(tasks: list[Spec]) -> Iterator[Spec]:
+    """Return the tasks of a file, those in blocks included."""
+    for task in tasks:
+        inner = [each for part in ("block", "rescue", "always") for each in task.get(part, [])]
+        yield from each_task(inner) if inner else [task]
+
+
+def task_step(role: str, task: Spec) -> str | None:
+    """Return the step that a task is part of; None where it may be part of any."""
+    imported = str(task.get("ansible.builtin.import_tasks", ""))
+    found = [MODULE_STEPS[key] for key in (imported, *task) if key in MODULE_STEPS]
+    return TASK_STEPS.get((role, task["name"]), found[0] if found else "apply")
+
+
+def step_faults(role: str, tasks: list[Spec]) -> list[str]:
+    """Given a role's tasks, return those that stand after a later step, and steps that are missing for no reason."""
+    faults, last = [], 0
+    steps = [(task["name"], step) for task in each_task(tasks) if (step := task_step(role, task))]
+    for name, step in steps:
+        if STEPS.index(step) < last:
+            faults.append(f"'{name}' is of the step {step} and stands after one of {STEPS[last]}")
+        last = max(last, STEPS.index(step))
+    there = {step for _, step in steps}
+    stated = {step for other, step in OMITTED if other == role}
+    names = {name for name, _ in steps}
+    faults += [
+        f"no task of the step {step}, and OMITTED gives no reason" for step in STEPS if step not in there | stated
+    ]
+    faults += [f"OMITTED says that there is no step {step}, and there is" for step in STEPS if step in there & stated]
+    faults += [
+        f"TASK_STEPS has '{name}', and no task is called so"
+        for other, name in TASK_STEPS
+        if other == role and name not in names
+    ]
+    return faults
+
+
+def apt_faults(tasks: list[Spec]) -> list[str]:
+    """Return the tasks that fail at once where something else holds apt's lock, as a first boot does for minutes."""
+    faults = []
+    for task in each_task(tasks):
+        if {"apt", "package", "ansible.builtin.package"} & task.keys():
+            faults.append(f"'{task['name']}': use ansible.builtin.apt, which can wait for the lock")
+        elif "lock_timeout" not in task.get("ansible.builtin.apt", {"lock_timeout": 0}):
+            faults.append(f"'{task['name']}': apt without lock_timeout")
+    return faults
+
+
+def check_apt(root: Path) -> list[str]:
+    """Check all tasks of roles and playbooks; return every fault with its file."""
+    faults = []
+    for path in sorted(each for place in TASK_FILES for each in root.glob(place)):
+        content = load(path) or []
+        plays = [play for play in content if "hosts" in play or "ansible.builtin.import_playbook" in play]
+        parts = ("pre_tasks", "tasks", "post_tasks", "handlers")
+        tasks = [task for play in plays for part in parts for task in play.get(part, [])] if plays else content
+        faults += [f"{path.relative_to(root)}: {fault}" for fault in apt_faults(tasks)]
     return faults
 
 
@@ -111,6 +229,9 @@ def check(folder: Path, *, write: bool) -> list[str]:
         return [f"{folder}/meta/main.yml: the role does not depend on {FACTS}"]
     if faults := role_faults(role, spec, load(folder / "defaults" / "main.yml") or {}):
         return [f"{folder}: {fault}" for fault in faults]
+    tasks = load(folder / "tasks" / "main.yml") or []
+    if role != FACTS and (faults := step_faults(role, tasks)):
+        return [f"{folder}/tasks/main.yml: {fault}" for fault in faults]
     path, text = folder / "README.md", readme(role, spec)
     if write:
         path.write_text(text)
@@ -195,7 +316,7 @@ def main() -> int:
     write = parser.parse_args().write
     folders = [folder for folder in sorted((ROOT / "roles").iterdir()) if (folder / "tasks").is_dir()]
     faults = [fault for folder in folders for fault in check(folder, write=write)]
-    faults = faults or check_overview(folders, write=write)
+    faults = faults or check_overview(folders, write=write) + check_apt(ROOT)
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0

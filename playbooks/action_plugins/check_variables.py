@@ -46,6 +46,10 @@ PLACE = re.compile(
 )
 
 
+#: Several variables that a fault is about together, in the place of one.
+SEVERAL = re.compile(r"[a-z]\w*(, [a-z]\w*)+(?=: )")
+
+
 class Fault(NamedTuple):
     """What is wrong with a variable.
 
@@ -65,7 +69,12 @@ def type_faults(path: str, option: Mapping[str, Any], value: Any) -> list[Fault]
         return [Fault(f"{path}: is empty; give it a value or leave it out", blocks=True)]
     fits = isinstance(value, KINDS[kind]) and (kind == "bool" or not isinstance(value, bool))
     if not fits:
-        return [Fault(f"{path}: is {_word(value)}, and has to be {_wanted(kind, value)}", blocks=True)]
+        return [
+            Fault(
+                f"{path}: is {_word(value, secret=option.get('no_log', False))}, and has to be {_wanted(kind, value)}",
+                blocks=True,
+            )
+        ]
     if kind != "list" and "choices" in option and value not in option["choices"]:
         return [Fault(f"{path}: '{value}' is none of {', '.join(map(str, option['choices']))}")]
     faults = []
@@ -86,9 +95,9 @@ def type_faults(path: str, option: Mapping[str, Any], value: Any) -> list[Fault]
     return faults
 
 
-def _word(value: Any) -> str:
+def _word(value: Any, *, secret: bool) -> str:
     kind = next((kind for kind in WORDS if isinstance(value, kind)), type(value))
-    shown = "" if isinstance(value, (dict, list, str)) else f" ({str(value).lower()})"
+    shown = "" if secret or isinstance(value, (dict, list, str)) else f" ({str(value).lower()})"
     return ("a text" if isinstance(value, str) else WORDS.get(kind, kind.__name__)) + shown
 
 
@@ -138,6 +147,12 @@ def origin(value: Any) -> str:
         return ""
     shown = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
     return f"{shown}:{tag.line_num}" if tag.line_num else shown
+
+
+def subjects(fault: str) -> list[str]:
+    """Given a fault, return it once for each variable that it is about, as if it were about that one alone."""
+    match = SEVERAL.match(fault)
+    return [name + fault[match.end() :] for name in match[0].split(", ")] if match else [fault]
 
 
 def place(fault: str, values: Mapping[str, Any]) -> str:
@@ -207,7 +222,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         )
         result["warnings"] = [_placed(text, place(text, values)) for text in warnings]
         result["faults"] = [
-            {"text": fault, "place": place(fault, values) or self._searched(fault, variables)}
+            {"text": fault, "place": self._place(fault, values, variables)}
             for fault in wrong + unknown_faults(variables, here, known, own) + judged
         ]
         return result
@@ -223,6 +238,11 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
             else:
                 faults += type_faults(name, specification[name], values[name])
         return faults
+
+    def _place(self, fault: str, values: Mapping[str, Any], variables: Mapping[str, Any]) -> str:
+        """Return the origin of the first variable that a fault is about and that somebody set."""
+        found = (place(each, values) or self._searched(each, variables) for each in subjects(fault))
+        return next(filter(None, found), "")
 
     def _searched(self, fault: str, variables: Mapping[str, Any]) -> str:
         """Return the origin of a variable whose value carries none, as empty values and truth values do."""

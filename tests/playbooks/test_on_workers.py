@@ -137,7 +137,7 @@ def test_upgrade_stops_at_a_worker_that_fails_and_goes_on_there_when_run_again(d
     assert code == 2, said
     assert "pod-w0 is done (1 of 2): packages upgraded, rebooted" in said
     assert "pod-w1 failed: Upgrade the packages" in said
-    assert "Done: pod-w0. Not done: pod-w1." in said
+    assert "Done: pod-w0. When that is mended, go on with --limit pod-w1" in said
     middle = boots(lab)
     assert (middle["pod-w0"] != before["pod-w0"], middle["pod-w1"]) == (True, before["pod-w1"])
     assert [version(lab, host) for host in POD] == ["2", "1"]
@@ -158,7 +158,7 @@ def test_upgrade_stops_before_the_second_worker_where_the_first_fails(desk, lab)
     finally:
         lab.inside("pod-w0", "rm", "/etc/apt/apt.conf.d/99broken")
     assert code == 2
-    assert "Done: none. Not done: pod-w0, pod-w1." in said
+    assert "Done: none. When that is mended, go on with --limit pod-w0,pod-w1" in said
     assert "pod-w1 is done" not in said
 
 

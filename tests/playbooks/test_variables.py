@@ -9,7 +9,14 @@ import pytest
 from ansible.parsing.dataloader import DataLoader
 
 from playbooks.action_plugins import check_variables
-from playbooks.action_plugins.check_variables import Fault, place, type_faults, unknown_faults, variable_files
+from playbooks.action_plugins.check_variables import (
+    Fault,
+    place,
+    subjects,
+    type_faults,
+    unknown_faults,
+    variable_files,
+)
 from playbooks.filter_plugins.variables import faults_listed
 
 PERSON = {
@@ -36,6 +43,8 @@ PEOPLE = {"type": "list", "elements": "dict", "options": PERSON["options"]}
         ({"type": "str"}, "a", []),
         ({"type": "str"}, 5, []),
         ({"type": "str"}, 3.1, ["x: is a number with a point (3.1), and has to be a text; put it in quotes"]),
+        ({"type": "str", "no_log": True}, 3.1, ["x: is a number with a point, and has to be a text; put it in quotes"]),
+        ({"type": "str", "no_log": True}, True, ["x: is a truth value, and has to be a text; put it in quotes"]),
         ({"type": "str"}, False, ["x: is a truth value (false), and has to be a text; put it in quotes"]),
         ({"type": "path"}, ["a"], ["x: is a list, and has to be a text"]),
         ({"type": "str"}, None, ["x: is empty; give it a value or leave it out"]),
@@ -182,3 +191,15 @@ def check(*faults: tuple[str, str], waiting: tuple[str, ...] = ()) -> dict[str, 
 )
 def test_faults_of_many_hosts_are_folded_and_ordered_by_file_and_line(checks: dict[str, Any], lines: list[str]) -> None:
     assert faults_listed(checks) == lines
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("count: a, b: is wrong", ["count: a, b: is wrong"]),
+        ("count, other: 1, 2: is wrong", ["count: 1, 2: is wrong", "other: 1, 2: is wrong"]),
+        ("a text, and more: is wrong", ["a text, and more: is wrong"]),
+    ],
+)
+def test_a_fault_about_several_variables_is_looked_for_at_each(fault: str, said: list[str]) -> None:
+    assert subjects(fault) == said

@@ -208,3 +208,44 @@ def test_package_lists_are_refreshed_with_mirrors_that_changed_and_a_tag_may_lea
     variables: dict[str, Any] = {"ansible_facts": {"worker": worker}, "base_apt_cache_valid_time": 60}
     variables |= {"__base_mirrors": known} if known else {}
     assert Templar(DataLoader(), variables).evaluate_conditional(task["when"]) is refreshed
+
+
+HANDLERS = DataLoader().load_from_file(
+    str(Path(__file__).parents[2] / "roles/base/handlers/main.yml"), trusted_as_template=True
+)
+RUNNING, COMING = {"enabled": "enabled", "active": "active"}, {"enabled": "", "active": ""}
+NTP = "/etc/systemd/timesyncd.conf.d/zz-tpu_ops.conf"
+
+
+@pytest.mark.parametrize(
+    ("path", "clock_unit", "check", "handlers"),
+    [
+        ("/etc/pip.conf", RUNNING, False, []),
+        ("/etc/localtime", RUNNING, False, []),
+        ("/etc/systemd/journald.conf.d/zz-tpu_ops.conf", RUNNING, False, ["Restart systemd-journald"]),
+        ("/etc/systemd/system/logrotate.timer.d/tpu_ops.conf", RUNNING, False, ["Read the units again"]),
+        (NTP, RUNNING, False, ["Restart systemd-timesyncd"]),
+        (NTP, COMING, False, ["Restart systemd-timesyncd"]),
+        (NTP, COMING, True, []),
+        (NTP, {"enabled": "enabled", "active": "skipped"}, False, []),
+        (NTP, {"enabled": "masked", "active": "inactive"}, False, []),
+    ],
+)
+def test_only_what_reads_a_changed_file_is_restarted(
+    path: str, clock_unit: dict[str, str], check: bool, handlers: list[str]
+) -> None:
+    variables: dict[str, Any] = {
+        "__base_written": {"changed_paths": [path]},
+        "__base_clock": {"package": "systemd-timesyncd"},
+        "__base_clock_unit": clock_unit,
+        "base_time_sync": True,
+        "ansible_check_mode": check,
+    }
+    templar = Templar(DataLoader(), variables)
+
+    def runs(handler: dict[str, Any]) -> bool:
+        conditions = handler.get("when", [])
+        conditions = conditions if isinstance(conditions, list) else [conditions]
+        return all(templar.evaluate_conditional(condition) for condition in conditions)
+
+    assert [handler["name"] for handler in HANDLERS if runs(handler)] == handlers

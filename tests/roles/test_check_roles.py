@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tools.check_roles import check, order, overview, readme, role_faults
+from tools.check_roles import apt_faults, check, check_apt, order, overview, readme, role_faults, step_faults
 
 GOOD: dict[str, Any] = {
     "short_description": "Things",
@@ -23,6 +23,13 @@ GOOD: dict[str, Any] = {
     },
 }
 DEFAULTS: dict[str, Any] = {"things_list": [], "things_on": True}
+
+
+CHECK = {"name": "Check", "ansible.builtin.import_tasks": "validate.yml"}
+INSTALL = {"name": "Install", "ansible.builtin.apt": {"name": "things", "lock_timeout": 5}}
+APPLY = {"name": "Apply", "managed_files": {}}
+REPORT = {"name": "Report", "ansible.builtin.debug": {}}
+PROVE = {"name": "Prove", "ansible.builtin.fail": {}}
 
 
 def changed(**options: Any) -> dict[str, Any]:
@@ -55,6 +62,11 @@ def changed(**options: Any) -> dict[str, Any]:
             "things_z.a has no description",
         ),
         (GOOD | {"short_description": ""}, DEFAULTS, "no short_description"),
+        (
+            changed(things_version={"type": "str", "default": "1.2", "description": "Version of things."}),
+            DEFAULTS | {"things_version": "1.2"},
+            "things_version: the description does not say where the default is from",
+        ),
     ],
 )
 def test_disagreements_are_found(spec: dict[str, Any], defaults: dict[str, Any], fault: str | None) -> None:
@@ -72,8 +84,9 @@ def test_the_readme_lists_every_variable_and_option() -> None:
 
 def test_a_readme_that_was_not_written_anew_is_found_and_mended(tmp_path: Path) -> None:
     role = tmp_path / "things"
-    for folder in ("meta", "defaults"):
+    for folder in ("meta", "defaults", "tasks"):
         (role / folder).mkdir(parents=True)
+    (role / "tasks" / "main.yml").write_text(yaml.safe_dump([CHECK, INSTALL, APPLY, PROVE]))
     (role / "meta" / "argument_specs.yml").write_text(yaml.safe_dump({"argument_specs": {"main": GOOD}}))
     (role / "defaults" / "main.yml").write_text(yaml.safe_dump(DEFAULTS))
     assert "does not depend on facts" in check(role, write=True)[0]
@@ -108,3 +121,40 @@ def test_the_overview_lists_roles_in_the_order_in_which_they_run() -> None:
     assert [row.split("]")[0] for row in rows] == ["| [facts", "| [things", "| [base", "| [alone"]
     assert rows[2] == "| [base](../roles/base/README.md) | About base | [base](../molecule/base/) |"
     assert rows[1].endswith("| [site](../molecule/site/) |")
+
+
+@pytest.mark.parametrize(
+    ("role", "tasks", "fault"),
+    [
+        ("things", [CHECK, INSTALL, REPORT, APPLY, APPLY, PROVE, REPORT], None),
+        ("things", [CHECK, {"name": "Both", "block": [INSTALL, APPLY]}, PROVE], None),
+        ("things", [INSTALL, CHECK, APPLY, PROVE], "'Check' is of the step check and stands after one of install"),
+        ("things", [CHECK, {"block": [APPLY, INSTALL]}, PROVE], "'Install' is of the step install and stands after"),
+        ("things", [CHECK, INSTALL, PROVE, APPLY], "'Apply' is of the step apply and stands after one of prove"),
+        ("things", [CHECK, INSTALL, APPLY], "no task of the step prove, and OMITTED gives no reason"),
+        ("credentials", [CHECK, APPLY, PROVE], None),
+        ("credentials", [CHECK, INSTALL, APPLY, PROVE], "OMITTED says that there is no step install, and there is"),
+        ("jax", [CHECK], "TASK_STEPS has 'Fill the environment', and no task is called so"),
+    ],
+)
+def test_every_role_goes_in_the_same_steps(role: str, tasks: list[dict[str, Any]], fault: str | None) -> None:
+    faults = step_faults(role, tasks)
+    assert faults == [] if fault is None else any(fault in found for found in faults)
+
+
+def test_a_task_that_would_not_wait_for_apt_is_found_wherever_it_stands(tmp_path: Path) -> None:
+    hasty = {"name": "Hurry", "ansible.builtin.apt": {"name": "things"}}
+    assert apt_faults([INSTALL, APPLY]) == []
+    assert apt_faults([{"name": "Any", "ansible.builtin.package": {}}]) != []
+    block = {"block": [INSTALL], "rescue": [hasty]}
+    for name, content in {
+        "roles/a/tasks/main.yml": [hasty],
+        "roles/a/handlers/main.yml": [block],
+        "playbooks/a.yml": [{"hosts": "all", "tasks": [block]}, {"hosts": "all", "roles": ["a"]}],
+        "playbooks/tasks/a.yml": [INSTALL, hasty],
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(content))
+        assert check_apt(tmp_path) == [f"{name}: 'Hurry': apt without lock_timeout"]
+        path.unlink()

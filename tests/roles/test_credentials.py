@@ -226,7 +226,9 @@ def test_check_mode_names_a_person_whose_account_is_still_to_be_made(run: Run) -
     wandb = WANDB | {"person": "nobody-here", "host": "h", "login": "user"}
     arguments = {"entries": [wandb]}
     assert run(person_credentials, arguments, check=True)["changed_paths"] == ["~nobody-here"]
-    assert run(person_credentials, arguments)["faults"] == ["nobody-here has no account"]
+    assert run(person_credentials, arguments)["faults"] == [
+        "nobody-here has no account; make one, or take these entries off the list"
+    ]
     absent = {"entries": [wandb | {"state": "absent"}]}
     assert run(person_credentials, absent, check=True)["changed_paths"] == []
 

@@ -33,7 +33,6 @@ ROOT = Path(__file__).resolve().parents[2]
         ("0.4.31", "3.8", "needs Python 3.10 or later"),
         ("0.4.13", "3.8", None),
         ("0.4.1", "3.7", "use Python 3.8 or later"),
-        ("newest", "3.12", "is not a version"),
     ],
 )
 def test_a_python_too_old_for_the_jax_is_refused_with_the_one_that_can(
@@ -68,16 +67,23 @@ VALUES: dict[str, Any] = {
     ("changes", "python", "said"),
     [
         ({}, "3.13", ""),
-        ({}, "3.14", "jax_torch_xla_version: 2.9.0 runs on Python 3.10 to 3.13, and this worker's is 3.14"),
+        ({}, "3.14", "jax_torch_xla_version, python_version: 2.9.0 runs on Python 3.10 to 3.13"),
         ({"jax_torch_xla_version": "2.7.0", "jax_torch_version": "2.7.0+cpu"}, "3.12", "runs on Python 3.9 to 3.11"),
         ({"jax_torch_version": "2.8.0"}, "3.12", "jax_torch_version: 2.8.0 is not the 2.9 that torch_xla 2.9.0 needs"),
         ({"jax_torch_xla_version": "newest"}, "3.12", "jax_torch_xla_version: 'newest' is not a version"),
-        ({"jax_framework": "jax"}, "3.10", "jax_version: JAX 0.10.2 needs Python 3.11 or later"),
+        ({"jax_framework": "jax"}, "3.10", "jax_version, python_version: JAX 0.10.2 needs Python 3.11 or later"),
+        ({"jax_framework": "jax", "jax_version": "newest"}, "3.12", "jax_version: 'newest' is not a version"),
     ],
 )
 def test_a_python_that_cannot_run_what_is_asked_is_refused(changes: dict[str, Any], python: str, said: str) -> None:
-    faults = jax_faults(VALUES | changes, python)
+    faults = jax_faults(VALUES | changes, python, "uv")
     assert said in "; ".join(faults) if said else faults == []
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch_xla"])
+def test_where_the_worker_s_own_python_is_too_old_the_source_is_at_fault(framework: str) -> None:
+    (fault,) = jax_faults(VALUES | {"jax_framework": framework}, "3.8", "distribution")
+    assert fault.partition(": ")[0].endswith("_version, python_source")
 
 
 @pytest.mark.parametrize(

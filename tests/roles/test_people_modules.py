@@ -167,7 +167,7 @@ def test_nobody_is_removed_whose_number_or_home_is_another_s_as_well(
             arguments = {"people": [{"name": "ada", "home": wish}], "archive_directory": str(tmp_path / "archives")}
             done = run(people_leave, arguments, check=True)
             assert fault in done["msg"]
-            assert done["msg"].startswith("ada: state: absent is refused: ")
+            assert done["msg"].startswith("users_people: ada: state: absent is refused: ")
     aside = [ada, person("eve", 2002, tmp_path / "adam"), person("root", 0, "/"), person("bob", 2003, tmp_path)]
     assert people_leave.sharing_fault(ada, aside) == ""
     # Accounts without a home share the place where there is none.

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
 import yaml
+from ansible.parsing.vault import VaultLib, VaultSecret
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM = {
@@ -20,6 +22,15 @@ SYSTEM = {
     "ansible_python_interpreter": sys.executable,
     "tpu_internal_ip": "10.0.0.2",
 }
+PASSWORD = "vault password of the test"
+
+
+def vaulted(text: str) -> str:
+    """Return a text as `ansible-vault encrypt` writes it."""
+    encrypted: bytes = VaultLib([("default", VaultSecret(PASSWORD.encode()))]).encrypt(text)
+    return encrypted.decode()
+
+
 #: The lines count: faults name them.
 FILES = {
     "group_vars/all.yml": """\
@@ -49,10 +60,15 @@ python_version: "3.10"
 shell_oh_my_zsh_url: https://example.org/zsh
 shell_oh_my_zsh_commit: main
 """,
+    # The last value is encrypted: it is judged as it is once decrypted, and not shown.
     "host_vars/solo-w0.yml": """\
 shell_scrollback:
 base_hugepages: sometimes
-""",
+git_deploy_keys:
+  - host: github.com
+    key: !vault |
+"""
+    + indent(vaulted("s3cret"), " " * 6),
 }
 EXTRA = {"credentials_entries": [{"person": "ada", "kind": "wandb"}]}
 ALL = "all 4 workers"
@@ -62,8 +78,8 @@ ZSH = (
     " a branch or a tag may move"
 )
 JAX = (
-    "jax_version: JAX 0.10.2 needs Python 3.11 or later, and this worker's is 3.10; set python_source to deadsnakes or"
-    " uv with python_version 3.11 or later, or jax_version to 0.6.2 or older"
+    "jax_version, python_version: JAX 0.10.2 needs Python 3.11 or later, and this worker's is 3.10; set python_source"
+    " to deadsnakes or uv with python_version 3.11 or later, or jax_version to 0.6.2 or older"
 )
 SAID = f"""\
 group_vars/all.yml:1: user_people: no role has this variable; did you mean users_people? {OWN} ({ALL})
@@ -76,11 +92,12 @@ group_vars/all.yml:14: disks_mounts: /mnt/a is listed twice ({ALL})
 group_vars/all.yml:17: nfs_exports: /srv/share has two servers, pod-w0 and pod-w1 ({ALL})
 group_vars/all.yml:19: git_people[0]: eve has no account and is not in users_people ({ALL})
 group_vars/all.yml:20: workspace_projects: 'nowhere' is undefined ({ALL})
+group_vars/pod.yml:1: {JAX} (pod-w[0-2])
 group_vars/pod.yml:3: {ZSH} (pod-w[0-2])
 host_vars/solo-w0.yml:1: shell_scrollback: is empty; give it a value or leave it out (solo-w0)
 host_vars/solo-w0.yml:2: base_hugepages: 'sometimes' is none of auto, always, madvise, never, keep (solo-w0)
+host_vars/solo-w0.yml:5: git_deploy_keys[0]: github.com: key is no private key from -----BEGIN to -----END (solo-w0)
 CLI option '-e': credentials_entries[0]: wandb of ada: secret is missing ({ALL})
-{JAX} (pod-w[0-2])
 shell, workspace: the rest is checked when these are mended
 """
 
@@ -91,6 +108,7 @@ NOWHERE = "group_vars/all.yml:12: users_people[2]: bea: groups_of_nodes: the inv
 def playbook(folder: Path, name: str | Path, *argv: str) -> tuple[int, list[dict[str, Any]]]:
     """Run a playbook on four hosts that are this machine; return its exit code and the tasks of the first play."""
     inventory = folder / "hosts.yml"
+    (folder / "password").write_text(PASSWORD)
     pod: dict[str, Any] = {"hosts": {f"pod-w{index}": {} for index in range(3)}}
     inventory.write_text(json.dumps({"all": {"vars": SYSTEM, "children": {"pod": pod}, "hosts": {"solo-w0": {}}}}))
     done = subprocess.run(
@@ -100,9 +118,11 @@ def playbook(folder: Path, name: str | Path, *argv: str) -> tuple[int, list[dict
         text=True,
         timeout=120,
         check=False,
-        env=os.environ | {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"},
+        env=os.environ
+        | {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", "ANSIBLE_VAULT_PASSWORD_FILE": str(folder / "password")},
     )
     assert done.stdout.startswith("{"), done.stdout + done.stderr
+    assert "s3cret" not in done.stdout + done.stderr
     tasks: list[dict[str, Any]] = json.loads(done.stdout)["plays"][0]["tasks"]
     return done.returncode, tasks
 
@@ -126,8 +146,23 @@ def test_faults_of_all_roles_and_hosts_are_one_list_before_anything_changes(tmp_
     assert lines == ["variables to mend, and nothing was changed:", *SAID.splitlines()]
 
 
-def test_right_variables_go_on_and_no_role_checks_them_again(tmp_path: Path) -> None:
-    write(tmp_path, {"group_vars/all.yml": 'python_source: uv\npython_version: "3.12"\n'})
+def test_right_variables_encrypted_ones_too_go_on_and_no_role_checks_them_again(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True, timeout=30)
+    secrets = {
+        "credentials_entries": [{"person": "ada", "kind": "huggingface", "secret": "s3cret"}],
+        "git_deploy_keys": [{"host": "github.com", "key": key.read_text()}],
+        "users_people": [{"name": "ada", "keys": [key.with_suffix(".pub").read_text().strip()]}],
+    }
+    write(
+        tmp_path,
+        {
+            "group_vars/all.yml": 'python_source: uv\npython_version: "3.12"\n',
+            "group_vars/pod.yml": vaulted(json.dumps(secrets)),
+            "host_vars/solo-w0.yml": "git_deploy_keys:\n  - host: github.com\n    key: !vault |\n"
+            + indent(vaulted(key.read_text()), " " * 6),
+        },
+    )
     code, tasks = playbook(tmp_path, "site.yml", "--tags", "none-such")
     assert (code, [task["task"]["name"] for task in tasks][-2:]) == (
         0,

@@ -67,7 +67,7 @@ def split_pem(text: str) -> dict[str, str]:
         der = ssl.PEM_cert_to_DER_cert(block)
         found[hashlib.sha256(der).hexdigest()] = ssl.DER_cert_to_PEM_cert(der)
     if not found:
-        raise ValueError("no certificate in PEM form")
+        raise ValueError("it holds no certificate")
     return found
 
 
@@ -108,7 +108,7 @@ def main() -> None:
         try:
             wanted.update(split_pem(text))
         except ValueError as exc:
-            module.fail_json(msg="certificates[%d]: %s" % (position, exc))
+            module.fail_json(msg="base_ca_certificates[%d]: %s; name a file in PEM form" % (position, exc))
     files = {"%s.crt" % digest[:16]: text for digest, text in wanted.items() if digest not in others}
     added = [name for name in sorted(files) if read(os.path.join(directory, name)) != files[name]]
     removed = [name for name in present if name not in files]

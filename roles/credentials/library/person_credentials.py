@@ -130,9 +130,9 @@ def look(path: str) -> tuple[str, int | None]:
     with os.fdopen(handle, encoding="utf-8", errors="surrogateescape", newline="") as stream:
         found = os.fstat(stream.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise PersonFault("%s is not a regular file" % path)
+            raise PersonFault("%s is not a regular file; move it away" % path)
         if found.st_uid != os.geteuid():
-            raise PersonFault("%s belongs to somebody else (uid %d)" % (path, found.st_uid))
+            raise PersonFault("%s belongs to somebody else (uid %d); chown it or move it away" % (path, found.st_uid))
         return stream.read(), stat.S_IMODE(found.st_mode)
 
 
@@ -227,10 +227,10 @@ def main() -> None:
                 if module.check_mode:
                     changed.append("~%s" % name)
                 else:
-                    faults.append("%s has no account" % name)
+                    faults.append("%s has no account; make one, or take these entries off the list" % name)
             continue
         if not os.path.isdir(account.pw_dir):
-            faults.append("the home of %s, %s, is missing" % (name, account.pw_dir))
+            faults.append("the home of %s, %s, is missing; make it: mkhomedir_helper %s" % (name, account.pw_dir, name))
             continue
         try:
             done = as_person(account, lambda: keep(account.pw_dir, entries, module.check_mode))  # noqa: B023

@@ -93,8 +93,12 @@ class DataDisks:
         """Run a command and return its exit code and what it printed; fail with what it said."""
         code, out, err = self.module.run_command(list(command), environ_update={"LC_ALL": "C"})
         if code and check:
-            self.module.fail_json(msg="%s failed: %s" % (" ".join(command), (err or out).strip()), actions=self.actions)
+            self.fail("%s failed: %s" % (" ".join(command), (err or out).strip()))
         return code, out
+
+    def fail(self, reason: str) -> None:
+        """End the module in the midst of its work."""
+        self.module.fail_json(msg="disks_mounts: %s" % reason, actions=self.actions)
 
     def mounts(self) -> list[Mounted]:
         """Return what is mounted now."""
@@ -141,7 +145,7 @@ class DataDisks:
         if os.path.isdir("/sys/dev/block/%s/holders" % disk.number):
             holders = os.listdir("/sys/dev/block/%s/holders" % disk.number)
             if holders:
-                raise Refusal("%s is part of %s" % (disk.path, ", ".join(holders)))
+                raise Refusal("%s is part of %s; name another disk" % (disk.path, ", ".join(holders)))
         if not disk.names:
             self.check_blank(mount, disk)
         elif fstype != mount["fstype"]:
@@ -150,7 +154,8 @@ class DataDisks:
                 % (disk.path, fstype or "an unknown signature", mount["fstype"])
             )
         elif not disk.names.get("UUID"):
-            raise Refusal("the file system on %s has no UUID" % disk.path)
+            ways = {"ext4": "tune2fs -U random", "xfs": "xfs_admin -U generate"}
+            raise Refusal("the file system on %s has no UUID; give it one (`%s`)" % (disk.path, ways[fstype]))
         if disk.read_only and not mount["read_only"]:
             raise Refusal("%s is attached read-only; set read_only: true" % disk.path)
         there = self.at(mount["path"])
@@ -160,7 +165,8 @@ class DataDisks:
                 raise Refusal("%s is mounted at %s; unmount it there, or give that path" % (disk.path, paths[0]))
             check_free(mount["path"])
         elif there.number != disk.number:
-            raise Refusal("something else is mounted there (%s, device %s)" % (there.fstype, there.number))
+            found = "%s, device %s" % (there.fstype, there.number)
+            raise Refusal("something else is mounted there (%s); unmount it, or give another path" % found)
         self.check_accounts(mount)
         return disk
 
@@ -178,14 +184,14 @@ class DataDisks:
         if not mount["format"]:
             raise Refusal("%s holds no file system; set format: true if it may get one" % disk.path)
         if disk.read_only:
-            raise Refusal("%s is blank and read-only: it cannot be formatted" % disk.path)
+            raise Refusal("%s is blank and read-only; attach it read-write to have it formatted" % disk.path)
         if self.run("wipefs", "-n", disk.path, check=False)[1].strip():
             raise Refusal("%s holds a signature: `wipefs -n %s` shows it" % (disk.path, disk.path))
         try:
             # Exclusive: the kernel refuses it while anything uses the disk.
             handle = os.open(disk.path, os.O_RDONLY | os.O_EXCL)
         except OSError as exc:
-            reason = "in use" if exc.errno == errno.EBUSY else exc.strerror
+            reason = "in use; end what uses it" if exc.errno == errno.EBUSY else exc.strerror
             raise Refusal("%s cannot be formatted: %s" % (disk.path, reason)) from exc
         with os.fdopen(handle, "rb") as stream:
             place = first_data(stream)
@@ -211,12 +217,10 @@ class DataDisks:
         while not os.path.exists(link) and time.monotonic() < deadline:
             time.sleep(0.1)  # polls for udev's link until the deadline
         if not os.path.exists(link):
-            self.module.fail_json(msg="%s did not appear within %d s" % (link, LINK_TIMEOUT), actions=self.actions)
+            self.fail("%s did not appear within %d s" % (link, LINK_TIMEOUT))
         if device_number(link) != disk.number:
-            self.module.fail_json(
-                msg="%s and %s have the same UUID %s; give one of them another"
-                % (disk.path, os.path.realpath(link), uuid),
-                actions=self.actions,
+            self.fail(
+                "%s and %s have the same UUID %s; give one of them another" % (disk.path, os.path.realpath(link), uuid)
             )
         return uuid
 
@@ -244,9 +248,7 @@ class DataDisks:
             return
         now = self.at(path)
         if not self.module.check_mode and (now is None or now.number != disk.number or wrong_options(mount, now)):
-            self.module.fail_json(
-                msg="%s is not mounted as asked, although systemd said so: %s" % (path, now), actions=self.actions
-            )
+            self.fail("%s is not mounted as asked, although systemd said so: %s" % (path, now))
         self.ownership(mount)
 
     def unit(self, mount: Mount, uuid: str) -> None:
@@ -270,10 +272,7 @@ class DataDisks:
         code, _ = self.run("systemctl", action, name, check=False)
         if code:
             journal = self.run("journalctl", "-u", name, "-n", "4", "-o", "cat", "--no-pager", check=False)[1]
-            self.module.fail_json(
-                msg="systemctl %s %s failed: %s" % (action, name, " / ".join(journal.split("\n")).strip(" /")),
-                actions=self.actions,
-            )
+            self.fail("systemctl %s %s failed: %s" % (action, name, " / ".join(journal.split("\n")).strip(" /")))
 
     def ownership(self, mount: Mount) -> None:
         """Have owner, group and mode of the root of the file system as asked."""
@@ -305,9 +304,9 @@ class DataDisks:
             # Not systemctl: it would stop the services that work there first, runs among them.
             code, _ = self.run("umount", path, check=False)
             if code or self.at(path):
-                self.module.fail_json(
-                    msg="%s cannot be unmounted; used by %s" % (path, processes_below(path) or "something"),
-                    actions=self.actions,
+                self.fail(
+                    "%s cannot be unmounted; used by %s: end that and run again"
+                    % (path, processes_below(path) or "something")
                 )
         if os.path.lexists(unit) and self.act("remove %s" % name):
             self.run("systemctl", "disable", "--quiet", name)
@@ -323,12 +322,12 @@ class DataDisks:
         if there is None:
             return
         if there.number.startswith("0:"):
-            raise Refusal("what is mounted there is no disk but %s" % there.fstype)
+            raise Refusal("what is mounted there is no disk but %s; take the entry off the list" % there.fstype)
         named = mount["device"] or mount["uuid"] or mount["label"]
         # Where the unit is this role's, the disk may have been detached already.
         ours = os.path.exists(os.path.join(UNITS, unit_name(mount["path"])))
         if named and not ours and device_number(resolve(mount)) != there.number:
-            raise Refusal("another disk is mounted there (device %s)" % there.number)
+            raise Refusal("another disk is mounted there (device %s); name that one" % there.number)
 
     def unlisted(self, listed: list[str]) -> list[str]:
         """Return this role's units of paths that are not listed."""

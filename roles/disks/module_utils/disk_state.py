@@ -116,7 +116,7 @@ def resolve(mount: Mount) -> str:
         here = sorted(os.path.basename(path) for path in glob.glob(DISKS + "/by-id/google-*"))
         raise Refusal("no disk %s is attached; data disks here: %s" % (wanted, ", ".join(here) or "none"))
     if not stat.S_ISBLK(os.stat(found[0]).st_mode):
-        raise Refusal("%s is no disk" % found[0])
+        raise Refusal("%s is no disk; name another" % found[0])
     return found[0]
 
 

@@ -55,6 +55,9 @@ options:
       target:
         description: What the link points to.
         type: str
+      target_from:
+        description: Variable that O(files[].target) is from; the refusal of a target that is missing names it.
+        type: str
       owner:
         description: Name or number of the owner.
         type: str
@@ -133,7 +136,8 @@ def plan(module: AnsibleModule, entry: dict[str, Any]) -> dict[str, str] | None:
             target = os.path.join(os.path.dirname(file.path), entry["target"])
             made = [other["path"] for other in module.params["files"] if other["state"] in ("file", "directory")]
             if not os.path.exists(target) and os.path.normpath(target) not in made:
-                raise Refused("%s, which it is to point to, is missing" % entry["target"])
+                way = "; set %s to what this host has" % entry["target_from"] if entry["target_from"] else ""
+                raise Refused("%s, which it is to point to, is missing%s" % (entry["target"], way))
         if entry["validate"] and file.before != after:
             fault = validation_fault(module, entry["validate"], after or "")
             if fault:
@@ -163,6 +167,7 @@ def main() -> None:
                     "base64": {"type": "str"},
                     "once": {"type": "bool", "default": False},
                     "target": {"type": "str"},
+                    "target_from": {"type": "str"},
                     "owner": {"type": "str", "default": "root"},
                     "group": {"type": "str", "default": "root"},
                     "mode": {"type": "str"},

@@ -18,11 +18,7 @@ CUDA = "nvidia-.*|cuda-.*|triton"
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Given a version as dotted numbers, return the numbers.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Given a version as dotted numbers, return the numbers."""
     return tuple(int(part) for part in version.split("."))
 
 
@@ -33,11 +29,7 @@ def dotted(version: tuple[int, ...]) -> str:
 
 def jax_python_fault(jax_version: str, python_version: str) -> str:
     """Given a version of JAX and of Python (major.minor), return why they do not go together, or the empty string."""
-    try:
-        jax = numbers(jax_version)
-    except ValueError:
-        return f"'{jax_version}' is not a version such as 0.10.2"
-    python = numbers(python_version)
+    jax, python = numbers(jax_version), numbers(python_version)
     if python < min(NEWEST_JAX):
         return f"Python {python_version} runs no supported JAX; use Python {dotted(min(NEWEST_JAX))} or later"
     if python not in NEWEST_JAX or jax <= NEWEST_JAX[python]:
@@ -51,8 +43,11 @@ def jax_python_fault(jax_version: str, python_version: str) -> str:
     )
 
 
-def torch_faults(torch_xla_version: str, torch_version: str, python_version: str) -> list[str]:
-    """Given versions of torch_xla, torch and Python (major.minor), return why they do not go together."""
+def torch_faults(torch_xla_version: str, torch_version: str, python_version: str, chosen_by: str) -> list[str]:
+    """Given versions of torch_xla, torch and Python (major.minor), return why they do not go together.
+
+    The last argument is the variable that decides which Python it is.
+    """
     faults = []
     for name, version in (("jax_torch_xla_version", torch_xla_version), ("jax_torch_version", torch_version)):
         if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+(\+[a-z0-9.]+)?", version):
@@ -71,18 +66,23 @@ def torch_faults(torch_xla_version: str, torch_version: str, python_version: str
     first, last = rows[-1]
     if not first <= numbers(python_version) <= last:
         faults.append(
-            f"jax_torch_xla_version: {torch_xla_version} runs on Python {dotted(first)} to {dotted(last)}, and this"
-            f" worker's is {python_version}; set python_source to deadsnakes or uv with python_version {dotted(last)}"
+            f"jax_torch_xla_version, {chosen_by}: {torch_xla_version} runs on Python {dotted(first)} to {dotted(last)},"
+            f" and this worker's is {python_version}; set python_source to deadsnakes or uv with python_version"
+            f" {dotted(last)}"
         )
     return faults
 
 
-def jax_faults(values: dict[str, Any], python_version: str) -> list[str]:
-    """Given the role's variables and the version of Python, return why they do not go together."""
+def jax_faults(values: dict[str, Any], python_version: str, python_source: str) -> list[str]:
+    """Given the role's variables, the version of Python and its source, return why they do not go together."""
+    # A fault is about two variables, and at least one of them is more than a default.
+    chosen_by = "python_source" if python_source == "distribution" else "python_version"
     if values["jax_framework"] == "torch_xla":
-        return torch_faults(values["jax_torch_xla_version"], values["jax_torch_version"], python_version)
+        return torch_faults(values["jax_torch_xla_version"], values["jax_torch_version"], python_version, chosen_by)
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", values["jax_version"]):
+        return [f"jax_version: '{values['jax_version']}' is not a version such as 0.10.2"]
     fault = jax_python_fault(values["jax_version"], python_version)
-    return [f"jax_version: {fault}"] if fault else []
+    return [f"jax_version, {chosen_by}: {fault}"] if fault else []
 
 
 def jax_environment(values: dict[str, Any]) -> list[dict[str, Any]]:

@@ -15,9 +15,10 @@ from packaging.version import Version
 Words = dict[str, Any]
 
 #: The newest uv whose list of builds was read (`uv python list --all-versions --only-downloads`), and the first and
-#: last minor version of Python 3 in it. Newer ones may have more.
+#: last minor version of Python 3 in it, read on 2026-11-22. Newer ones may have more.
 UV_KNOWN, UV_PYTHONS = "0.13.9", (8, 16)
-#: The same for the deadsnakes archive: bounds beyond which it has packages for no release of Ubuntu that is in support.
+#: For the deadsnakes archive, whose list was not read: wide bounds that catch slips only, uv's and one older. What it
+#: has for a release of Ubuntu `apt-cache search '^python3[.][0-9]+$'` says on a worker that has the archive.
 DEADSNAKES_PYTHONS = (7, 16)
 
 #: What reports name of an environment besides its digest.

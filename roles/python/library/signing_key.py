@@ -83,12 +83,16 @@ def main() -> None:
     options = {"ca_path": bundle} if bundle and os.path.exists(bundle) else {}
     answer, info = fetch_url(module, url, timeout=module.params["timeout"], **options)
     if info["status"] != 200:
-        module.fail_json(msg="%s gave no key: %s" % (url, info["msg"]))
+        module.fail_json(
+            msg="python_deadsnakes_key_url: %s gave no key: %s; set it to where this host can fetch the key"
+            % (url, info["msg"])
+        )
     key = answer.read()
     found = fingerprints(key)
     if found != [wanted]:
         module.fail_json(
-            msg="%s gave %s and not the key %s; nothing was written. Find out why before anything comes from there"
+            msg="python_deadsnakes_key_url: %s gave %s and not the key %s of python_deadsnakes_fingerprint; nothing was"
+            " written. Find out why before anything comes from there"
             % (url, "the key " + ", ".join(found) if found else "no key", wanted),
             found=found,
         )

@@ -125,10 +125,10 @@ def home_fault(name: str, home: str, uid: int) -> str:
     except OSError:
         return ""
     if not stat.S_ISDIR(entry.st_mode):
-        return "%s is no directory" % home
+        return "%s is no directory; set home: keep" % home
     # A home that somebody else owns is shared, or not a home at all.
     if entry.st_uid != uid and not ownerless(name, home):
-        return "%s does not belong to %s" % (home, name)
+        return "%s does not belong to %s; set home: keep, or chown it" % (home, name)
     with open("/proc/self/mountinfo", encoding="utf-8") as stream:
         mounted = mounts_below(home, stream.read())
     return "%s is mounted there; unmount it first" % ", ".join(mounted) if mounted else ""
@@ -305,7 +305,7 @@ def main() -> None:
     directory = module.params["archive_directory"]
     faults = faults_of(people)
     if faults:
-        module.fail_json(msg="; ".join(faults))
+        module.fail_json(msg="users_people: %s" % "; ".join(faults))
     archives: dict[str, str] = {}
     for person in people:
         if module.check_mode:
@@ -314,7 +314,7 @@ def main() -> None:
             with named(person["name"]):
                 path = leave(person["name"], person["home"], directory, module.params["patience"])
         except Fault as exc:
-            module.fail_json(msg=str(exc), archives=archives)
+            module.fail_json(msg="users_people: %s" % exc, archives=archives)
         if path:
             archives[person["name"]] = path
     module.exit_json(changed=bool(people), archives=archives)

@@ -1,0 +1,85 @@
+"""What upgrade.yml says when workers fail; its own play on hosts that are this machine, whose upgrade is played."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+POD = [f"pod-w{index}" for index in range(4)]
+
+
+def upgraded(folder: Path, at_once: int, failing: list[str]) -> dict[str, str]:
+    """Run the second play; where the packages are upgraded, some hosts fail. Return what was said, by host."""
+    (play,) = (play for play in yaml.safe_load((ROOT / "playbooks/upgrade.yml").read_text()) if "serial" in play)
+    block = play["tasks"][0]["block"]
+    fail = {
+        "name": "Upgrade the packages",
+        "ansible.builtin.assert": {"that": "inventory_hostname not in failing", "fail_msg": "no"},
+        "register": "__upgrade_packages",
+    }
+    play["tasks"][0]["block"] = [fail, block[-1]]
+    play["vars"] |= {"failing": failing, "__upgrade_rebooted": {"changed": False}}
+    (folder / "play.yml").write_text(json.dumps([play | {"become": False}]))
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    (folder / "hosts.yml").write_text(json.dumps({"all": {"vars": local, "hosts": {host: {} for host in POD}}}))
+    done = subprocess.run(
+        [
+            Path(sys.executable).parent / "ansible-playbook",
+            *("-i", folder / "hosts.yml", "-e", f"upgrade_at_once={at_once}", folder / "play.yml"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"},
+    )
+    assert (done.returncode != 0) is bool(failing), done.stdout + done.stderr
+    tasks: list[dict[str, Any]] = [task for each in json.loads(done.stdout)["plays"] for task in each["tasks"]]
+    words = ("Say where to go on", "Say that the worker is done")
+    return {
+        host: result["msg"].partition(":")[0]
+        if task["task"]["name"] == words[1]
+        else result["msg"].partition(": no. ")[2]
+        for task in tasks
+        if task["task"]["name"] in words
+        for host, result in task["hosts"].items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("at_once", "failing", "said"),
+    [
+        (2, [], {host: f"{host} is done ({2 if index < 2 else 4} of 4)" for index, host in enumerate(POD)}),
+        (
+            2,
+            ["pod-w0", "pod-w1"],
+            dict.fromkeys(POD[:2], "Done: none. When that is mended, go on with --limit pod-w0,pod-w1,pod-w2,pod-w3"),
+        ),
+        (
+            2,
+            ["pod-w0"],
+            {"pod-w0": "Done: pod-w1. When that is mended, go on with --limit pod-w0,pod-w2,pod-w3"},
+        ),
+        (
+            1,
+            ["pod-w1"],
+            {
+                "pod-w0": "pod-w0 is done (1 of 4)",
+                "pod-w1": "Done: pod-w0. When that is mended, go on with --limit pod-w1,pod-w2,pod-w3",
+            },
+        ),
+    ],
+)
+def test_a_worker_that_fails_says_which_are_done_and_how_to_go_on(
+    tmp_path: Path, at_once: int, failing: list[str], said: dict[str, str]
+) -> None:
+    assert upgraded(tmp_path, at_once, failing) == said
