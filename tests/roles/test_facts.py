@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import os
 import re
@@ -11,7 +12,10 @@ import pytest
 import yaml
 from ansible.module_utils.facts.system.distribution import Distribution
 
+from playbooks.filter_plugins import slices
+from roles.base.filter_plugins.base import CLOCKS
 from roles.facts.library import worker_facts
+from roles.nfs.filter_plugins.nfs_plan import SERVICES
 
 Run = Callable[..., dict[str, Any]]
 
@@ -167,3 +171,22 @@ def test_the_files_that_roles_keep_are_read(tmp_path: Path) -> None:
     found = worker_facts.entries([f"{tmp_path}{pattern}" for pattern in patterns])
     assert [path for path in kept if f"{tmp_path}{path}" not in found] == []
     assert len(kept) > 15
+
+
+def test_words_are_found_in_files_and_those_that_may_not_be_read_count_as_having_them(run: Run, tmp_path: Path) -> None:
+    for name, text in (("a.sh", "export LD_PRELOAD=/x/libtcmalloc.so.4\n"), ("b.sh", "LD_PRELOAD=other\n")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "c.sh").mkdir()
+    asked = {"mentions": {"libtcmalloc": [str(tmp_path / "*.sh"), str(tmp_path / "none")], "none": []}}
+    worker = run(worker_facts, asked)["ansible_facts"]["worker"]
+    assert worker["mentions"] == {"libtcmalloc": [str(tmp_path / "a.sh")], "none": []}
+    assert run(worker_facts, asked | {"skip_done": False})["ansible_facts"]["worker"]["mentions"] == {}
+
+
+def test_the_units_that_roles_and_playbooks_decide_by_are_read() -> None:
+    patterns = yaml.safe_load((ROLES / "facts" / "defaults" / "main.yml").read_text())["facts_units"]
+    sources = [path for place in (ROLES, ROLES.parent / "playbooks") for path in place.rglob("*.yml")]
+    named = {name for path in sources for name in re.findall(r"\['units'\]\['([\w.-]+)'\]", path.read_text())}
+    named |= {*CLOCKS.values(), *SERVICES.values(), slices.RUN, "srv-data.mount", "mnt-shared.automount"}
+    assert named >= {"logrotate.timer", "fstrim.timer"}
+    assert [name for name in sorted(named) if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)] == []

@@ -45,10 +45,21 @@ options:
     type: list
     elements: path
     default: []
+  mentions:
+    description: Words that are looked for in files, with the files as shell patterns.
+    type: dict
+    default: {}
+  units:
+    description:
+      - Units that are looked at, as patterns of systemctl. To tell the state of one systemd searches all of its
+        directories, so that all units of a host cost it half a second.
+    type: list
+    elements: str
+    default: ["*"]
   skip_done:
     description:
-      - Whether roles may skip what is done. If not, C(packages), C(programs), C(files), C(hugepages) are empty, and
-        C(skip_done) says so to roles that skip by the rest.
+      - Whether roles may skip what is done. If not, C(packages), C(programs), C(files), C(mentions), C(hugepages) are
+        empty, and C(skip_done) says so to roles that skip by the rest.
     type: bool
     default: true
 author: [tpu_ops]
@@ -74,7 +85,7 @@ ansible_facts:
       systemd found unmet; C(hugepages), the kernel's choice of transparent hugepages; C(mounts), a list of C(source),
       C(target), C(fstype), C(options); C(filesystems), those that the kernel knows by now; C(programs), path -> first
       line of what C(--version) says, without those that do not run; C(signing_keys), path -> fingerprints of the
-      primary keys in it.
+      primary keys in it; C(mentions), word -> files that have it.
     - C(files) in it is path -> C(state), which is C(file), C(directory), C(link) or C(other); C(owner), C(group),
       C(mode); of a link C(target); of a file C(digest), its SHA-256 in hexadecimal digits, and C(block), that of what
       stands between the marks of M(managed_files), empty where nothing is marked. Where nothing is, a path without
@@ -156,11 +167,11 @@ def refused(shown: str) -> list[str]:
     return [block["Id"] for block in blocks if block.get("ConditionResult") == "no" and block.get("ConditionTimestamp")]
 
 
-def unit_states(kinds: str) -> dict[str, dict[str, str]]:
-    """Return the units of this host. What systemd would not start is `skipped`, and not merely inactive."""
+def unit_states(kinds: str, patterns: list[str]) -> dict[str, dict[str, str]]:
+    """Return the units of this host that match. What systemd would not start is `skipped`, and not merely inactive."""
     found = units(
-        output("systemctl", "list-unit-files", "--no-legend", "--no-pager", kinds),
-        output("systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager", kinds),
+        output("systemctl", "list-unit-files", "--no-legend", "--no-pager", kinds, "--", *patterns),
+        output("systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager", kinds, "--", *patterns),
     )
     idle = [name for name, unit in found.items() if unit == {"enabled": "enabled", "active": "inactive"}]
     idle = [name for name in idle if "@." not in name]
@@ -231,6 +242,15 @@ def contents(patterns: list[str]) -> dict[str, bytes]:
     return found
 
 
+def mentioned(word: str, patterns: list[str]) -> list[str]:
+    """Given shell patterns, return the files that match and have this word, or may not be read."""
+    found = []
+    for path in sorted({path for pattern in patterns for path in glob.glob(pattern)}):
+        if os.path.isfile(path) and (word in text(path) or not os.access(path, os.R_OK)):
+            found.append(path)
+    return found
+
+
 def digest(data: bytes) -> str:
     """Return the SHA-256 of data in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
@@ -286,6 +306,8 @@ def main() -> None:
             "programs": {"type": "list", "elements": "path", "default": []},
             "files": {"type": "list", "elements": "path", "default": []},
             "signing_keys": {"type": "list", "elements": "path", "default": []},
+            "mentions": {"type": "dict", "default": {}},
+            "units": {"type": "list", "elements": "str", "default": ["*"]},
             "skip_done": {"type": "bool", "default": True},
         },
         supports_check_mode=True,
@@ -309,17 +331,18 @@ def main() -> None:
         "apt_lists": apt_lists(LISTS),
         "accounts": accounts,
         "groups": groups,
-        "units": unit_states("--type=service,socket,timer,mount,automount,path"),
+        "units": unit_states("--type=service,socket,timer,mount,automount,path", module.params["units"]),
         "hugepages": hugepages(text("/sys/kernel/mm/transparent_hugepage/enabled")),
         "mounts": mounts(text("/proc/self/mountinfo")),
         "filesystems": sorted(line.split()[-1] for line in text("/proc/filesystems").splitlines() if line.strip()),
         "programs": {path: line for path, line in versions.items() if line},
         "files": entries(module.params["files"]),
         "signing_keys": keys,
+        "mentions": {word: mentioned(word, patterns) for word, patterns in module.params["mentions"].items()},
     }
     facts["worker"]["skip_done"] = module.params["skip_done"]
     if not module.params["skip_done"]:
-        facts["worker"].update(packages={}, programs={}, files={}, signing_keys={}, hugepages="")
+        facts["worker"].update(packages={}, programs={}, files={}, signing_keys={}, mentions={}, hugepages="")
     module.exit_json(changed=False, ansible_facts=facts)
 
 
