@@ -112,9 +112,8 @@ def _remove(path: str) -> None:
 class Logger(threading.Thread):
     """Moves what a pipe delivers into segments, in a thread of its own, and never lets a rank wait for the disk.
 
-    Where the disk is full, the oldest segment of this log goes. With none left, or on a disk that does not take them for
-    another reason, the bytes are dropped and counted, and their offsets stay empty, so that a reader sees how many are
-    missing.
+    Where the disk is full, the oldest segment of this log goes. With none left, or where the disk has another fault,
+    the bytes are dropped and counted, and their offsets stay empty, so that a reader sees how many are missing.
 
     Args:
         source: Descriptor of the pipe's reading end; closed when the pipe ends.
