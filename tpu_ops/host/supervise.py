@@ -211,7 +211,7 @@ class Supervisor:
         if intent is None or intent["kind"] not in ("stop", "shutdown"):
             return float(data["grace_failure"])
         asked = intent.get("grace")
-        return float(data["grace_stop"] if asked is None else min(asked, data["grace_stop"]))
+        return float(data["grace_stop"] if asked is None else asked)
 
     def _await_end(self, finished: bool) -> Dict[str, Any]:
         """Return how the whole run ends once that is known; a rank that has finished is shown as such meanwhile."""
