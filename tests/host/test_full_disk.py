@@ -152,9 +152,9 @@ def test_a_lockfile_on_a_read_only_disk_is_kept(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(ending, "LOCKFILES", (str(lockfile),))
-    monkeypatch.setattr(ending.proc, "holders", list)
+    monkeypatch.setattr("tpu_ops.host.ending.proc.holders", list)
     with monkeypatch.context() as patch:
-        patch.setattr(ending.os, "unlink", refused)
+        patch.setattr("tpu_ops.host.ending.os.unlink", refused)
         assert ending.chips_after()["lockfiles_kept"] == [str(lockfile)]
     assert ending.chips_after()["lockfiles_removed"] == [str(lockfile)]
 
