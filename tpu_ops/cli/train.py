@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tpu_ops import config, files
 from tpu_ops.cli import leaving, options, output, projects, recovering, runs_output
+from tpu_ops.cli import sync as cli_sync
 from tpu_ops.cli.run import folded, words
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, remaking, targets, view
@@ -222,10 +223,7 @@ class _Job:
         if self.tree:
             begun = time.monotonic()
             await sync.push(fanout, self.hosts, self.tree)
-            output.info(
-                f"synced {self.tree.source} to ~/{self.tree.cwd} on {len(self.hosts)} workers: "
-                f"{len(self.tree.files)} files, digest {self.tree.digest}, {time.monotonic() - begun:.1f} s"
-            )
+            cli_sync.said(self.tree, self.hosts, time.monotonic() - begun)
         if self.project:
             await projects.look(fanout, self.hosts, self.spec)
         await self._start(fanout)
