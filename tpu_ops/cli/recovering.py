@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import signal
+import threading
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +26,8 @@ from tpu_ops.runs.recovery import FAILED, STOPPED, SUCCEEDED, TAKEN, Recovery
 
 #: Seconds between two looks at the nodes while a rank does not answer.
 LOOK = 10.0
+#: Seconds between two looks whether the run is wanted no more.
+ASKED_EVERY = 0.5
 #: What to do where a budget is used up.
 MORE = "`tpu_ops train` with a larger one and another --name goes on from the last checkpoint"
 
@@ -91,6 +95,10 @@ def alone(settings: Settings, run_id: str) -> Iterator[None]:
         yield
 
 
+class Asked(KeyboardInterrupt):
+    """`tpu_ops stop` wants the run to be started no more; it ends what an interrupt ends."""
+
+
 class Recovering:
     """One run that this process follows to its end, through all its attempts.
 
@@ -114,8 +122,8 @@ class Recovering:
         self._now: remaking.Plan | None = None
         self._wrote = False
 
-    def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
-        """Keep what starts the run again, before it is started; return the code that goes to the workers. It blocks.
+    async def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
+        """Keep what starts the run again, before it is started; return the code that goes to the workers.
 
         Raises:
             UsageError: A run of this name was recovered here before, or its nodes cannot be made again.
@@ -127,12 +135,16 @@ class Recovering:
         if any(place.glob("attempt-*")):
             what = f"logs of a run of this name are in {place}"
             raise UsageError(what, where=f"run {run_id}", fix="choose another --name")
-        with origin.api(self._settings) as tpu:
-            plan = remaking.remember(tpu, dict.fromkeys(worker.node.full_name for worker in workers))
+        # What is interrupted goes on in its thread, and so may only ask: nothing is written behind a start given up.
+        plan = await in_thread(lambda: self._plan_of(workers))
         self._wrote = True
         copy = recovery.keep_code(state_dir, run_id, tree) if tree else None
         self._keep(plan=plan)
         return copy
+
+    def _plan_of(self, workers: Sequence[Worker]) -> remaking.Plan:
+        with origin.api(self._settings) as tpu:
+            return remaking.remember(tpu, dict.fromkeys(worker.node.full_name for worker in workers))
 
     def to_the_end(self, work: Coroutine[Any, Any, int] | None) -> int:
         """Follow the run until it has ended for good or is left; return the exit code.
@@ -141,11 +153,14 @@ class Recovering:
             work: What starts the attempt that is followed first; None where its nodes are to be brought back before.
         """
         try:
-            code = self._followed(work) if work else self._next()
-            while self._outcomes:
-                if not self._goes_on(self._outcomes):
-                    return self._finish(self._outcomes)
-                code = self._next()
+            with self._stoppable():
+                code = self._followed(work) if work else self._next()
+                while self._outcomes:
+                    if not self._goes_on(self._outcomes):
+                        return self._finish(self._outcomes)
+                    code = self._next()
+        except Asked:
+            return self._stopped()
         except KeyboardInterrupt:
             output.info("")
             self.left()
@@ -155,6 +170,45 @@ class Recovering:
                 self._hint()
             raise
         return code
+
+    @contextlib.contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Let `tpu_ops stop` end the block while no attempt is on; one that is on it ends on the workers.
+
+        Raises:
+            Asked: It did.
+        """
+
+        def raised(*_: object) -> None:
+            raise Asked
+
+        def watch() -> None:
+            while not over.wait(ASKED_EVERY):
+                if self._begun and self._on is None and self._asked():
+                    signal.pthread_kill(main, signal.SIGUSR1)
+                    return
+
+        main, over = threading.get_ident(), threading.Event()
+        before = signal.signal(signal.SIGUSR1, raised)
+        watching = threading.Thread(target=watch, name="stop", daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watching.join()
+            signal.signal(signal.SIGUSR1, before)
+
+    def _asked(self) -> bool:
+        return recovery.asked_to_stop(self._settings.state_dir, self.kept.run_id)
+
+    def _stopped(self) -> int:
+        """Say that the run is started no more."""
+        recovery.forget(self._settings.state_dir, self.kept.run_id)
+        output.info(f"run {self.kept.run_id}: stopped; it is not started again")
+        if self._args.json:
+            output.as_json({"run_id": self.kept.run_id, "state": STOPPED, "ranks": [], **self._facts()})
+        return ExitCode.FAILED
 
     def _followed(self, work: Coroutine[Any, Any, int]) -> int:
         """Follow one attempt; without outcomes afterwards, it was left."""
@@ -332,7 +386,8 @@ class Recovering:
         nodes = tuple(dict.fromkeys(worker.label for worker in workers))
         ids = tuple(dict.fromkeys(worker.node.node_id for worker in workers))
         record = records.new(self.kept.run_id, nodes, ids, hosts, self._spec.argv)
-        records.write(state_dir, replace(record, attempt=attempt))
+        with self._as_far_as_it_goes():
+            records.write(state_dir, replace(record, attempt=attempt))
         # From here on it may be on, whatever is heard of its start.
         self._keep(attempt=attempt, pending=False)
         await launch.start(fanout, self._spec, workers)
@@ -352,9 +407,15 @@ class Recovering:
     # --- between two attempts -------------------------------------------------------------------------------
 
     def _goes_on(self, outcomes: Sequence[Outcome]) -> bool:
-        """Say how an attempt ended; return whether another one follows."""
+        """Say how an attempt ended; return whether another one follows.
+
+        Raises:
+            Asked: One would, and none is wanted.
+        """
         if not (self.kept.pending or self._lost or recovery.was_started(outcomes)):
             self._keep(pending=True)
+            if self._asked():
+                raise Asked
             self._tell("it has not begun", "starting the next one")
             return True
         kind, why = recovery.ending(outcomes, self._lost)
@@ -363,6 +424,8 @@ class Recovering:
             kind, why = TAKEN, "; ".join(self._lost.values())
         if kind in (SUCCEEDED, STOPPED):
             return False
+        if self._asked():
+            raise Asked
         over, then = self._count_one(kind), "bringing its nodes back" if kind == TAKEN else "starting it again"
         self._tell(why, f"not started again: {over} is used up" if over else then)
         if over:
@@ -437,19 +500,41 @@ class Recovering:
 
     def _keep(self, **changes: Any) -> None:
         self.kept = replace(self.kept, **changes)
-        recovery.write(self._settings.state_dir, self.kept)
+        with self._as_far_as_it_goes():
+            recovery.write(self._settings.state_dir, self.kept)
+
+    @contextlib.contextmanager
+    def _as_far_as_it_goes(self) -> Iterator[None]:
+        """Let a run that has begun go on where this machine's disk is full: it is this command that knows of it, then.
+
+        Raises:
+            OpsError: The run has not begun.
+        """
+        try:
+            yield
+        except OpsError as exc:
+            if not self._begun:
+                raise
+            output.warning(
+                f"{exc}; the recovery goes on, but `tpu_ops attach --recover` would begin from an older state"
+            )
 
     def _finish(self, outcomes: Sequence[Outcome]) -> int:
         recovery.forget(self._settings.state_dir, self.kept.run_id)
-        more = {key: getattr(self.kept, key) for key in ("attempt", "preemptions", "failures")}
         return runs_output.finish(
             self.kept.run_id,
             outcomes,
             self._shown(len(outcomes)),
             as_json=self._args.json,
             of_rank=self._args.exit_code == "rank",
-            more={**more, "events": self._events},
+            more=self._facts(),
         )
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what --json tells of a recovered run beside its ranks."""
+        return {key: getattr(self.kept, key) for key in ("attempt", "preemptions", "failures")} | {
+            "events": self._events
+        }
 
 
 def _forced(fault: preflight.Fault) -> None:
