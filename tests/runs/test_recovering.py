@@ -19,7 +19,7 @@ import pytest
 
 from tests.runs.test_parts import pod, probe
 from tpu_ops import files
-from tpu_ops.cli import attach, leaving, recovering, stop, train
+from tpu_ops.cli import asked, attach, attempt, leaving, recovering, stop, train
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet.model import Worker
@@ -167,7 +167,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
     monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
     monkeypatch.setattr(follow, "RETRY_LIMIT", 0.2)
     monkeypatch.setattr(follow, "ALONE_LIMIT", 0.2)
-    monkeypatch.setattr(recovering, "LOOK", 0.05)
+    monkeypatch.setattr(attempt, "LOOK", 0.05)
     monkeypatch.setattr("tpu_ops.fleet.remaking.FIRST_PAUSE", 0.01)
 
     def followed(world: World, *words: str, **changes: Any) -> tuple[int, World, recovering.Recovering]:
@@ -414,7 +414,7 @@ def test_ctrl_c_leaves_the_run_alone_and_says_how_to_go_on(
 def test_a_run_that_is_stopped_while_its_nodes_are_brought_back_is_not_started_again(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(recovering, "ASKED_EVERY", 0.01)
+    monkeypatch.setattr(asked, "EVERY", 0.01)
     world, answers = World(PREEMPTED, DONE), []
 
     def bring_back(*_: Any) -> None:
@@ -537,8 +537,9 @@ def test_ranks_on_the_slices_that_are_left_are_ended_before_the_next_attempt(run
         asked.append((action, requests))
         return {host: Reply(host, {"record": {**ended("stopped", intent="stop"), "attempt": 1}}) for host in requests}
 
-    job._labels, job._lost = {"a": "n/a", "b": "n/b"}, {"n/a": "node a is PREEMPTED"}
-    outcomes = asyncio.run(job._without_lost(SimpleNamespace(call=call), ["a-w0", "b-w0"]))
+    one = job._attempt(SimpleNamespace(call=call), ["a-w0", "b-w0"], {"a": "n/a", "b": "n/b"})
+    one.lost = job._lost = {"n/a": "node a is PREEMPTED"}
+    outcomes = asyncio.run(one.without_lost())
     assert [(outcome.rank, outcome.host, outcome.state) for outcome in outcomes] == [
         (0, "a-w0", "unknown"),
         (1, "b-w0", "stopped"),
