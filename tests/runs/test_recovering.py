@@ -28,7 +28,7 @@ from tpu_ops.remote.playbook import Outcome
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.wire import DATA, END, Frame
-from tpu_ops.runs import follow, records, recovery, spec
+from tpu_ops.runs import control, follow, records, recovery, spec
 
 NODE = pod(2)[0].node.full_name
 
@@ -456,10 +456,10 @@ async def test_stop_ends_a_recovery_and_asks_the_workers_where_an_attempt_may_be
 
     async def end(_: object, run_: Any, **__: Any) -> Any:
         asked.append(run_.run_id)
-        return stop.control.Stopped((), already=False)
+        return control.Stopped((), already=False)
 
     monkeypatch.setattr(stop, "end", end)
-    monkeypatch.setattr(stop.contact, "fanout", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
     words: Any = SimpleNamespace(run="r1", force=False, grace=None)
     records.write(tmp_path, known)
     kept = recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("true",)), {}), pending=True)
@@ -467,7 +467,7 @@ async def test_stop_ends_a_recovery_and_asks_the_workers_where_an_attempt_may_be
     await stop._stop(fleet, words)
     assert asked == ["r1"], "whoever recovered it has died, and may have left ranks on"
     assert not (tmp_path / "runs/r1/recovery.json").exists()
-    monkeypatch.setattr(stop.recovery, "stop", lambda *_: True)
+    monkeypatch.setattr("tpu_ops.cli.stop.recovery.stop", lambda *_: True)
     (((_, stopped),), problem) = await stop._stop(fleet, words)
     assert ([outcome.state for outcome in stopped.outcomes], problem, asked) == (["gone"], None, ["r1"])
     assert stop.exit_code(stopped.outcomes) == 0

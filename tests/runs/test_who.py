@@ -38,10 +38,10 @@ def test_the_table_comes_again_and_again_until_ctrl_c(
 ) -> None:
     fleet: Any = Fleet(w0=BUSY, w1=IDLE, w2=SILENT)
     chosen = [SimpleNamespace(host=f"w{index}") for index in range(3)]
-    monkeypatch.setattr(who.config, "load", lambda _: None)
-    monkeypatch.setattr(who.contact, "find", lambda *_: (None, chosen))
-    monkeypatch.setattr(who.contact, "serving", lambda *_: None)
-    monkeypatch.setattr(who.contact, "fanout", lambda _: fleet)
+    monkeypatch.setattr("tpu_ops.cli.who.config.load", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.who.contact.find", lambda *_: (None, chosen))
+    monkeypatch.setattr("tpu_ops.cli.who.contact.serving", lambda *_: None)
+    monkeypatch.setattr("tpu_ops.cli.who.contact.fanout", lambda _: fleet)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     assert main.main(["who", "pod", "--watch", "0.01"]) == ExitCode.INTERRUPTED
     shown = capsys.readouterr().out
