@@ -61,7 +61,6 @@ OMITTED = {
     ("credentials", "install"): "it writes files only",
     ("disks", "prove"): "data_disks looks at each mount again after it was made",
     ("jax", "install"): "the role python brings Python and uv",
-    ("jax", "apply"): "its one task brings the environment and proves it",
     ("launcher", "check"): TYPES_ONLY,
     ("launcher", "prove"): "compiling the program executes it with the worker's Python",
     ("nfs", "prove"): "nfs_host waits until the server answers",
