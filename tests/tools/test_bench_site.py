@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 
@@ -116,3 +117,26 @@ def test_committed_samples_are_of_a_clean_commit_and_five_rounds_that_changed_no
         assert path.name == f"site-{site.workers(found)}.json"
         assert min(len(site_report.of(found, kind)) for kind in KINDS) >= 5
         assert not any(entry.changed for entry in found.samples if entry.kind != "first")
+
+
+def test_one_fleet_has_only_what_changes_nothing_measured_and_the_page_says_so(tmp_path, monkeypatch):
+    made, ran = [], []
+
+    class Played(site.Site):
+        up = staticmethod(contextlib.nullcontext)
+
+        def fleet(self, workers):
+            made.append(workers)
+            return contextlib.nullcontext()
+
+        def sample(self, number, workers, kind):
+            ran.append((number, kind))
+            return sample(kind, number)
+
+    monkeypatch.setattr(site, "Site", Played)
+    ((size, samples),) = site.run([8], 2, tmp_path, lambda text: None, anew=False)
+    assert (size, made) == (8, [8])
+    assert ran == [(0, "first"), (1, "second"), (1, "check"), (2, "second"), (2, "check")]
+    assert [(one.round, one.kind) for one in samples] == ran[1:]
+    page = "\n".join(site_report.of_one_size(series(*samples)))
+    assert "2 rounds on one fleet, which an unmeasured run had configured. Machine" in page.replace("\n", " ")

@@ -42,6 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--single", default="1024", help="workers of the fleets of single hosts (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default %(default)s")
     parser.add_argument("--workers", default="2,8,16", help="of site.yml's fleets (default %(default)s)")
+    parser.add_argument(
+        "--one-fleet",
+        action="store_true",
+        help="of site.yml, measure only what changes nothing, on one fleet",
+    )
     parser.add_argument("--pods", default="4,8,16,32", help="workers of the nodes for runs (default %(default)s)")
     parser.add_argument("--out", type=Path, default=measure.ROOT / "docs", help="where the page goes (default docs)")
     options = parser.parse_args(argv)
@@ -87,7 +92,7 @@ def site_part(options: argparse.Namespace) -> Iterator[tuple[str, SiteSeries]]:
         )
     commit, date, described = circumstances()
     with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
-        for workers, found in site.run(sorted(sizes), options.rounds, Path(directory), say):
+        for workers, found in site.run(sorted(sizes), options.rounds, Path(directory), say, anew=not options.one_fleet):
             yield f"{SITE}{workers}", SiteSeries(commit, date, described, tuple(found))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ KINDS = {
     "second": "second run, without changes",
     "check": "`--check` after it",
 }
+#: Those that change nothing.
+UNCHANGING = ("second", "check")
 #: Actions that are done without a module on the worker: Ansible's own, and the check of the fleet's variables.
 ON_CONTROLLER = frozenset(
     f"ansible.builtin.{name}"
@@ -137,30 +139,42 @@ class Site(Lab):
 
 
 def run(
-    sizes: Sequence[int], rounds: int, root: Path, say: Callable[[str], None]
+    sizes: Sequence[int], rounds: int, root: Path, say: Callable[[str], None], *, anew: bool = True
 ) -> Iterator[tuple[int, list[SiteSample]]]:
     """Take all samples; yield those of each size as soon as they are taken.
 
     Args:
         sizes: Numbers of workers, two at least.
-        rounds: How often each fleet is made anew and configured.
+        rounds: How often each fleet is configured.
         root: A directory for the lab's state.
         say: Called with lines of progress.
+        anew: Whether each round has a fleet of its own. If not, one is configured, unmeasured, and all rounds are those
+            of runs that change nothing.
 
     Raises:
         OpsError: Something failed.
     """
     site = Site(root)
+
+    def taken(number: int, workers: int, kinds: Iterable[str]) -> list[SiteSample]:
+        samples = [site.sample(number, workers, kind) for kind in kinds]
+        walls = ", ".join(f"{sample.kind} {sample.wall:.1f}" for sample in samples)
+        say(f"site.yml on {workers} workers, round {number} of {rounds}, s: {walls}")
+        return samples
+
     with site.up():
-        say("site.yml: filling the workers' shared cache of packages, once, unmeasured")
-        with site.fleet(2):
-            site.sample(0, 2, "first")
+        if anew:
+            say("site.yml: filling the workers' shared cache of packages, once, unmeasured")
+            with site.fleet(2):
+                site.sample(0, 2, "first")
         for workers in sizes:
             samples = []
-            for number in range(1, rounds + 1):
-                with site.fleet(workers):
-                    taken = [site.sample(number, workers, kind) for kind in KINDS]
-                samples += taken
-                walls = ", ".join(f"{sample.kind} {sample.wall:.1f}" for sample in taken)
-                say(f"site.yml on {workers} workers, round {number} of {rounds}, s: {walls}")
+            with contextlib.ExitStack() as kept:
+                if not anew:
+                    say(f"site.yml on {workers} workers: configuring them, unmeasured")
+                    kept.enter_context(site.fleet(workers))
+                    site.sample(0, workers, "first")
+                for number in range(1, rounds + 1):
+                    with site.fleet(workers) if anew else contextlib.nullcontext():
+                        samples += taken(number, workers, KINDS if anew else UNCHANGING)
             yield workers, samples

@@ -69,11 +69,13 @@ def targets(measured: Sequence[SiteSeries]) -> list[str]:
 def of_one_size(series: SiteSeries) -> list[str]:
     """Return the lines of one size of fleet."""
     machine = ", ".join(f"{name} {value}" for name, value in series.machine.items())
-    rounds = len({sample.round for sample in series.samples})
+    rounds = f"{len({sample.round for sample in series.samples})} rounds"
+    if not of(series, "first"):
+        rounds += " on one fleet, which an unmeasured run had configured"
     return [
         f"### site.yml on {workers(series)} workers",
         "",
-        *textwrap.wrap(f"Commit {series.commit}, {series.date}, {rounds} rounds. Machine: {machine}.", 118),
+        *textwrap.wrap(f"Commit {series.commit}, {series.date}, {rounds}. Machine: {machine}.", 118),
         "",
         *table(series),
         "",
@@ -84,8 +86,8 @@ def section(measured: Sequence[SiteSeries]) -> list[str]:
     """Given what was measured, smallest fleet first, return the lines of the page."""
     method = (
         "Workers are containers of this machine, so that their work and the controller's share its cores. In each "
-        "round the nodes of [examples/fleet](../examples/fleet), where every role has something to do, are made with "
-        "bare workers, configured, and deleted. One worker exports a data disk "
+        "round, unless it is said otherwise, the nodes of [examples/fleet](../examples/fleet), where every role has "
+        "something to do, are made with bare workers, configured, and deleted. One worker exports a data disk "
         "and serves git; the others are in nodes as large as they can be. Python packages "
         "come from a cache that an unmeasured run has filled. Numbers are medians, with the smallest and largest in "
         "brackets. The CPU is the controller's, without the ssh processes that keep connections open. Modules are what "
