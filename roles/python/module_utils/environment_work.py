@@ -310,7 +310,8 @@ class Environment:
         """
         self.allow(self.wanted["lock"])
         with self.uv.take_turn(), tempfile.TemporaryDirectory() as directory:
-            if not self.runs():
+            remade = [] if self.runs() else ["~ Python %s" % self.wanted["python_version"]]
+            if remade:
                 self.make()
             if self.wanted["proof"]:
                 written(self.path, UNPROVED, "")
@@ -325,7 +326,7 @@ class Environment:
             except OSError as exc:
                 way = "it may hold somebody else's files; remove it by hand, then run again"
                 raise Fault("%s: what the environment was before cannot be removed: %s; %s" % (path, exc, way)) from exc
-        return self.report(plan + ["- %s" % name for name in gone], fresh=False)
+        return self.report(remade + plan + ["- %s" % name for name in gone], fresh=False)
 
     def prove(self) -> None:
         """Run the proof, until which the environment counts as one that does not work.
