@@ -51,7 +51,7 @@ def run(playbook: Path, *arguments: str) -> dict[str, Any]:
     variables = {"place": str(playbook.parent / "place"), "uid": str(os.getuid()), "gid": str(os.getgid())}
     variables |= {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     program = Path(sys.executable).with_name("ansible-playbook")
-    command = [program, "-i", "localhost,", "-e", json.dumps(variables), *arguments, playbook]
+    command = [str(program), "-i", "localhost,", "-e", json.dumps(variables), *arguments, str(playbook)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(record.read_text().splitlines()[-1])

@@ -88,7 +88,7 @@ def test_a_run_without_skips_skips_only_what_is_listed_and_the_list_names_only_w
     full = run(playbook="without_skips.yml") | {"ran": ran}
     records = [run(C, check=True), run(A, B, handler), run(), full, run(C)]
     # Of what has changed nothing before, and of scenarios that did not run, nothing is known.
-    looked_at = {("s", "role : B"), ("s", "role : C"), ("other", "role : A")}
+    looked_at: set[tuple[str, ...]] = {("s", "role : B"), ("s", "role : C"), ("other", "role : A")}
     assert without_skips(records, looked_at) == (
         [f"s: without skips, {text}" for text in found],
         {("s", task) for task in stale},

@@ -43,7 +43,7 @@ def test_a_release_is_left_out_only_where_it_is_written_down(
     for program in programs.iterdir():
         program.chmod(0o755)
     environ = {"PATH": "/usr/bin:/bin", "MOLECULE_RELEASE": only}
-    command = [tmp_path / "tools" / "molecule.sh", "converge"]
+    command = [str(tmp_path / "tools" / "molecule.sh"), "converge"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=False)
     left_out = answer is not None and answer.startswith("left out")
     assert (done.returncode, "scenarios ran" in done.stdout) == ((0, True) if left_out else (1, False)), done.stderr

@@ -358,16 +358,26 @@ def written(directory: str, name: str, text: str) -> str:
     return path
 
 
+def check_owner(path: str, account: pwd.struct_passwd) -> None:
+    """Refuse an environment that is there and belongs to somebody else than it should.
+
+    Raises:
+        Fault: It does.
+    """
+    if os.path.lexists(path) and os.lstat(path).st_uid != account.pw_uid:
+        raise Fault(
+            "%s belongs to the uid %d and not to %s; remove or rename it, or give it to %s with all that is in it"
+            % (path, os.lstat(path).st_uid, account.pw_name, account.pw_name)
+        )
+
+
 def give(path: str, account: pwd.struct_passwd) -> None:
     """Make the directory of an environment that somebody else than root is to own, where it is missing.
 
     Raises:
-        Fault: Somebody else could have a say in what is made, or owns what is there.
+        Fault: Somebody else could have a say in what is made.
     """
     if os.path.lexists(path):
-        owner = os.lstat(path).st_uid
-        if owner != account.pw_uid:
-            raise Fault("%s belongs to the uid %d and not to %s; remove or rename it" % (path, owner, account.pw_name))
         return
     parent, missing = os.path.dirname(path), [path]
     while not os.path.lexists(parent):
