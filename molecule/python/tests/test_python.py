@@ -30,7 +30,9 @@ def test_pythons_stand_side_by_side_and_the_systems_own_is_untouched(host: Host)
         "dpkg-query -W -f '${db:Status-Abbrev} ${Package}\\n' 'python3*' 'libpython3*' | sed -n 's/^ii *//p'"
     ).split()
     assert "python3" in names
-    assert host.run(f"dpkg --verify {' '.join(names)}").stdout == ""
+    # Small images have no documents.
+    differing = host.run(f"dpkg --verify {' '.join(names)}").stdout.splitlines()
+    assert [line for line in differing if " /usr/share/" not in line] == []
     assert host.check_output("ls -A /usr/local/lib/python3*/dist-packages") == ""
     host.check_output("find /usr/lib/python3/dist-packages -mindepth 1 -maxdepth 1 ! -name __pycache__ | xargs dpkg -S")
     assert host.check_output("readlink -f /opt/venvs/older/bin/python") == f"/usr/bin/python{older[0]}.{older[1]}"
