@@ -86,6 +86,7 @@ def test_each_thing_that_a_task_changes_is_recorded_in_check_mode_as_in_earnest(
         ({"actions": ["mount /a", "enable a"], "changed_paths": ["/a"]}, ["mount /a", "enable a"]),
         ({"added": ["a.crt"], "removed": ["b.crt"]}, ["a.crt", "b.crt"]),
         ({"missing_pythons": ["3.12"], "environments": {}}, ["3.12"]),
+        ({"missing_pythons": ["3.12"], "environments": {"jax": {"plan": ["~ Python 3.12"]}}}, ["jax: ~ Python 3.12"]),
         (
             {"environments": {"jax": {"plan": ["+ numpy==2", "~ jax==1"]}, "other": {"plan": []}}},
             ["jax: + numpy==2", "jax: ~ jax==1"],

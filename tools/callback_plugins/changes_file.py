@@ -24,13 +24,15 @@ requirements:
 """
 
 #: Keys under which modules list what they change, in check mode as well.
-LISTS = ("actions", "added", "files", "missing_pythons", "removed")
+LISTS = ("actions", "added", "files", "removed")
 
 
 def details(values: dict[str, Any]) -> list[str]:
     """Given a task's result or a loop's item, return what it names of what it changed, besides paths."""
     found = [str(entry) for key in LISTS if isinstance(values.get(key), list) for entry in values[key]]
     environments = values.get("environments")
+    if environments == {}:  # Pythons were brought, which its other steps name as well.
+        return found + values.get("missing_pythons", [])
     for name, state in environments.items() if isinstance(environments, dict) else ():
         found += [f"{name}: {line}" for line in state["plan"]]
     return found

@@ -48,7 +48,11 @@ class Fault(Exception):
 
 def plan_lines(report: str) -> list[str]:
     """Given what uv wrote to stderr, return one line for each package that it changes or would change."""
-    return ["%s %s" % match for match in PLAN.findall(report)]
+    found = PLAN.findall(report)
+    # A dry run gives what is installed anew both signs, and not the third one.
+    again = {name for sign, name in found if sign == "-"} & {name for sign, name in found if sign == "+"}
+    signs = [("~" if name in again else sign, name) for sign, name in found]
+    return ["%s %s" % pair for pair in dict.fromkeys(signs)]
 
 
 def device(path: str) -> int:
