@@ -32,7 +32,7 @@ def details(values: dict[str, Any]) -> list[str]:
     found = [str(entry) for key in LISTS if isinstance(values.get(key), list) for entry in values[key]]
     environments = values.get("environments")
     if environments == {}:  # Pythons were brought, which its other steps name as well.
-        return found + values.get("missing_pythons", [])
+        found += values.get("missing_pythons", [])
     for name, state in environments.items() if isinstance(environments, dict) else ():
         found += [f"{name}: {line}" for line in state["plan"]]
     return found
