@@ -3,9 +3,12 @@
     tools/check_changes.py CHANGES_FILE
 
 Reads what the callback changes_file wrote. Check mode must name every task that the next converge changes, with the
-paths that it changes, and no other; exceptions stand in .config/molecule/exceptions.yml. A run without skips changes
-nothing, and skips no task that converge has changed something by; exceptions stand in .config/molecule/looked_at.yml.
-Each has its reason, and is named when it is not needed any more. No scenario goes without either run.
+paths that it changes, and no other; after side effects also with every other detail that the task names: each thing
+that was broken. What a task makes of a worker that it finds bare follows from tasks before it, whose work check mode
+does not do. Exceptions stand in .config/molecule/exceptions.yml, for the runs before side effects (workers: prepared)
+or after them (workers: broken). A run without skips changes nothing, and skips no task that converge has changed
+something by; exceptions stand in .config/molecule/looked_at.yml. Each has its reason, and is named when it is not
+needed any more. No scenario goes without either run.
 
 Exit codes: 0 all agree, 1 something differs.
 """
@@ -24,19 +27,22 @@ EXCEPTIONS = ROOT / ".config" / "molecule" / "exceptions.yml"
 LOOKED_AT = ROOT / ".config" / "molecule" / "looked_at.yml"
 Record = dict[str, Any]
 Change = tuple[str, str, tuple[str, ...]]
-#: Scenario and task.
-Exemption = tuple[str, str]
+#: Scenario and task; of check mode also the workers: prepared or broken.
+Exemption = tuple[str, ...]
 
 
-def changes(record: Record) -> set[Change]:
-    """Return what a run changed, as (task, host, paths)."""
-    return {(task, host, tuple(paths)) for task, host, paths in record["changed"]}
+def changes(record: Record, *, detailed: bool) -> set[Change]:
+    """Return what a run changed, as (task, host, paths), and where that is wanted with details beside the paths."""
+    return {
+        (task, host, tuple([*paths, *details] if detailed else paths))
+        for task, host, paths, details in record["changed"]
+    }
 
 
 def words(change: Change) -> str:
     """Return a change for people."""
-    task, host, paths = change
-    return f"{task} on {host}" + (f" ({', '.join(paths)})" if paths else "")
+    task, host, named = change
+    return f"{task} on {host}" + (f" ({', '.join(named)})" if named else "")
 
 
 def compared(records: list[Record], excepted: set[Exemption]) -> tuple[list[str], set[Exemption]]:
@@ -44,8 +50,11 @@ def compared(records: list[Record], excepted: set[Exemption]) -> tuple[list[str]
     found: list[str] = []
     needed: set[Exemption] = set()
     said: dict[str, Record] = {}
+    broken: set[str] = set()
     for record in records:
         scenario = record["scenario"]
+        if record["playbook"] == "side_effect.yml":
+            broken.add(scenario)
         if record["playbook"] != "converge.yml" or record["failed"]:
             continue
         if record["check"]:
@@ -53,19 +62,20 @@ def compared(records: list[Record], excepted: set[Exemption]) -> tuple[list[str]
             continue
         if scenario not in said:
             continue
-        announced, done = changes(said.pop(scenario)), changes(record)
+        detailed, workers = scenario in broken, "broken" if scenario in broken else "prepared"
+        announced, done = changes(said.pop(scenario), detailed=detailed), changes(record, detailed=detailed)
         differing = announced ^ done
-        needed |= {(scenario, task) for task, _, _ in differing}
+        needed |= {(scenario, task, workers) for task, _, _ in differing}
         found += [
             f"{scenario}: {words(change)} "
             + ("was changed, and check mode did not say so" if change in done else "was announced, and not changed")
             for change in sorted(differing)
-            if (scenario, change[0]) not in excepted
+            if (scenario, change[0], workers) not in excepted
         ]
     checked = {record["scenario"] for record in records if record["check"]}
     scenarios = {record["scenario"] for record in records}
     found += [f"{scenario}: no run in check mode" for scenario in sorted(scenarios - checked)]
-    return found, {(scenario, task) for scenario, task in excepted - needed if scenario in scenarios}
+    return found, {exemption for exemption in excepted - needed if exemption[0] in scenarios}
 
 
 def without_skips(records: list[Record], looked_at: set[Exemption]) -> tuple[list[str], set[Exemption]]:
@@ -82,7 +92,7 @@ def without_skips(records: list[Record], looked_at: set[Exemption]) -> tuple[lis
         scenario = record["scenario"]
         if record["playbook"] == "converge.yml" and not record["check"]:
             # Handlers run by what is changed, and without skips nothing is.
-            changed = {(task, host) for task, host, _ in record["changed"] if task not in record["handlers"]}
+            changed = {(task, host) for task, host, *_ in record["changed"] if task not in record["handlers"]}
             done.setdefault(scenario, set()).update(changed)
         if record["playbook"] != "without_skips.yml":
             continue
@@ -91,7 +101,10 @@ def without_skips(records: list[Record], looked_at: set[Exemption]) -> tuple[lis
         skipped = before - {(task, host) for task, host in record["ran"]}
         judged |= {(scenario, task) for task, _ in before}
         needed |= {(scenario, task) for task, _ in skipped}
-        found += [f"{scenario}: without skips, {words(change)} changes again" for change in sorted(changes(record))]
+        found += [
+            f"{scenario}: without skips, {words(change)} changes again"
+            for change in sorted(changes(record, detailed=True))
+        ]
         found += [
             f"{scenario}: without skips, {task} is skipped on {host}"
             for task, host in sorted(skipped)
@@ -106,14 +119,17 @@ def main(path: str) -> int:
     """Compare and print what differs."""
     records = [json.loads(line) for line in Path(path).read_text().splitlines()]
     found: list[str] = []
-    for file, compare in ((EXCEPTIONS, compared), (LOOKED_AT, without_skips)):
+    for file, compare, keys in (
+        (EXCEPTIONS, compared, ["scenario", "task", "workers"]),
+        (LOOKED_AT, without_skips, ["scenario", "task"]),
+    ):
         where, entries = file.relative_to(ROOT), yaml.safe_load(file.read_text())
-        if odd := [entry for entry in entries if set(entry) != {"scenario", "task", "reason"}]:
-            print(f"{where}: {odd[0]} needs scenario, task and reason", file=sys.stderr)
+        if odd := [entry for entry in entries if set(entry) != {*keys, "reason"}]:
+            print(f"{where}: {odd[0]} needs {', '.join(keys)} and reason, and no more", file=sys.stderr)
             return 1
-        differing, stale = compare(records, {(entry["scenario"], entry["task"]) for entry in entries})
+        differing, stale = compare(records, {tuple(entry[key] for key in keys) for entry in entries})
         found += differing
-        found += [f"{where}: {scenario} does not need '{task}'" for scenario, task in sorted(stale)]
+        found += [f"{where}: {scenario} does not need {' on workers '.join(task)}" for scenario, *task in sorted(stale)]
     for fault in found:
         print(fault, file=sys.stderr)
     pairs = sum(record["check"] for record in records)

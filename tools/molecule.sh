@@ -59,6 +59,13 @@ export MOLECULE_CHANGES_FILE="$logs/changes"
 # The scenarios' tests use a part of tests/support.
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
+# Ends well where docs/unproved.md has a row for workers of a release, such as ubuntu2204: | Ubuntu workers (22.04, ...
+unproved() {
+    local distribution=${1%%[0-9]*} version=${1##*[a-z]}
+    [ "${#version}" -lt 4 ] || version=${version:0:2}.${version:2}
+    grep -i "^| $distribution workers (" docs/unproved.md | cut -d "|" -f 2 | grep -qFw "$version"
+}
+
 # Makes the nodes that are not there; given `anew`, those that are as well.
 nodes() {
     local release node said reason
@@ -68,9 +75,13 @@ nodes() {
             tpu_ops delete "$node" --zone us-central2-b --yes >/dev/null 2>&1 || true
         fi
         said=$(tpu_ops create "$node" --type v4-16 --zone us-central2-b --runtime "lab-$release" 2>&1 >/dev/null) || {
-            # The one failure that leaves a release out, unless it is the only one.
+            # The one failure that leaves a release out, unless it is the only one or nobody has written it down.
             reason=$(grep -o "no image registry answers for .*this machine's own archive has no .*" <<<"$said") &&
                 [ "${#releases[@]}" -gt 1 ] || { printf '%s\n' "$said" >&2; exit 1; }
+            unproved "$release" || {
+                echo "$release cannot be tested, and docs/unproved.md has no row for its workers: $reason" >&2
+                exit 1
+            }
             echo "left out: $release: $reason"
         }
     done

@@ -21,9 +21,12 @@ def run(*changed: Any, check: bool = False, playbook: str = "converge.yml", fail
     }
 
 
-A: tuple[str, str, list[str]] = ("role : A", "w0", ["/etc/a"])
-B: tuple[str, str, list[str]] = ("role : B", "w0", [])
-C: tuple[str, str, list[str]] = ("role : C", "w0", [])
+Change = tuple[str, str, list[str], list[str]]
+A: Change = ("role : A", "w0", ["/etc/a"], [])
+B: Change = ("role : B", "w0", [], ["one"])
+B2: Change = ("role : B", "w0", [], ["one", "two"])
+C: Change = ("role : C", "w0", [], [])
+BREAK = run(playbook="side_effect.yml")
 
 
 @pytest.mark.parametrize(
@@ -32,11 +35,15 @@ C: tuple[str, str, list[str]] = ("role : C", "w0", [])
         ([run(A, B, check=True), run(A, B), run()], None),
         ([run(check=True), run(A)], "role : A on w0 (/etc/a) was changed, and check mode did not say so"),
         ([run(A, B, check=True), run(A)], "role : B on w0 was announced, and not changed"),
-        ([run(("role : A", "w0", []), check=True), run(A)], "role : A on w0 was announced"),
-        ([run(("role : A", "w1", ["/etc/a"]), check=True), run(A)], "on w1 (/etc/a) was announced"),
+        ([run(("role : A", "w0", [], []), check=True), run(A)], "role : A on w0 was announced"),
+        ([run(("role : A", "w1", ["/etc/a"], []), check=True), run(A)], "on w1 (/etc/a) was announced"),
+        # Of a bare worker check mode cannot know every detail; of one that was broken it has to.
+        ([run(B, check=True), run(B2), BREAK, run(B2, check=True), run(B2)], None),
+        ([BREAK, run(B, check=True), run(B2)], "role : B on w0 (one, two) was changed, and check mode did not say so"),
+        ([BREAK, run(B2, check=True), run(B)], "role : B on w0 (one, two) was announced, and not changed"),
         # A second check is held against the second converge, and what came first does not count.
         ([run(A, check=True), run(A), run(B, check=True), run(A)], "role : A on w0"),
-        ([run(A), run(B, playbook="side_effect.yml"), run(check=True)], None),
+        ([run(A), BREAK, run(check=True)], None),
         ([run(A)], "s: no run in check mode"),
         # A run that failed is Molecule's to report.
         ([run(A, check=True), run(failed=["w0"])], None),
@@ -48,15 +55,18 @@ def test_check_mode_has_to_name_exactly_what_is_changed(records: list[dict[str, 
 
 
 def test_exceptions_of_check_mode_count_for_their_task_and_are_found_when_their_scenario_needs_them_no_more() -> None:
-    excepted = {("s", "role : A"), ("s", "role : C"), ("other", "role : B")}
-    found, stale = compared([run(check=True), run(A, B)], excepted)
-    assert found == ["s: role : B on w0 was changed, and check mode did not say so"]
-    assert stale == {("s", "role : C")}
+    prepared, broken = ("s", "role : A", "prepared"), ("s", "role : A", "broken")
+    missed = "s: role : A on w0 (/etc/a) was changed, and check mode did not say so"
+    once = [run(check=True), run(A)]
+    assert compared(once, {prepared, ("other", "role : A", "prepared")}) == ([], set())
+    assert compared(once, {broken}) == ([missed], {broken})
+    assert compared([*once, BREAK, *once], {prepared}) == ([missed], set())
+    assert compared([*once, BREAK, *once], {prepared, broken}) == ([], set())
 
 
 def test_a_run_without_skips_changes_nothing() -> None:
     assert without_skips([run(A), run(B, playbook="without_skips.yml")], {("s", "role : A")})[0] == [
-        "s: without skips, role : B on w0 changes again"
+        "s: without skips, role : B on w0 (one) changes again"
     ]
     assert without_skips([run(A, check=True), run(A)], set())[0] == ["s: no run without skips"]
 
@@ -74,11 +84,11 @@ def test_a_run_without_skips_changes_nothing() -> None:
 def test_a_run_without_skips_skips_only_what_is_listed_and_the_list_names_only_what_is_skipped(
     ran: list[Any], found: list[str], stale: list[str]
 ) -> None:
-    handler: tuple[str, str, list[str]] = ("role : H", "w0", [])
+    handler: Change = ("role : H", "w0", [], [])
     full = run(playbook="without_skips.yml") | {"ran": ran}
     records = [run(C, check=True), run(A, B, handler), run(), full, run(C)]
     # Of what has changed nothing before, and of scenarios that did not run, nothing is known.
-    looked_at = {("s", "role : B"), ("s", "role : C"), ("other", "role : A")}
+    looked_at: set[tuple[str, ...]] = {("s", "role : B"), ("s", "role : C"), ("other", "role : A")}
     assert without_skips(records, looked_at) == (
         [f"s: without skips, {text}" for text in found],
         {("s", task) for task in stale},
@@ -86,7 +96,7 @@ def test_a_run_without_skips_skips_only_what_is_listed_and_the_list_names_only_w
 
 
 def test_an_exception_that_one_worker_needs_is_needed() -> None:
-    elsewhere: tuple[str, str, list[str]] = ("role : A", "w1", [])
+    elsewhere: Change = ("role : A", "w1", [], [])
     full = run(playbook="without_skips.yml") | {"ran": [A[:2]]}
     assert without_skips([run(A, elsewhere), full], {("s", "role : A")}) == ([], set())
 
@@ -95,17 +105,20 @@ def test_entries_that_are_not_needed_are_named_by_their_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(check_changes, "ROOT", tmp_path)
-    for name, attribute in (("exceptions.yml", "EXCEPTIONS"), ("looked_at.yml", "LOOKED_AT")):
-        (tmp_path / name).write_text("[{scenario: s, task: 'role : A', reason: none}]")
+    for name, attribute, more in (
+        ("exceptions.yml", "EXCEPTIONS", ", workers: broken"),
+        ("looked_at.yml", "LOOKED_AT", ""),
+    ):
+        (tmp_path / name).write_text("[{scenario: s, task: 'role : A', reason: none" + more + "}]")
         monkeypatch.setattr(check_changes, attribute, tmp_path / name)
     records = [run(A, check=True), run(A), run(playbook="without_skips.yml") | {"ran": [A[:2]]}]
     runs = tmp_path / "runs"
     runs.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert check_changes.main(str(runs)) == 1
     assert capsys.readouterr().err.splitlines() == [
-        "exceptions.yml: s does not need 'role : A'",
-        "looked_at.yml: s does not need 'role : A'",
+        "exceptions.yml: s does not need role : A on workers broken",
+        "looked_at.yml: s does not need role : A",
     ]
     (tmp_path / "looked_at.yml").write_text("[{task: 'role : A', reason: none}]")
     assert check_changes.main(str(runs)) == 1
-    assert "needs scenario, task and reason" in capsys.readouterr().err
+    assert "needs scenario, task and reason, and no more" in capsys.readouterr().err

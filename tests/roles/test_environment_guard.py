@@ -73,6 +73,17 @@ def test_nothing_is_run_for_an_owner_who_has_no_account_yet(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+def test_an_environment_that_its_owner_does_not_own_is_refused_before_anything_is_done(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    by_hand(tmp_path / "venv", "3.11")
+    wanted = more(arguments, owner="nobody")
+    for check in (True, False):
+        said = run(uv_environments, wanted | {"step": "look"}, check=check)["msg"]
+        assert said.startswith(f"environment jax: {tmp_path}/venv belongs to the uid 0 and not to nobody; remove")
+
+
 @pytest.mark.parametrize(
     ("uid", "path", "reason"),
     [

@@ -214,3 +214,14 @@ def test_locks_are_read(lock: str, hashed: bool, pins: dict[str, str]) -> None:
         pins,
         pins,
     )
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        "Would install 2 packages\n - idna==3.7\n + idna==3.7\n - six==1.17.0\n + six==1.16.0\n",
+        "Installed 2 packages in 1ms\n ~ idna==3.7\n - six==1.17.0\n + six==1.16.0\n",
+    ],
+)
+def test_a_dry_run_says_the_same_as_what_is_then_done(report: str) -> None:
+    assert plan_lines(report) == ["~ idna==3.7", "- six==1.17.0", "+ six==1.16.0"]

@@ -16,11 +16,26 @@ type: aggregate
 short_description: Add what a playbook run changed to a file
 description:
   - Adds one line of JSON per run to the file that the environment variable CHANGES_FILE names, with C(scenario),
-    C(playbook), C(check), C(failed), C(changed), a list of [task, host, paths], C(ran), [task, host] of all that was
-    not skipped, and C(handlers). Paths are what the task returned as C(changed_paths).
+    C(playbook), C(check), C(failed), C(changed), a list of [task, host, paths, details], C(ran), [task, host] of all
+    that was not skipped, and C(handlers). Paths are what the task returned as C(changed_paths), details what else it
+    names of what it changed, and which items of a loop it changed.
 requirements:
   - CHANGES_FILE is set
 """
+
+#: Keys under which modules list what they change, in check mode as well.
+LISTS = ("actions", "added", "files", "removed")
+
+
+def details(values: dict[str, Any]) -> list[str]:
+    """Given a task's result or a loop's item, return what it names of what it changed, besides paths."""
+    found = [str(entry) for key in LISTS if isinstance(values.get(key), list) for entry in values[key]]
+    environments = values.get("environments")
+    if environments == {}:  # Pythons were brought, which its other steps name as well.
+        found += values.get("missing_pythons", [])
+    for name, state in environments.items() if isinstance(environments, dict) else ():
+        found += [f"{name}: {line}" for line in state["plan"]]
+    return found
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc] # Ansible ships no types
@@ -34,7 +49,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc] # Ansible ships no typ
     def __init__(self) -> None:
         super().__init__()
         self.playbook = ""
-        self.changed: list[tuple[str, str, list[str]]] = []
+        self.changed: list[tuple[str, str, list[str], list[str]]] = []
+        self.items: dict[tuple[str, str], list[str]] = {}
         self.ran: set[tuple[str, str]] = set()
         self.handlers: set[str] = set()
 
@@ -46,13 +62,22 @@ class CallbackModule(CallbackBase):  # type: ignore[misc] # Ansible ships no typ
         """Keep a handler's name."""
         self.handlers.add(task.get_name())
 
+    def v2_runner_item_on_ok(self, result: Any) -> None:
+        """Keep what one item of a loop changed, until its task ends."""
+        values = result.result
+        if values.get("changed"):
+            label = str(self._get_item_label(values))
+            named = [f"{label}: {detail}" for detail in details(values)]
+            self.items.setdefault((result.task._uuid, result.host.get_name()), []).extend(named or [label])
+
     def v2_runner_on_ok(self, result: Any) -> None:
         """Keep a task that ran, and what it changed."""
-        values = result.result
-        self.ran.add((result.task.get_name(), result.host.get_name()))
+        values, task, host = result.result, result.task.get_name(), result.host.get_name()
+        self.ran.add((task, host))
+        items = self.items.pop((result.task._uuid, host), [])
         if values.get("changed"):
             paths = [str(path) for path in values.get("changed_paths", [])]
-            self.changed.append((result.task.get_name(), result.host.get_name(), paths))
+            self.changed.append((task, host, paths, sorted([*details(values), *items])))
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Add the run to the file."""

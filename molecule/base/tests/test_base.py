@@ -125,6 +125,16 @@ def test_the_time_zone_counts(host: Host) -> None:
 
 
 def test_pip_and_uv_use_the_package_index(host: Host) -> None:
-    asked = host.check_output("python3 -m pip config list --global 2>/dev/null || cat /etc/pip.conf")
-    assert "https://packages.example.org/simple" in asked
-    assert 'url = "https://packages.example.org/simple"' in host.file("/etc/uv/uv.toml").content_string
+    fetched = host.check_output(
+        "d=$(mktemp -d) && trap 'rm -rf $d' EXIT && /srv/proof/venv/bin/pip download --no-deps --dest $d proof && ls $d"
+    )
+    assert f"Looking in indexes: {MIRROR}/simple\n" in fetched
+    assert fetched.endswith("\nproof-1-py3-none-any.whl")
+    # As the role python asks uv.
+    uv = "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt /srv/proof/venv/bin/uv"
+    planned = host.check_output(f"{uv} pip install --no-cache --dry-run --python /srv/proof/venv/bin/python proof 2>&1")
+    assert planned.endswith(" + proof==1")
+
+
+def test_an_installation_has_waited_for_another_one(host: Host) -> None:
+    assert host.file("/run/molecule-waited").exists

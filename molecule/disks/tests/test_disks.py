@@ -35,7 +35,9 @@ def test_what_was_written_is_kept(host: Host) -> None:
     if owns(host):
         assert run(host, "cat /mnt/data/kept /srv/old-data/kept") == "kept\nkept"
         assert run(host, "stat -c %U:%a /mnt/data") == "tpu:2775"
-        assert "noatime" in run(host, "findmnt -no OPTIONS /mnt/data").split(",")
+        options = set(run(host, "findmnt -no OPTIONS /mnt/data").split(","))
+        assert {"noatime", "discard"} <= options
+        assert "nosuid" not in options
 
 
 def test_a_shared_disk_is_read_by_every_worker_and_written_by_none(host: Host) -> None:

@@ -25,6 +25,16 @@ def test_pythons_stand_side_by_side_and_the_systems_own_is_untouched(host: Host)
     assert system[0] == "/usr"
     older = asked(host, "older")
     assert older[:2] != [int(part) for part in system[1:]]
+    # Nothing of its packages differs from what they brought, and nothing stands beside them.
+    names = host.check_output(
+        "dpkg-query -W -f '${db:Status-Abbrev} ${Package}\\n' 'python3*' 'libpython3*' | sed -n 's/^ii *//p'"
+    ).split()
+    assert "python3" in names
+    # Small images have no documents.
+    differing = host.run(f"dpkg --verify {' '.join(names)}").stdout.splitlines()
+    assert [line for line in differing if " /usr/share/" not in line] == []
+    assert host.check_output("find /usr/local/lib/python3*/dist-packages -mindepth 1") == ""
+    host.check_output("find /usr/lib/python3/dist-packages -mindepth 1 -maxdepth 1 ! -name __pycache__ | xargs dpkg -S")
     assert host.check_output("readlink -f /opt/venvs/older/bin/python") == f"/usr/bin/python{older[0]}.{older[1]}"
     assert host.check_output("readlink -f /opt/venvs/tools/bin/python").startswith("/opt/python-of-molecule/cpython-")
 
@@ -51,10 +61,9 @@ def test_two_workers_hold_the_same(host: Host, name: str) -> None:
 @pytest.mark.parametrize(("person", "name"), [("tpu", "locked"), ("nobody", "tools")])
 def test_one_environment_is_active_at_login(host: Host, person: str, name: str) -> None:
     for shell in ("bash", "sh", "zsh"):
-        if host.exists(shell):
-            with host.sudo(person):
-                found = host.check_output(f"env -u VIRTUAL_ENV {shell} -lc 'echo $VIRTUAL_ENV; command -v python'")
-            assert found.split() == [f"/opt/venvs/{name}", f"/opt/venvs/{name}/bin/python"], shell
+        with host.sudo(person):
+            found = host.check_output(f"env -u VIRTUAL_ENV {shell} -lc 'echo $VIRTUAL_ENV; command -v python'")
+        assert found.split() == [f"/opt/venvs/{name}", f"/opt/venvs/{name}/bin/python"], shell
 
 
 def test_root_s_login_has_none(host: Host) -> None:

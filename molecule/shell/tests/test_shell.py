@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
+from collections.abc import Callable
 
 import pytest
 from testinfra.host import Host
+
+Ssh = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def as_sid(host: Host, command: str) -> str:
@@ -27,11 +32,9 @@ def test_tmux_starts_with_the_workers_name_in_its_status_line(host: Host) -> Non
     assert shown.splitlines() == [f"[{host.backend.host}] #S ", "50000", "on"]
 
 
-def test_mosh_server_starts(host: Host) -> None:
-    answer = host.check_output(
-        "LC_ALL=C.UTF-8 mosh-server new -p 60001:60010 2>/dev/null; pkill -u $(id -u) mosh-server"
-    )
-    assert "MOSH CONNECT 600" in answer
+def test_mosh_server_starts_for_whoever_logs_in(ssh: Ssh) -> None:
+    done = ssh("mosh-server new -p 60001:60010; pkill -u $(id -u) mosh-server", os.environ["TPU_OPS_USER"])
+    assert "MOSH CONNECT 600" in done.stdout, done.stderr
 
 
 def test_zsh_shows_the_workers_name_and_asks_new_people_nothing(host: Host) -> None:

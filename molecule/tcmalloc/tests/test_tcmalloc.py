@@ -9,8 +9,7 @@ from testinfra.host import Host
 
 Ssh = Callable[..., "object"]
 
-#: Dies as gsutil's snap does when TCMalloc is among the libraries of its process.
-GSUTIL = "sh -c 'if grep -q tcmalloc /proc/$$/maps || env | grep -q tcmalloc; then exit 127; fi; echo runs'"
+GSUTIL = "/usr/local/bin/gsutil-like"
 
 
 def output(ssh: Ssh, command: str) -> str:
@@ -29,14 +28,17 @@ def test_nothing_else_in_the_files_is_lost(host: Host) -> None:
     assert host.file("/etc/environment.d/50-tpu.conf").content_string == "BESIDE_ENVIRONMENT_D=kept\n"
     assert host.file("/etc/security/pam_env.conf").content_string == "LD_PRELOAD_BESIDE DEFAULT=kept\n"
     assert host.file("/etc/ld.so.preload").content_string.strip() == ""
+    host.check_output("cmp /etc/profile /usr/share/base-files/profile")
+    assert "/etc/bash.bashrc" not in host.run("dpkg --verify bash").stdout
 
 
 def test_a_program_that_tcmalloc_breaks_runs_in_a_session(ssh: Ssh) -> None:
     assert output(ssh, GSUTIL) == "runs"
-    assert output(ssh, f"bash -lc {GSUTIL!r}") == "runs"
+    for kind in "li":
+        assert output(ssh, f"bash -{kind}c {GSUTIL}") == "runs"
 
 
 def test_training_runs_have_a_file_that_brings_it_back_for_them(ssh: Ssh) -> None:
-    script = "set -a; . /etc/tpu_ops/tcmalloc.env; exec grep -c /libm /proc/self/maps"
+    script = "set -a; . /etc/tpu_ops/tcmalloc.env; exec grep -c /libtcmalloc /proc/self/maps"
     assert int(output(ssh, f"env -u LD_PRELOAD sh -c '{script}'")) > 0
     assert output(ssh, "readlink /usr/local/lib/tpu_ops/libtcmalloc.so") == "/usr/local/lib/libtcmalloc.so.4"

@@ -13,6 +13,7 @@ from testinfra.host import Host
 KEYS = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "keys"
 KEYS_DIRECTORY = "/etc/ssh/authorized_keys.d"
 ARCHIVES = "/var/backups/tpu_ops/homes"
+PRESENT = ["ada", "dave", "erin", "grace", "heidi", "ivan"]
 
 Done = subprocess.CompletedProcess[str]
 Login = Callable[..., Done]
@@ -24,7 +25,7 @@ def login(ssh: Login) -> Login:
     return lambda user, command="whoami", key="": ssh(command, user, str(KEYS / (key or user)))
 
 
-@pytest.mark.parametrize("name", ["ada", "grace", "heidi", "dave"])
+@pytest.mark.parametrize("name", ["ada", "grace", "heidi", "dave", "ivan"])
 def test_people_log_in_with_their_keys(login: Login, name: str) -> None:
     done = login(name)
     assert (done.returncode, done.stdout.strip()) == (0, name), done.stderr
@@ -78,8 +79,9 @@ def test_an_account_has_the_number_of_the_list(host: Host) -> None:
     assert host.user("heidi").uid == 5007
 
 
-def test_a_shell_that_was_changed_is_the_listed_one_again(login: Login) -> None:
-    assert login("ada", "echo $0").stdout.strip() == "bash"
+def test_what_was_changed_of_an_account_is_as_listed_again(host: Host, login: Login) -> None:
+    assert login("ivan", "echo $0").stdout.strip() == "bash"
+    assert host.user("erin").gecos == "Erin of the speech group"
 
 
 def test_whoever_left_has_no_account_and_no_process_not_even_one_that_ignores_sigterm(host: Host) -> None:
@@ -116,8 +118,8 @@ def test_whoever_comes_back_finds_the_own_home(host: Host, login: Login, name: s
 
 def test_the_keys_directory_holds_exactly_the_listed_keys_and_what_is_another_tool_s(host: Host) -> None:
     assert host.file(KEYS_DIRECTORY).mode == 0o755
-    assert sorted(host.file(KEYS_DIRECTORY).listdir()) == ["ada", "dave", "grace", "heidi", "www-data"]
-    for name in ("ada", "dave", "grace", "heidi"):
+    assert sorted(host.file(KEYS_DIRECTORY).listdir()) == [*PRESENT, "www-data"]
+    for name in PRESENT:
         lines = host.file(f"{KEYS_DIRECTORY}/{name}").content_string.splitlines()
         assert [line for line in lines if not line.startswith("#")] == [(KEYS / f"{name}.pub").read_text().strip()]
 

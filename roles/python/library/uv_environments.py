@@ -11,7 +11,7 @@ from ansible.module_utils.as_person import PersonFault, as_person
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.environment_guard import stranger_in
 from ansible.module_utils.environment_state import packages
-from ansible.module_utils.environment_work import Environment, Fault, Uv, brought, give
+from ansible.module_utils.environment_work import Environment, Fault, Uv, brought, check_owner, give
 
 DOCUMENTATION = r"""
 module: uv_environments
@@ -156,6 +156,8 @@ def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
         )
     mine = account.pw_uid == os.geteuid()
     uv = Uv(program, module.params["cache_dir"] if mine else "%s/.cache/uv" % account.pw_dir, timeout)
+    if not mine:
+        check_owner(wanted["path"], account)
     if step == "fill" and not mine:
         give(wanted["path"], account)
 

@@ -48,7 +48,11 @@ class Fault(Exception):
 
 def plan_lines(report: str) -> list[str]:
     """Given what uv wrote to stderr, return one line for each package that it changes or would change."""
-    return ["%s %s" % match for match in PLAN.findall(report)]
+    found = PLAN.findall(report)
+    # A dry run gives what is installed anew both signs, and not the third one.
+    again = {name for sign, name in found if sign == "-"} & {name for sign, name in found if sign == "+"}
+    signs = [("~" if name in again else sign, name) for sign, name in found]
+    return ["%s %s" % pair for pair in dict.fromkeys(signs)]
 
 
 def device(path: str) -> int:
@@ -310,7 +314,8 @@ class Environment:
         """
         self.allow(self.wanted["lock"])
         with self.uv.take_turn(), tempfile.TemporaryDirectory() as directory:
-            if not self.runs():
+            remade = [] if self.runs() else ["~ Python %s" % self.wanted["python_version"]]
+            if remade:
                 self.make()
             if self.wanted["proof"]:
                 written(self.path, UNPROVED, "")
@@ -325,7 +330,7 @@ class Environment:
             except OSError as exc:
                 way = "it may hold somebody else's files; remove it by hand, then run again"
                 raise Fault("%s: what the environment was before cannot be removed: %s; %s" % (path, exc, way)) from exc
-        return self.report(plan + ["- %s" % name for name in gone], fresh=False)
+        return self.report(remade + plan + ["- %s" % name for name in gone], fresh=False)
 
     def prove(self) -> None:
         """Run the proof, until which the environment counts as one that does not work.
@@ -357,16 +362,26 @@ def written(directory: str, name: str, text: str) -> str:
     return path
 
 
+def check_owner(path: str, account: pwd.struct_passwd) -> None:
+    """Refuse an environment that is there and belongs to somebody else than it should.
+
+    Raises:
+        Fault: It does.
+    """
+    if os.path.lexists(path) and os.lstat(path).st_uid != account.pw_uid:
+        raise Fault(
+            "%s belongs to the uid %d and not to %s; remove or rename it, or give it to %s with all that is in it"
+            % (path, os.lstat(path).st_uid, account.pw_name, account.pw_name)
+        )
+
+
 def give(path: str, account: pwd.struct_passwd) -> None:
     """Make the directory of an environment that somebody else than root is to own, where it is missing.
 
     Raises:
-        Fault: Somebody else could have a say in what is made, or owns what is there.
+        Fault: Somebody else could have a say in what is made.
     """
     if os.path.lexists(path):
-        owner = os.lstat(path).st_uid
-        if owner != account.pw_uid:
-            raise Fault("%s belongs to the uid %d and not to %s; remove or rename it" % (path, owner, account.pw_name))
         return
     parent, missing = os.path.dirname(path), [path]
     while not os.path.lexists(parent):
