@@ -115,6 +115,35 @@ def test_a_damaged_key_is_named_by_its_place_and_never_quoted(key, tmp_path, how
     assert secret not in str(caught.value) + repr(caught.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        '"x"',
+        "5",
+        "null",
+        '{"type": "impersonated_service_account"}',
+        '{"type": "external_account", "credential_source": [1]}',
+        '{"type": "external_account", "audience": 5}',
+        "[" * 100_000,
+    ],
+)
+def test_application_default_credentials_of_another_form_are_an_error_that_names_the_file(tmp_path, monkeypatch, text):
+    file = tmp_path / "c.json"
+    file.write_text(text)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    with pytest.raises(CloudError, match="no credentials for Google Cloud: the file does not") as caught:
+        credentials(Auth())
+    assert caught.value.where == f"{file} (from GOOGLE_APPLICATION_CREDENTIALS)"
+
+
+def test_a_directory_of_application_default_credentials_is_named_with_its_variable(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path))
+    with pytest.raises(CloudError, match="Is a directory") as caught:
+        credentials(Auth())
+    assert caught.value.where == f"{tmp_path} (from GOOGLE_APPLICATION_CREDENTIALS)"
+
+
 def test_a_key_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(CloudError, match="No such file") as caught:
         credentials(Auth("serviceaccount", tmp_path / "none.json"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,17 +55,26 @@ def _application_default() -> Any:
     import google.auth
     from google.auth.exceptions import GoogleAuthError
 
+    cause: Exception | None = None
     try:
         return google.auth.default(scopes=_SCOPES)[0]
     except GoogleAuthError as exc:
+        cause = exc
         reason = str(exc.args[0]).split(". ")[0].rstrip(".") if exc.args else type(exc).__name__
-        raise CloudError(
-            f"no credentials for Google Cloud: {reason}",
-            where="application default credentials",
-            fix="run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS; an endpoint "
-            "that needs none is set by TPU_OPS_ENDPOINT, and a published snapshot of the fleet is read by "
-            "`tpu_ops refresh --from`",
-        ) from exc
+    except OSError as exc:
+        cause = exc
+        reason = f"the file cannot be read: {exc.strerror}"
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        # How google-auth fails at JSON of another form than it expects; the cause may quote a secret.
+        reason = "the file does not hold credentials"
+    named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
+    raise CloudError(
+        f"no credentials for Google Cloud: {reason}",
+        where=f"{named} (from GOOGLE_APPLICATION_CREDENTIALS)" if named else "application default credentials",
+        fix="run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS; an endpoint "
+        "that needs none is set by TPU_OPS_ENDPOINT, and a published snapshot of the fleet is read by "
+        "`tpu_ops refresh --from`",
+    ) from cause
 
 
 def _service_account(auth: Auth) -> Any:
