@@ -101,7 +101,8 @@ options:
         any of them is true.
       - They narrow this inventory only. Filters that hold for the commands, too, are O(names), O(labels),
         O(accelerator_types), O(projects) and O(zones).
-      - One that fails counts as false, with a warning; with O(strict) it is an error.
+      - One that fails counts as false, with a warning; with O(strict), or where it fails for every worker, it is an
+        error. What is no expression always is.
     type: list
     elements: str
     default: []
@@ -345,7 +346,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -359,7 +360,7 @@ from ansible.utils.vars import combine_vars
 try:
     from tpu_ops import config
     from tpu_ops.errors import OpsError, UsageError
-    from tpu_ops.fleet import hostkeys, hostnames, hostvars, origin, reach, selection, ssh_files, view
+    from tpu_ops.fleet import composed, hostkeys, hostnames, hostvars, origin, reach, selection, ssh_files, view
     from tpu_ops.fleet.model import SERVING_STATES, Node, Worker
     from tpu_ops.fleet.reach import Way
 except ImportError as exc:
@@ -397,15 +398,19 @@ class Choice:
         self._file, self._groups, self._others = file, groups, others
         self._taken = hostnames.Taken(f"{file}, key 'hostnames'")
         self._passed_over: dict[tuple[str, str], list[str]] = {}
+        # Of how many workers it was decided, by the key that decides.
+        self._decided = {"include": 0, "exclude": 0}
 
     def stays(self, worker: Worker, variables: dict[str, Any]) -> bool:
         """Return whether a worker is let in by any expression of `include` and by none of `exclude` kept out."""
         if not self._include and not self._exclude:
             return True
         self._see(variables)
-        return (
-            not self._include or any(self._holds("include", expression, worker) for expression in self._include)
-        ) and not any(self._holds("exclude", expression, worker) for expression in self._exclude)
+        self._decided["include"] += 1
+        if self._include and not any(self._holds("include", expression, worker) for expression in self._include):
+            return False
+        self._decided["exclude"] += 1
+        return not any(self._holds("exclude", expression, worker) for expression in self._exclude)
 
     def name(self, worker: Worker, variables: dict[str, Any]) -> str:
         """Return what the first fitting entry of `hostnames` comes out as, else the worker's own name.
@@ -421,7 +426,18 @@ class Choice:
         return name
 
     def warnings(self) -> list[str]:
-        """Return one warning per expression that failed or gave no name."""
+        """Return one warning per expression that failed or gave no name.
+
+        Raises:
+            UsageError: One that decides which workers stay failed for all of them: it decided nothing.
+        """
+        for (key, expression), reasons in self._passed_over.items():
+            if len(reasons) == self._decided.get(key):
+                raise UsageError(
+                    f"{expression!r} fails for every worker: {reasons[0]}",
+                    where=f"{self._file}, key {key!r}",
+                    fix="mend it; what not all have is written as in tpu_labels.team | default('') == 'vision'",
+                )
         return [
             f"{self._file}, key {key!r}, {expression!r}: {reasons[0]}"
             + (f"; passed over for {len(reasons) - 1} other workers, too" if len(reasons) > 1 else "")
@@ -531,7 +547,11 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             if not isinstance(listed, list) or not all(isinstance(entry, str) for entry in listed):
                 raise UsageError("expected a list of texts", where=f"{path}, key {key!r}", fix="put each in quotes")
             options[key] = listed
-        self.set_options(direct=options, var_options=self._vars)
+        try:
+            self.set_options(direct=options, var_options=self._vars)
+        except AnsibleError as exc:
+            raise UsageError(str(exc), where=path, fix="`ansible-doc -t inventory tpu_vm` has examples") from exc
+        self._check_syntax(path)
         if not self._variable("x").isidentifier():
             raise UsageError(
                 f"{self._variable('<name>')!r} is not valid as the name of a variable",
@@ -539,7 +559,32 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
                 fix="use letters, digits and underscores, and no digit first",
             )
         if self.get_option("cache"):
-            self.load_cache_plugin()
+            try:
+                self.load_cache_plugin()
+            except (AnsibleError, ImportError) as exc:
+                raise UsageError(
+                    f"the cache cannot be used: {exc}",
+                    where=f"{path}, key 'cache_plugin' or 'cache_connection'",
+                    fix="leave both out: the fleet's snapshot is a cache already",
+                ) from exc
+
+    def _check_syntax(self, path: str) -> None:
+        """Refuse what is no expression: Ansible passes over it without a word."""
+        for key in ("include", "exclude"):
+            for expression in self.get_option(key):
+                self._check_condition(expression, f"{path}, key {key!r}")
+        for name, expression in (self.get_option("groups") or {}).items():
+            self._check_condition(expression, f"{path}, key 'groups', {name!r}")
+        for name, expression in (self.get_option("compose") or {}).items():
+            composed.check_syntax(str(expression), f"{path}, key 'compose', {name!r}")
+        for number, entry in enumerate(self.get_option("keyed_groups") or (), 1):
+            if isinstance(entry, dict) and "key" in entry:
+                composed.check_syntax(str(entry["key"]), f"{path}, key 'keyed_groups', entry {number}")
+
+    def _check_condition(self, expression: Any, where: str) -> None:
+        # A condition may be a whole template, too.
+        if isinstance(expression, str) and not self.templar.is_template(expression):
+            composed.check_syntax(expression, where)
 
     def extra_variables(self) -> dict[str, Any]:
         """Return the variables of the command line where expressions are to see them."""
@@ -615,26 +660,44 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
     def _add(self, settings: config.Settings, nodes: Sequence[Node]) -> None:
         """Add the workers of these nodes to the inventory: none where a name or an expression that decides is an error.
 
-        With `strict`, one of `compose`, `groups` or `keyed_groups` that fails is an error after the hosts before it.
+        An error of `compose`, `groups` or `keyed_groups` comes after the hosts before it.
         """
         groups = hostvars.groups(nodes)
-        strict = self.get_option("strict")
-        compose, composed, keyed = (self.get_option(name) for name in ("compose", "groups", "keyed_groups"))
-        for host in self._hosts(settings, nodes, {name for names in groups.values() for name in names}):
+        hosts = self._hosts(settings, nodes, {name for names in groups.values() for name in names})
+        own: dict[str, list[str]] = {}
+        for host in hosts:
             self.inventory.add_host(host.name)
             for group in groups[host.worker.node.full_name]:
                 self.inventory.add_group(group)
                 self.inventory.add_child(group, host.name)
+                own.setdefault(group, []).append(host.name)
             # At the host itself: by way of the inventory Ansible would copy every value.
             entry = self.inventory.get_host(host.name)
             for name, value in host.variables.items():
                 entry.set_variable(name, value)
-            if compose:
-                self._set_composite_vars(compose, host.variables, host.name, strict=strict)
-            if composed:
-                self._add_host_to_composed_groups(composed, host.variables, host.name, strict=strict)
-            if keyed:
-                self._add_host_to_keyed_groups(keyed, host.variables, host.name, strict=strict)
+        for key, add in (
+            ("compose", self._set_composite_vars),
+            ("groups", self._add_host_to_composed_groups),
+            ("keyed_groups", self._add_host_to_keyed_groups),
+        ):
+            if said := self.get_option(key):
+                self._compose_by(add, said, hosts, own, f"{settings.file}, key {key!r}")
+
+    def _compose_by(
+        self, add: Callable[..., None], said: Any, hosts: Sequence[Host], own: dict[str, list[str]], where: str
+    ) -> None:
+        """Make the variables or groups of one key of the file."""
+        inventory, strict = self.inventory, self.get_option("strict")
+        self.inventory = filled = composed.Composed(inventory, own)
+        try:
+            for host in hosts:
+                add(said, host.variables, host.name, strict=strict)
+        except Exception as exc:  # groups in a circle are one of no class of its own
+            passed_over = "; `strict: false` passes over expressions that fail" if strict else ""
+            raise UsageError(str(exc), where=where, fix=f"mend it{passed_over}") from exc
+        finally:
+            self.inventory = inventory
+        filled.refuse_merged(where)
 
     def _hosts(self, settings: config.Settings, nodes: Sequence[Node], groups: set[str]) -> list[Host]:
         """Return the hosts that these nodes come out as, with their names and variables."""

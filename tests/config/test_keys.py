@@ -115,6 +115,17 @@ def test_hosts_to_jump_through(read, jump):
         ),
         ({"service_account_file": 7}, ["'service_account_file'", "a text"]),
         ({"service_acount_file": "x"}, ["did you mean 'service_account_file'"]),
+        ({"keyed_groups": {"key": "tpu_zone"}}, ["'keyed_groups'", "a list"]),
+        ({"keyed_groups": ["tpu_zone"]}, ["'keyed_groups', entry 1", "a mapping", "'tpu_zone'"]),
+        ({"keyed_groups": [{"key": "a"}, {"prefix": "a"}]}, ["'keyed_groups', entry 2", "no 'key'"]),
+        ({"keyed_groups": [{"key": "a", "prefx": "a"}]}, ["'keyed_groups', entry 1", "did you mean 'prefix'"]),
+        ({"keyed_groups": [{"key": 5}]}, ["entry 1, 'key'", "a text", "quotes"]),
+        ({"keyed_groups": [{"key": "a", "trailing_separator": "no"}]}, ["'trailing_separator'", "true or false"]),
+        ({"groups": ["x"]}, ["'groups'", "a mapping of groups"]),
+        ({"groups": {"x": 5}}, ["'groups', 'x'", "an expression", "quotes"]),
+        ({"compose": ["a"]}, ["'compose'", "a mapping of variables"]),
+        ({"compose": {"x": 5}}, ["'compose', 'x'", "an expression", "quotes"]),
+        ({"compose": {"a b": "1"}}, ["'compose', 'a b'", "not valid"]),
     ],
 )
 def test_a_mistake_names_file_and_key(read, file, options, words):

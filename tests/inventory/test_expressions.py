@@ -146,13 +146,88 @@ def test_strict_decides_about_expressions_that_fail(named, said, key, strict):
     wrong = "tpu_node | no_such_filter"
     values = {"compose": {"x": wrong}, "groups": {"x": wrong}, "keyed_groups": [{"key": wrong}]}
     named.write(strict=strict, **{key: values.get(key, [wrong])})
-    if strict:
+    if strict or key in ("include", "exclude"):
         with pytest.raises(AnsibleError, match="Completely failed"):
             inventory(named)
-        assert "other-w0" in said()
+        text = said()
+        assert "other-w0" in text
+        assert f"tpu_vm.yml, key '{key}'" in text
     else:
-        assert hosts(inventory(named)) == ([] if key == "include" else ["other-w0", *PODS, "solo-w0"])
-        assert ("no_such_filter" in said()) == (key in ("include", "exclude", "hostnames"))
+        assert hosts(inventory(named)) == ["other-w0", *PODS, "solo-w0"]
+        assert ("no_such_filter" in said()) == (key == "hostnames")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"exclude": "tpu_nope"}, ["key 'exclude'", "'tpu_nope' fails for every worker", "'tpu_nope' is undefined"]),
+        ({"include": "tpu_labels.nope == 'x'"}, ["key 'include'", "fails for every worker"]),
+        ({"include": "tpu_zone =="}, ["key 'include'", "'tpu_zone ==' is no expression"]),
+        ({"exclude": ["false", "a b"]}, ["key 'exclude'", "'a b' is no expression"]),
+        ({"groups": {"x": "nope +"}}, ["key 'groups', 'x'", "'nope +' is no expression"]),
+        ({"compose": {"x": "{{ tpu_zone }}"}}, ["key 'compose', 'x'", "is no expression", "without braces"]),
+        ({"keyed_groups": [{"key": "(" * 9}]}, ["key 'keyed_groups', entry 1", "is no expression"]),
+        ({"keyed_groups": [{"prefix": "a"}]}, ["key 'keyed_groups', entry 1", "no 'key'"]),
+        (
+            {"keyed_groups": [{"key": "tpu_zone", "prefix": "a", "separator": "", "parent_group": "aus-central2-b"}]},
+            ["tpu_vm.yml, key 'keyed_groups'", "itself", "mend it"],
+        ),
+        ({"cache": True, "cache_plugin": "jsonfile"}, ["tpu_vm.yml, key 'cache_plugin'", "leave both out"]),
+        ({"cache": True, "cache_plugin": "nope"}, ["tpu_vm.yml, key 'cache_plugin'", "leave both out"]),
+        ({"cache_timeout": "x"}, ["tpu_vm.yml", "cache_timeout"]),
+    ],
+)
+def test_a_mistake_in_what_only_ansible_reads_is_an_error_that_names_file_and_key(named, said, options, words):
+    from ansible.errors import AnsibleError
+
+    named.write(**options)
+    with pytest.raises(AnsibleError, match="Completely failed"):
+        inventory(named)
+    text = said()
+    assert [word for word in words if word not in text] == []
+
+
+def test_a_choice_that_fails_for_some_workers_only_is_a_warning(named, said):
+    named.write(include=["tpu_labels.alias == 'blue'", "tpu_node == 'pod'"], exclude=["tpu_labels.alias == 'x'"])
+    assert hosts(inventory(named)) == [*PODS, "solo-w0"]
+    assert said().count("key 'exclude'") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"keyed_groups": [{"key": "'pod' if tpu_node == 'solo' else 'x'", "prefix": "node"}]},
+            ["key 'keyed_groups'", "'node_pod'", "built-in group", "solo-w0"],
+        ),
+        ({"groups": {"state_ready": "tpu_node == 'solo'"}}, ["key 'groups'", "'state_ready'", "other-w0"]),
+        ({"groups": {"node_pod": "tpu_node == 'solo'"}}, ["key 'groups'", "'node_pod'", "solo-w0"]),
+        (
+            {"keyed_groups": [{"key": "tpu_state", "prefix": "x", "parent_group": "node_pod"}]},
+            ["key 'keyed_groups'", "'node_pod'", "other-w0"],
+        ),
+    ],
+)
+def test_a_group_of_the_file_never_merges_into_a_built_in_one(named, said, options, words):
+    from ansible.errors import AnsibleError
+
+    named.write(**options)
+    with pytest.raises(AnsibleError, match="Completely failed"):
+        inventory(named)
+    text = said()
+    assert [word for word in ["tpu_vm.yml", *words] if word not in text] == []
+
+
+def test_a_group_of_the_file_may_be_a_built_in_one_or_lie_below_it(named, said):
+    keyed = [
+        {"key": "tpu_node", "prefix": "node"},
+        {"key": "tpu_labels.alias", "prefix": "alias", "parent_group": "state_ready"},
+    ]
+    named.write(keyed_groups=keyed)
+    found = inventory(named)
+    assert (len(found.groups["node_pod"].get_hosts()), len(found.groups["state_ready"].get_hosts())) == (4, 6)
+    assert "alias_blue" in found.groups
+    assert said() == ""
 
 
 def test_an_undefined_variable_is_a_failure_of_a_choice_but_not_of_a_name(named, said):

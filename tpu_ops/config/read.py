@@ -13,6 +13,7 @@ from typing import Any
 
 from tpu_ops import files
 from tpu_ops.cloud.auth import KINDS, Auth
+from tpu_ops.config import composed
 from tpu_ops.config.hosts import USER, USER_AT_HOST, is_loopback
 from tpu_ops.config.settings import (
     LOCAL_TIMEOUT,
@@ -74,6 +75,7 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         # Ansible takes any word for false, and evaluates their templates.
         if not is_template(data.get(key)):
             options.flag(key, default=False)
+    composed.check(options)
     in_fleet = file.parts[-2:] == FLEET_FILE.parts
     origin = file.parent.parent if in_fleet else file
     endpoint = _endpoint(options)

@@ -20,15 +20,27 @@ _KEY_TYPE = re.compile(r"^[a-z0-9@.-]{3,64}$")
 
 
 def valid_key(key_type: str, blob: str) -> bool:
-    """Return whether a published host key is one: a blob of base64 that begins with the name of its type."""
+    """Return whether a host key is one: a blob of base64 that begins with the name of its type and is whole."""
     if not _KEY_TYPE.fullmatch(key_type):
         return False
     try:
         raw = base64.b64decode(blob, validate=True)
     except (binascii.Error, ValueError):
         return False
-    length = int.from_bytes(raw[:4], "big")
-    return raw[4 : 4 + length] == key_type.encode() and len(raw) > 4 + length
+    fields = _fields(raw)
+    return len(fields) > 1 and fields[0] == key_type.encode()
+
+
+def _fields(raw: bytes) -> list[bytes]:
+    """Return the fields that a key consists of, each behind its length (RFC 4251, section 5); none where one is cut."""
+    fields, at = [], 0
+    while at < len(raw):
+        begin = at + 4
+        at = begin + int.from_bytes(raw[at:begin], "big")
+        if begin > len(raw) or at > len(raw):
+            return []
+        fields.append(raw[begin:at])
+    return fields
 
 
 def fingerprint(blob: str) -> str:
