@@ -517,6 +517,8 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
 
     NAME = "tpu_vm"
 
+    inventory: Any
+
     def verify_file(self, path: str) -> bool:
         return bool(super().verify_file(path)) and path.endswith(("tpu_vm.yml", "tpu_vm.yaml"))
 
@@ -557,6 +559,12 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
                 f"{self._variable('<name>')!r} is not valid as the name of a variable",
                 where=f"{path}, key 'hostvars_prefix' or 'hostvars_suffix'",
                 fix="use letters, digits and underscores, and no digit first",
+            )
+        if self._variable("x").startswith("ansible_"):
+            raise UsageError(
+                f"{self._variable('host')!r} is one of Ansible's own variables, or may become one",
+                where=f"{path}, key 'hostvars_prefix'",
+                fix="use a prefix that does not begin with ansible_",
             )
         if self.get_option("cache"):
             try:

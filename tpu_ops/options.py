@@ -31,7 +31,8 @@ def check_name(text: str, where: str, form: re.Pattern[str], expected: str) -> s
         UsageError: It has another one.
     """
     if not form.fullmatch(text):
-        raise UsageError(f"{shown(text)} is not {expected}", where=where, fix=f"use {expected}")
+        what = f"{shown(text)} is not {expected.partition(', as in')[0]}"
+        raise UsageError(what, where=where, fix=f"use {expected}")
     return text
 
 
@@ -74,7 +75,8 @@ class Options:
         value = self.data[key]
         kind = type(value).__name__
         found = f"a value of type {kind}" if secret else f"{shown(value)} ({kind})"
-        fix = f"write {expected}, or leave the key out"
+        plain = expected == "a text" and isinstance(value, int | float)
+        fix = "put it in quotes" if plain and not secret else f"write {expected}, or leave the key out"
         return UsageError(f"expected {expected}, found {found}", where=self.at(key), fix=fix)
 
     def text(self, key: str, variable: str = "", *, secret: bool = False) -> Value:
@@ -123,6 +125,9 @@ class Options:
         else:
             where, values = self.at(key), self._list(key)
         for entry in values:
+            if "," in entry and all(form.fullmatch(part.strip()) for part in entry.split(",")):
+                parts = ", ".join(part.strip() for part in entry.split(","))
+                raise UsageError(f"{shown(entry)} is one text", where=where, fix=f"write it as a list: [{parts}]")
             check_name(entry, where, form, expected)
         return tuple(dict.fromkeys(values))
 

@@ -23,7 +23,10 @@ def some(names: Sequence[str], limit: int = 8, rest: str = "more") -> str:
 
 def ago(asked_at: float, now: float) -> str:
     """Return how long ago something was, as in ``12 min ago``; both times are seconds since 1970."""
-    seconds = max(0.0, now - asked_at)
+    seconds = now - asked_at
+    if seconds <= -60:
+        return "in the future by this machine's clock"
+    seconds = max(0.0, seconds)
     for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= (2 if unit == "days" else 1) * size:
             return f"{seconds / size:.0f} {unit} ago"

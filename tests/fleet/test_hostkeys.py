@@ -26,6 +26,9 @@ from tpu_ops.fleet.model import workers_of
         ("ssh-ed25519", key("a") + "\nevil ssh-rsa AAAA"),
         ("ssh-ed25519\n", key("a")),
         ("ssh ed25519", key("a", "ssh ed25519")),
+        ("ssh-ed25519", key("a")[:40]),
+        ("ssh-ed25519", key("a")[:20]),
+        ("ssh-ed25519", key("a") + "AAAA"),
     ],
 )
 def test_a_published_key_of_another_form_is_no_key(kind, blob):

@@ -307,6 +307,7 @@ def test_a_pipe_is_not_replaced_by_a_file(member, tmp_path, linked):
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
+        (-86400, "in the future by this machine's clock"),
         (-5, "0 s ago"),
         (59, "59 s ago"),
         (60, "1 min ago"),

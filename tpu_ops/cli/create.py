@@ -95,7 +95,9 @@ def _only(name: str, given: str | None, known: tuple[str, ...]) -> str:
         return given
     if len(known) == 1:
         return known[0]
-    choice = f"one of {', '.join(known)}" if known else "for example us-central2-b"
+    choice = (
+        f"one of {', '.join(known)}" if known else f"for example {'us-central2-b' if name == 'zone' else 'my-project'}"
+    )
     raise UsageError(f"no {name} is named", where=f"--{name}", fix=f"add --{name}, {choice}")
 
 

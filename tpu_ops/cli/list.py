@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("list takes no target", where=args.target, fix=f"tpu_ops list --name {name}")
     settings = config.load(args.fleet)
     if args.cached:
-        fleet, changes = view.current(settings), None
+        fleet, changes = view.cached(settings), None
     else:
         fleet, changes = view.look(settings)
         for text in fleet.warnings:
@@ -74,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
     elif rows := table_rows(fleet, shown):
         output.table(rows, COLUMNS)
     elif not fleet.listed:
-        output.info("no node; `tpu_ops create` makes one")
+        made = "`tpu_ops create` makes one"
+        output.info(f"no node{' is published; ask who publishes' if fleet.source else f'; {made}'}")
     elif fleet.nodes and not unknown:
         output.info("no node has all of that")
     if fleet.source or args.cached:

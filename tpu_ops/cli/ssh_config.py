@@ -10,7 +10,7 @@ from pathlib import Path
 from tpu_ops import config, files
 from tpu_ops.cli import options, output
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.errors import ExitCode, UsageError, printable
 from tpu_ops.fleet import ssh_include, view
 from tpu_ops.fleet.state import Files
 from tpu_ops.remote import openssh
@@ -81,7 +81,7 @@ def _change(args: argparse.Namespace, settings: Settings, fragment: Path) -> int
         )
     else:
         would = "would be " if args.dry_run and outcome.word in {"installed", "removed"} else ""
-        output.line(f"{file}: {would}{outcome.word}")
+        output.line(f"{printable(str(file))}: {would}{outcome.word}")
     return ExitCode.FAILED if problem else ExitCode.OK
 
 

@@ -21,6 +21,26 @@ _LARGEST = 10_000_000
 _MEND = "mend it there; `ansible-doc -t inventory tpu_vm` has examples"
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML without tags that run anything, and without a key that stands twice in a mapping."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose a mapping.
+
+        Raises:
+            yaml.MarkedYAMLError: A key stands twice in it.
+        """
+        node = super().compose_mapping_node(anchor)
+        first: dict[tuple[str, str], yaml.Node] = {}
+        for key, _ in node.value:
+            other = first.setdefault((key.tag, key.value), key) if isinstance(key, yaml.ScalarNode) else key
+            if other is not key:
+                lines = " and ".join(str(found.start_mark.line + 1) for found in (other, key))
+                problem = f"the key {shown(key.value)} stands twice, in lines {lines}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+        return node
+
+
 def load(fleet: str | None = None) -> Settings:
     """Return the settings of a fleet.
 
@@ -88,7 +108,7 @@ def read_file(file: Path) -> Mapping[str, Any]:
         UsageError: The file cannot be read, is no YAML, or is no mapping.
     """
     try:
-        data = yaml.safe_load(files.read_regular(file, _LARGEST).decode())
+        data = yaml.load(files.read_regular(file, _LARGEST).decode(), _Loader)  # noqa: S506 - a safe one
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
         fix = "make it a text file in UTF-8 that you may read"

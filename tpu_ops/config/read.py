@@ -37,7 +37,7 @@ PRIVATE_KEYS = ("id_ed25519", "google_compute_engine", "id_rsa")
 
 _PROJECT = re.compile(r"^(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]*$")
 _ZONE = re.compile(r"^[a-z]+(?:-[a-z0-9]+)+$")
-_A_PROJECT, _A_ZONE = "a project id", "a zone, as in us-central2-b"
+_A_PROJECT, _A_ZONE = "a project id, as in my-project", "a zone, as in us-central2-b"
 _USER = re.compile(USER)
 _OF_STATE = "the directory for state (TPU_OPS_STATE, else below HOME)"
 _NOT_FOR_SSH = re.compile(r"[\x00-\x1f\x7f]|\$\{")
@@ -177,6 +177,8 @@ def _private_key(options: Options) -> Path | None:
         # A variable may be left of what is gone, a shell's settings for instance: no key is to be made there.
         make = f"make it (ssh-keygen -t ed25519 -f {shlex.quote(str(path))}) or name another"
         fix = "unset the variable, or set it to a key that you have" if key.from_environment else make
+        if path.exists():
+            raise UsageError(f"the private key {path} is no file", where=key.where, fix="name the key's own file")
         raise UsageError(f"the private key {path} does not exist", where=key.where, fix=fix)
     if path.suffix == ".pub":
         raise UsageError(

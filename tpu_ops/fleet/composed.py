@@ -56,7 +56,7 @@ class Composed:
 
     def add_host(self, host: str, group: str | None = None, port: int | None = None) -> Any:
         """Add a host, to a group where one is named."""
-        if group in self._own:
+        if group is not None and group in self._own:
             self._added.setdefault(group, []).append(host)
         return self._inventory.add_host(host, group, port)
 

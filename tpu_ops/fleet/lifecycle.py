@@ -268,9 +268,11 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def nearest(value: str, known: Sequence[str], limit: int = 16) -> str:
-    """Return the names that are most alike in words, in their natural order."""
+    """Return the names that are most alike in words, in their natural order: first those but for the last part."""
     if not known:
         return "none"
     alike = difflib.get_close_matches(value, known, n=limit, cutoff=0.3)
-    names = [*alike, *(name for name in known if name not in alike)]
+    kind = value.rpartition("-")[0]
+    own = [name for name in known if kind and name.rpartition("-")[0] == kind]
+    names = list(dict.fromkeys([*(name for name in alike if name in own), *own, *alike, *known]))
     return texts.some([*sorted(names[:limit], key=_natural), *names[limit:]], limit)

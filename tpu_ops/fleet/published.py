@@ -86,8 +86,8 @@ def refuse_outdated(seen: Seen, old: Snapshot | None) -> None:
     if old is None or seen.asked_at >= old.asked_at or old.asked_at > now + documents.AHEAD:
         return
     raise OutdatedError(
-        f"the published snapshot is older than what is known here: it is of {texts.ago(seen.asked_at, now)}, "
-        f"what is known of {texts.ago(old.asked_at, now)}",
+        f"the published snapshot is older than what is known here: it was asked from the API "
+        f"{texts.ago(seen.asked_at, now)}, what is known {texts.ago(old.asked_at, now)}",
         where=sources.shown(seen.source),
         fix="ask who publishes it to publish again; who may ask the API goes back by `tpu_ops refresh --from api`",
     )

@@ -102,7 +102,8 @@ def read(source: str, settings: Settings) -> bytes:
         from tpu_ops.fleet import web
 
         return web.read(source, shown(source), limit=LARGEST, timeout=timeout)
-    return _read_file(Path(source))
+    named = f"by key 'snapshot' in {settings.file} or TPU_OPS_SNAPSHOT" if settings.snapshot else "by --from"
+    return _read_file(Path(source), named)
 
 
 def destination(text: str, folder: Path, where: str) -> str:
@@ -167,7 +168,7 @@ def _too_large(source: str) -> NoReturn:
     raise CloudError(f"it has more than {LARGEST // 2**20} MiB", where=source, fix="see that it is a snapshot")
 
 
-def _read_file(path: Path) -> bytes:
+def _read_file(path: Path, named: str) -> bytes:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise CloudError("this is no file", where=str(path), fix="name the file that was published")
@@ -177,7 +178,7 @@ def _read_file(path: Path) -> bytes:
         raise CloudError(
             f"the published snapshot cannot be read: {exc.strerror or exc}",
             where=str(path),
-            fix="ask who publishes it, or name another by --from",
+            fix=f"ask who publishes it, or name another {named}",
         ) from exc
     return data if len(data) <= LARGEST else _too_large(str(path))
 

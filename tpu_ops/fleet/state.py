@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Container, Iterator, Mapping
@@ -109,6 +110,17 @@ class Files:
     def read(self) -> Stored | None:
         """Return the snapshot, whatever question it answers; None where there is none or it is damaged."""
         return _read(self.snapshot)
+
+    def damage(self) -> str:
+        """Return why the snapshot that is there is not read, in words; empty where it is, or there is none."""
+        if not os.path.lexists(self.snapshot) or self.read() is not None:
+            return ""
+        try:
+            version = json.loads(files.read_regular(self.snapshot, _LARGEST)).get("version")
+        except (OSError, ValueError, AttributeError, RecursionError):
+            version = VERSION
+        other = isinstance(version, int) and not isinstance(version, bool) and version != VERSION
+        return f"it has version {version}, this program reads {VERSION}" if other else "it is damaged"
 
     def read_shown(self, question: Question, stored: Stored | None) -> Snapshot | None:
         """Return the snapshot of which a person was told last, else the present one; None where none answers.
@@ -266,8 +278,9 @@ def replace(path: Path, text: str, mode: int) -> None:
 
 def unwritable(path: Path, exc: OSError) -> OpsError:
     """Return the error for a file or directory of the state that cannot be written."""
+    in_the_way = isinstance(exc, IsADirectoryError | NotADirectoryError | FileExistsError) or exc.errno == errno.EINVAL
     return OpsError(
         f"cannot write the fleet's state: {exc.strerror or exc}",
-        where=str(path),
-        fix=files.TO_WRITE,
+        where=str(exc.filename or path) if in_the_way else str(path),
+        fix="move away what is there: it is made anew" if in_the_way else files.TO_WRITE,
     )

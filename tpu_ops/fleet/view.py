@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tpu_ops import texts
 from tpu_ops.config import Settings
+from tpu_ops.errors import OpsError
 from tpu_ops.fleet import hostkeys, masters, origin, published, selection, sources, ssh_files
 from tpu_ops.fleet.diff import Changes, diff
 from tpu_ops.fleet.model import Node, Worker, workers_of
@@ -76,6 +77,22 @@ def current(settings: Settings) -> Fleet:
     for text in found.warnings:
         _log.warning("%s", text)
     return found
+
+
+def cached(settings: Settings) -> Fleet:
+    """Return the fleet as this machine knows it, like `current`, but ask nobody for a damaged snapshot.
+
+    Raises:
+        OpsError: The snapshot is damaged or another program's, or as for `current`.
+    """
+    files = Files(settings.state_dir)
+    if damage := files.damage():
+        raise OpsError(
+            f"what is known of the fleet cannot be read: {damage}",
+            where=str(files.snapshot),
+            fix="`tpu_ops refresh` asks again and replaces it",
+        )
+    return current(settings)
 
 
 def newest(settings: Settings, *, learn: bool = True) -> tuple[Fleet, Changes]:
@@ -189,6 +206,8 @@ def refresh(
     seen = origin.ask(settings, files, source, verify_keys=verify_keys, learn=learn)
     with files.lock():
         stored = files.read()
+        if stored is None and (damage := files.damage()):
+            _log.warning("%s: %s; it was asked for again and is replaced", files.snapshot, damage)
         old = stored.answer(question) if stored else None
         if seen.source:
             published.refuse_outdated(seen, stored.snapshot if stored else None)
