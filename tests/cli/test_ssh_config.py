@@ -41,6 +41,12 @@ def test_it_prints_the_text(fragment, tpu_ops):
     assert json.loads(tpu_ops("ssh-config", "--print", "--json")[1])["text"] == out
 
 
+def test_a_name_with_the_end_of_a_line_in_it_is_printed_in_one(fragment, tmp_path, tpu_ops):
+    assert tpu_ops("ssh-config", "--install", "--dry-run", "--file", f"{tmp_path}/a\nb")[1] == (
+        f"{tmp_path}/a b: would be installed\n"
+    )
+
+
 def test_a_person_installs_and_uninstalls_it(fragment, own, tpu_ops):
     own.parent.mkdir(exist_ok=True)
     own.write_bytes(b"Host *\n    User eve")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.commands import failed
 from tests.support.fleet import ROOT
-from tests.support.published import Member
+from tests.support.published import Member, text
 
 BIN = Path(sys.executable).parent
 
@@ -313,3 +313,45 @@ def test_who_creates_a_node_is_told_that_it_is_not_published_yet(fleet, tpu_ops,
     assert (code, out) == (0, "")
     assert "without the new node: `tpu_ops refresh --from api`" in err
     assert "new        more" in tpu_ops("refresh", "--from", "api")[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("{", "it is damaged"), ('{"version": 99}', "it has version 99, this program reads 1")],
+)
+def test_a_snapshot_that_cannot_be_read_is_said_and_not_asked_for_unasked(member, tpu_ops, content, words):
+    tpu_ops("refresh", "--from", str(member.published))
+    member.write(snapshot=str(member.published))
+    kept = member.settings().state_dir / "snapshot.json"
+    kept.write_text(content)
+    failed(tpu_ops("list", "--cached"), 1, words, str(kept), "tpu_ops refresh")
+    assert kept.read_text() == content
+    code, out, err = tpu_ops("inventory")
+    assert (code, out) == (0, "pod-w[0-1]\n")
+    assert f"{kept}: {words}" in err
+    assert tpu_ops("list", "--cached")[0] == 0
+
+
+def test_what_stands_in_the_way_of_the_state_is_to_be_moved(member, tpu_ops):
+    member.write(snapshot=str(member.published))
+    state = member.settings().state_dir
+    (state / "lock").mkdir(parents=True)
+    failed(tpu_ops("refresh"), 1, str(state / "lock"), "Is a directory", "move away what is there")
+
+
+def test_a_snapshot_that_the_file_names_is_replaced_there(member, tpu_ops):
+    member.write(snapshot="/nowhere.json")
+    code, _, err = tpu_ops("refresh")
+    assert code == 3
+    assert f"name another by key 'snapshot' in {member.file} or TPU_OPS_SNAPSHOT" in err
+
+
+def test_a_member_of_an_empty_fleet_is_not_told_to_create_a_node(member, tpu_ops):
+    member.published.write_text(text(nodes=()))
+    member.write(snapshot=str(member.published))
+    assert "no node is published; ask who publishes" in tpu_ops("list")[2]
+
+
+def test_a_missing_project_has_a_project_as_its_example(member, tpu_ops):
+    member.write(zones=["us-central2-b"])
+    failed(tpu_ops("create", "pod", "--type", "v4-8"), 2, "--project", "for example my-project")

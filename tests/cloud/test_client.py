@@ -9,6 +9,7 @@ from tpu_ops.cloud import buckets, client
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.errors import CloudError
 
+FOREIGN = "last error: UNAVAILABLE: ipv4:127.0.0.1:80: Failed parsing HTTP/2 (Expected SETTINGS frame, got type 79)"
 REFUSED = "failed to connect to all addresses; last error: connect: Connection refused"
 
 
@@ -150,3 +151,12 @@ def test_retries_end_when_nobody_wants_the_answer():
 def test_what_cloud_storage_says_is_one_line_without_orders_to_a_terminal():
     with pytest.raises(CloudError, match=r"\\x1b\[31mno next"), buckets._requests("gs://grant/fleet.json", "read"):
         raise OSError("\x1b[31mno\nnext")
+
+
+def test_a_port_that_speaks_no_grpc_is_said_and_not_waited_for():
+    clock = Clock()
+    failures = iter(lambda: exceptions.ServiceUnavailable(FOREIGN), None)
+    with pytest.raises(ApiError, match="this is no gRPC port") as caught:
+        attempt(failures, clock, at_endpoint=True)
+    assert "TPU_OPS_ENDPOINT" in caught.value.fix
+    assert clock.now < client.REFUSED_PATIENCE

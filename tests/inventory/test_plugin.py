@@ -160,6 +160,7 @@ def test_workers_without_an_address_are_listed_and_named_in_one_line(fleet, said
         ({"projects": ["nobodys"]}, ["nobodys", "PERMISSION_DENIED"]),
         ({"endpoint": "127.0.0.1:1", "request_timeout": 0.5}, ["127.0.0.1:1", "Connection refused"]),
         ({"endpoint": ""}, ["no credentials", "gcloud auth application-default login"]),
+        ({"hostvars_prefix": "ansible_"}, ["tpu_vm.yml", "'hostvars_prefix'", "'ansible_host'"]),
         ({"hostvars_prefix": "1-"}, ["tpu_vm.yml", "hostvars_prefix", "not valid as the name of a variable"]),
         ({"include": {"x": 1}}, ["tpu_vm.yml", "'include'", "a list of texts"]),
         ({"endpoint": "", "auth_kind": "serviceaccount"}, ["auth_kind is serviceaccount", "service_account_file"]),

@@ -29,7 +29,7 @@ RETRIED = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED")
 #: Seconds before the second attempt; doubled for each further one, up to the longest.
 FIRST_DELAY, LONGEST_DELAY = 0.25, 8.0
 
-#: Seconds of retries where nothing listens at the endpoint: a closed port rarely opens.
+#: Seconds of retries where nothing, or no gRPC, listens at the endpoint: that rarely changes.
 REFUSED_PATIENCE = 3.0
 
 #: Seconds of waiting for an answer after which that is said.
@@ -58,6 +58,10 @@ _NO_REFUSAL = (
 
 #: How google-auth prints what the token endpoint answered: in words, and as it came.
 _ANSWERED = re.compile(r"""\(['"](.+?)['"], \{""", re.S)
+
+#: What gRPC says, as UNAVAILABLE, where a port answers that speaks plain HTTP or something else.
+_OTHER_PROTOCOL = "Failed parsing HTTP/2"
+_NO_GRPC = "this is no gRPC port: what listens there speaks something else"
 
 _ENDPOINT_FIX = "start what serves the endpoint (TPU_OPS_ENDPOINT), or unset it to reach the real service"
 
@@ -247,7 +251,7 @@ def attempt(
 
 
 def _refused(failure: ApiError) -> bool:
-    return failure.status == "UNAVAILABLE" and "onnection refused" in failure.what
+    return failure.status == "UNAVAILABLE" and (failure.what == _NO_GRPC or "onnection refused" in failure.what)
 
 
 def api_error(exc: Any, where: str, *, timeout: float, at_endpoint: bool = False) -> ApiError:
@@ -271,6 +275,8 @@ def api_error(exc: Any, where: str, *, timeout: float, at_endpoint: bool = False
     elif status == "UNAVAILABLE":
         refused = "onnection refused" in message
         what = "nothing listens there: Connection refused" if refused else f"the API did not answer: {message}"
+        if _OTHER_PROTOCOL in message:
+            what = _NO_GRPC
         fix = _ENDPOINT_FIX if at_endpoint else "check the network"
     elif status == "DEADLINE_EXCEEDED":
         what = f"no answer within {timeout:g} s"
