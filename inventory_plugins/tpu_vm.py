@@ -672,40 +672,44 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         """
         groups = hostvars.groups(nodes)
         hosts = self._hosts(settings, nodes, {name for names in groups.values() for name in names})
-        own: dict[str, list[str]] = {}
+        own: dict[str, list[str]] = {name: [] for names in groups.values() for name in names}
+        for host in hosts:
+            for group in groups[host.worker.node.full_name]:
+                own[group].append(host.name)
+        fillings = [
+            (said, f"{settings.file}, key {key!r}", add, composed.Composed(self.inventory, own))
+            for key, add in (
+                ("compose", self._set_composite_vars),
+                ("groups", self._add_host_to_composed_groups),
+                ("keyed_groups", self._add_host_to_keyed_groups),
+            )
+            if (said := self.get_option(key))
+        ]
         for host in hosts:
             self.inventory.add_host(host.name)
             for group in groups[host.worker.node.full_name]:
                 self.inventory.add_group(group)
                 self.inventory.add_child(group, host.name)
-                own.setdefault(group, []).append(host.name)
             # At the host itself: by way of the inventory Ansible would copy every value.
             entry = self.inventory.get_host(host.name)
             for name, value in host.variables.items():
                 entry.set_variable(name, value)
-        for key, add in (
-            ("compose", self._set_composite_vars),
-            ("groups", self._add_host_to_composed_groups),
-            ("keyed_groups", self._add_host_to_keyed_groups),
-        ):
-            if said := self.get_option(key):
-                self._compose_by(add, said, hosts, own, f"{settings.file}, key {key!r}")
+            for filling in fillings:
+                self._fill(host, *filling)
+        for _, where, _, filled in fillings:
+            filled.refuse_merged(where)
 
-    def _compose_by(
-        self, add: Callable[..., None], said: Any, hosts: Sequence[Host], own: dict[str, list[str]], where: str
-    ) -> None:
-        """Make the variables or groups of one key of the file."""
+    def _fill(self, host: Host, said: Any, where: str, add: Callable[..., None], filled: composed.Composed) -> None:
+        """Give a host the variables or the groups that one key of the file says."""
         inventory, strict = self.inventory, self.get_option("strict")
-        self.inventory = filled = composed.Composed(inventory, own)
+        self.inventory = filled
         try:
-            for host in hosts:
-                add(said, host.variables, host.name, strict=strict)
+            add(said, host.variables, host.name, strict=strict)
         except Exception as exc:  # groups in a circle are one of no class of its own
             passed_over = "; `strict: false` passes over expressions that fail" if strict else ""
             raise UsageError(str(exc), where=where, fix=f"mend it{passed_over}") from exc
         finally:
             self.inventory = inventory
-        filled.refuse_merged(where)
 
     def _hosts(self, settings: config.Settings, nodes: Sequence[Node], groups: set[str]) -> list[Host]:
         """Return the hosts that these nodes come out as, with their names and variables."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tpu_ops.errors import UsageError
-from tpu_ops.options import shown
 
 
 def check_syntax(expression: str, where: str) -> None:
@@ -30,12 +29,12 @@ def check_syntax(expression: str, where: str) -> None:
             parser.fail(f"unexpected {parser.stream.current.value!r}")
     except TemplateSyntaxError as exc:
         raise UsageError(
-            f"{shown(expression)} is no expression: {exc.message}",
+            f"{expression!r:.80} is no expression: {exc.message}",
             where=where,
             fix="write it without braces, as in tpu_worker_count > 1, and texts in it in quotes",
         ) from exc
     except RecursionError as exc:
-        raise UsageError(f"{shown(expression)} is nested too deeply", where=where, fix="write it shorter") from exc
+        raise UsageError(f"{expression!r:.80} is nested too deeply", where=where, fix="write it shorter") from exc
 
 
 class Composed:
