@@ -1,0 +1,125 @@
+"""Workers that stop answering under open connections, many followers of one, and controllers that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runs.conftest import BOTH
+from tests.support.folded import lines_of
+from tests.support.gate import gate
+from tests.support.runs import Bench
+from tpu_ops.cli.unlock import GRACE
+from tpu_ops.errors import UnreachableError
+from tpu_ops.host.referee import SETTLE
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.runs import sync
+from tpu_ops.runs.control import LIMIT
+from tpu_ops.runs.follow import ALONE_LIMIT, STOP_MARGIN
+from tpu_ops.runs.spec import GRACE_FAILURE, GRACE_STOP
+
+pytestmark = pytest.mark.lab
+
+LEASE = 5.0
+#: For a command to begin and to end, several of them at once on a busy machine, in seconds.
+MARGIN = 15.0
+#: After which no helper of a killed controller may be left, in seconds.
+HELPERS_GONE = 30.0
+#: What each command is, who gives it, and within how many seconds it returns.
+COMMANDS = {
+    "stop": (("stop", "under-way"), "ada", GRACE_STOP + STOP_MARGIN),
+    "attach": (("attach", "under-way", "--rank", "all"), "ada", LEASE + SETTLE + GRACE_FAILURE + LIMIT + ALONE_LIMIT),
+    "status": (("status", "under-way"), "ada", LIMIT),
+    "who": (("who", "pod"), "bob", LIMIT),
+    "unlock": (("unlock", "pod", "--yes"), "bob", LIMIT + LIMIT + GRACE + 20.0),
+    "doctor": (("doctor", "pod"), "bob", LIMIT),
+    "train": (("train", "pod", "--", "true"), "bob", LIMIT),
+}
+SEEING = ("attach", "status")
+
+
+def test_a_worker_that_is_paused_is_named_by_every_command_within_its_deadline(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("")
+    tree = sync.read(tmp_path / "code")
+    bench.started("sleep", "600", name="under-way", options=("--lease", f"{LEASE}"))
+    assert bench.tpu_ops("run", "pod", "--", "true", person="bob").returncode == 0
+    with bench.paused(1):
+        at = time.monotonic()
+        begun = {word: bench.popen(*argv, person=person) for word, (argv, person, _) in COMMANDS.items()}
+        with pytest.raises(UnreachableError, match="could not be brought") as refused:
+            asyncio.run(sync.push(Fanout(bench.ssh_config("bob")), ["pod-w0", "pod-w1"], tree))
+        assert refused.value.where == "pod-w1"
+        assert time.monotonic() - at < sync._STEP_LIMIT + MARGIN
+        said = {}
+        for word, (_, _, limit) in COMMANDS.items():
+            out, rest = begun[word].communicate(timeout=max(1.0, at + limit + MARGIN - time.monotonic()))
+            said[word] = out + rest
+        # The other worker has ended its rank meanwhile, whether it was told to stop or that the paused one is lost.
+        bench.await_clean(0)
+    codes = {word: process.returncode for word, process in begun.items()}
+    # Whoever looks at the run may learn that it has failed meanwhile.
+    assert all(code in ((1, 4) if word in SEEING else (4,)) for word, code in codes.items()), (codes, said)
+    assert [word for word, text in said.items() if "pod-w1" not in text or "Traceback" in text] == []
+    assert "FAIL  ssh and the launcher answer: not on pod-w1" in said["doctor"].splitlines()
+    for index in BOTH:
+        bench.await_clean(index)
+        assert bench.record(index, "under-way")["state"] == "stopped"
+    assert "lost contact" in bench.record(1, "under-way")["reason"]
+
+
+def test_twelve_followers_of_one_worker_see_every_line(bench: Bench) -> None:
+    """More than the ten sessions that sshd lets one connection have."""
+    script = "n=0; until [ -e $TPU_OPS_RUN_DIR/end ]; do n=$((n + 1)); echo line $n; sleep 0.2; done"
+    bench.started("sh", "-c", script, name="popular")
+    followers = [bench.popen("logs", "popular", "--follow") for _ in range(12)]
+    for follower in followers:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == "[0] line 1\n"
+    for index in BOTH:
+        bench.inside(index, "touch /var/lib/tpu_ops/runs/popular/files/end")
+    told = [follower.communicate(timeout=60) for follower in followers]
+    assert [follower.returncode for follower in followers] == [0] * 12, told
+    lines = lines_of(bench.tpu_ops("logs", "popular").stdout, 0)
+    assert lines == [f"line {number}" for number in range(1, len(lines) + 1)]
+    assert [lines_of(out, 0) for out, _ in told] == [lines[1:]] * 12
+    bench.clean()
+
+
+def test_a_killed_start_leaves_no_helper_on_workers_that_wait_for_the_others(pod: Bench) -> None:
+    with gate(pod, 3) as reached:
+        starter = pod.popen("train", "pod", "--name", "torn", "--barrier", "120", "--", "sleep", "600")
+        pod.await_(lambda: reached() and all(map(pod.helpers, (1, 2))), "a start that waits for worker 3", 60)
+        starter.kill()
+        at = time.monotonic()
+        starter.communicate(timeout=20)
+        for index in (1, 2):
+            pod.await_(lambda i=index: not pod.helpers(i), "no helper", HELPERS_GONE)
+        assert time.monotonic() - at < HELPERS_GONE
+        assert pod.record(0, "torn")["began"] is None
+    done = pod.tpu_ops("stop", "pod")
+    assert done.returncode == 0, done.stderr
+    for index in pod.indices:
+        pod.await_clean(index)
+
+
+def test_a_killed_stop_leaves_no_helper_and_the_run_is_ended_all_the_same(bench: Bench) -> None:
+    bench.started("sh", "-c", "trap '' TERM; while :; do sleep 1; done", name="tough")
+    stopper = bench.popen("stop", "tough", "--grace", "12")
+    bench.await_(lambda: all(bench.helpers(index) for index in BOTH), "a stop")
+    bench.await_(lambda: bench.record(0, "tough")["state"] == "ending", "the end")
+    stopper.kill()
+    at = time.monotonic()
+    stopper.communicate(timeout=20)
+    for index in BOTH:
+        bench.await_(lambda i=index: not bench.helpers(i), "no helper", 10)
+        assert bench.record(index, "tough")["state"] == "ending", "the helper went before the run did"
+    for index in BOTH:
+        bench.await_clean(index)
+        assert bench.record(index, "tough")["intent"]["by"] == "ada"
+    assert time.monotonic() - at < 12 + 3.0
+    assert json.loads(bench.tpu_ops("status", "tough", "--json").stdout)[0]["state"] == "stopped"
