@@ -107,6 +107,46 @@ def test_bytes_that_had_no_room_are_missed_at_their_place(tmp_path: Path, monkey
     assert logs.tail(str(tmp_path), 6) == b"ijkl"
 
 
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EIO])
+def test_a_broken_disk_blocks_nobody_and_costs_no_older_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """What a disk does that goes read-only, or that fails, once the log has several segments."""
+    logger = logs.Logger(os.pipe()[0], str(tmp_path), 10)
+    logger._append(b"a" * 25)
+
+    def broken(*_: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    with monkeypatch.context() as patch:
+        for name in ("open", "write", "unlink"):
+            patch.setattr(f"tpu_ops.host.logs.os.{name}", broken)
+        logger._append(b"b" * 7)
+        logger._append(b"c" * 5)
+    logger._append(b"d" * 3)
+    assert logger.facts() == {"bytes": 28, "dropped": 12, "rotated": 0, "fault": os.strerror(error)}
+    assert [logs.read(str(tmp_path), offset) for offset in (0, 10, 20, 25)] == [
+        (0, b"a" * 10),
+        (10, b"a" * 10),
+        (20, b"a" * 5),
+        (37, b"ddd"),
+    ]
+
+
+def test_a_segment_that_cannot_be_removed_on_a_full_disk_stops_no_logger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Disk(tmp_path, 25, monkeypatch)
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tpu_ops.host.logs.os.unlink", refused)
+    logger = written(tmp_path, bytes(range(100)))
+    assert logger.dropped == 75
+    assert everything(tmp_path) == bytes(range(25))
+
+
 def test_a_time_means_the_first_byte_that_may_be_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = {"now": 100.0}
     monkeypatch.setattr("tpu_ops.host.logs.time.time", lambda: clock["now"])

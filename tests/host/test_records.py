@@ -82,7 +82,7 @@ def recorded(store: Store, **changes: Any) -> dict[str, Any]:
         "supervisor": {"pid": os.getpid(), "start": proc.start_time(os.getpid())},
         **changes,
     }
-    store.prepare("r1", os.getuid(), os.getgid())
+    store.prepare(record["run_id"], os.getuid(), os.getgid())
     store.write(record)
     return record
 
@@ -123,6 +123,34 @@ def test_a_later_attempt_sets_aside_what_the_last_one_left(tmp_path: Path, monke
     assert json.loads((aside / "3" / "record.json").read_text())["attempt"] == 3
     assert [path.read_text() for path in (aside / "3" / "log").iterdir()] == ["3"]
     assert [record["attempt"] for record in store.recent(10)] == [5]
+
+
+def ended(store: Store, run_id: str, since: float, **changes: Any) -> Path:
+    """Leave a run of 100 bytes of log, and return its directory."""
+    recorded(store, **{"run_id": run_id, "since": since, "state": "succeeded", **changes})
+    Path(store.logs(run_id), f"{0:020d}.log").write_bytes(b"x" * 100)
+    return Path(store.directory(run_id))
+
+
+@pytest.mark.parametrize(("count", "size"), [(2, 10**6), (100, 299)])
+def test_the_next_run_removes_old_runs_but_none_that_is_on_and_no_file_of_a_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, size: int
+) -> None:
+    store = Store(str(tmp_path))
+    folders = [ended(store, f"old-{age}", time.time() - age) for age in range(1, 6)]
+    (folders[3] / "files" / "checkpoint").touch()
+    (folders[4] / "attempts" / "1" / "log").mkdir(parents=True)
+    on = ended(store, "on", 1.0, state="running")
+    monkeypatch.setattr("tpu_ops.host.store.KEPT_RUNS", count)
+    monkeypatch.setattr("tpu_ops.host.store.KEPT_BYTES", size)
+    store.prepare("next", os.getuid(), os.getgid())
+    assert {path for path in [on, *folders] if path.exists()} == {on, *folders[:2], folders[3]}
+    assert [sorted(path.name for path in folder.iterdir()) for folder in (on, folders[1], folders[3])] == [
+        ["files", "log", "record.json"],
+        ["files", "log", "record.json"],
+        ["files", "record.json"],
+    ]
+    assert (folders[3] / "files" / "checkpoint").exists()
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ def test_a_request_arrives_as_it_was_sent() -> None:
         "marker": "0123456789abcdef",
         "protocol": controller.PROTOCOL,
         "action": "start",
+        "attended": True,
         **values,
     }
 

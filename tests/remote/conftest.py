@@ -47,8 +47,10 @@ exec sh -c "$2"
 
 #: Plays the host program: echoes the request, or follows.
 PROGRAM = r"""#!{python}
-import json, struct, sys
+import json, select, struct, sys
 request = json.loads(sys.stdin.readline())
+if request["action"] == "look":
+    request["gone"] = bool(select.select([sys.stdin], [], [], 0.3)[0])
 sys.stdout.write("\n%s\n%s\n" % (request["marker"], json.dumps({{"ok": True, "request": request}})))
 sys.stdout.flush()
 if request["action"] == "follow":

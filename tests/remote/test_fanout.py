@@ -125,6 +125,12 @@ async def test_a_request_reaches_the_host_program_as_one_constant_line(play: Pat
     assert calls(play, wire.COMMAND)[0].endswith(f"a {wire.COMMAND}")
 
 
+async def test_the_host_program_knows_by_its_input_that_somebody_waits(play: Path) -> None:
+    reply = (await Fanout(play / "config").call({"a": {}}, "look", limit=20))["a"]
+    assert reply.ok
+    assert (reply.value["request"]["attended"], reply.value["request"]["gone"]) == (True, False)
+
+
 async def test_frames_come_as_they_were_sent(play: Path) -> None:
     async with Fanout(play / "config").stream("a", "follow", {}) as stream:
         assert (await stream.answer()).ok

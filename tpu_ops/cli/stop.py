@@ -13,7 +13,7 @@ from tpu_ops.fleet import contact, view
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control
 from tpu_ops.runs.follow import Outcome
-from tpu_ops.runs.spec import GRACE_STOP
+from tpu_ops.runs.spec import GRACE_STOP, MAX_GRACE
 
 #: Seconds after which a stop says what it waits for.
 MOMENT = 1.0
@@ -26,11 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="stop another person's run (administrators only)")
     parser.add_argument(
         "--grace",
-        type=options.seconds,
+        type=_grace,
         metavar="SECONDS",
-        help=f"seconds from SIGTERM until SIGKILL (default: {GRACE_STOP:.0f})",
+        help=f"seconds from SIGTERM until SIGKILL (default: {GRACE_STOP:.0f}, at most {MAX_GRACE:.0f})",
     )
     parser.add_argument("run", help="a run, or a node or worker whose run is meant")
+
+
+def _grace(text: str) -> float:
+    value = options.seconds(text)
+    if value > MAX_GRACE:
+        raise argparse.ArgumentTypeError(f"{text} is more than the {MAX_GRACE:.0f} seconds that a worker gives")
+    return value
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from .child import become
 from .person import Person, asking, by_name, require_control
 from .probe import describe
 from .store import FINAL, Store
-from .wire import PROTOCOL, Refused
+from .wire import PROTOCOL, Caller, Refused
 
 _POLL = 0.05
 #: How long a start waits for the unit of a run that has already ended to leave its name, in seconds.
@@ -99,11 +99,12 @@ def held(holder: Dict[str, Any]) -> Refused:
     return Refused("held", message, fix, holder=holder)
 
 
-def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
+def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any]:
     """Start a run and return its record once all ranks go; with ``reserve`` as soon as it is ready for the others.
 
     Raises:
         Refused: The spec is wrong, another run is on, or the run does not begin; ``blamed`` are the ranks at fault.
+        Gone: Nobody waits for the answer any more; the run goes on as it would.
     """
     require_root()
     require_protocol(request)
@@ -118,13 +119,13 @@ def start(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     spec.sweep(store.run_dir)
     spec.put(store.run_dir, data, person.uid, asker.uid)
     try:
-        _start_unit(store, data)
+        _start_unit(store, data, caller)
     finally:
         spec.discard(store.run_dir, run_id)
     record = _of_attempt(store.observe(run_id), data)
     reserve = request.get("reserve") is True
     while record is not None and record["state"] == "starting" and (record["reason"] or not reserve):
-        time.sleep(_POLL)
+        caller.pause(_POLL)
         record = store.observe(run_id)
     if record is None or (record["state"] in FINAL and not record["began"]):
         raise _not_begun(store, record)
@@ -161,7 +162,7 @@ def _not_begun(store: Store, record: Dict[str, Any] | None) -> Refused:
     return Refused("failed", record["reason"], **facts)
 
 
-def _start_unit(store: Store, data: Dict[str, Any]) -> None:
+def _start_unit(store: Store, data: Dict[str, Any], caller: Caller) -> None:
     """Start the unit; a name that an ended run is just leaving is waited for."""
     program = os.path.realpath(sys.argv[0])
     command = unit.start_command(program, data["run_id"], data["grace_stop"])
@@ -189,7 +190,7 @@ def _start_unit(store: Store, data: Dict[str, Any]) -> None:
             raise Refused("failed", text, "journalctl -u {} on this worker says more".format(unit.UNIT))
         if time.monotonic() > deadline:
             raise Refused("held", "the unit {} is taken: {}".format(unit.UNIT, text))
-        time.sleep(_POLL)
+        caller.pause(_POLL)
 
 
 def status(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
@@ -205,13 +206,14 @@ def status(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     return answer
 
 
-def stop(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
+def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any]:
     """End a run and return its final record. Without a run id: whatever run is on.
 
     Its supervisor tells those of the other ranks. A run that has not begun yet is refused for the request's ``reason``.
 
     Raises:
         Refused: There is no such run, it belongs to another person, or it did not end in time.
+        Gone: Nobody waits for the answer any more; the supervisor ends the run by itself.
     """
     require_root()
     require_protocol(request)
@@ -233,8 +235,8 @@ def stop(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     supervisor = record["supervisor"]
     if proc.start_time(supervisor["pid"]) == supervisor["start"]:
         os.kill(supervisor["pid"], signal.SIGTERM)
-    grace = record["grace"]["stop"]
-    return {"ok": True, "record": _await_end(store, run_id, grace + unit.STOP_MARGIN + 5)}
+    grace = max(record["grace"]["stop"], intent.get("grace", 0))
+    return {"ok": True, "record": _await_end(store, run_id, grace + unit.STOP_MARGIN + 5, caller)}
 
 
 def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
@@ -246,7 +248,7 @@ def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
     return intent
 
 
-def _await_end(store: Store, run_id: str, limit: float) -> Dict[str, Any]:
+def _await_end(store: Store, run_id: str, limit: float, caller: Caller) -> Dict[str, Any]:
     """Wait until a run has ended; what does not listen is ended by systemd."""
     deadline = time.monotonic() + limit
     asked_systemd = False
@@ -270,7 +272,7 @@ def _await_end(store: Store, run_id: str, limit: float) -> Dict[str, Any]:
             )
             asked_systemd = True
             deadline = time.monotonic() + 20
-        time.sleep(_POLL)
+        caller.pause(_POLL)
 
 
 def probe(request: Dict[str, Any], store: Store) -> Dict[str, Any]:

@@ -12,7 +12,7 @@ from .actions import require_protocol, require_root
 from .ending import chips_after, send
 from .person import Person, asking
 from .store import Store
-from .wire import Refused
+from .wire import Caller, Refused
 
 #: Seconds between SIGTERM and SIGKILL where the request does not say, and the most that it may say.
 GRACE = 10.0
@@ -41,7 +41,7 @@ def described(store: Store, holder: Dict[str, Any] | None) -> list[Dict[str, Any
     return found
 
 
-def unlock(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
+def unlock(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any]:
     """End processes that hold chips and belong to no run, then remove libtpu's lockfiles where nobody holds a chip.
 
     Request: ``user`` (whose processes; default those of the person who asks; others only for an administrator),
@@ -52,6 +52,7 @@ def unlock(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
 
     Raises:
         Refused: The person may not end that user's processes, or there is no such user.
+        Gone: Nobody waits for the answer any more; what has had SIGTERM alone is left to it.
     """
     require_root()
     require_protocol(request)
@@ -68,7 +69,7 @@ def unlock(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
         send([entry["pid"] for entry in alive], number)
         deadline = time.monotonic() + limit
         while any(map(_is_there, alive)) and time.monotonic() < deadline:
-            time.sleep(_POLL)
+            caller.pause(_POLL)
     ended = [entry for entry in doomed if not _is_there(entry)]
     chips = chips_after()
     return {"ok": True, "ended": ended, "left": described(store, store.holder()), "chips": chips}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import select
 import time
 from typing import Any, Dict
 
@@ -13,14 +11,16 @@ from .actions import require_protocol, require_root
 from .spec import check_run_id
 from .store import FINAL, Store
 
-_POLL_MS = 100
+_POLL = 0.1
+#: Bytes of the log between two looks at everything else: a rank may write faster than the peer takes it.
+_TURN = 1024 * 1024
 #: How long a run may look lost before it is called so: systemd is closing its record meanwhile, in seconds.
 _CLOSING_LIMIT = 30.0
 #: How much of the log's end goes with the final frame, in bytes.
 _TAIL = 4096
 
 
-def follow(request: Dict[str, Any], store: Store, source: int, sink: int) -> None:
+def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int) -> None:
     """Answer, then send frames until the rank has ended; the END frame carries the record and the log's last lines.
 
     Request: ``run_id``; ``offset`` (default 0), or in its place ``since`` (seconds since 1970); ``notes`` (default 0:
@@ -29,6 +29,7 @@ def follow(request: Dict[str, Any], store: Store, source: int, sink: int) -> Non
 
     Raises:
         Refused: There is no such run here.
+        Gone: The peer has gone.
     """
     require_root()
     require_protocol(request)
@@ -42,14 +43,15 @@ def follow(request: Dict[str, Any], store: Store, source: int, sink: int) -> Non
     if not offset and request.get("since"):
         offset = logs.since(directory, float(request["since"]))
     lines, live = request.get("lines", True), request.get("live", True)
-    peer = select.poll()
-    peer.register(source, select.POLLIN | select.POLLHUP)
+    # What is written from now on belongs to whoever waits for the end.
+    until = float("inf") if live else logs.end(directory)
     lost_since = 0.0
     noted = max(0, int(request.get("notes") or 0))
     while True:
         # The record first: what a rank wrote before its end is then read after its end was seen.
         record = store.observe(run_id)
-        if lines:
+        before = offset
+        if lines and offset < until:
             offset = _send_log(sink, directory, offset)
         for text in (record or {}).get("notes", ())[noted:]:
             wire.write_all(sink, wire.frame(wire.NOTE, offset, text.encode("utf-8", "replace")))
@@ -58,10 +60,10 @@ def follow(request: Dict[str, Any], store: Store, source: int, sink: int) -> Non
         if state == "lost":
             lost_since = lost_since or time.monotonic()
         closing = state == "lost" and record is not None and time.monotonic() - lost_since < _CLOSING_LIMIT
-        if not live or (state in FINAL and not closing):
+        more = offset > before and offset < until
+        if not more and (not live or (state in FINAL and not closing)):
             break
-        if peer.poll(_POLL_MS) and not os.read(source, 4096):
-            return
+        caller.pause(0.0 if more else _POLL)
     if live and record is not None:
         store.settle(record)
     log = (record or {}).get("log") or {}
@@ -75,12 +77,14 @@ def follow(request: Dict[str, Any], store: Store, source: int, sink: int) -> Non
 
 
 def _send_log(sink: int, directory: str, offset: int) -> int:
-    """Send what the log holds from an offset on; return the offset behind it."""
-    while True:
+    """Send what the log holds from an offset on, as far as one turn goes; return the offset behind it."""
+    limit = offset + _TURN
+    while offset < limit:
         start, data = logs.read(directory, offset)
         if not data:
-            return offset
+            break
         if start > offset:
             wire.write_all(sink, wire.frame(wire.GAP, start))
         wire.write_all(sink, wire.frame(wire.DATA, start, data))
         offset = start + len(data)
+    return offset

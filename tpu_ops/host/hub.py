@@ -283,6 +283,8 @@ class Hub(Networked):
                     self._stop_listening()
                 if order["do"] in ("abort", "end"):
                     self._decided_at = time.monotonic()
+                    asked = float(order.get("grace") or 0)
+                    self._ending_limit = max(self._ending_limit, asked + KILL_LIMIT + _CLOSING_MARGIN)
                 if order["do"] != "note":
                     self._broadcast(order)
                 self._order(**order)

@@ -7,6 +7,7 @@ taken away without moving what the others mean. Beside each segment stands an in
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -19,6 +20,8 @@ TOTAL = 1024 * 1024 * 1024
 #: Seconds between two entries of the index.
 _INDEX_EVERY = 1.0
 _CHUNK = 256 * 1024
+#: Of what a disk says no to: what room helps against.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def segments(directory: str) -> list[tuple[int, str]]:
@@ -100,17 +103,17 @@ def tail(directory: str, limit: int) -> bytes:
 
 
 def _remove(path: str) -> None:
-    """Remove a segment and its index."""
+    """Remove a segment and its index, as far as the disk lets go of them."""
     for ending in (".log", ".index"):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(path + ending)
 
 
 class Logger(threading.Thread):
-    """Moves what a pipe delivers into segments, in a thread of its own, and never lets a rank wait for a full disk.
+    """Moves what a pipe delivers into segments, in a thread of its own, and never lets a rank wait for the disk.
 
-    Where the disk is full, the oldest segment of this log goes; with none left the bytes are dropped and counted, and
-    their offsets stay empty, so that a reader sees how many are missing.
+    Where the disk is full, the oldest segment of this log goes. With none left, or where the disk has another fault,
+    the bytes are dropped and counted, and their offsets stay empty, so that a reader sees how many are missing.
 
     Args:
         source: Descriptor of the pipe's reading end; closed when the pipe ends.
@@ -165,7 +168,7 @@ class Logger(threading.Thread):
                 count = os.write(self._file, view[: self._start + self._segment - self.offset])
             except OSError as exc:
                 self.fault = exc.strerror or str(exc)
-                if self._give_way():
+                if exc.errno in _FULL and self._give_way():
                     continue
                 # What comes next starts a segment of its own, behind the bytes that are missing.
                 self._close()
@@ -188,10 +191,11 @@ class Logger(threading.Thread):
 
     def _close(self) -> None:
         """Close the segment that is written to, if there is one; one without a byte goes."""
-        if self._index >= 0:
-            os.close(self._index)
+        for descriptor in (self._index, self._file):
+            # Some file systems say only now that they have lost what was written.
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
         if self._file >= 0:
-            os.close(self._file)
             path = os.path.join(self._directory, "{:020d}".format(self._start))
             self._kept.append((path, self.offset - self._start))
             if self.offset == self._start:

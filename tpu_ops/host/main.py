@@ -12,24 +12,30 @@ from .store import Store
 
 _ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
     "probe": actions.probe,
-    "start": actions.start,
     "status": actions.status,
-    "stop": actions.stop,
     "holders": chips.holders,
+}
+#: Those that wait for something, and end when whoever asked has gone.
+_WAITING: Dict[str, Callable[[Dict[str, Any], Store, wire.Caller], Dict[str, Any]]] = {
+    "start": actions.start,
+    "stop": actions.stop,
     "unlock": chips.unlock,
 }
 
 
-def _action(name: str) -> Callable[[Dict[str, Any], Store], Dict[str, Any]]:
-    """Return what carries out an action.
+def _carried_out(request: Dict[str, Any], store: Store, caller: wire.Caller) -> Dict[str, Any]:
+    """Return the answer to a request.
 
     Raises:
-        Refused: There is no such action.
+        Refused: There is no such action, or it says no.
+        Gone: Nobody waits for it any more.
     """
-    try:
-        return _ACTIONS[name]
-    except KeyError:
-        raise wire.Refused("invalid", "unknown action {!r}".format(name)) from None
+    name = request["action"]
+    if name in _WAITING:
+        return _WAITING[name](request, store, caller)
+    if name in _ACTIONS:
+        return _ACTIONS[name](request, store)
+    raise wire.Refused("invalid", "unknown action {!r}".format(name))
 
 
 def serve(store: Store, source: int = 0, sink: int = 1) -> int:
@@ -42,12 +48,12 @@ def serve(store: Store, source: int = 0, sink: int = 1) -> int:
     marker = request["marker"]
     try:
         if request["action"] == "follow":
-            follow.follow(request, store, source, sink)
+            follow.follow(request, store, wire.Caller(source, attended=True), sink)
             return 0
-        value = _action(request["action"])(request, store)
+        value = _carried_out(request, store, wire.Caller(source, request.get("attended") is True))
     except wire.Refused as refusal:
         value = refusal.to_json()
-    except BrokenPipeError:
+    except (wire.Gone, BrokenPipeError):
         return 0
     except Exception:
         error = {"kind": "failed", "message": "the launcher failed:\n" + traceback.format_exc(), "fix": ""}

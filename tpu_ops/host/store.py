@@ -21,6 +21,11 @@ _POLL = 0.02
 SECRETS = "tpu-run-secrets"
 #: Earlier attempts of one run whose records and logs are kept.
 KEPT_ATTEMPTS = 3
+#: Ended runs whose records and logs are kept: more than any list of runs shows.
+KEPT_RUNS = 50
+#: What logs of ended runs may take together, in bytes: two runs that were started again and wrote all they may, and
+#: less than a tenth of a TPU VM's boot disk.
+KEPT_BYTES = 8 * 1024 * 1024 * 1024
 #: States that a record never leaves.
 FINAL = ("succeeded", "failed", "stopped", "refused", "lost")
 
@@ -51,9 +56,17 @@ class Store:
         return os.path.join(self.directory(run_id), "files")
 
     def prepare(self, run_id: str, uid: int, gid: int) -> None:
-        """Make the directories of a new run, or set aside what its last attempt left; the person's files stay."""
+        """Make the directories of a new run, or set aside what its last attempt left; the person's files stay.
+
+        Ended runs that are too many or too large go before.
+
+        Raises:
+            OSError: The disk does not take them.
+        """
         os.makedirs(self.run_dir, mode=0o700, exist_ok=True)
         os.makedirs(self.runs_dir, mode=0o755, exist_ok=True)
+        self.restore()
+        self._prune(run_id)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.directory(run_id), 0o711)
         self._set_aside(run_id)
@@ -78,25 +91,82 @@ class Store:
         for name in kept[:-KEPT_ATTEMPTS]:
             shutil.rmtree(os.path.join(parent, name))
 
+    def _prune(self, current: str) -> None:
+        """Remove ended runs beyond the newest few; of one whose person has left files, the logs alone."""
+        size = 0
+        ended = (record for record in self.recent() if record["state"] in FINAL and record["run_id"] != current)
+        for number, record in enumerate(ended, 1):
+            folder = self.directory(record["run_id"])
+            logs = [os.path.join(folder, name) for name in ("log", "attempts")]
+            size += sum(map(_size, logs))
+            if number <= KEPT_RUNS and size <= KEPT_BYTES:
+                continue
+            for path in logs:
+                shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                if os.path.isdir(self.files(record["run_id"])):
+                    os.rmdir(self.files(record["run_id"]))
+                # The record last: while it is there, what was interrupted here is done again.
+                for path in self._records(record["run_id"]):
+                    _remove(path)
+                os.rmdir(folder)
+
+    def _records(self, run_id: str) -> tuple[str, str]:
+        """Return where a run's record stands: in memory while the disk does not take it, and on the disk."""
+        return os.path.join(self.run_dir, "records", run_id + ".json"), os.path.join(
+            self.directory(run_id), "record.json"
+        )
+
     def write(self, record: dict[str, Any]) -> None:
-        """Write a run's record; a reader sees the old one or the new one, never a part."""
-        path = os.path.join(self.directory(record["run_id"]), "record.json")
-        temporary = "{}.{}".format(path, os.getpid())
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            json.dump(record, file, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        """Write a run's record to the disk; a reader sees the old one or the new one, never a part.
+
+        Raises:
+            OSError: The disk does not take it.
+        """
+        in_memory, on_disk = self._records(record["run_id"])
+        _replace(on_disk, record)
+        _remove(in_memory)
+
+    def save(self, record: dict[str, Any]) -> str:
+        """Write a run's record, to memory where the disk does not take it; return what is wrong with the disk."""
+        try:
+            self.write(record)
+        except OSError as exc:
+            in_memory, _ = self._records(record["run_id"])
+            with contextlib.suppress(OSError):
+                os.makedirs(os.path.dirname(in_memory), mode=0o700, exist_ok=True)
+                _replace(in_memory, record)
+            return exc.strerror or str(exc)
+        return ""
+
+    def restore(self) -> None:
+        """Write to the disk what it did not take before; a run that it has never heard of is forgotten."""
+        for run_id in self._in_memory():
+            record = self.read(run_id)
+            with contextlib.suppress(OSError):
+                if record is not None and os.path.isdir(self.directory(run_id)):
+                    self.write(record)
+                else:
+                    _remove(self._records(run_id)[0])
+
+    def _in_memory(self) -> list[str]:
+        """Return the runs whose newest record is not on the disk."""
+        try:
+            names = os.listdir(os.path.join(self.run_dir, "records"))
+        except FileNotFoundError:
+            return []
+        return [name[: -len(".json")] for name in names if name.endswith(".json")]
 
     def read(self, run_id: str) -> dict[str, Any] | None:
         """Return a run's record, or None where this host has never heard of it."""
-        try:
-            with open(os.path.join(self.directory(run_id), "record.json"), encoding="ascii") as file:
-                data = json.load(file)
-        except (FileNotFoundError, ValueError):
-            return None
-        return data if isinstance(data, dict) else None
+        for path in self._records(run_id):
+            try:
+                with open(path, encoding="ascii") as file:
+                    data = json.load(file)
+            except (FileNotFoundError, ValueError):
+                continue
+            return data if isinstance(data, dict) else None
+        return None
 
     def observe(self, run_id: str) -> dict[str, Any] | None:
         """Return a run's record with the state that holds now: what died without a word is lost, not running."""
@@ -126,12 +196,11 @@ class Store:
         """Return what distinguishes this boot of this host from every other."""
         return proc.boot_id(), proc.start_time(1)
 
-    def recent(self, count: int) -> list[dict[str, Any]]:
-        """Return the records of the newest runs, newest first."""
-        try:
-            names = os.listdir(self.runs_dir)
-        except FileNotFoundError:
-            return []
+    def recent(self, count: int | None = None) -> list[dict[str, Any]]:
+        """Return the records of the newest runs, or of all, newest first."""
+        names = set(self._in_memory())
+        with contextlib.suppress(FileNotFoundError):
+            names.update(os.listdir(self.runs_dir))
         records = [record for record in map(self.observe, names) if record]
         records.sort(key=lambda record: -float(record["since"]))
         return records[:count]
@@ -226,3 +295,35 @@ class Store:
 
     def _intent_path(self, run_id: str) -> str:
         return os.path.join(self.run_dir, "intents", run_id + ".json")
+
+
+def _replace(path: str, record: dict[str, Any]) -> None:
+    """Write a record; the file is there as a whole or as it was."""
+    temporary = "{}.{}".format(path, os.getpid())
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            json.dump(record, file, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _remove(path: str) -> None:
+    """Remove a file that may be gone."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _size(folder: str) -> int:
+    """Return the bytes of all files below a directory."""
+    found = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                found += os.lstat(os.path.join(parent, name)).st_size
+    return found

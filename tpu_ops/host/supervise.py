@@ -45,6 +45,9 @@ class Supervisor:
         self.link: Link
         self._intent_told = False
         self._link_closed = False
+        #: What is wrong with the disk that the record belongs on, and when it was tried last (monotonic seconds).
+        self._disk_fault = ""
+        self._tried = 0.0
         self._oom_kills = proc.oom_kills()
 
     def run(self) -> int:
@@ -57,14 +60,13 @@ class Supervisor:
         if lock is None:
             # The unit's name is the first lock; this one catches a supervisor that somebody started by hand.
             return _HELD
-        self.store.prepare(self.run_id, person.uid, person.gid)
-        self.store.write(self.record)
         return self._run(data, lock)
 
     def _run(self, data: Dict[str, Any], lock: TextIO) -> int:
         problem = ""
         logger: Logger | None = None
         try:
+            self._keep()
             config = environment.load_config()
             logger, env = self._prepare(data, config)
             self.link = self._linked(data, config, env)
@@ -91,6 +93,20 @@ class Supervisor:
         return 0
 
     # --- before the command runs ----------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Make the place of the record and the log, on the disk: what nobody could look up later is not begun.
+
+        Raises:
+            NotReady: The disk does not take them.
+        """
+        person = self.record["person"]
+        try:
+            self.store.prepare(self.run_id, person["uid"], by_uid(person["uid"]).gid)
+            self.store.write(self.record)
+        except OSError as exc:
+            text = "no record or log can be kept in {0}: {1}; `df {0}` tells how full that disk is"
+            raise NotReady(text.format(self.store.runs_dir, exc.strerror or exc)) from exc
 
     def _prepare(self, data: Dict[str, Any], config: Dict[str, Any]) -> tuple[Logger, Dict[bytes, bytes]]:
         """Fork the command and hold it: everything that can be wrong shows here, before anything runs."""
@@ -195,7 +211,7 @@ class Supervisor:
         if intent is None or intent["kind"] not in ("stop", "shutdown"):
             return float(data["grace_failure"])
         asked = intent.get("grace")
-        return float(data["grace_stop"] if asked is None else min(asked, data["grace_stop"]))
+        return float(data["grace_stop"] if asked is None else asked)
 
     def _await_end(self, finished: bool) -> Dict[str, Any]:
         """Return how the whole run ends once that is known; a rank that has finished is shown as such meanwhile."""
@@ -222,6 +238,8 @@ class Supervisor:
 
     def _listen(self) -> Dict[str, Any] | None:
         """Tell an intent and take orders, up to and with the first go, abort or end; return that one, else None."""
+        if self._disk_fault and time.monotonic() - self._tried >= _TICK:
+            self._save()
         if self.intent is not None and not self._intent_told:
             self.link.say(say="stop", intent=self.intent, at=time.monotonic())
             self._intent_told = True
@@ -257,8 +275,14 @@ class Supervisor:
     # --- the record -----------------------------------------------------------------------------------------
 
     def _save(self, **changes: Any) -> None:
+        """Write the record. That the disk does not take it is noted once and tried again, and in the way of nothing."""
         self.record.update(changes)
-        self.store.write(self.record)
+        fault = self.store.save(self.record)
+        if fault and not self._disk_fault:
+            text = "rank {rank} ({worker}): the run's record cannot be written to the disk and is kept in memory: "
+            self.record["notes"] = [*self.record["notes"], text.format(**self.record) + fault]
+            self.store.save(self.record)
+        self._disk_fault, self._tried = fault, time.monotonic()
 
     def _finish(self, **changes: Any) -> None:
         self.store.drop_secrets()
@@ -274,9 +298,10 @@ def after(store: Store, run_id: str) -> int:
     spec.discard(store.run_dir, run_id)
     store.drop_secrets()
     intent = store.take_intent(run_id)
+    chips = chips_after()
     record = store.read(run_id)
     if record is None or record["state"] in FINAL:
-        chips_after()
+        store.restore()
         return 0
     result = os.environ.get("SERVICE_RESULT", "unknown")
     how = "{} {}".format(os.environ.get("EXIT_CODE", ""), os.environ.get("EXIT_STATUS", "")).strip()
@@ -284,7 +309,7 @@ def after(store: Store, run_id: str) -> int:
     state = "stopped" if intent or record.get("intent") else "failed"
     if state == "failed":
         record["first"] = {"rank": record["rank"], "worker": record["worker"], "cause": reason}
-    record.update(state=state, reason=reason, ended=time.time(), chips=chips_after(), stuck=[])
+    record.update(state=state, reason=reason, ended=time.time(), chips=chips, stuck=[])
     record["intent"] = record.get("intent") or intent
-    store.write(record)
+    store.save(record)
     return 0

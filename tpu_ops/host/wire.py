@@ -2,7 +2,8 @@
 
 The request is one JSON object on one line of standard input. Shells print what they like before this program
 starts, so the answer stands behind a line that holds the random marker of the request. `follow` goes on after the
-answer with length-prefixed frames; its standard input stays open, and its end is the peer's good-bye.
+answer with length-prefixed frames; its standard input stays open, and its end is the peer's good-bye. So it is for any
+other request that says ``attended``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import struct
+import time
 from typing import Any
 
 #: Version of requests, answers and frames. A controller of another version is told so, never misunderstood.
@@ -53,6 +56,39 @@ class Refused(Exception):
         error = {"kind": self.kind, "message": self.message, "fix": self.fix}
         error.update(self.facts)
         return {"ok": False, "error": error}
+
+
+class Gone(Exception):
+    """Whoever asked has gone, and nobody waits for the answer."""
+
+
+class Caller:
+    """Whoever has sent a request.
+
+    Args:
+        source: The descriptor that it came from.
+        attended: Whether its end means that they have gone. Who pipes a request in by hand has closed it before.
+    """
+
+    def __init__(self, source: int, attended: bool) -> None:
+        self._source = source
+        self._poll = select.poll()
+        if attended:
+            self._poll.register(source, select.POLLIN)
+
+    def pause(self, seconds: float) -> None:
+        """Wait as long as this.
+
+        Raises:
+            Gone: They have gone.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            if not self._poll.poll(1000 * left):
+                return
+            if not os.read(self._source, 4096):
+                raise Gone
 
 
 def read_request(descriptor: int) -> dict[str, Any]:

@@ -187,9 +187,8 @@ class Fanout:
         marker = secrets.token_hex(16)
         try:
             async with asyncio.timeout(limit) as deadline:
-                code, stdout, stderr = await self._exchange(
-                    host, wire.COMMAND, wire.request(marker, action, values), f"\n{marker}\n".encode(), deadline
-                )
+                line, begun = wire.request(marker, action, values), f"\n{marker}\n".encode()
+                code, stdout, stderr = await self._exchange(host, wire.COMMAND, line, begun, deadline, attended=True)
         except Unreachable as exc:
             return Reply(host, {}, "unreachable", str(exc))
         except TimeoutError:
@@ -197,17 +196,18 @@ class Fanout:
         return reply_of(host, wire.find_answer(stdout, marker), stderr.decode(errors="replace"), code)
 
     async def _exchange(
-        self, host: str, command: str, stdin: bytes, begun: bytes, deadline: asyncio.Timeout
+        self, host: str, command: str, stdin: bytes, begun: bytes, deadline: asyncio.Timeout, *, attended: bool = False
     ) -> tuple[int | None, bytes, bytes]:
         """Run one command line over the master; a master that turns out to be stale is replaced once.
 
+        Its input stays open until it has ended where it is `attended`, see `ssh.converse`.
         `begun` in the output proves that the command was started: what was started is never started again.
         """
         # Most often a master is open, and to ask for it first would cost as much as the session itself.
         session, replaced = openssh.shared_session, False
         while True:
             words = session(self.ssh_config, host, command)
-            code, stdout, stderr = await self._session_once(host, words, stdin, begun)
+            code, stdout, stderr = await self._session_once(host, words, stdin, begun, attended)
             if code != SSH_FAILED or begun in stdout:
                 self.masters.served(host)
                 return code, stdout, stderr
@@ -222,11 +222,11 @@ class Fanout:
             await self.reach(host, deadline)
 
     async def _session_once(
-        self, host: str, command: Sequence[str], stdin: bytes, begun: bytes
+        self, host: str, command: Sequence[str], stdin: bytes, begun: bytes, attended: bool
     ) -> tuple[int | None, bytes, bytes]:
         async with self._session(host), self._width, ssh.started(command) as process:
             with self._silence.watch(host) as heard:
-                stdout, stderr = await ssh.converse(process, stdin, begun, heard)
+                stdout, stderr = await ssh.converse(process, stdin, begun, heard, attended=attended)
         return process.returncode, stdout, stderr
 
 

@@ -88,7 +88,7 @@ async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
 
 
 async def converse(
-    process: asyncio.subprocess.Process, data: bytes, begun: bytes, heard: Callable[[], None]
+    process: asyncio.subprocess.Process, data: bytes, begun: bytes, heard: Callable[[], None], *, attended: bool = False
 ) -> tuple[bytes, bytes]:
     """Give a process its input and return what it prints, when it has ended.
 
@@ -97,20 +97,23 @@ async def converse(
         data: Its input; one that ends before it has read all is none the worse for it.
         begun: What it prints first.
         heard: Called when that has come.
+        attended: Whether its input stays open until it has ended, so that it knows when this process is gone.
     """
     assert process.stdin and process.stdout and process.stderr  # noqa: S101, PT018 - for the type checker
     _, stdout, stderr = await asyncio.gather(
-        _feed(process.stdin, data), _read(process.stdout, begun, heard), process.stderr.read()
+        _feed(process.stdin, data, attended), _read(process.stdout, begun, heard), process.stderr.read()
     )
+    process.stdin.close()
     await process.wait()
     return stdout, stderr
 
 
-async def _feed(writer: asyncio.StreamWriter, data: bytes) -> None:
+async def _feed(writer: asyncio.StreamWriter, data: bytes, attended: bool) -> None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         writer.write(data)
         await writer.drain()
-    writer.close()
+    if not attended:
+        writer.close()
 
 
 async def _read(reader: asyncio.StreamReader, begun: bytes, heard: Callable[[], None]) -> bytes:

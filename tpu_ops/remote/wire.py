@@ -32,8 +32,11 @@ class Frame:
 
 
 def request(marker: str, action: str, values: Mapping[str, Any]) -> bytes:
-    """Return the request line; lone surrogates carry bytes that are no UTF-8."""
-    body = {"marker": marker, "protocol": PROTOCOL, "action": action, **values}
+    """Return the request line; lone surrogates carry bytes that are no UTF-8.
+
+    Whoever sends it keeps the host program's input open until it has answered: its end means that nobody waits.
+    """
+    body = {"marker": marker, "protocol": PROTOCOL, "action": action, "attended": True, **values}
     return json.dumps(body).encode("ascii") + b"\n"
 
 

@@ -20,6 +20,8 @@ from tpu_ops.fleet.model import Worker
 #: long grace helps nobody; a stop that a person asks for leaves time to write a checkpoint.
 GRACE_FAILURE = 10.0
 GRACE_STOP = 30.0
+#: Longest grace that a worker gives.
+MAX_GRACE = 3600.0
 
 #: Seconds that all workers have to become ready for a start, a cold connection and a busy host included.
 BARRIER = 60.0

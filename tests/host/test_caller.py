@@ -1,0 +1,200 @@
+"""The host program ends with whoever asked, and what it sends stays in turns."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.support.specs import good, myself
+from tpu_ops.host import actions, chips, follow, logs, main, record, spec, supervise, wire
+from tpu_ops.host.store import Store
+from tpu_ops.remote import wire as controller
+
+MARKER = "0123456789abcdef"
+
+
+class Line(NamedTuple):
+    """Both ends of what a request comes through."""
+
+    host: socket.socket
+    controller: socket.socket
+
+    def caller(self, *, attended: bool = True) -> wire.Caller:
+        return wire.Caller(self.host.fileno(), attended)
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    found = Line(*socket.socketpair())
+    with found.host, found.controller:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have whoever runs the tests be root, who asks for themselves."""
+    for module in (actions, chips, follow):
+        monkeypatch.setattr(module, "require_root", lambda: None)
+    monkeypatch.setattr(actions, "asking", myself)
+    monkeypatch.setattr(chips, "asking", myself)
+
+
+def on(folder: Path, **changes: Any) -> Store:
+    """Return a store with a run whose supervisor is this process."""
+    store = Store(str(folder))
+    found = record.new_record(spec.check(good(run_id="r1")), myself(), os.getuid()) | changes
+    store.prepare("r1", os.getuid(), os.getgid())
+    store.write(found)
+    return store
+
+
+def served(store: Store, request: dict[str, Any], line: Line, *, attended: bool = True) -> bytes:
+    """Send a request, close the end at once, and return what comes back."""
+    values = {"marker": MARKER, "protocol": wire.PROTOCOL, "attended": attended, **request}
+    line.controller.sendall(json.dumps(values).encode() + b"\n")
+    line.controller.close()
+    answer, back = os.pipe()
+    try:
+        assert main.serve(store, line.host.fileno(), back) == 0
+    finally:
+        os.close(back)
+    with os.fdopen(answer, "rb") as file:
+        return file.read()
+
+
+def test_a_start_ends_with_whoever_asked_and_the_run_does_not(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "_start_unit", lambda *_: on(tmp_path))
+    monkeypatch.setattr(actions.time, "sleep", lambda _: pytest.fail("this does not look whether anybody waits"))
+    store = Store(str(tmp_path))
+    assert served(store, {"action": "start", "spec": good(run_id="r1")}, line) == b""
+    found = store.observe("r1")
+    assert found is not None
+    assert (found["state"], found["intent"]) == ("starting", None)
+
+
+def test_a_stop_ends_with_whoever_asked_and_the_order_stands(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, told = on(tmp_path, state="running"), []
+    monkeypatch.setattr(actions.os, "kill", lambda *words: told.append(words))
+    monkeypatch.setattr(actions.time, "sleep", lambda _: pytest.fail("this does not look whether anybody waits"))
+    assert served(store, {"action": "stop", "run_id": "r1"}, line) == b""
+    assert told == [(os.getpid(), 15)]
+    assert (store.take_intent("r1") or {})["kind"] == "stop"
+
+
+def test_a_request_that_is_piped_in_by_hand_is_answered(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = on(tmp_path, state="running")
+
+    def end(*_: object) -> None:
+        store.write(dict(store.read("r1") or {}, state="stopped"))
+
+    monkeypatch.setattr(actions.os, "kill", end)
+    said = served(store, {"action": "stop", "run_id": "r1"}, line, attended=False)
+    assert controller.find_answer(said, MARKER)["record"]["state"] == "stopped"
+
+
+def test_a_caller_is_waited_for_only_as_long_as_they_are_there(line: Line) -> None:
+    caller = line.caller()
+    line.controller.sendall(b"more than the request\n")
+    begun = time.monotonic()
+    caller.pause(0.05)
+    assert time.monotonic() - begun >= 0.05
+    line.controller.close()
+    with pytest.raises(wire.Gone):
+        caller.pause(60)
+    begun = time.monotonic()
+    line.caller(attended=False).pause(0.05)
+    assert time.monotonic() - begun >= 0.05
+
+
+# --- follow ---------------------------------------------------------------------------------------------------
+
+
+def frames(said: bytes) -> list[controller.Frame]:
+    """Return the frames behind the answer."""
+    stream = io.BytesIO(said.partition(f"\n{MARKER}\n".encode())[2].partition(b"\n")[2])
+    found = []
+    while head := stream.read(controller.FRAME.size):
+        kind, offset, size = controller.FRAME.unpack(head)
+        found.append(controller.Frame(kind, offset, stream.read(size)))
+    return found
+
+
+def followed(store: Store, caller: wire.Caller, sink: int, **changes: Any) -> None:
+    request = {"marker": MARKER, "protocol": wire.PROTOCOL, "run_id": "r1", **changes}
+    follow.follow(request, store, caller, sink)
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_rank_that_writes_without_end_holds_nothing_back(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, live: bool
+) -> None:
+    store, sent = on(tmp_path, state="running", notes=["a word of the supervisor"]), tmp_path / "sent"
+    Path(store.logs("r1"), f"{0:020d}.log").write_bytes(b"x" * 25)
+    reads = iter(range(20))
+
+    def endless(_: str, offset: int) -> tuple[int, bytes]:
+        if next(reads, None) is None:
+            line.controller.close()  # the peer has had enough
+            return offset, b""
+        return offset, b"x" * 10
+
+    monkeypatch.setattr(logs, "read", endless)
+    monkeypatch.setattr(logs, "tail", lambda *_: b"")
+    monkeypatch.setattr(follow, "_TURN", 10)
+    with sent.open("wb") as file:
+        if live:
+            with pytest.raises(wire.Gone):
+                followed(store, line.caller(), file.fileno())
+        else:
+            followed(store, line.caller(), file.fileno(), live=False)
+    kinds = b"".join(frame.kind for frame in frames(sent.read_bytes()))
+    assert kinds == b"DN" + b"D" * 19 if live else b"DNDDE"
+
+
+def test_the_end_of_a_run_comes_behind_all_of_its_log(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, sent = on(tmp_path, state="failed", cgroup=""), tmp_path / "sent"
+    data = bytes(range(200))
+    Path(store.logs("r1"), f"{0:020d}.log").write_bytes(data)
+    monkeypatch.setattr(follow, "_TURN", 10)
+    monkeypatch.setattr(logs.read, "__defaults__", (7,))
+    with sent.open("wb") as file:
+        followed(store, line.caller(), file.fileno())
+    found = frames(sent.read_bytes())
+    assert b"".join(frame.payload for frame in found[:-1]) == data
+    assert (found[-1].kind, found[-1].offset) == (controller.END, 200)
+
+
+# --- the grace that a person asks for -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 30.0), (5, 5.0), (600, 600.0)])
+def test_the_grace_of_a_stop_is_the_one_that_was_asked_for(asked: float | None, given: float) -> None:
+    intent = {"kind": "stop", "grace": asked}
+    assert supervise.Supervisor._grace(good(), intent) == given
+    assert supervise.Supervisor._grace(good(), {**intent, "kind": "failed"}) == 10.0
+
+
+def test_a_stop_is_waited_for_as_long_as_its_grace(tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(actions.os, "kill", lambda *_: None)
+    monkeypatch.setattr(actions, "_await_end", lambda _store, _run, limit, _caller: limits.append(limit))
+    for grace in (5, 600):
+        request = {"protocol": wire.PROTOCOL, "run_id": "r1", "grace": grace}
+        actions.stop(request, on(tmp_path / str(grace), state="running"), line.caller(attended=False))
+    assert limits == [50.0, 620.0]

@@ -1,0 +1,159 @@
+"""A disk that takes no record: the run goes on and ends in order, and what became of it can be read; none begins."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.specs import good, myself
+from tpu_ops.host import child, link, logs, record, spec, supervise
+from tpu_ops.host.store import Store
+
+FULL = "No space left on device"
+ALONE: dict[str, Any] = {"run_id": "r1", "rank": 0, "world_size": 1, "worker": "w0", "workers": ["w0"], "net": None}
+
+
+class Disk:
+    """Plays the disk below /var/lib: it takes nothing while it is full. Memory is below /run."""
+
+    def __init__(self) -> None:
+        self.full = True
+        self._fsync = os.fsync
+
+    def fsync(self, handle: int) -> None:
+        if self.full and "/var/lib/" in str(Path(f"/proc/self/fd/{handle}").readlink()):
+            raise OSError(errno.ENOSPC, FULL)
+        self._fsync(handle)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    found = Disk()
+    monkeypatch.setattr("tpu_ops.host.store.os.fsync", found.fsync)
+    monkeypatch.setattr(supervise, "chips_after", lambda: {"holders": []})
+    return found
+
+
+@pytest.fixture
+def waits() -> Iterator[None]:
+    """Have signals wait until they are asked for, as the supervisor does."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, supervise._AWAITED)
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def begun(folder: Path, disk: Disk, **changes: Any) -> supervise.Supervisor:
+    """Return the supervisor of a run whose record was written before the disk was full."""
+    found = supervise.Supervisor(Store(str(folder)), "r1")
+    found.record = record.new_record(spec.check(good(**ALONE | changes)), myself(), os.getuid())
+    disk.full = False
+    found._keep()
+    disk.full = True
+    return found
+
+
+def written(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "var/lib/tpu_ops/runs/r1/record.json").read_text())
+    return found
+
+
+def known(folder: Path) -> dict[str, Any]:
+    """Return the record as another process reads it."""
+    found = Store(str(folder)).observe("r1")
+    assert found is not None
+    assert [each["run_id"] for each in Store(str(folder)).recent(5)] == ["r1"]
+    return found
+
+
+@pytest.mark.usefixtures("waits")
+def test_a_run_on_a_full_disk_ends_in_order_and_its_end_is_known(tmp_path: Path, disk: Disk) -> None:
+    data = spec.check(good(**ALONE))
+    supervisor = begun(tmp_path, disk)
+    source, sink = os.pipe()
+    supervisor.child = child.Child.fork(["sleep", "60"], {b"PATH": b"/usr/bin:/bin"}, "/", myself(), sink)
+    os.close(sink)
+    # A directory plays the control group: this process and the command.
+    (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n{supervisor.child.pid}\n")
+    supervisor.record["cgroup"] = str(tmp_path)
+    supervisor.link = link.Alone(link.team(data, "digest"), lambda: None)
+    supervisor.link.start()
+    assert supervisor._may_go()
+    supervisor.child.go()
+    supervisor._save(state="running")
+    supervisor.intent = {"kind": "stop", "by": "ada", "reason": "stopped by ada", "grace": 5}
+    supervisor._live(data, logs.Logger(source, str(tmp_path)), "")
+    os.close(source)
+    found = known(tmp_path)
+    assert (found["state"], found["exit"], found["reason"]) == ("stopped", {"signal": signal.SIGTERM}, "stopped by ada")
+    assert [note for note in found["notes"] if "rank 0 (w0)" in note and FULL in note] == found["notes"]
+    assert len(found["notes"]) == 1
+    assert written(tmp_path)["state"] == "starting"
+    assert sorted(path.name for path in (tmp_path / "var/lib/tpu_ops/runs/r1").iterdir()) == [
+        "files",
+        "log",
+        "record.json",
+    ]
+
+
+def test_what_the_disk_did_not_take_is_written_once_it_does(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = begun(tmp_path, disk)
+    supervisor.link = link.Alone(link.team(good(**ALONE), "digest"), lambda: None)
+    supervisor._save(state="running")
+    supervisor._listen()
+    monkeypatch.setattr(supervise, "_TICK", 0.0)
+    supervisor._listen()
+    assert (known(tmp_path)["state"], written(tmp_path)["state"]) == ("running", "starting")
+    memory = tmp_path / "run/tpu_ops/records"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (memory, memory / "r1.json")] == [0o700, 0o600]
+    disk.full = False
+    supervisor._listen()
+    assert (known(tmp_path)["state"], written(tmp_path)["state"]) == ("running", "running")
+    assert list(memory.iterdir()) == []
+    assert len(known(tmp_path)["notes"]) == 1
+
+
+def test_the_record_of_a_dead_supervisor_is_closed_on_a_full_disk(tmp_path: Path, disk: Disk) -> None:
+    begun(tmp_path, disk)._save(state="running")
+    store = Store(str(tmp_path))
+    assert supervise.after(store, "r1") == 0
+    assert (known(tmp_path)["state"], written(tmp_path)["state"]) == ("failed", "starting")
+    disk.full = False
+    assert supervise.after(store, "r1") == 0
+    assert written(tmp_path)["state"] == "failed"
+
+
+@pytest.mark.usefixtures("waits")
+def test_no_run_begins_on_a_full_disk(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(str(tmp_path))
+    spec.put(store.run_dir, spec.check(good(**ALONE)), os.getuid(), os.getuid())
+    supervisor = supervise.Supervisor(store, "r1")
+    monkeypatch.setattr(supervisor, "_prepare", lambda *_: pytest.fail("nothing is to be prepared"))
+    assert supervisor.run() == 1
+    found = known(tmp_path)
+    assert (found["state"], found["blamed"]) == ("refused", [0])
+    assert f"no record or log can be kept in {store.runs_dir}: {FULL}" in found["reason"]
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_a_record_of_another_run_goes_to_the_disk_or_is_forgotten(tmp_path: Path, disk: Disk, on_disk: bool) -> None:
+    """The next run brings it there, unless the disk has never heard of that run."""
+    store = Store(str(tmp_path))
+    disk.full = False
+    if on_disk:
+        store.prepare("r1", os.getuid(), os.getgid())
+    disk.full = True
+    assert store.save({"run_id": "r1", "state": "failed", "since": 1.0}) != ""
+    disk.full = False
+    store.prepare("r2", os.getuid(), os.getgid())
+    assert list((tmp_path / "run/tpu_ops/records").iterdir()) == []
+    assert (store.read("r1") is not None) == on_disk
