@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tpu_ops.errors import OpsError
-from tpu_ops.remote import openssh, ssh, wire
+from tpu_ops.remote import openssh, ssh, stream, wire
 from tpu_ops.remote.fanout import SESSIONS, Fanout
 from tpu_ops.remote.replies import reply_of
 from tpu_ops.remote.stream import Broken
@@ -148,6 +148,15 @@ async def test_a_stream_that_ends_early_is_broken(play: Path) -> None:
         assert (await stream.answer()).ok
         with pytest.raises(Broken):
             [frame async for frame in stream.frames()]
+
+
+async def test_a_stream_whose_answer_does_not_come_is_broken(play: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (play / "master-a").touch()
+    (play / "mute-a").touch()
+    monkeypatch.setattr(stream, "LIMIT", 0.2)
+    async with Fanout(play / "config").stream("a", "follow", {}) as following:
+        with pytest.raises(Broken, match=r"did not answer within 0\.2 s"):
+            await asyncio.wait_for(following.answer(), 2)
 
 
 async def test_a_worker_that_cannot_be_reached_does_not_stream(play: Path) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from tests.runs.test_parts import pod
-from tpu_ops.errors import HostError, UnreachableError
+from tpu_ops.cli import unlock
+from tpu_ops.errors import HostError, UnreachableError, UsageError
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, records
+from tpu_ops.runs.holders import Holder
 
 SILENT = Reply("", {}, "unreachable", "no route to host")
 LATE = Reply("", {}, "timeout", "the launcher did not answer within 45 s")
@@ -88,6 +92,90 @@ async def test_an_overview_has_what_is_on_and_what_this_machine_started(tmp_path
         ("old", ["gone"]),
     ]
     assert [reply.host for reply in seen.silent.silent] == ["pod-w1"]
+
+
+# Each worker has its own runs: of one name there may be one on `a` and another one on `b`.
+
+
+def of(host: str, person: str, state: str = "running", since: float = 5.0) -> dict[str, Any]:
+    uid = {"ada": 1001, "bob": 1002}[person]
+    asked = {"run_id": "exp", "rank": 0, "state": state, "since": since, "workers": [host], "attempt": 1}
+    return asked | {"person": {"uid": uid, "name": person}}
+
+
+def has(host: str, person: str) -> Reply:
+    """Return what a worker answers that has a person's run `exp`."""
+    held = {"run_id": "exp", "person": person, "since": 5.0}
+    return Reply("", {"holder": held, "record": of(host, person), "records": [of(host, person)]})
+
+
+def two(tmp_path: Path, remembered: str = "a") -> Any:
+    """Return a fleet of the nodes `a` and `b`, of which one has a run that was started here."""
+    if remembered:
+        records.write(tmp_path, records.new("exp", (remembered,), ("1",), (f"{remembered}-w0",), ("true",)))
+    workers = (*pod(1, "a", "1"), *pod(1, "b", "2"))
+    return SimpleNamespace(workers=workers, settings=SimpleNamespace(state_dir=tmp_path))
+
+
+ON_A, ON_B = control.RunRef("exp", ("a-w0",)), control.RunRef("exp", ("b-w0",))
+
+
+async def test_the_run_of_a_worker_is_the_one_that_it_has_and_not_another_one_of_that_name(tmp_path: Path) -> None:
+    fanout: Any = Answers(a_w0=has("a-w0", "ada"), b_w0=has("b-w0", "bob"))
+    both = two(tmp_path)
+    assert (await control.find(both, fanout, "b")).runs == [ON_B]
+    assert (await control.find(both, fanout, "a")).runs == [ON_A]
+    assert (await control.find(both, fanout, "a,b")).runs == [ON_A, ON_B]
+    assert (await control.find(both, fanout, "exp")).runs == [ON_A], "as this machine has started it"
+    seen = await control.overview(both, fanout)
+    assert {run for run, _, _ in seen.rows} == {ON_A, ON_B}
+
+
+async def test_of_two_runs_of_one_name_that_others_started_the_one_that_is_on_is_meant(tmp_path: Path) -> None:
+    both = two(tmp_path, "")
+    over = Reply("", {"record": of("a-w0", "ada", "succeeded", since=9.0)})
+    fanout: Any = Answers(a_w0=over, b_w0=has("b-w0", "bob"))
+    assert (await control.find(both, fanout, "exp")).runs == [ON_B]
+    fanout = Answers(a_w0=over, b_w0=Reply("", {"record": of("b-w0", "bob", "failed")}))
+    assert (await control.find(both, fanout, "exp")).runs == [ON_A], "the newest"
+    fanout = Answers(a_w0=has("a-w0", "ada"), b_w0=has("b-w0", "bob"))
+    with pytest.raises(UsageError, match="2 runs are called exp") as wrong:
+        await control.find(both, fanout, "exp")
+    assert wrong.value.where == "a-w0; b-w0"
+
+
+@pytest.mark.parametrize(("reply", "error"), [(has("a-w0", "ada"), UsageError), (SILENT, UnreachableError)])
+async def test_a_name_is_taken_while_a_run_of_it_is_on_elsewhere_or_may_be(
+    tmp_path: Path, reply: Reply, error: type[Exception]
+) -> None:
+    both = two(tmp_path)
+    fanout: Any = Answers(a_w0=reply)
+    with pytest.raises(error, match="exp") as wrong:
+        await control.require_free_name(both, fanout, "exp", ["b-w0"])
+    assert (wrong.value.where, "choose another --name" in wrong.value.fix) == ("a-w0", True)  # type: ignore[attr-defined]
+    over: Any = Answers(a_w0=Reply("", {"record": of("a-w0", "ada", "failed")}))
+    for free, hosts in ((over, ["b-w0"]), (fanout, ["a-w0"])):
+        await control.require_free_name(both, free, "exp", hosts)
+    await control.require_free_name(both, fanout, "other", ["b-w0"])
+
+
+async def test_unlock_stops_the_run_that_is_there(tmp_path: Path) -> None:
+    asked: list[tuple[str, str]] = []
+
+    class Told(Answers):
+        async def call(self, requests: Any, action: str, **_: Any) -> dict[str, Reply]:
+            asked.extend((action, host) for host in requests)
+            return await super().call(requests, action)
+
+    fanout: Any = Told(a_w0=has("a-w0", "ada"), b_w0=has("b-w0", "ada"))
+    both = two(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unlock.contact, "fanout", lambda _: fanout)
+        patch.setattr(unlock.holders, "unlock", AsyncMock(return_value=[]))
+        doomed = [Holder("b-w0", "ada", "exp", 0, 5.0)]
+        args = argparse.Namespace(force=False, grace=1.0, user="")
+        assert await unlock._free(both, both.workers[1:], doomed, args) == (["exp"], [])
+    assert [host for action, host in asked if action == "stop"] == ["b-w0"]
 
 
 @pytest.mark.parametrize(("already", "said"), [((True, True), True), ((True, False), False)])

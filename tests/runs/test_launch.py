@@ -175,6 +175,19 @@ async def test_a_silent_only_worker_is_told_to_give_up_and_the_person_that_it_ma
     with pytest.raises(launch.NotStarted) as raised:
         await start(deaf, 1)
     assert "what was started on pod-w0 may run: `tpu_ops who`" in raised.value.fix
+    assert raised.value.may_be_on
+
+
+@pytest.mark.parametrize(
+    ("reply", "deaf", "may_be_on"), [(SILENT, True, True), (SILENT, False, False), (HELD, True, False)]
+)
+async def test_a_run_may_be_on_where_an_answer_is_lost_and_rank_0_cannot_be_told(
+    reply: Reply, deaf: bool, may_be_on: bool
+) -> None:
+    workers = Workers(pod_w2=reply)
+    workers.deaf = deaf
+    error = await not_started(workers)
+    assert (error.may_be_on, "may run" in error.fix) == (may_be_on, may_be_on)
 
 
 @pytest.mark.parametrize("size", [1, 4])

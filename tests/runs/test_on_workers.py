@@ -247,6 +247,10 @@ def test_sync_brings_the_tree_and_removes_only_its_own(bench: Bench, tmp_path: P
         names = bench.inside(index, "ls /home/bob/tpu_ops/code").split()
         assert sorted(names) == ["notes.txt", "pkg", "train.py", "weights.ckpt"]
         assert bench.inside(index, "stat -c %U /home/bob/tpu_ops/code/train.py").strip() == "bob"
+    (source / "notes.txt").write_text("of the desk")
+    refused = bench.tpu_ops("sync", "pod", str(source), person="bob")
+    assert (refused.returncode, "notes.txt in ~/tpu_ops/code differs from yours" in refused.stderr) == (1, True)
+    assert bench.inside(0, "cat /home/bob/tpu_ops/code/notes.txt") == ""
 
 
 def test_preflight_names_each_worker_and_what_is_wrong_with_it(bench: Bench) -> None:

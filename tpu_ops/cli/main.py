@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ssh": ("ssh", "log in on a worker"),
     "ssh-config": ("ssh_config", "let ssh, scp, rsync and editors find the workers by name"),
     "run": ("run", "run a command on all workers of a target at once"),
+    "sync": ("sync", "bring a directory to all workers of a target"),
     "train": ("train", "start a training run on all workers of a node"),
     "attach": ("attach", "follow a training run that is on"),
     "stop": ("stop", "stop a training run"),

@@ -19,7 +19,7 @@ from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import control, launch, preflight, records, recovery, spec, sync
-from tpu_ops.runs.follow import Follower, Outcome
+from tpu_ops.runs.follow import ON, Follower, Outcome
 from tpu_ops.runs.recovery import FAILED, STOPPED, SUCCEEDED, TAKEN, Recovery
 
 #: Seconds between two looks at the nodes while a rank does not answer.
@@ -123,9 +123,7 @@ class Recovering:
         """
         state_dir, run_id = self._settings.state_dir, self.kept.run_id
         place = recovery.folder(state_dir, run_id)
-        if (place / "recovery.json").exists():
-            what, fix = "it has not ended as far as is known here", f"`tpu_ops attach {run_id} --recover`"
-            raise UsageError(what, where=f"run {run_id}", fix=f"{fix}, or choose another --name")
+        recovery.require_none(state_dir, run_id)
         if any(place.glob("attempt-*")):
             what = f"logs of a run of this name are in {place}"
             raise UsageError(what, where=f"run {run_id}", fix="choose another --name")
@@ -167,6 +165,10 @@ class Recovering:
             # What stands there may be of another run of this name, which goes on.
             if self._wrote and not self._begun:
                 recovery.forget(self._settings.state_dir, self.kept.run_id)
+
+    def may_be_on(self) -> None:
+        """Know that the start, of which not all was heard, may have been one: nothing of what is kept goes."""
+        self._begun = True
 
     def left(self) -> None:
         """Say after Ctrl-C what goes on and how to get at it."""
@@ -341,7 +343,7 @@ class Recovering:
         """Look at the workers as before any run; what an attempt that is over has left on them is ended first."""
         run = control.RunRef(self.kept.run_id, tuple(worker.host for worker in workers))
         outcomes = recovery.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)
-        if left := tuple(outcome.host for outcome in outcomes if outcome.state in recovery.ON):
+        if left := tuple(outcome.host for outcome in outcomes if outcome.state in ON):
             reason = f"attempt {self.kept.attempt} is over"
             await control.stop(fanout, replace(run, hosts=left), grace=spec.GRACE_FAILURE, reason=reason)
         forced = _forced if self.kept.force else None

@@ -133,15 +133,12 @@ def said_by(stderr: bytes) -> bytes:
 
 
 def exit_code(results: Sequence[Result], *, of_rank: bool = False) -> int:
-    """Return the command's exit code: a worker that was not reached counts before one where the command failed.
+    """Return the command's exit code: a worker where the command failed counts before one that was not reached.
 
     Args:
         results: Of the workers, in their order.
         of_rank: Whether a failure has the code of the first worker where the command failed.
     """
-    if any(not result.reached for result in results):
-        return ExitCode.UNREACHABLE
-    failed = next((result for result in results if not result.ok), None)
-    if failed is None:
-        return ExitCode.OK
-    return (failed.code if of_rank else None) or ExitCode.FAILED
+    if failed := next((result for result in results if result.reached and not result.ok), None):
+        return (failed.code if of_rank else None) or ExitCode.FAILED
+    return ExitCode.OK if all(result.reached for result in results) else ExitCode.UNREACHABLE

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tpu_ops import config, files
 from tpu_ops.cli import leaving, options, output, projects, recovering, runs_output
+from tpu_ops.cli import sync as cli_sync
 from tpu_ops.cli.run import folded, words
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, remaking, targets, view
@@ -222,10 +223,7 @@ class _Job:
         if self.tree:
             begun = time.monotonic()
             await sync.push(fanout, self.hosts, self.tree)
-            output.info(
-                f"synced {self.tree.source} to ~/{self.tree.cwd} on {len(self.hosts)} workers: "
-                f"{len(self.tree.files)} files, digest {self.tree.digest}, {time.monotonic() - begun:.1f} s"
-            )
+            cli_sync.said(self.tree, self.hosts, time.monotonic() - begun)
         if self.project:
             await projects.look(fanout, self.hosts, self.spec)
         await self._start(fanout)
@@ -239,6 +237,9 @@ class _Job:
 
     async def _check(self, fanout: Fanout) -> None:
         begun = time.monotonic()
+        if self.args.name:
+            recovery.require_none(self.fleet.settings.state_dir, self.spec.run_id)
+            await control.require_free_name(self.fleet, fanout, self.spec.run_id, self.hosts)
         forced = self._forced if self.args.force else None
         probes = await preflight.check(fanout, self.workers, self.spec.venv, self.spec.user, forced)
         if self._made_anew():
@@ -288,14 +289,19 @@ class _Job:
         begun = time.monotonic()
         nodes = tuple(dict.fromkeys(worker.label for worker in self.workers))
         ids = tuple(dict.fromkeys(worker.node.node_id for worker in self.workers))
-        records.write(
-            state_dir,
-            records.new(self.spec.run_id, nodes, ids, self.hosts, self.spec.argv),
-        )
+        before = records.read(state_dir, self.spec.run_id)
+        records.write(state_dir, records.new(self.spec.run_id, nodes, ids, self.hosts, self.spec.argv))
         try:
             await launch.start(fanout, self.spec, self.workers)
-        except (launch.NotStarted, UsageError):
-            records.forget(state_dir, self.spec.run_id)
+        except (launch.NotStarted, UsageError) as exc:
+            if isinstance(exc, launch.NotStarted) and exc.may_be_on:
+                # It may be on: what finds it, and what recovers it, is kept.
+                if self.guard:
+                    self.guard.may_be_on()
+            elif before:
+                records.write(state_dir, before)
+            else:
+                records.forget(state_dir, self.spec.run_id)
             raise
         self.started_by = fanout
         output.info(

@@ -12,6 +12,7 @@ from tpu_ops.cli import options, output, who
 from tpu_ops.cli.run import folded
 from tpu_ops.errors import ExitCode, HostError, UsageError
 from tpu_ops.fleet import contact
+from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.runs import control, holders
 from tpu_ops.runs.holders import Holder, Unlocked
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.yes and not options.confirmed(f"end these on {args.target}?", "ending processes"):
             output.info("nothing was ended")
             return ExitCode.FAILED
-    stopped, unlocked = asyncio.run(_free(fleet, hosts, doomed, args))
+    stopped, unlocked = asyncio.run(_free(fleet, workers, doomed, args))
     if args.json:
         output.as_json({"runs": stopped, "workers": [asdict(result) for result in unlocked]})
     else:
@@ -69,16 +70,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _free(
-    fleet: Fleet, hosts: Sequence[str], doomed: Sequence[Holder], args: argparse.Namespace
+    fleet: Fleet, workers: Sequence[Worker], doomed: Sequence[Holder], args: argparse.Namespace
 ) -> tuple[list[str], list[Unlocked]]:
     """Stop the runs and end the processes; return the runs and what became of each worker."""
     fanout = contact.fanout(fleet)
     runs = sorted({holder.run for holder in doomed if holder.run})
-    for run_id in runs:
-        found = await control.find(fleet, fanout, run_id)
-        for reference in found.runs:
+    for reference in (await control.running(fleet, fanout, workers)).runs if runs else ():
+        if reference.run_id in runs:
             await control.stop(fanout, reference, force=args.force, grace=args.grace, reason="unlocked")
-    return runs, await holders.unlock(fanout, hosts, args.user, args.grace)
+    return runs, await holders.unlock(fanout, [worker.host for worker in workers], args.user, args.grace)
 
 
 def _show(runs: Sequence[str], unlocked: Sequence[Unlocked]) -> None:

@@ -9,6 +9,9 @@ from tpu_ops.remote import openssh, ssh, wire
 from tpu_ops.remote.replies import Reply, reply_of
 from tpu_ops.remote.silence import Silence
 
+#: Seconds for the host program to begin its answer: what it starts may hang with the connection alive.
+LIMIT = 45.0
+
 
 class Broken(Exception):
     """A stream ended before its END frame; the text says why."""
@@ -24,12 +27,19 @@ class Stream:
         self._marker = marker.encode("ascii")
 
     async def answer(self) -> Reply:
-        """Return the answer that comes before the frames; a refusal is the whole of it."""
+        """Return the answer that comes before the frames; a refusal is the whole of it.
+
+        Raises:
+            Broken: It did not come in time.
+        """
         assert self._process.stdout is not None  # noqa: S101 - for the type checker
         try:
             with self._silence.watch(self.host):
-                await self._process.stdout.readuntil(b"\n" + self._marker + b"\n")
-                line = await self._process.stdout.readuntil(b"\n")
+                async with asyncio.timeout(LIMIT):
+                    await self._process.stdout.readuntil(b"\n" + self._marker + b"\n")
+                    line = await self._process.stdout.readuntil(b"\n")
+        except TimeoutError:
+            raise Broken(f"the launcher did not answer within {LIMIT:g} s") from None
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             code, said = await self._last_words()
             return reply_of(self.host, None, said, code)

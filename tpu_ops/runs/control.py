@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import records
-from tpu_ops.runs.follow import STOP_MARGIN, Outcome, outcome_of
+from tpu_ops.runs.follow import ON, STOP_MARGIN, Outcome, outcome_of
 from tpu_ops.runs.spec import GRACE_STOP
 
 #: Seconds for each worker to tell what it knows.
@@ -104,27 +104,33 @@ async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
     if known:
         return Found([RunRef(known.run_id, known.hosts)])
     if target:
-        return await _running(fleet, fanout, targets.select(fleet.workers, word))
+        return await running(fleet, fanout, targets.select(fleet.workers, word))
     return Found([await _ask_for(fleet, fanout, word)])
 
 
-async def _running(fleet: Fleet, fanout: Fanout, workers: Sequence[Worker]) -> Found:
+async def running(fleet: Fleet, fanout: Fanout, workers: Sequence[Worker]) -> Found:
     """Return the runs that are on the nodes of these workers, and those of the workers that cannot tell."""
     labels = {worker.label for worker in workers}
     hosts = [worker.host for worker in fleet.workers if worker.label in labels]
     replies = await fanout.call({host: {"count": 1} for host in hosts}, "status", limit=LIMIT)
-    found: dict[str, list[str]] = {}
-    for worker in fleet.workers:
-        reply = replies.get(worker.host)
-        holder = reply.value.get("holder") if reply and reply.ok else None
-        if holder:
-            known = records.read(fleet.settings.state_dir, holder["run_id"])
-            hosts = list(known.hosts) if known else _hosts_of(fleet, replies[worker.host], holder["run_id"])
-            found.setdefault(holder["run_id"], hosts)
-    runs = [RunRef(run_id, tuple(hosts)) for run_id, hosts in found.items()]
+    # A run's id is its own on each worker only: others may have one of that name elsewhere.
+    runs = list(dict.fromkeys(_held(fleet, reply) for reply in replies.values() if _holder(reply)))
     covered = {host for run in runs for host in run.hosts}
     asked = [replies[worker.host] for worker in workers]
     return Found(runs, tuple(reply for reply in asked if not reply.ok and reply.host not in covered))
+
+
+def _holder(reply: Reply) -> Mapping[str, Any] | None:
+    return reply.value.get("holder") if reply.ok else None
+
+
+def _held(fleet: Fleet, reply: Reply) -> RunRef:
+    """Given the answer of a worker that a run has, return the run."""
+    run_id = reply.value["holder"]["run_id"]
+    known = records.read(fleet.settings.state_dir, run_id)
+    if known and reply.host in known.hosts:
+        return RunRef(run_id, known.hosts)
+    return RunRef(run_id, tuple(_hosts_of(fleet, reply, run_id)))
 
 
 def _hosts_of(fleet: Fleet, reply: Reply, run_id: str) -> list[str]:
@@ -155,18 +161,15 @@ async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
     """Ask every worker that serves for its runs."""
     serving = [worker for worker in fleet.workers if worker.node.state in SERVING_STATES]
     replies = await fanout.call({worker.host: {"count": RECENT} for worker in serving}, "status", limit=LIMIT)
-    runs = {known.run_id: known for known in records.recent(fleet.settings.state_dir, RECENT)}
-    wanted: dict[str, tuple[RunRef, float]] = {
-        run_id: (RunRef(run_id, known.hosts), known.since) for run_id, known in runs.items()
+    wanted = {
+        RunRef(known.run_id, known.hosts): known.since for known in records.recent(fleet.settings.state_dir, RECENT)
     }
     for reply in replies.values():
-        holder = reply.value.get("holder") if reply.ok else None
-        if holder and holder["run_id"] not in wanted:
-            run_id = holder["run_id"]
-            wanted[run_id] = (RunRef(run_id, tuple(_hosts_of(fleet, reply, run_id))), float(holder["since"]))
+        if holder := _holder(reply):
+            wanted.setdefault(_held(fleet, reply), float(holder["since"]))
     rows = [
         (run, tuple(_seen(rank, host, run.run_id, replies.get(host)) for rank, host in enumerate(run.hosts)), since)
-        for run, since in wanted.values()
+        for run, since in wanted.items()
     ]
     rows.sort(key=lambda row: -row[2])
     return Overview(tuple(rows), Found([], tuple(reply for reply in replies.values() if not reply.ok)))
@@ -186,9 +189,12 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
     """Ask every worker that serves for a run that this machine knows nothing of."""
     hosts = [worker.host for worker in fleet.workers if worker.node.state in SERVING_STATES]
     replies = await fanout.call({host: {"run_id": run_id} for host in hosts}, "status", limit=LIMIT)
-    found = {host: reply.value["record"] for host, reply in replies.items() if reply.ok and reply.value.get("record")}
+    found: dict[object, dict[str, Mapping[str, Any]]] = {}
+    for host, reply in replies.items():
+        if record := reply.value.get("record") if reply.ok else None:
+            found.setdefault((*sorted(record["workers"]), record["person"]["uid"]), {})[host] = record
     if found:
-        return RunRef(run_id, tuple(sorted(found, key=lambda host: found[host]["rank"])))
+        return _one_of(run_id, list(found.values()))
     silent = [reply.host for reply in replies.values() if is_lost(reply)]
     if silent:
         raise UnreachableError(
@@ -201,6 +207,45 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
         where="this fleet",
         fix="`tpu_ops list` shows workers, `tpu_ops status` runs",
     )
+
+
+def _one_of(run_id: str, found: Sequence[Mapping[str, Mapping[str, Any]]]) -> RunRef:
+    """Given the records, by worker, of all runs of one name, return the one that is on, or else the newest.
+
+    Raises:
+        UsageError: Several are on.
+    """
+    on = [one for one in found if any(record["state"] in ON for record in one.values())]
+    if len(on) > 1:
+        where = "; ".join(", ".join(one) for one in on)
+        raise UsageError(
+            f"{len(on)} runs are called {run_id}", where=where, fix="name a worker of the one that is meant"
+        )
+    records_ = on[0] if on else max(found, key=lambda one: max(float(record["since"]) for record in one.values()))
+    return RunRef(run_id, tuple(sorted(records_, key=lambda host: records_[host]["rank"])))
+
+
+async def require_free_name(fleet: Fleet, fanout: Fanout, run_id: str, hosts: Sequence[str]) -> None:
+    """Return where no run of this name that this machine has started is on any worker but these.
+
+    Those refuse a name that they know; what is remembered here of the run would be lost.
+
+    Raises:
+        UsageError: It is on.
+        UnreachableError: A worker of it that serves does not say.
+    """
+    known = records.read(fleet.settings.state_dir, run_id)
+    serving = {worker.host for worker in fleet.workers if worker.node.state in SERVING_STATES}
+    others = [host for host in known.hosts if host in serving and host not in hosts] if known else []
+    replies = await fanout.call({host: {"run_id": run_id} for host in others}, "status", limit=LIMIT)
+    on = [host for host, reply in replies.items() if ((reply.ok and reply.value["record"]) or {}).get("state") in ON]
+    if on:
+        what, fix = f"a run {run_id} that was started here is on", f"choose another --name, or `tpu_ops stop {run_id}`"
+        raise UsageError(what, where=", ".join(on), fix=fix)
+    if silent := [reply for reply in replies.values() if not reply.ok]:
+        what = f"a run {run_id} was started here on other workers, and they do not say whether it is on"
+        where = ", ".join(reply.host for reply in silent)
+        raise UnreachableError(f"{what}: {silent[0].problem}", where=where, fix="choose another --name")
 
 
 async def outcomes(fanout: Fanout, run: RunRef) -> list[Outcome]:

@@ -27,6 +27,8 @@ ALONE_LIMIT = 15.0
 TICK = 0.1
 #: Seconds beyond the grace that ending ranks may take.
 STOP_MARGIN = 60.0
+#: States of a rank that has not ended.
+ON = ("starting", "running", "exited", "ending")
 
 
 @dataclass(frozen=True)

@@ -20,20 +20,29 @@ GIVEN_UP = "not started: "
 
 
 class NotStarted(OpsError):
-    """The run is on no worker: at least one refused it."""
+    """The run is on no worker: at least one refused it, or its answer was lost.
 
-    def __init__(self, refused: Sequence[Reply], doubtful: Sequence[str] = (), barrier: float = 0.0) -> None:
+    Args:
+        refused: The answers.
+        doubtful: Workers on which it may wait for the others.
+        barrier: Seconds for which it does.
+        may_be_on: Whether it may have begun all the same.
+    """
+
+    def __init__(
+        self, refused: Sequence[Reply], doubtful: Sequence[str] = (), barrier: float = 0.0, *, may_be_on: bool = False
+    ) -> None:
         first = refused[0]
         fix = first.fix
         if doubtful:
             fix = f"{fix}; " if fix else ""
             began = f"what was started on {', '.join(doubtful)}"
-            # A run of one worker waits for nobody.
-            fix += f"{began} ends by itself within {barrier:.0f} s" if barrier else f"{began} may run: `tpu_ops who`"
+            fix += f"{began} may run: `tpu_ops who`" if may_be_on else f"{began} ends by itself within {barrier:.0f} s"
         super().__init__(
             f"the run was not started: {first.problem}", where=", ".join(reply.host for reply in refused), fix=fix
         )
         self.refused = tuple(refused)
+        self.may_be_on = may_be_on
         if all(not reply.reached for reply in refused):
             self.exit_code = ExitCode.UNREACHABLE
 
@@ -87,7 +96,8 @@ async def _reserve(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> 
                 doubtful = await _give_up(fanout, spec, first, reason)
             if rank > 0 and silent:
                 doubtful.append(host)
-            raise NotStarted(_at_fault([reply], workers), doubtful, spec.barrier if len(workers) > 1 else 0.0)
+            alone = len(workers) == 1 and bool(doubtful)
+            raise NotStarted(_at_fault([reply], workers), doubtful, spec.barrier, may_be_on=alone)
         port = port or int(reply.value["record"]["port"])
     return port
 
@@ -118,7 +128,9 @@ async def _start_others(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]
     refused = [replies[host] for host in requests if not replies[host].ok]
     if refused:
         doubtful += [reply.host for reply in refused if _is_silent(reply)]
-        raise NotStarted(_at_fault(refused, workers), doubtful, spec.barrier)
+        # An answer that was lost may have been that all ranks go, and rank 0 could not be told to end them.
+        lost = first in doubtful and any(map(_is_silent, refused))
+        raise NotStarted(_at_fault(refused, workers), doubtful, spec.barrier, may_be_on=lost)
 
 
 async def _call(

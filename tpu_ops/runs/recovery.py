@@ -25,8 +25,6 @@ from tpu_ops.runs.follow import Outcome, first_failure
 #: What a run's end means for its recovery.
 SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"
 
-#: States of a rank that has not ended.
-ON = ("starting", "running", "exited", "ending")
 #: States of a rank of which its worker knows nothing, whose host went down under it, or whose starter died.
 _GONE = ("unknown", "lost", "refused")
 #: How the workers' word for a rank begins that the others no longer heard; its command has not failed.
@@ -183,6 +181,17 @@ def write(state_dir: Path, recovery: Recovery) -> None:
         files.replace(path, json.dumps(data) + "\n", 0o600)
     except OSError as exc:
         raise unwritable(path, exc) from exc
+
+
+def require_none(state_dir: Path, run_id: str) -> None:
+    """Return where no run of this name is recovered on this machine, or could be.
+
+    Raises:
+        UsageError: One is.
+    """
+    if (folder(state_dir, run_id) / "recovery.json").exists():
+        what, fix = "it has not ended as far as is known here", f"`tpu_ops attach {run_id} --recover`"
+        raise UsageError(what, where=f"run {run_id}", fix=f"{fix}, or choose another --name")
 
 
 def read(state_dir: Path, run_id: str) -> Recovery:

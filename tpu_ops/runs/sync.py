@@ -1,31 +1,36 @@
-"""Brings a directory to all workers: what .gitignore leaves, the same tree everywhere.
+"""Brings a directory to all workers: what .gitignore leaves, the same tree everywhere, measured on each.
 
-Only what an earlier sync put on a worker is ever removed there: checkpoints and logs beside the code stay.
+Only what an earlier sync put on a worker is ever replaced or removed there: checkpoints and logs beside the code stay.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import inspect
+import json
 import os
 import re
 import stat
 import subprocess
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from tpu_ops import texts
 from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.remote import openssh, ssh
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import SSH_FAILED, Result
+from tpu_ops.runs import synced
 
 #: Below the person's home on every worker.
 PARENT = "tpu_ops"
 #: Seconds for one worker to receive the tree.
 LIMIT = 600.0
-_STEP_LIMIT = 60.0
+#: Seconds for one worker to read what it has.
+_STEP_LIMIT = 120.0
 #: rsync processes at once: each costs the controller processor time for hashing and encryption.
 WIDTH = 8
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -33,12 +38,11 @@ _READABLE = "make it readable for you, or name it in .gitignore"
 #: How rsync prints a byte of a name that is no printable character; a backslash before `#ooo` is printed so too.
 _ESCAPE = re.compile(rb"\\#([0-3][0-7]{2})")
 _FILTERS = ("--exclude=.git", "--exclude=__pycache__/", "--filter=:- .gitignore")
-#: Makes the place and prints what an earlier sync put there. $1 is the directory's name.
-_PREPARE = 'mkdir -p "tpu_ops/$1" tpu_ops/.synced && if [ -f "tpu_ops/.synced/$1" ]; then cat "tpu_ops/.synced/$1"; fi'
-#: Removes files named on standard input.
-_REMOVE = 'cd "tpu_ops/$1" && xargs -0 -r rm -f --'
-#: Remembers what this sync has put there.
-_REMEMBER = 'cat >"tpu_ops/.synced/$1.new" && mv "tpu_ops/.synced/$1.new" "tpu_ops/.synced/$1"'
+#: Runs the first line of its input, which reads the rest.
+_RUN = ("/usr/bin/python3", "-IS", "-c", "import json, sys; exec(json.loads(sys.stdin.readline()))")
+_LISTS = ("differs", "taken", "stale")
+#: Files and workers that an error names before it only says that there are more.
+_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,14 @@ class Tree:
         source: The directory on this machine.
         name: Its name below ~/tpu_ops on the workers.
         entries: Paths below it, directories with a slash at the end.
+        marks: What each of them is (`synced.mark`), without that slash.
         digest: Of all files' names, executable bits and contents; 12 hexadecimal digits.
     """
 
     source: Path
     name: str
     entries: tuple[str, ...]
+    marks: Mapping[bytes, str] = field(repr=False)
     digest: str
 
     @property
@@ -74,24 +80,16 @@ def listing_command(source: Path, empty: Path) -> list[str]:
 
 
 def transfer_command(tree: Tree, host: str, ssh_config: Path) -> list[str]:
-    """Return the command that brings the listed entries to one worker; the list comes on standard input."""
+    """Return the command that brings entries to one worker; their list comes on standard input."""
     shell = openssh.rsync_shell(ssh_config)
-    options = ["-a", "--no-owner", "--no-group", "--from0", "--files-from=-", "--timeout=60", f"--rsh={shell}"]
-    return ["rsync", *options, f"{tree.source}/", f"{host}:{tree.cwd}/"]
+    # What is listed differs, whatever its size and time say.
+    options = ["-a", "--no-owner", "--no-group", "--ignore-times", "--from0", "--files-from=-", "--timeout=60"]
+    return ["rsync", *options, f"--rsh={shell}", f"{tree.source}/", f"{host}:{tree.cwd}/"]
 
 
-def transfer_list(tree: Tree) -> bytes:
+def transfer_list(entries: Iterable[str]) -> bytes:
     """Return the list that goes with it; behind `./`, as rsync takes a name that begins with `#` for a comment."""
-    return b"\0".join(b"./" + os.fsencode(entry) for entry in tree.entries)
-
-
-def stale(before: bytes, tree: Tree) -> list[str]:
-    """Given what an earlier sync put on a worker (NUL-separated), return the files that are no longer in the tree."""
-    wanted = set(tree.files)
-    found = [os.fsdecode(entry) for entry in before.split(b"\0") if entry]
-    return [
-        entry for entry in found if entry not in wanted and not entry.startswith("/") and ".." not in entry.split("/")
-    ]
+    return b"\0".join(b"./" + os.fsencode(entry) for entry in entries)
 
 
 def read(source: Path) -> Tree:
@@ -133,7 +131,8 @@ def read(source: Path) -> Tree:
     entries = listed(done.stdout)
     if not entries:
         raise UsageError("there is nothing to bring to the workers", where=where, fix="look at its .gitignore")
-    return Tree(source, source.name, entries, _digest(source, entries))
+    marks = {os.fsencode(entry.rstrip("/")): _mark(source, entry.rstrip("/")) for entry in entries}
+    return Tree(source, source.name, entries, marks, synced.digest(marks))
 
 
 def listed(output: bytes) -> tuple[str, ...]:
@@ -142,30 +141,23 @@ def listed(output: bytes) -> tuple[str, ...]:
     return tuple(sorted(os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), line)) for line in lines))
 
 
-def _digest(source: Path, entries: Sequence[str]) -> str:
-    total = hashlib.sha256()
-    for entry in entries:
-        if entry.endswith("/"):
-            continue
-        path = source / entry
-        try:
-            mode = path.lstat().st_mode
-            if stat.S_ISLNK(mode):
-                kind, content = b"l", os.fsencode(path.readlink())
-            elif stat.S_ISREG(mode):
-                with path.open("rb") as file:
-                    kind = b"x" if mode & stat.S_IXUSR else b"f"
-                    content = hashlib.file_digest(file, "sha256").digest()
-            else:
-                raise UsageError(
-                    f"{str(path)!r} is a {_kind(mode)}: only files, links and directories are brought to the workers",
-                    where=f"--sync {source}",
-                    fix="remove it, or name it in .gitignore",
-                )
-        except OSError as exc:
-            raise UsageError(f"cannot be read: {exc.strerror}", where=f"--sync {path}", fix=_READABLE) from exc
-        total.update(b"\0".join((kind, os.fsencode(entry), content)) + b"\n")
-    return total.hexdigest()[:12]
+def _mark(source: Path, entry: str) -> str:
+    path = source / entry
+    try:
+        found = synced.mark(os.fsencode(path))
+        if found == synced.OTHER:
+            raise UsageError(
+                f"{str(path)!r} is a {_kind(path.lstat().st_mode)}: only files, links and directories are brought to "
+                "the workers",
+                where=f"--sync {source}",
+                fix="remove it, or name it in .gitignore",
+            )
+    except OSError as exc:
+        raise UsageError(f"cannot be read: {exc.strerror}", where=f"--sync {path}", fix=_READABLE) from exc
+    if not found:
+        what, fix = f"{str(path)!r} has gone while the tree was read", "run the same command again"
+        raise UsageError(what, where=f"--sync {source}", fix=fix)
+    return found
 
 
 def _kind(mode: int) -> str:
@@ -174,44 +166,94 @@ def _kind(mode: int) -> str:
     return "socket" if stat.S_ISSOCK(mode) else "device file"
 
 
-async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> None:
-    """Bring a tree to all these workers.
+@dataclass(frozen=True)
+class Seen:
+    """What one worker has of a tree.
+
+    Attributes:
+        differs: Entries that are not there, or are something else there.
+        taken: Those of them that are there, and that no sync has put there.
+        stale: Files that an earlier sync has put there and that are no longer in the tree.
+        listed: Whether the list of what syncs have put there is that of the tree.
+    """
+
+    differs: tuple[str, ...]
+    taken: tuple[str, ...]
+    stale: tuple[str, ...]
+    listed: bool
+
+
+async def look(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Seen]:
+    """Compare a tree with what all these workers have of it, by content; nothing is changed.
 
     Raises:
         UnreachableError: A worker did not answer.
-        HostError: A worker could not take the tree; names it and says why.
+        HostError: A worker has something in the place of an entry that no sync has put there, or cannot look.
     """
-    before = await _step(fanout, hosts, _PREPARE, tree, {})
+    seen = {host: _seen(answer) for host, answer in (await _ask(fanout, hosts, "look", tree)).items()}
+    if taken := {host: one.taken for host, one in seen.items() if one.taken}:
+        files = sorted({entry for entries in taken.values() for entry in entries})
+        raise HostError(
+            f"{texts.some(files, _NAMED)} in ~/{tree.cwd} differs from yours, and no sync has put it there: it is not "
+            "overwritten",
+            where=texts.some(list(taken), _NAMED),
+            fix=f"move it away on the workers, or name it in {tree.source}/.gitignore",
+        )
+    return seen
+
+
+async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Seen]:
+    """Bring a tree to all these workers; return what each had of it before.
+
+    Raises:
+        UnreachableError: A worker did not answer.
+        HostError: A worker could not take the tree, or has another one afterwards; names it and says why.
+    """
+    seen = await look(fanout, hosts, tree)
+    if behind := [host for host in hosts if seen[host].stale or not seen[host].listed]:
+        await _ask(fanout, behind, "prepare", tree)
     slots = asyncio.Semaphore(WIDTH)
 
     async def one(host: str) -> Result:
         async with slots:
-            return await _transfer(fanout, host, tree)
+            return await _transfer(fanout, host, tree, seen[host].differs)
 
-    results = await asyncio.gather(*(one(host) for host in hosts))
-    _require({result.host: result for result in results})
-    removed = {host: b"\0".join(map(os.fsencode, stale(result.stdout, tree))) for host, result in before.items()}
-    outdated = [host for host in hosts if removed[host]]
-    if outdated:
-        await _step(fanout, outdated, _REMOVE, tree, removed)
-    manifest = b"\0".join(map(os.fsencode, tree.files))
-    await _step(fanout, hosts, _REMEMBER, tree, dict.fromkeys(hosts, manifest))
+    if changing := [host for host in hosts if seen[host].differs]:
+        results = await asyncio.gather(*(one(host) for host in changing))
+        _require({result.host: result for result in results})
+        after = await _ask(fanout, changing, "look", tree)
+        wrong = {host: _seen(answer).differs for host, answer in after.items() if answer["differs"]}
+        if wrong:
+            files = sorted({entry for entries in wrong.values() for entry in entries})
+            raise HostError(
+                f"{texts.some(files, _NAMED)} in ~/{tree.cwd} is not what was read here: it has changed meanwhile",
+                where=texts.some(list(wrong), _NAMED),
+                fix="run the same command again once nothing writes there or here",
+            )
+    return seen
 
 
-async def _step(
-    fanout: Fanout, hosts: Sequence[str], script: str, tree: Tree, stdin: dict[str, bytes]
-) -> dict[str, Result]:
-    results = await fanout.run(hosts, ["/bin/sh", "-c", script, "sh", tree.name], limit=_STEP_LIMIT, stdin=stdin)
+def _seen(answer: Mapping[str, Any]) -> Seen:
+    lists = {key: tuple(os.fsdecode(entry.encode("latin-1")) for entry in answer[key]) for key in _LISTS}
+    return Seen(**lists, listed=answer["listed"])
+
+
+async def _ask(fanout: Fanout, hosts: Sequence[str], action: str, tree: Tree) -> dict[str, Any]:
+    """Have the workers do what `synced` can; return their answers."""
+    program = json.dumps(inspect.getsource(synced))
+    marks = {entry.decode("latin-1"): mark for entry, mark in tree.marks.items()}
+    request = json.dumps({"action": action, "name": tree.name, "marks": marks})
+    results = await fanout.run(hosts, _RUN, limit=_STEP_LIMIT, stdin=f"{program}\n{request}\n".encode())
     _require(results)
-    return results
+    return {host: json.loads(result.stdout) for host, result in results.items()}
 
 
-async def _transfer(fanout: Fanout, host: str, tree: Tree) -> Result:
+async def _transfer(fanout: Fanout, host: str, tree: Tree, entries: Iterable[str]) -> Result:
     command = transfer_command(tree, host, fanout.ssh_config)
     async with ssh.started(command, stdout=asyncio.subprocess.DEVNULL) as process:
         try:
             async with asyncio.timeout(LIMIT):
-                _, said = await process.communicate(transfer_list(tree))
+                _, said = await process.communicate(transfer_list(entries))
         except TimeoutError:
             return Result(host, None, problem=f"the tree did not arrive within {LIMIT:.0f} s")
     text = said.decode(errors="replace")

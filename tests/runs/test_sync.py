@@ -1,0 +1,222 @@
+"""Bringing a tree to workers whose homes are directories here: the real rsync, and what runs on workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tpu_ops.cli import main
+from tpu_ops.cli import sync as cli_sync
+from tpu_ops.errors import HostError, OpsError
+from tpu_ops.remote.replies import Result
+from tpu_ops.runs import sync
+
+HOSTS = ("w0", "w1")
+
+
+class Workers:
+    """Workers whose homes stand side by side; `steps` has what was asked of them, `before` runs before a step."""
+
+    ssh_config = Path("/unused")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.steps: list[tuple[str, ...]] = []
+        for host in HOSTS:
+            (folder / host).mkdir()
+
+    async def run(
+        self, hosts: Sequence[str], argv: Sequence[str], *, limit: float, stdin: bytes
+    ) -> Mapping[str, Result]:
+        assert limit > 0
+        self.steps.append(tuple(hosts))
+        found = {}
+        for host in hosts:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *argv[1:], cwd=self.folder / host, stdin=-1, stdout=-1, stderr=-1
+            )
+            stdout, stderr = await process.communicate(stdin)
+            found[host] = Result(host, process.returncode, stdout, stderr)
+        return found
+
+    def there(self, host: str = "w0") -> Path:
+        return self.folder / host / "tpu_ops" / "digits"
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
+    (tmp_path / "homes").mkdir()
+    made, command = Workers(tmp_path / "homes"), sync.transfer_command
+
+    def local(tree: sync.Tree, host: str, ssh_config: Path) -> list[str]:
+        words = [word for word in command(tree, host, ssh_config) if not word.startswith("--rsh")]
+        return [*words[:-1], f"{made.there(host)}/"]
+
+    monkeypatch.setattr(sync, "transfer_command", local)
+    return made
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    folder = tmp_path / "digits"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "train.py").write_text("x")
+    (folder / "sub" / "part.py").write_text("y")
+    (folder / "link").symlink_to("train.py")
+    (folder / os.fsdecode(b"\xff # odd")).write_text("z")
+    return folder
+
+
+async def push(workers: Workers, code: Path) -> dict[str, sync.Seen]:
+    fanout: Any = workers
+    return await sync.push(fanout, HOSTS, sync.read(code))
+
+
+def names(place: Path) -> list[str]:
+    return sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if not path.is_dir())
+
+
+async def test_the_same_tree_is_everywhere_and_a_second_time_nothing_is_done(workers: Workers, code: Path) -> None:
+    await push(workers, code)
+    for host in HOSTS:
+        assert names(workers.there(host)) == names(code)
+        assert (workers.there(host) / "link").is_symlink()
+    workers.steps.clear()
+    seen = await push(workers, code)
+    assert workers.steps == [HOSTS], "one look"
+    assert seen["w0"] == sync.Seen((), (), (), True)
+
+
+async def test_what_a_run_has_written_is_neither_removed_nor_overwritten(workers: Workers, code: Path) -> None:
+    await push(workers, code)
+    mine = workers.there("w1") / "results.txt"
+    mine.write_text("of the run")
+    (workers.there("w1") / "out").mkdir()
+    (code / "train.py").write_text("newer")
+    await push(workers, code)
+    for entry in ("results.txt", "out"):
+        (code / entry).write_text("of the desk")
+    workers.steps.clear()
+    with pytest.raises(HostError, match=r"out, results\.txt in ~/tpu_ops/digits differs from yours") as wrong:
+        await push(workers, code)
+    assert (wrong.value.where, ".gitignore" in wrong.value.fix, len(workers.steps)) == ("w1", True, 1)
+    assert mine.read_text() == "of the run"
+    assert not (workers.there("w0") / "results.txt").exists(), "nothing was brought anywhere"
+    mine.write_text("of the desk")
+    (workers.there("w1") / "out").rmdir()
+    await push(workers, code)
+
+
+async def test_a_link_of_the_person_in_the_place_of_a_directory_stays(workers: Workers, code: Path) -> None:
+    disk = workers.folder / "disk"
+    disk.mkdir()
+    (disk / "part.py").write_text("of the disk")
+    workers.there().mkdir(parents=True)
+    (workers.there() / "sub").symlink_to(disk)
+    with pytest.raises(HostError, match="sub in ~/tpu_ops/digits differs"):
+        await push(workers, code)
+    assert (disk / "part.py").read_text() == "of the disk"
+
+
+async def test_only_what_an_earlier_sync_put_there_goes(workers: Workers, code: Path) -> None:
+    await push(workers, code)
+    outside = workers.folder / "w0" / "outside.py"
+    outside.write_text("")
+    manifest = workers.folder / "w0" / "tpu_ops" / ".synced" / "digits"
+    manifest.write_bytes(manifest.read_bytes() + b"\0../../outside.py\0" + os.fsencode(outside) + b"\0gone.py")
+    (workers.there() / "notes.txt").write_text("")
+    (code / "sub" / "part.py").unlink()
+    (code / "link").unlink()
+    (code / "link").mkdir()
+    (code / "link" / "now.py").write_text("a directory")
+    seen = await push(workers, code)
+    assert seen["w0"].stale == ("link", "sub/part.py")
+    assert names(workers.there()) == sorted([*names(code), "notes.txt"])
+    assert outside.exists()
+
+
+async def test_what_a_push_that_failed_has_brought_is_a_sync_s_own(workers: Workers, code: Path) -> None:
+    (code / "extra.py").write_text("v1")
+    transfer = sync._transfer
+
+    async def cut(fanout: Any, host: str, tree: sync.Tree, entries: Any) -> Result:
+        done = await transfer(fanout, host, tree, entries)
+        return Result(host, None, problem="no route to host", reached=False) if host == "w1" else done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sync, "_transfer", cut)
+        with pytest.raises(OpsError, match="no route"):
+            await push(workers, code)
+    assert (workers.there() / "extra.py").exists()
+    (code / "train.py").write_text("newer")
+    (code / "extra.py").unlink()
+    await push(workers, code)
+    assert names(workers.there()) == names(workers.there("w1")) == names(code)
+
+
+async def test_a_file_that_is_saved_while_the_tree_is_brought_ends_it_and_is_named(
+    workers: Workers, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer = sync._transfer
+
+    async def saved(fanout: Any, host: str, tree: sync.Tree, entries: Any) -> Result:
+        if host == "w1":
+            (code / "train.py").write_text("saved")
+        return await transfer(fanout, host, tree, entries)
+
+    monkeypatch.setattr(sync, "_transfer", saved)
+    monkeypatch.setattr(sync, "WIDTH", 1)
+    with pytest.raises(HostError, match=r"train\.py in ~/tpu_ops/digits is not what was read here") as wrong:
+        await push(workers, code)
+    assert wrong.value.where == "w1"
+
+
+async def test_a_file_of_the_same_size_and_time_but_another_content_is_brought(workers: Workers, code: Path) -> None:
+    await push(workers, code)
+    there = workers.there("w1") / "train.py"
+    before = there.stat()
+    there.write_text("?")
+    os.utime(there, ns=(before.st_atime_ns, before.st_mtime_ns))
+    await push(workers, code)
+    assert there.read_text() == "x"
+
+
+async def test_a_worker_that_cannot_take_it_is_named_with_the_reason(workers: Workers, code: Path) -> None:
+    (workers.folder / "w1" / "tpu_ops").write_text("a file")
+    with pytest.raises(HostError, match=r"tpu_ops/\.synced/digits: Not a directory") as wrong:
+        await push(workers, code)
+    assert wrong.value.where == "w1"
+
+
+def test_sync_says_what_it_would_bring_and_then_brings_it(
+    workers: Workers, code: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    chosen = [SimpleNamespace(host=host) for host in HOSTS]
+    monkeypatch.setattr(cli_sync.config, "load", lambda _: None)
+    monkeypatch.setattr(cli_sync.contact, "find", lambda *_: (None, chosen))
+    monkeypatch.setattr(cli_sync.contact, "serving", lambda *_: None)
+    monkeypatch.setattr(cli_sync.contact, "fanout", lambda _: workers)
+
+    def told(*words: str) -> str:
+        assert main.main(["sync", "pod", str(code), *words]) == 0
+        return str(capsys.readouterr().out)
+
+    assert told("--dry-run") == "w[0-1]: to bring: link, sub, sub/part.py, train.py, \\udcff # odd\n"
+    assert not workers.there().exists()
+    everything = json.loads(told("--json"))
+    assert everything["workers"]["w1"]["brought"][:2] == ["link", "sub"]
+    assert (everything["files"], everything["code_digest"]) == (4, sync.read(code).digest)
+    (code / "link").unlink()
+    (workers.there("w0") / "train.py").write_text("other")
+    assert told("--dry-run") == "w0: to bring: train.py\nw0: to remove: link\nw1: to remove: link\n"
+    assert told() == "w0: brought: train.py\nw0: removed: link\nw1: removed: link\n"
+    assert told() == "w[0-1]: nothing differs\n"
+    assert main.main(["sync", "pod", str(code / "none")]) == 2

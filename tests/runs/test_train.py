@@ -1,0 +1,72 @@
+"""What `tpu_ops train` keeps of a run whose start fails, and which names it takes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+
+from tests.runs.test_parts import pod
+from tpu_ops.cli import train
+from tpu_ops.errors import UsageError
+from tpu_ops.fleet.remaking import Plan
+from tpu_ops.remote.replies import Reply
+from tpu_ops.runs import launch, records, recovery, spec
+
+EARLIER = records.RunRecord("exp", ("other",), ("7",), ("other-w0",), ("true",), since=1.0)
+SILENT = Reply("pod-w0", {}, "unreachable", "no route to host")
+
+
+def job(tmp_path: Path, *words: str) -> train._Job:
+    """Return what `tpu_ops train pod --name exp` does."""
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    args = parser.parse_args(["pod", "--name", "exp", *words])
+    fleet: Any = SimpleNamespace(workers=tuple(pod(2)), settings=SimpleNamespace(state_dir=tmp_path))
+    return train._Job(fleet, pod(2), spec.RunSpec("exp", ("true",)), None, [0], args)
+
+
+@pytest.mark.parametrize("may_be_on", [True, False])
+async def test_a_run_that_may_be_on_is_remembered_and_one_that_is_not_leaves_what_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_be_on: bool
+) -> None:
+    error = launch.NotStarted([SILENT], ["pod-w0"], 60.0, may_be_on=may_be_on)
+    monkeypatch.setattr(train.launch, "start", AsyncMock(side_effect=error))
+    fanout: Any = None
+    for before in (None, EARLIER):
+        records.forget(tmp_path, "exp")
+        if before:
+            records.write(tmp_path, before)
+        starting = job(tmp_path, "--recover")
+        guard = starting.recovered()
+        with pytest.raises(launch.NotStarted):
+            await starting._start(fanout)
+        known = records.read(tmp_path, "exp")
+        assert (known.hosts if may_be_on and known else known) == (("pod-w0", "pod-w1") if may_be_on else before)
+        assert guard._begun is may_be_on, "nothing that recovers it goes, then"
+
+
+async def test_the_name_of_a_run_that_is_recovered_here_is_taken(tmp_path: Path) -> None:
+    starting = job(tmp_path)
+    kept = recovery.Recovery("exp", 1, Plan(()), recovery.options_of(starting.spec, {}), pending=True)
+    recovery.write(tmp_path, kept)
+    fanout: Any = None
+    with pytest.raises(UsageError, match="it has not ended") as wrong:
+        await starting._check(fanout)
+    assert "--name" in wrong.value.fix
+
+
+async def test_the_name_of_a_run_that_is_on_elsewhere_is_taken(tmp_path: Path) -> None:
+    starting = job(tmp_path)
+    other = pod(1, "other", "7")
+    starting.fleet.workers = (*starting.workers, *other)  # type: ignore[misc]
+    records.write(tmp_path, EARLIER)
+    answer = {"other-w0": Reply("other-w0", {"record": {"state": "running"}})}
+    fanout: Any = SimpleNamespace(call=AsyncMock(return_value=answer))
+    with pytest.raises(UsageError, match="a run exp that was started here is on") as wrong:
+        await starting._check(fanout)
+    assert wrong.value.where == "other-w0"

@@ -1,0 +1,69 @@
+"""`tpu_ops sync`: the same directory on all workers of a target, as `train --sync` brings it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+from tpu_ops import config, files, texts
+from tpu_ops.cli import options, output
+from tpu_ops.cli.run import folded
+from tpu_ops.errors import ExitCode, printable
+from tpu_ops.fleet import contact
+from tpu_ops.runs import sync
+
+#: Entries that are named of each group of workers.
+_NAMED = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `tpu_ops sync`."""
+    options.add_fleet(parser)
+    options.add_json(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="compare only, and say what would be brought and removed"
+    )
+    parser.add_argument("target", help="a node, a worker, a node set or a group")
+    parser.add_argument(
+        "directory", metavar="DIR", help="brought to ~/tpu_ops/<its name>, without what .gitignore names"
+    )
+    parser.epilog = (
+        "Files there that no sync has put there stay as they are: one in the place of a file of DIR is an error."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, bring what differs, remove what earlier syncs have brought and DIR no longer has."""
+    fleet, workers = contact.find(config.load(args.fleet), args.target)
+    fleet = contact.serving(fleet, workers)
+    tree = sync.read(files.resolved(args.directory, "DIR"))
+    fanout, hosts, begun = contact.fanout(fleet), [worker.host for worker in workers], time.monotonic()
+    seen = asyncio.run((sync.look if args.dry_run else sync.push)(fanout, hosts, tree))
+    if args.json:
+        found = {host: {"brought": list(one.differs), "removed": list(one.stale)} for host, one in seen.items()}
+        facts = {"source": str(tree.source), "path": f"~/{tree.cwd}", "files": len(tree.files)}
+        output.as_json(facts | {"code_digest": tree.digest, "dry_run": args.dry_run, "workers": found})
+    else:
+        _show(seen, dry=args.dry_run)
+        said(tree, hosts, time.monotonic() - begun, dry=args.dry_run)
+    return ExitCode.OK
+
+
+def said(tree: sync.Tree, hosts: Sequence[str], seconds: float, *, dry: bool = False) -> None:
+    """Say what was brought where."""
+    what = f"{'would sync' if dry else 'synced'} {tree.source} to ~/{tree.cwd} on {texts.count(len(hosts), 'worker')}"
+    output.info(f"{what}: {texts.count(len(tree.files), 'file')}, digest {tree.digest}, {seconds:.1f} s")
+
+
+def _show(seen: Mapping[str, sync.Seen], *, dry: bool) -> None:
+    groups: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    for host, one in seen.items():
+        groups.setdefault((one.differs, one.stale), []).append(host)
+    for (differs, stale), hosts in groups.items():
+        for verb, entries in (("to bring" if dry else "brought", differs), ("to remove" if dry else "removed", stale)):
+            if entries:
+                output.line(printable(f"{folded(hosts)}: {verb}: {texts.some(entries, _NAMED)}"))
+        if not differs and not stale:
+            output.line(f"{folded(hosts)}: nothing differs")

@@ -1,0 +1,136 @@
+"""What stands in a directory beside what is to stand there, and what an earlier sync has put there.
+
+Its text is sent to the workers, where the system's Python, 3.8 on the oldest images, runs it as the person; the
+controller takes the same marks and the same digest from here. Names of files are bytes, in JSON each byte a character.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+
+#: Below the person's home: where trees are, and the lists of what was put into each.
+PARENT = b"tpu_ops"
+_LISTS = os.path.join(PARENT, b".synced")
+_PIECE = 2**20
+#: The mark of a directory, and that of what no sync brings.
+FOLDER, OTHER = "d", "?"
+
+
+def mark(path: bytes) -> str:
+    """Return what a path is: its kind, with the content or the target of a file or link; empty where nothing is.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    if stat.S_ISDIR(mode):
+        return FOLDER
+    if stat.S_ISLNK(mode):
+        return "l" + os.readlink(path).hex()
+    if not stat.S_ISREG(mode):
+        return OTHER
+    total = hashlib.sha256()
+    with open(path, "rb") as file:
+        for piece in iter(lambda: file.read(_PIECE), b""):
+            total.update(piece)
+    return ("x" if mode & stat.S_IXUSR else "f") + total.hexdigest()
+
+
+def digest(marks: Mapping[bytes, str]) -> str:
+    """Return the digest of a tree: of all files' names, executable bits and contents; 12 hexadecimal digits."""
+    total = hashlib.sha256()
+    for name in sorted(marks):
+        if marks[name] != FOLDER:
+            total.update(marks[name].encode() + b"\0" + name + b"\0")
+    return total.hexdigest()[:12]
+
+
+def look(name: bytes, marks: Mapping[bytes, str]) -> dict[str, object]:
+    """Return what of a tree is not in its place: what differs, what of that is somebody else's, and what is to go."""
+    place, before = os.path.join(PARENT, name), _listed(name)
+    differs, taken = [], []
+    for entry, wanted in marks.items():
+        found = mark(os.path.join(place, entry))
+        if found != wanted:
+            differs.append(entry)
+            if found and entry not in (before or ()) and not _behind_link(place, entry):
+                taken.append(entry)
+    shown = {"differs": differs, "taken": taken, "stale": list(_stale(place, before or set(), marks))}
+    return {
+        **{key: [entry.decode("latin-1") for entry in entries] for key, entries in shown.items()},
+        "listed": before == _files(marks),
+    }
+
+
+def prepare(name: bytes, marks: Mapping[bytes, str]) -> dict[str, object]:
+    """Make the place, remove what earlier syncs have put there and is to go, and list what comes.
+
+    The list comes first: what a transfer that fails has brought is known to be a sync's own all the same.
+    """
+    place = os.path.join(PARENT, name)
+    os.makedirs(place, exist_ok=True)
+    os.makedirs(_LISTS, exist_ok=True)
+    for entry in _stale(place, _listed(name) or set(), marks):
+        # Workers may share the home: then each does all of this in one place.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(place, entry))
+    handle, path = tempfile.mkstemp(dir=_LISTS, prefix=b".")
+    with os.fdopen(handle, "wb") as file:
+        file.write(b"\0".join(sorted(_files(marks))))
+    os.replace(path, os.path.join(_LISTS, name))
+    return {}
+
+
+def _files(marks: Mapping[bytes, str]) -> set[bytes]:
+    return {entry for entry, kind in marks.items() if kind != FOLDER}
+
+
+def _listed(name: bytes) -> set[bytes] | None:
+    try:
+        with open(os.path.join(_LISTS, name), "rb") as file:
+            return {entry for entry in file.read().split(b"\0") if entry}
+    except FileNotFoundError:
+        return None
+
+
+def _stale(place: bytes, before: set[bytes], marks: Mapping[bytes, str]) -> Iterator[bytes]:
+    """Yield what was put there, is no longer in the tree, and is there."""
+    for entry in sorted(before - _files(marks)):
+        if entry.startswith(b"/") or b".." in entry.split(b"/") or _behind_link(place, entry):
+            continue
+        path = os.path.join(place, entry)
+        if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
+            yield entry
+
+
+def _behind_link(place: bytes, entry: bytes) -> bool:
+    """Return whether a path leads through a link, and so may be anywhere."""
+    parts = entry.split(b"/")
+    return any(os.path.islink(os.path.join(place, *parts[:count])) for count in range(1, len(parts)))
+
+
+def main() -> int:
+    """Do what the request on standard input asks for; the answer is one line of JSON."""
+    request = json.load(sys.stdin)
+    marks = {entry.encode("latin-1"): kind for entry, kind in request["marks"].items()}
+    try:
+        answer = {"look": look, "prepare": prepare}[request["action"]](request["name"].encode("latin-1"), marks)
+    except OSError as exc:
+        sys.stderr.write("{}: {}\n".format(os.fsdecode(exc.filename or b""), exc.strerror))
+        return 1
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
