@@ -22,7 +22,7 @@ def test_bytes_that_are_missing_at_the_end_are_told(tmp_path: Path, monkeypatch:
     source, sink = os.pipe()
     other, said = os.pipe()
     request = {"marker": "0123456789", "protocol": wire.PROTOCOL, "run_id": "r1"}
-    follow.follow(request, store, source, said)
+    follow.follow(request, store, wire.Caller(source, attended=True), said)
     os.close(said)
     with os.fdopen(other, "rb") as file:
         answer, found = file.read(), []

@@ -147,8 +147,12 @@ def test_a_run_outlives_every_ssh_session_with_its_shared_memory(bench: Bench) -
             ["ssh", "-F", str(bench.ssh_config()), "-O", "exit", f"pod-w{index}"], capture_output=True, check=True
         )
         bench.inside(index, "pkill -u ada sshd", check=False)
-        # With the last of a person's sessions logind forgets her, and removes what is hers of System V and POSIX IPC.
-        bench.await_(lambda i=index: "ada" not in bench.inside(i, "loginctl list-users --no-legend"), "ada is gone")
+
+    def users() -> str:
+        return "".join(bench.inside(index, "loginctl list-users --no-legend") for index in BOTH)
+
+    # With the last of a person's sessions logind forgets her, and would remove what is hers of shared memory.
+    bench.await_(lambda: "ada" not in users(), "nobody remembers ada")
 
     def ticks() -> int:
         return bench.inside(0, "cat /var/lib/tpu_ops/runs/ticks/log/*").count("tick")
@@ -157,6 +161,8 @@ def test_a_run_outlives_every_ssh_session_with_its_shared_memory(bench: Bench) -
     bench.await_(lambda: ticks() > before + 3, "the run to go on")
     assert {bench.record(index, "ticks")["state"] for index in BOTH} == {"running"}
     assert bench.tpu_ops("stop", "ticks").returncode == 0
+    for index in BOTH:
+        bench.inside(index, "rm -f /dev/shm/*ticks")
     bench.clean()
 
 

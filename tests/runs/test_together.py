@@ -148,8 +148,9 @@ def test_a_cut_network_ends_both_sides_for_good(pod: Bench, cut: int, way: str) 
     at = time.time()
     pod.inside(cut, " && ".join(f"iptables -A {rule}" for rule in rules))
     try:
-        for index in RANKS:
-            pod.await_(lambda i=index: pod.record(i, name)["state"] != "running", "both sides know", LEASE + 10)
+        pod.await_(
+            lambda: all(pod.record(index, name)["state"] != "running" for index in RANKS), "both know", LEASE + 10
+        )
     finally:
         pod.inside(cut, " ; ".join(f"iptables -D {rule}" for rule in rules))
     # They reach each other again while their ranks are being ended, and none goes on.

@@ -74,7 +74,7 @@ def test_a_wrong_clock_is_found_before_a_start_and_changes_nothing_in_a_run(benc
         refused = bench.tpu_ops("train", "pod", "--", "true")
         assert refused.returncode == 1
         assert re.search(r"pod-w1 +its clock is -3600 s off +tpu_ops configure pod-w1", refused.stdout)
-        at = time.time() + 8
+        at = time.time() + 10
         train = ("train", "pod", "--force", "--name", "late", "--lease", "5", "--env", f"AT={at}")
         done = bench.tpu_ops(*train, "--", "sh", "-c", f"{script}; exit $((TPU_OPS_RANK + 3))")
         for index in BOTH:

@@ -20,7 +20,7 @@ async def start(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> Non
         for rank, worker in reversed(list(enumerate(workers)))
     }
     replies = await fanout.call(requests, "start", limit=spec.barrier + launch.MARGIN)
-    refused = [reply for reply in replies.values() if not reply.ok]
+    refused = sorted((reply for reply in replies.values() if not reply.ok), key=lambda reply: reply.kind != "held")
     if refused:
         await fanout.call({host: {"run_id": spec.run_id} for host in requests}, "stop", limit=launch.MARGIN)
         raise launch.NotStarted(refused)
