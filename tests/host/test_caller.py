@@ -74,7 +74,9 @@ def test_a_start_ends_with_whoever_asked_and_the_run_does_not(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actions, "_start_unit", lambda *_: on(tmp_path))
-    monkeypatch.setattr(actions.time, "sleep", lambda _: pytest.fail("this does not look whether anybody waits"))
+    monkeypatch.setattr(
+        "tpu_ops.host.actions.time.sleep", lambda _: pytest.fail("this does not look whether anybody waits")
+    )
     store = Store(str(tmp_path))
     assert served(store, {"action": "start", "spec": good(run_id="r1")}, line) == b""
     found = store.observe("r1")
@@ -86,8 +88,10 @@ def test_a_stop_ends_with_whoever_asked_and_the_order_stands(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, told = on(tmp_path, state="running"), []
-    monkeypatch.setattr(actions.os, "kill", lambda *words: told.append(words))
-    monkeypatch.setattr(actions.time, "sleep", lambda _: pytest.fail("this does not look whether anybody waits"))
+    monkeypatch.setattr("tpu_ops.host.actions.os.kill", lambda *words: told.append(words))
+    monkeypatch.setattr(
+        "tpu_ops.host.actions.time.sleep", lambda _: pytest.fail("this does not look whether anybody waits")
+    )
     assert served(store, {"action": "stop", "run_id": "r1"}, line) == b""
     assert told == [(os.getpid(), 15)]
     assert (store.take_intent("r1") or {})["kind"] == "stop"
@@ -101,7 +105,7 @@ def test_a_request_that_is_piped_in_by_hand_is_answered(
     def end(*_: object) -> None:
         store.write(dict(store.read("r1") or {}, state="stopped"))
 
-    monkeypatch.setattr(actions.os, "kill", end)
+    monkeypatch.setattr("tpu_ops.host.actions.os.kill", end)
     said = served(store, {"action": "stop", "run_id": "r1"}, line, attended=False)
     assert controller.find_answer(said, MARKER)["record"]["state"] == "stopped"
 
@@ -192,7 +196,7 @@ def test_the_grace_of_a_stop_is_the_one_that_was_asked_for(asked: float | None, 
 
 def test_a_stop_is_waited_for_as_long_as_its_grace(tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
-    monkeypatch.setattr(actions.os, "kill", lambda *_: None)
+    monkeypatch.setattr("tpu_ops.host.actions.os.kill", lambda *_: None)
     monkeypatch.setattr(actions, "_await_end", lambda _store, _run, limit, _caller: limits.append(limit))
     for grace in (5, 600):
         request = {"protocol": wire.PROTOCOL, "run_id": "r1", "grace": grace}

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from jinja2.nativetypes import NativeEnvironment
 
 from tests.support.specs import good, good_net, myself
 from tpu_ops.host import environment, spec
 from tpu_ops.host.wire import Refused
+
+ROLES = Path(__file__).resolve().parents[2] / "roles"
 
 
 def test_the_environment_is_built_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,6 +50,39 @@ def test_slices_of_one_run_are_told_how_to_find_each_other_by_this_attempt_alone
 def test_environment_files_keep_empty_values_and_skip_comments() -> None:
     text = "# x=1\nA=\nB='two words'\n C = c=d \n\nnonsense\nD=\"q\"\n"
     assert environment.parse_file(text) == {"A": "", "B": "two words", "C": "c=d", "D": "q"}
+
+
+def rendered(template: str, **variables: object) -> Any:
+    return NativeEnvironment().from_string(template).render(**variables)
+
+
+@pytest.mark.parametrize(
+    ("variables", "names", "expected"),
+    [
+        ({}, ["mine"], {"A": "1"}),
+        ({"jax_framework": "torch_xla"}, ["jax.env", "mine"], {"A": "1", "PJRT_DEVICE": "TPU"}),
+        ({"jax_framework": "torch_xla", "jax_platform": "cpu"}, ["jax.env", "mine"], {"A": "1", "PJRT_DEVICE": "CPU"}),
+    ],
+)
+def test_pytorch_xla_gets_its_device_from_the_roles(
+    tmp_path: Path, variables: dict[str, str], names: list[str], expected: dict[str, str]
+) -> None:
+    """What the role jax writes and the role launcher names, as the host program takes it."""
+    defaults = yaml.safe_load((ROLES / "jax/defaults/main.yml").read_text()) | variables
+    for entry in yaml.safe_load((ROLES / "jax/vars/main.yml").read_text())["__jax_run_files"]:
+        if rendered(entry["state"], **defaults) == "file":
+            path = tmp_path / entry["path"][1:]
+            path.parent.mkdir(parents=True)
+            path.write_text(rendered(entry["content"], **defaults))
+    mine = tmp_path / "etc/tpu_ops/mine"
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.write_text("A=1\n")
+    config = yaml.safe_load((ROLES / "launcher/vars/main.yml").read_text())["__launcher_config"]
+    named = rendered(config["environment_files"], launcher_environment_files=["/etc/tpu_ops/mine"], **variables)
+    paths = [f"{tmp_path}{path}" for path in named]
+    assert [Path(path).name for path in paths] == names
+    found = environment.build(good(), myself(), "", environment.from_files(paths), "/files")
+    assert {name: found[name.encode()].decode() for name in ("A", "PJRT_DEVICE") if name.encode() in found} == expected
 
 
 def test_a_missing_environment_file_is_named(tmp_path: Path) -> None:

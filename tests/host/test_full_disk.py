@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.specs import good, myself
-from tpu_ops.host import child, link, logs, record, spec, supervise
+from tpu_ops.host import child, ending, link, logs, record, spec, supervise
 from tpu_ops.host.store import Store
 
 FULL = "No space left on device"
@@ -142,6 +142,21 @@ def test_no_run_begins_on_a_full_disk(tmp_path: Path, disk: Disk, monkeypatch: p
     found = known(tmp_path)
     assert (found["state"], found["blamed"]) == ("refused", [0])
     assert f"no record or log can be kept in {store.runs_dir}: {FULL}" in found["reason"]
+
+
+def test_a_lockfile_on_a_read_only_disk_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lockfile = tmp_path / "libtpu_lockfile"
+    lockfile.touch()
+
+    def refused(_: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(ending, "LOCKFILES", (str(lockfile),))
+    monkeypatch.setattr("tpu_ops.host.ending.proc.holders", list)
+    with monkeypatch.context() as patch:
+        patch.setattr("tpu_ops.host.ending.os.unlink", refused)
+        assert ending.chips_after()["lockfiles_kept"] == [str(lockfile)]
+    assert ending.chips_after()["lockfiles_removed"] == [str(lockfile)]
 
 
 @pytest.mark.parametrize("on_disk", [True, False])

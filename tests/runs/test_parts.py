@@ -172,7 +172,7 @@ def probe(**changes: Any) -> dict[str, Any]:
         "clock": 1000.0,
         "venv": {"path": "/v", "exists": True, "python": "3.11", "packages": {"jax": "0.10.2"}, "digest": "d1"},
         "environment_files": {"/etc/e": True},
-        "chips": ["/dev/accel0"],
+        "chips": [f"/dev/accel{number}" for number in range(4)],
         "holders": [],
         "holder": None,
         "space": {"/": {"free": 10**10, "total": 10**11}},
@@ -188,6 +188,8 @@ def probe(**changes: Any) -> dict[str, Any]:
         ({"venv": {"path": "/v", "exists": False}}, ["no environment at /v"]),
         ({"environment_files": {"/etc/e": False}}, ["/etc/e is missing"]),
         ({"chips": []}, ["no chip's device file, 4 expected"]),
+        ({"chips": ["/dev/vfio/0"]}, ["device files of 1 chip, 4 expected"]),
+        ({"chips": ["/dev/accel0", "/dev/accel1", "/dev/accel3"]}, ["device files of 3 chips, 4 expected"]),
         (
             {"holder": {"run_id": "r1", "person": "ada", "since": 0}},
             ["run r1 of ada is on it since 1970-01-01 00:00:00 UTC"],

@@ -30,7 +30,7 @@ from tpu_ops.lab.workers import ContainerBackend
 
 #: The API's id of the first node; the others' follow.
 NODE_ID = 4242
-CHIPS = ("/dev/accel0", "/dev/accel1")
+CHIPS = ("/dev/accel0", "/dev/accel1", "/dev/accel2", "/dev/accel3")
 #: Seconds that setting a worker up may take: packages come over the network.
 PATIENCE = 900
 
@@ -339,8 +339,8 @@ def _write_fleet(bench: Bench, keys: dict[str, dict[str, str]]) -> None:
             state="READY",
             internal_ips=first.peers,
             external_ips=tuple(spec.external_ip for spec in bench.specs if spec.node == first.node),
-            chips=4 * len(first.peers),
-            chips_per_worker=4,
+            chips=len(CHIPS) * len(first.peers),
+            chips_per_worker=len(CHIPS),
         )
         for first in bench.specs
         if first.index == 0

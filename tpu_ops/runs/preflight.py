@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from tpu_ops import texts
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.remote import openssh
@@ -111,12 +112,10 @@ def faults_of(worker: Worker, probe: Mapping[str, Any], asked_venv: str = "") ->
     missing = [path for path, there in probe["environment_files"].items() if not there]
     if missing:
         add("environment", f"the launcher's environment file {missing[0]} is missing", configure(worker.host))
-    if worker.node.chips_per_worker and not probe["chips"]:
-        add(
-            "chips",
-            f"no chip's device file, {worker.node.chips_per_worker} expected",
-            "reboot it, or recreate the node",
-        )
+    expected, there = worker.node.chips_per_worker, len(probe["chips"])
+    if there < expected:
+        what = f"device files of {texts.count(there, 'chip')}" if there else "no chip's device file"
+        add("chips", f"{what}, {expected} expected", "reboot it, or recreate the node")
     holder = probe["holder"]
     if holder:
         add("free", held(holder), f"wait for it, or `tpu_ops stop {holder['run_id']}`")
