@@ -170,8 +170,8 @@ async def test_unlock_stops_the_run_that_is_there(tmp_path: Path) -> None:
     fanout: Any = Told(a_w0=has("a-w0", "ada"), b_w0=has("b-w0", "ada"))
     both = two(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unlock.contact, "fanout", lambda _: fanout)
-        patch.setattr(unlock.holders, "unlock", AsyncMock(return_value=[]))
+        patch.setattr("tpu_ops.cli.unlock.contact.fanout", lambda _: fanout)
+        patch.setattr("tpu_ops.cli.unlock.holders.unlock", AsyncMock(return_value=[]))
         doomed = [Holder("b-w0", "ada", "exp", 0, 5.0)]
         args = argparse.Namespace(force=False, grace=1.0, user="")
         assert await unlock._free(both, both.workers[1:], doomed, args) == (["exp"], [])

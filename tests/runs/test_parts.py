@@ -483,7 +483,7 @@ def test_a_run_is_one_row_and_a_stray_process_its_own() -> None:
     ]
     rows = who.rows(found)
     assert [(row["worker"], row["person"], row["run"], row["pid"]) for row in rows] == [
-        ("pod-w[0-1]", "ada", "r1", ""),
+        ("pod-w[0-1]", "ada", "r1", "5 +1"),
         ("pod-w1", "bob", "none", 7),
     ]
     assert rows[0]["since"] == "1970-01-01 00:01:30 UTC"

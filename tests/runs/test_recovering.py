@@ -8,6 +8,7 @@ import contextlib
 import json
 import shutil
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 import pytest
 
 from tests.runs.test_parts import pod, probe
-from tpu_ops.cli import attach, leaving, recovering, train
+from tpu_ops import files
+from tpu_ops.cli import asked, attach, attempt, leaving, recovering, stop, train
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet.model import Worker
@@ -26,7 +28,7 @@ from tpu_ops.remote.playbook import Outcome
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.wire import DATA, END, Frame
-from tpu_ops.runs import follow, records, recovery, spec
+from tpu_ops.runs import control, follow, records, recovery, spec
 
 NODE = pod(2)[0].node.full_name
 
@@ -165,7 +167,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
     monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
     monkeypatch.setattr(follow, "RETRY_LIMIT", 0.2)
     monkeypatch.setattr(follow, "ALONE_LIMIT", 0.2)
-    monkeypatch.setattr(recovering, "LOOK", 0.05)
+    monkeypatch.setattr(attempt, "LOOK", 0.05)
     monkeypatch.setattr("tpu_ops.fleet.remaking.FIRST_PAUSE", 0.01)
 
     def followed(world: World, *words: str, **changes: Any) -> tuple[int, World, recovering.Recovering]:
@@ -409,6 +411,90 @@ def test_ctrl_c_leaves_the_run_alone_and_says_how_to_go_on(
     assert "recover: tpu_ops attach r1 --recover" in said
 
 
+def test_a_run_that_is_stopped_while_its_nodes_are_brought_back_is_not_started_again(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(asked, "EVERY", 0.01)
+    world, answers = World(PREEMPTED, DONE), []
+
+    def bring_back(*_: Any) -> None:
+        stopping = threading.Thread(target=lambda: answers.append(recovery.stop(tmp_path, "r1", 5.0)))
+        threads.append(stopping)
+        stopping.start()
+        threading.Event().wait(30)
+
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(world, "bring_back", bring_back)
+    before = signal.getsignal(signal.SIGUSR1)
+    with recovering.alone(SimpleNamespace(state_dir=tmp_path), "r1"):  # type: ignore[arg-type]
+        code, _, _ = run(world, "--json")
+    threads[0].join()
+    assert (code, answers, world.done) == (1, [True], []), "no attempt was on: nobody need be asked to stop"
+    assert signal.getsignal(signal.SIGUSR1) is before
+    assert not (tmp_path / "runs/r1/recovery.json").exists()
+    out, err = capsys.readouterr()
+    assert json.loads(out)["state"] == "stopped"
+    assert "run r1: stopped; it is not started again" in err
+
+
+@pytest.mark.parametrize("ending", [PREEMPTED, FAILED])
+def test_a_run_that_somebody_wants_stopped_is_not_started_again_whatever_it_ends_with(
+    run: Any, tmp_path: Path, ending: Any
+) -> None:
+    (tmp_path / "runs/r1").mkdir(parents=True)
+    (tmp_path / "runs/r1/stop").touch()
+    code, world, _ = run(World(ending, DONE), max_failures=5)
+    assert (code, [one for one in world.done if not one.startswith("stop")]) == (1, [])
+    assert not (tmp_path / "runs/r1/stop").exists(), "a later run of this name is not meant"
+
+
+async def test_stop_ends_a_recovery_and_asks_the_workers_where_an_attempt_may_be_on(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    known, asked = records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",)), []
+    fleet: Any = SimpleNamespace(settings=SimpleNamespace(state_dir=tmp_path), workers=())
+
+    async def end(_: object, run_: Any, **__: Any) -> Any:
+        asked.append(run_.run_id)
+        return control.Stopped((), already=False)
+
+    monkeypatch.setattr(stop, "end", end)
+    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
+    words: Any = SimpleNamespace(run="r1", force=False, grace=None)
+    records.write(tmp_path, known)
+    kept = recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("true",)), {}), pending=True)
+    recovery.write(tmp_path, kept)
+    await stop._stop(fleet, words)
+    assert asked == ["r1"], "whoever recovered it has died, and may have left ranks on"
+    assert not (tmp_path / "runs/r1/recovery.json").exists()
+    monkeypatch.setattr("tpu_ops.cli.stop.recovery.stop", lambda *_: True)
+    (((_, stopped),), problem) = await stop._stop(fleet, words)
+    assert ([outcome.state for outcome in stopped.outcomes], problem, asked) == (["gone"], None, ["r1"])
+    assert stop.exit_code(stopped.outcomes) == 0
+    assert "it is not started again" in capsys.readouterr().err
+
+
+def test_a_full_disk_of_this_machine_ends_no_recovery(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    world, bring_back, write = World(PREEMPTED, DONE), World.bring_back, files.replace
+
+    def full(path: Path, *_: Any) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    def back(*words: Any) -> Any:
+        monkeypatch.setattr(files, "replace", write)
+        return bring_back(world, *words)
+
+    monkeypatch.setattr(world, "bring_back", back)
+    monkeypatch.setattr(files, "replace", full)
+    code, _, job = run(world)
+    assert (code, job.kept.attempt, job.kept.preemptions) == (0, 2, 1)
+    said = capsys.readouterr().err
+    assert "recovery.json: cannot write the fleet's state: No space left on device" in said
+    assert "the recovery goes on" in said
+
+
 def test_who_takes_over_in_the_midst_of_bringing_nodes_back_goes_on_with_that(run: Any) -> None:
     world = World(None, DONE)
     world.state = "PREEMPTED"
@@ -451,8 +537,9 @@ def test_ranks_on_the_slices_that_are_left_are_ended_before_the_next_attempt(run
         asked.append((action, requests))
         return {host: Reply(host, {"record": {**ended("stopped", intent="stop"), "attempt": 1}}) for host in requests}
 
-    job._labels, job._lost = {"a": "n/a", "b": "n/b"}, {"n/a": "node a is PREEMPTED"}
-    outcomes = asyncio.run(job._without_lost(SimpleNamespace(call=call), ["a-w0", "b-w0"]))
+    one = job._attempt(SimpleNamespace(call=call), ["a-w0", "b-w0"], {"a": "n/a", "b": "n/b"})
+    one.lost = job._lost = {"n/a": "node a is PREEMPTED"}
+    outcomes = asyncio.run(one.without_lost())
     assert [(outcome.rank, outcome.host, outcome.state) for outcome in outcomes] == [
         (0, "a-w0", "unknown"),
         (1, "b-w0", "stopped"),
@@ -467,10 +554,10 @@ def test_ranks_on_the_slices_that_are_left_are_ended_before_the_next_attempt(run
 def test_a_name_whose_logs_are_here_or_that_is_being_recovered_is_not_taken_again(run: Any, tmp_path: Path) -> None:
     *_, job = run(World(DONE))
     with pytest.raises(UsageError, match="logs of a run of this name"):
-        job.begin(pod(2), None)
+        asyncio.run(job.begin(pod(2), None))
     job._keep()
     with pytest.raises(UsageError, match="it has not ended as far as is known here"):
-        job.begin(pod(2), None)
+        asyncio.run(job.begin(pod(2), None))
 
 
 @pytest.fixture
@@ -486,12 +573,42 @@ def test_a_run_that_could_not_be_started_leaves_nothing_to_take_over(
     second: recovering.Recovering, tmp_path: Path
 ) -> None:
     async def refused() -> int:
-        second.begin(pod(2), None)
+        await second.begin(pod(2), None)
         assert (tmp_path / "runs/r1/recovery.json").exists()
         raise OpsError("no")
 
     with pytest.raises(OpsError, match="no"):
         second.to_the_end(refused())
+    assert not (tmp_path / "runs/r1/recovery.json").exists()
+
+
+def test_ctrl_c_while_the_nodes_are_looked_up_leaves_nothing_to_take_over(
+    second: recovering.Recovering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, gone = threading.Event(), threading.Event()
+
+    def slow(*_: Any) -> Any:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        go.wait(30)
+        gone.set()
+        return second.kept.plan
+
+    monkeypatch.setattr("tpu_ops.cli.recovering.remaking.remember", slow)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    async def begun() -> int:
+        await second.begin(pod(2), None)
+        return 0
+
+    try:
+        assert second.to_the_end(begun()) == ExitCode.INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before)
+        go.set()
+    assert gone.wait(30)
+    left = [thread for thread in threading.enumerate() if thread.name == "renewal"]
+    for thread in left:
+        thread.join(30)
     assert not (tmp_path / "runs/r1/recovery.json").exists()
 
 
@@ -507,7 +624,7 @@ def test_a_second_start_of_a_name_that_is_refused_leaves_the_first_one_its_own(
     async def refused() -> int:
         if refusal.startswith("run"):
             raise HostError(refusal)
-        second.begin(pod(2), None)
+        await second.begin(pod(2), None)
         return 0
 
     with pytest.raises(OpsError, match=refusal):

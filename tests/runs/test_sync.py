@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from tpu_ops.cli import main
-from tpu_ops.cli import sync as cli_sync
 from tpu_ops.errors import HostError, OpsError
 from tpu_ops.remote.replies import Result
 from tpu_ops.runs import sync
@@ -200,10 +199,10 @@ def test_sync_says_what_it_would_bring_and_then_brings_it(
     workers: Workers, code: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     chosen = [SimpleNamespace(host=host) for host in HOSTS]
-    monkeypatch.setattr(cli_sync.config, "load", lambda _: None)
-    monkeypatch.setattr(cli_sync.contact, "find", lambda *_: (None, chosen))
-    monkeypatch.setattr(cli_sync.contact, "serving", lambda *_: None)
-    monkeypatch.setattr(cli_sync.contact, "fanout", lambda _: workers)
+    monkeypatch.setattr("tpu_ops.cli.sync.config.load", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.sync.contact.find", lambda *_: (None, chosen))
+    monkeypatch.setattr("tpu_ops.cli.sync.contact.serving", lambda *_: None)
+    monkeypatch.setattr("tpu_ops.cli.sync.contact.fanout", lambda _: workers)
 
     def told(*words: str) -> str:
         assert main.main(["sync", "pod", str(code), *words]) == 0

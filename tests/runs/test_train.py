@@ -35,7 +35,7 @@ async def test_a_run_that_may_be_on_is_remembered_and_one_that_is_not_leaves_wha
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_be_on: bool
 ) -> None:
     error = launch.NotStarted([SILENT], ["pod-w0"], 60.0, may_be_on=may_be_on)
-    monkeypatch.setattr(train.launch, "start", AsyncMock(side_effect=error))
+    monkeypatch.setattr("tpu_ops.cli.train.launch.start", AsyncMock(side_effect=error))
     fanout: Any = None
     for before in (None, EARLIER):
         records.forget(tmp_path, "exp")

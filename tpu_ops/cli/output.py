@@ -35,11 +35,11 @@ def _to_nowhere(stream: TextIO) -> None:
     os.close(handle)
 
 
-def _result(text: str) -> None:
+def _result(text: str, end: str = "\n") -> None:
     if sys.stdout is None:
         raise OpsError("the result cannot be written: it is closed", where="standard output", fix="open it: not `>&-`")
     try:
-        print(text, flush=True)
+        print(text, end=end, flush=True)
     except BrokenPipeError:
         raise
     except OSError as exc:
@@ -67,6 +67,12 @@ def _say(text: str) -> None:
 def line(text: str = "") -> None:
     """Print one line of a result."""
     _result(text)
+
+
+def clear() -> None:
+    """Let the next result stand in the place of those before it, on a terminal."""
+    if sys.stdout is not None and sys.stdout.isatty():
+        _result("\x1b[H\x1b[2J", end="")
 
 
 def info(text: str) -> None:

@@ -12,18 +12,18 @@ from typing import Any
 
 from tpu_ops import texts
 from tpu_ops.cli import configure, leaving, options, output, projects, runs_output
+from tpu_ops.cli.asked import Asked, ended_by
+from tpu_ops.cli.attempt import Attempt, lost_of, passes
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, newcomers, origin, remaking, view
-from tpu_ops.fleet.model import Worker, label_of
+from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import control, launch, preflight, records, recovery, spec, sync
 from tpu_ops.runs.follow import ON, Follower, Outcome
 from tpu_ops.runs.recovery import FAILED, STOPPED, SUCCEEDED, TAKEN, Recovery
 
-#: Seconds between two looks at the nodes while a rank does not answer.
-LOOK = 10.0
 #: What to do where a budget is used up.
 MORE = "`tpu_ops train` with a larger one and another --name goes on from the last checkpoint"
 
@@ -109,13 +109,12 @@ class Recovering:
         self._on: tuple[Fanout, control.RunRef] | None = None
         self._outcomes: list[Outcome] | None = None
         self._lost: Mapping[str, str] = {}
-        self._labels: Mapping[str, str] = {}
         self._events: list[dict[str, Any]] = []
         self._now: remaking.Plan | None = None
         self._wrote = False
 
-    def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
-        """Keep what starts the run again, before it is started; return the code that goes to the workers. It blocks.
+    async def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
+        """Keep what starts the run again, before it is started; return the code that goes to the workers.
 
         Raises:
             UsageError: A run of this name was recovered here before, or its nodes cannot be made again.
@@ -127,12 +126,16 @@ class Recovering:
         if any(place.glob("attempt-*")):
             what = f"logs of a run of this name are in {place}"
             raise UsageError(what, where=f"run {run_id}", fix="choose another --name")
-        with origin.api(self._settings) as tpu:
-            plan = remaking.remember(tpu, dict.fromkeys(worker.node.full_name for worker in workers))
+        # What is interrupted goes on in its thread, and so may only ask: nothing is written behind a start given up.
+        plan = await in_thread(lambda: self._plan_of(workers))
         self._wrote = True
         copy = recovery.keep_code(state_dir, run_id, tree) if tree else None
         self._keep(plan=plan)
         return copy
+
+    def _plan_of(self, workers: Sequence[Worker]) -> remaking.Plan:
+        with origin.api(self._settings) as tpu:
+            return remaking.remember(tpu, dict.fromkeys(worker.node.full_name for worker in workers))
 
     def to_the_end(self, work: Coroutine[Any, Any, int] | None) -> int:
         """Follow the run until it has ended for good or is left; return the exit code.
@@ -141,11 +144,14 @@ class Recovering:
             work: What starts the attempt that is followed first; None where its nodes are to be brought back before.
         """
         try:
-            code = self._followed(work) if work else self._next()
-            while self._outcomes:
-                if not self._goes_on(self._outcomes):
-                    return self._finish(self._outcomes)
-                code = self._next()
+            with ended_by(lambda: self._begun and self._on is None and self._asked()):
+                code = self._followed(work) if work else self._next()
+                while self._outcomes:
+                    if not self._goes_on(self._outcomes):
+                        return self._finish(self._outcomes)
+                    code = self._next()
+        except Asked:
+            return self._stopped()
         except KeyboardInterrupt:
             output.info("")
             self.left()
@@ -155,6 +161,17 @@ class Recovering:
                 self._hint()
             raise
         return code
+
+    def _asked(self) -> bool:
+        return recovery.asked_to_stop(self._settings.state_dir, self.kept.run_id)
+
+    def _stopped(self) -> int:
+        """Say that the run is started no more."""
+        recovery.forget(self._settings.state_dir, self.kept.run_id)
+        output.info(f"run {self.kept.run_id}: stopped; it is not started again")
+        if self._args.json:
+            output.as_json({"run_id": self.kept.run_id, "state": STOPPED, "ranks": [], **self._facts()})
+        return ExitCode.FAILED
 
     def _followed(self, work: Coroutine[Any, Any, int]) -> int:
         """Follow one attempt; without outcomes afterwards, it was left."""
@@ -193,129 +210,52 @@ class Recovering:
         if known is None:
             where, fix = f"run {self.kept.run_id}", "`tpu_ops runs` lists those there are"
             raise UsageError("this machine remembers no such run", where=where, fix=fix)
-        self._labels = dict(zip(known.nodes, (made.name for made in self.kept.plan.nodes), strict=True))
-        fanout = contact.fanout(view.current(self._settings))
-        self._on = (fanout, control.RunRef(self.kept.run_id, known.hosts))
-        outcomes = await self._heard(*self._on, range(len(known.hosts)))
-        if self._lost or any(outcome.record for outcome in outcomes):
-            return await self.follow(fanout, known.hosts)
-        self._on, self._outcomes = None, outcomes
+        names = dict(zip(known.nodes, (made.name for made in self.kept.plan.nodes), strict=True))
+        one = self._attempt(contact.fanout(view.current(self._settings)), known.hosts, names)
+        self._on = (one.fanout, one.run)
+        outcomes = await one.heard(range(len(known.hosts)))
+        if one.lost or any(outcome.record for outcome in outcomes):
+            return await self._follow(one)
+        self._on, self._outcomes, self._lost = None, outcomes, one.lost
         return ExitCode.OK
 
     async def started(self, fanout: Fanout, workers: Sequence[Worker]) -> int:
         """Follow the attempt that was just started on these workers."""
-        self._labels = {worker.label: worker.node.full_name for worker in workers}
-        return await self.follow(fanout, [worker.host for worker in workers])
+        names = {worker.label: worker.node.full_name for worker in workers}
+        return await self._follow(self._attempt(fanout, [worker.host for worker in workers], names))
 
-    async def follow(self, fanout: Fanout, hosts: Sequence[str]) -> int:
-        """Follow an attempt to its end and keep its logs here; a node that is taken away ends it at once."""
+    async def _follow(self, one: Attempt) -> int:
         self._begun = True
-        run = control.RunRef(self.kept.run_id, tuple(hosts))
-        self._on = (fanout, run)
-        place = recovery.folder(self._settings.state_dir, self.kept.run_id) / f"attempt-{self.kept.attempt}"
-        with contextlib.closing(recovery.Logs(place, len(hosts), output.warning)) as logs:
-            output.info(f"run {self.kept.run_id}, attempt {self.kept.attempt}: logs of all ranks go to {place}")
-            while True:
-                outcomes = await self._once(fanout, hosts, logs)
-                silent = [outcome.rank for outcome in outcomes if outcome.record is None]
-                if self._lost or not silent:
-                    break
-                # That this machine heard nothing of a rank says nothing of the rank.
-                outcomes = await self._heard(fanout, run, silent)
-                if self._lost:
-                    outcomes = await self._without_lost(fanout, hosts)
-                    break
-                if not any(outcomes[rank].record for rank in silent):
-                    break
-                await asyncio.sleep(LOOK)
-        self._on, self._outcomes = None, outcomes
+        self._on = (one.fanout, one.run)
+        outcomes = await one.to_its_end()
+        self._on, self._outcomes, self._lost = None, outcomes, one.lost
         return ExitCode.OK
 
-    async def _once(self, fanout: Fanout, hosts: Sequence[str], logs: recovery.Logs) -> list[Outcome]:
-        """Follow an attempt until its ranks have ended or are given up, or a node is taken away."""
-        follower = Follower(
+    def _attempt(self, fanout: Fanout, hosts: Sequence[str], names: Mapping[str, str]) -> Attempt:
+        run = control.RunRef(self.kept.run_id, tuple(hosts))
+        shown = self._shown(len(hosts))
+        line = runs_output.line_aside if self._args.json else runs_output.line
+        return Attempt(
+            self._settings,
+            self.kept,
             fanout,
-            self.kept.run_id,
-            hosts,
-            shown=self._shown(len(hosts)),
-            line=runs_output.line_aside if self._args.json else runs_output.line,
-            say=output.info,
-            data=logs.write,
-            offsets=logs.offsets,
+            run,
+            names=names,
+            follower=lambda logs: Follower(
+                fanout,
+                run.run_id,
+                hosts,
+                shown=shown,
+                line=line,
+                say=output.info,
+                data=logs.write,
+                offsets=logs.offsets,
+            ),
+            losing=lambda: self._keep(pending=True),
         )
-        following, watching = asyncio.ensure_future(follower.run()), asyncio.ensure_future(self._watch(follower))
-        try:
-            await asyncio.wait({following, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
-                self._lost = watching.result()
-                return await self._without_lost(fanout, hosts)
-            outcomes = recovery.of_attempt(following.result(), self.kept.attempt)
-            done = all(outcome.state == "succeeded" for outcome in outcomes)
-            self._lost = {} if done else await self._look()
-            return outcomes
-        finally:
-            for task in (following, watching):
-                task.cancel()
-            await asyncio.gather(following, watching, return_exceptions=True)
-
-    async def _heard(self, fanout: Fanout, run: control.RunRef, ranks: Sequence[int]) -> list[Outcome]:
-        """Return how all ranks are once a worker of some tells of this attempt, or all of these have answered.
-
-        Nobody is waited for where a node is not what it was.
-        """
-        said = False
-        while True:
-            outcomes = recovery.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)
-            self._lost = await self._look()
-            asked = [outcomes[rank] for rank in ranks]
-            silent = [outcome.host for outcome in asked if outcome.state == "unreachable"]
-            if self._lost or not silent or any(outcome.record for outcome in asked):
-                return outcomes
-            if not said:
-                what = f"nothing is known of {', '.join(silent)}, whose node is there"
-                output.info(f"run {self.kept.run_id}: {what}; asking every {LOOK:g} s")
-                said = True
-            for host in silent:
-                await fanout.masters.drop(host)
-            await asyncio.sleep(LOOK)
 
     def _shown(self, count: int) -> list[int]:
         return runs_output.ranks(self._args.rank, count)
-
-    async def _watch(self, follower: Follower) -> Mapping[str, str]:
-        """Return what became of the nodes once one is not what it was; they are looked at while a rank is silent."""
-        while True:
-            await asyncio.sleep(LOOK)
-            if follower.silent and (lost := await self._look()):
-                return lost
-
-    async def _look(self) -> Mapping[str, str]:
-        """Return what became of the nodes that are not what they were; an API that does not answer is asked again."""
-        while True:
-            try:
-                return await in_thread(lambda: self._lost_of(self.kept.plan))
-            except OpsError as exc:
-                if not _passes(exc):
-                    raise
-                output.info(f"run {self.kept.run_id}: {exc}; asking again in {LOOK:g} s")
-            await asyncio.sleep(LOOK)
-
-    def _lost_of(self, plan: remaking.Plan) -> dict[str, str]:
-        with origin.api(self._settings) as tpu:
-            return remaking.lost(plan, remaking.look(tpu, plan))
-
-    async def _without_lost(self, fanout: Fanout, hosts: Sequence[str]) -> list[Outcome]:
-        """End the ranks of the nodes that are left; return how all are."""
-        gone = {host: self._lost[name] for host in hosts if (name := self._labels[label_of(host)]) in self._lost}
-        left = tuple(host for host in hosts if host not in gone)
-        found = {host: Outcome(0, host, "unknown", reason=why) for host, why in gone.items()}
-        if left:
-            self._keep(pending=True)
-            reason = "; ".join(self._lost.values())
-            run = control.RunRef(self.kept.run_id, left)
-            stopped = await control.stop(fanout, run, grace=spec.GRACE_FAILURE, reason=reason)
-            found |= {outcome.host: outcome for outcome in stopped.outcomes}
-        return [replace(found[host], rank=rank) for rank, host in enumerate(hosts)]
 
     async def _again(self, workers: Sequence[Worker]) -> int:
         """Start the next attempt on these workers and follow it."""
@@ -332,7 +272,8 @@ class Recovering:
         nodes = tuple(dict.fromkeys(worker.label for worker in workers))
         ids = tuple(dict.fromkeys(worker.node.node_id for worker in workers))
         record = records.new(self.kept.run_id, nodes, ids, hosts, self._spec.argv)
-        records.write(state_dir, replace(record, attempt=attempt))
+        with self._as_far_as_it_goes():
+            records.write(state_dir, replace(record, attempt=attempt))
         # From here on it may be on, whatever is heard of its start.
         self._keep(attempt=attempt, pending=False)
         await launch.start(fanout, self._spec, workers)
@@ -352,9 +293,15 @@ class Recovering:
     # --- between two attempts -------------------------------------------------------------------------------
 
     def _goes_on(self, outcomes: Sequence[Outcome]) -> bool:
-        """Say how an attempt ended; return whether another one follows."""
+        """Say how an attempt ended; return whether another one follows.
+
+        Raises:
+            Asked: One would, and none is wanted.
+        """
         if not (self.kept.pending or self._lost or recovery.was_started(outcomes)):
             self._keep(pending=True)
+            if self._asked():
+                raise Asked
             self._tell("it has not begun", "starting the next one")
             return True
         kind, why = recovery.ending(outcomes, self._lost)
@@ -363,6 +310,8 @@ class Recovering:
             kind, why = TAKEN, "; ".join(self._lost.values())
         if kind in (SUCCEEDED, STOPPED):
             return False
+        if self._asked():
+            raise Asked
         over, then = self._count_one(kind), "bringing its nodes back" if kind == TAKEN else "starting it again"
         self._tell(why, f"not started again: {over} is used up" if over else then)
         if over:
@@ -418,11 +367,11 @@ class Recovering:
                 work = self._again(self._bring_back()) if self.kept.pending else self.attached()
                 return self._followed(work)
             except OpsError as exc:
-                if not _passes(exc):
+                if not passes(exc):
                     raise
                 lost: Mapping[str, str] = {}
                 with contextlib.suppress(OpsError):
-                    lost = self._lost_of(self._now) if self._now else {}
+                    lost = lost_of(self._settings, self._now) if self._now else {}
                 if not lost:
                     self._tell(str(exc), f"trying again in {pause:g} s; Ctrl-C ends that")
                     time.sleep(pause)
@@ -437,26 +386,42 @@ class Recovering:
 
     def _keep(self, **changes: Any) -> None:
         self.kept = replace(self.kept, **changes)
-        recovery.write(self._settings.state_dir, self.kept)
+        with self._as_far_as_it_goes():
+            recovery.write(self._settings.state_dir, self.kept)
+
+    @contextlib.contextmanager
+    def _as_far_as_it_goes(self) -> Iterator[None]:
+        """Let a run that has begun go on where this machine's disk is full: it is this command that knows of it, then.
+
+        Raises:
+            OpsError: The run has not begun.
+        """
+        try:
+            yield
+        except OpsError as exc:
+            if not self._begun:
+                raise
+            output.warning(
+                f"{exc}; the recovery goes on, but `tpu_ops attach --recover` would begin from an older state"
+            )
 
     def _finish(self, outcomes: Sequence[Outcome]) -> int:
         recovery.forget(self._settings.state_dir, self.kept.run_id)
-        more = {key: getattr(self.kept, key) for key in ("attempt", "preemptions", "failures")}
         return runs_output.finish(
             self.kept.run_id,
             outcomes,
             self._shown(len(outcomes)),
             as_json=self._args.json,
             of_rank=self._args.exit_code == "rank",
-            more={**more, "events": self._events},
+            more=self._facts(),
         )
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what --json tells of a recovered run beside its ranks."""
+        return {key: getattr(self.kept, key) for key in ("attempt", "preemptions", "failures")} | {
+            "events": self._events
+        }
 
 
 def _forced(fault: preflight.Fault) -> None:
     output.warning(f"{fault.worker}: {fault.problem}; overridden by --force")
-
-
-def _passes(exc: OpsError) -> bool:
-    """Return whether the same may succeed a while later: a worker or the API did not answer."""
-    silent = isinstance(exc, launch.NotStarted) and all(map(control.is_lost, exc.refused))
-    return silent or exc.exit_code == ExitCode.UNREACHABLE or remaking.passes(exc)

@@ -11,12 +11,15 @@ from tpu_ops.cli import options, output, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import control
+from tpu_ops.remote.renewal import in_thread
+from tpu_ops.runs import control, records, recovery
 from tpu_ops.runs.follow import Outcome
 from tpu_ops.runs.spec import GRACE_STOP, MAX_GRACE
 
 #: Seconds after which a stop says what it waits for.
 MOMENT = 1.0
+#: Seconds for a process of this machine to end what it does to bring a run's nodes back.
+RECOVERY_LIMIT = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,8 +60,27 @@ async def _stop(
 ) -> tuple[list[tuple[control.RunRef, control.Stopped]], OpsError | None]:
     fanout = contact.fanout(fleet)
     found = await control.find(fleet, fanout, args.run)
-    ending = (end(fanout, run, force=args.force, grace=args.grace) for run in found.runs)
+    ending = (_end_of_all(fleet, fanout, run, args) for run in found.runs)
     return list(zip(found.runs, await asyncio.gather(*ending), strict=True)), found.problem()
+
+
+async def _end_of_all(
+    fleet: view.Fleet, fanout: Fanout, run_: control.RunRef, args: argparse.Namespace
+) -> control.Stopped:
+    """Stop one run, and see to it that it is not started again from here."""
+    off = False
+    if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts):
+        try:
+            off = await in_thread(lambda: recovery.stop(fleet.settings.state_dir, run_.run_id, RECOVERY_LIMIT))
+        except TimeoutError:
+            output.warning(
+                f"run {run_.run_id}: what brings its nodes back has not ended yet; it does before any attempt"
+            )
+    if not off:
+        return await end(fanout, run_, force=args.force, grace=args.grace)
+    output.info(f"run {run_.run_id}: its nodes were being brought back; it is not started again")
+    gone = (Outcome(rank, host, "gone", reason="no attempt was on") for rank, host in enumerate(run_.hosts))
+    return control.Stopped(tuple(gone), already=False)
 
 
 async def end(

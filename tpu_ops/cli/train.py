@@ -20,7 +20,6 @@ from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, remaking, targets, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import control, launch, preflight, records, recovery, spec, sync
 from tpu_ops.runs.follow import Follower, Outcome
 
@@ -218,8 +217,8 @@ class _Job:
         await self._check(fanout)
         if self.args.dry_run:
             return self._would()
-        if recovered := self.guard:
-            self.tree = await in_thread(lambda: recovered.begin(self.workers, self.tree))
+        if self.guard:
+            self.tree = await self.guard.begin(self.workers, self.tree)
         if self.tree:
             begun = time.monotonic()
             await sync.push(fanout, self.hosts, self.tree)

@@ -5,31 +5,44 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from tpu_ops import config
 from tpu_ops.cli import options, output
 from tpu_ops.cli.run import folded
-from tpu_ops.errors import ExitCode
+from tpu_ops.errors import ExitCode, UsageError, printable
 from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.model import SERVING_STATES
+from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control, holders
 from tpu_ops.runs.holders import Holder
 
 COLUMNS = ("worker", "person", "run", "since", "pid", "command")
 _LONGEST_COMMAND = 60
+#: Seconds between two looks with --watch, and for a worker to answer one.
+EVERY, PATIENCE = 2.0, 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops who`."""
     options.add_fleet(parser)
     options.add_json(parser)
+    parser.add_argument(
+        "--watch",
+        type=options.seconds,
+        nargs="?",
+        const=EVERY,
+        metavar="SECONDS",
+        help=f"show it again and again, until Ctrl-C (default: every {EVERY:g} s)",
+    )
     parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (default: all that serve)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask the workers and show what they say."""
+    if args.watch and args.json:
+        raise UsageError("--watch is for people", where="--watch and --json", fix="leave out one of the two")
     settings = config.load(args.fleet)
     if args.target:
         fleet, workers = contact.find(settings, args.target)
@@ -38,17 +51,41 @@ def run(args: argparse.Namespace) -> int:
         fleet = view.current(settings)
         workers = [worker for worker in fleet.workers if worker.node.state in SERVING_STATES]
     hosts = [worker.host for worker in workers]
+    if args.watch:
+        try:
+            asyncio.run(_watch(contact.fanout(fleet), hosts, args.watch))
+        except KeyboardInterrupt:
+            return ExitCode.INTERRUPTED
     seen = asyncio.run(holders.look(contact.fanout(fleet), hosts))
     if args.json:
         output.as_json({"holders": [asdict(holder) for holder in seen.holders], "chips": dict(seen.chips)})
     elif seen.holders:
         output.table(rows(seen.holders), COLUMNS)
-    free = [host for host in seen.chips if not any(holder.host == host for holder in seen.holders)]
-    if free and not args.json:
+    if not args.json and (free := _free(seen)):
         output.info(f"free: {folded(free)}")
     if problem := control.Found([], seen.silent).problem():
         raise problem
     return ExitCode.OK
+
+
+def _free(seen: holders.Seen) -> list[str]:
+    held = {holder.host for holder in seen.holders}
+    return [host for host in seen.chips if host not in held]
+
+
+async def _watch(fanout: Fanout, hosts: Sequence[str], every: float) -> None:
+    """Show who holds what, in the place of what was shown before, until it is cancelled."""
+    while True:
+        seen = await holders.look(fanout, hosts, limit=PATIENCE)
+        output.clear()
+        output.line(f"{at(time.time())}, every {every:g} s; Ctrl-C ends this")
+        if seen.holders:
+            output.table(rows(seen.holders), COLUMNS)
+        if free := _free(seen):
+            output.line(f"free: {folded(free)}")
+        for reply in seen.silent:
+            output.line(printable(f"silent: {reply.host}: {reply.problem}"))
+        await asyncio.sleep(every)
 
 
 def rows(found: Iterable[Holder]) -> list[dict[str, object]]:
@@ -69,7 +106,7 @@ def rows(found: Iterable[Holder]) -> list[dict[str, object]]:
                 "person": members[0].user,
                 "run": run_id,
                 "since": at(min(holder.since for holder in members)),
-                "pid": members[0].pid if len(members) == 1 and members[0].pid else "",
+                "pid": _pids([holder.pid for holder in members if holder.pid]),
                 "command": next((holder.command for holder in members if holder.command), "")[:_LONGEST_COMMAND],
             }
         )
@@ -85,6 +122,11 @@ def rows(found: Iterable[Holder]) -> list[dict[str, object]]:
         for holder in strays
     ]
     return table
+
+
+def _pids(pids: Sequence[int]) -> str:
+    """Return the first of some processes, on the first worker, and how many more there are."""
+    return f"{pids[0]} +{len(pids) - 1}" if len(pids) > 1 else "".join(map(str, pids))
 
 
 def at(moment: float) -> str:

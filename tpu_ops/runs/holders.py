@@ -52,9 +52,9 @@ class Seen:
     silent: tuple[Reply, ...]
 
 
-async def look(fanout: Fanout, hosts: Sequence[str]) -> Seen:
-    """Ask all workers at once who holds their chips."""
-    replies = await fanout.call({host: {} for host in hosts}, "holders", limit=LIMIT)
+async def look(fanout: Fanout, hosts: Sequence[str], *, limit: float = LIMIT) -> Seen:
+    """Ask all workers at once who holds their chips; each has so many seconds to answer."""
+    replies = await fanout.call({host: {} for host in hosts}, "holders", limit=limit)
     found: list[Holder] = []
     for host, reply in replies.items():
         if reply.ok:

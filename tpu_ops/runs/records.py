@@ -75,6 +75,12 @@ def read(state_dir: Path, run_id: str) -> RunRecord | None:
         return None
 
 
+def is_of(state_dir: Path, run_id: str, hosts: tuple[str, ...]) -> bool:
+    """Return whether the run of this name that this machine remembers is the one on these workers."""
+    known = read(state_dir, run_id)
+    return known is not None and known.hosts == hosts
+
+
 def recent(state_dir: Path, count: int) -> list[RunRecord]:
     """Return the newest runs that this machine remembers, newest first."""
     names = [path.stem for path in (state_dir / "runs").glob("*.json")]

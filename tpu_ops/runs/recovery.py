@@ -6,6 +6,7 @@ it: they are read again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import shutil
@@ -220,14 +221,50 @@ def forget(state_dir: Path, run_id: str) -> None:
     """Remove what starts a run again that has ended; its logs stay."""
     place = folder(state_dir, run_id)
     (place / "recovery.json").unlink(missing_ok=True)
+    (place / "stop").unlink(missing_ok=True)
     shutil.rmtree(place / "code", ignore_errors=True)
 
 
-def lock(state_dir: Path, run_id: str) -> AbstractContextManager[None]:
-    """Return the lock of who recovers a run on this machine; it raises TimeoutError where somebody does already."""
+def lock(state_dir: Path, run_id: str, seconds: float = 0.0) -> AbstractContextManager[None]:
+    """Return the lock of who recovers a run on this machine; it raises TimeoutError where somebody does for longer."""
     place = folder(state_dir, run_id)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return files.locked(place / "lock", 0.0)
+    return files.locked(place / "lock", seconds)
+
+
+def asked_to_stop(state_dir: Path, run_id: str) -> bool:
+    """Return whether whoever recovers a run on this machine is to end that."""
+    return (folder(state_dir, run_id) / "stop").exists()
+
+
+def stop(state_dir: Path, run_id: str, seconds: float) -> bool:
+    """See to it that a run is not started again on this machine; return whether no attempt of it is on.
+
+    Args:
+        state_dir: Of the fleet.
+        run_id: The run; it may be one that nobody recovers.
+        seconds: How long to wait for whoever brings its nodes back to end that.
+
+    Raises:
+        TimeoutError: That takes longer.
+        OpsError: What is kept of it cannot be read, or the wish cannot be written.
+    """
+    place = folder(state_dir, run_id)
+    if not (place / "recovery.json").exists():
+        return False
+    pending = read(state_dir, run_id).pending
+    with contextlib.suppress(TimeoutError), lock(state_dir, run_id):
+        # Whoever recovered it has died, perhaps before it ended what was left of the last attempt.
+        forget(state_dir, run_id)
+        return False
+    try:
+        files.replace(place / "stop", "", 0o600)
+    except OSError as exc:
+        raise unwritable(place / "stop", exc) from exc
+    if pending:
+        with lock(state_dir, run_id, seconds):
+            forget(state_dir, run_id)
+    return pending
 
 
 def keep_code(state_dir: Path, run_id: str, tree: sync.Tree) -> sync.Tree:

@@ -51,7 +51,8 @@ def digest(marks: Mapping[bytes, str]) -> str:
     total = hashlib.sha256()
     for name in sorted(marks):
         if marks[name] != FOLDER:
-            total.update(marks[name].encode() + b"\0" + name + b"\0")
+            kind, content = marks[name][:1].encode(), bytes.fromhex(marks[name][1:])
+            total.update(b"\0".join((kind, name, content)) + b"\n")
     return total.hexdigest()[:12]
 
 

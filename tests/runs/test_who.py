@@ -1,0 +1,59 @@
+"""`tpu_ops who --watch`: again and again, in one place on a terminal, whoever does not answer."""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.runs.test_control import Answers
+from tpu_ops.cli import main, who
+from tpu_ops.errors import ExitCode
+from tpu_ops.remote.replies import Reply
+
+BUSY = Reply("", {"holders": [], "holder": {"run_id": "r1", "person": "ada", "since": 5.0}, "chips": ["/dev/accel0"]})
+IDLE = Reply("", {"holders": [], "holder": None, "chips": ["/dev/accel0"]})
+SILENT = Reply("", {}, "unreachable", "no route to\nhost")
+
+
+class Fleet(Answers):
+    """Workers that are asked three times, whereupon the person presses Ctrl-C."""
+
+    rounds = 0
+
+    async def call(self, requests: Any, action: str, **more: Any) -> dict[str, Reply]:
+        self.rounds += 1
+        if self.rounds > 3:
+            raise KeyboardInterrupt
+        assert more["limit"] <= who.PATIENCE, "one that hangs does not stop the clock for long"
+        return await super().call(requests, action)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_table_comes_again_and_again_until_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, terminal: bool
+) -> None:
+    fleet: Any = Fleet(w0=BUSY, w1=IDLE, w2=SILENT)
+    chosen = [SimpleNamespace(host=f"w{index}") for index in range(3)]
+    monkeypatch.setattr("tpu_ops.cli.who.config.load", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.who.contact.find", lambda *_: (None, chosen))
+    monkeypatch.setattr("tpu_ops.cli.who.contact.serving", lambda *_: None)
+    monkeypatch.setattr("tpu_ops.cli.who.contact.fanout", lambda _: fleet)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    assert main.main(["who", "pod", "--watch", "0.01"]) == ExitCode.INTERRUPTED
+    shown = capsys.readouterr().out
+    assert shown.count("\x1b[H\x1b[2J") == (3 if terminal else 0)
+    text = shown.replace("\x1b[H\x1b[2J", "")
+    once = (
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, every 0\.01 s; Ctrl-C ends this\n"
+        r"WORKER .*\nw0 +ada +r1 .*\nfree: w1\nsilent: w2: no route to host\n"
+    )
+    assert re.fullmatch(f"(?:{once}){{3}}", text)
+
+
+def test_what_is_watched_is_no_json(capsys: Any) -> None:
+    assert main.main(["who", "--watch", "--json"]) == ExitCode.USAGE
+    assert "leave out one of the two" in capsys.readouterr().err

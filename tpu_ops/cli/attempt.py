@@ -1,0 +1,159 @@
+"""One attempt of a run that is recovered: followed to its end, which a node that is taken away is as well."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from tpu_ops.cli import output
+from tpu_ops.config import Settings
+from tpu_ops.errors import ExitCode, OpsError
+from tpu_ops.fleet import origin, remaking
+from tpu_ops.fleet.model import label_of
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.remote.renewal import in_thread
+from tpu_ops.runs import control, launch, recovery, spec
+from tpu_ops.runs.follow import Follower, Outcome
+
+#: Seconds between two looks at the nodes while a rank does not answer.
+LOOK = 10.0
+
+
+def passes(exc: OpsError) -> bool:
+    """Return whether the same may succeed a while later: a worker or the API did not answer."""
+    silent = isinstance(exc, launch.NotStarted) and all(map(control.is_lost, exc.refused))
+    return silent or exc.exit_code == ExitCode.UNREACHABLE or remaking.passes(exc)
+
+
+def lost_of(settings: Settings, plan: remaking.Plan) -> dict[str, str]:
+    """Return what became of the nodes of a plan that are not what they were, in words; it blocks.
+
+    Raises:
+        CloudError: The API refused or did not answer.
+    """
+    with origin.api(settings) as tpu:
+        return remaking.lost(plan, remaking.look(tpu, plan))
+
+
+class Attempt:
+    """One attempt on its workers.
+
+    Args:
+        settings: Of the fleet.
+        kept: What is kept of the run.
+        fanout: Reaches the workers.
+        run: The run and its workers.
+        names: Label of each of its nodes -> resource name.
+        follower: Makes what follows it and writes the logs.
+        losing: Called before the ranks are ended that are left when a node is lost.
+
+    Attributes:
+        lost: What became of the nodes that are not what they were, in words.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        kept: recovery.Recovery,
+        fanout: Fanout,
+        run: control.RunRef,
+        *,
+        names: Mapping[str, str],
+        follower: Callable[[recovery.Logs], Follower],
+        losing: Callable[[], None],
+    ) -> None:
+        self.fanout, self.run = fanout, run
+        self.lost: Mapping[str, str] = {}
+        self._settings, self._kept, self._names = settings, kept, names
+        self._follower, self._losing = follower, losing
+
+    async def to_its_end(self) -> list[Outcome]:
+        """Follow it and keep its logs here; return how its ranks are. A node that is taken away ends it at once."""
+        place = recovery.folder(self._settings.state_dir, self.run.run_id) / f"attempt-{self._kept.attempt}"
+        with contextlib.closing(recovery.Logs(place, len(self.run.hosts), output.warning)) as logs:
+            output.info(f"run {self.run.run_id}, attempt {self._kept.attempt}: logs of all ranks go to {place}")
+            while True:
+                outcomes = await self._once(logs)
+                silent = [outcome.rank for outcome in outcomes if outcome.record is None]
+                if self.lost or not silent:
+                    return outcomes
+                # That this machine heard nothing of a rank says nothing of the rank.
+                outcomes = await self.heard(silent)
+                if self.lost:
+                    return await self.without_lost()
+                if not any(outcomes[rank].record for rank in silent):
+                    return outcomes
+                await asyncio.sleep(LOOK)
+
+    async def _once(self, logs: recovery.Logs) -> list[Outcome]:
+        """Follow it until its ranks have ended or are given up, or a node is taken away."""
+        follower = self._follower(logs)
+        following, watching = asyncio.ensure_future(follower.run()), asyncio.ensure_future(self._watch(follower))
+        try:
+            await asyncio.wait({following, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                self.lost = watching.result()
+                return await self.without_lost()
+            outcomes = recovery.of_attempt(following.result(), self._kept.attempt)
+            done = all(outcome.state == "succeeded" for outcome in outcomes)
+            self.lost = {} if done else await self._look()
+            return outcomes
+        finally:
+            for task in (following, watching):
+                task.cancel()
+            await asyncio.gather(following, watching, return_exceptions=True)
+
+    async def heard(self, ranks: Sequence[int]) -> list[Outcome]:
+        """Return how all ranks are once a worker of some tells of this attempt, or all of these have answered.
+
+        Nobody is waited for where a node is not what it was.
+        """
+        said = False
+        while True:
+            outcomes = recovery.of_attempt(await control.outcomes(self.fanout, self.run), self._kept.attempt)
+            self.lost = await self._look()
+            asked = [outcomes[rank] for rank in ranks]
+            silent = [outcome.host for outcome in asked if outcome.state == "unreachable"]
+            if self.lost or not silent or any(outcome.record for outcome in asked):
+                return outcomes
+            if not said:
+                what = f"nothing is known of {', '.join(silent)}, whose node is there"
+                output.info(f"run {self.run.run_id}: {what}; asking every {LOOK:g} s")
+                said = True
+            for host in silent:
+                await self.fanout.masters.drop(host)
+            await asyncio.sleep(LOOK)
+
+    async def _watch(self, follower: Follower) -> Mapping[str, str]:
+        """Return what became of the nodes once one is not what it was; they are looked at while a rank is silent."""
+        while True:
+            await asyncio.sleep(LOOK)
+            if follower.silent and (lost := await self._look()):
+                return lost
+
+    async def _look(self) -> Mapping[str, str]:
+        """Return what became of the nodes that are not what they were; an API that does not answer is asked again."""
+        while True:
+            try:
+                return await in_thread(lambda: lost_of(self._settings, self._kept.plan))
+            except OpsError as exc:
+                if not passes(exc):
+                    raise
+                output.info(f"run {self.run.run_id}: {exc}; asking again in {LOOK:g} s")
+            await asyncio.sleep(LOOK)
+
+    async def without_lost(self) -> list[Outcome]:
+        """End the ranks of the nodes that are left; return how all are."""
+        hosts = self.run.hosts
+        gone = {host: self.lost[name] for host in hosts if (name := self._names[label_of(host)]) in self.lost}
+        left = tuple(host for host in hosts if host not in gone)
+        found = {host: Outcome(0, host, "unknown", reason=why) for host, why in gone.items()}
+        if left:
+            self._losing()
+            reason = "; ".join(self.lost.values())
+            run = replace(self.run, hosts=left)
+            stopped = await control.stop(self.fanout, run, grace=spec.GRACE_FAILURE, reason=reason)
+            found |= {outcome.host: outcome for outcome in stopped.outcomes}
+        return [replace(found[host], rank=rank) for rank, host in enumerate(hosts)]
