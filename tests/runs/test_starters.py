@@ -38,14 +38,14 @@ def race(workers: Bench, target: str, names: dict[str, str], odd: str = "") -> d
     return {person: (starter.returncode, said[person]) for person, starter in starters.items()}
 
 
-def in_turn(number: int) -> dict[str, str]:
+def in_turn(word: str, number: int) -> dict[str, str]:
     """Return the runs of a round: another person begins each time."""
-    return {person: f"{person}-{number}" for person in sorted(PEOPLE, reverse=number % 2 > 0)}
+    return {person: f"{person}-{word}-{number}" for person in sorted(PEOPLE, reverse=number % 2 > 0)}
 
 
 @rounds(5, 50)
 def test_of_two_who_start_at_once_one_wins_and_the_other_is_told_who(pod: Bench, number: int) -> None:
-    names = in_turn(number)
+    names = in_turn("plain", number)
     ends = race(pod, "pod", names)
     won = [person for person, (code, _) in ends.items() if code == 0]
     assert len(won) == 1, ends
@@ -60,7 +60,7 @@ def test_of_two_who_start_at_once_one_wins_and_the_other_is_told_who(pod: Bench,
 
 @rounds(1, 50)
 def test_a_start_that_asks_the_last_worker_first_never_runs_beside_another(pod: Bench, number: int) -> None:
-    names = in_turn(number)
+    names = in_turn("odd", number)
     ends = race(pod, "pod", names, odd="bob")
     won = [person for person, (code, _) in ends.items() if code == 0]
     # It may have the last workers while the other has the first: then nobody wins, and each is told of the other.

@@ -156,6 +156,7 @@ class Bench:
             stdout=pipe,
             stderr=pipe,
             text=True,
+            errors="replace",
             process_group=0,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
         )
