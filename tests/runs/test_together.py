@@ -73,7 +73,7 @@ def test_a_rank_killed_in_a_collective_ends_all_and_every_worker_names_it(pod: B
     # Whoever started it is dead; somebody else follows it from here.
     attached = pod.popen("attach", name, "--rank", "all", person="bob")
     assert attached.stdout is not None
-    assert re.match(r"\[[0-9,-]+\] step \d+ total 4.0", attached.stdout.readline())
+    assert any(re.match(r"\[[0-9,-]+\] step \d+ total 4.0", line) for line in iter(attached.stdout.readline, ""))
     at = time.time()
     pod.inside(2, f"kill -KILL {pod.record(2, name)['pid']}")
     for index in RANKS:
@@ -132,7 +132,7 @@ def test_a_host_that_reboots_tells_the_others(pod: Bench) -> None:
     assert record["ended"] - at < GRACE_STOP + MARGIN
     assert (record["state"], record["reason"]) == ("stopped", "host shuts down")
     done = pod.tpu_ops("status", "rebooted")
-    assert "rank 3 (pod-w3) failed first: host shuts down" in done.stdout + done.stderr
+    assert done.stdout.count("rank 3 (pod-w3) failed: host shuts down") == 3
     assert done.returncode == 1
 
 
