@@ -343,7 +343,8 @@ def test_run_connects_to_no_worker_of_a_node_that_does_not_serve(fleet, tpu_ops,
     fleet.act("stop", "off")
     tpu_ops("refresh")
     code, out, err = tpu_ops("run", "pod,off", "--", "true")
-    assert code == 4
+    assert code == 1, "ssh of these tests runs no command: it has failed on pod"
+    assert tpu_ops("run", "off", "--", "true")[0] == 4
     assert "--- off-w0: its node is STOPPED now\n" in out
     assert "off is STOPPED as far as is known: asking the API" in err
     assert err.endswith("  fix: `tpu_ops list` shows which nodes are READY and which addresses they have\n")

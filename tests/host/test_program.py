@@ -17,6 +17,7 @@ import pytest
 from tpu_ops.host import build
 from tpu_ops.host import compiled as compiled_copy
 from tpu_ops.host.wire import PROTOCOL
+from tpu_ops.runs import synced
 
 SOURCES = sorted(path for path in Path(build.__file__).parent.glob("*.py") if path.name != "build.py")
 #: Newer than Python 3.8.
@@ -26,7 +27,7 @@ TOO_NEW = re.compile(
 )
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*SOURCES, Path(synced.__file__)], ids=lambda path: path.name)
 def test_every_module_is_python_3_8_and_imports_only_the_standard_library(path: Path) -> None:
     text = path.read_text()
     tree = ast.parse(text, str(path), feature_version=(3, 8))

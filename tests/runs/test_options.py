@@ -84,7 +84,7 @@ def test_the_exit_code_may_be_that_of_the_rank_that_failed_first(outcomes: list[
 def test_the_exit_code_may_be_that_of_the_first_worker_where_a_command_failed() -> None:
     results = [Result("a", 0), Result("b", 9), Result("c", 3)]
     assert run_command.exit_code(results, of_rank=True) == 9
-    assert run_command.exit_code([*results, Result("d", None, problem="down", reached=False)], of_rank=True) == 4
+    assert run_command.exit_code([*results, Result("d", None, problem="down", reached=False)], of_rank=True) == 9
     assert run_command.exit_code([Result("a", None, problem="late")], of_rank=True) == 1
     assert run_command.exit_code([Result("a", 0)], of_rank=True) == 0
 

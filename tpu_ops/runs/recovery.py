@@ -252,11 +252,11 @@ def stop(state_dir: Path, run_id: str, seconds: float) -> bool:
     place = folder(state_dir, run_id)
     if not (place / "recovery.json").exists():
         return False
-    pending = read(state_dir, run_id).pending
     with contextlib.suppress(TimeoutError), lock(state_dir, run_id):
         # Whoever recovered it has died, perhaps before it ended what was left of the last attempt.
         forget(state_dir, run_id)
         return False
+    pending = read(state_dir, run_id).pending
     try:
         files.replace(place / "stop", "", 0o600)
     except OSError as exc:
