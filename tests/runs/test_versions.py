@@ -25,6 +25,7 @@ import time
 wall, steady = time.time, time.monotonic
 time.time, time.monotonic = lambda: wall() - 3600, lambda: steady() - 600
 """
+LEASE = 5.0
 #: From the end of one rank to that of the whole run, the supervisors' own waits included, in seconds.
 MARGIN = 2.0
 
@@ -69,20 +70,25 @@ def test_an_upgrade_in_the_midst_of_a_run_leaves_it_alone(bench: Bench) -> None:
 
 def test_a_wrong_clock_is_found_before_a_start_and_changes_nothing_in_a_run(bench: Bench) -> None:
     # By the worker's own clock its rank would have failed ten minutes before the other one.
-    script = "sleep $(awk -v at=$AT -v now=$(date +%s.%N) -v rank=$TPU_OPS_RANK 'BEGIN {print at + rank * 0.8 - now}')"
+    script = "until [ -s /run/at ]; do sleep 0.05; done; "
+    script += "sleep $(awk -v now=$(date +%s.%N) -v rank=$TPU_OPS_RANK '{print $1 + rank * 0.8 - now}' /run/at)"
     with installed(bench, 1, WRONG_CLOCK):
         refused = bench.tpu_ops("train", "pod", "--", "true")
         assert refused.returncode == 1
         assert re.search(r"pod-w1 +its clock is -3600 s off +tpu_ops configure pod-w1", refused.stdout)
-        at = time.time() + 10
-        train = ("train", "pod", "--force", "--name", "late", "--lease", "5", "--env", f"AT={at}")
-        done = bench.tpu_ops(*train, "--", "sh", "-c", f"{script}; exit $((TPU_OPS_RANK + 3))")
+        train = ("train", "pod", "--detach", "--force", "--name", "late", "--lease", f"{LEASE}")
+        started = bench.tpu_ops(*train, "--", "sh", "-c", f"{script}; exit $((TPU_OPS_RANK + 3))")
+        assert started.returncode == 0, started.stderr
+        # Longer than the lease, by clocks that do not agree.
+        at = time.time() + LEASE + 1
+        for index in BOTH:
+            bench.inside(index, f"echo {at} >/run/at")
+        done = bench.tpu_ops("logs", "late", "--follow")
         for index in BOTH:
             bench.await_clean(index)
-        assert time.time() - at < SETTLE + GRACE_FAILURE + MARGIN
-    assert "pod-w1: its clock is -3600 s off; overridden by --force" in done.stderr
-    # Longer than the lease, by clocks that do not agree.
-    assert bench.record(0, "late")["ended"] - bench.record(0, "late")["began"] > 5
+            bench.inside(index, "rm /run/at")
+        assert at < bench.record(0, "late")["ended"] < at + SETTLE + GRACE_FAILURE + MARGIN
+    assert "pod-w1: its clock is -3600 s off; overridden by --force" in started.stderr
     for index in BOTH:
         first = bench.record(index, "late")["first"]
         assert first == {"rank": 0, "worker": "pod-w0", "cause": "exit code 3"}
