@@ -61,7 +61,7 @@ demo-test: engine ## Run the demo's way as a test
 molecule: engine ## Run every scenario of the roles on the lab's workers, Debian 12 and 13
 	@tools/molecule.sh test
 
-bench: engine ## Measure the inventory and runs beside their rivals, and site.yml, in the lab, and write docs/benchmarks.md
+bench: engine ## Measure the inventory, runs and site.yml in the lab, repeat tests that are races, and write docs/benchmarks.md
 	@$(BIN)/python -m tools.bench
 
 bench-docs: env ## Write docs/benchmarks.md anew from the samples in docs/benchmarks/

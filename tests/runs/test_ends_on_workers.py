@@ -31,6 +31,21 @@ print("settled", flush=True)
 time.sleep(900)
 """
 
+#: Opens its shared memory and its named semaphore anew for every line.
+SHARING = """
+import ctypes, os, time
+from multiprocessing import shared_memory
+libc = ctypes.CDLL(None, use_errno=True)
+libc.sem_open.restype = ctypes.c_void_p
+shared_memory.SharedMemory("ticks", create=True, size=4096)
+assert libc.sem_open(b"/ticks", os.O_CREAT, 0o600, 1)
+while True:
+    shared_memory.SharedMemory("ticks").close()
+    assert libc.sem_open(b"/ticks", 0), os.strerror(ctypes.get_errno())
+    print("tick", flush=True)
+    time.sleep(0.1)
+"""
+
 
 def test_a_stop_ends_a_stubborn_tree_and_frees_the_chips(bench: Bench) -> None:
     bench.started("python", "-c", STUBBORN, name="stubborn")
@@ -83,19 +98,6 @@ def test_death_by_a_signal_is_named(bench: Bench) -> None:
     assert result["ranks"][result["first_failure"]["rank"]]["exit"] == {"signal": signal.SIGSEGV}
 
 
-def test_a_rank_that_runs_out_of_memory_is_named(bench: Bench) -> None:
-    script = "while [ ! -e /run/go ]; do sleep 0.05; done; exec python -c \"data = b'x' * 10**9; print(len(data))\""
-    bench.started("sh", "-c", f'[ "$TPU_OPS_RANK" = 0 ] && exec sleep 600; {script}', name="greedy")
-    try:
-        bench.inside(1, "systemctl set-property --runtime tpu-run.service MemoryMax=150M && touch /run/go")
-        for index in BOTH:
-            bench.await_clean(index)
-            first = {"rank": 1, "worker": "pod-w1", "cause": "killed by SIGKILL: out of memory"}
-            assert bench.record(index, "greedy")["first"] == first
-    finally:
-        bench.inside(1, "rm -f /run/go")
-
-
 def test_ranks_that_go_on_after_another_has_ended_are_ended_and_warned_of(bench: Bench) -> None:
     script = '[ "$TPU_OPS_RANK" = 1 ] && exit 0; exec sleep 600'
     done = bench.tpu_ops("train", "pod", "--exit-skew", "3", "--name", "early", "--", "sh", "-c", script)
@@ -137,20 +139,30 @@ def test_a_dead_supervisor_leaves_nothing_and_a_final_record(bench: Bench, numbe
     assert status["first_failure"]["rank"] == 0
 
 
-def test_a_run_outlives_every_ssh_session(bench: Bench) -> None:
-    bench.started("sh", "-c", "while :; do echo tick; sleep 0.1; done", name="ticks")
+def test_a_run_outlives_every_ssh_session_with_its_shared_memory(bench: Bench) -> None:
+    bench.started("python", "-c", SHARING, name="ticks")
     for index in BOTH:
+        bench.await_log(index, "ticks", "tick")
         subprocess.run(
             ["ssh", "-F", str(bench.ssh_config()), "-O", "exit", f"pod-w{index}"], capture_output=True, check=True
         )
         bench.inside(index, "pkill -u ada sshd", check=False)
+
+    def users() -> str:
+        return "".join(bench.inside(index, "loginctl list-users --no-legend") for index in BOTH)
+
+    # With the last of a person's sessions logind forgets her, and would remove what is hers of shared memory.
+    bench.await_(lambda: "ada" not in users(), "nobody remembers ada")
 
     def ticks() -> int:
         return bench.inside(0, "cat /var/lib/tpu_ops/runs/ticks/log/*").count("tick")
 
     before = ticks()
     bench.await_(lambda: ticks() > before + 3, "the run to go on")
+    assert {bench.record(index, "ticks")["state"] for index in BOTH} == {"running"}
     assert bench.tpu_ops("stop", "ticks").returncode == 0
+    for index in BOTH:
+        bench.inside(index, "rm -f /dev/shm/*ticks")
     bench.clean()
 
 
@@ -201,14 +213,10 @@ def test_a_second_ctrl_c_stops_the_run(bench: Bench, command: str) -> None:
 def test_remote_helpers_end_with_the_controller(bench: Bench) -> None:
     bench.started("sleep", "600", name="watched")
     process = bench.popen("logs", "watched", "--follow")
-
-    def helpers() -> str:
-        return bench.inside(0, "pgrep -u root -f 'python3 -IS /usr/local/sbin/tpu-host$' || true").strip()
-
-    bench.await_(helpers, "a follower")
+    bench.await_(lambda: bench.helpers(0), "a follower")
     process.kill()
     process.communicate(timeout=10)
-    bench.await_(lambda: not helpers(), "no follower")
+    bench.await_(lambda: not bench.helpers(0), "no follower")
     bench.tpu_ops("stop", "watched")
 
 
@@ -216,7 +224,7 @@ def test_a_reboot_is_not_a_running_run(bench: Bench) -> None:
     bench.started("sleep", "600", name="cut-short")
     bench.backend.engine.call("kill", bench.container(1))
     bench.backend.engine.call("start", bench.container(1))
-    bench.await_(lambda: bench.inside(1, "systemctl is-active ssh", check=False).strip() == "active", "sshd", 60)
+    bench.await_sshd(1)
     bench.await_clean(0)
     done = bench.tpu_ops("status", "cut-short", "--json")
     status = json.loads(done.stdout)[0]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.lab
 HASHES = """
 import hashlib, json, os, sys
 digest = lambda data: hashlib.sha256(data).hexdigest()
-env = {name: digest(os.environb[name.encode()]) for name in ("PLAIN", "ODD", "EMPTY")}
+env = {name: digest(os.environb[name.encode()]) for name in ("PLAIN", "ODD", "EMPTY", "LARGE")}
 print(json.dumps({"argv": [digest(os.fsencode(word)) for word in sys.argv[1:]], "env": env}))
 """
 
@@ -53,6 +53,7 @@ def test_words_and_variables_arrive_byte_by_byte(bench: Bench) -> None:
     ]
     words = [os.fsdecode(word) for word in odd]
     env = ["--env", "PLAIN=1", "--env", "ODD=" + os.fsdecode(b"${A}%n\n'\"\xff"), "--env", "EMPTY="]
+    env += ["--env", "LARGE=" + "y" * 100_000]
     done = bench.tpu_ops("train", "pod", "--rank", "all", *env, "--", "python", "-c", HASHES, *words)
     assert done.returncode == 0, done.stderr
 
@@ -61,7 +62,12 @@ def test_words_and_variables_arrive_byte_by_byte(bench: Bench) -> None:
 
     expected = {
         "argv": [digest(word) for word in odd],
-        "env": {"PLAIN": digest(b"1"), "ODD": digest(b"${A}%n\n'\"\xff"), "EMPTY": digest(b"")},
+        "env": {
+            "PLAIN": digest(b"1"),
+            "ODD": digest(b"${A}%n\n'\"\xff"),
+            "EMPTY": digest(b""),
+            "LARGE": digest(b"y" * 100_000),
+        },
     }
     assert [[json.loads(line) for line in lines_of(done.stdout, rank)] for rank in BOTH] == [[expected]] * SIZE
 
@@ -171,6 +177,31 @@ def test_the_sudo_rule_gives_no_more_than_a_request_as_oneself(bench: Bench) -> 
     assert '"ok": true' in spoofed.stdout
     bench.await_(lambda: bench.record(0, "spoof")["state"] == "succeeded", "the run to end")
     assert bench.inside(0, "cat /var/lib/tpu_ops/runs/spoof/log/*.log") == "bob\n"
+
+
+def test_a_link_leads_nobody_where_she_may_not_go_herself(bench: Bench) -> None:
+    """Root takes these paths: an environment, a directory, libtpu's lockfile, and the files of another's secrets."""
+    packages = "hidden/lib/python3.11/site-packages/jax-9.9.9.dist-info"
+    hidden = f"cd /home/ada; mkdir -p hidden/bin {packages}; touch hidden/bin/python precious"
+    bench.inside(0, f"{hidden}; chown -R ada: hidden precious; chmod 700 hidden; chmod 600 precious")
+    links = {"/home/bob/env": "/home/ada/hidden", "/tmp/libtpu_lockfile": "/home/ada/precious"}
+    bench.inside(0, "".join(f"ln -s {place} {link}; chown -h bob: {link}; " for link, place in links.items()))
+    refused = bench.tpu_ops("train", "pod", "--venv", "/home/bob/env", "--", "true", person="bob")
+    assert "no environment at /home/bob/env" in refused.stdout
+    assert "9.9.9" not in refused.stdout + refused.stderr
+    answer = ask(bench, "bob", "start", spec=bare_spec("astray", cwd="env"))
+    assert answer["error"]["message"] == "working directory /home/bob/env: Permission denied"
+    bench.await_clean(0)
+    secret = ("--secret", f"KEY={bench.folder / 'key.pub'}")
+    bench.started("sh", "-c", "cat $KEY_FILE; exec sleep 600", name="private", options=secret)
+    bench.await_log(0, "private", "ssh-ed25519")
+    steal = "ln -s /run/tpu-run-secrets/KEY ~/key; cat ~/key; ls /run/tpu-run-secrets"
+    stolen = json.loads(bench.tpu_ops("run", "pod-w0", "--json", "--", "sh", "-c", steal, person="bob").stdout)[0]
+    assert (stolen["stdout"], stolen["stderr"].count("Permission denied")) == ("", 2)
+    assert bench.tpu_ops("stop", "private").returncode == 0
+    assert bench.inside(0, "ls /tmp/libtpu_lockfile /home/ada/precious 2>/dev/null || true") == "/home/ada/precious\n"
+    bench.inside(0, "rm -r /home/ada/hidden /home/ada/precious /home/bob/env /home/bob/key")
+    bench.clean()
 
 
 def test_a_command_that_is_not_there_starts_nowhere(bench: Bench) -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.support.runs import NODE_ID, Bench
+from tests.support.runs import NODE_ID, Bench, rounds
 
 pytestmark = pytest.mark.lab
 
@@ -24,6 +24,7 @@ print("coordinator", os.environ["MEGASCALE_COORDINATOR_ADDRESS"], flush=True)
 
 
 def test_two_nodes_are_one_run_of_all_their_workers(slices: Bench) -> None:
+    assert [spec.node_id for spec in slices.specs if spec.index == 0] == [str(NODE_ID + number) for number in range(3)]
     done = slices.tpu_ops("train", "b,a", "--rank", "all", "--name", "both", "--", "python", "-c", WHO, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     seen = {}
@@ -41,30 +42,29 @@ def test_two_nodes_are_one_run_of_all_their_workers(slices: Bench) -> None:
     assert (record["node"], record["slice"], record["slices"], record["rank"]) == ("b", 1, 2, 5)
 
 
-def test_of_two_who_share_a_slice_one_wins_and_the_other_leaves_nothing(slices: Bench) -> None:
-    assert [spec.node_id for spec in slices.specs if spec.index == 0] == [str(NODE_ID + number) for number in range(3)]
+@rounds(2, 50)
+def test_of_two_who_share_a_slice_one_wins_and_the_other_leaves_nothing(slices: Bench, number: int) -> None:
     asked = {"ada": "a,b", "bob": "b,c"}
-    for number in range(2):
-        names = {person: f"{person}-{number}" for person in asked}
-        starters = {
-            person: slices.popen(
-                *("train", asked[person], "--detach", "--name", names[person], "--", "sleep", "600"), person=person
-            )
-            for person in sorted(asked, reverse=number % 2 > 0)
-        }
-        said = {person: starter.communicate(timeout=180)[1] for person, starter in starters.items()}
-        won = [person for person, starter in starters.items() if starter.returncode == 0]
-        assert len(won) == 1, said
-        (lost,) = set(asked) - set(won)
-        assert f"run {names[won[0]]} of {won[0]} is on" in said[lost]
-        # What was not started here is found whole as well.
-        found = slices.tpu_ops("status", "b", person=lost)
-        assert f"run {names[won[0]]}: running" in found.stderr
-        assert found.stdout.count("running") == 8
-        done = slices.tpu_ops("stop", names[won[0]], person=won[0])
-        assert done.returncode == 0, done.stderr
-        for index in slices.indices:
-            slices.await_clean(index)
+    names = {person: f"{person}-{number}" for person in asked}
+    starters = {
+        person: slices.popen(
+            *("train", asked[person], "--detach", "--name", names[person], "--", "sleep", "600"), person=person
+        )
+        for person in sorted(asked, reverse=number % 2 > 0)
+    }
+    said = {person: starter.communicate(timeout=180)[1] for person, starter in starters.items()}
+    won = [person for person, starter in starters.items() if starter.returncode == 0]
+    assert len(won) == 1, said
+    (lost,) = set(asked) - set(won)
+    assert f"run {names[won[0]]} of {won[0]} is on" in said[lost]
+    # What was not started here is found whole as well.
+    found = slices.tpu_ops("status", "b", person=lost)
+    assert f"run {names[won[0]]}: running" in found.stderr
+    assert found.stdout.count("running") == 8
+    done = slices.tpu_ops("stop", names[won[0]], person=won[0])
+    assert done.returncode == 0, done.stderr
+    for index in slices.indices:
+        slices.await_clean(index)
 
 
 def test_a_slice_whose_first_worker_cannot_start_is_named_and_nobody_waits_for_it(slices: Bench) -> None:

@@ -5,15 +5,17 @@ Every fault comes after a step was logged; what is left is read from the workers
 
 from __future__ import annotations
 
+import re
+import signal
 import time
 from typing import Any
 
 import pytest
 
-from tests.support.runs import Bench
+from tests.support.runs import Bench, rounds
 from tpu_ops.host.referee import SETTLE
 from tpu_ops.host.unit import WATCHDOG
-from tpu_ops.runs.spec import GRACE_FAILURE
+from tpu_ops.runs.spec import GRACE_FAILURE, GRACE_STOP
 
 pytestmark = pytest.mark.lab
 
@@ -24,6 +26,7 @@ MARGIN = 2.0
 
 #: All processes meet in every step; rank 2 comes late, so that the others wait for it inside the collective.
 TRAIN = """
+import os
 import time
 import jax
 import numpy as np
@@ -37,6 +40,8 @@ step = 0
 while True:
     if jax.process_index() == 2:
         time.sleep(0.2)
+    if os.path.exists("/run/greed"):
+        print(len(b"x" * 2**31))
     step += 1
     print("step", step, "total", float(total(rows)), flush=True)
 """
@@ -61,20 +66,39 @@ def ended(pod: Bench, index: int, name: str, seconds: float) -> dict[str, Any]:
     return pod.record(index, name)
 
 
-def test_a_killed_rank_ends_all_and_every_worker_names_it(pod: Bench) -> None:
-    training(pod, "killed")
-    pid = pod.record(2, "killed")["pid"]
+@rounds(2, 20)
+def test_a_rank_killed_in_a_collective_ends_all_and_every_worker_names_it(pod: Bench, number: int) -> None:
+    name = f"killed-{number}"
+    training(pod, name)
+    # Whoever started it is dead; somebody else follows it from here.
+    attached = pod.popen("attach", name, "--rank", "all", person="bob")
+    assert attached.stdout is not None
+    assert any(re.match(r"\[[0-9,-]+\] step \d+ total 4.0", line) for line in iter(attached.stdout.readline, ""))
     at = time.time()
-    pod.inside(2, f"kill -KILL {pid}")
+    pod.inside(2, f"kill -KILL {pod.record(2, name)['pid']}")
     for index in RANKS:
-        record = ended(pod, index, "killed", GRACE_FAILURE)
+        record = ended(pod, index, name, GRACE_FAILURE)
         assert record["ended"] - at < GRACE_FAILURE + MARGIN
         assert record["first"] == {"rank": 2, "worker": "pod-w2", "cause": "killed by SIGKILL"}
         # The others hang, or end by themselves where their collective notices.
         assert record["state"] in ({"failed"} if index == 2 else {"failed", "stopped"})
-    done = pod.tpu_ops("logs", "killed", "--follow")
-    assert done.returncode == 1
-    assert "rank 2 (pod-w2) failed first: killed by SIGKILL" in done.stderr
+    _, said = attached.communicate(timeout=60)
+    assert attached.returncode == 1
+    assert "rank 2 (pod-w2) failed first: killed by SIGKILL" in said
+
+
+def test_a_rank_that_runs_out_of_memory_ends_all_and_is_named(pod: Bench) -> None:
+    training(pod, "greedy")
+    try:
+        pod.inside(1, "systemctl set-property --runtime tpu-run.service MemoryMax=1G && touch /run/greed")
+        records = [ended(pod, index, "greedy", GRACE_FAILURE) for index in RANKS]
+    finally:
+        pod.inside(1, "rm -f /run/greed")
+    at = records[1]["ended"]
+    for record in records:
+        assert record["first"] == {"rank": 1, "worker": "pod-w1", "cause": "killed by SIGKILL: out of memory"}
+        assert record["ended"] - at < SETTLE + GRACE_FAILURE + MARGIN
+    assert records[1]["exit"] == {"signal": signal.SIGKILL}
 
 
 def test_a_host_that_vanishes_is_named_by_the_others(pod: Bench) -> None:
@@ -89,21 +113,33 @@ def test_a_host_that_vanishes_is_named_by_the_others(pod: Bench) -> None:
             assert record["first"]["cause"].startswith("lost contact")
     finally:
         pod.backend.engine.call("start", pod.container(3))
-    pod.await_(lambda: pod.inside(3, "systemctl is-active ssh", check=False).strip() == "active", "sshd", 120)
+    pod.await_sshd(3)
 
 
-def test_a_host_that_shuts_down_tells_the_others(pod: Bench) -> None:
-    training(pod, "shut-down")
+def test_a_host_that_reboots_tells_the_others(pod: Bench) -> None:
+    training(pod, "rebooted")
+    booted = "cut -d ' ' -f 22 /proc/1/stat"
+    before = pod.inside(3, booted)
     at = time.time()
-    pod.inside(3, "systemctl stop tpu-run.service")
-    for index in RANKS:
-        record = ended(pod, index, "shut-down", GRACE_FAILURE)
+    pod.inside(3, "systemctl reboot", check=False)
+    for index in (0, 1, 2):
+        record = ended(pod, index, "rebooted", GRACE_FAILURE)
         assert record["first"] == {"rank": 3, "worker": "pod-w3", "cause": "host shuts down"}
-    assert pod.record(0, "shut-down")["ended"] - at < SETTLE + GRACE_FAILURE + MARGIN
+        assert record["ended"] - at < SETTLE + GRACE_FAILURE + MARGIN
+    pod.await_(lambda: pod.inside(3, booted, check=False) not in ("", before), "another boot", 90)
+    pod.await_sshd(3)
+    record = ended(pod, 3, "rebooted", GRACE_STOP)
+    assert record["ended"] - at < GRACE_STOP + MARGIN
+    assert (record["state"], record["reason"]) == ("stopped", "host shuts down")
+    done = pod.tpu_ops("status", "rebooted")
+    assert done.stdout.count("rank 3 (pod-w3) failed: host shuts down") == 3
+    assert done.returncode == 1
 
 
-@pytest.mark.parametrize(("cut", "way"), [(2, "both"), (2, "INPUT"), (2, "OUTPUT"), (0, "both")])
-def test_a_cut_network_ends_both_sides(pod: Bench, cut: int, way: str) -> None:
+@pytest.mark.parametrize(
+    ("cut", "way"), [(2, "both"), (2, "INPUT"), (2, "OUTPUT"), (0, "both"), (0, "INPUT"), (0, "OUTPUT")]
+)
+def test_a_cut_network_ends_both_sides_for_good(pod: Bench, cut: int, way: str) -> None:
     name = f"cut-{cut}-{way.lower()}"
     training(pod, name)
     chains = ["INPUT", "OUTPUT"] if way == "both" else [way]
@@ -112,10 +148,14 @@ def test_a_cut_network_ends_both_sides(pod: Bench, cut: int, way: str) -> None:
     at = time.time()
     pod.inside(cut, " && ".join(f"iptables -A {rule}" for rule in rules))
     try:
-        limit = LEASE + SETTLE + GRACE_FAILURE
-        records = {index: ended(pod, index, name, limit) for index in RANKS}
+        pod.await_(
+            lambda: all(pod.record(index, name)["state"] != "running" for index in RANKS), "both know", LEASE + 10
+        )
     finally:
         pod.inside(cut, " ; ".join(f"iptables -D {rule}" for rule in rules))
+    # They reach each other again while their ranks are being ended, and none goes on.
+    limit = LEASE + SETTLE + GRACE_FAILURE
+    records = {index: ended(pod, index, name, limit) for index in RANKS}
     for record in records.values():
         assert record["ended"] - at < limit + MARGIN
         assert record["state"] == "stopped"

@@ -63,6 +63,10 @@ echo '{"environment_files": ["/etc/tpu-lab/environment"], "venv": "/opt/venv"}' 
 echo '%tpu-run ALL=(root) NOPASSWD: /usr/local/sbin/tpu-host ""' >/etc/sudoers.d/tpu_ops
 chmod 0440 /etc/sudoers.d/tpu_ops
 visudo -cq
+# RemoveIPC as the role launcher has it; a person's sessions are over at once, and not after 10 s.
+install -d /etc/systemd/logind.conf.d
+printf '[Login]\nRemoveIPC=no\nUserStopDelaySec=0\n' >/etc/systemd/logind.conf.d/tpu_ops.conf
+systemctl restart systemd-logind
 if [ -n "$4" ]; then
     ln -s "$4" /opt/venv
     exit
@@ -86,6 +90,22 @@ if [ ! -e "$1/complete" ]; then
     touch "$1/complete"
 fi
 """
+
+
+#: Set to ``full``, it makes tests of races and of much output as long as `make bench` has them.
+ROUNDS = "TPU_OPS_ROUNDS"
+FULL = os.environ.get(ROUNDS) == "full"
+
+
+def rounds(few: int, full: int) -> Callable[[Any], Any]:
+    """Return what repeats a test, each time with the `number` of its round: a few times, or as often as `ROUNDS` says.
+
+    Args:
+        few: How often by default.
+        full: How often in `make bench`, which keeps the outcome of each round.
+    """
+    each = pytest.mark.parametrize("number", range(1, (full if FULL else few) + 1))
+    return lambda test: pytest.mark.rounds(each(test))
 
 
 @dataclass
@@ -124,9 +144,9 @@ class Bench:
             check=False,
         )
 
-    def popen(self, *argv: str, person: str = "ada") -> subprocess.Popen[str]:
-        """Start tpu_ops as a person, as the leader of a process group of its own."""
-        command = [sys.executable, "-m", "tpu_ops.cli.main", *argv]
+    def popen(self, *argv: str, person: str = "ada", module: str = "tpu_ops.cli.main") -> subprocess.Popen[str]:
+        """Start tpu_ops, or what stands for it, as a person, as the leader of a process group of its own."""
+        command = [sys.executable, "-m", module, *argv]
         pipe = subprocess.PIPE
         # As at a terminal, even where these tests themselves run in the background of a shell, which ignores Ctrl-C.
         return subprocess.Popen(
@@ -136,6 +156,7 @@ class Bench:
             stdout=pipe,
             stderr=pipe,
             text=True,
+            errors="replace",
             process_group=0,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
         )
@@ -164,10 +185,11 @@ class Bench:
         return found
 
     def left(self, index: int) -> list[str]:
-        """Return what a run may have left: people's processes but a login's own, the unit, specs and intents."""
+        """Return what a run may have left: people's processes but a login's own, held chips, the unit, its files."""
         own = "grep -vE 'sshd|systemd --user|[(]sd-pam[)]'"
         shown = self.inside(index, f"ps -eo user:20,pid,args --no-headers | grep -E '^(ada|bob) ' | {own} || true")
         shown += self.inside(index, "systemctl list-units --all --no-legend 'tpu-run*'")
+        shown += self.inside(index, "find /proc/[0-9]*/fd -lname '/dev/accel*' 2>/dev/null || true")
         shown += self.inside(index, "find /run/tpu_ops/specs /run/tpu_ops/intents -type f 2>/dev/null || true")
         return [line for line in shown.splitlines() if line.strip()]
 
@@ -182,10 +204,40 @@ class Bench:
             lambda: text in self.inside(index, script, check=False), f"{text!r} in the log of {run_id}", seconds
         )
 
-    def started(self, *argv: str, name: str, person: str = "ada") -> None:
+    def started(self, *argv: str, name: str, person: str = "ada", options: Sequence[str] = ()) -> None:
         """Start a run that goes on by itself."""
-        done = self.tpu_ops("train", "pod", "--detach", "--name", name, "--", *argv, person=person)
+        done = self.tpu_ops("train", "pod", "--detach", "--name", name, *options, "--", *argv, person=person)
         assert done.returncode == 0, done.stderr
+
+    def hold(self, index: int, person: str, *, ignoring: str = "") -> int:
+        """Have a person hold a worker's first chip outside of any run; return the process."""
+        script = f"{ignoring} exec 3<{CHIPS[0]}; exec sleep 600"
+        self.inside(index, f"setsid su -s /bin/sh {person} -c '{script}' >/dev/null 2>&1 </dev/null &")
+
+        def pids() -> str:
+            return self.inside(index, f"pgrep -u {person} -x sleep || true").strip()
+
+        self.await_(pids, f"{person} holds a chip")
+        return int(pids().split()[0])
+
+    @contextlib.contextmanager
+    def paused(self, index: int) -> Iterator[None]:
+        """Freeze a worker for as long as the block lasts."""
+        # The kernel may refuse to freeze a container that is just starting processes.
+        pause = ("pause", self.container(index))
+        self.await_(lambda: self.backend.engine.call(*pause, check=False).code == 0, "the worker is paused")
+        try:
+            yield
+        finally:
+            self.backend.engine.call("unpause", self.container(index))
+
+    def helpers(self, index: int) -> str:
+        """Return the processes that serve requests of controllers on a worker."""
+        return self.inside(index, "pgrep -u root -f 'python3 -IS /usr/local/sbin/tpu-host$' || true").strip()
+
+    def await_sshd(self, index: int) -> None:
+        """Wait until a worker that was restarted lets people in."""
+        self.await_(lambda: self.inside(index, "systemctl is-active ssh", check=False).strip() == "active", "sshd", 120)
 
     def clean(self) -> None:
         """Check that nothing of a run is left on any worker."""

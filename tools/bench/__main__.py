@@ -1,4 +1,4 @@
-"""Measures the inventory and runs beside their rivals, and site.yml, in the lab, and writes docs/benchmarks.md.
+"""Measures the inventory and runs beside their rivals, and site.yml, repeats tests, and writes docs/benchmarks.md.
 
     python -m tools.bench                measure, write the samples and the page
     python -m tools.bench --part site    measure a part anew; the page keeps the others
@@ -17,7 +17,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tools.bench import machine, measure, report, runs, runs_report, samples, site, site_report
+from tools.bench import faults, machine, measure, report, runs, runs_report, samples, site, site_report
+from tools.bench.faults import FaultSample, FaultSeries
 from tools.bench.runs import RunSample, RunSeries
 from tools.bench.samples import Fleet, Series, read_part
 from tools.bench.site import SiteSample, SiteSeries
@@ -111,11 +112,25 @@ def runs_part(options: argparse.Namespace) -> Iterator[tuple[str, RunSeries]]:
     yield "runs", RunSeries(commit, date, described, tuple(found))
 
 
+def faults_part(_: argparse.Namespace) -> Iterator[tuple[str, FaultSeries]]:
+    """Repeat the tests that are races; yield the name of their samples and the series.
+
+    Raises:
+        OpsError: There was no round.
+    """
+    commit, date, described = circumstances()
+    yield "faults", FaultSeries(commit, date, described, tuple(faults.run(measure.ROOT, say)))
+
+
+#: All that a part of the measurement may yield.
+AnySeries = Series | SiteSeries | RunSeries | FaultSeries
+
 #: Part -> what measures it.
-PARTS: dict[str, Callable[[argparse.Namespace], Iterator[tuple[str, Series | SiteSeries | RunSeries]]]] = {
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[tuple[str, AnySeries]]]] = {
     "inventory": inventory_part,
     "site": site_part,
     "runs": runs_part,
+    "faults": faults_part,
 }
 
 
@@ -171,7 +186,7 @@ def take(fleets: Sequence[Fleet], rounds: int) -> Series:
     return Series(commit, date, described, tuple(fleets), tuple(found))
 
 
-def store(series: Series | SiteSeries | RunSeries, name: str, out: Path) -> None:
+def store(series: AnySeries, name: str, out: Path) -> None:
     """Write samples under their name."""
     path = samples_file(out, name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,6 +220,8 @@ def document(out: Path) -> str:
         parts.append(site_report.section(sorted(sizes, key=site.workers)))
     if (more := samples_file(out, "runs")).exists():
         parts.append(runs_report.section(read_part(more, RunSample)))
+    if (more := samples_file(out, "faults")).exists():
+        parts.append(faults.section(read_part(more, FaultSample)))
     return report.document(samples.read(samples_file(out, "inventory")), *parts)
 
 

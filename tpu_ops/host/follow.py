@@ -66,6 +66,12 @@ def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int
         caller.pause(0.0 if more else _POLL)
     if live and record is not None:
         store.settle(record)
+    log = (record or {}).get("log") or {}
+    behind = log.get("bytes", 0) + log.get("dropped", 0)
+    if lines and behind > offset:
+        # A disk that was full to the end: no byte comes behind those that are missing.
+        wire.write_all(sink, wire.frame(wire.GAP, behind))
+        offset = behind
     value = {"record": record, "tail": logs.tail(directory, _TAIL).decode("utf-8", "replace")}
     wire.write_all(sink, wire.frame(wire.END, offset, json.dumps(value).encode("ascii")))
 

@@ -1,0 +1,98 @@
+"""Who gets the workers when several people start at once, and what a starter leaves that dies in the midst of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.runs.conftest import BOTH
+from tests.support.gate import gate
+from tests.support.runs import Bench, rounds
+
+pytestmark = pytest.mark.lab
+
+PEOPLE = ("ada", "bob")
+BARRIER = 8.0
+#: From the barrier's end to the final record, in seconds.
+MARGIN = 2.0
+
+
+def race(workers: Bench, target: str, names: dict[str, str], odd: str = "") -> dict[str, tuple[int, str]]:
+    """Let all start at the same moment; return how each start has ended.
+
+    Args:
+        workers: The workers.
+        target: What they start on.
+        names: The name of each person's run; whoever comes first begins.
+        odd: Who asks the workers from the last to the first.
+    """
+    options = ("--detach", "--barrier", f"{BARRIER}", "--name")
+    starters = {
+        person: workers.popen(
+            *("train", target, *options, name, "--", "sleep", "600"),
+            person=person,
+            module="tests.support.backwards" if person == odd else "tpu_ops.cli.main",
+        )
+        for person, name in names.items()
+    }
+    said = {person: starter.communicate(timeout=120)[1] for person, starter in starters.items()}
+    return {person: (starter.returncode, said[person]) for person, starter in starters.items()}
+
+
+def in_turn(word: str, number: int) -> dict[str, str]:
+    """Return the runs of a round: another person begins each time."""
+    return {person: f"{person}-{word}-{number}" for person in sorted(PEOPLE, reverse=number % 2 > 0)}
+
+
+@rounds(5, 50)
+def test_of_two_who_start_at_once_one_wins_and_the_other_is_told_who(pod: Bench, number: int) -> None:
+    names = in_turn("plain", number)
+    ends = race(pod, "pod", names)
+    won = [person for person, (code, _) in ends.items() if code == 0]
+    assert len(won) == 1, ends
+    (lost,) = set(PEOPLE) - set(won)
+    assert f"run {names[won[0]]} of {won[0]} is on" in ends[lost][1]
+    for index in pod.indices:
+        assert pod.record(index, names[won[0]])["state"] == "running"
+    assert pod.tpu_ops("stop", names[won[0]], person=won[0]).returncode == 0
+    for index in pod.indices:
+        pod.await_clean(index)
+
+
+@rounds(1, 50)
+def test_a_start_that_asks_the_last_worker_first_never_runs_beside_another(pod: Bench, number: int) -> None:
+    names = in_turn("odd", number)
+    ends = race(pod, "pod", names, odd="bob")
+    won = [person for person, (code, _) in ends.items() if code == 0]
+    # It may have the last workers while the other has the first: then nobody wins, and each is told of the other.
+    assert len(won) <= 1, ends
+    for lost in set(PEOPLE) - set(won):
+        (other,) = set(PEOPLE) - {lost}
+        assert f"run {names[other]} of {other} is on" in ends[lost][1]
+    for person in won:
+        assert pod.tpu_ops("stop", names[person], person=person).returncode == 0
+    for index in pod.indices:
+        pod.await_clean(index, BARRIER + MARGIN)
+    done = pod.tpu_ops("train", "pod", "--", "true")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_starter_killed_behind_worker_0_leaves_nothing_and_the_next_start_works(bench: Bench) -> None:
+    train = ("train", "pod", "--name", "halfway", "--barrier", f"{BARRIER}", "--", "sleep", "600")
+    with gate(bench, 1) as reached:
+        starter = bench.popen(*train)
+        bench.await_(reached, "a start that waits for worker 1")
+        assert bench.record(0, "halfway")["state"] == "starting"
+        starter.kill()
+        starter.communicate(timeout=20)
+        told = bench.tpu_ops("train", "pod", "--", "true", person="bob")
+        assert "run halfway of ada is on" in told.stdout
+    bench.await_clean(0, BARRIER + MARGIN)
+    record = bench.record(0, "halfway")
+    assert (record["state"], record["began"]) == ("refused", None)
+    assert record["reason"] == f"not ready within {BARRIER:g} s: rank 1 (pod-w1)"
+    assert record["ended"] - record["since"] < BARRIER + MARGIN
+    assert bench.inside(1, "ls /var/lib/tpu_ops/runs | grep -x halfway || true") == ""
+    for index in BOTH:
+        assert bench.left(index) == []
+    done = bench.tpu_ops("train", "pod", "--", "true")
+    assert done.returncode == 0, done.stderr
