@@ -337,6 +337,9 @@ def test_what_stands_in_the_way_of_the_state_is_to_be_moved(member, tpu_ops):
     state = member.settings().state_dir
     (state / "lock").mkdir(parents=True)
     failed(tpu_ops("refresh"), 1, str(state / "lock"), "Is a directory", "move away what is there")
+    (state / "lock").rmdir()
+    (state / "shown.json").mkdir()
+    failed(tpu_ops("refresh"), 1, str(state / "shown.json"), "Is a directory", "move away what is there")
 
 
 def test_a_snapshot_that_the_file_names_is_replaced_there(member, tpu_ops):
