@@ -109,8 +109,14 @@ def without_include(text: str, path: str) -> str:
 
 
 def replace(path: str, text: str) -> None:
-    """Replace a file at once and keep its mode; a link stays and its target is replaced. No text removes the file."""
-    path = os.path.realpath(path)
+    """Replace a file at once and keep its mode; a link stays and its target is replaced. No text removes the file.
+
+    Raises:
+        OSError: It cannot be.
+    """
+    link, path = path, os.path.realpath(path)
+    if os.path.islink(link) and not os.path.isdir(os.path.dirname(path)):
+        raise OSError("it is a link to %s, whose directory is missing; make that, or remove the link" % path)
     try:
         mode = stat.S_IMODE(os.stat(path).st_mode)
     except FileNotFoundError:
