@@ -109,14 +109,8 @@ def without_include(text: str, path: str) -> str:
 
 
 def replace(path: str, text: str) -> None:
-    """Replace a file at once and keep its mode; a link stays and its target is replaced. No text removes the file.
-
-    Raises:
-        OSError: It cannot be.
-    """
-    link, path = path, os.path.realpath(path)
-    if os.path.islink(link) and not os.path.isdir(os.path.dirname(path)):
-        raise OSError("it is a link to %s, whose directory is missing; make that, or remove the link" % path)
+    """Replace a file at once and keep its mode; a link stays and its target is replaced. No text removes the file."""
+    path = os.path.realpath(path)
     try:
         mode = stat.S_IMODE(os.stat(path).st_mode)
     except FileNotFoundError:
@@ -146,6 +140,9 @@ def mend(file: str, include: str, *, wanted: bool, first: bool, check: bool) -> 
     after = with_include(before, include, first=first) if wanted else without_include(before, include)
     if after == before:
         return None
+    target = os.path.realpath(file)
+    if os.path.islink(file) and not os.path.isdir(os.path.dirname(target)):
+        raise OSError("it is a link to %s, whose directory is missing; make that, or remove the link" % target)
     if not check:
         replace(file, after)
     diff: dict[str, str] = changed_lines(file, before, after)
