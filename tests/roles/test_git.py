@@ -276,6 +276,17 @@ def test_what_is_no_configuration_is_named_and_not_waited_for(
     assert f"{tmp_path}/.gitconfig {said}" in run(git_includes, person)["msg"]
 
 
+@pytest.mark.parametrize("check", [False, True])
+def test_a_configuration_that_is_a_link_to_a_directory_that_is_missing_is_named(
+    run: Run, tmp_path: Path, person: dict[str, Any], check: bool
+) -> None:
+    (tmp_path / ".gitconfig").symlink_to("none/config")
+    message = run(git_includes, person, check=check)["msg"]
+    assert f"it is a link to {tmp_path}/none/config, whose directory is missing; make that, or remove" in message
+    assert "Errno" not in message
+    assert ".new" not in message
+
+
 def test_work_as_a_person_may_be_given_a_time_limit() -> None:
     with pytest.raises(PersonFault, match="it did not end within 1 s"):
         as_person(ME, lambda: time.sleep(60), seconds=1)

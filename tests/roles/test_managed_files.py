@@ -16,6 +16,7 @@ import pytest
 
 from roles.facts.action_plugins.managed_files import ActionModule, done
 from roles.facts.library import managed_files, worker_facts
+from roles.facts.module_utils import guarded_paths
 
 Run = Callable[..., dict[str, Any]]
 
@@ -162,6 +163,71 @@ def test_links_that_only_root_can_have_put_are_followed(keep: Keep, tmp_path: Pa
     (tmp_path / "way").symlink_to("real")
     keep({"path": str(tmp_path / "way" / "a"), "content": "x"}, {"path": str(tmp_path / "way"), "state": "directory"})
     assert snapshot(tmp_path) == {"real": (0o755, ""), "real/a": (0o644, "x"), "way": (0o777, "real")}
+
+
+BLOCKED = {"state": "block", "content": "x\n"}
+WITH_BLOCK = "mine\n# BEGIN tpu_ops\nx\n# END tpu_ops\n"
+
+
+@pytest.mark.parametrize("target", ["own/rc", "../{}/own/rc", "second", "way/rc"])
+def test_a_block_goes_into_the_file_that_a_link_leads_to(keep: Keep, tmp_path: Path, target: str) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "rc").write_text("mine\n")
+    (tmp_path / "second").symlink_to(tmp_path / "own" / "rc")
+    (tmp_path / "way").symlink_to("own")
+    link = tmp_path / "rc"
+    link.symlink_to(target.format(tmp_path.name))
+    entry = SELF | BLOCKED | {"path": str(link)}
+    assert not done(entry, worker_facts.entries([str(link)]))
+    checked = keep(entry, check=True)
+    assert (link.is_symlink(), link.read_text(), checked["changed"]) == (True, "mine\n", True)
+    assert checked["diff"][0]["after_header"].startswith(f"{link} -> {tmp_path}/own/rc ")
+    assert keep(entry)["changed"] is True
+    assert (link.is_symlink(), (tmp_path / "own" / "rc").read_text()) == (True, WITH_BLOCK)
+    assert keep(entry)["changed"] is False
+    assert keep(entry | {"content": ""})["changed"] is True
+    assert (link.is_symlink(), link.read_text()) == (True, "mine\n")
+
+
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize(
+    ("target", "fault"),
+    [
+        ("none", "it is a link to none, which is missing; make that file, or remove the link"),
+        ("none/rc", "it is a link to none/rc, which is missing"),
+        ("dir", "it is a link to dir, which is no file; remove the link"),
+        ("rc", "too many symbolic links"),
+        ("open/rc", "it is a link to open/rc, which others than root may change; put the file itself in the link's"),
+        ("open/new", "it is a link to open/new, which is missing"),
+        ("open/dir/rc", "which others than root may change"),
+        ("writable", "which others than root may change"),
+        ("open/way/rc", "a symbolic link where others than root may put one"),
+    ],
+)
+def test_a_block_behind_a_link_that_leads_nowhere_or_where_others_write_is_refused(
+    keep: Keep, tmp_path: Path, target: str, fault: str, check: bool
+) -> None:
+    for folder in ("dir", "open/dir"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("dir/rc", "open/rc", "open/dir/rc", "writable"):
+        (tmp_path / name).write_text("mine\n")
+    (tmp_path / "open" / "way").symlink_to("../dir")
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "writable").chmod(0o666)
+    (tmp_path / "rc").symlink_to(target)
+    start = snapshot(tmp_path)
+    message = keep(BLOCKED | {"path": str(tmp_path / "rc")}, check=check)["msg"]
+    assert message.startswith(f"{tmp_path}/rc: ")
+    assert fault in message
+    assert snapshot(tmp_path) == start
+
+
+def test_a_place_in_a_sticky_directory_is_guarded_once_root_has_it(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    (tmp_path / "shared" / "rc").touch()
+    found = [guarded_paths.guarded_way(str(tmp_path / name)) for name in ("shared", "shared/none", "shared/rc")]
+    assert found == [False, False, True]
 
 
 def test_entries_are_made_in_order_and_several_at_once(keep: Keep, tmp_path: Path) -> None:

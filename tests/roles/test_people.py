@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from roles.users.filter_plugins import accounts, people
 from roles.users.filter_plugins.people import Person
 from roles.users.library import people_state
 
+ROLE = Path(__file__).resolve().parents[2] / "roles" / "users"
 ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGXIlzKGDcj4bqZ6VBmPPWdMbHnzVrWFwgbEf6hYzwCM"
 OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEQCCfQ3v5YoXE2vjq8gVMwy3zx7W33qqjdlaeWVdqaA"
 THIRD = OTHER[:-1] + "B"
@@ -193,7 +195,7 @@ def state(**found: Any) -> dict[str, Any]:
     """Return what the module finds on a worker where there is nothing to say."""
     lists = ("expired", "homeless", "ownerless_homes", "role_keys", "home_keys", "role_sudo", "other_sudo")
     files = ("key_files", "foreign_key_files")
-    return {key: [] for key in lists + files} | {"given_groups": {}} | found
+    return {key: [] for key in lists + files} | {"given_groups": {}, "taken_homes": {}, "keys_fault": ""} | found
 
 
 @pytest.mark.parametrize(
@@ -461,6 +463,27 @@ def test_accounts_of_the_system_are_not_taken_over(uid: int, refused: bool) -> N
         assert all(f"ada: is an account of the system (number {uid})" in fault for fault in faults)
 
 
+def test_a_home_of_somebody_else_and_a_line_before_the_role_s_are_refused() -> None:
+    found = state(taken_homes={"ada": "zed"}, keys_fault="/etc/ssh/sshd_config:1: AuthorizedKeysFile none: way out")
+    assert accounts.people_refusals([here()], facts(), found) == [
+        "ada: the new account would live in /home/ada, which is zed's; move it away, or choose another name",
+        "/etc/ssh/sshd_config:1: AuthorizedKeysFile none: way out",
+    ]
+
+
+def test_sshd_s_files_are_proved_before_it_reads_them_and_before_anybody_leaves() -> None:
+    tasks = yaml.safe_load((ROLE / "tasks" / "main.yml").read_text())
+    names = [task["name"] for task in tasks]
+    order = [
+        "Write keys, sudo rules and where sshd finds the keys",
+        "Prove that sshd will find the keys",
+        "Reload sshd",
+        "Remove people who leave",
+    ]
+    assert [name for name in names if name in order] == order
+    assert tasks[names.index(order[1])]["people_state"]["prove"] is True
+
+
 def test_key_files_of_others_stay_unless_the_person_is_listed() -> None:
     found = state(key_files=["gone", "ada"], foreign_key_files=["other", "bob"])
     files = accounts.key_files([here(keys=[ED25519]), here(name="bob", **ABSENT)], found, "/keys")
@@ -485,17 +508,21 @@ def test_the_report_names_workers_once_and_the_way_to_the_metadata() -> None:
     workers: dict[str, dict[str, Any]] = {
         "pod-w0": node | {"__users_state": {"foreign": {"ada": found}}},
         "pod-w1": node | {"__users_state": {"foreign": {"ada": found, "bob": gone}, "foreign_key_files": ["eve"]}},
-        "plain": {"__users_state": {"foreign": {}}},
+        "plain": {"__users_state": {"foreign": {}, "numbered_homes": {"bob": 4242}}},
         "skipped": {},
     }
-    agent, own, root, eve, absent, way = accounts.people_report(workers, "/keys")
+    agent, own, root, eve, absent, home, way = accounts.people_report(workers, "/keys")
     assert agent == "ada: Google's guest agent adds: SHA256:a (x) (pod-w0, pod-w1)"
     assert "holds SHA256:b, which is not in the list of keys (pod-w0, pod-w1)" in own
     assert "rule of %google-sudoers (pod-w0, pod-w1)" in root
     assert eve.startswith("/keys/eve is not this role's, and stays;")
     assert absent == ("bob: the metadata's ssh-keys name this account, and would make it anew: SHA256:c (pod-w1)")
+    assert (
+        home
+        == "bob: the home belonged to number 4242, which no account has, and is given to bob with all in it (plain)"
+    )
     assert """playbooks/users.yml -e '{"users_remove_metadata_keys": ["ada", "bob"]}'""" in way
     # Those that this run took out are not told.
     workers["pod-w0"]["__users_metadata"] = {"changed": True, "removed": [f"ada:{ED25519}", f"bob:{OTHER}"]}
     workers["pod-w1"]["__users_metadata"] = {"skipped": True}
-    assert accounts.people_report(workers, "/keys") == [own, root, eve]
+    assert accounts.people_report(workers, "/keys") == [own, root, eve, home]

@@ -95,6 +95,88 @@ def test_sshd_goes_on_reading_keys_where_others_told_it_to(listed: list[str], ow
     assert people_state.other_keys_files(listed, text, "/keys") == others
 
 
+WANTED = "/keys/%u"
+INCLUDE = "Include {}/sshd_config.d/*.conf\n"
+ELSEWHERE = "AuthorizedKeysFile .ssh/none\n"
+OWN = "sshd_config.d/20-own.conf"
+
+
+@pytest.mark.parametrize(
+    ("files", "fault"),
+    [
+        ({"sshd_config": INCLUDE + ELSEWHERE}, ""),
+        ({"sshd_config": INCLUDE + ELSEWHERE, "sshd_config.d/30-other.conf": ELSEWHERE, OWN: ELSEWHERE}, ""),
+        ({"sshd_config": "Include sshd_config.d/*.conf\n", "sshd_config.d/30-other.conf": ELSEWHERE}, ""),
+        ({"sshd_config": f"AuthorizedKeysFile = .ssh/keys {WANTED}\n{INCLUDE}"}, ""),
+        ({"sshd_config": f"Port 22\n#{ELSEWHERE}{INCLUDE}"}, ""),
+        ({"sshd_config": INCLUDE, "sshd_config.d/10-other.conf": f"Match User ada\n{ELSEWHERE}"}, ""),
+        # sshd's words are in no case of their own.
+        (
+            {"sshd_config": f"# x\n{ELSEWHERE.lower()}{INCLUDE}"},
+            "{}/sshd_config:2: AuthorizedKeysFile .ssh/none: sshd takes the first such line, would read no /keys/%u",
+        ),
+        (
+            {"sshd_config": INCLUDE, "sshd_config.d/10-other.conf": ELSEWHERE},
+            "{}/sshd_config.d/10-other.conf:1: AuthorizedKeysFile .ssh/none: ",
+        ),
+        ({"sshd_config": ELSEWHERE}, "does not read {}/sshd_config.d/20-own.conf; begin it with the line: Include {}/"),
+        ({"sshd_config": f"Match all\n{INCLUDE}"}, "does not read {}/sshd_config.d/20-own.conf; "),
+        ({"sshd_config": "Include sshd_config\n"}, "does not read {}/sshd_config.d/20-own.conf; "),
+        ({}, "does not read {}/sshd_config.d/20-own.conf; "),
+    ],
+)
+def test_a_line_that_sshd_would_read_before_the_role_s_file_is_named_before_anything_changes(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], fault: str
+) -> None:
+    monkeypatch.setattr("ansible.module_utils.sshd_keys.CONFIG", str(tmp_path / "sshd_config"))
+    (tmp_path / "sshd_config.d").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text.replace("{}", str(tmp_path)))
+    own = str(tmp_path / OWN)
+    arguments = {"people": [], "keys_directory": "/keys", "sudoers": str(tmp_path / "none"), "sshd_file": own}
+    monkeypatch.setattr(people_state, "sshd_keys_files", lambda: [".ssh/none"])
+    found = run(people_state, arguments)["keys_fault"]
+    assert fault.replace("{}", str(tmp_path)) in found
+    assert bool(found) == bool(fault)
+    # The proof says it too, and what else may be the cause.
+    proof = run(people_state, arguments | {"prove": True})["msg"]
+    assert found in proof
+    assert "sshd looks for keys in .ssh/none and not in /keys/%u; change what says so: " in proof or fault
+    monkeypatch.setattr(people_state, "sshd_keys_files", list)
+    assert "sshd refuses its configuration" in run(people_state, arguments | {"prove": True})["msg"]
+    # What sshd itself says goes first.
+    monkeypatch.setattr(people_state, "sshd_keys_files", lambda: [WANTED])
+    assert run(people_state, arguments | {"prove": True})["keys_fault"] == ""
+
+
+def test_whose_a_home_is_that_an_account_would_get(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ansible.module_utils.homes.HOMES", str(tmp_path))
+    numbers = {"nobodys-bob": 4242, "nobodys-eve": 5001, "nobodys-ann": 0}
+    for name in (*numbers, "nobodys-new"):
+        (tmp_path / name).mkdir(mode=0o700)
+    real = os.lstat
+
+    def lstat(path: str, **way: int) -> os.stat_result:
+        entry = list(real(path, **way))
+        entry[4] = numbers.get(Path(path).name, 0)
+        return os.stat_result(entry)
+
+    def account(uid: int) -> pwd.struct_passwd:
+        return {0: person("root", 0, "/root"), 5001: person("zed", 5001, "/none")}[uid]
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    monkeypatch.setattr(pwd, "getpwuid", account)
+    monkeypatch.setattr(people_state, "sshd_keys_files", lambda: [WANTED])
+    people = [
+        {"name": name, "keys": [], "shell": "/bin/sh", "sudo": "none", "state": "present"}
+        for name in (*numbers, "nobodys-new", "nobodys-none")
+    ]
+    paths = {"sudoers": str(tmp_path / "none"), "sshd_file": str(tmp_path / "none")}
+    found = run(people_state, {"people": people, "keys_directory": "/keys", **paths})
+    assert (found["taken_homes"], found["numbered_homes"]) == ({"nobodys-eve": "zed"}, {"nobodys-bob": 4242})
+    assert found["ownerless_homes"] == ["nobodys-ann", "nobodys-bob", "nobodys-new"]
+
+
 def test_key_files_are_the_role_s_where_they_begin_as_it_writes_them(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

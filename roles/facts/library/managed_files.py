@@ -17,7 +17,8 @@ short_description: Keep files, directories and links of a host as they are liste
 description:
   - Every entry is looked at before the first is changed, so that a refusal leaves everything as it was.
   - Files are replaced at once. A symbolic link on the way is followed only where nobody but root could have put it; one
-    that stands where a file is to be is replaced.
+    that stands where a file is to be is replaced. A block goes into the file that such a link leads to; the link is
+    refused where that is missing, or others than root may change it.
   - Directories on the way that are missing are made, owned by root, mode 0755, unless somebody else than root may write
     the place where they go.
   - Is passed over where C(worker.files) of M(worker_facts) shows that nothing is to be changed.

@@ -11,7 +11,7 @@ import re
 import stat
 from typing import Any
 
-from ansible.module_utils.guarded_paths import Refused, guarded, make_parents, open_directory
+from ansible.module_utils.guarded_paths import Refused, followed, guarded, make_parents, open_directory
 
 BEGIN, END = "# BEGIN tpu_ops", "# END tpu_ops"
 BLOCK = re.compile(r"^%s\n.*?^%s\n?" % (re.escape(BEGIN), re.escape(END)), re.MULTILINE | re.DOTALL)
@@ -55,6 +55,8 @@ class File:
 
     def __init__(self, entry: dict[str, Any], *, check: bool) -> None:
         self.path = entry["path"]
+        #: Where it is written: a block goes into the file that a link leads to, with the lines of others.
+        self.place = self.path
         self.state = entry["state"]
         self.entry = entry
         self.check = check
@@ -84,8 +86,10 @@ class File:
 
     def look(self) -> None:
         """Read what stands in the entry's place."""
-        self.parent, self.missing = open_directory(os.path.dirname(self.path))
-        self.name = os.path.basename(os.path.normpath(self.path))
+        if self.state == "block" and os.path.islink(self.path):
+            self.place = followed(self.path)
+        self.parent, self.missing = open_directory(os.path.dirname(self.place))
+        self.name = os.path.basename(os.path.normpath(self.place))
         self.found: os.stat_result | None = None
         try:
             if not self.missing:
@@ -122,7 +126,7 @@ class File:
             return str(os.readlink(self.name, dir_fd=self.parent))
         if stat.S_ISDIR(kind):
             if self.state in ("file", "block", "link"):
-                raise Refused("it is a directory")
+                raise Refused("it is a directory, and a %s belongs there; move it away" % self.state)
             if self.state == "absent" and self.entry["begins"] is None and os.listdir(self.open()):
                 raise Refused("the directory is not empty")
             return ""
@@ -189,9 +193,10 @@ class File:
 
     def diff(self) -> dict[str, str]:
         """Return before and after in Ansible's form."""
+        shown = self.path if self.place == self.path else "%s -> %s" % (self.path, self.place)
         return {
-            "before_header": ("%s %s" % (self.path, self.attributes())).strip(),
-            "after_header": ("%s %s" % (self.path, self.wanted())).strip(),
+            "before_header": ("%s %s" % (shown, self.attributes())).strip(),
+            "after_header": ("%s %s" % (shown, self.wanted())).strip(),
             "before": "" if self.binary else self.before or "",
             "after": "(not shown: no text)\n" if self.binary else self.after() or "",
         }

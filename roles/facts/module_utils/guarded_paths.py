@@ -25,17 +25,47 @@ def guarded(directory: int) -> bool:
 
 
 def guarded_way(path: str) -> bool:
-    """Return whether nobody but root may change what a path leads to, as far as it exists."""
-    current = "/"
+    """Return whether nobody but root, or whoever runs this, may change what a path leads to, as far as it exists."""
+    current, shared = "/", False
     for name in [part for part in path.split("/") if part]:
         current = os.path.join(current, name)
         try:
             found = os.lstat(current)
         except FileNotFoundError:
-            return True
-        if found.st_uid or (not stat.S_ISLNK(found.st_mode) and others_write(found)):
+            return not shared
+        shared = not stat.S_ISLNK(found.st_mode) and others_write(found)
+        # In a sticky directory nobody else may replace what is there already.
+        if found.st_uid not in (0, os.geteuid()) or (shared and not found.st_mode & stat.S_ISVTX):
             return False
-    return True
+    return not shared
+
+
+def followed(link: str) -> str:
+    """Return the path of the regular file that a symbolic link leads to.
+
+    Raises:
+        Refused: There is none, or others than root may change what the link leads to.
+    """
+    path, shown = link, os.readlink(link)
+    for _ in range(LINKS):
+        directory, missing = open_directory(os.path.dirname(path))
+        os.close(directory)
+        path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        if missing or not os.path.lexists(path):
+            raise Refused("it is a link to %s, which is missing; make that file, or remove the link" % shown)
+        if not guarded_way(path):
+            raise Refused(
+                "it is a link to %s, which others than root may change; put the file itself in the link's place: cp"
+                " --remove-destination %s %s" % (shown, path, link)
+            )
+        if not os.path.islink(path):
+            break
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+    else:
+        raise Refused("it is a link to %s, which is behind too many symbolic links; remove the link" % shown)
+    if not os.path.isfile(path):
+        raise Refused("it is a link to %s, which is no file; remove the link" % shown)
+    return path
 
 
 def open_directory(path: str) -> tuple[int, list[str]]:

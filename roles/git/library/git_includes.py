@@ -140,6 +140,9 @@ def mend(file: str, include: str, *, wanted: bool, first: bool, check: bool) -> 
     after = with_include(before, include, first=first) if wanted else without_include(before, include)
     if after == before:
         return None
+    target = os.path.realpath(file)
+    if os.path.islink(file) and not os.path.isdir(os.path.dirname(target)):
+        raise OSError("it is a link to %s, whose directory is missing; make that, or remove the link" % target)
     if not check:
         replace(file, after)
     diff: dict[str, str] = changed_lines(file, before, after)

@@ -164,6 +164,11 @@ def people_refusals(
         for person in _present(people)
         if person["name"] not in accounts and person["name"] in worker["groups"]
     ]
+    faults += [
+        f"{name}: the new account would live in /home/{name}, which is {owner}'s; move it away, or choose another name"
+        for name, owner in state["taken_homes"].items()
+    ]
+    faults += [state["keys_fault"]] if state["keys_fault"] else []
     faults += _uid_refusals(people, accounts)
     me = next((person for person in _present(people) if person["name"] == connecting_user), None)
     way = "this run logs in with it; connect as another user, or keep it"
@@ -227,6 +232,10 @@ def people_report(workers: Mapping[str, Mapping[str, Any]], directory: str) -> l
         lines = [
             f"{directory}/{name} is not this role's, and stays; list its owner in users_people, or remove it"
             for name in state.get("foreign_key_files", [])
+        ]
+        lines += [
+            f"{name}: the home belonged to number {number}, which no account has, and is given to {name} with all in it"
+            for name, number in state.get("numbered_homes", {}).items()
         ]
         for name, found in state.get("foreign", {}).items():
             agent = [] if (variables.get("tpu_node_label"), name) in taken else found["agent"]

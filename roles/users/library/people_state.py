@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import grp
 import hashlib
 import os
@@ -16,7 +17,8 @@ import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.homes import ownerless, usual_home
+from ansible.module_utils.homes import home_owner, ownerless, usual_home
+from ansible.module_utils.sshd_keys import keys_fault, proof_fault
 
 DOCUMENTATION = r"""
 module: people_state
@@ -43,6 +45,10 @@ options:
     description: The role's own file of sshd's configuration.
     type: path
     required: true
+  prove:
+    description: Whether to fail where sshd, once it reads its configuration, would not look into O(keys_directory).
+    type: bool
+    default: false
 author: [tpu_ops]
 """
 
@@ -72,6 +78,14 @@ missing_shells:
 ownerless_homes:
   description: Names whose home is closed, as it is kept when they leave, or belongs to a number without an account.
   type: list
+  returned: always
+taken_homes:
+  description: By name, whose directory stands where an account that is yet to be made would have its home.
+  type: dict
+  returned: always
+numbered_homes:
+  description: By name of people present, the number without an account that their home belongs to.
+  type: dict
   returned: always
 key_files:
   description: Names of the role's own files in the keys directory.
@@ -108,6 +122,10 @@ sshd_keys_files:
 other_keys_files:
   description: Those of them that are neither ~/.ssh/authorized_keys nor the role's.
   type: list
+  returned: always
+keys_fault:
+  description: Why sshd would not look for keys where O(sshd_file) says, and the way out; empty where it would.
+  type: str
   returned: always
 sshd_behind:
   description: Whether sshd last read its configuration before the role's file was written.
@@ -246,6 +264,17 @@ def other_keys_files(listed: list[str], own_text: str, directory: str) -> list[s
     return [path for path in listed if path not in own]
 
 
+def taken_homes(names: list[str]) -> dict[str, str]:
+    """Given people without an account, return in whose directory useradd would have them live, root's aside."""
+    found = {}
+    for name in names:
+        owner = home_owner(usual_home(name))
+        if owner:
+            with contextlib.suppress(KeyError):
+                found[name] = pwd.getpwuid(owner).pw_name
+    return found
+
+
 def sshd_behind(path: str) -> bool:
     """Return whether sshd has not read a file of its configuration since that was written."""
     try:
@@ -282,6 +311,7 @@ def main() -> None:
             "keys_directory": {"type": "path", "required": True, "no_log": False},
             "sudoers": {"type": "path", "required": True},
             "sshd_file": {"type": "path", "required": True},
+            "prove": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -303,12 +333,24 @@ def main() -> None:
     found_files = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
     key_files = [name for name in found_files if read(os.path.join(directory, name)).startswith(HEADER)]
     listed = sshd_keys_files()
+    own, wanted = module.params["sshd_file"], directory + "/%u"
+    fault = proof_fault(own, wanted, listed) if module.params["prove"] else ""
+    if fault:
+        module.fail_json(msg=fault)
+    ownerless_homes = [name for name in names if ownerless(name, homes.get(name, usual_home(name)))]
+    owners = {
+        person["name"]: home_owner(homes.get(person["name"], usual_home(person["name"])))
+        for person in present
+        if person["name"] in ownerless_homes
+    }
     module.exit_json(
         changed=False,
         expired=[name for name in names if name in expired],
         homeless=[name for name, home in homes.items() if not os.path.isdir(home)],
         missing_shells=sorted({p["shell"] for p in present if not os.access(p["shell"], os.X_OK)}),
-        ownerless_homes=[name for name in names if ownerless(name, homes.get(name, usual_home(name)))],
+        ownerless_homes=ownerless_homes,
+        taken_homes=taken_homes([person["name"] for person in present if person["name"] not in accounts]),
+        numbered_homes={name: owner for name, owner in owners.items() if owner},
         key_files=key_files,
         foreign_key_files=[name for name in found_files if name not in key_files],
         given_groups=given_groups(directory, key_files),
@@ -317,8 +359,9 @@ def main() -> None:
         role_sudo=sudo_rules(read(module.params["sudoers"])),
         other_sudo=rules,
         sshd_keys_files=listed,
-        other_keys_files=other_keys_files(listed, read(module.params["sshd_file"]), directory),
-        sshd_behind=sshd_behind(module.params["sshd_file"]),
+        other_keys_files=other_keys_files(listed, read(own), directory),
+        keys_fault="" if wanted in listed else keys_fault(own, wanted),
+        sshd_behind=sshd_behind(own),
         foreign={name: found for name, found in left.items() if found},
     )
 

@@ -15,6 +15,15 @@ def usual_home(name: str) -> str:
     return os.path.join(HOMES, name)
 
 
+def home_owner(home: str) -> int | None:
+    """Return the number of the account that a home belongs to; None where there is no such directory."""
+    try:
+        entry = os.lstat(home)
+    except OSError:
+        return None
+    return entry.st_uid if stat.S_ISDIR(entry.st_mode) else None
+
+
 def ownerless(name: str, home: str) -> bool:
     """Return whether a home is nobody's: kept and closed when its person left, or of an account that is gone."""
     try:
