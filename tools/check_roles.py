@@ -56,12 +56,10 @@ TASK_STEPS = {
 TYPES_ONLY = "types and choices are all: site.yml checks them for the fleet, and Ansible where the role is used alone"
 #: Steps that a role has no task for -> why.
 OMITTED = {
-    ("base", "check"): TYPES_ONLY,
     ("base", "prove"): "systemd tells what does not start, and hugepages reads the kernel's answer",
     ("credentials", "install"): "it writes files only",
     ("disks", "prove"): "data_disks looks at each mount again after it was made",
     ("jax", "install"): "the role python brings Python and uv",
-    ("launcher", "check"): TYPES_ONLY,
     ("launcher", "prove"): "compiling the program executes it with the worker's Python",
     ("nfs", "prove"): "nfs_host waits until the server answers",
     ("python", "apply"): "its last task brings Pythons and environments and proves them",

@@ -30,8 +30,8 @@ KINDS: dict[str, tuple[type, ...]] = {
     "dict": (dict,),
     "int": (int,),
     "list": (list,),
-    "path": (str, int),
-    "str": (str, int),
+    "path": (str,),
+    "str": (str,),
 }
 #: Types as people call them.
 WORDS = {bool: "a truth value", dict: "a mapping", float: "a number with a point", int: "a number", list: "a list"}
