@@ -273,7 +273,7 @@ changes, a second run changes nothing, and what was broken by hand is mended.
 `site.yml`, `users.yml`, `disks.yml`, `python.yml` and `workspace.yml` check the variables of all workers before
 the first change, whatever `--tags` says, and end with one list of every fault, by file and line:
 
-    inventory/group_vars/all.yml:14: users_people[1]: ada: listed twice, first as users_people[0] (all 16 workers)
+    inventory/group_vars/all.yml:14: users_people[1]: ada: listed twice, first as users_people[0] (inventory/...) ...
     inventory/group_vars/all.yml:30: disks_mount: no role has this variable; did you mean disks_mounts? ...
     inventory/host_vars/pod-w3.yml:2: base_hugepages: 'sometimes' is none of auto, always, madvise, never, keep (pod-w3)
 

@@ -88,6 +88,8 @@ JAX = (
     "jax_version, python_version: JAX 0.10.2 needs Python 3.11 or later, and this worker's is 3.10; set python_source"
     " to deadsnakes or uv with python_version 3.11 or later, or jax_version to 0.6.2 or older"
 )
+FIRST = "first as users_people[0] (group_vars/all.yml:9); take one out, or give each nodes of its own"
+SIZE = "is no size; give a whole number above 0 and one of k, M, G, as in 500M"
 PACKAGE = (
     "is no name of a package; those are of small letters, digits, +, - and ., perhaps with :ARCHITECTURE or =VERSION"
 )
@@ -98,12 +100,12 @@ group_vars/all.yml:2: disks_mount: no role has this variable; did you mean disks
 group_vars/all.yml:7: tcmalloc_for_runs: is a text, and has to be true or false ({ALL})
 group_vars/all.yml:10: users_people[0]: ada: keys[0] starts with 'x', not with a key type such as ssh-ed25519 ({ALL})
 group_vars/all.yml:11: users_people[1].key: unknown key; did you mean keys? ({ALL})
-group_vars/all.yml:11: users_people[1]: ada: listed twice, first as users_people[0] ({ALL})
+group_vars/all.yml:11: users_people[1]: ada: listed twice, {FIRST} ({ALL})
 group_vars/all.yml:14: disks_mounts: /mnt/a is listed twice ({ALL})
 group_vars/all.yml:17: nfs_exports: /srv/share has two servers, pod-w0 and pod-w1 ({ALL})
 group_vars/all.yml:19: git_people[0]: eve has no account and is not in users_people ({ALL})
 group_vars/all.yml:20: workspace_projects: 'nowhere' is undefined ({ALL})
-group_vars/all.yml:21: base_log_max: 'lots' is no size; give a whole number above 0 and one of k, M, G, as in 500M ({ALL})
+group_vars/all.yml:21: base_log_max: 'lots' {SIZE} ({ALL})
 group_vars/all.yml:22: base_timezone: there is no time zone 'Mars/Olympus'; {ZONES} ({ALL})
 group_vars/all.yml:23: base_packages[1]: 'bad name!' {PACKAGE} ({ALL})
 group_vars/all.yml:24: launcher_ports: the first port, 9000, is above the last, 8000 ({ALL})
