@@ -60,10 +60,10 @@ def key_fault(key: str) -> str:
     kind, _, rest = key.strip().partition(" ")
     if kind.startswith(("/", "~", "./")) or kind.endswith(".pub"):
         return "this is a path; give the text in the file, or have lookup('ansible.builtin.file', PATH) read it"
-    if kind not in KEY_TYPES and set(rest.split()) & KEY_TYPES.keys():
-        return "has options before the type, which are not supported; give type and key alone"
     if kind not in KEY_TYPES:
-        return f"starts with '{kind[:40]}', not with a key type such as ssh-ed25519"
+        options = set(rest.split()) & KEY_TYPES.keys()
+        said = f"starts with '{kind[:40]}', not with a key type such as ssh-ed25519"
+        return "has options before the type, which are not supported; give type and key alone" if options else said
     try:
         blob = base64.b64decode(rest.strip().split(" ")[0], validate=True)
     except (binascii.Error, ValueError):
@@ -126,7 +126,9 @@ def people_faults(
                 if group in own_groups - {*ROOT_GROUPS, LAUNCHER_GROUP}
             ]
             if name and first.setdefault(name, entry) != entry:
-                faults.append(f"{where}: listed twice, first as {first[name]}; take one out, or give each nodes of its own")
+                faults.append(
+                    f"{where}: listed twice, first as {first[name]}; take one out, or give each nodes of its own"
+                )
             if person.get("state", "present") == "absent" and name == connecting_user:
                 faults.append(
                     f"{where}: state absent would remove the account that this run logs in with;"

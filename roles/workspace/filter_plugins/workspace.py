@@ -102,8 +102,8 @@ def workspace_environment_warnings(
     """
     made = [jax_venv, *(str(entry.get("path") or f"/opt/venvs/{entry.get('name')}") for entry in environments)]
     return [
-        f"workspace_projects[{position}]: {project.get('name')}: environment {path} is that of no role: neither jax_venv"
-        " nor in python_environments"
+        f"workspace_projects[{position}]: {project.get('name')}: environment {path} is that of no role: neither"
+        " jax_venv nor in python_environments"
         for position, project in enumerate(projects)
         if project.get("editable") and project.get("state", "present") == "present"
         if (path := str(project.get("environment") or environment)) not in made
