@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zoneinfo import ZoneInfoNotFoundError
+
 import pytest
 
 from roles.facts.filter_plugins import values
@@ -67,7 +69,7 @@ def test_time_zones_are_judged_as_far_as_they_are_known(
 ) -> None:
     def zone(name: str) -> None:
         if name not in (known or []):
-            raise values.ZoneInfoNotFoundError(name)
+            raise ZoneInfoNotFoundError(name)
 
     monkeypatch.setattr(values, "ZoneInfo", zone)
     faults = values.zone_faults(name, "base_timezone")

@@ -100,8 +100,8 @@ def test_one_project_is_brought_alone_at_another_ref(only: str, names: list[str]
 
 
 def test_environments_that_no_role_makes_are_told() -> None:
-    editable = PROJECT | {"editable": ["."]}
-    projects = [
+    editable: dict[str, Any] = PROJECT | {"editable": ["."]}
+    projects: list[dict[str, Any]] = [
         editable | {"name": "a", "environment": "/opt/venvs/jx"},
         editable | {"name": "b", "environment": "/opt/venvs/tools"},
         editable | {"name": "c", "environment": "/srv/paper"},
@@ -109,7 +109,7 @@ def test_environments_that_no_role_makes_are_told() -> None:
         PROJECT | {"name": "e", "environment": "/opt/venvs/jx"},
         editable | {"name": "f", "environment": "/opt/venvs/jx", "state": "absent"},
     ]
-    environments = [{"name": "tools"}, {"name": "paper", "path": "/srv/paper"}]
+    environments: list[dict[str, Any]] = [{"name": "tools"}, {"name": "paper", "path": "/srv/paper"}]
     said = "environment /opt/venvs/jx is that of no role: neither jax_venv nor in python_environments"
     found = workspace_environment_warnings(projects, "/opt/venvs/jax", "/opt/venvs/jax", environments)
     assert found == [f"workspace_projects[0]: a: {said}"]

@@ -99,6 +99,7 @@ class Step:
         host: The host.
         outcome: ``ok``, ``changed``, ``failed``, ``unreachable`` or ``skipped``.
         message: Why it failed, in words.
+        warnings: What it warns of.
     """
 
     task: str
@@ -106,6 +107,7 @@ class Step:
     host: str
     outcome: str
     message: str = ""
+    warnings: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -263,7 +265,8 @@ def note_of(event: Mapping[str, Any]) -> Step | Said | None:
     if outcome == "ok" and result.get("changed"):
         outcome = "changed"
     message = message_of(result) if outcome in ("failed", "unreachable") else ""
-    return Step(str(data.get("task", "")), str(data.get("role", "")), str(data.get("host", "")), outcome, message)
+    task, role, host = (str(data.get(key, "")) for key in ("task", "role", "host"))
+    return Step(task, role, host, outcome, message, tuple(map(str, result.get("warnings") or ())))
 
 
 def message_of(result: Mapping[str, Any]) -> str:
