@@ -57,12 +57,10 @@ TASK_STEPS = {
 TYPES_ONLY = "types and choices are all: site.yml checks them for the fleet, and Ansible where the role is used alone"
 #: Steps that a role has no task for -> why.
 OMITTED = {
-    ("base", "check"): TYPES_ONLY,
     ("base", "prove"): "systemd tells what does not start, and hugepages reads the kernel's answer",
     ("credentials", "install"): "it writes files only",
     ("disks", "prove"): "data_disks looks at each mount again after it was made",
     ("jax", "install"): "the role python brings Python and uv",
-    ("launcher", "check"): TYPES_ONLY,
     ("launcher", "prove"): "compiling the program executes it with the worker's Python",
     ("nfs", "prove"): "nfs_host waits until the server answers",
     ("python", "apply"): "its last task brings Pythons and environments and proves them",
@@ -277,7 +275,7 @@ changes, a second run changes nothing, and what was broken by hand is mended.
 `site.yml`, `users.yml`, `disks.yml`, `python.yml` and `workspace.yml` check the variables of all workers before
 the first change, whatever `--tags` says, and end with one list of every fault, by file and line:
 
-    inventory/group_vars/all.yml:14: users_people[1]: ada: listed twice, first as users_people[0] (all 16 workers)
+    inventory/group_vars/all.yml:14: users_people[1]: ada: listed twice, first as users_people[0] (inventory/...) ...
     inventory/group_vars/all.yml:30: disks_mount: no role has this variable; did you mean disks_mounts? ...
     inventory/host_vars/pod-w3.yml:2: base_hugepages: 'sometimes' is none of auto, always, madvise, never, keep (pod-w3)
 

@@ -30,8 +30,8 @@ KINDS: dict[str, tuple[type, ...]] = {
     "dict": (dict,),
     "int": (int,),
     "list": (list,),
-    "path": (str, int),
-    "str": (str, int),
+    "path": (str,),
+    "str": (str,),
 }
 #: Types as people call them.
 WORDS = {bool: "a truth value", dict: "a mapping", float: "a number with a point", int: "a number", list: "a list"}
@@ -175,6 +175,16 @@ def place(fault: str, values: Mapping[str, Any]) -> str:
     return found
 
 
+def with_places(fault: str, values: Mapping[str, Any]) -> str:
+    """Return a fault with the origin of each other entry that it mentions, as in `first as users_people[0]`."""
+
+    def placed(match: re.Match[str]) -> str:
+        where = place(f"{match[0]}: ", values)
+        return f"{match[0]} ({where})" if where else match[0]
+
+    return re.sub(r"(?<=\s)[a-z]\w*\[\d+\]", placed, fault)
+
+
 class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
     """Checks the variables of one host against the roles.
 
@@ -222,7 +232,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         )
         result["warnings"] = [_placed(text, place(text, values)) for text in warnings]
         result["faults"] = [
-            {"text": fault, "place": self._place(fault, values, variables)}
+            {"text": with_places(fault, values), "place": self._place(fault, values, variables)}
             for fault in wrong + unknown_faults(variables, here, known, own) + judged
         ]
         return result

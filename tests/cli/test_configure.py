@@ -109,6 +109,18 @@ def test_a_failure_that_the_play_itself_mends_is_none(fleet):
     assert (done.returncode, json.loads(done.stdout)["failures"]) == (0, [])
 
 
+def test_what_tasks_warn_of_is_said_once(fleet):
+    (fleet.path / "action_plugins").mkdir()
+    (fleet.path / "action_plugins" / "warn.py").write_text(
+        "from ansible.plugins.action import ActionBase\n\n\nclass ActionModule(ActionBase):\n"
+        "    def run(self, tmp=None, task_vars=None):\n"
+        "        return {'warnings': ['users_people[0]: ada: nodes: the inventory has no podd']}\n"
+    )
+    write(fleet, "    - {name: Warn, warn: {}}\n")
+    done = configure(fleet, "pod")
+    assert done.stderr.count("warning: users_people[0]: ada: nodes: the inventory has no podd\n") == 1, done.stderr
+
+
 def test_hosts_that_do_not_answer_are_code_4(fleet):
     write(fleet, TOUCH)
     variables = "ansible_connection: ssh\nansible_ssh_retries: 0\nansible_ssh_args: -o ProxyCommand=/bin/false\n"

@@ -56,7 +56,8 @@ def made(kind: str, *fields: bytes) -> str:
         ("id_ed25519.pub", "this is a path"),
         ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXkt\n-----END OPENSSH PRIVATE KEY-----\n", "private key"),
         ("ssh-dss AAAAB3NzaC1kc3MAAACBAA==", "not with a key type"),
-        (f'command="/bin/sh" {ED25519}', "not with a key type"),
+        (f'command="/bin/sh -c" {ED25519}', "has options before the type, which are not supported"),
+        (f"no-pty {ED25519} ada@analytical", "has options before the type, which are not supported"),
         ("ssh-ed25519", "cut off"),
         ("ssh-ed25519 AAAA!", "not base64"),
         (ED25519[:40], "cut off"),
@@ -88,6 +89,7 @@ def test_keys_are_judged_before_anything_changes(key: str, fault: str) -> None:
         ([{"name": "ada", "shell": "zsh"}], "ada: shell must be an absolute path"),
         ([{"name": "ada", "shell": "/bin/sh:x"}], "ada: shell must be an absolute path"),
         ([{"name": "ada", "groups": ["sudo"]}], "ada: groups: sudo makes people root; say sudo: full"),
+        ([{"name": "bob", "groups": ["sudo"]}, {"name": "sudo"}], "sudo makes people root; say sudo: full"),
         ([{"name": "ada", "groups": ["google-sudoers"]}], "google-sudoers makes people root"),
         ([{"name": "ada", "groups": ["tpu-run"]}], "tpu-run is given by sudo: launcher"),
         ([{"name": "ada", "groups": ["a,sudo"]}], "'a,sudo' is no name of a group"),
@@ -110,7 +112,7 @@ def test_all_faults_are_reported_at_once() -> None:
     }
     faults = people.people_faults(lists)
     assert len(faults) == 4
-    assert faults[-1] == "users_more_people[0]: b: listed twice, first as users_people[1]"
+    assert faults[-1].startswith("users_more_people[0]: b: listed twice, first as users_people[1]; take one out, or")
 
 
 POD = {"nodes": ["pod", "pod.us-west4-a"], "groups": ["node_pod", "team_vision"]}
@@ -140,7 +142,7 @@ def test_a_name_may_be_listed_for_two_nodes_and_not_twice_for_one() -> None:
     assert people.people_faults({"users_people": listed}, place=POD) == []
     listed.append({"name": "ada", "groups_of_nodes": ["team_vision"]})
     assert people.people_faults({"users_people": listed}, place=POD) == [
-        "users_people[2]: ada: listed twice, first as users_people[0]"
+        "users_people[2]: ada: listed twice, first as users_people[0]; take one out, or give each nodes of its own"
     ]
 
 
@@ -163,6 +165,31 @@ def test_nodes_that_the_inventory_does_not_have_are_told() -> None:
         ),
         "users_more_people[0]: bob: groups_of_nodes: the inventory has no team_visions (did you mean team_vision?)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("person", "installed", "coming", "lacking"),
+    [
+        ({"shell": "/usr/bin/fish"}, ["bash"], ["zsh"], True),
+        ({"shell": "/bin/fish"}, ["bash"], [], True),
+        ({"shell": "/usr/bin/fish"}, ["fish"], [], False),
+        ({"shell": "/usr/bin/fish"}, ["bash"], ["fish=3.7.0-1"], False),
+        ({"shell": "/usr/bin/fish"}, [], [], False),
+        ({"shell": "/usr/bin/fish", **ABSENT}, ["bash"], [], False),
+        ({"shell": "/usr/bin/fish", "nodes": ["other"]}, ["bash"], [], False),
+        # Whether it is there, only the worker knows.
+        ({"shell": "/usr/local/bin/fish"}, ["bash"], [], False),
+        ({"shell": "/usr/bin/pwsh"}, ["bash"], ["powershell"], False),
+        ({}, ["dash"], [], False),
+    ],
+)
+def test_login_shells_that_surely_lack_are_told(
+    person: Person, installed: list[str], coming: list[str], lacking: bool
+) -> None:
+    lists = {"users_people": [{"name": "ada", **person}]}
+    faults = people.shell_faults(lists, POD, dict.fromkeys(installed, "1"), coming)
+    said = f"users_people[0]: ada: shell {person.get('shell')} is not installed, and fish is not in shell_packages"
+    assert faults == [said] * lacking
 
 
 def test_keys_that_may_let_this_run_in_are_not_taken_out_of_the_metadata() -> None:

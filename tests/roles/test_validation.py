@@ -40,7 +40,7 @@ facts_own_variables: [git_seed]
 git_seed: 1
 python_source: uv
 python_version: "3.12"
-base_time_sync: "yes"
+tcmalloc_for_runs: "yes"
 users_people:
   - name: ada
     keys: [x]
@@ -54,15 +54,22 @@ nfs_exports:
   - { path: /srv/share, server: pod-w1 }
 git_people: [{ person: eve }]
 workspace_projects: "{{ nowhere + [] }}"
+base_log_max: lots
+base_timezone: Mars/Olympus
+base_packages: [curl, bad name!]
+launcher_ports: [9000, 8000]
+users_patience: -1
 """,
     "group_vars/pod.yml": """\
 python_version: "3.10"
 shell_oh_my_zsh_url: https://example.org/zsh
 shell_oh_my_zsh_commit: main
+shell_packages: [Bad Pkg]
+shell_scrollback: 0
 """,
     # The last value is encrypted: it is judged as it is once decrypted, and not shown.
     "host_vars/solo-w0.yml": """\
-shell_scrollback:
+shell_history_size:
 base_hugepages: sometimes
 git_deploy_keys:
   - host: github.com
@@ -81,20 +88,33 @@ JAX = (
     "jax_version, python_version: JAX 0.10.2 needs Python 3.11 or later, and this worker's is 3.10; set python_source"
     " to deadsnakes or uv with python_version 3.11 or later, or jax_version to 0.6.2 or older"
 )
+FIRST = "first as users_people[0] (group_vars/all.yml:9); take one out, or give each nodes of its own"
+SIZE = "is no size; give a whole number above 0 and one of k, M, G, as in 500M"
+PACKAGE = (
+    "is no name of a package; those are of small letters, digits, +, - and ., perhaps with :ARCHITECTURE or =VERSION"
+)
+ZONES = "`timedatectl list-timezones` lists them"
 SAID = f"""\
 group_vars/all.yml:1: user_people: no role has this variable; did you mean users_people? {OWN} ({ALL})
 group_vars/all.yml:2: disks_mount: no role has this variable; did you mean disks_mounts? {OWN} ({ALL})
-group_vars/all.yml:7: base_time_sync: is a text, and has to be true or false ({ALL})
+group_vars/all.yml:7: tcmalloc_for_runs: is a text, and has to be true or false ({ALL})
 group_vars/all.yml:10: users_people[0]: ada: keys[0] starts with 'x', not with a key type such as ssh-ed25519 ({ALL})
 group_vars/all.yml:11: users_people[1].key: unknown key; did you mean keys? ({ALL})
-group_vars/all.yml:11: users_people[1]: ada: listed twice, first as users_people[0] ({ALL})
+group_vars/all.yml:11: users_people[1]: ada: listed twice, {FIRST} ({ALL})
 group_vars/all.yml:14: disks_mounts: /mnt/a is listed twice ({ALL})
 group_vars/all.yml:17: nfs_exports: /srv/share has two servers, pod-w0 and pod-w1 ({ALL})
 group_vars/all.yml:19: git_people[0]: eve has no account and is not in users_people ({ALL})
 group_vars/all.yml:20: workspace_projects: 'nowhere' is undefined ({ALL})
+group_vars/all.yml:21: base_log_max: 'lots' {SIZE} ({ALL})
+group_vars/all.yml:22: base_timezone: there is no time zone 'Mars/Olympus'; {ZONES} ({ALL})
+group_vars/all.yml:23: base_packages[1]: 'bad name!' {PACKAGE} ({ALL})
+group_vars/all.yml:24: launcher_ports: the first port, 9000, is above the last, 8000 ({ALL})
+group_vars/all.yml:25: users_patience: -1 is less than 0 ({ALL})
 group_vars/pod.yml:1: {JAX} (pod-w[0-2])
 group_vars/pod.yml:3: {ZSH} (pod-w[0-2])
-host_vars/solo-w0.yml:1: shell_scrollback: is empty; give it a value or leave it out (solo-w0)
+group_vars/pod.yml:4: shell_packages[0]: 'Bad Pkg' {PACKAGE} (pod-w[0-2])
+group_vars/pod.yml:5: shell_scrollback: 0 is less than 1 (pod-w[0-2])
+host_vars/solo-w0.yml:1: shell_history_size: is empty; give it a value or leave it out (solo-w0)
 host_vars/solo-w0.yml:2: base_hugepages: 'sometimes' is none of auto, always, madvise, never, keep (solo-w0)
 host_vars/solo-w0.yml:5: git_deploy_keys[0]: github.com: key is no private key from -----BEGIN to -----END (solo-w0)
 CLI option '-e': credentials_entries[0]: wandb of ada: secret is missing ({ALL})

@@ -13,6 +13,7 @@ import pytest
 from roles.facts.module_utils.as_person import PersonFault
 from roles.workspace.filter_plugins.workspace import (
     workspace_chosen,
+    workspace_environment_warnings,
     workspace_faults,
     workspace_only_faults,
     workspace_questions,
@@ -96,6 +97,22 @@ def test_one_project_is_brought_alone_at_another_ref(only: str, names: list[str]
         ref = only.removeprefix("vision@")
         chosen = workspace_chosen(projects, only)
         assert chosen == ([PROJECT | {"name": "vision", "ref": ref}] if only else projects)
+
+
+def test_environments_that_no_role_makes_are_told() -> None:
+    editable: dict[str, Any] = PROJECT | {"editable": ["."]}
+    projects: list[dict[str, Any]] = [
+        editable | {"name": "a", "environment": "/opt/venvs/jx"},
+        editable | {"name": "b", "environment": "/opt/venvs/tools"},
+        editable | {"name": "c", "environment": "/srv/paper"},
+        editable | {"name": "d"},
+        PROJECT | {"name": "e", "environment": "/opt/venvs/jx"},
+        editable | {"name": "f", "environment": "/opt/venvs/jx", "state": "absent"},
+    ]
+    environments: list[dict[str, Any]] = [{"name": "tools"}, {"name": "paper", "path": "/srv/paper"}]
+    said = "environment /opt/venvs/jx is that of no role: neither jax_venv nor in python_environments"
+    found = workspace_environment_warnings(projects, "/opt/venvs/jax", "/opt/venvs/jax", environments)
+    assert found == [f"workspace_projects[0]: a: {said}"]
 
 
 def test_each_remote_and_ref_is_asked_for_once_and_whole_commits_are_not() -> None:
@@ -317,6 +334,24 @@ def test_files_that_git_does_not_know_stay_and_are_reported(git: Git, bring: Bri
     commit(git, tmp_path, "three\n")
     assert "would be overwritten by checkout" in bring()["msg"]
     assert (tmp_path / "work/vision/notes").read_text() == "mine"
+
+
+def test_the_record_of_an_editable_installation_is_nobody_s_work(git: Git, bring: Bring, tmp_path: Path) -> None:
+    (tmp_path / "source/src").mkdir()
+    (tmp_path / "source/src/code.py").write_text("")
+    git("source", "add", "src")
+    commit(git, tmp_path, "two\n")
+    bring()
+    (tmp_path / "work/vision/src/vision.egg-info").mkdir()
+    (tmp_path / "work/vision/src/vision.egg-info/PKG-INFO").write_text("Name: vision\n")
+    assert bring().get("warnings", []) == []
+    assert bring(state="absent")["changed"] is True
+
+
+def test_a_clone_that_fails_changes_nothing(git: Git, bring: Bring, tmp_path: Path) -> None:
+    failed = bring("0" * 40)
+    assert (failed["failed"], failed["changed"], failed["actions"]) == (True, False, [])
+    assert not (tmp_path / "work/vision").exists()
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,7 @@ class Progress:
         self._verbose = verbose
         self._task = ""
         self._hosts: dict[str, list[str]] = {}
+        self._warned: set[str] = set()
 
     def __call__(self, note: Step | Said) -> None:
         """Be told of a step."""
@@ -147,6 +148,11 @@ class Progress:
             self.end()
             self._task = note.title
         self._hosts.setdefault(note.outcome, []).append(note.host)
+        for text in note.warnings:
+            # Hosts that warn of the same do so once.
+            if text not in self._warned:
+                self._warned.add(text)
+                output.warning(text)
         if note.outcome in ("failed", "unreachable"):
             output.info(f"{note.host}: {note.outcome}: {note.title}")
 

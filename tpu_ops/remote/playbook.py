@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import shlex
 import shutil
 import signal
@@ -30,6 +31,18 @@ _OUTCOMES = {
     "runner_on_failed": "failed",
     "runner_on_unreachable": "unreachable",
     "runner_on_skipped": "skipped",
+}
+
+
+#: How a failed task of apt begins: with the whole command, and then what apt wrote to stderr.
+_APT = re.compile(r"'[^\n]*apt-get .*?' failed: (?P<said>.*)", re.DOTALL)
+#: Lines in which apt and dpkg say what is wrong; the last ones count.
+_APT_SAYS = re.compile(r"^(?:E: .*|dpkg: error.*(?:\n .*)?)", re.MULTILINE)
+_APT_LINES = 3
+#: What apt says -> the way out.
+_APT_WAYS = {
+    "dpkg was interrupted": "run `sudo dpkg --configure -a` on the worker first",
+    "lock": "something else installs there; try again later, or raise base_apt_lock_timeout",
 }
 
 
@@ -86,6 +99,7 @@ class Step:
         host: The host.
         outcome: ``ok``, ``changed``, ``failed``, ``unreachable`` or ``skipped``.
         message: Why it failed, in words.
+        warnings: What it warns of.
     """
 
     task: str
@@ -93,6 +107,7 @@ class Step:
     host: str
     outcome: str
     message: str = ""
+    warnings: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -250,7 +265,8 @@ def note_of(event: Mapping[str, Any]) -> Step | Said | None:
     if outcome == "ok" and result.get("changed"):
         outcome = "changed"
     message = message_of(result) if outcome in ("failed", "unreachable") else ""
-    return Step(str(data.get("task", "")), str(data.get("role", "")), str(data.get("host", "")), outcome, message)
+    task, role, host = (str(data.get(key, "")) for key in ("task", "role", "host"))
+    return Step(task, role, host, outcome, message, tuple(map(str, result.get("warnings") or ())))
 
 
 def message_of(result: Mapping[str, Any]) -> str:
@@ -261,7 +277,20 @@ def message_of(result: Mapping[str, Any]) -> str:
     said = [str(result.get(key) or "").strip() for key in ("msg", "stderr", "module_stderr", "module_stdout", "stdout")]
     generic = ("non-zero return code", "MODULE FAILURE")
     telling = [text for text in said if text and not text.startswith(generic)]
-    return (telling or [text for text in said if text] or ["it says nothing more"])[0]
+    return _apt_message((telling or [text for text in said if text] or ["it says nothing more"])[0], result)
+
+
+def _apt_message(message: str, result: Mapping[str, Any]) -> str:
+    """Given a failed task's message, return apt's own words in its place where it is of apt, with the way out."""
+    match = _APT.match(message)
+    if match is None and not message.startswith("Failed to lock apt"):
+        return message
+    if match is not None:
+        found = _APT_SAYS.findall(f"{result.get('stdout') or ''}\n{match['said']}")
+        lines = dict.fromkeys(" ".join(text.split()) for text in found)
+        message = "apt-get: " + ("; ".join(list(lines)[-_APT_LINES:]) or match["said"].strip() or message)
+    ways = [way for words, way in _APT_WAYS.items() if words in message]
+    return f"{message} ({ways[0]})" if ways else message
 
 
 def hosts_of(stats: Mapping[str, Any]) -> dict[str, dict[str, int]]:

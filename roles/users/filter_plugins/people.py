@@ -39,6 +39,10 @@ RSA_BITS = 1024
 #: Numbers of people's accounts, system's and nobody's aside (Debian Policy 9.2.2).
 PEOPLE_UIDS = range(1000, 60000)
 
+#: Shells that a package of the same name brings, and nothing else does; where packages put them.
+SHELLS = ("elvish", "fish", "mksh", "tcsh", "xonsh", "yash", "zsh")
+SHELL_DIRECTORIES = ("/bin", "/usr/bin")
+
 #: The group whose members may start and stop runs.
 LAUNCHER_GROUP = "tpu-run"
 
@@ -57,7 +61,9 @@ def key_fault(key: str) -> str:
     if kind.startswith(("/", "~", "./")) or kind.endswith(".pub"):
         return "this is a path; give the text in the file, or have lookup('ansible.builtin.file', PATH) read it"
     if kind not in KEY_TYPES:
-        return f"starts with '{kind[:40]}', not with a key type such as ssh-ed25519"
+        options = set(rest.split()) & KEY_TYPES.keys()
+        said = f"starts with '{kind[:40]}', not with a key type such as ssh-ed25519"
+        return "has options before the type, which are not supported; give type and key alone" if options else said
     try:
         blob = base64.b64decode(rest.strip().split(" ")[0], validate=True)
     except (binascii.Error, ValueError):
@@ -117,10 +123,12 @@ def people_faults(
             faults += [
                 f"{where}: groups: {group} is a person of the list; choose a name that is nobody's"
                 for group in map(str, person.get("groups", []))
-                if group in own_groups
+                if group in own_groups - {*ROOT_GROUPS, LAUNCHER_GROUP}
             ]
             if name and first.setdefault(name, entry) != entry:
-                faults.append(f"{where}: listed twice, first as {first[name]}")
+                faults.append(
+                    f"{where}: listed twice, first as {first[name]}; take one out, or give each nodes of its own"
+                )
             if person.get("state", "present") == "absent" and name == connecting_user:
                 faults.append(
                     f"{where}: state absent would remove the account that this run logs in with;"
@@ -253,6 +261,31 @@ def people_nowhere(lists: dict[str, list[Person]], groups: dict[str, list[str]])
     return lines
 
 
+def shell_faults(
+    lists: dict[str, list[Person]], place: dict[str, Any], installed: dict[str, str], coming: list[str]
+) -> list[str]:
+    """Return login shells that a worker surely lacks; of others, only the worker itself can tell.
+
+    Args:
+        lists: Variable -> the people that it lists.
+        place: The worker, as `people_here` takes it.
+        installed: Packages that the worker has; none are known where it is empty.
+        coming: Packages that roles install, perhaps with :ARCHITECTURE or =VERSION.
+    """
+    packages = {*installed, *(re.split("[:=]", name)[0] for name in coming)}
+    faults = []
+    for variable, people in lists.items():
+        for position, person in enumerate(people):
+            directory, _, name = person.get("shell", "").rpartition("/")
+            lacking = name in SHELLS and directory in SHELL_DIRECTORIES and name not in packages
+            if installed and lacking and person.get("state", "present") == "present" and _belonging([person], place):
+                faults.append(
+                    f"{variable}[{position}]: {person.get('name')}: shell {person['shell']} is not installed, and"
+                    f" {name} is not in shell_packages"
+                )
+    return faults
+
+
 def removal_faults(names: list[str], connecting_user: str = "") -> list[str]:
     """Return what is wrong with users_remove_metadata_keys."""
     faults = []
@@ -275,4 +308,5 @@ class FilterModule:
             "people_here": people_here,
             "people_nowhere": people_nowhere,
             "removal_faults": removal_faults,
+            "shell_faults": shell_faults,
         }

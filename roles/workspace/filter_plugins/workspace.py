@@ -89,6 +89,27 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
     return faults
 
 
+def workspace_environment_warnings(
+    projects: list[Project], environment: str, jax_venv: str, environments: list[dict[str, Any]]
+) -> list[str]:
+    """Return, as sentences, which environments no role makes; somebody may have made them, or they are misspelt.
+
+    Args:
+        projects: The projects.
+        environment: That of projects without one of their own, workspace_environment.
+        jax_venv: The environment that the role jax makes.
+        environments: python_environments, which the role python makes.
+    """
+    made = [jax_venv, *(str(entry.get("path") or f"/opt/venvs/{entry.get('name')}") for entry in environments)]
+    return [
+        f"workspace_projects[{position}]: {project.get('name')}: environment {path} is that of no role: neither"
+        " jax_venv nor in python_environments"
+        for position, project in enumerate(projects)
+        if project.get("editable") and project.get("state", "present") == "present"
+        if (path := str(project.get("environment") or environment)) not in made
+    ]
+
+
 def workspace_only_faults(projects: list[Project], only: str) -> list[str]:
     """Given all projects and C(workspace_only), return what is wrong with the latter."""
     if not only:
@@ -156,6 +177,7 @@ class FilterModule:
         """Return the filters by name."""
         return {
             "workspace_chosen": workspace_chosen,
+            "workspace_environment_warnings": workspace_environment_warnings,
             "workspace_faults": workspace_faults,
             "workspace_only_faults": workspace_only_faults,
             "workspace_questions": workspace_questions,

@@ -165,11 +165,11 @@ class Workspace:
             raise PersonFault("the commit is not known: no worker of this run asked for it")
         kept = ""
         if self.as_keeper(lambda: is_free(self.path)):
-            self.actions.append("clone %s at %s" % (self.path, commit or "the commit of its ref"))
             if not self.check:
                 self.as_keeper(self.make_place)
                 self.as_owner(lambda: self.clone(self.new).make(url, commit))
                 self.as_keeper(lambda: os.rename(self.new, self.path))
+            self.actions.append("clone %s at %s" % (self.path, commit or "the commit of its ref"))
             self.commit = commit
         elif self.check and shutil.which("git") is None:
             self.module.warn("%s: git is not there yet to look into %s" % (self.project["name"], self.path))

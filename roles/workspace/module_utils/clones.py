@@ -44,7 +44,8 @@ class Local:
         options = ["--porcelain", "-z", "--no-renames", "--untracked-files=normal"] + ["--ignored"] * everything
         entries = [(entry[:2], entry[3:]) for entry in git("status", *options).split("\0") if entry]
         self.changed = [name for kind, name in entries if kind not in ("??", "!!")]
-        self.unknown = [name for kind, name in entries if kind == "??"]
+        # An editable installation by setuptools leaves its own record beside the code, and makes it anew.
+        self.unknown = [name for kind, name in entries if kind == "??" and not name.endswith(".egg-info/")]
         self.ignored = [name for kind, name in entries if kind == "!!" and not is_cache(name)]
         self.hidden = hidden(git) if everything else []
         self.commits = unpublished(git, everything=everything)

@@ -1,0 +1,80 @@
+"""Filters that judge plain values of any role's variables; no effects, so that their tests are tables."""
+
+from __future__ import annotations
+
+import re
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+#: Debian Policy 5.6.1, with an architecture and a version as apt takes them.
+PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~*-]+)?")
+#: A host name or an address.
+SERVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9]+)?")
+#: tz's areas, those of its older names as well; names without an area are older ones, and UTC.
+ZONE = re.compile(
+    r"((Africa|America|Antarctica|Arctic|Asia|Atlantic|Australia|Brazil|Canada|Chile|Etc|Europe|Indian|Mexico|Pacific|US)"
+    r"(/[A-Za-z0-9_+-]+)+|[A-Z][A-Za-z0-9_+-]+)"
+)
+#: An older name: a system that lacks it, as Debian 13 does without tzdata-legacy, does not know all zones.
+OLDER_ZONE = "US/Pacific"
+
+
+def size_faults(values: dict[str, str], units: str) -> list[str]:
+    """Given variables that are sizes, return those that are no number with, perhaps, one of these units."""
+    return [
+        f"{name}: '{value}' is no size; give a whole number above 0 and one of {', '.join(units)}, as in 500M"
+        for name, value in values.items()
+        if not re.fullmatch(rf"0*[1-9][0-9]*[{units}]?", str(value))
+    ]
+
+
+def number_faults(values: dict[str, int], least: int) -> list[str]:
+    """Given variables that are numbers, return those that are less than they may be."""
+    return [f"{name}: {value} is less than {least}" for name, value in values.items() if int(value) < least]
+
+
+def package_faults(names: list[str], variable: str) -> list[str]:
+    """Given packages of the distribution, return those that no package is called like."""
+    return [
+        f"{variable}[{position}]: '{name}' is no name of a package; those are of small letters, digits, +, - and .,"
+        " perhaps with :ARCHITECTURE or =VERSION"
+        for position, name in enumerate(names)
+        if not PACKAGE.fullmatch(str(name))
+    ]
+
+
+def server_faults(names: list[str], variable: str) -> list[str]:
+    """Given servers, return those that are neither one name nor one address."""
+    return [
+        f"{variable}[{position}]: '{name}' is neither a host name nor an address; list each server by itself"
+        for position, name in enumerate(names)
+        if not SERVER.fullmatch(str(name))
+    ]
+
+
+def zone_faults(name: str, variable: str) -> list[str]:
+    """Given a time zone or the empty string, return what is wrong with it, as far as this machine knows zones."""
+    if not name or (ZONE.fullmatch(name) and (_is_zone(name) or not _is_zone(OLDER_ZONE))):
+        return []
+    return [f"{variable}: there is no time zone '{name}'; `timedatectl list-timezones` lists them"]
+
+
+def _is_zone(name: str) -> bool:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return False
+    return True
+
+
+class FilterModule:
+    """Filters for all roles."""
+
+    def filters(self) -> dict[str, object]:
+        """Return the filters by name."""
+        return {
+            "number_faults": number_faults,
+            "package_faults": package_faults,
+            "server_faults": server_faults,
+            "size_faults": size_faults,
+            "zone_faults": zone_faults,
+        }

@@ -1,0 +1,45 @@
+"""What a playbook's failures are told as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tpu_ops.remote.playbook import message_of
+
+INSTALL = """'/usr/bin/apt-get -y -o "Dpkg::Options::=--force-confdef" install 'zsh=5.9' 'less'' failed: """
+INTERRUPTED = "E: dpkg was interrupted, you must manually run 'sudo dpkg --configure -a' to correct the problem."
+SUB = "E: Sub-process /usr/bin/dpkg returned an error code (1)"
+HELD = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (apt-get)"
+LATER = "something else installs there; try again later, or raise base_apt_lock_timeout"
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({"msg": "no"}, "no"),
+        ({"msg": "non-zero return code", "stderr": "x: not found"}, "x: not found"),
+        (
+            {"msg": f"{INSTALL}W: slow\n{INTERRUPTED} \n"},
+            f"apt-get: {INTERRUPTED} (run `sudo dpkg --configure -a` on the worker first)",
+        ),
+        (
+            {
+                "msg": f"{INSTALL}{SUB}\n",
+                "stdout": "Setting up\ndpkg: error processing package zsh (--configure):\n x\n",
+            },
+            f"apt-get: dpkg: error processing package zsh (--configure): x; {SUB}",
+        ),
+        ({"msg": f"{INSTALL}\nE: a\nE: b\nE: c\nE: d\n"}, "apt-get: E: b; E: c; E: d"),
+        ({"msg": f"{INSTALL}Killed\n"}, "apt-get: Killed"),
+        ({"msg": f"{INSTALL}{HELD}\n"}, f"apt-get: {HELD} ({LATER})"),
+        (
+            {"msg": "Failed to lock apt for exclusive operation: x"},
+            f"Failed to lock apt for exclusive operation: x ({LATER})",
+        ),
+        ({"results": [{"failed": True, "msg": f"{INSTALL}E: a"}, {"failed": False}]}, "apt-get: E: a"),
+    ],
+)
+def test_a_failure_is_told_in_the_words_that_tell_it(result: dict[str, Any], said: str) -> None:
+    assert message_of(result) == said

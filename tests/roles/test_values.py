@@ -1,0 +1,100 @@
+"""Plain values of roles' variables are judged before the first change."""
+
+from __future__ import annotations
+
+from zoneinfo import ZoneInfoNotFoundError
+
+import pytest
+
+from roles.facts.filter_plugins import values
+from roles.launcher.filter_plugins.launcher import TAKEN, ports_faults
+from tpu_ops.host.environment import TAKEN_PORTS
+
+
+@pytest.mark.parametrize(
+    ("size", "units", "right"),
+    [
+        ("100M", "kMG", True),
+        ("1048576", "kMG", True),
+        ("1G", "KMGTPE", True),
+        ("lots", "kMG", False),
+        ("100MB", "kMG", False),
+        ("1.5G", "kMG", False),
+        ("0", "kMG", False),
+        ("100K", "kMG", False),
+        ("", "kMG", False),
+        ("-1M", "kMG", False),
+    ],
+)
+def test_sizes(size: str, units: str, right: bool) -> None:
+    faults = values.size_faults({"base_log_max": size}, units)
+    assert [fault.partition(" is no size")[0] for fault in faults] == ([] if right else [f"base_log_max: '{size}'"])
+
+
+def test_numbers_have_a_least() -> None:
+    assert values.number_faults({"a": 1, "b": 0, "c": -5}, 1) == ["b: 0 is less than 1", "c: -5 is less than 1"]
+
+
+def test_packages_are_named_as_debian_names_them() -> None:
+    right = ["g++", "libc6", "python3.12-venv", "libc6:i386", "curl=8.5.0-2ubuntu10", "curl:amd64=1:2~rc1", "nvidia=5*"]
+    wrong = ["bad name!", "Bad Pkg", "-y", "x", "curl=", ""]
+    faults = values.package_faults(right + wrong, "base_packages")
+    assert [fault.partition(" is no name")[0] for fault in faults] == [
+        f"base_packages[{position}]: '{name}'" for position, name in enumerate(wrong, len(right))
+    ]
+
+
+def test_servers_are_one_name_or_address_each() -> None:
+    names = ["time.example.org", "10.0.0.2", "2001:db8::1", "fe80::1%eth0", "a b", "", "a;b"]
+    assert [fault.partition(":")[0] for fault in values.server_faults(names, "x")] == ["x[4]", "x[5]", "x[6]"]
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "right"),
+    [
+        ("", None, True),
+        ("Etc/UTC", ["Etc/UTC", "US/Pacific"], True),
+        ("Europe/Atlantis", ["Etc/UTC", "US/Pacific"], False),
+        # A machine without tzdata, or without its older names.
+        ("Europe/Atlantis", [], True),
+        ("Asia/Calcutta", ["Etc/UTC"], True),
+        ("Mars/Olympus", [], False),
+        ("../etc/passwd", [], False),
+        ("UTC", [], True),
+        ("utc please", [], False),
+    ],
+)
+def test_time_zones_are_judged_as_far_as_they_are_known(
+    monkeypatch: pytest.MonkeyPatch, name: str, known: list[str] | None, right: bool
+) -> None:
+    def zone(name: str) -> None:
+        if name not in (known or []):
+            raise ZoneInfoNotFoundError(name)
+
+    monkeypatch.setattr(values, "ZoneInfo", zone)
+    faults = values.zone_faults(name, "base_timezone")
+    said = f"base_timezone: there is no time zone '{name}'; `timedatectl list-timezones` lists them"
+    assert faults == ([] if right else [said])
+
+
+@pytest.mark.parametrize(
+    ("ports", "said"),
+    [
+        ([8500, 8519], None),
+        ([1024, 1024], None),
+        ([9000, 8000], "the first port, 9000, is above the last, 8000"),
+        ([80, 90], "80 to 90 is not within 1024 to 32767"),
+        ([32000, 40000], "32000 to 40000 is not within 1024 to 32767"),
+        ([8480, 8500], "8480 to 8500 has 8480, 8481, 8482"),
+        ([8000, 8100], "8000 to 8100 has 8080, which TPU software uses"),
+        ([8500], "has to be two numbers, the first port and the last"),
+    ],
+)
+def test_ports_of_runs(ports: list[int], said: str | None) -> None:
+    faults = ports_faults(ports)
+    assert len(faults) == bool(said)
+    assert all(fault.startswith(f"launcher_ports: {said}") for fault in faults)
+
+
+def test_role_and_host_program_refuse_the_same_ports() -> None:
+    assert TAKEN == TAKEN_PORTS
