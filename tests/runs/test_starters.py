@@ -43,7 +43,7 @@ def in_turn(word: str, number: int) -> dict[str, str]:
     return {person: f"{person}-{word}-{number}" for person in sorted(PEOPLE, reverse=number % 2 > 0)}
 
 
-@rounds(5, 50)
+@rounds(3, 50)
 def test_of_two_who_start_at_once_one_wins_and_the_other_is_told_who(pod: Bench, number: int) -> None:
     names = in_turn("plain", number)
     ends = race(pod, "pod", names)
