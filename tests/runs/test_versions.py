@@ -76,21 +76,21 @@ def test_a_wrong_clock_is_found_before_a_start_and_changes_nothing_in_a_run(benc
         refused = bench.tpu_ops("train", "pod", "--", "true")
         assert refused.returncode == 1
         assert re.search(r"pod-w1 +its clock is -3600 s off +tpu_ops configure pod-w1", refused.stdout)
-        train = ("train", "pod", "--detach", "--force", "--name", "late", "--lease", f"{LEASE}")
+        train = ("train", "pod", "--detach", "--force", "--name", "clocks", "--lease", f"{LEASE}")
         started = bench.tpu_ops(*train, "--", "sh", "-c", f"{script}; exit $((TPU_OPS_RANK + 3))")
         assert started.returncode == 0, started.stderr
         # Longer than the lease, by clocks that do not agree.
         at = time.time() + LEASE + 1
         for index in BOTH:
             bench.inside(index, f"echo {at} >/run/at")
-        done = bench.tpu_ops("logs", "late", "--follow")
+        done = bench.tpu_ops("logs", "clocks", "--follow")
         for index in BOTH:
             bench.await_clean(index)
             bench.inside(index, "rm /run/at")
-        assert at < bench.record(0, "late")["ended"] < at + SETTLE + GRACE_FAILURE + MARGIN
+        assert at < bench.record(0, "clocks")["ended"] < at + SETTLE + GRACE_FAILURE + MARGIN
     assert "pod-w1: its clock is -3600 s off; overridden by --force" in started.stderr
     for index in BOTH:
-        first = bench.record(index, "late")["first"]
+        first = bench.record(index, "clocks")["first"]
         assert first == {"rank": 0, "worker": "pod-w0", "cause": "exit code 3"}
     assert done.returncode == 1
     assert "rank 0 (pod-w0) failed first: exit code 3" in done.stderr
