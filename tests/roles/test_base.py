@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+import ssl
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,13 @@ import pytest
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 
-from roles.base.filter_plugins.base import clock, hugepages_wanted
+from roles.base.filter_plugins.base import (
+    address_faults,
+    certificate_faults,
+    certificate_paths,
+    clock,
+    hugepages_wanted,
+)
 from roles.base.library import apt_mirrors, hugepages
 from roles.facts.module_utils import text_files
 
@@ -46,6 +54,71 @@ def test_hugepages_are_on_from_v5e_unless_said_otherwise(setting: str, accelerat
 )
 def test_one_program_keeps_the_clock(units: list[str], package: str) -> None:
     assert clock({unit: {} for unit in units})["package"] == package
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return a certificate in PEM form."""
+    path = tmp_path_factory.mktemp("authority") / "authority.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=x -keyout /dev/null -out"
+    subprocess.run([*command.split(), str(path)], check=True, capture_output=True, timeout=30)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text, None),
+        (lambda text: "# Autorité\n".encode() + text + b"# another\r\n" + text.replace(b"\n", b"\r\n"), None),
+        (lambda text: None, "No such file or directory"),
+        (lambda text: b"", "it holds no certificate"),
+        (lambda text: ssl.PEM_cert_to_DER_cert(text.decode()), "it holds no certificate"),
+        (lambda text: text.replace(b"CERTIFICATE", b"PRIVATE KEY"), "it holds no certificate"),
+        (lambda text: text.replace(text[100:140], b""), "a certificate in it is damaged"),
+        (lambda text: text + text.replace(text[100:140], b""), "a certificate in it is damaged"),
+    ],
+)
+def test_certificates_of_the_controller_are_read_before_the_first_change(
+    tmp_path: Path, authority: bytes, change: Callable[[bytes], bytes | None], said: str | None
+) -> None:
+    content = change(authority)
+    if content is not None:
+        (tmp_path / "ca.pem").write_bytes(content)
+    (tmp_path / "right.pem").write_bytes(authority)
+    paths = certificate_paths(["ca.pem", str(tmp_path / "right.pem")], str(tmp_path))
+    where = f"base_ca_certificates[0]: {tmp_path}/ca.pem on this machine: "
+    assert certificate_faults(paths) == ([f"{where}{said}; name a file in PEM form"] if said else [])
+
+
+def test_the_controllers_own_certificates_are_right(tmp_path: Path) -> None:
+    assert certificate_faults(certificate_paths(["~/none.pem"], str(tmp_path)))[0].startswith(
+        f"base_ca_certificates[0]: {Path.home()}/none.pem on this machine: "
+    )
+    bundle = ssl.get_default_verify_paths().cafile
+    assert bundle is None or certificate_faults([bundle]) == []
+
+
+def test_mirrors_and_indexes_are_addresses() -> None:
+    mirrors = {"http://a.example/ubuntu": "https://m.example/u", "file:/srv/a": "file:/srv/b"}
+    assert address_faults("https://index.test/simple", mirrors) == []
+    assert address_faults("", {}) == []
+    faults = address_faults("ada:s3cret@index.test/simple", {"http://a.example": "", "a.example": "https://m.example"})
+    assert [fault.partition(" is ")[0] for fault in faults] == [
+        "base_pip_index_url:",
+        "base_apt_mirrors: http://a.example:",
+        "base_apt_mirrors: 'a.example'",
+    ]
+    assert "s3cret" not in "".join(faults)
+
+
+@pytest.mark.parametrize("trusted", [["/etc/ssl/proxy.pem"], []])
+def test_logins_know_the_system_s_certificates_while_there_are_more(trusted: list[str]) -> None:
+    files = DataLoader().load_from_file("roles/base/vars/main.yml", trusted_as_template=True)[
+        "__base_environment_files"
+    ]
+    (entry,) = Templar(DataLoader(), {"base_ca_certificates": trusted}).template(files)
+    bundle = "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt" if trusted else ""
+    assert entry == {"path": "/etc/environment", "state": "block", "content": bundle}
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ ENV = {"person": "ada", "kind": "wandb", "from_env": "WANDB_API_KEY"}
         ([GIT, GIT], "another entry is for the same place, git github.com"),
         ([{"person": "ada", "kind": "git", "host": "h.test", "state": "absent"}], "login is missing"),
         ([GIT | {"host": "a b"}], "host 'a b' is not a host name"),
+        ([GIT | {"host": "forge.test:65536"}], "host 'forge.test:65536' is not a host name"),
         ([WANDB | {"person": "eve"}], "eve has no account and is not in users_people"),
         ([{"person": "eve", "kind": "wandb", "state": "absent"}], None),
         ([{"person": "ada", "kind": "netrc", "state": "absent"}], "host is missing"),

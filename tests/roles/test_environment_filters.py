@@ -112,11 +112,17 @@ def test_each_python_is_named_as_uv_finds_it() -> None:
             [{"name": "a", "requirements": ["jax=0.10"]}],
             "python_environments[0].requirements: a: requirement 'jax=0.10'",
         ),
+        ([{"name": "a", "constraints": ["x=1"]}], "python_environments[0].constraints: a: requirement 'x=1'"),
+        (
+            [{"name": "a", "owner": "eve"}],
+            "python_environments[0].owner: a: eve has no account and is not in users_people",
+        ),
         ([{"name": "a", "requirements": ["jax==0.10", "-e ./x", "x @ https://host/x.whl"], "python": "3.13"}], ""),
+        ([{"name": "a", "owner": "ada", "constraints": ["x<2", "y==1 # why"]}], ""),
     ],
 )
 def test_environments_that_cannot_be_are_refused(environments: list[dict[str, Any]], said: str) -> None:
-    faults = filters.environment_faults(environments, PROGRAMS, "3.11")
+    faults = filters.environment_faults(environments, PROGRAMS, "3.11", ["ada", "root"])
     assert said in "; ".join(faults) if said else faults == []
 
 
@@ -147,6 +153,20 @@ def test_a_newer_uv_may_have_newer_pythons() -> None:
     assert filters.python_faults([{"version": "3.7"}], "distribution", "", "0.14.0", []) != []
 
 
+def test_a_version_of_uv_that_is_none_is_refused() -> None:
+    assert filters.python_faults([], "deadsnakes", "3.12", "newest", []) == [
+        "python_uv_version: 'newest' is not a version such as 0.13.9"
+    ]
+
+
+def test_an_environment_in_the_place_of_jax_s_is_refused() -> None:
+    environments = [{"name": "a"}, {"name": "jax"}, {"name": "b", "path": "/opt/venvs/jax"}]
+    assert [fault.partition(" is that")[0] for fault in filters.shared_path_faults(environments, "/opt/venvs/jax")] == [
+        "python_environments[1].path: jax: /opt/venvs/jax",
+        "python_environments[2].path: b: /opt/venvs/jax",
+    ]
+
+
 def test_a_missing_lock_file_is_named_with_its_environment() -> None:
     environments = [{"name": "a", "lock": "a.lock"}, {"name": "b"}, {"name": "c", "lock": "/c.lock"}]
     missing = ["/inventory/a.lock", "/c.lock"]
@@ -165,7 +185,7 @@ def test_what_the_worker_says_names_the_variable() -> None:
 def test_faults_of_the_role_jax_name_its_own_variables() -> None:
     environment = {"name": "jax", "path": "jax", "requirements": ["a=1"], "lock": "l"}
     names = {"path": "jax_venv", "requirements": "jax_packages", "lock": "jax_lock"}
-    faults = filters.environment_faults([environment], PROGRAMS, "3.11", names)
+    faults = filters.environment_faults([environment], PROGRAMS, "3.11", ["root"], names)
     faults += filters.environment_lock_faults([environment], [""], names)
     assert [fault.partition(":")[0] for fault in faults] == ["jax_packages", "jax_venv", "jax_lock"]
 

@@ -101,6 +101,8 @@ PERSON = {"person": "ada", "name": "Ada", "email": "ada@example.org"}
         ({"settings": {"a.b": ["c"]}}, "git_settings: a.b: the value"),
         ({"settings": {"a b.c": 1}}, "'a b.c' is not a setting"),
         ({"host_keys": {"forge.test/x": [ED25519]}}, "'forge.test/x' is not a host name"),
+        ({"host_keys": {"forge.test:0": [ED25519]}}, "'forge.test:0' is not a host name"),
+        ({"host_keys": {"forge.test:65536": [ED25519]}}, "'forge.test:65536' is not a host name"),
         ({"host_keys": {"forge.test": []}}, "forge.test has no list of keys"),
         ({"host_keys": {"forge.test": ED25519}}, "forge.test has no list of keys"),
         ({"host_keys": {"forge.test": [ED25519, "ssh-dss AAAA"]}}, "forge.test[1] starts with 'ssh-dss'"),

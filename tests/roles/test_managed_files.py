@@ -100,6 +100,12 @@ def nothing(_: Path) -> None:
             {"path": "a", "state": "block", "content": ""},
             {"a": (0o644, "one\nthree\n")},
         ),
+        (nothing, {"path": "a", "state": "block", "content": ""}, {}),
+        (
+            lambda at: ((at / "a").write_text("own\n"), (at / "a").chmod(0o600)),
+            {"path": "a", "state": "block", "content": ""},
+            {"a": (0o600, "own\n")},
+        ),
     ],
 )
 def test_an_entry_is_made_once_and_check_mode_says_so_before(

@@ -155,7 +155,11 @@ def test_addresses_are_internal_ones(address: str, fault: str) -> None:
         ),
         ({"mounts": [{**MOUNT, "options": ["a,b"]}]}, "'a,b' is not one option"),
         ({"options": ["hard\nExecStart=x"]}, "nfs_mount_options: 'hard\nExecStart=x' is not one option"),
-        ({"grace_seconds": 0}, "nfs_grace_seconds: 0 is not from 1 to 180"),
+        *(
+            ({"options": [option]}, f"nfs_mount_options: {option}: give {option.partition('=')[0]} a whole number")
+            for option in ("timeo=0", "timeo=-5", "timeo=60s", "timeo", "retrans=-1", "nconnect=0")
+        ),
+        ({"ganesha_core": {"NFS_Port": -1}}, "nfs_ganesha_core: NFS_Port: -1 is no number of 0 or more"),
         ({"ganesha_core": {"a; b": 1}}, "nfs_ganesha_core: 'a; b' is no name of a setting"),
         ({"ganesha_core": {"Nb_Worker": "8; }"}}, "nfs_ganesha_core: Nb_Worker: '8; }' is no number"),
     ],

@@ -347,7 +347,7 @@ def test_a_worker_where_a_number_is_taken_or_another_is_refused(
     person: Person, uids: dict[str, int], fault: str
 ) -> None:
     worker = facts({name: account(uid=uid) for name, uid in uids.items()})
-    faults = accounts.people_refusals([here(**person)], worker, state())
+    faults = people.account_faults({"users_people": [{"name": "ada", **person}]}, POD, worker)
     assert len(faults) == bool(fault)
     assert fault in "".join(faults)
 
@@ -477,17 +477,19 @@ def test_this_run_s_own_key_is_that_of_the_file_it_names_else_the_agent_s(
     [({}, {}, True), ({}, {"ada": account()}, False), (ABSENT, {}, False), ({"name": "bob"}, {}, False)],
 )
 def test_an_account_is_not_made_where_a_group_has_its_name(person: Person, held: dict[str, Any], refused: bool) -> None:
-    faults = accounts.people_refusals([here(**person)], facts(held, {"ada": []}), state())
+    faults = people.account_faults({"users_people": [{"name": "ada", **person}]}, POD, facts(held, {"ada": []}))
     assert len(faults) == refused
     assert all("ada: a group of this name is there" in fault for fault in faults)
 
 
 @pytest.mark.parametrize(("uid", "refused"), [(33, True), (999, True), (1000, False), (1001, False), (65534, True)])
 def test_accounts_of_the_system_are_not_taken_over(uid: int, refused: bool) -> None:
-    for listed in (here(), here(**ABSENT)):
-        faults = accounts.people_refusals([listed], facts({"ada": account(uid=uid)}), state())
-        assert len(faults) == refused
-        assert all(f"ada: is an account of the system (number {uid})" in fault for fault in faults)
+    for listed in ({"name": "ada"}, {"name": "ada", **ABSENT}):
+        bea: Person = {"name": "bea", "nodes": ["other"]}
+        lists: dict[str, list[Person]] = {"users_people": [], "users_more_people": [bea, listed]}
+        faults = people.account_faults(lists, POD, facts({"ada": account(uid=uid), "bea": account(uid=1)}))
+        said = f"users_more_people[1]: ada: is an account of the system (number {uid}); choose another name"
+        assert faults == [said] * refused
 
 
 def test_a_home_of_somebody_else_and_a_line_before_the_role_s_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -53,12 +54,21 @@ nfs_exports:
   - { path: /srv/share, server: pod-w0 }
   - { path: /srv/share, server: pod-w1 }
 git_people: [{ person: eve }]
-workspace_projects: "{{ nowhere + [] }}"
+workspace_timeout: 0
 base_log_max: lots
 base_timezone: Mars/Olympus
 base_packages: [curl, bad name!]
 launcher_ports: [9000, 8000]
 users_patience: -1
+base_apt_cache_valid_time: -1
+base_apt_lock_timeout: -1
+nfs_grace_seconds: 181
+nfs_idle_timeout: -1
+nfs_mount_timeout: 0
+nfs_wait: 0
+base_ca_certificates: [none-such.pem]
+users_keys_directory: keys
+python_environments: [{ name: tools, owner: eve }]
 """,
     "group_vars/pod.yml": """\
 python_version: "3.10"
@@ -66,6 +76,8 @@ shell_oh_my_zsh_url: https://example.org/zsh
 shell_oh_my_zsh_commit: main
 shell_packages: [Bad Pkg]
 shell_scrollback: 0
+shell_history_size: 0
+workspace_projects: "{{ nowhere + [] }}"
 """,
     # The last value is encrypted: it is judged as it is once decrypted, and not shown.
     "host_vars/solo-w0.yml": """\
@@ -93,6 +105,8 @@ SIZE = "is no size; give a whole number above 0 and one of k, M, G, as in 500M"
 PACKAGE = (
     "is no name of a package; those are of small letters, digits, +, - and ., perhaps with :ARCHITECTURE or =VERSION"
 )
+PEM = "none-such.pem on this machine: No such file or directory; name a file in PEM form"
+PATH = "give it from / on, without blanks and .."
 ZONES = "`timedatectl list-timezones` lists them"
 SAID = f"""\
 group_vars/all.yml:1: user_people: no role has this variable; did you mean users_people? {OWN} ({ALL})
@@ -104,16 +118,27 @@ group_vars/all.yml:11: users_people[1]: ada: listed twice, {FIRST} ({ALL})
 group_vars/all.yml:14: disks_mounts: /mnt/a is listed twice ({ALL})
 group_vars/all.yml:17: nfs_exports: /srv/share has two servers, pod-w0 and pod-w1 ({ALL})
 group_vars/all.yml:19: git_people[0]: eve has no account and is not in users_people ({ALL})
-group_vars/all.yml:20: workspace_projects: 'nowhere' is undefined ({ALL})
+group_vars/all.yml:20: workspace_timeout: 0 is too small; give 1 or more (solo-w0)
 group_vars/all.yml:21: base_log_max: 'lots' {SIZE} ({ALL})
 group_vars/all.yml:22: base_timezone: there is no time zone 'Mars/Olympus'; {ZONES} ({ALL})
 group_vars/all.yml:23: base_packages[1]: 'bad name!' {PACKAGE} ({ALL})
 group_vars/all.yml:24: launcher_ports: the first port, 9000, is above the last, 8000 ({ALL})
-group_vars/all.yml:25: users_patience: -1 is less than 0 ({ALL})
+group_vars/all.yml:25: users_patience: -1 is too small; give 0 or more ({ALL})
+group_vars/all.yml:26: base_apt_cache_valid_time: -1 is too small; give 0 or more ({ALL})
+group_vars/all.yml:27: base_apt_lock_timeout: -1 is too small; give 0 or more ({ALL})
+group_vars/all.yml:28: nfs_grace_seconds: 181 is too large; give 180 or less ({ALL})
+group_vars/all.yml:29: nfs_idle_timeout: -1 is too small; give 0 or more ({ALL})
+group_vars/all.yml:30: nfs_mount_timeout: 0 is too small; give 1 or more ({ALL})
+group_vars/all.yml:31: nfs_wait: 0 is too small; give 1 or more ({ALL})
+group_vars/all.yml:32: base_ca_certificates[0]: {PEM} ({ALL})
+group_vars/all.yml:33: users_keys_directory: 'keys' is not an absolute path; {PATH} ({ALL})
+group_vars/all.yml:34: python_environments[0].owner: tools: eve has no account and is not in users_people ({ALL})
 group_vars/pod.yml:1: {JAX} (pod-w[0-2])
 group_vars/pod.yml:3: {ZSH} (pod-w[0-2])
 group_vars/pod.yml:4: shell_packages[0]: 'Bad Pkg' {PACKAGE} (pod-w[0-2])
-group_vars/pod.yml:5: shell_scrollback: 0 is less than 1 (pod-w[0-2])
+group_vars/pod.yml:5: shell_scrollback: 0 is too small; give 1 or more (pod-w[0-2])
+group_vars/pod.yml:6: shell_history_size: 0 is too small; give 1 or more (pod-w[0-2])
+group_vars/pod.yml:7: workspace_projects: 'nowhere' is undefined (pod-w[0-2])
 host_vars/solo-w0.yml:1: shell_history_size: is empty; give it a value or leave it out (solo-w0)
 host_vars/solo-w0.yml:2: base_hugepages: 'sometimes' is none of auto, always, madvise, never, keep (solo-w0)
 host_vars/solo-w0.yml:5: git_deploy_keys[0]: github.com: key is no private key from -----BEGIN to -----END (solo-w0)
@@ -164,6 +189,14 @@ def test_faults_of_all_roles_and_hosts_are_one_list_before_anything_changes(tmp_
     (said,) = {result["msg"] for result in tasks[-1]["hosts"].values() if result.get("failed")}
     lines = said.replace(f"{tmp_path}/", "").splitlines()
     assert lines == ["variables to mend, and nothing was changed:", *SAID.splitlines()]
+
+
+def test_each_number_of_a_role_has_a_least() -> None:
+    roles = (ROOT / "roles").glob("*/meta/argument_specs.yml")
+    options = [yaml.safe_load(path.read_text())["argument_specs"]["main"]["options"] for path in roles]
+    numbers = {name for found in options for name, option in found.items() if option["type"] == "int"}
+    refused = re.findall(r"^[^ ]+:\d+: (\w+): -?\d+ is too (?:small|large); ", SAID, re.MULTILINE)
+    assert numbers == set(refused)
 
 
 def test_right_variables_encrypted_ones_too_go_on_and_no_role_checks_them_again(tmp_path: Path) -> None:

@@ -31,8 +31,28 @@ def test_sizes(size: str, units: str, right: bool) -> None:
     assert [fault.partition(" is no size")[0] for fault in faults] == ([] if right else [f"base_log_max: '{size}'"])
 
 
-def test_numbers_have_a_least() -> None:
-    assert values.number_faults({"a": 1, "b": 0, "c": -5}, 1) == ["b: 0 is less than 1", "c: -5 is less than 1"]
+def test_numbers_have_a_least_and_a_most() -> None:
+    assert values.number_faults({"a": 1, "b": 0, "c": -5, "d": 181, "e": 180}, 1, 180) == [
+        "b: 0 is too small; give 1 or more",
+        "c: -5 is too small; give 1 or more",
+        "d: 181 is too large; give 180 or less",
+    ]
+    assert values.number_faults({"a": 2**31 - 1, "b": 2**31}, 0) == [
+        "b: 2147483648 is too large; give 2147483647 or less"
+    ]
+
+
+def test_paths_on_a_worker_start_at_its_root() -> None:
+    paths: list[str] = ["/etc/x", "~/x", "/etc/../x", "/a b", ""]
+    faults = values.path_faults({"a": "/opt/venvs/a..b", "b": "opt", "c": paths, "d": "/.."})
+    assert [fault.partition(" is not an absolute path; ")[0] for fault in faults] == [
+        "b: 'opt'",
+        "c[1]: '~/x'",
+        "c[2]: '/etc/../x'",
+        "c[3]: '/a b'",
+        "c[4]: ''",
+        "d: '/..'",
+    ]
 
 
 def test_packages_are_named_as_debian_names_them() -> None:

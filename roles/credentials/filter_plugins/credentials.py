@@ -25,7 +25,7 @@ WANDB = {"host": "api.wandb.ai", "login": "user"}
 FROM_ENV = {"secret": "from_env", "login": "login_from_env", "session_token": "session_token_from_env"}
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:(?P<port>[0-9]{1,5}))?")
 
 #: What every reader of these line-based files takes for one word.
 WORD = re.compile(r"[!$%&'()*+,./0-9:;<=>?@A-Z\[\]^_`a-z{|}~-]+")
@@ -81,8 +81,9 @@ def value_faults(entry: Entry) -> list[str]:
             if entry.get(name) and not WORD.fullmatch(str(entry[name])):
                 faults.append(f'{name} holds a space, a line end, ", #, \\ or something else than ASCII')
     host, path, profile = (str(entry.get(name) or "") for name in ("host", "path", "profile"))
-    if host and not HOST.fullmatch(host):
-        faults.append(f"host '{host}' is not a host name")
+    named = HOST.fullmatch(host)
+    if host and not (named and 0 < int(named["port"] or 443) < 65536):
+        faults.append(f"host '{host}' is not a host name, perhaps with a colon and a port")
     if path and (path.startswith(("/", "~")) or ".." in path.split("/") or path.endswith("/") or "\0" in path):
         faults.append(f"path '{path}' is not a path below the home")
     if not re.fullmatch(r"[A-Za-z0-9._@+-]*", profile):

@@ -27,13 +27,15 @@ def done(entry: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> bo
         return False
     if state == "absent":
         return not found
+    if state == "block" and not content:
+        return not found or found.get("block") == ""
     if state == "link":
         return found == {"state": "link", "target": entry["target"]}
     mode = entry.get("mode") or ("0755" if state == "directory" else "0644")
     wanted = {"state": "file" if state == "block" else state, "mode": mode.zfill(4)}
     wanted |= {key: entry.get(key, "root") for key in ("owner", "group")}
     if state == "block":
-        wanted["block"] = digest(content.rstrip("\n")) if content else ""
+        wanted["block"] = digest(str(content).rstrip("\n"))
     elif entry.get("base64") is not None:
         wanted["digest"] = hashlib.sha256(base64.b64decode(entry["base64"])).hexdigest()
     elif state == "file" and content is not None and not entry.get("once"):

@@ -14,6 +14,10 @@ ZONE = re.compile(
     r"((Africa|America|Antarctica|Arctic|Asia|Atlantic|Australia|Brazil|Canada|Chile|Etc|Europe|Indian|Mexico|Pacific|US)"
     r"(/[A-Za-z0-9_+-]+)+|[A-Z][A-Za-z0-9_+-]+)"
 )
+#: An absolute path without blanks and without a way up.
+PATH = re.compile(r"(?!.*/\.\.(/|$))/\S+")
+#: The largest number that programs in C keep.
+LARGEST = 2**31 - 1
 #: An older name: a system that lacks it, as Debian 13 does without tzdata-legacy, does not know all zones.
 OLDER_ZONE = "US/Pacific"
 
@@ -27,9 +31,33 @@ def size_faults(values: dict[str, str], units: str) -> list[str]:
     ]
 
 
-def number_faults(values: dict[str, int], least: int) -> list[str]:
-    """Given variables that are numbers, return those that are less than they may be."""
-    return [f"{name}: {value} is less than {least}" for name, value in values.items() if int(value) < least]
+def number_faults(values: dict[str, int], least: int, most: int = LARGEST) -> list[str]:
+    """Given variables that are numbers, return those that are less or more than they may be."""
+    faults = []
+    for name, value in values.items():
+        if int(value) < least:
+            faults.append(f"{name}: {value} is too small; give {least} or more")
+        elif int(value) > most:
+            faults.append(f"{name}: {value} is too large; give {most} or less")
+    return faults
+
+
+def path_faults(values: dict[str, str | list[str]]) -> list[str]:
+    """Given variables that are paths on a worker, or lists of them, return those that depend on where a program is."""
+    places = {
+        place: path
+        for name, value in values.items()
+        for place, path in (
+            {f"{name}[{position}]": path for position, path in enumerate(value)}
+            if isinstance(value, list)
+            else {name: value}
+        ).items()
+    }
+    return [
+        f"{place}: '{path}' is not an absolute path; give it from / on, without blanks and .."
+        for place, path in places.items()
+        if not PATH.fullmatch(str(path))
+    ]
 
 
 def package_faults(names: list[str], variable: str) -> list[str]:
@@ -74,6 +102,7 @@ class FilterModule:
         return {
             "number_faults": number_faults,
             "package_faults": package_faults,
+            "path_faults": path_faults,
             "server_faults": server_faults,
             "size_faults": size_faults,
             "zone_faults": zone_faults,

@@ -37,7 +37,7 @@ options:
         description:
           - V(file) has O(files[].content), or keeps its own where that is left out and must then be there.
           - V(block) holds O(files[].content) between two marked lines; the rest of the file stays, and no content
-            removes the lines.
+            removes the lines, and leaves a file without them as it is.
           - V(link) points to O(files[].target), which must be there.
           - V(absent) removes a file, a link or an empty directory.
         type: str

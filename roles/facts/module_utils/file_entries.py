@@ -184,6 +184,8 @@ class File:
         """Return whether anything is to be changed."""
         if self.entry["once"] and self.found is not None:
             return False
+        if self.state == "block" and not self.content and (self.before or "") == self.after():
+            return False  # Without lines of the role the file is somebody else's.
         if self.state == "link" and self.found is not None and not stat.S_ISLNK(self.found.st_mode):
             return True
         if self.state in ("file", "block") and self.found is not None and not self.is_file():

@@ -31,6 +31,12 @@ PULL: dict[str, dict[str, str]] = {
 BEGIN = re.compile(r"-----BEGIN ((?:[A-Z]+ )?PRIVATE KEY)-----\n")
 
 
+def is_host(text: str) -> bool:
+    """Return whether a text is a host, perhaps with a port; at one that is none ssh stops, whatever it connects to."""
+    match = HOST.fullmatch(text)
+    return match is not None and 0 < int(match["port"] or 22) < 65536
+
+
 def host_key_fault(key: str) -> str:
     """Given a host key as `type base64`, return what is wrong with it, or the empty string."""
     kind, _, blob = key.strip().partition(" ")
@@ -100,7 +106,7 @@ def forge_faults(host_keys: dict[str, list[str]]) -> list[str]:
     """Return what is wrong with the pinned host keys."""
     faults = []
     for host, keys in host_keys.items():
-        if not HOST.fullmatch(str(host)):
+        if not is_host(str(host)):
             faults.append(f"git_host_keys: '{host}' is not a host name, or a host name, a colon and a port")
         if not keys or isinstance(keys, str):
             faults.append(f"git_host_keys: {host} has no list of keys, and nobody could clone from it")
@@ -124,7 +130,7 @@ def deploy_key_faults(deploy_keys: list[Entry], host_keys: dict[str, list[str]],
         where = f"git_deploy_keys[{position}]: {name}"
         if host not in host_keys:
             faults.append(f"{where}: {host} has no pinned key; add it to git_more_host_keys")
-        if not HOST.fullmatch(name) or ":" in name:
+        if not is_host(name) or ":" in name:
             faults.append(f"{where}: the alias is not a host name")
         if entry.get("alias") and name in {known.partition(":")[0] for known in host_keys}:
             faults.append(f"{where}: the alias is the name of a forge")

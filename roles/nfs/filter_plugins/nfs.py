@@ -21,6 +21,8 @@ SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc"
 #: Directories that hold others' things besides an export or a mount; what lies in them may be one (hier(7)).
 PARENTS = ("/", "/home", "/media", "/mnt", "/opt", "/srv", "/usr", "/usr/local", "/var", "/var/lib", "/var/log")
 OPTION = re.compile(r"[a-z][A-Za-z0-9_.-]*(=[A-Za-z0-9_.:/+-]+)?")
+#: Options that are numbers -> the least (nfs(5)); with less, or with another word, nothing is mounted.
+NUMBERS = {"timeo": 1, "nconnect": 1, "retrans": 0, "retry": 0, "rsize": 0, "wsize": 0, "actimeo": 0}
 #: What the role decides itself, and what only means something in /etc/fstab.
 TAKEN = {
     "auto",
@@ -153,11 +155,13 @@ def option_faults(options: Iterable[str]) -> list[str]:
     """Return what is wrong with mount options."""
     faults = []
     for option in map(str, options):
-        name = option.partition("=")[0]
+        name, _, value = option.partition("=")
         if name.startswith("x-systemd.") or name in TAKEN:
             faults.append(f"{option} is decided by the role")
         elif not OPTION.fullmatch(option):
             faults.append(f"'{option}' is not one option")
+        elif name in NUMBERS and not (re.fullmatch(r"[0-9]+", value) and int(value) >= NUMBERS[name]):
+            faults.append(f"{option}: give {name} a whole number, {NUMBERS[name]} or more")
     return faults
 
 
@@ -217,14 +221,12 @@ def nfs_faults(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
         elif nested(a, b):
             faults.append(f"nfs_mounts: {a} and {b} lie in each other; mount them beside each other")
     faults += [f"nfs_mount_options: {fault}" for fault in option_faults(nfs["options"])]
-    if not 1 <= nfs["grace_seconds"] <= 180:  # ganesha-core-config(8)
-        faults.append(f"nfs_grace_seconds: {nfs['grace_seconds']} is not from 1 to 180")
     faults += [
-        f"nfs_ganesha_core: {name}: {value!r} is no number and neither true nor false"
+        f"nfs_ganesha_core: {name}: {value!r} is no number of 0 or more, and neither true nor false"
         if isinstance(name, str) and re.fullmatch(r"[A-Za-z_]+", name)
         else f"nfs_ganesha_core: {name!r} is no name of a setting"
         for name, value in nfs["ganesha_core"].items()
-        if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z_]+", name) and isinstance(value, int))
+        if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z_]+", name) and isinstance(value, int) and value >= 0)
     ]
     return faults
 

@@ -10,7 +10,7 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 Words = dict[str, Any]
 
@@ -56,6 +56,10 @@ def python_faults(more: list[Words], source: str, version: str, uv_version: str,
     asked = [(f"python_more_versions[{position}].version", entry) for position, entry in enumerate(more)]
     if source != "distribution":
         asked.insert(0, ("python_version", {"version": version, "source": source}))
+    try:
+        uv = Version(uv_version)
+    except InvalidVersion:
+        return [f"python_uv_version: '{uv_version}' is not a version such as {UV_KNOWN}"]
     faults = []
     for where, entry in asked:
         number, origin = str(entry["version"]), entry.get("source", "uv")
@@ -63,7 +67,7 @@ def python_faults(more: list[Words], source: str, version: str, uv_version: str,
             faults.append(f"{where}: '{number}' is not a version such as 3.12")
             continue
         first, last = UV_PYTHONS if origin == "uv" else DEADSNAKES_PYTHONS
-        newer_uv = origin == "uv" and Version(uv_version) > Version(UV_KNOWN)
+        newer_uv = origin == "uv" and uv > Version(UV_KNOWN)
         minor = int(number.partition(".")[2])
         if origin not in own_places and (minor < first or (minor > last and not newer_uv)):
             way = "; a newer python_uv_version may have it" if origin == "uv" and minor > last else ""
@@ -117,7 +121,11 @@ def wanted_environments(
 
 
 def environment_faults(
-    environments: list[Words], programs: dict[str, Words], version: str, names: Words | None = None
+    environments: list[Words],
+    programs: dict[str, Words],
+    version: str,
+    accounts: list[str],
+    names: Words | None = None,
 ) -> list[str]:
     """Given python_environments, the fleet's Pythons and its own version, return every fault.
 
@@ -125,6 +133,7 @@ def environment_faults(
         environments: As in python_environments.
         programs: What `python_programs` returned.
         version: The fleet's Python.
+        accounts: Those that there will be.
         names: Key -> variable that it comes from; None is an entry of python_environments.
     """
     faults = []
@@ -136,7 +145,11 @@ def environment_faults(
         faults += [f"python_environments: two have the {key} {value}" for value in twice]
     for position, entry in enumerate(environments):
         name, path = str(entry["name"]), environment_path(entry)
-        found = [("requirements", fault) for fault in requirement_faults(entry.get("requirements") or [])]
+        found = [
+            (key, fault)
+            for key in ("requirements", "constraints")
+            for fault in requirement_faults(entry.get(key) or [])
+        ]
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             found.append(("name", "has other characters than letters, digits, '.', '_' and '-'"))
         if not re.fullmatch(r"(/[A-Za-z0-9._@+-]+){2,}", path) or "/../" in f"{path}/":
@@ -144,8 +157,19 @@ def environment_faults(
         if (python := str(entry.get("python") or version)) not in programs:
             known = ", ".join(programs)
             found.append(("python", f"{python} is none of this worker's ({known}); add it to python_more_versions"))
+        if (owner := str(entry.get("owner") or "root")) not in accounts:
+            found.append(("owner", f"{owner} has no account and is not in users_people"))
         faults += [f"{_where(position, key, names)}: {name}: {fault}" for key, fault in found]
     return faults
+
+
+def shared_path_faults(environments: list[Words], venv: str) -> list[str]:
+    """Given python_environments and jax_venv, return which of them is the same place: each would undo the other."""
+    return [
+        f"python_environments[{position}].path: {entry['name']}: {venv} is that of jax_venv; choose another"
+        for position, entry in enumerate(environments)
+        if environment_path(entry) == venv
+    ]
 
 
 def _where(position: int, key: str, names: Words | None) -> str:
@@ -375,6 +399,7 @@ class FilterModule:
             environment_faults,
             environment_lock_faults,
             missing_lock_faults,
+            shared_path_faults,
             environment_plan,
             agreed_environments,
             environment_report,

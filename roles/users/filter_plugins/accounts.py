@@ -12,12 +12,8 @@ from typing import Any
 
 Person = dict[str, Any]
 State = dict[str, Any]
-Accounts = dict[str, dict[str, Any]]
 
 LAUNCHER_GROUP = "tpu-run"
-
-#: Numbers of people's accounts, system's and nobody's aside (Debian Policy 9.2.2).
-PEOPLE_UIDS = range(1000, 60000)
 
 HEADER = "# Written by Ansible; changes are lost.\n"
 
@@ -146,30 +142,17 @@ def people_refusals(
 
     Args:
         people: Those who belong on the worker.
-        worker: The worker's facts `accounts` and `groups`.
+        worker: The worker's facts `accounts`.
         state: What `people_state` found.
         connecting_user: The account that Ansible logs in with.
         own_keys: The public keys that it may do so with, as far as they are known; one of them at least must stay.
     """
     accounts = worker["accounts"]
     faults = [
-        f"{person['name']}: is an account of the system (number {accounts[person['name']]['uid']}); choose another name"
-        for person in people
-        if person["name"] in accounts and accounts[person["name"]]["uid"] not in PEOPLE_UIDS
-    ]
-    # useradd would give it the group that all such accounts share.
-    faults += [
-        f"{person['name']}: a group of this name is there without such an account; choose another name, or take the"
-        f" group away: groupdel {person['name']}"
-        for person in _present(people)
-        if person["name"] not in accounts and person["name"] in worker["groups"]
-    ]
-    faults += [
         f"{name}: the new account would live in /home/{name}, which is {owner}'s; move it away, or choose another name"
         for name, owner in state["taken_homes"].items()
     ]
     faults += [state["keys_fault"]] if state["keys_fault"] else []
-    faults += _uid_refusals(people, accounts)
     me = next((person for person in _present(people) if person["name"] == connecting_user), None)
     way = "this run logs in with it; connect as another user, or keep it"
     before = {*state["role_keys"], *state["home_keys"]}
@@ -182,28 +165,6 @@ def people_refusals(
     keeps = (me is not None and _full(me)) or others & set(state["other_sudo"])
     if connecting_user in state["role_sudo"] and not keeps:
         faults.append(f"{connecting_user}: sudo: the right of this account to become root would be gone; {way}")
-    return faults
-
-
-def _uid_refusals(people: list[Person], accounts: Accounts) -> list[str]:
-    """Return whose uid of the list this worker cannot give."""
-    owners = {account["uid"]: name for name, account in accounts.items()}
-    faults = []
-    for person in _present(people):
-        name, uid = person["name"], person["uid"]
-        if not uid:
-            continue
-        if name in accounts and accounts[name]["uid"] != uid:
-            faults.append(
-                f"{name}: uid: the account has number {accounts[name]['uid']} here, the list says {uid}; list that"
-                f" number, or move the account when nothing of {name} runs: usermod --uid {uid} {name}, and chown what"
-                f" lies outside its home"
-            )
-        elif owners.get(uid, name) != name:
-            faults.append(
-                f"{name}: uid: number {uid} is {owners[uid]}'s here; choose another, or let {owners[uid]} leave in a"
-                " run of its own before"
-            )
     return faults
 
 

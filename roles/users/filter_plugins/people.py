@@ -286,6 +286,52 @@ def shell_faults(
     return faults
 
 
+def account_faults(lists: dict[str, list[Person]], place: dict[str, Any], worker: dict[str, Any]) -> list[str]:
+    """Return whom the accounts and groups that a worker has do not allow.
+
+    Args:
+        lists: Variable -> the people that it lists.
+        place: The worker, as `people_here` takes it.
+        worker: Its facts `accounts` and `groups`.
+    """
+    return [
+        f"{variable}[{position}]: {person.get('name')}: {fault}"
+        for variable, people in lists.items()
+        for position, person in enumerate(people)
+        if _belonging([person], place)
+        for fault in _account_faults(person, worker["accounts"], worker["groups"])
+    ]
+
+
+def _account_faults(person: Person, accounts: dict[str, Any], groups: dict[str, Any]) -> list[str]:
+    name, uid = str(person.get("name", "")), str(person.get("uid", ""))
+    number = accounts[name]["uid"] if name in accounts else None
+    if number is not None and number not in PEOPLE_UIDS:
+        return [f"is an account of the system (number {number}); choose another name"]
+    if person.get("state", "present") == "absent":
+        return []
+    faults = []
+    if number is None and name in groups:
+        # useradd would give it the group that all such accounts share.
+        faults.append(
+            "a group of this name is there without such an account; choose another name, or take the group away:"
+            f" groupdel {name}"
+        )
+    if not uid.isdigit() or not int(uid):
+        return faults
+    owner = next((other for other, account in accounts.items() if account["uid"] == int(uid)), name)
+    if number not in (None, int(uid)):
+        faults.append(
+            f"uid: the account has number {number} here, the list says {uid}; list that number, or move the account"
+            f" when nothing of {name} runs: usermod --uid {uid} {name}, and chown what lies outside its home"
+        )
+    elif owner != name:
+        faults.append(
+            f"uid: number {uid} is {owner}'s here; choose another, or let {owner} leave in a run of its own before"
+        )
+    return faults
+
+
 def removal_faults(names: list[str], connecting_user: str = "") -> list[str]:
     """Return what is wrong with users_remove_metadata_keys."""
     faults = []
@@ -304,6 +350,7 @@ class FilterModule:
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""
         return {
+            "account_faults": account_faults,
             "people_faults": people_faults,
             "people_here": people_here,
             "people_nowhere": people_nowhere,
