@@ -1,4 +1,4 @@
-"""Filter that lists the faults in the variables of a whole fleet; no effects, so that its tests are tables."""
+"""Filters that judge the variables of playbooks, and list the faults of a whole fleet; no effects."""
 
 from __future__ import annotations
 
@@ -26,6 +26,17 @@ def faults_listed(checks: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def count_faults(values: Mapping[str, Any], unit: str = "") -> list[str]:
+    """Given variables that are numbers, also as texts and in lists, return what is none of 1 or more."""
+    right = re.compile(f"[1-9][0-9]*{f'{unit}?' if unit else ''}")
+    return [
+        f"{name}: '{each}' is no whole number of 1 or more"
+        for name, value in values.items()
+        for each in (value if isinstance(value, list) else [value])
+        if not right.fullmatch(str(each))
+    ]
+
+
 def _order(fault: tuple[str, str]) -> tuple[bool, str, int, str]:
     """Return what sorts faults as an editor goes through files; what has no place comes last."""
     place, text = fault
@@ -50,4 +61,4 @@ class FilterModule:
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""
-        return {"faults_listed": faults_listed}
+        return {"count_faults": count_faults, "faults_listed": faults_listed}

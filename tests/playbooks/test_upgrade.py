@@ -1,4 +1,7 @@
-"""What upgrade.yml says when workers fail; its own play on hosts that are this machine, whose upgrade is played."""
+"""What upgrade.yml says when workers fail; its own play on hosts that are this machine, whose upgrade is played.
+
+And what it and verify.yml refuse to begin with.
+"""
 
 from __future__ import annotations
 
@@ -83,3 +86,60 @@ def test_a_worker_that_fails_says_which_are_done_and_how_to_go_on(
     tmp_path: Path, at_once: int, failing: list[str], said: dict[str, str]
 ) -> None:
     assert upgraded(tmp_path, at_once, failing) == said
+
+
+NUMBER = "is no whole number of 1 or more"
+
+
+@pytest.mark.parametrize(
+    ("playbook", "hosts"),
+    [
+        (
+            "upgrade.yml",
+            [
+                # All workers at once, says Ansible.
+                ({"upgrade_at_once": "0"}, f"upgrade_at_once: '0' {NUMBER}"),
+                ({"upgrade_at_once": [1, "many"]}, f"upgrade_at_once: 'many' {NUMBER}"),
+                ({"upgrade_at_once": [1, "25%"], "upgrade_reboot_timeout": "60", "upgrade_reboot": "always"}, None),
+                ({"upgrade_reboot_timeout": -1}, f"upgrade_reboot_timeout: '-1' {NUMBER}"),
+                ({"upgrade_reboot": "yes"}, "upgrade_reboot: 'yes' is none of needed, always, never"),
+                ({}, None),
+            ],
+        ),
+        (
+            "verify.yml",
+            [
+                ({"verify_timeout": "soon"}, f"verify_timeout: 'soon' {NUMBER}"),
+                ({"verify_mebibytes": 0}, f"verify_mebibytes: '0' {NUMBER}"),
+                ({"verify_rounds": "1%"}, f"verify_rounds: '1%' {NUMBER}"),
+                ({"verify_rounds": "3", "verify_timeout": 30}, None),
+                ({}, None),
+            ],
+        ),
+    ],
+)
+def test_numbers_that_would_do_harm_are_refused_first(
+    tmp_path: Path, playbook: str, hosts: list[tuple[dict[str, Any], str | None]]
+) -> None:
+    play = yaml.safe_load((ROOT / "playbooks" / playbook).read_text())[0]
+    first = play["tasks"][0]
+    assert first["name"] == "Check what is asked"
+    (tmp_path / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [first]}]))
+    named = {f"w{index}": values for index, (values, _) in enumerate(hosts)}
+    (tmp_path / "hosts.yml").write_text(json.dumps({"all": {"hosts": named}}))
+    done = subprocess.run(
+        [Path(sys.executable).parent / "ansible-playbook", "-i", tmp_path / "hosts.yml", tmp_path / "play.yml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ
+        | {
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+            "ANSIBLE_FILTER_PLUGINS": f"{ROOT}/playbooks/filter_plugins",
+        },
+    )
+    (task,) = json.loads(done.stdout)["plays"][0]["tasks"]
+    said = {host: result["msg"] if result.get("failed") else None for host, result in task["hosts"].items()}
+    assert said == {f"w{index}": fault and f"w{index}: {fault}" for index, (_, fault) in enumerate(hosts)}
