@@ -12,7 +12,6 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 
 from roles.base.filter_plugins.base import (
-    address_faults,
     certificate_faults,
     certificate_paths,
     clock,
@@ -96,19 +95,6 @@ def test_the_controllers_own_certificates_are_right(tmp_path: Path) -> None:
     )
     bundle = ssl.get_default_verify_paths().cafile
     assert bundle is None or certificate_faults([bundle]) == []
-
-
-def test_mirrors_and_indexes_are_addresses() -> None:
-    mirrors = {"http://a.example/ubuntu": "https://m.example/u", "file:/srv/a": "file:/srv/b"}
-    assert address_faults("https://index.test/simple", mirrors) == []
-    assert address_faults("", {}) == []
-    faults = address_faults("ada:s3cret@index.test/simple", {"http://a.example": "", "a.example": "https://m.example"})
-    assert [fault.partition(" is ")[0] for fault in faults] == [
-        "base_pip_index_url:",
-        "base_apt_mirrors: http://a.example:",
-        "base_apt_mirrors: 'a.example'",
-    ]
-    assert "s3cret" not in "".join(faults)
 
 
 @pytest.mark.parametrize("trusted", [["/etc/ssl/proxy.pem"], []])

@@ -69,6 +69,19 @@ def test_servers_are_one_name_or_address_each() -> None:
     assert [fault.partition(":")[0] for fault in values.server_faults(names, "x")] == ["x[4]", "x[5]", "x[6]"]
 
 
+def test_mirrors_and_indexes_are_addresses() -> None:
+    right = {"http://a.example/ubuntu": "https://m.example/u", "file:/srv/a": "file:/srv/b"}
+    assert values.address_faults({"index": "https://index.test/simple", "none": "", "mirrors": right}) == []
+    wrong = {"http://a.example": "", "b.example": "https://m.example", "http://c.example x": "https://m.example"}
+    faults = values.address_faults({"index": "ada:s3cret@index.test/simple", "url": "http://a b", "mirrors": wrong})
+    assert [fault.partition(": is no address")[0] for fault in faults] == [
+        "index",
+        "url",
+        *(f"mirrors: {old}" for old in wrong),
+    ]
+    assert "s3cret" not in "".join(faults)
+
+
 @pytest.mark.parametrize(
     ("name", "known", "right"),
     [

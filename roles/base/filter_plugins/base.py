@@ -21,8 +21,6 @@ CLOCKS = {
 
 #: What the module ca_certificates takes from a file.
 PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-#: Where apt, pip and uv can fetch from.
-ADDRESS = re.compile(r"[a-z][a-z0-9+]*:/\S*")
 
 
 def certificate_paths(names: list[str], directory: str) -> list[str]:
@@ -54,22 +52,6 @@ def _certificate_fault(path: Path) -> str:
     return ""
 
 
-def address_faults(index: str, mirrors: dict[str, Any]) -> list[str]:
-    """Given base_pip_index_url and base_apt_mirrors, return what pip, uv and apt could not fetch from."""
-    named = {"base_pip_index_url": index} if index else {}
-    named |= {f"base_apt_mirrors: {old}": new for old, new in mirrors.items()}
-    faults = [
-        f"{name}: is not an address such as https://mirror.example.org/path"  # It may hold a password.
-        for name, value in named.items()
-        if not ADDRESS.fullmatch(str(value))
-    ]
-    return faults + [
-        f"base_apt_mirrors: '{old}' is not the beginning of an address in apt's sources"
-        for old in mirrors
-        if not ADDRESS.fullmatch(str(old))
-    ]
-
-
 def hugepages_wanted(setting: str, accelerator_type: str) -> str:
     """Return what transparent hugepages are to be on a worker of this accelerator type; empty leaves them alone."""
     if setting != "auto":
@@ -89,7 +71,6 @@ class FilterModule:
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""
         return {
-            "address_faults": address_faults,
             "certificate_faults": certificate_faults,
             "certificate_paths": certificate_paths,
             "clock": clock,

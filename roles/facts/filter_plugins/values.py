@@ -14,6 +14,8 @@ ZONE = re.compile(
     r"((Africa|America|Antarctica|Arctic|Asia|Atlantic|Australia|Brazil|Canada|Chile|Etc|Europe|Indian|Mexico|Pacific|US)"
     r"(/[A-Za-z0-9_+-]+)+|[A-Z][A-Za-z0-9_+-]+)"
 )
+#: Where apt, pip and uv can fetch from.
+ADDRESS = re.compile(r"[a-z][a-z0-9+]*:/\S*")
 #: An absolute path without blanks and without a way up.
 PATH = re.compile(r"(?!.*/\.\.(/|$))/\S+")
 #: The largest number that programs in C keep.
@@ -79,6 +81,24 @@ def server_faults(names: list[str], variable: str) -> list[str]:
     ]
 
 
+def address_faults(values: dict[str, str | dict[str, str]]) -> list[str]:
+    """Given variables that are addresses, or mappings from one to another, return what nobody could fetch from.
+
+    Empty ones are none. An address is not repeated: it may hold a password.
+    """
+    places: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            places |= {f"{name}: {old}": f"{old} {new}" for old, new in value.items()}
+        elif value:
+            places[name] = value
+    return [
+        f"{place}: is no address without blanks, such as https://mirror.example.org/path"
+        for place, text in places.items()
+        if not all(map(ADDRESS.fullmatch, text.split(" ")))
+    ]
+
+
 def zone_faults(name: str, variable: str) -> list[str]:
     """Given a time zone or the empty string, return what is wrong with it, as far as this machine knows zones."""
     if not name or (ZONE.fullmatch(name) and (_is_zone(name) or not _is_zone(OLDER_ZONE))):
@@ -100,6 +120,7 @@ class FilterModule:
     def filters(self) -> dict[str, object]:
         """Return the filters by name."""
         return {
+            "address_faults": address_faults,
             "number_faults": number_faults,
             "package_faults": package_faults,
             "path_faults": path_faults,
