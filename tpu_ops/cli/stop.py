@@ -104,9 +104,20 @@ def report(ended: Sequence[tuple[control.RunRef, control.Stopped]], *, as_json: 
         output.as_json([runs_output.summary(run.run_id, stopped.outcomes) for run, stopped in ended])
     for run_, stopped in ended:
         if not as_json:
-            output.info(f"run {run_.run_id}{' had already ended' if stopped.already else ''}:")
+            output.info(f"run {run_.run_id}{_before(stopped)}:")
             runs_output.table(stopped.outcomes)
         runs_output.leftovers(stopped.outcomes)
+
+
+def _before(stopped: control.Stopped) -> str:
+    """Return what had become of a run before anybody asked it to end, in words that follow its name."""
+    records_ = [outcome.record for outcome in stopped.outcomes if outcome.record]
+    if not stopped.already:
+        return ""
+    if not records_:
+        return " is not on: none of its workers knows it"
+    began = any(record["began"] or record["attempt"] > 1 for record in records_)
+    return " had already ended" if began else " was given up before it began"
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
