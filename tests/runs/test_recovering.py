@@ -28,7 +28,7 @@ from tpu_ops.remote.playbook import Outcome
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.wire import DATA, END, Frame
-from tpu_ops.runs import control, follow, records, recovery, spec
+from tpu_ops.runs import control, follow, launch, records, recovery, spec
 
 NODE = pod(2)[0].node.full_name
 
@@ -610,6 +610,38 @@ def test_ctrl_c_while_the_nodes_are_looked_up_leaves_nothing_to_take_over(
     for thread in left:
         thread.join(30)
     assert not (tmp_path / "runs/r1/recovery.json").exists()
+
+
+@pytest.mark.parametrize("may_be_on", [True, False])
+def test_ctrl_c_at_a_start_that_may_be_one_forgets_nothing_and_says_how_to_go_on(
+    second: recovering.Recovering, tmp_path: Path, capsys: Any, may_be_on: bool
+) -> None:
+    async def starts() -> int:
+        await second.begin(pod(2), None)
+        if may_be_on:
+            second.may_be_on()
+        raise launch.Interrupted(may_be_on=may_be_on)
+
+    assert second.to_the_end(starts()) == ExitCode.INTERRUPTED
+    assert (tmp_path / "runs/r1/recovery.json").exists() is may_be_on
+    said = capsys.readouterr().err
+    assert ("run r1 may be on, and nobody starts it again\n  stop:    tpu_ops stop r1\n" in said) is may_be_on
+    assert ("  recover: tpu_ops attach r1 --recover" in said) is may_be_on
+
+
+@pytest.mark.parametrize("may_be_on", [True, False])
+def test_ctrl_c_at_the_start_of_a_later_attempt_tells_whether_it_may_be_on(
+    run: Any, tmp_path: Path, capsys: Any, may_be_on: bool
+) -> None:
+    async def interrupted(*_: Any) -> None:
+        raise launch.Interrupted(may_be_on=may_be_on)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tpu_ops.cli.recovering.launch.start", interrupted)
+        assert run(World(PREEMPTED, DONE))[0] == ExitCode.INTERRUPTED
+    kept = recovery.read(tmp_path, "r1")
+    assert (kept.attempt, kept.pending) == (2, not may_be_on)
+    assert f"run r1 {'may be' if may_be_on else 'is not'} on, and nobody starts it again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("refusal", ["it has not ended as far as is known here", "run r1 of ada is on it"])

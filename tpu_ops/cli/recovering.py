@@ -189,14 +189,16 @@ class Recovering:
 
     def left(self) -> None:
         """Say after Ctrl-C what goes on and how to get at it."""
-        if self._on:
-            output.info(f"detached: run {self.kept.run_id} goes on, and nobody starts it again")
-            output.info(f"  stop:    tpu_ops stop {self.kept.run_id}")
-        elif self._begun:
-            output.info(f"run {self.kept.run_id} is not on, and nobody starts it again")
-        else:
+        if not self._begun:
             output.info("interrupted before the run was started")
             return
+        if self._on:
+            how = f"detached: run {self.kept.run_id} goes on"
+        else:
+            # Not all was heard of its start, or nobody has been asked yet.
+            how = f"run {self.kept.run_id} {'is not' if self.kept.pending else 'may be'} on"
+        output.info(f"{how}, and nobody starts it again")
+        output.info(f"  stop:    tpu_ops stop {self.kept.run_id}")
         self._hint()
 
     def _hint(self) -> None:
@@ -276,7 +278,11 @@ class Recovering:
             records.write(state_dir, replace(record, attempt=attempt))
         # From here on it may be on, whatever is heard of its start.
         self._keep(attempt=attempt, pending=False)
-        await launch.start(fanout, self._spec, workers)
+        try:
+            await launch.start(fanout, self._spec, workers)
+        except launch.Interrupted as exc:
+            self._keep(pending=not exc.may_be_on)
+            raise
         output.info(f"run {self.kept.run_id}, attempt {attempt}: started on {texts.count(len(hosts), 'worker')}")
         return await self.started(fanout, workers)
 

@@ -16,7 +16,7 @@ from tpu_ops import config, files
 from tpu_ops.cli import leaving, options, output, projects, recovering, runs_output
 from tpu_ops.cli import sync as cli_sync
 from tpu_ops.cli.run import folded, words
-from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet import contact, remaking, targets, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
@@ -168,6 +168,7 @@ class _Job:
     started_by: Fanout | None = None
     guard: recovering.Recovering | None = None
     project: projects.Project | None = None
+    may_be_on: bool = False
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -292,9 +293,11 @@ class _Job:
         records.write(state_dir, records.new(self.spec.run_id, nodes, ids, self.hosts, self.spec.argv))
         try:
             await launch.start(fanout, self.spec, self.workers)
-        except (launch.NotStarted, UsageError) as exc:
-            if isinstance(exc, launch.NotStarted) and exc.may_be_on:
-                # It may be on: what finds it, and what recovers it, is kept.
+        except (OpsError, launch.Interrupted) as exc:
+            # What ends it from elsewhere, as the alarm of a changed host key does, tells nothing of the run.
+            self.may_be_on = getattr(exc, "may_be_on", not isinstance(exc, UsageError))
+            if self.may_be_on:
+                # What finds it, and what recovers it, is kept.
                 if self.guard:
                     self.guard.may_be_on()
             elif before:
@@ -337,6 +340,9 @@ class _Job:
         """Say after Ctrl-C what goes on and how to get at it."""
         if self.started_by:
             output.info(f"detached: run {self.spec.run_id} goes on")
+            self._hints()
+        elif self.may_be_on:
+            output.info(f"interrupted while run {self.spec.run_id} was being started: it may be on")
             self._hints()
         else:
             output.info("interrupted before the run was started")
