@@ -12,7 +12,7 @@ import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops.cli import train
-from tpu_ops.errors import UsageError
+from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.remote.replies import Reply
@@ -53,6 +53,35 @@ async def test_a_run_that_may_be_on_is_remembered_and_one_that_is_not_leaves_wha
         assert guard._begun is may_be_on, "nothing that recovers it goes, then"
         starting.left()
         assert ("may be on\n  follow: tpu_ops logs exp" in capsys.readouterr().err) is may_be_on
+
+
+async def test_a_run_is_kept_as_begun_right_before_a_worker_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting = job(tmp_path, "--recover")
+    guard, fanout = starting.recovered(), None
+    assert (guard.kept.attempt, guard.kept.pending) == (0, True)
+    seen: list[Any] = []
+
+    async def start(*_: object) -> None:
+        kept = recovery.read(tmp_path, "exp")
+        seen.append((kept.attempt, kept.pending, records.read(tmp_path, "exp") is not None))
+
+    monkeypatch.setattr("tpu_ops.cli.train.launch.start", start)
+    await starting._start(fanout)  # type: ignore[arg-type]
+    assert seen == [(1, False, True)]
+
+
+async def test_a_run_that_cannot_be_kept_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpu_ops.cli.train.launch.start", start := AsyncMock())
+    starting = job(tmp_path, "--recover")
+    guard, fanout = starting.recovered(), None
+    records.write(tmp_path, EARLIER)
+    (tmp_path / "runs/exp").touch()
+    with pytest.raises(OpsError, match="cannot write"):
+        await starting._start(fanout)  # type: ignore[arg-type]
+    assert (start.await_count, guard._begun, starting.may_be_on) == (0, False, False)
+    assert records.read(tmp_path, "exp") == EARLIER
 
 
 async def test_an_alarm_in_the_midst_of_a_start_forgets_nothing(

@@ -8,7 +8,7 @@ import os
 import time
 
 from tpu_ops import config
-from tpu_ops.cli import leaving, logs, options, output, recovering, runs_output
+from tpu_ops.cli import faults, leaving, logs, options, output, recover_options, recovering, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import view
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rank", default="0", metavar="all|LIST", help="whose lines to show, as in all, 0,3 or 0-2 (default: 0)"
     )
     parser.add_argument("--since", type=logs.moment, metavar="TIME", help="show lines from then on (default: 60s)")
-    recovering.add_arguments(parser)
+    recover_options.add_arguments(parser)
     parser.add_argument("run", help="a run, or a node or worker whose run is meant")
 
 
@@ -69,4 +69,5 @@ def _take_over(settings: Settings, args: argparse.Namespace) -> int:
     kept = recovery.read(settings.state_dir, args.run)
     with recovering.alone(settings, args.run):
         job = recovering.Recovering(settings, kept, kept.spec(os.environ), args, begun=True)
-        return job.to_the_end(None if kept.pending else job.attached())
+        with faults.told(args.run, as_json=args.json, more=job.facts):
+            return job.to_the_end(None if kept.pending else job.attached())
