@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import time
 
 from tpu_ops import config
 from tpu_ops.cli import faults, leaving, logs, options, output, recover_options, recovering, runs_output
 from tpu_ops.config import Settings
-from tpu_ops.errors import UsageError
+from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import view
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import recovery
+from tpu_ops.runs import records, recovery
 from tpu_ops.runs.control import RunRef
 
 #: Seconds of the past whose lines are shown first.
@@ -58,7 +59,15 @@ def run(args: argparse.Namespace) -> int:
         output.info(f"  follow: tpu_ops attach {args.run}")
         output.info(f"  stop:   tpu_ops stop {args.run}")
 
-    return asyncio.run(leaving.followed(follow(), lambda: found[0] if found else None, left, as_json=args.json))
+    def stopped() -> None:
+        run_ = found[0][1]
+        if records.is_of(settings.state_dir, run_.run_id, run_.hosts):
+            # A process of this machine that recovers it learns from the workers as well that it was stopped.
+            with contextlib.suppress(TimeoutError, OpsError):
+                recovery.stop(settings.state_dir, run_.run_id, 0.0)
+
+    work = leaving.followed(follow(), lambda: found[0] if found else None, left, stopped, as_json=args.json)
+    return asyncio.run(work)
 
 
 def _take_over(settings: Settings, args: argparse.Namespace) -> int:
