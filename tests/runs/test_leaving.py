@@ -6,12 +6,16 @@ import argparse
 import asyncio
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tpu_ops.cli import attach, leaving
 from tpu_ops.errors import ExitCode
+from tpu_ops.fleet.remaking import Plan
+from tpu_ops.runs import records, recovery, spec
 from tpu_ops.runs.control import RunRef, Stopped
 from tpu_ops.runs.follow import Outcome
 
@@ -119,6 +123,26 @@ async def test_what_ignores_ctrl_c_goes_on_ignoring_it() -> None:
         return 7
 
     assert await followed(work()) == 7
+
+
+def test_a_run_stopped_from_another_shell_is_not_kept_to_be_started_again(
+    stop: Stop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def found(*_: Any, begun: Callable[[object, RunRef], None], **__: Any) -> None:
+        begun(FANOUT, RUN)
+        await pressed(0, 0.05)
+
+    records.write(tmp_path, records.new("r1", ("pod",), ("1",), RUN.hosts, ("true",)))
+    kept = recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("true",)), {}))
+    recovery.write(tmp_path, kept)
+    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SimpleNamespace(state_dir=tmp_path))
+    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.attach.logs.followed", found)
+    parser = argparse.ArgumentParser()
+    attach.add_arguments(parser)
+    assert attach.run(parser.parse_args(["r1"])) == ExitCode.INTERRUPTED
+    assert stop.asked == ["r1"]
+    assert not (tmp_path / "runs/r1/recovery.json").exists()
 
 
 def test_who_leaves_a_run_is_told_how_to_get_at_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
