@@ -117,6 +117,9 @@ def test_variables_are_taken_as_they_stand(tmp_path: Path) -> None:
     path = tmp_path / "env"
     path.write_text("# x\n\nA= spaced \nB='kept'\n")
     assert spec.read_env_file(path) == {"A": " spaced ", "B": "'kept'"}
+    odd = "a\x0cb\x1cc\x85d\u2028e\rf"
+    path.write_bytes(f"A={odd}\r\nB=2\n".encode())
+    assert spec.read_env_file(path) == {"A": odd, "B": "2"}
     path.write_text("A=1\nthe-secret without sign\n")
     with pytest.raises(UsageError) as wrong:
         spec.read_env_file(path)
@@ -249,6 +252,8 @@ def test_silence_counts_before_what_is_wrong() -> None:
         ([b"10%\r20%\r", b"done\n"], ["10%", "20%", "done"], []),
         ([b"x\r\ny\n"], ["x", "y"], []),
         ([b"x\r", b"\ny\n"], ["x", "y"], []),
+        ([b"x\r", b"\n", b"\n", b"", b"\ny\n"], ["x", "", "", "y"], []),
+        ([b"x\r", b"", b"\ny\n"], ["x", "y"], []),
         ([b"abcdefghij", b"kl\n"], ["abcdefgh", "ijkl"], []),
         ([b"abcdefghijklmnopqr\n"], ["abcdefgh", "ijklmnop", "qr"], []),
         ([b"\xff\xc3", b"\xa4\n"], ["\ufffdä"], []),
@@ -325,6 +330,12 @@ def test_ranks_are_chosen(text: str, expected: list[int]) -> None:
 def test_ranks_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         runs_output.ranks(text, 4)
+
+
+def test_ranks_that_go_backwards_are_refused_with_what_was_meant() -> None:
+    with pytest.raises(UsageError, match="2-1 goes backwards") as wrong:
+        runs_output.ranks("0,2-1", 4)
+    assert (wrong.value.where, wrong.value.fix) == ("--rank", "write 1-2")
 
 
 # --- run ----------------------------------------------------------------------------------------------------

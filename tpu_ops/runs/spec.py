@@ -225,15 +225,16 @@ def read_env_file(path: Path) -> dict[str, str]:
         UsageError: The file cannot be read or a line has another form; the value is never shown.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+        text = path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as exc:
         fix = "name a file that you may read"
         raise UsageError(f"cannot read the file: {exc.strerror}", where=f"--env-file {path}", fix=fix) from exc
     found = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not `splitlines`, which takes a form feed and others for line ends: they may stand in a value.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        name, sign, value = line.partition("=")
+        name, sign, value = line.removesuffix("\r").partition("=")
         if not sign or not _ENV_NAME.fullmatch(name.strip()):
             where = f"--env-file {path}, line {number}"
             raise UsageError("not of the form KEY=VALUE", where=where, fix=_VARIABLE)
