@@ -70,8 +70,8 @@ def test_every_rank_is_told_its_slice() -> None:
     assert len({host_spec.digest(one) for one in sent}) == 1
 
 
-@pytest.mark.parametrize("run_id", ["", "Upper", "a b", "../x", "-x", "x" * 80, "x\n"])
-def test_names_that_no_worker_takes_are_refused_here(run_id: str) -> None:
+@pytest.mark.parametrize("run_id", ["", "Upper", "a b", "../x", "-x", "x" * 80, "x\n", "a.json"])
+def test_names_that_no_worker_takes_or_that_would_be_another_run_s_file_are_refused_here(run_id: str) -> None:
     with pytest.raises(UsageError):
         spec.RunSpec(run_id, ("true",))
 
@@ -136,6 +136,18 @@ def test_a_run_is_remembered_and_forgotten(tmp_path: Path) -> None:
     records.forget(tmp_path, "digits-1")
     assert records.read(tmp_path, "digits-1") is None
     assert records.read(tmp_path, "../../etc/passwd") is None
+
+
+def test_the_oldest_runs_are_forgotten_unless_they_are_recovered_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "KEPT", 2)
+    (tmp_path / "runs" / "r0").mkdir(parents=True)
+    (tmp_path / "runs" / "r0" / "recovery.json").touch()
+    for number in range(5):
+        records.write(tmp_path, records.new(f"r{number}", ("pod",), ("1",), ("pod-w0",), ("true",)))
+        os.utime(tmp_path / "runs" / f"r{number}.json", (number, number))
+    assert [record.run_id for record in records.recent(tmp_path, 9)] == ["r4", "r3", "r0"]
 
 
 def test_a_damaged_memory_is_none(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import time
 
@@ -50,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         run_, outcomes, shown = await logs.followed(
             fleet, args.run, args.rank, live=True, since=since, aside=args.json, begun=begun
         )
+        found.clear()
         of_rank = args.exit_code == "rank"
         return runs_output.finish(run_.run_id, outcomes, shown, as_json=args.json, of_rank=of_rank)
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         output.info(f"  follow: tpu_ops attach {args.run}")
         output.info(f"  stop:   tpu_ops stop {args.run}")
 
-    return asyncio.run(leaving.followed(follow(), lambda: found[0] if found else None, left, as_json=args.json))
+    return leaving.to_its_end(follow(), lambda: found[0] if found else None, left, as_json=args.json)
 
 
 def _take_over(settings: Settings, args: argparse.Namespace) -> int:
