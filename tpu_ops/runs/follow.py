@@ -180,13 +180,13 @@ class Follower:
 
     async def _rank(self, rank: int) -> Outcome:
         self._ended.discard(rank)
-        outcome = await self._follow(self._places[rank])
+        outcome = await self._follow(rank)
         self._ended.add(rank)
         return outcome
 
-    async def _follow(self, place: _Place) -> Outcome:
+    async def _follow(self, rank: int) -> Outcome:
         """Follow one rank, again from where it stood whenever the connection breaks."""
-        rank, loop = place.rank, asyncio.get_running_loop()
+        place, loop = self._places[rank], asyncio.get_running_loop()
         while True:
             try:
                 if outcome := await self._follow_once(place):
