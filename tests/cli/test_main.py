@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import failed
-from tpu_ops.cli import options, output, train
+from tpu_ops.cli import faults, options, output
 from tpu_ops.cli import run as run_command
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import state
@@ -205,7 +205,7 @@ def test_equal_faults_are_shown_once_with_all_their_workers() -> None:
         for index in (0, 1, 10)
     ]
     other = {"worker": "pod-w2", "problem": "busy", "fix": "wait"}
-    assert train.folded_faults([*rows, other]) == [
+    assert faults.once_each([*rows, other]) == [
         {
             "worker": "pod-w[0-1,10]",
             "problem": "absent",

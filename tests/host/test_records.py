@@ -192,6 +192,13 @@ def test_one_lock_names_its_holder_as_long_as_it_lives(tmp_path: Path) -> None:
     assert store.holder() is None
 
 
+def test_record_and_lock_name_who_started_a_run_as_somebody_else() -> None:
+    found = record.new_record(good(), myself(), 0)
+    assert (found["person"]["uid"], found["asked_by"], found["asker"]) == (os.getuid(), 0, "root")
+    assert record.holder_of(found)["asker"] == "root"
+    assert record.new_record(good(), myself(), 4242)["asker"] == "4242", "nobody of that id is known there"
+
+
 def test_the_first_intent_stays(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.put_intent("r1", {"kind": "failed"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -156,6 +157,19 @@ async def test_the_time_of_the_question_is_not_the_workers(play: Path) -> None:
         return api(hosts)
 
     assert (await Fanout(play / "config", slowly).run("a", ["true"], limit=0.8))["a"].ok
+
+
+async def test_who_answers_too_late_is_told_with_the_time_that_the_question_took_besides(play: Path) -> None:
+    down(play, "a", "b")
+    for host in "ab":
+        (play / f"mute-{host}").touch()
+    fanout = Fanout(play / "config", Api(play, "ab"))
+    replies, results = await asyncio.gather(
+        fanout.call({"a": {}}, "status", limit=1.5), fanout.run("b", ["true"], limit=1.5)
+    )
+    besides = r"within 1\.5 s, besides \d+\.\d s in which its address was asked for"
+    assert re.fullmatch(f"the launcher did not answer {besides}", replies["a"].problem)
+    assert re.fullmatch(f"did not end {besides}", results["b"].problem)
 
 
 async def test_an_alarm_of_the_question_ends_the_command(play: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops import config
-from tpu_ops.cli import unlock
-from tpu_ops.errors import HostError, UnreachableError, UsageError
+from tpu_ops.cli import stop, unlock
+from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, records
 from tpu_ops.runs.holders import Holder
@@ -238,3 +239,36 @@ async def test_a_stop_tells_a_run_that_had_ended_before(tmp_path: Path, already:
     fanout: Any = Answers(pod_w0=replies[0], pod_w1=replies[1])
     stopped = await control.stop(fanout, control.RunRef("r1", ("pod-w0", "pod-w1")))
     assert stopped.already is said
+
+
+MISSING = Reply("", {}, "missing", "this worker knows no run r1")
+
+
+def over(rank: int, state: str, began: float | None, attempt: int = 1) -> Reply:
+    """Return what a worker answers to a stop that had ended before."""
+    found = record(rank) | {"state": state, "began": began, "ended": 6.0, "attempt": attempt, "code_digest": ""}
+    return Reply("", {"record": found, "already": True})
+
+
+@pytest.mark.parametrize(
+    ("first", "code", "said"),
+    [
+        (MISSING, ExitCode.OK, "run r1 is not on: none of its workers knows it:"),
+        (over(0, "refused", None), ExitCode.OK, "run r1 was given up before it began:"),
+        (over(0, "refused", None, attempt=2), ExitCode.OK, "run r1 had already ended:"),
+        (over(0, "failed", 5.5), ExitCode.OK, "run r1 had already ended:"),
+        (SILENT, ExitCode.UNREACHABLE, "run r1:"),
+        (Reply("", {}, "denied", "the run belongs to ada"), ExitCode.FAILED, "run r1:"),
+    ],
+)
+async def test_a_worker_that_never_heard_of_a_run_is_no_failure_to_stop_it(
+    first: Reply, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its start was given up before that worker was asked."""
+    fanout: Any = Answers(pod_w0=first, pod_w1=MISSING)
+    run = control.RunRef("r1", ("pod-w0", "pod-w1"))
+    stopped = await control.stop(fanout, run)
+    stop.report([(run, stopped)], as_json=False)
+    out, err = capsys.readouterr()
+    assert (stop.exit_code(stopped.outcomes), err) == (code, f"{said}\n")
+    assert re.search("1 +pod-w1 +gone +this worker knows no run r1", out)

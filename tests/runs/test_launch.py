@@ -34,7 +34,8 @@ class Workers:
         self._replies = {"pod-w0": WAITING} | {name.replace("_", "-"): reply for name, reply in replies.items()}
         self.calls: list[tuple[str, dict[str, Mapping[str, Any]]]] = []
         self.hangs = ""
-        self.deaf = False
+        self.deaf = self.slow_to_stop = False
+        self.hanging = asyncio.Event()
 
     async def call(
         self, requests: Any, action: str, *, limit: float, done: Callable[[Reply], None] | None = None
@@ -44,7 +45,8 @@ class Workers:
         found = {}
         for host in requests:
             reply = self._replies.get(host, RUNNING) if action == "start" else Reply("", {"record": {}})
-            if action == "start" and host == self.hangs:
+            if (action == "start" and host == self.hangs) or (action == "stop" and self.slow_to_stop):
+                self.hanging.set()
                 await asyncio.Event().wait()
             if action == "stop" and self.deaf:
                 reply = SILENT
@@ -190,16 +192,44 @@ async def test_a_run_may_be_on_where_an_answer_is_lost_and_rank_0_cannot_be_told
     assert (error.may_be_on, "may run" in error.fix) == (may_be_on, may_be_on)
 
 
+async def interrupted(workers: Workers, size: int, hangs: str, times: int = 1) -> launch.Interrupted:
+    """Press Ctrl-C while a worker starts, and again while rank 0 is told."""
+    workers.hangs = hangs
+    task = asyncio.create_task(start(workers, size))
+    for _ in range(times):
+        await workers.hanging.wait()
+        workers.hanging.clear()
+        task.cancel()
+    with pytest.raises(launch.Interrupted) as raised:
+        await task
+    assert task.cancelled(), "whoever follows it takes it for left"
+    return raised.value
+
+
 @pytest.mark.parametrize("size", [1, 4])
 async def test_a_start_that_is_interrupted_is_given_up(size: int) -> None:
     workers = Workers()
-    workers.hangs = "pod-w0"
-    task = asyncio.create_task(start(workers, size))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    assert not (await interrupted(workers, size, "pod-w0")).may_be_on
     assert workers.asked == [("start", ["pod-w0"]), ("stop", ["pod-w0"])]
+
+
+@pytest.mark.parametrize(
+    ("size", "hangs", "may_be_on"),
+    [(1, "pod-w0", True), (4, "pod-w3", True), (4, "pod-w0", False)],
+    ids=["the only rank", "all ranks", "rank 0 waits for nobody"],
+)
+async def test_an_interrupted_start_may_be_one_where_rank_0_cannot_be_told(
+    size: int, hangs: str, may_be_on: bool
+) -> None:
+    workers = Workers()
+    workers.deaf = True
+    assert (await interrupted(workers, size, hangs)).may_be_on is may_be_on
+
+
+async def test_whoever_does_not_wait_until_rank_0_is_told_is_not_sure() -> None:
+    workers = Workers()
+    workers.slow_to_stop = True
+    assert (await interrupted(workers, 1, "pod-w0", times=2)).may_be_on
 
 
 async def test_workers_without_an_internal_address_cannot_meet() -> None:

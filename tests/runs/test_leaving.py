@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,6 +15,8 @@ import pytest
 
 from tpu_ops.cli import attach, leaving
 from tpu_ops.errors import ExitCode, OpsError
+from tpu_ops.fleet.remaking import Plan
+from tpu_ops.runs import records, recovery, spec
 from tpu_ops.runs.control import RunRef, Stopped
 from tpu_ops.runs.follow import Outcome
 
@@ -171,6 +175,26 @@ def test_of_a_run_that_has_ended_nobody_says_that_it_goes_on(
     with pytest.raises(OpsError, match="cannot be written"):
         attach.run(parser.parse_args(["r1"]))
     assert ("goes on" in capsys.readouterr().err) is not over
+
+
+def test_a_run_stopped_from_another_shell_is_not_kept_to_be_started_again(
+    stop: Stop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def found(*_: Any, begun: Callable[[object, RunRef], None], **__: Any) -> None:
+        begun(FANOUT, RUN)
+        await pressed(0, 0.05)
+
+    records.write(tmp_path, records.new("r1", ("pod",), ("1",), RUN.hosts, ("true",)))
+    kept = recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("true",)), {}))
+    recovery.write(tmp_path, kept)
+    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SimpleNamespace(state_dir=tmp_path))
+    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.attach.logs.followed", found)
+    parser = argparse.ArgumentParser()
+    attach.add_arguments(parser)
+    assert attach.run(parser.parse_args(["r1"])) == ExitCode.INTERRUPTED
+    assert stop.asked == ["r1"]
+    assert not (tmp_path / "runs/r1/recovery.json").exists()
 
 
 def test_who_leaves_a_run_is_told_how_to_get_at_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

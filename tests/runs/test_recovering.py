@@ -28,7 +28,7 @@ from tpu_ops.remote.playbook import Outcome
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.wire import DATA, END, Frame
-from tpu_ops.runs import control, follow, records, recovery, spec
+from tpu_ops.runs import control, follow, launch, preflight, records, recovery, spec, sync
 
 NODE = pod(2)[0].node.full_name
 
@@ -474,6 +474,54 @@ async def test_stop_ends_a_recovery_and_asks_the_workers_where_an_attempt_may_be
     assert "it is not started again" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("already", [False, True])
+async def test_a_full_disk_keeps_no_worker_from_being_told_of_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, already: bool
+) -> None:
+    told: list[str] = []
+
+    async def end(_: object, run_: control.RunRef, **__: Any) -> control.Stopped:
+        told.append(run_.run_id)
+        return control.Stopped((), already=already)
+
+    async def find(*_: object) -> control.Found:
+        return control.Found([control.RunRef(name, ("pod-w0",)) for name in ("r1", "r2")])
+
+    def full(path: Path, *_: Any) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    fleet, words = words_of_stop(tmp_path)
+    records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",)))
+    recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("x",)), {})))
+    monkeypatch.setattr(stop, "end", end)
+    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.stop.control.find", find)
+    monkeypatch.setattr(files, "replace", full)
+    with recovering.alone(fleet.settings, "r1"):
+        ended, problem = await stop._stop(fleet, words)
+    assert (sorted(told), [run_.run_id for run_, _ in ended]) == (["r1", "r2"], ["r1", "r2"])
+    said = capsys.readouterr().err
+    if already:
+        # No worker has a record of a stop that would tell whoever recovers it.
+        assert "may start it again" in str(problem)
+        assert "Ctrl-C there" in str(problem)
+    else:
+        assert problem is None
+        assert "warning: run r1: " in said
+        assert "No space left on device" in said
+
+
+def test_copies_of_logs_that_cannot_be_made_end_no_recovery(run: Any, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "runs/r1").mkdir(parents=True)
+    (tmp_path / "runs/r1/attempt-2").touch()
+    code, _, job = run(World(PREEMPTED, DONE))
+    assert (code, job.kept.attempt) == (0, 2)
+    out, err = capsys.readouterr()
+    assert "attempt 2" in out
+    assert "attempt-2/rank-0.log: " in err
+    assert "the run goes on" in err
+
+
 def test_a_full_disk_of_this_machine_ends_no_recovery(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -566,7 +614,82 @@ def second(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> recover
     *_, job = run(World(DONE))
     shutil.rmtree(tmp_path / "runs/r1")
     monkeypatch.setattr("tpu_ops.cli.recovering.remaking.remember", lambda *_: job.kept.plan)
-    return recovering.Recovering(job._settings, job.kept, job._spec, job._args, begun=False)
+    kept = replace(job.kept, attempt=0, pending=True)
+    return recovering.Recovering(job._settings, kept, job._spec, job._args, begun=False)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_controller_that_dies_before_a_worker_is_asked_leaves_a_run_that_can_be_taken_over(
+    run: Any, second: recovering.Recovering, tmp_path: Path, capsys: Any, elsewhere: bool
+) -> None:
+    asyncio.run(second.begin(pod(2), None))
+    if elsewhere:
+        earlier = records.new("r1", ("a", "b"), ("7", "8"), ("a-w0", "b-w0"), ("true",))
+        records.write(tmp_path, earlier)
+    kept = recovery.read(tmp_path, "r1")
+    world = World(None, DONE, attempt=0)
+    world.refusal = ApiError("a bad moment", status="UNAVAILABLE")
+    code, world, job = run(world, pending=kept.pending, attempt=kept.attempt)
+    assert (code, job.kept.preemptions, job.kept.failures) == (0, 0, 0)
+    assert world.done == ["bring back r1/1", "bring back r1/1", "start 1", "start 1"]
+    assert "run r1, not begun: a bad moment; trying again" in capsys.readouterr().err
+    assert not (tmp_path / "runs/r1/recovery.json").exists()
+
+
+def words_of_stop(tmp_path: Path) -> tuple[Any, Any]:
+    """Return a fleet without workers, and the command line of `tpu_ops stop r1`."""
+    fleet = SimpleNamespace(settings=SimpleNamespace(state_dir=tmp_path), workers=())
+    return fleet, SimpleNamespace(run="r1", force=False, grace=None)
+
+
+async def test_stop_ends_what_was_kept_by_a_controller_that_died_before_a_worker_was_asked(
+    second: recovering.Recovering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
+    source = tmp_path / "digits"
+    source.mkdir()
+    (source / "train.py").write_text("first")
+    await second.begin(pod(2), sync.read(source))
+    assert await stop._stop(*words_of_stop(tmp_path)) == ([], None)
+    assert "run r1: it had not begun, and is not started any more" in capsys.readouterr().err
+    assert not (tmp_path / "runs/r1/recovery.json").exists()
+    assert not (tmp_path / "runs/r1/code").exists()
+
+
+def test_stop_ends_a_start_that_is_still_bringing_the_code(
+    second: recovering.Recovering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asked, "EVERY", 0.01)
+    answers: list[bool] = []
+    stopping = threading.Thread(target=lambda: answers.append(recovery.stop(tmp_path, "r1", 5.0)))
+
+    async def brings() -> int:
+        await second.begin(pod(2), None)
+        stopping.start()
+        await asyncio.sleep(30)
+        return 0
+
+    with recovering.alone(second._settings, "r1"):
+        code = second.to_the_end(brings())
+    stopping.join()
+    assert (code, answers) == (1, [True])
+    assert not (tmp_path / "runs/r1/recovery.json").exists()
+
+
+def test_what_a_start_left_that_died_while_it_kept_the_code_is_not_started(
+    second: recovering.Recovering, tmp_path: Path
+) -> None:
+    left = tmp_path / "runs/r1/code/digits/old.py"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    (tmp_path / "runs/r1/stop").touch()
+    source = tmp_path / "digits"
+    source.mkdir()
+    (source / "train.py").touch()
+    tree = asyncio.run(second.begin(pod(2), sync.read(source)))
+    assert tree is not None
+    assert [path.name for path in tree.source.iterdir()] == ["train.py"]
+    assert not second._asked()
 
 
 def test_a_run_that_could_not_be_started_leaves_nothing_to_take_over(
@@ -610,6 +733,66 @@ def test_ctrl_c_while_the_nodes_are_looked_up_leaves_nothing_to_take_over(
     for thread in left:
         thread.join(30)
     assert not (tmp_path / "runs/r1/recovery.json").exists()
+
+
+@pytest.mark.parametrize("may_be_on", [True, False])
+def test_ctrl_c_at_a_start_that_may_be_one_forgets_nothing_and_says_how_to_go_on(
+    second: recovering.Recovering, tmp_path: Path, capsys: Any, may_be_on: bool
+) -> None:
+    async def starts() -> int:
+        await second.begin(pod(2), None)
+        second.starts()
+        if may_be_on:
+            second.may_be_on()
+        raise launch.Interrupted(may_be_on=may_be_on)
+
+    assert second.to_the_end(starts()) == ExitCode.INTERRUPTED
+    assert (tmp_path / "runs/r1/recovery.json").exists() is may_be_on
+    said = capsys.readouterr().err
+    assert ("run r1 may be on, and nobody starts it again\n  stop:    tpu_ops stop r1\n" in said) is may_be_on
+    assert ("  recover: tpu_ops attach r1 --recover" in said) is may_be_on
+
+
+@pytest.mark.parametrize("state", ["stopped", "unreachable"])
+def test_a_second_ctrl_c_that_stops_the_run_leaves_nothing_to_take_over(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, state: str
+) -> None:
+    async def end(*_: object) -> control.Stopped:
+        return control.Stopped((follow.Outcome(0, "pod-w0", state),), already=False)
+
+    async def pressed_twice(one: object, rank: int) -> None:
+        if rank == 0:
+            asyncio.get_running_loop().call_later(0.05, signal.raise_signal, signal.SIGINT)
+        await _pressed(one, rank)
+
+    recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("x",)), {})))
+    monkeypatch.setattr(stop, "end", end)
+    monkeypatch.setattr(follow, "RETRY_LIMIT", 60)
+    monkeypatch.setattr(follow.Follower, "_follow", pressed_twice)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code, *_ = run(World(SILENT))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert code == ExitCode.INTERRUPTED
+    # Where a worker does not say that it has ended it may be on, and `attach --recover` may be wanted after all.
+    assert (tmp_path / "runs/r1/recovery.json").exists() is (state == "unreachable")
+    assert ("run r1: stopped; it is not started again" in capsys.readouterr().err) is (state == "stopped")
+
+
+@pytest.mark.parametrize("may_be_on", [True, False])
+def test_ctrl_c_at_the_start_of_a_later_attempt_tells_whether_it_may_be_on(
+    run: Any, tmp_path: Path, capsys: Any, may_be_on: bool
+) -> None:
+    async def interrupted(*_: Any) -> None:
+        raise launch.Interrupted(may_be_on=may_be_on)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tpu_ops.cli.recovering.launch.start", interrupted)
+        assert run(World(PREEMPTED, DONE))[0] == ExitCode.INTERRUPTED
+    kept = recovery.read(tmp_path, "r1")
+    assert (kept.attempt, kept.pending) == (2, not may_be_on)
+    assert f"run r1 {'may be' if may_be_on else 'is not'} on, and nobody starts it again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("refusal", ["it has not ended as far as is known here", "run r1 of ada is on it"])
@@ -671,3 +854,32 @@ def test_attach_takes_over_what_is_kept(run: Any, tmp_path: Path, monkeypatch: p
     assert taken == [("r1", job.kept.plan, True, None)]
     with pytest.raises(UsageError, match="leave out --since"):
         attach.run(parser.parse_args(["r1", "--recover", "--since", "10m"]))
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_who_takes_over_sees_the_faults_of_all_workers(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, as_json: bool
+) -> None:
+    _, world, job = run(World(DONE, DONE))
+    capsys.readouterr()
+    job._keep(pending=True, preemptions=1)
+    world.refusals = [("probe", Reply("", {}, "failed", what)) for what in ("no launcher", "no python")]
+    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SimpleNamespace(state_dir=tmp_path))
+    parser = argparse.ArgumentParser()
+    attach.add_arguments(parser)
+    with pytest.raises(preflight.PreflightError):
+        attach.run(parser.parse_args(["r1", "--recover", *(["--json"] if as_json else [])]))
+    out = capsys.readouterr().out
+    if not as_json:
+        assert [line.split()[:3] for line in out.splitlines()[1:]] == [
+            ["pod-w0", "no", "launcher"],
+            ["pod-w1", "no", "python"],
+        ]
+        return
+    told = json.loads(out)
+    assert {key: told[key] for key in ("state", "attempt", "preemptions")} == {
+        "state": "refused",
+        "attempt": 1,
+        "preemptions": 1,
+    }
+    assert [fault["problem"] for fault in told["faults"]] == ["no launcher", "no python"]

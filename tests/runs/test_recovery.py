@@ -114,6 +114,24 @@ def test_a_run_is_kept_for_its_person_alone_and_without_values_of_secrets_or_fil
         recovery.read(tmp_path, "r1")
 
 
+def test_variables_of_one_attempt_are_never_those_of_a_later_one(tmp_path: Path) -> None:
+    path = tmp_path / "env"
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    for name in spec.RENDEZVOUS:
+        path.write_text(f"A=1\n{name}=10.0.0.1:8476\n")
+        for where, words in ((f"--env-file {path}", ["--env-file", str(path)]), ("--env", ["--env", f"{name}=1"])):
+            with pytest.raises(UsageError, match=f"{name} is of one attempt alone") as refusal:
+                train.run(parser.parse_args(["pod", "--recover", *words]))
+            assert refusal.value.where == where
+            assert f"-- env {name}=... COMMAND" in refusal.value.fix
+        # The file may have changed until somebody takes the run over.
+        with pytest.raises(UsageError, match=f"{name} is of one attempt alone"):
+            kept(spec.RunSpec("r1", ("true",)), env_files=(str(path),)).spec({})
+        assert spec.variables({"A": "2"}, [path]) == {"A": "2", name: "10.0.0.1:8476"}, "without --recover"
+        assert spec.variables({name: ""}, [], again=True) == {name: ""}, "it says that there is none"
+
+
 def test_a_later_attempt_has_a_key_of_its_own() -> None:
     run = spec.RunSpec("r1", ("true",))
     later = recovery.next_attempt(run, 2)
@@ -124,10 +142,16 @@ def test_a_later_attempt_has_a_key_of_its_own() -> None:
 def test_what_an_earlier_version_or_an_accident_left_is_no_traceback(tmp_path: Path) -> None:
     place = tmp_path / "runs" / "r1"
     place.mkdir(parents=True)
-    for text in ("", "[]", json.dumps({"run_id": "r1"})):
+    recovery.write(tmp_path, kept(spec.RunSpec("r1", ("true",))))
+    written = json.loads((place / "recovery.json").read_text())
+    bare = {key: value for key, value in written["options"].items() if key != "argv"}
+    options: list[Any] = [written["options"] | {"novel": 1}, bare, [], written["options"] | {"env": 1}]
+    others = [json.dumps(written | {"options": one}) for one in options]
+    for text in ("", "[]", json.dumps({"run_id": "r1"}), *others):
         (place / "recovery.json").write_text(text)
-        with pytest.raises(Exception, match="cannot be read"):
+        with pytest.raises(OpsError, match="cannot be read") as refusal:
             recovery.read(tmp_path, "r1")
+        assert "tpu_ops stop r1" in refusal.value.fix
 
 
 @pytest.mark.parametrize(
@@ -206,12 +230,24 @@ def test_a_disk_without_room_does_not_end_what_follows_the_run(tmp_path: Path) -
     assert ["No space left on device" in text for text in said] == [True]
 
 
-def test_logs_that_cannot_be_opened_are_an_error_with_their_place(tmp_path: Path) -> None:
-    (tmp_path / "attempt-1").write_text("")
-    with pytest.raises(OpsError, match="cannot write") as refusal:
-        recovery.Logs(tmp_path / "attempt-1", 1, pytest.fail)
-    assert refusal.value.where == str(tmp_path / "attempt-1")
-    assert refusal.value.fix
+def test_logs_that_cannot_be_opened_are_said_once_and_written_as_soon_as_they_can_be(tmp_path: Path) -> None:
+    place = tmp_path / "attempt-1"
+    place.write_text("")
+    said: list[str] = []
+    logs = recovery.Logs(place, 2, said.append)
+    logs.write(0, 0, b"first")
+    # Whoever follows again goes on from there.
+    assert logs.offsets == (5, 0)
+    place.unlink()
+    place.mkdir()
+    (place / "rank-1.log").write_text("sec")
+    logs.write(0, 5, b"third")
+    logs.write(1, 0, b"second")
+    assert logs.offsets == (10, 6)
+    logs.close()
+    assert (place / "rank-0.log").read_bytes() == b"\0" * 5 + b"third"
+    assert (place / "rank-1.log").read_bytes() == b"second"
+    assert [text.startswith(f"{place}/rank-0.log: ") for text in said] == [True]
 
 
 def test_one_process_of_this_machine_recovers_a_run(tmp_path: Path) -> None:

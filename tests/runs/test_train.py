@@ -12,7 +12,8 @@ import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops.cli import train
-from tpu_ops.errors import UsageError
+from tpu_ops.errors import OpsError, UsageError
+from tpu_ops.fleet.hostkeys import HostKeyAlarm
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import launch, records, recovery, spec
@@ -30,11 +31,13 @@ def job(tmp_path: Path, *words: str) -> train._Job:
     return train._Job(fleet, pod(2), spec.RunSpec("exp", ("true",)), None, [0], args)
 
 
+@pytest.mark.parametrize("interrupted", [True, False])
 @pytest.mark.parametrize("may_be_on", [True, False])
 async def test_a_run_that_may_be_on_is_remembered_and_one_that_is_not_leaves_what_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_be_on: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, may_be_on: bool, interrupted: bool
 ) -> None:
-    error = launch.NotStarted([SILENT], ["pod-w0"], 60.0, may_be_on=may_be_on)
+    refused = launch.NotStarted([SILENT], ["pod-w0"], 60.0, may_be_on=may_be_on)
+    error = launch.Interrupted(may_be_on=may_be_on) if interrupted else refused
     monkeypatch.setattr("tpu_ops.cli.train.launch.start", AsyncMock(side_effect=error))
     fanout: Any = None
     for before in (None, EARLIER):
@@ -43,11 +46,54 @@ async def test_a_run_that_may_be_on_is_remembered_and_one_that_is_not_leaves_wha
             records.write(tmp_path, before)
         starting = job(tmp_path, "--recover")
         guard = starting.recovered()
-        with pytest.raises(launch.NotStarted):
+        with pytest.raises(type(error)):
             await starting._start(fanout)
         known = records.read(tmp_path, "exp")
         assert (known.hosts if may_be_on and known else known) == (("pod-w0", "pod-w1") if may_be_on else before)
         assert guard._begun is may_be_on, "nothing that recovers it goes, then"
+        starting.left()
+        assert ("may be on\n  follow: tpu_ops logs exp" in capsys.readouterr().err) is may_be_on
+
+
+async def test_a_run_is_kept_as_begun_right_before_a_worker_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting = job(tmp_path, "--recover")
+    guard, fanout = starting.recovered(), None
+    assert (guard.kept.attempt, guard.kept.pending) == (0, True)
+    seen: list[Any] = []
+
+    async def start(*_: object) -> None:
+        kept = recovery.read(tmp_path, "exp")
+        seen.append((kept.attempt, kept.pending, records.read(tmp_path, "exp") is not None))
+
+    monkeypatch.setattr("tpu_ops.cli.train.launch.start", start)
+    await starting._start(fanout)  # type: ignore[arg-type]
+    assert seen == [(1, False, True)]
+
+
+async def test_a_run_that_cannot_be_kept_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpu_ops.cli.train.launch.start", start := AsyncMock())
+    starting = job(tmp_path, "--recover")
+    guard, fanout = starting.recovered(), None
+    records.write(tmp_path, EARLIER)
+    (tmp_path / "runs/exp").touch()
+    with pytest.raises(OpsError, match="cannot write"):
+        await starting._start(fanout)  # type: ignore[arg-type]
+    assert (start.await_count, guard._begun, starting.may_be_on) == (0, False, False)
+    assert records.read(tmp_path, "exp") == EARLIER
+
+
+async def test_an_alarm_in_the_midst_of_a_start_forgets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tpu_ops.cli.train.launch.start", AsyncMock(side_effect=HostKeyAlarm("the host key CHANGED")))
+    starting = job(tmp_path, "--recover")
+    guard, fanout = starting.recovered(), None
+    with pytest.raises(HostKeyAlarm):
+        await starting._start(fanout)  # type: ignore[arg-type]
+    assert guard._begun
+    assert records.read(tmp_path, "exp")
 
 
 async def test_the_name_of_a_run_that_is_recovered_here_is_taken(tmp_path: Path) -> None:

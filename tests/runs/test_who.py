@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from tests.runs.test_control import Answers
-from tpu_ops.cli import main, who
+from tpu_ops.cli import main, runs, who
 from tpu_ops.errors import ExitCode
 from tpu_ops.remote.replies import Reply
+from tpu_ops.runs import control, holders
+from tpu_ops.runs.follow import outcome_of
 
 BUSY = Reply("", {"holders": [], "holder": {"run_id": "r1", "person": "ada", "since": 5.0}, "chips": ["/dev/accel0"]})
 IDLE = Reply("", {"holders": [], "holder": None, "chips": ["/dev/accel0"]})
@@ -57,3 +59,24 @@ def test_the_table_comes_again_and_again_until_ctrl_c(
 def test_what_is_watched_is_no_json(capsys: Any) -> None:
     assert main.main(["who", "--watch", "--json"]) == ExitCode.USAGE
     assert "leave out one of the two" in capsys.readouterr().err
+
+
+def lent(asker: str) -> tuple[Reply, Reply]:
+    """Return what two workers answer of a run of ada's: on one it holds a chip, on the other none yet."""
+    holder = {"run_id": "r1", "person": "ada", "uid": 1001, "asker": asker, "since": 5.0}
+    process = {"user": "ada", "run": "r1", "pid": 7, "since": 6.0, "command": "python", "devices": ["/dev/accel0"]}
+    busy = {"holders": [process, process | {"run": "", "pid": 8}], "holder": holder}
+    return Reply("w0", busy), Reply("w1", {"holders": [], "holder": holder})
+
+
+@pytest.mark.parametrize(("asker", "shown"), [("bob", "ada (started by bob)"), ("ada", "ada"), ("", "ada")])
+def test_who_started_a_run_as_somebody_else_is_named(asker: str, shown: str, capsys: Any) -> None:
+    found = [holder for reply in lent(asker) for holder in holders.held_on(reply.host, reply.value)]
+    assert [(row["worker"], row["run"], row["person"]) for row in who.rows(found)] == [
+        ("w[0-1]", "r1", shown),
+        ("w0", "none", "ada"),
+    ]
+    asked = {"state": "running", "since": 5.0, "person": {"uid": 1001, "name": "ada"}, "asker": asker}
+    row = (control.RunRef("r1", ("w0",)), (outcome_of(0, "w0", asked),), 5.0)
+    assert runs.show(control.Overview((row,), control.Found([])), as_json=False) == 0
+    assert re.search(rf"r1 +{re.escape(shown)} +w0 +running", capsys.readouterr().out)

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -326,10 +326,36 @@ async def _made(instance: str, folder: Path, packages: Sequence[str], jax: str, 
     return bench
 
 
-def _write_fleet(bench: Bench, keys: dict[str, dict[str, str]]) -> None:
-    """Write what a refresh would have written: these tests have workers and no API."""
+def apart(bench: Bench, folder: Path, nodes: Mapping[str, str], endpoint: str) -> Bench:
+    """Return a machine of its own of the same people's, which knows each worker of a node as a node of one worker.
+
+    It is good for commands; what is inside the workers is `bench`'s to say.
+
+    Args:
+        bench: The workers.
+        folder: A directory for all that is made.
+        nodes: What they are called there -> the API's ids.
+        endpoint: That API.
+    """
+    (folder / "key").symlink_to(bench.folder / "key")
+    specs = [
+        replace(old, node=name, node_id=node_id, index=0, peers=(old.peers[old.index],), accelerator_type="v4-8")
+        for old, (name, node_id) in zip(bench.specs, nodes.items(), strict=True)
+    ]
+    keys = {
+        f"tpu-{new.node_id}-w0": asyncio.run(bench.backend.guest_attributes(old))["hostkeys"]
+        for old, new in zip(bench.specs, specs, strict=True)
+    }
+    desk = Bench(bench.instance, bench.backend, specs, folder)
+    _write_fleet(desk, keys, endpoint)
+    return desk
+
+
+def _write_fleet(bench: Bench, keys: dict[str, dict[str, str]], endpoint: str = "") -> None:
+    """Write what a refresh would have written: these tests have workers, and no API that knows their addresses."""
+    options = f"endpoint: {endpoint}\n" if endpoint else ""
     (bench.folder / "fleet" / "inventory").mkdir(parents=True)
-    (bench.folder / "fleet" / "inventory" / "tpu_vm.yml").write_text("plugin: tpu_vm\nprojects: [lab]\n")
+    (bench.folder / "fleet" / "inventory" / "tpu_vm.yml").write_text(f"plugin: tpu_vm\nprojects: [lab]\n{options}")
     nodes = [
         Node(
             name=first.node,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 
 from tpu_ops import config
-from tpu_ops.cli import leaving, logs, options, output, recovering, runs_output
+from tpu_ops.cli import faults, leaving, logs, options, output, recover_options, recovering, runs_output
 from tpu_ops.config import Settings
-from tpu_ops.errors import UsageError
+from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import view
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import recovery
+from tpu_ops.runs import records, recovery
 from tpu_ops.runs.control import RunRef
 
 #: Seconds of the past whose lines are shown first.
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rank", default="0", metavar="all|LIST", help="whose lines to show, as in all, 0,3 or 0-2 (default: 0)"
     )
     parser.add_argument("--since", type=logs.moment, metavar="TIME", help="show lines from then on (default: 60s)")
-    recovering.add_arguments(parser)
+    recover_options.add_arguments(parser)
     parser.add_argument("run", help="a run, or a node or worker whose run is meant")
 
 
@@ -58,7 +59,14 @@ def run(args: argparse.Namespace) -> int:
         output.info(f"  follow: tpu_ops attach {args.run}")
         output.info(f"  stop:   tpu_ops stop {args.run}")
 
-    return leaving.to_its_end(follow(), lambda: found[0] if found else None, left, as_json=args.json)
+    def stopped() -> None:
+        run_ = found[0][1]
+        if records.is_of(settings.state_dir, run_.run_id, run_.hosts):
+            # A process of this machine that recovers it learns from the workers as well that it was stopped.
+            with contextlib.suppress(TimeoutError, OpsError):
+                recovery.stop(settings.state_dir, run_.run_id, 0.0)
+
+    return leaving.to_its_end(follow(), lambda: found[0] if found else None, left, stopped, as_json=args.json)
 
 
 def _take_over(settings: Settings, args: argparse.Namespace) -> int:
@@ -69,4 +77,5 @@ def _take_over(settings: Settings, args: argparse.Namespace) -> int:
     kept = recovery.read(settings.state_dir, args.run)
     with recovering.alone(settings, args.run):
         job = recovering.Recovering(settings, kept, kept.spec(os.environ), args, begun=True)
-        return job.to_the_end(None if kept.pending else job.attached())
+        with faults.told(args.run, as_json=args.json, more=job.facts):
+            return job.to_the_end(None if kept.pending else job.attached())

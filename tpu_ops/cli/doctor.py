@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import Sequence
 
 from tpu_ops import config, texts
+from tpu_ops.cli import faults as cli_faults
 from tpu_ops.cli import options, output
 from tpu_ops.cli.run import folded
-from tpu_ops.cli.train import folded_faults
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import doctor
@@ -67,7 +67,7 @@ def show(finding: Finding) -> None:
         {"worker": fault.worker, "problem": fault.problem, "fix": fault.fix or "none is known"}
         for fault in finding.faults
     ]
-    for entry in folded_faults(faults):
+    for entry in cli_faults.once_each(faults):
         output.line(f"        {entry['worker']}: {entry['problem']}")
         output.line(f"          fix: {entry['fix']}")
 

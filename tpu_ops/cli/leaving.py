@@ -21,6 +21,7 @@ def to_its_end(
     work: Coroutine[Any, Any, int],
     running: Callable[[], tuple[Fanout, RunRef] | None],
     left: Callable[[], None],
+    stopped: Callable[[], None] = lambda: None,
     *,
     as_json: bool,
 ) -> int:
@@ -30,7 +31,7 @@ def to_its_end(
         OpsError, OSError: It cannot be followed.
     """
     try:
-        return asyncio.run(followed(work, running, left, as_json=as_json))
+        return asyncio.run(followed(work, running, left, stopped, as_json=as_json))
     except BrokenPipeError:
         # Whoever read the lines has gone, as `head` does.
         if running() is None:
@@ -48,6 +49,7 @@ async def followed(
     work: Coroutine[Any, Any, int],
     running: Callable[[], tuple[Fanout, RunRef] | None],
     left: Callable[[], None],
+    stopped: Callable[[], None] = lambda: None,
     *,
     as_json: bool,
 ) -> int:
@@ -57,6 +59,7 @@ async def followed(
         work: What starts or follows the run.
         running: Returns the run once it is on, and how to reach its workers.
         left: Called after the first Ctrl-C, to say what goes on and how to get at it.
+        stopped: Called when a second one has stopped the run and nothing of it is left.
         as_json: Whether the outcome of a stop is printed as JSON.
     """
     task = asyncio.ensure_future(work)
@@ -86,12 +89,13 @@ async def followed(
         # Who pressed more often meanwhile wanted the stop, and not that it is given up before it is sent.
         while not pressed.empty():
             pressed.get_nowait()
-        await _stop(*run, pressed, as_json=as_json)
+        if await _stop(*run, pressed, as_json=as_json):
+            stopped()
     return ExitCode.INTERRUPTED
 
 
-async def _stop(fanout: Fanout, run: RunRef, pressed: asyncio.Queue[None], *, as_json: bool) -> None:
-    """Stop the run and report its outcome; one more Ctrl-C is not to wait for that."""
+async def _stop(fanout: Fanout, run: RunRef, pressed: asyncio.Queue[None], *, as_json: bool) -> bool:
+    """Stop the run, report its outcome and return whether nothing is left; one more Ctrl-C is not to wait for that."""
     stopping = asyncio.ensure_future(stop.end(fanout, run))
     given_up = asyncio.ensure_future(pressed.get())
     try:
@@ -102,9 +106,10 @@ async def _stop(fanout: Fanout, run: RunRef, pressed: asyncio.Queue[None], *, as
                 output.as_json(runs_output.summary(run.run_id, stopped.outcomes))
             else:
                 stop.report([(run, stopped)], as_json=False)
-        else:
-            output.info(f"no longer waiting for the end of run {run.run_id}")
-            output.info(f"  to be sure that every worker was told: tpu_ops stop {run.run_id}")
+            return stop.exit_code(stopped.outcomes) == ExitCode.OK
+        output.info(f"no longer waiting for the end of run {run.run_id}")
+        output.info(f"  to be sure that every worker was told: tpu_ops stop {run.run_id}")
+        return False
     finally:
         stopping.cancel()
         given_up.cancel()

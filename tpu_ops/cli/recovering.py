@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from tpu_ops import texts
-from tpu_ops.cli import configure, leaving, options, output, projects, runs_output
+from tpu_ops.cli import configure, faults, leaving, options, output, projects, runs_output
 from tpu_ops.cli.asked import Asked, ended_by
 from tpu_ops.cli.attempt import Attempt, lost_of, passes
 from tpu_ops.config import Settings
@@ -26,52 +26,6 @@ from tpu_ops.runs.recovery import FAILED, STOPPED, SUCCEEDED, TAKEN, Recovery
 
 #: What to do where a budget is used up.
 MORE = "`tpu_ops train` with a larger one and another --name goes on from the last checkpoint"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare --recover."""
-    parser.add_argument(
-        "--recover",
-        action="store_true",
-        help="start the run again with its next attempt when a node is preempted, deleted, stopped or in maintenance",
-    )
-
-
-def add_budgets(parser: argparse.ArgumentParser) -> None:
-    """Declare how often a run may be started again."""
-    parser.add_argument(
-        "--max-preemptions",
-        type=_count,
-        metavar="N",
-        help="with --recover: start again after at most N preemptions (default: however many)",
-    )
-    parser.add_argument(
-        "--max-failures",
-        type=_count,
-        metavar="N",
-        help="with --recover: start again after at most N failures of the command itself (default: 0)",
-    )
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > 6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 999999")
-    return int(text)
-
-
-def check(args: argparse.Namespace) -> None:
-    """Refuse what does not go together.
-
-    Raises:
-        UsageError: There is such.
-    """
-    for option, value in (("--max-preemptions", args.max_preemptions), ("--max-failures", args.max_failures)):
-        if value is not None and not args.recover:
-            raise UsageError("there is no recovery", where=option, fix="add --recover")
-    if args.recover and args.detach:
-        what = "recovery needs this command to stay"
-        fix = "leave out --detach, and Ctrl-C later: `tpu_ops attach RUN --recover` goes on from any other shell"
-        raise UsageError(what, where="--recover and --detach", fix=fix)
 
 
 @contextlib.contextmanager
@@ -129,9 +83,19 @@ class Recovering:
         # What is interrupted goes on in its thread, and so may only ask: nothing is written behind a start given up.
         plan = await in_thread(lambda: self._plan_of(workers))
         self._wrote = True
+        # Left by one that died before it had kept all.
+        recovery.forget(state_dir, run_id)
         copy = recovery.keep_code(state_dir, run_id, tree) if tree else None
         self._keep(plan=plan)
         return copy
+
+    def starts(self) -> None:
+        """Know that the first attempt is asked for now: whatever is heard of that, it may be on.
+
+        Raises:
+            OpsError: That cannot be kept.
+        """
+        self._keep(attempt=1, pending=False)
 
     def _plan_of(self, workers: Sequence[Worker]) -> remaking.Plan:
         with origin.api(self._settings) as tpu:
@@ -144,7 +108,7 @@ class Recovering:
             work: What starts the attempt that is followed first; None where its nodes are to be brought back before.
         """
         try:
-            with ended_by(lambda: self._begun and self._on is None and self._asked()):
+            with ended_by(lambda: (self._begun or self._wrote) and self._on is None and self._asked()):
                 code = self._followed(work) if work else self._next()
                 while self._outcomes:
                     if not self._goes_on(self._outcomes):
@@ -165,19 +129,23 @@ class Recovering:
     def _asked(self) -> bool:
         return recovery.asked_to_stop(self._settings.state_dir, self.kept.run_id)
 
-    def _stopped(self) -> int:
-        """Say that the run is started no more."""
+    def _never_again(self) -> None:
         recovery.forget(self._settings.state_dir, self.kept.run_id)
         output.info(f"run {self.kept.run_id}: stopped; it is not started again")
+
+    def _stopped(self) -> int:
+        """Say that the run is started no more."""
+        self._never_again()
         if self._args.json:
-            output.as_json({"run_id": self.kept.run_id, "state": STOPPED, "ranks": [], **self._facts()})
+            output.as_json({"run_id": self.kept.run_id, "state": STOPPED, "ranks": [], **self.facts()})
         return ExitCode.FAILED
 
     def _followed(self, work: Coroutine[Any, Any, int]) -> int:
         """Follow one attempt; without outcomes afterwards, it was left."""
         self._outcomes = None
         try:
-            return asyncio.run(leaving.followed(work, lambda: self._on, self.left, as_json=self._args.json))
+            followed = leaving.followed(work, lambda: self._on, self.left, self._never_again, as_json=self._args.json)
+            return asyncio.run(followed)
         finally:
             # What stands there may be of another run of this name, which goes on.
             if self._wrote and not self._begun:
@@ -189,14 +157,16 @@ class Recovering:
 
     def left(self) -> None:
         """Say after Ctrl-C what goes on and how to get at it."""
-        if self._on:
-            output.info(f"detached: run {self.kept.run_id} goes on, and nobody starts it again")
-            output.info(f"  stop:    tpu_ops stop {self.kept.run_id}")
-        elif self._begun:
-            output.info(f"run {self.kept.run_id} is not on, and nobody starts it again")
-        else:
+        if not self._begun:
             output.info("interrupted before the run was started")
             return
+        if self._on:
+            how = f"detached: run {self.kept.run_id} goes on"
+        else:
+            # Not all was heard of its start, or nobody has been asked yet.
+            how = f"run {self.kept.run_id} {'is not' if self.kept.pending else 'may be'} on"
+        output.info(f"{how}, and nobody starts it{' again' if self.kept.attempt else ''}")
+        output.info(f"  stop:    tpu_ops stop {self.kept.run_id}")
         self._hint()
 
     def _hint(self) -> None:
@@ -276,7 +246,11 @@ class Recovering:
             records.write(state_dir, replace(record, attempt=attempt))
         # From here on it may be on, whatever is heard of its start.
         self._keep(attempt=attempt, pending=False)
-        await launch.start(fanout, self._spec, workers)
+        try:
+            await launch.start(fanout, self._spec, workers)
+        except launch.Interrupted as exc:
+            self._keep(pending=not exc.may_be_on)
+            raise
         output.info(f"run {self.kept.run_id}, attempt {attempt}: started on {texts.count(len(hosts), 'worker')}")
         return await self.started(fanout, workers)
 
@@ -287,7 +261,7 @@ class Recovering:
         if left := tuple(outcome.host for outcome in outcomes if outcome.state in ON):
             reason = f"attempt {self.kept.attempt} is over"
             await control.stop(fanout, replace(run, hosts=left), grace=spec.GRACE_FAILURE, reason=reason)
-        forced = _forced if self.kept.force else None
+        forced = faults.overridden if self.kept.force else None
         await preflight.check(fanout, workers, self._spec.venv, self._spec.user, forced)
 
     # --- between two attempts -------------------------------------------------------------------------------
@@ -326,7 +300,8 @@ class Recovering:
 
     def _tell(self, what: str, then: str) -> None:
         self._events.append({"attempt": self.kept.attempt, "what": what, "then": then})
-        output.info(f"run {self.kept.run_id}, attempt {self.kept.attempt}: {what}; {then}")
+        attempt = f"attempt {self.kept.attempt}" if self.kept.attempt else "not begun"
+        output.info(f"run {self.kept.run_id}, {attempt}: {what}; {then}")
 
     def _bring_back(self) -> list[Worker]:
         """Return the workers by rank once all nodes are READY, known and configured."""
@@ -413,15 +388,11 @@ class Recovering:
             self._shown(len(outcomes)),
             as_json=self._args.json,
             of_rank=self._args.exit_code == "rank",
-            more=self._facts(),
+            more=self.facts(),
         )
 
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Return what --json tells of a recovered run beside its ranks."""
         return {key: getattr(self.kept, key) for key in ("attempt", "preemptions", "failures")} | {
             "events": self._events
         }
-
-
-def _forced(fault: preflight.Fault) -> None:
-    output.warning(f"{fault.worker}: {fault.problem}; overridden by --force")

@@ -46,7 +46,8 @@ def show(seen: control.Overview, *, as_json: bool) -> int:
 
 
 def _row(run_: control.RunRef, outcomes: Sequence[Outcome], since: float) -> dict[str, str]:
-    people = {outcome.record["person"]["name"] for outcome in outcomes if outcome.record}
+    records = [outcome.record for outcome in outcomes if outcome.record]
+    people = {runs_output.person(record["person"]["name"], record.get("asker", "")) for record in records}
     return {
         "run": run_.run_id,
         "person": ", ".join(sorted(people)),

@@ -60,6 +60,11 @@ def line_aside(said_by: Sequence[int], text: str) -> None:
     output.aside(f"[{folded(said_by)}] {text}")
 
 
+def person(name: str, asker: str) -> str:
+    """Return whose a run is, and who started it where that is somebody else; empty where that is not known."""
+    return name if asker in ("", name) else f"{name} (started by {asker})"
+
+
 def ending(outcome: Outcome) -> str:
     """Return how a rank ended, in a few words."""
     exit_ = outcome.exit or {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from tpu_ops import config, texts
 from tpu_ops.cli import options, output, runs_output
@@ -58,29 +59,54 @@ def run(args: argparse.Namespace) -> int:
 async def _stop(
     fleet: view.Fleet, args: argparse.Namespace
 ) -> tuple[list[tuple[control.RunRef, control.Stopped]], OpsError | None]:
-    fanout = contact.fanout(fleet)
+    fanout, state_dir = contact.fanout(fleet), fleet.settings.state_dir
+    kept = recovery.not_begun(state_dir, args.run) and not control.is_target(fleet, args.run)
+    # No worker knows it; one that is begun just now is stopped as any other.
+    if kept and await _not_again(state_dir, args.run):
+        output.info(f"run {args.run}: it had not begun, and is not started any more")
+        return [], None
     found = await control.find(fleet, fanout, args.run)
-    ending = (_end_of_all(fleet, fanout, run, args) for run in found.runs)
-    return list(zip(found.runs, await asyncio.gather(*ending), strict=True)), found.problem()
+    ended = await asyncio.gather(*(_end_of_all(fleet, fanout, run, args) for run in found.runs))
+    problem = next((problem for _, problem in ended if problem), None)
+    return [(run, stopped) for run, (stopped, _) in zip(found.runs, ended, strict=True)], problem or found.problem()
 
 
 async def _end_of_all(
     fleet: view.Fleet, fanout: Fanout, run_: control.RunRef, args: argparse.Namespace
-) -> control.Stopped:
-    """Stop one run, and see to it that it is not started again from here."""
-    off = False
+) -> tuple[control.Stopped, OpsError | None]:
+    """Stop one run, and see to it that it is not started again from here; return the error where that is not sure."""
+    off, deaf = False, None
     if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts):
         try:
-            off = await in_thread(lambda: recovery.stop(fleet.settings.state_dir, run_.run_id, RECOVERY_LIMIT))
-        except TimeoutError:
-            output.warning(
-                f"run {run_.run_id}: what brings its nodes back has not ended yet; it does before any attempt"
-            )
-    if not off:
-        return await end(fanout, run_, force=args.force, grace=args.grace)
-    output.info(f"run {run_.run_id}: its nodes were being brought back; it is not started again")
-    gone = (Outcome(rank, host, "gone", reason="no attempt was on") for rank, host in enumerate(run_.hosts))
-    return control.Stopped(tuple(gone), already=False)
+            off = await _not_again(fleet.settings.state_dir, run_.run_id)
+        except OpsError as exc:
+            deaf = exc
+    if off:
+        output.info(f"run {run_.run_id}: its nodes were being brought back; it is not started again")
+        gone = (Outcome(rank, host, "gone", reason="no attempt was on") for rank, host in enumerate(run_.hosts))
+        return control.Stopped(tuple(gone), already=False), None
+    stopped = await end(fanout, run_, force=args.force, grace=args.grace)
+    if deaf and not stopped.already:
+        # Who recovers it learns from the workers that it was stopped.
+        output.warning(f"run {run_.run_id}: {deaf}; its workers were told all the same")
+    if not deaf or not stopped.already:
+        return stopped, None
+    what = f"a process of this machine that recovers it could not be told, and may start it again: {deaf.what}"
+    fix = f"press Ctrl-C there, or see that the disk has space (df), and repeat `tpu_ops stop {run_.run_id}`"
+    return stopped, OpsError(what, where=f"run {run_.run_id}, {deaf.where}", fix=fix)
+
+
+async def _not_again(state_dir: Path, run_id: str) -> bool:
+    """See to it that a run is not started again from here; return whether no attempt of it is on.
+
+    Raises:
+        OpsError: Who recovers it here could not be told.
+    """
+    try:
+        return await in_thread(lambda: recovery.stop(state_dir, run_id, RECOVERY_LIMIT))
+    except TimeoutError:
+        output.warning(f"run {run_id}: what brings its nodes back has not ended yet; it does before any attempt")
+        return False
 
 
 async def end(
@@ -104,9 +130,20 @@ def report(ended: Sequence[tuple[control.RunRef, control.Stopped]], *, as_json: 
         output.as_json([runs_output.summary(run.run_id, stopped.outcomes) for run, stopped in ended])
     for run_, stopped in ended:
         if not as_json:
-            output.info(f"run {run_.run_id}{' had already ended' if stopped.already else ''}:")
+            output.info(f"run {run_.run_id}{_before(stopped)}:")
             runs_output.table(stopped.outcomes)
         runs_output.leftovers(stopped.outcomes)
+
+
+def _before(stopped: control.Stopped) -> str:
+    """Return what had become of a run before anybody asked it to end, in words that follow its name."""
+    records_ = [outcome.record for outcome in stopped.outcomes if outcome.record]
+    if not stopped.already:
+        return ""
+    if not records_:
+        return " is not on: none of its workers knows it"
+    began = any(record["began"] or record["attempt"] > 1 for record in records_)
+    return " had already ended" if began else " was given up before it began"
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tpu_ops import config, files
-from tpu_ops.cli import leaving, options, output, projects, recovering, runs_output
+from tpu_ops.cli import faults, leaving, options, output, projects, recover_options, recovering, runs_output
 from tpu_ops.cli import sync as cli_sync
-from tpu_ops.cli.run import folded, words
-from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.cli.run import words
+from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet import contact, remaking, targets, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_fleet(parser)
     options.add_json(parser)
     options.add_exit_code(parser)
-    recovering.add_arguments(parser)
-    recovering.add_budgets(parser)
+    recover_options.add_arguments(parser)
+    recover_options.add_budgets(parser)
     parser.add_argument(
         "--sync",
         metavar="DIR",
@@ -92,7 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, sync, start, follow."""
-    recovering.check(args)
+    recover_options.check(args)
+    env = spec.variables(spec.parse_env(args.env), args.env_file, again=args.recover)
     if args.git:
         projects.check(args.git, args.sync)
     command = words(args.command, f"tpu_ops train {shlex.quote(args.target)} -- python train.py")
@@ -103,15 +104,12 @@ def run(args: argparse.Namespace) -> int:
         what = f"--sync brings the directory to your home, and {args.user} starts in another"
         raise UsageError(what, where="--sync and --user", fix="leave out one of the two")
     tree = sync.read(files.resolved(args.sync, "--sync")) if args.sync else None
-    env: dict[str, str] = {}
-    for path in args.env_file:
-        env |= spec.read_env_file(path)
     line = " ".join(command)
     called = spec.name_of(line.split() if args.shell else command, tree.name if tree else "")
     run_spec = spec.RunSpec(
         run_id=args.name or spec.new_run_id(called),
         argv=("/bin/sh", "-c", line) if args.shell else tuple(command),
-        env=env | spec.parse_env(args.env),
+        env=env,
         secrets=spec.read_secrets(args.secret, os.environ),
         user=args.user,
         cwd=tree.cwd if tree else "",
@@ -122,37 +120,13 @@ def run(args: argparse.Namespace) -> int:
         code_digest=tree.digest if tree else "",
     )
     job = _Job(fleet, workers, run_spec, tree, shown, args)
-    try:
+    with faults.told(run_spec.run_id, as_json=args.json, more=job.facts):
         if args.git:
             job.bring()
         if args.recover and not args.dry_run:
             with recovering.alone(fleet.settings, run_spec.run_id):
                 return job.recovered().to_the_end(job.run())
         return leaving.to_its_end(job.run(), job.running, job.left, as_json=args.json)
-    except preflight.PreflightError as exc:
-        force = {True: " (or --force)", False: ""}
-        rows = [
-            {"worker": fault.worker, "problem": fault.problem, "fix": (fault.fix + force[fault.forcible]).strip()}
-            for fault in exc.faults
-        ]
-        if args.json:
-            output.as_json({"run_id": run_spec.run_id, "state": "refused", "faults": rows})
-        else:
-            output.table(folded_faults(rows), ("worker", "problem", "fix"))
-        raise
-
-
-def folded_faults(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Given the faults of all workers, return each once with its workers, and with them together in its fix."""
-    groups: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
-    for row in rows:
-        fix = re.sub(rf"(?<!\S){re.escape(row['worker'])}(?!\S)", "\0", row["fix"])
-        groups.setdefault((row["problem"], fix), []).append(row)
-    found = []
-    for (problem, fix), group in groups.items():
-        hosts = [row["worker"] for row in group]
-        found.append({"worker": folded(hosts), "problem": problem, "fix": fix.replace("\0", ",".join(hosts))})
-    return found
 
 
 @dataclass
@@ -168,6 +142,7 @@ class _Job:
     started_by: Fanout | None = None
     guard: recovering.Recovering | None = None
     project: projects.Project | None = None
+    may_be_on: bool = False
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -178,7 +153,7 @@ class _Job:
         """Return what starts the run again when its nodes are taken away; nothing is kept before it is started."""
         kept = recovery.Recovery(
             self.spec.run_id,
-            1,
+            0,
             remaking.Plan(()),
             recovery.options_of(self.spec, spec.parse_env(self.args.env)),
             env_files=tuple(str(path.absolute()) for path in self.args.env_file),
@@ -188,9 +163,14 @@ class _Job:
             force=self.args.force,
             max_preemptions=self.args.max_preemptions,
             max_failures=self.args.max_failures or 0,
+            pending=True,
         )
         self.guard = recovering.Recovering(self.fleet.settings, kept, self.spec, self.args, begun=False)
         return self.guard
+
+    def facts(self) -> dict[str, Any]:
+        """Return what --json tells of a recovered run beside its ranks; nothing of another one."""
+        return self.guard.facts() if self.guard else {}
 
     def bring(self) -> None:
         """Bring the project to the workers before the run is one: only where nobody's run is on, since all share it."""
@@ -240,7 +220,7 @@ class _Job:
         if self.args.name:
             recovery.require_none(self.fleet.settings.state_dir, self.spec.run_id)
             await control.require_free_name(self.fleet, fanout, self.spec.run_id, self.hosts)
-        forced = self._forced if self.args.force else None
+        forced = faults.overridden if self.args.force else None
         probes = await preflight.check(fanout, self.workers, self.spec.venv, self.spec.user, forced)
         if self._made_anew():
             probes = await preflight.check(fanout, self.workers, self.spec.venv, self.spec.user, forced)
@@ -251,10 +231,6 @@ class _Job:
             f"{len(self.workers)} workers ready in {time.monotonic() - begun:.1f} s: "
             f"{environment if venv['path'] else 'no environment configured'}"
         )
-
-    @staticmethod
-    def _forced(fault: preflight.Fault) -> None:
-        output.warning(f"{fault.worker}: {fault.problem}; overridden by --force")
 
     def _made_anew(self) -> bool:
         """Take the fleet as it is known now; return whether the node has other workers than before."""
@@ -291,11 +267,17 @@ class _Job:
         ids = tuple(dict.fromkeys(worker.node.node_id for worker in self.workers))
         before = records.read(state_dir, self.spec.run_id)
         records.write(state_dir, records.new(self.spec.run_id, nodes, ids, self.hosts, self.spec.argv))
+        asked = False
         try:
+            if self.guard:
+                self.guard.starts()
+            asked = True
             await launch.start(fanout, self.spec, self.workers)
-        except (launch.NotStarted, UsageError) as exc:
-            if isinstance(exc, launch.NotStarted) and exc.may_be_on:
-                # It may be on: what finds it, and what recovers it, is kept.
+        except (OpsError, launch.Interrupted) as exc:
+            # What ends it from elsewhere, as the alarm of a changed host key does, tells nothing of the run.
+            self.may_be_on = asked and getattr(exc, "may_be_on", not isinstance(exc, UsageError))
+            if self.may_be_on:
+                # What finds it, and what recovers it, is kept.
                 if self.guard:
                     self.guard.may_be_on()
             elif before:
@@ -338,6 +320,9 @@ class _Job:
         """Say after Ctrl-C what goes on and how to get at it."""
         if self.started_by:
             output.info(f"detached: run {self.spec.run_id} goes on")
+            self._hints()
+        elif self.may_be_on:
+            output.info(f"interrupted while run {self.spec.run_id} was being started: it may be on")
             self._hints()
         else:
             output.info("interrupted before the run was started")

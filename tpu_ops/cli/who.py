@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from tpu_ops import config
-from tpu_ops.cli import options, output
+from tpu_ops.cli import options, output, runs_output
 from tpu_ops.cli.run import folded
 from tpu_ops.errors import ExitCode, UsageError, printable
 from tpu_ops.fleet import contact, view
@@ -103,7 +103,7 @@ def rows(found: Iterable[Holder]) -> list[dict[str, object]]:
         table.append(
             {
                 "worker": folded(hosts),
-                "person": members[0].user,
+                "person": runs_output.person(members[0].user, members[0].asker),
                 "run": run_id,
                 "since": at(min(holder.since for holder in members)),
                 "pid": _pids([holder.pid for holder in members if holder.pid]),

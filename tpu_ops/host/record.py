@@ -22,6 +22,7 @@ def new_record(data: Dict[str, Any], person: Person, asked_by: int) -> Dict[str,
         protocol=PROTOCOL,
         person={"uid": person.uid, "name": person.name},
         asked_by=asked_by,
+        asker=proc.person_name(asked_by),
         env_names=sorted(data["env"]),
         secret_names=sorted(data["secrets"]),
         spec_digest=spec.digest(data),
@@ -49,12 +50,13 @@ def new_record(data: Dict[str, Any], person: Person, asked_by: int) -> Dict[str,
 
 
 def holder_of(record: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what the lock says of the run that holds it."""
+    """Return what the lock says of the run that holds it: ``since`` is in seconds since 1970, ``asker`` started it."""
     person = record["person"]
     return {
         "run_id": record["run_id"],
         "person": person["name"],
         "uid": person["uid"],
+        "asker": record["asker"],
         "since": record["since"],
         "supervisor": record["supervisor"],
     }

@@ -225,7 +225,7 @@ class Store:
         return file
 
     def holder(self) -> dict[str, Any] | None:
-        """Return who has this host's run lock now: ``run_id``, ``person``, ``uid``, ``since`` (seconds since 1970).
+        """Return who has this host's run lock now, as `record.holder_of` describes them.
 
         The lock itself is left alone: asking must never be in the way of a supervisor that takes it.
         """

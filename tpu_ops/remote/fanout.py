@@ -188,13 +188,14 @@ class Fanout:
     async def _run(self, host: str, argv: Sequence[str], stdin: bytes, limit: float) -> Result:
         marker = secrets.token_hex(16)
         command = shlex.join(["/bin/sh", "-c", wire.ENVELOPE, marker, *wire.limited(argv, limit)])
+        begun = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(limit) as deadline:
+            async with asyncio.timeout_at(begun + limit) as deadline:
                 code, stdout, stderr = await self._exchange(host, command, stdin, f"\n{marker}\n".encode(), deadline)
         except Unreachable as exc:
             return Result(host, None, problem=str(exc), reached=False)
         except TimeoutError:
-            return Result(host, None, problem=f"did not end within {limit:g} s")
+            return Result(host, None, problem=f"did not end within {_spent(limit, begun, deadline)}")
         body, own, started = wire.open_envelope(stdout, marker)
         if own is not None:
             return Result(host, own, body, wire.behind_marker(stderr, marker))
@@ -205,14 +206,15 @@ class Fanout:
 
     async def _call(self, host: str, action: str, values: Mapping[str, Any], limit: float) -> Reply:
         marker = secrets.token_hex(16)
+        begun = asyncio.get_running_loop().time()
+        line, first = wire.request(marker, action, values), f"\n{marker}\n".encode()
         try:
-            async with asyncio.timeout(limit) as deadline:
-                line, begun = wire.request(marker, action, values), f"\n{marker}\n".encode()
-                code, stdout, stderr = await self._exchange(host, wire.COMMAND, line, begun, deadline, attended=True)
+            async with asyncio.timeout_at(begun + limit) as deadline:
+                code, stdout, stderr = await self._exchange(host, wire.COMMAND, line, first, deadline, attended=True)
         except Unreachable as exc:
             return Reply(host, {}, "unreachable", str(exc))
         except TimeoutError:
-            return Reply(host, {}, "timeout", f"the launcher did not answer within {limit:g} s")
+            return Reply(host, {}, "timeout", f"the launcher did not answer within {_spent(limit, begun, deadline)}")
         return reply_of(host, wire.find_answer(stdout, marker), stderr.decode(errors="replace"), code)
 
     async def _exchange(
@@ -248,6 +250,18 @@ class Fanout:
             with self._silence.watch(host) as heard:
                 stdout, stderr = await ssh.converse(process, stdin, begun, heard, attended=attended)
         return process.returncode, stdout, stderr
+
+
+def _spent(limit: float, begun: float, deadline: asyncio.Timeout) -> str:
+    """Return how long a worker had, and for how long it was looked for besides, which does not count.
+
+    Args:
+        limit: Seconds that it had.
+        begun: When they began, in the loop's time.
+        deadline: When they were over.
+    """
+    besides = (deadline.when() or begun) - begun - limit
+    return f"{limit:g} s" + (f", besides {besides:.1f} s in which its address was asked for" if besides > 0.1 else "")
 
 
 def _all_of(exc: Exception) -> Iterator[Exception]:

@@ -268,7 +268,7 @@ async def outcomes(fanout: Fanout, run: RunRef) -> list[Outcome]:
 
 
 class Stopped(NamedTuple):
-    """How every rank ended, and whether all of them had before anybody asked."""
+    """How every rank ended, and whether all of them had, or were never there, before anybody asked."""
 
     outcomes: tuple[Outcome, ...]
     already: bool
@@ -283,8 +283,18 @@ async def stop(
         request["grace"] = grace
     limit = max(GRACE_STOP, grace or 0) + STOP_MARGIN
     replies = await fanout.call(dict.fromkeys(run.hosts, request), "stop", limit=limit)
-    ended = tuple(_outcome(rank, replies[host]) for rank, host in enumerate(run.hosts))
-    return Stopped(ended, all(reply.ok and reply.value.get("already") for reply in replies.values()))
+    ended = tuple(_ended(rank, replies[host]) for rank, host in enumerate(run.hosts))
+    over = (_knows_none(reply) or (reply.ok and reply.value.get("already")) for reply in replies.values())
+    return Stopped(ended, all(over))
+
+
+def _ended(rank: int, reply: Reply) -> Outcome:
+    """Given what a worker says to a stop, return the outcome; one that knows no such run has nothing left of it."""
+    return Outcome(rank, reply.host, "gone", reason=reply.problem) if _knows_none(reply) else _outcome(rank, reply)
+
+
+def _knows_none(reply: Reply) -> bool:
+    return reply.kind == "missing"
 
 
 def _outcome(rank: int, reply: Reply) -> Outcome:

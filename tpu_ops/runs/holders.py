@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tpu_ops.remote.fanout import Fanout
@@ -26,6 +26,7 @@ class Holder:
         since: When it started, in seconds since 1970.
         command: Its command line.
         devices: The chips' device files.
+        asker: Who started the run; empty where none owns it, or its worker does not say.
     """
 
     host: str
@@ -35,6 +36,7 @@ class Holder:
     since: float
     command: str = ""
     devices: tuple[str, ...] = ()
+    asker: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,11 @@ def held_on(host: str, answer: Mapping[str, Any]) -> list[Holder]:
     """Given what one worker says, return its holders; a run without a process that holds a chip is one as well."""
     found = [_holder(host, entry) for entry in answer.get("holders") or ()]
     run = answer.get("holder")
-    if run and not any(holder.run == run["run_id"] for holder in found):
+    if run is None:
+        return found
+    if not any(holder.run == run["run_id"] for holder in found):
         found.insert(0, Holder(host, run["person"], run["run_id"], 0, float(run["since"])))
-    return found
+    return [replace(holder, asker=run.get("asker", "")) if holder.run else holder for holder in found]
 
 
 def _holder(host: str, entry: Mapping[str, Any]) -> Holder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -47,23 +48,42 @@ class NotStarted(OpsError):
             self.exit_code = ExitCode.UNREACHABLE
 
 
+class Interrupted(asyncio.CancelledError):
+    """The start was cancelled, and rank 0 told to give the run up.
+
+    Args:
+        may_be_on: Whether that could not be done, and the run may begin all the same.
+    """
+
+    def __init__(self, *, may_be_on: bool) -> None:
+        super().__init__()
+        self.may_be_on = may_be_on
+
+
 async def start(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> None:
     """Start a run on these workers, whose order is the order of the ranks; return once the command runs on all.
 
     Raises:
         NotStarted: A worker refused or did not answer; the command was executed nowhere.
         UsageError: The workers cannot reach each other.
+        Interrupted: It was cancelled.
     """
     if len(workers) > 1 and (bare := [worker.host for worker in workers if not worker.internal_ip]):
         what = f"the API lists no internal address of {bare[0]}"
         raise UsageError(what, where=", ".join(bare), fix="`tpu_ops refresh`")
+    # Where ranks wait for others that nobody has asked yet, none can go.
+    all_asked = len(workers) == 1
     try:
         port = await _reserve(fanout, spec, workers)
         if len(workers) > 1:
+            all_asked = True
             await _start_others(fanout, spec, workers, port)
     except asyncio.CancelledError:
-        await _give_up(fanout, spec, workers[0].host, "its start was interrupted")
-        raise
+        deaf = True
+        # Whoever interrupts that too knows no more than that it may be on.
+        with contextlib.suppress(asyncio.CancelledError):
+            deaf = bool(await _give_up(fanout, spec, workers[0].host, "its start was interrupted"))
+        raise Interrupted(may_be_on=all_asked and deaf) from None
 
 
 def _leaders(workers: Sequence[Worker]) -> list[int]:

@@ -7,12 +7,15 @@ it: they are read again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,7 @@ class Recovery:
 
     Attributes:
         run_id: The run.
-        attempt: The last one that was started, or is just being started.
+        attempt: The last one that was started, or is just being started; 0 before the first.
         plan: Its nodes as they were in that attempt.
         options: What `spec.RunSpec` takes beside what is here, without values of secrets or of files.
         env_files: Files of variables that are read again.
@@ -50,7 +53,7 @@ class Recovery:
         max_failures: How often its command may fail.
         preemptions: How often that has happened.
         failures: The same of its command.
-        pending: Whether its nodes are being brought back, so that no attempt is on.
+        pending: Whether the next attempt is being prepared, its nodes brought back for example, so that none is on.
     """
 
     run_id: str
@@ -78,20 +81,17 @@ class Recovery:
         """Return what is started, with secrets and files read now.
 
         Raises:
-            UsageError: One of them is not there.
+            UsageError: One of them is not there, or is of one attempt alone.
         """
-        env: dict[str, str] = {}
-        for path in self.env_files:
-            env |= spec.read_env_file(Path(path))
-        options = dict(self.options)
-        return spec.RunSpec(
-            run_id=self.run_id,
-            attempt=self.attempt,
-            argv=tuple(options.pop("argv")),
-            env=env | options.pop("env"),
-            secrets=spec.read_secrets(self.secret_words, environ),
-            **options,
-        )
+        made = _without_values(self)
+        env = spec.variables(made.env, map(Path, self.env_files), again=True)
+        return replace(made, env=env, secrets=spec.read_secrets(self.secret_words, environ))
+
+
+def _without_values(kept: Recovery) -> spec.RunSpec:
+    """Return what is started, without what is read for each start."""
+    options = {**kept.options, "argv": tuple(kept.options["argv"]), "env": dict(kept.options["env"])}
+    return spec.RunSpec(run_id=kept.run_id, attempt=kept.attempt, **options)
 
 
 def options_of(run: spec.RunSpec, env: Mapping[str, str]) -> dict[str, Any]:
@@ -191,8 +191,8 @@ def require_none(state_dir: Path, run_id: str) -> None:
         UsageError: One is.
     """
     if (folder(state_dir, run_id) / "recovery.json").exists():
-        what, fix = "it has not ended as far as is known here", f"`tpu_ops attach {run_id} --recover`"
-        raise UsageError(what, where=f"run {run_id}", fix=f"{fix}, or choose another --name")
+        fix = f"`tpu_ops attach {run_id} --recover` goes on with it, `tpu_ops stop {run_id}` ends it, or choose another"
+        raise UsageError("it has not ended as far as is known here", where=f"run {run_id}", fix=f"{fix} --name")
 
 
 def read(state_dir: Path, run_id: str) -> Recovery:
@@ -209,12 +209,22 @@ def read(state_dir: Path, run_id: str) -> Recovery:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         lists = {key: tuple(data[key]) for key in ("env_files", "secret_words")}
-        return Recovery(**{**data, **lists, "plan": Plan.from_json(data["plan"])})
+        found = Recovery(**{**data, **lists, "plan": Plan.from_json(data["plan"])})
+        _without_values(found)
     except FileNotFoundError:
         what = f"nothing is kept here with which run {run_id} could be started again"
         raise UsageError(what, where=str(path), fix=fix) from None
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise OpsError(f"this cannot be read: {exc}", where=str(path), fix="see `tpu_ops attach RUN`") from exc
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        fix = f"take the run over with the version of tpu_ops that wrote it, or end it: tpu_ops stop {run_id}"
+        raise OpsError(f"this cannot be read: {exc}", where=str(path), fix=fix) from exc
+    return found
+
+
+def not_begun(state_dir: Path, run_id: str) -> bool:
+    """Return whether nothing but what would start a run is there: no worker has been asked for any attempt."""
+    with contextlib.suppress(OpsError):
+        return read(state_dir, run_id).attempt == 0
+    return False
 
 
 def forget(state_dir: Path, run_id: str) -> None:
@@ -254,8 +264,9 @@ def stop(state_dir: Path, run_id: str, seconds: float) -> bool:
         return False
     with contextlib.suppress(TimeoutError), lock(state_dir, run_id):
         # Whoever recovered it has died, perhaps before it ended what was left of the last attempt.
+        never = not_begun(state_dir, run_id)
         forget(state_dir, run_id)
-        return False
+        return never
     pending = read(state_dir, run_id).pending
     try:
         files.replace(place / "stop", "", 0o600)
@@ -304,42 +315,56 @@ class Logs:
         directory: Made where it is missing.
         count: Number of ranks.
         warn: Told once that something is left out.
-
-    Raises:
-        OpsError: They cannot be opened.
     """
 
     def __init__(self, directory: Path, count: int, warn: Callable[[str], object]) -> None:
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Without a buffer, in which what cannot be written would stay.
-            self._files = [(directory / f"rank-{rank}.log").open("ab", buffering=0) for rank in range(count)]
-        except OSError as exc:
-            raise unwritable(directory, exc) from exc
         self.directory, self._warn, self._warned = directory, warn, False
+        self._files: list[FileIO | None] = [None] * count
+        #: Where what was to be written ends.
+        self._ends = [0] * count
+        for rank in range(count):
+            with self._left_out(rank):
+                self._open(rank)
 
     @property
     def offsets(self) -> tuple[int, ...]:
         """Where each rank's copy ends: what is missing in between takes its place as zero bytes."""
-        return tuple(file.tell() for file in self._files)
+        return tuple(file.tell() if file else end for file, end in zip(self._files, self._ends, strict=True))
 
     def write(self, rank: int, offset: int, data: bytes) -> None:
         """Write what stands at an offset of a rank's log."""
-        file = self._files[rank]
-        try:
+        self._ends[rank] = offset + len(data)
+        with self._left_out(rank):
+            file = self._files[rank] or self._open(rank)
             if offset > file.tell():
                 file.truncate(offset)
                 file.seek(offset)
-            if file.write(data) == len(data):
-                return
-            problem = "the disk is full"
-        except OSError as exc:
-            problem = exc.strerror or str(exc)
-        if not self._warned:
-            self._warned = True
-            self._warn(f"{file.name}: {problem}; what cannot be written is left out of the copies, the run goes on")
+            # What could not be opened before may hold the beginning.
+            data = data[file.tell() - offset :]
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         """Close the files."""
-        for file in self._files:
+        for file in filter(None, self._files):
             file.close()
+
+    def _path(self, rank: int) -> Path:
+        return self.directory / f"rank-{rank}.log"
+
+    def _open(self, rank: int) -> FileIO:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Without a buffer, in which what cannot be written would stay.
+        file = self._files[rank] = self._path(rank).open("ab", buffering=0)
+        return file
+
+    @contextlib.contextmanager
+    def _left_out(self, rank: int) -> Iterator[None]:
+        """Go on where something cannot be written."""
+        try:
+            yield
+        except OSError as exc:
+            if not self._warned:
+                self._warned = True
+                what = "what cannot be written is left out of the copies, the run goes on"
+                self._warn(f"{self._path(rank)}: {exc.strerror or exc}; {what}")

@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
@@ -38,6 +38,20 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Most that the value of a secret may have, in bytes.
 MAX_SECRET = 64 * 1024
 _HOW = "write NAME, whose value this shell has exported, or NAME=FILE; a value has no place on a command line"
+#: Variables by which the processes of a run find each other: JAX believes them before it looks for itself.
+RENDEZVOUS = (
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_COORDINATOR_BIND_ADDRESS",
+    "TPU_WORKER_HOSTNAMES",
+    "TPU_WORKER_ID",
+    "CLOUD_TPU_TASK_ID",
+    "TPU_PROCESS_ADDRESSES",
+    "MEGASCALE_COORDINATOR_ADDRESS",
+    "MEGASCALE_NUM_SLICES",
+    "MEGASCALE_SLICE_ID",
+    "MASTER_ADDR",
+)
+_FOUND = "leave it out: JAX finds its processes by itself, and TPU_OPS_* tell each rank where it is"
 _VARIABLE = "write it as KEY=VALUE, the key in letters, digits and underscores, no digit first"
 
 
@@ -217,6 +231,28 @@ def read_secrets(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
 
 def _text_of(path: Path) -> str:
     return os.fsdecode(path.read_bytes()).removesuffix("\n").removesuffix("\r")
+
+
+def variables(named: Mapping[str, str], files: Iterable[Path], *, again: bool = False) -> dict[str, str]:
+    """Return the variables that a person gives a run: those of files, and over them those that are named one by one.
+
+    Args:
+        named: The latter.
+        files: The files, as of `read_env_file`; the last one wins.
+        again: Whether the run may be started again with them, on other hosts.
+
+    Raises:
+        UsageError: A file cannot be read, or one of `RENDEZVOUS` would be used again.
+    """
+    found: dict[str, str] = {}
+    for where, some in [*((f"--env-file {path}", read_env_file(path)) for path in files), ("--env", named)]:
+        # An empty one says that there is none.
+        if stale := next((name for name in RENDEZVOUS if again and some.get(name)), ""):
+            what = f"{stale} is of one attempt alone: with --recover a later one would look for hosts that are gone"
+            fix = f"{_FOUND}; one that stays true goes into the command, as in: -- env {stale}=... COMMAND"
+            raise UsageError(what, where=where, fix=fix)
+        found |= some
+    return found
 
 
 def read_env_file(path: Path) -> dict[str, str]:

@@ -1,0 +1,54 @@
+"""How faults of workers that are to run something are shown: each once, with all its workers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tpu_ops.cli import output
+from tpu_ops.cli.run import folded
+from tpu_ops.runs.preflight import Fault, PreflightError
+
+
+@contextmanager
+def told(run_id: str, *, as_json: bool, more: Callable[[], Mapping[str, Any]] = dict) -> Iterator[None]:
+    """Print the faults of all workers where some are not fit for a run; the error that goes on tells of the first.
+
+    Args:
+        run_id: The run.
+        as_json: Whether that is the result, as JSON.
+        more: Returns what else is in the JSON.
+    """
+    try:
+        yield
+    except PreflightError as exc:
+        force = {True: " (or --force)", False: ""}
+        rows = [
+            {"worker": fault.worker, "problem": fault.problem, "fix": (fault.fix + force[fault.forcible]).strip()}
+            for fault in exc.faults
+        ]
+        if as_json:
+            output.as_json({**more(), "run_id": run_id, "state": "refused", "faults": rows})
+        else:
+            output.table(once_each(rows), ("worker", "problem", "fix"))
+        raise
+
+
+def once_each(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Given the faults of all workers, return each once with its workers, and with them together in its fix."""
+    groups: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
+    for row in rows:
+        fix = re.sub(rf"(?<!\S){re.escape(row['worker'])}(?!\S)", "\0", row["fix"])
+        groups.setdefault((row["problem"], fix), []).append(row)
+    found = []
+    for (problem, fix), group in groups.items():
+        hosts = [row["worker"] for row in group]
+        found.append({"worker": folded(hosts), "problem": problem, "fix": fix.replace("\0", ",".join(hosts))})
+    return found
+
+
+def overridden(fault: Fault) -> None:
+    """Say that a run is started in spite of a fault."""
+    output.warning(f"{fault.worker}: {fault.problem}; overridden by --force")

@@ -1,0 +1,53 @@
+"""Options of `tpu_ops train` and `attach` that have a run started again."""
+
+from __future__ import annotations
+
+import argparse
+
+from tpu_ops.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare --recover."""
+    parser.add_argument(
+        "--recover",
+        action="store_true",
+        help="start the run again with its next attempt when a node is preempted, deleted, stopped or in maintenance",
+    )
+
+
+def add_budgets(parser: argparse.ArgumentParser) -> None:
+    """Declare how often a run may be started again."""
+    parser.add_argument(
+        "--max-preemptions",
+        type=_count,
+        metavar="N",
+        help="with --recover: start again after at most N preemptions (default: however many)",
+    )
+    parser.add_argument(
+        "--max-failures",
+        type=_count,
+        metavar="N",
+        help="with --recover: start again after at most N failures of the command itself (default: 0)",
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > 6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 999999")
+    return int(text)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse what does not go together.
+
+    Raises:
+        UsageError: There is such.
+    """
+    for option, value in (("--max-preemptions", args.max_preemptions), ("--max-failures", args.max_failures)):
+        if value is not None and not args.recover:
+            raise UsageError("there is no recovery", where=option, fix="add --recover")
+    if args.recover and args.detach:
+        what = "recovery needs this command to stay"
+        fix = "leave out --detach, and Ctrl-C later: `tpu_ops attach RUN --recover` goes on from any other shell"
+        raise UsageError(what, where="--recover and --detach", fix=fix)
