@@ -52,6 +52,12 @@ def test_environment_files_keep_empty_values_and_skip_comments() -> None:
     assert environment.parse_file(text) == {"A": "", "B": "two words", "C": "c=d", "D": "q"}
 
 
+def test_a_line_of_an_environment_file_ends_at_its_line_feed_alone(tmp_path: Path) -> None:
+    odd = "a\x0cb\x1cc\x85d\u2028e\rf"
+    (tmp_path / "env").write_bytes(f"A={odd}\r\nB=2\n".encode())
+    assert environment.from_files([str(tmp_path / "env")]) == {"A": odd, "B": "2"}
+
+
 def rendered(template: str, **variables: object) -> Any:
     return NativeEnvironment().from_string(template).render(**variables)
 

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 
 from tests.runs.test_parts import pod
+from tpu_ops import config
 from tpu_ops.cli import stop, unlock
 from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
 from tpu_ops.remote.replies import Reply
@@ -95,6 +95,27 @@ async def test_an_overview_has_what_is_on_and_what_this_machine_started(tmp_path
     assert [reply.host for reply in seen.silent.silent] == ["pod-w1"]
 
 
+async def test_an_overview_asks_by_name_for_a_run_that_is_behind_newer_ones(tmp_path: Path) -> None:
+    for name, since in (("r1", 1.0), ("lost", 2.0)):
+        records.write(tmp_path, records.RunRecord(name, ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",), since=since))
+
+    class Busy(Answers):
+        async def call(self, requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+            found = await super().call(requests, action, **options)
+            for host, request in requests.items():
+                if request.get("run_id") == "r1" and host == "pod-w0":
+                    found[host] = Reply(host, {"record": record(0) | {"state": "succeeded"}})
+            return found
+
+    fanout: Any = Busy(pod_w1=BARE)
+    seen = await control.overview(fleet(tmp_path), fanout)
+    assert [(run.run_id, [one.state for one in outcomes]) for run, outcomes, _ in seen.rows] == [
+        ("lost", ["unknown", "unknown"]),
+        ("r1", ["succeeded", "unknown"]),
+    ]
+    assert seen.rows[0][1][1].reason == "the launcher is not installed"
+
+
 # Each worker has its own runs: of one name there may be one on `a` and another one on `b`.
 
 
@@ -160,23 +181,56 @@ async def test_a_name_is_taken_while_a_run_of_it_is_on_elsewhere_or_may_be(
     await control.require_free_name(both, fanout, "other", ["b-w0"])
 
 
-async def test_unlock_stops_the_run_that_is_there(tmp_path: Path) -> None:
-    asked: list[tuple[str, str]] = []
-
-    class Told(Answers):
-        async def call(self, requests: Any, action: str, **_: Any) -> dict[str, Reply]:
-            asked.extend((action, host) for host in requests)
-            return await super().call(requests, action)
-
-    fanout: Any = Told(a_w0=has("a-w0", "ada"), b_w0=has("b-w0", "ada"))
+async def test_unlock_means_the_run_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fanout: Any = Answers(a_w0=has("a-w0", "ada"), b_w0=has("b-w0", "ada"))
     both = two(tmp_path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tpu_ops.cli.unlock.contact.fanout", lambda _: fanout)
-        patch.setattr("tpu_ops.cli.unlock.holders.unlock", AsyncMock(return_value=[]))
-        doomed = [Holder("b-w0", "ada", "exp", 0, 5.0)]
-        args = argparse.Namespace(force=False, grace=1.0, user="")
-        assert await unlock._free(both, both.workers[1:], doomed, args) == (["exp"], [])
-    assert [host for action, host in asked if action == "stop"] == ["b-w0"]
+    monkeypatch.setattr("tpu_ops.cli.unlock.contact.fanout", lambda _: fanout)
+    doomed = [Holder("b-w0", "ada", "exp", 0, 5.0)]
+    assert await unlock._runs_of(both, both.workers[1:], doomed) == [ON_B]
+    assert await unlock._runs_of(both, both.workers, doomed) == [ON_B], "and none that another worker has"
+    assert await unlock._runs_of(both, both.workers, [Holder("b-w0", "ada", "", 7, 5.0)]) == []
+
+
+ENDED = Reply("", {"record": record(0) | {"state": "stopped"}})
+ALREADY = Reply("", {**ENDED.value, "already": True})
+REFUSED = Reply("", {}, "denied", "run r1 is bob's")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "ends"),
+    [
+        (ENDED, ENDED, (0, "run r1 was stopped on pod-w[0-1]")),
+        (ENDED, SILENT, (4, "warning: run r1 may still be on pod-w1: no route to host")),
+        (REFUSED, REFUSED, (1, "warning: run r1 may still be on pod-w[0-1]: run r1 is bob's")),
+        (ALREADY, ALREADY, (0, "run r1 had already ended on pod-w[0-1]")),
+    ],
+)
+def test_unlock_says_on_which_workers_a_run_ends_and_whether_it_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, first: Reply, second: Reply, ends: tuple[int, str]
+) -> None:
+    held = Reply("", {"holder": HOLDER, "records": [record(0)]})
+
+    class Pod(Answers):
+        async def call(self, requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+            self._replies = {"pod-w0": held, "pod-w1": held}
+            if action == "stop":
+                self._replies = {"pod-w0": first, "pod-w1": second}
+            if action == "unlock":
+                self._replies["pod-w1"] = Reply("", {"ended": [], "left": [], "chips": {"lockfiles_removed": []}})
+            return await super().call(requests, action, **options)
+
+    pod_ = fleet(Path("nowhere"))
+    pod_.settings.user = "ada"
+    monkeypatch.setattr(config, "load", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.unlock.contact.find", lambda *_: (pod_, pod_.workers[1:]))
+    monkeypatch.setattr("tpu_ops.cli.unlock.contact.serving", lambda fleet, _: fleet)
+    monkeypatch.setattr("tpu_ops.cli.unlock.contact.fanout", lambda _: Pod())
+    parser = argparse.ArgumentParser()
+    unlock.add_arguments(parser)
+    code = unlock.run(parser.parse_args(["pod-w1", "--yes"]))
+    asked, said = capsys.readouterr().err.splitlines()
+    assert asked == "run r1 is ended on all its workers: pod-w[0-1]"
+    assert (code, said) == ends
 
 
 @pytest.mark.parametrize(("already", "said"), [((True, True), True), ((True, False), False)])

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tpu_ops.errors import OpsError
 from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.stream import Broken
 from tpu_ops.remote.wire import DATA, END, NOTE, Frame
-from tpu_ops.runs import follow
+from tpu_ops.runs import fetch, fold, follow
+from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.follow import Follower
 
-RECORD = {"state": "stopped", "exit": None, "reason": "", "first": None}
+RECORD = {"state": "stopped", "exit": None, "reason": "", "first": None, "attempt": 1}
 
 
-def end(offset: int = 0) -> Frame:
-    return Frame(END, offset, json.dumps({"record": RECORD, "tail": ""}).encode())
+def end(offset: int = 0, attempt: int = 1) -> Frame:
+    return Frame(END, offset, json.dumps({"record": RECORD | {"attempt": attempt}, "tail": ""}).encode())
+
+
+class Second(list[Frame]):
+    """What a worker sends of the run's second attempt."""
 
 
 class Stream:
@@ -29,7 +38,7 @@ class Stream:
         self._frames = frames
 
     async def answer(self) -> Reply:
-        return Reply("", {})
+        return Reply("", {"record": RECORD | {"attempt": 2 if isinstance(self._frames, Second) else 1}})
 
     async def frames(self) -> AsyncIterator[Frame]:
         for frame in self._frames:
@@ -60,11 +69,14 @@ class Workers:
         yield Stream(connections.pop(0) if len(connections) > 1 else connections[0])
 
 
-async def followed(workers: Workers, hosts: Sequence[str]) -> tuple[list[follow.Outcome], list[str], list[str]]:
+async def followed(
+    workers: Workers, hosts: Sequence[str], **options: Any
+) -> tuple[list[follow.Outcome], list[str], list[str]]:
     said: list[str] = []
     lines: list[str] = []
     fanout: Any = workers
-    follower = Follower(fanout, "r1", hosts, shown=[0], line=lambda _, text: lines.append(text), say=said.append)
+    asked: dict[str, Any] = {"shown": [0], "line": lambda _, text: lines.append(text), "say": said.append, **options}
+    follower = Follower(fanout, "r1", hosts, **asked)
     return await follower.run(), said, lines
 
 
@@ -92,3 +104,57 @@ async def test_a_silent_worker_is_waited_for_while_others_go_on(monkeypatch: pyt
     workers = Workers(w0=[[], [], [], [end()]])
     outcomes, _, _ = await followed(workers, ["w0"])
     assert [outcome.state for outcome in outcomes] == ["stopped"]
+
+
+@pytest.mark.parametrize("shown", [[0], [0, 1]], ids=["one rank", "lines that wait for other ranks"])
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.ENOSPC, "No space left on device")], ids=repr)
+async def test_lines_that_nobody_takes_end_it_with_that_error(
+    monkeypatch: pytest.MonkeyPatch, shown: list[int], error: OSError
+) -> None:
+    monkeypatch.setattr(fold, "WINDOW", 0.0)
+    monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
+
+    def line(*_: object) -> None:
+        raise error
+
+    workers = Workers(w0=[[Frame(DATA, 0, b"one\n")], []], w1=[[]])
+    with pytest.raises(type(error), check=lambda raised: raised is error):
+        await asyncio.wait_for(followed(workers, ["w0", "w1"], shown=shown, line=line), 10)
+
+
+async def test_logs_that_cannot_be_written_are_an_error_that_names_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "r1").mkdir()
+    (tmp_path / "r1" / "rank-0.log.part").symlink_to("/dev/full")
+    fanout: Any = Workers(w0=[[Frame(DATA, 0, b"x" * 2**20), end(2**20)]])
+    with pytest.raises(OpsError, match="No space left") as raised:
+        await fetch.logs(fanout, RunRef("r1", ("w0",)), tmp_path)
+    assert raised.value.where == str(tmp_path / "r1")
+
+
+async def test_the_next_attempt_is_followed_from_its_beginning_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
+    again = Second([Frame(NOTE, 0, b"note 2"), Frame(DATA, 0, b"three\n"), end(6, attempt=2)])
+    workers = Workers(
+        w0=[[Frame(DATA, 0, b"one\ntw"), Frame(NOTE, 6, b"note 1")], again],
+        w1=[[end()], Second([end(attempt=2)])],
+    )
+    outcomes, said, lines = await followed(workers, ["w0", "w1"])
+    assert lines == ["one", "tw", "three"]
+    assert [text for text in said if "does not answer" not in text] == [
+        "note 1",
+        "run r1: attempt 2 has begun; its lines follow from the beginning",
+        "note 2",
+    ]
+    assert (workers.asked[-1]["offset"], workers.asked[-1]["notes"]) == (0, 0)
+    assert [outcome.record and outcome.record["attempt"] for outcome in outcomes] == [2, 2]
+
+
+async def test_a_copy_of_a_log_never_goes_on_with_that_of_another_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
+    copied = []
+    workers = Workers(w0=[[Frame(DATA, 0, b"one\n")], Second([Frame(DATA, 0, b"two\n"), end(4, attempt=2)])])
+    outcomes, _, _ = await followed(workers, ["w0"], data=lambda *written: copied.append(written))
+    assert copied == [(0, 0, b"one\n")]
+    assert (outcomes[0].state, outcomes[0].reason) == ("unknown", "attempt 2 has begun on it")

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tpu_ops.cli import attach, leaving
-from tpu_ops.errors import ExitCode
+from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.runs import records, recovery, spec
 from tpu_ops.runs.control import RunRef, Stopped
@@ -123,6 +124,57 @@ async def test_what_ignores_ctrl_c_goes_on_ignoring_it() -> None:
         return 7
 
     assert await followed(work()) == 7
+
+
+@pytest.mark.parametrize("error", [OpsError("the disk is full"), OSError("no more processes")], ids=repr)
+@pytest.mark.parametrize("on", [True, False])
+def test_an_error_while_a_run_is_on_says_that_it_goes_on(error: Exception, on: bool) -> None:
+    said: list[str] = []
+
+    async def work() -> int:
+        raise error
+
+    with pytest.raises(type(error), check=lambda raised: raised is error):
+        leaving.to_its_end(work(), lambda: (FANOUT, RUN) if on else None, lambda: said.append("left"), as_json=False)
+    assert said == (["left"] if on else [])
+
+
+def test_who_no_longer_reads_the_lines_of_a_run_has_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("tpu_ops.cli.output.give_up", lambda: said.append("given up"))
+
+    async def work() -> int:
+        raise BrokenPipeError
+
+    code = leaving.to_its_end(work(), lambda: (FANOUT, RUN), lambda: said.append("left"), as_json=False)
+    assert (code, said) == (ExitCode.INTERRUPTED, ["given up", "left"])
+    with pytest.raises(BrokenPipeError):
+        leaving.to_its_end(work(), lambda: None, lambda: None, as_json=False)
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_of_a_run_that_has_ended_nobody_says_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, over: bool
+) -> None:
+    full = OpsError("the result cannot be written")
+
+    async def found(
+        *_: Any, begun: Callable[[object, RunRef], None], **__: Any
+    ) -> tuple[RunRef, list[Outcome], list[int]]:
+        begun(FANOUT, RUN)
+        if not over:
+            raise full
+        return RUN, [], []
+
+    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.attach.logs.followed", found)
+    monkeypatch.setattr("tpu_ops.cli.attach.runs_output.finish", Mock(side_effect=full))
+    parser = argparse.ArgumentParser()
+    attach.add_arguments(parser)
+    with pytest.raises(OpsError, match="cannot be written"):
+        attach.run(parser.parse_args(["r1"]))
+    assert ("goes on" in capsys.readouterr().err) is not over
 
 
 def test_a_run_stopped_from_another_shell_is_not_kept_to_be_started_again(

@@ -70,8 +70,8 @@ def test_every_rank_is_told_its_slice() -> None:
     assert len({host_spec.digest(one) for one in sent}) == 1
 
 
-@pytest.mark.parametrize("run_id", ["", "Upper", "a b", "../x", "-x", "x" * 80, "x\n"])
-def test_names_that_no_worker_takes_are_refused_here(run_id: str) -> None:
+@pytest.mark.parametrize("run_id", ["", "Upper", "a b", "../x", "-x", "x" * 80, "x\n", "a.json"])
+def test_names_that_no_worker_takes_or_that_would_be_another_run_s_file_are_refused_here(run_id: str) -> None:
     with pytest.raises(UsageError):
         spec.RunSpec(run_id, ("true",))
 
@@ -117,6 +117,9 @@ def test_variables_are_taken_as_they_stand(tmp_path: Path) -> None:
     path = tmp_path / "env"
     path.write_text("# x\n\nA= spaced \nB='kept'\n")
     assert spec.read_env_file(path) == {"A": " spaced ", "B": "'kept'"}
+    odd = "a\x0cb\x1cc\x85d\u2028e\rf"
+    path.write_bytes(f"A={odd}\r\nB=2\n".encode())
+    assert spec.read_env_file(path) == {"A": odd, "B": "2"}
     path.write_text("A=1\nthe-secret without sign\n")
     with pytest.raises(UsageError) as wrong:
         spec.read_env_file(path)
@@ -133,6 +136,18 @@ def test_a_run_is_remembered_and_forgotten(tmp_path: Path) -> None:
     records.forget(tmp_path, "digits-1")
     assert records.read(tmp_path, "digits-1") is None
     assert records.read(tmp_path, "../../etc/passwd") is None
+
+
+def test_the_oldest_runs_are_forgotten_unless_they_are_recovered_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "KEPT", 2)
+    (tmp_path / "runs" / "r0").mkdir(parents=True)
+    (tmp_path / "runs" / "r0" / "recovery.json").touch()
+    for number in range(5):
+        records.write(tmp_path, records.new(f"r{number}", ("pod",), ("1",), ("pod-w0",), ("true",)))
+        os.utime(tmp_path / "runs" / f"r{number}.json", (number, number))
+    assert [record.run_id for record in records.recent(tmp_path, 9)] == ["r4", "r3", "r0"]
 
 
 def test_a_damaged_memory_is_none(tmp_path: Path) -> None:
@@ -249,6 +264,8 @@ def test_silence_counts_before_what_is_wrong() -> None:
         ([b"10%\r20%\r", b"done\n"], ["10%", "20%", "done"], []),
         ([b"x\r\ny\n"], ["x", "y"], []),
         ([b"x\r", b"\ny\n"], ["x", "y"], []),
+        ([b"x\r", b"\n", b"\n", b"", b"\ny\n"], ["x", "", "", "y"], []),
+        ([b"x\r", b"", b"\ny\n"], ["x", "y"], []),
         ([b"abcdefghij", b"kl\n"], ["abcdefgh", "ijkl"], []),
         ([b"abcdefghijklmnopqr\n"], ["abcdefgh", "ijklmnop", "qr"], []),
         ([b"\xff\xc3", b"\xa4\n"], ["\ufffdä"], []),
@@ -325,6 +342,12 @@ def test_ranks_are_chosen(text: str, expected: list[int]) -> None:
 def test_ranks_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         runs_output.ranks(text, 4)
+
+
+def test_ranks_that_go_backwards_are_refused_with_what_was_meant() -> None:
+    with pytest.raises(UsageError, match="2-1 goes backwards") as wrong:
+        runs_output.ranks("0,2-1", 4)
+    assert (wrong.value.where, wrong.value.fix) == ("--rank", "write 1-2")
 
 
 # --- run ----------------------------------------------------------------------------------------------------

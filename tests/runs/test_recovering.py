@@ -129,7 +129,7 @@ class World:
             yield Frame(END, offset + len(text), json.dumps({"record": record, "tail": ""}).encode())
 
         async def answer() -> Reply:
-            return Reply(host, {})
+            return Reply(host, {"record": {"attempt": self.attempt}})
 
         yield SimpleNamespace(answer=answer, frames=frames)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import os
 import time
@@ -51,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         run_, outcomes, shown = await logs.followed(
             fleet, args.run, args.rank, live=True, since=since, aside=args.json, begun=begun
         )
+        found.clear()
         of_rank = args.exit_code == "rank"
         return runs_output.finish(run_.run_id, outcomes, shown, as_json=args.json, of_rank=of_rank)
 
@@ -66,8 +66,7 @@ def run(args: argparse.Namespace) -> int:
             with contextlib.suppress(TimeoutError, OpsError):
                 recovery.stop(settings.state_dir, run_.run_id, 0.0)
 
-    work = leaving.followed(follow(), lambda: found[0] if found else None, left, stopped, as_json=args.json)
-    return asyncio.run(work)
+    return leaving.to_its_end(follow(), lambda: found[0] if found else None, left, stopped, as_json=args.json)
 
 
 def _take_over(settings: Settings, args: argparse.Namespace) -> int:

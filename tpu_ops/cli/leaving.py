@@ -1,4 +1,4 @@
-"""Ctrl-C at a run that is followed: the first leaves it alone, a second one soon after stops it."""
+"""A run that is followed is left alone by an error and by the first Ctrl-C; a second one soon after stops it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,40 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from tpu_ops.cli import output, runs_output, stop
-from tpu_ops.errors import ExitCode
+from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs.control import RunRef
 
 #: Seconds after the first Ctrl-C in which a second one stops the run.
 AGAIN = 3.0
+
+
+def to_its_end(
+    work: Coroutine[Any, Any, int],
+    running: Callable[[], tuple[Fanout, RunRef] | None],
+    left: Callable[[], None],
+    stopped: Callable[[], None] = lambda: None,
+    *,
+    as_json: bool,
+) -> int:
+    """Do as `followed`, for a run that nobody starts again: an error of this machine does not end it, and that is said.
+
+    Raises:
+        OpsError, OSError: It cannot be followed.
+    """
+    try:
+        return asyncio.run(followed(work, running, left, stopped, as_json=as_json))
+    except BrokenPipeError:
+        # Whoever read the lines has gone, as `head` does.
+        if running() is None:
+            raise
+        output.give_up()
+        left()
+        return ExitCode.INTERRUPTED
+    except (OpsError, OSError):
+        if running():
+            left()
+        raise
 
 
 async def followed(

@@ -33,6 +33,8 @@ def ranks(text: str, count: int) -> list[int]:
         if wrong := [number for number in (first, end) if len(number) > _DIGITS or int(number) >= count]:
             fix = f"use 0 to {count - 1}" if count > 1 else "use 0"
             raise UsageError(f"there is no rank {wrong[0][:20]}: the run has {count}", where="--rank", fix=fix)
+        if int(first) > int(end):
+            raise UsageError(f"{part} goes backwards", where="--rank", fix=f"write {end}-{first}")
         found += range(int(first), int(end) + 1)
     return sorted(set(found))
 

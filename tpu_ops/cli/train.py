@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         if args.recover and not args.dry_run:
             with recovering.alone(fleet.settings, run_spec.run_id):
                 return job.recovered().to_the_end(job.run())
-        return asyncio.run(leaving.followed(job.run(), job.running, job.left, as_json=args.json))
+        return leaving.to_its_end(job.run(), job.running, job.left, as_json=args.json)
 
 
 @dataclass
@@ -211,6 +211,7 @@ class _Job:
         if self.args.detach:
             return self._detach()
         outcomes = await self._follow(fanout)
+        self.started_by = None
         of_rank = self.args.exit_code == "rank"
         return runs_output.finish(self.spec.run_id, outcomes, self.shown, as_json=self.args.json, of_rank=of_rank)
 

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tpu_ops import config
-from tpu_ops.cli import options, output, who
+from tpu_ops.cli import options, output, stop, who
 from tpu_ops.cli.run import folded
 from tpu_ops.errors import ExitCode, HostError, UsageError
 from tpu_ops.fleet import contact
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.runs import control, holders
+from tpu_ops.runs.follow import Outcome
 from tpu_ops.runs.holders import Holder, Unlocked
 
 #: Seconds between SIGTERM and SIGKILL.
@@ -53,37 +54,65 @@ def run(args: argparse.Namespace) -> int:
     user = args.user or fleet.settings.user
     seen = asyncio.run(holders.look(contact.fanout(fleet), hosts))
     doomed = [holder for holder in seen.holders if holder.user == user]
+    runs = asyncio.run(_runs_of(fleet, workers, doomed))
     if doomed:
         if not args.json:
             output.table(who.rows(doomed), who.COLUMNS)
+        for run_ in runs:
+            if not set(run_.hosts) <= set(hosts):
+                output.info(f"run {run_.run_id} is ended on all its workers: {folded(run_.hosts)}")
         if not args.yes and not options.confirmed(f"end these on {args.target}?", "ending processes"):
             output.info("nothing was ended")
             return ExitCode.FAILED
-    stopped, unlocked = asyncio.run(_free(fleet, workers, doomed, args))
+    ended, unlocked = asyncio.run(_free(fleet, hosts, runs, args))
     if args.json:
+        stopped = [run_.run_id for run_, end in ended if not _left(end)]
         output.as_json({"runs": stopped, "workers": [asdict(result) for result in unlocked]})
-    else:
-        _show(stopped, unlocked)
+    _show_runs(ended)
+    if not args.json:
+        _show(unlocked)
     if problem := control.Found([], seen.silent).problem():
         raise problem
-    return exit_code(unlocked, user)
+    return exit_code(unlocked, user) or stop.exit_code([outcome for _, end in ended for outcome in end.outcomes])
+
+
+async def _runs_of(fleet: Fleet, workers: Sequence[Worker], doomed: Sequence[Holder]) -> list[control.RunRef]:
+    """Return the runs that these holders belong to."""
+    if not any(holder.run for holder in doomed):
+        return []
+    found = (await control.running(fleet, contact.fanout(fleet), workers)).runs
+    return [run_ for run_ in found if any(one.run == run_.run_id and one.host in run_.hosts for one in doomed)]
 
 
 async def _free(
-    fleet: Fleet, workers: Sequence[Worker], doomed: Sequence[Holder], args: argparse.Namespace
-) -> tuple[list[str], list[Unlocked]]:
-    """Stop the runs and end the processes; return the runs and what became of each worker."""
+    fleet: Fleet, hosts: Sequence[str], runs: Sequence[control.RunRef], args: argparse.Namespace
+) -> tuple[list[tuple[control.RunRef, control.Stopped]], list[Unlocked]]:
+    """Stop the runs and end the processes; return what became of each run and each worker."""
     fanout = contact.fanout(fleet)
-    runs = sorted({holder.run for holder in doomed if holder.run})
-    for reference in (await control.running(fleet, fanout, workers)).runs if runs else ():
-        if reference.run_id in runs:
-            await control.stop(fanout, reference, force=args.force, grace=args.grace, reason="unlocked")
-    return runs, await holders.unlock(fanout, [worker.host for worker in workers], args.user, args.grace)
+    ended = [
+        (run_, await control.stop(fanout, run_, force=args.force, grace=args.grace, reason="unlocked")) for run_ in runs
+    ]
+    return ended, await holders.unlock(fanout, hosts, args.user, args.grace)
 
 
-def _show(runs: Sequence[str], unlocked: Sequence[Unlocked]) -> None:
-    for run_id in runs:
-        output.info(f"run {run_id} was stopped")
+def _left(ended: control.Stopped) -> list[Outcome]:
+    """Return the ranks that may still be on."""
+    return [outcome for outcome in ended.outcomes if stop.exit_code([outcome])]
+
+
+def _show_runs(ended: Sequence[tuple[control.RunRef, control.Stopped]]) -> None:
+    for run_, end in ended:
+        left: dict[str, list[str]] = {}
+        for outcome in _left(end):
+            left.setdefault(outcome.reason or outcome.state, []).append(outcome.host)
+        for reason, found in left.items():
+            output.warning(f"run {run_.run_id} may still be on {folded(found)}: {reason}")
+        if not left:
+            how = "had already ended" if end.already else "was stopped"
+            output.info(f"run {run_.run_id} {how} on {folded(run_.hosts)}")
+
+
+def _show(unlocked: Sequence[Unlocked]) -> None:
     for result in unlocked:
         for holder in result.ended:
             output.info(f"{result.host}: ended pid {holder.pid} of {holder.user}: {holder.command}")

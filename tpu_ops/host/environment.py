@@ -70,7 +70,8 @@ def coordinator_port(env: Mapping[bytes, bytes]) -> int:
 def parse_file(text: str) -> dict[str, str]:
     """Given the text of an environment file (KEY=VALUE lines, # comments, optional quotes), return its variables."""
     found = {}
-    for line in text.splitlines():
+    # Not `splitlines`, which takes a form feed and others for line ends: they may stand in a value.
+    for line in text.split("\n"):
         name, sign, value = line.strip().partition("=")
         if not sign or name.startswith("#"):
             continue
@@ -90,7 +91,7 @@ def from_files(paths: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in paths:
         try:
-            with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
                 found.update(parse_file(file.read()))
         except OSError as exc:
             raise Refused(

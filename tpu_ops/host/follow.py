@@ -23,6 +23,8 @@ _TAIL = 4096
 def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int) -> None:
     """Answer, then send frames until the rank has ended; the END frame carries the record and the log's last lines.
 
+    Where another attempt begins meanwhile, the frames end without it.
+
     Request: ``run_id``; ``offset`` (default 0), or in its place ``since`` (seconds since 1970); ``notes`` (default 0:
     so many notes of the supervisor are known);
     ``lines`` (default true: send the log); ``live`` (default true: wait for the end, else send what there is).
@@ -38,7 +40,7 @@ def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int
     if record is None:
         raise wire.Refused("missing", "this worker knows no run {}".format(run_id))
     wire.answer(sink, request["marker"], {"ok": True, "record": record})
-    directory = store.logs(run_id)
+    attempt, directory = record["attempt"], store.logs(run_id)
     offset = max(0, int(request.get("offset") or 0))
     if not offset and request.get("since"):
         offset = logs.since(directory, float(request["since"]))
@@ -50,23 +52,26 @@ def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int
     while True:
         # The record first: what a rank wrote before its end is then read after its end was seen.
         record = store.observe(run_id)
+        if record is None or record["attempt"] != attempt:
+            # Without an END: offsets and notes are of an attempt whose log is no longer there.
+            return
         before = offset
         if lines and offset < until:
             offset = _send_log(sink, directory, offset)
-        for text in (record or {}).get("notes", ())[noted:]:
+        for text in record.get("notes", ())[noted:]:
             wire.write_all(sink, wire.frame(wire.NOTE, offset, text.encode("utf-8", "replace")))
             noted += 1
-        state = record["state"] if record else "lost"
+        state = record["state"]
         if state == "lost":
             lost_since = lost_since or time.monotonic()
-        closing = state == "lost" and record is not None and time.monotonic() - lost_since < _CLOSING_LIMIT
+        closing = state == "lost" and time.monotonic() - lost_since < _CLOSING_LIMIT
         more = offset > before and offset < until
         if not more and (not live or (state in FINAL and not closing)):
             break
         caller.pause(0.0 if more else _POLL)
-    if live and record is not None:
+    if live:
         store.settle(record)
-    log = (record or {}).get("log") or {}
+    log = record.get("log") or {}
     behind = log.get("bytes", 0) + log.get("dropped", 0)
     if lines and behind > offset:
         # A disk that was full to the end: no byte comes behind those that are missing.

@@ -23,8 +23,6 @@ from tpu_ops.remote.stream import Stream
 
 #: Sessions at once over one master: OpenSSH's default MaxSessions is 10, and others use the master too.
 SESSIONS = 6
-#: ssh processes of one command at once; each costs the controller a few milliseconds of processor time.
-WIDTH = 64
 
 T = TypeVar("T")
 
@@ -43,8 +41,8 @@ class Fanout:
         self.masters = ssh.Masters(ssh_config, proxied)
         self._renewal = Renewal(renew) if renew else None
         self._silence = Silence()
-        self._width = asyncio.Semaphore(WIDTH)
         self._sessions: dict[str, asyncio.Semaphore] = {}
+        self._wanted = 0
 
     async def run(
         self,
@@ -72,7 +70,7 @@ class Fanout:
                 done(result)
             return result
 
-        return await _all(hosts, one)
+        return await self._all(hosts, one)
 
     async def call(
         self,
@@ -97,7 +95,7 @@ class Fanout:
                 done(reply)
             return reply
 
-        return await _all(requests, one)
+        return await self._all(requests, one)
 
     @contextlib.asynccontextmanager
     async def stream(self, host: str, action: str, values: Mapping[str, Any]) -> AsyncIterator[Stream]:
@@ -105,11 +103,12 @@ class Fanout:
 
         Raises:
             Unreachable: There is no connection to the worker.
+            OpsError: This process may not have that many sessions.
         """
-        await self.reach(host)
-        async with self._session(host):
+        with self._room(1):
+            await self.reach(host)
             command = openssh.session(self.ssh_config, host, wire.COMMAND)
-            async with ssh.started(command, limit=wire.MAX_FRAME) as process:
+            async with self._session(host), ssh.started(command, limit=wire.MAX_FRAME) as process:
                 marker = secrets.token_hex(16)
                 assert process.stdin is not None  # noqa: S101 - for the type checker
                 process.stdin.write(wire.request(marker, action, values))
@@ -128,6 +127,26 @@ class Fanout:
                 if code == SSH_FAILED and marker.encode() not in stdout:
                     raise Unreachable(openssh.reason(stderr.decode(errors="replace"), code))
 
+    async def _all(self, hosts: Iterable[str], one: Callable[[str], Coroutine[Any, Any, T]]) -> dict[str, T]:
+        """Do something for every worker at once; keep the order of the workers.
+
+        All sessions are there together, however many: the ranks of a run wait for each other while theirs last.
+        """
+        names = list(hosts)
+        with self._room(len(names)), plain_errors():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(host)) for host in names]
+        return {host: task.result() for host, task in zip(names, tasks, strict=True)}
+
+    @contextlib.contextmanager
+    def _room(self, sessions: int) -> Iterator[None]:
+        self._wanted += sessions
+        try:
+            ssh.make_room(self._wanted)
+            yield
+        finally:
+            self._wanted -= sessions
+
     # --- one worker -----------------------------------------------------------------------------------------
 
     async def reach(self, host: str, deadline: asyncio.Timeout | None = None) -> None:
@@ -135,14 +154,15 @@ class Fanout:
 
         Args:
             host: The worker.
-            deadline: Of the caller; the time that looking for the worker takes does not count.
+            deadline: Of the caller; the time that looking for the worker takes, or waiting for one's turn to connect,
+                does not count.
 
         Raises:
             Unreachable: It could not be opened; the text says, too, what became of the worker.
         """
         begun = asyncio.get_running_loop().time()
         try:
-            await self.masters.ensure(host)
+            await self.masters.ensure(host, deadline)
         except Unreachable as exc:
             if self._renewal is None or exc.answered:
                 raise
@@ -154,7 +174,7 @@ class Fanout:
         self.masters.forget(news.changed)
         if host in news.changed:
             try:
-                await self.masters.ensure(host)
+                await self.masters.ensure(host, deadline)
             except Unreachable as exc:
                 problem = exc
             else:
@@ -226,7 +246,7 @@ class Fanout:
     async def _session_once(
         self, host: str, command: Sequence[str], stdin: bytes, begun: bytes, attended: bool
     ) -> tuple[int | None, bytes, bytes]:
-        async with self._session(host), self._width, ssh.started(command) as process:
+        async with self._session(host), ssh.started(command) as process:
             with self._silence.watch(host) as heard:
                 stdout, stderr = await ssh.converse(process, stdin, begun, heard, attended=attended)
         return process.returncode, stdout, stderr
@@ -244,27 +264,21 @@ def _spent(limit: float, begun: float, deadline: asyncio.Timeout) -> str:
     return f"{limit:g} s" + (f", besides {besides:.1f} s in which its address was asked for" if besides > 0.1 else "")
 
 
-def _first(exc: Exception) -> OpsError | None:
+def _all_of(exc: Exception) -> Iterator[Exception]:
     if isinstance(exc, ExceptionGroup):
-        return next((found for found in map(_first, exc.exceptions) if found), None)
-    return exc if isinstance(exc, OpsError) else None
+        for one in exc.exceptions:
+            yield from _all_of(one)
+    else:
+        yield exc
 
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Raise the first error for people that a group of tasks ended with, and not the group."""
+    """Raise the first error for people, or else of the system, that a group of tasks ended with, and not the group."""
     try:
         yield
     except ExceptionGroup as group:
-        if (first := _first(group)) is None:
-            raise
-        raise first from group
-
-
-async def _all(hosts: Iterable[str], one: Callable[[str], Coroutine[Any, Any, T]]) -> dict[str, T]:
-    """Do something for every worker at once; keep the order of the workers."""
-    names = list(hosts)
-    with plain_errors():
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(host)) for host in names]
-    return {host: task.result() for host, task in zip(names, tasks, strict=True)}
+        for kind in (OpsError, OSError):
+            if found := next((one for one in _all_of(group) if isinstance(one, kind)), None):
+                raise found from group
+        raise

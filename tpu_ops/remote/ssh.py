@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from tpu_ops import files
 from tpu_ops.errors import OpsError
 from tpu_ops.remote import openssh
+from tpu_ops.remote.renewal import paused
 
 #: Seconds within which a master must be authenticated; ConnectTimeout covers the TCP connection alone.
 OPEN_LIMIT = 25.0
@@ -21,6 +23,10 @@ CONTROL_LIMIT = 5.0
 #: Connections through a proxy that are opened at once: sshd refuses some of more than ten (MaxStartups), and each
 #: gcloud takes a processor for a second.
 PROXIES = 8
+#: Other connections that are opened at once: the keys of each take the controller some milliseconds of processor time.
+WIDTH = 64
+#: Files that one session has open at most, a copy of its log and the lock of its connection included; and all the rest.
+_FILES, _OTHER_FILES = 8, 128
 _POLL = 0.05
 
 
@@ -34,6 +40,26 @@ class Unreachable(Exception):
     def __init__(self, problem: str, *, answered: bool = False) -> None:
         super().__init__(problem)
         self.answered = answered
+
+
+def make_room(sessions: int) -> None:
+    """Let this process have open what so many sessions at once take: the usual limit is meant for far fewer.
+
+    Raises:
+        OpsError: The system does not allow it.
+    """
+    need = _OTHER_FILES + _FILES * sessions
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+    except (OSError, ValueError) as exc:
+        raise OpsError(
+            f"{sessions} sessions at once need {need} open files, and a process may have {hard}",
+            where="this machine: the hard limit of open files (ulimit -Hn)",
+            fix="raise it (LimitNOFILE= of the service, nofile in /etc/security/limits.conf), or name fewer workers",
+        ) from exc
 
 
 @contextlib.asynccontextmanager
@@ -158,13 +184,17 @@ class Masters:
         self._config = ssh_config
         self._proxied = proxied
         self._first, self._tried = asyncio.Lock(), False
-        self._proxies = asyncio.Semaphore(PROXIES)
+        self._proxies, self._width = asyncio.Semaphore(PROXIES), asyncio.Semaphore(WIDTH)
         self._locks = ssh_config.parent / "masters"
         self._ready: set[str] = set()
         self._gates: dict[str, asyncio.Lock] = {}
 
-    async def ensure(self, host: str) -> None:
+    async def ensure(self, host: str, deadline: asyncio.Timeout | None = None) -> None:
         """Return once a master connection to a worker is open.
+
+        Args:
+            host: The worker.
+            deadline: Of the caller; the time until it is this worker's turn does not count.
 
         Raises:
             Unreachable: It could not be opened.
@@ -173,7 +203,7 @@ class Masters:
             if host in self._ready:
                 return
             if not await self._alive(host):
-                async with self._turn(host), self._locked(host):
+                async with self._turn(host, deadline), self._locked(host):
                     if not await self._alive(host):
                         await self._open(host)
             self._ready.add(host)
@@ -199,18 +229,21 @@ class Masters:
         return code == 0
 
     @contextlib.asynccontextmanager
-    async def _turn(self, host: str) -> AsyncIterator[None]:
-        """Wait for the turn of a worker behind a proxy: the first goes alone, since the others then share its way."""
-        if host not in self._proxied:
+    async def _turn(self, host: str, deadline: asyncio.Timeout | None) -> AsyncIterator[None]:
+        """Wait for the turn of a worker; behind a proxy the first goes alone, since the others then share its way."""
+        if host in self._proxied:
+            async with self._first:
+                if not self._tried:
+                    self._tried = True
+                    yield
+                    return
+        turns = self._proxies if host in self._proxied else self._width
+        with paused(deadline):
+            await turns.acquire()
+        try:
             yield
-            return
-        async with self._first:
-            if not self._tried:
-                self._tried = True
-                yield
-                return
-        async with self._proxies:
-            yield
+        finally:
+            turns.release()
 
     async def _open(self, host: str) -> None:
         code, said = await quiet(openssh.open_master(self._config, host), OPEN_LIMIT)

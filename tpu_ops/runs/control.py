@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -167,12 +168,24 @@ async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
     for reply in replies.values():
         if holder := _holder(reply):
             wanted.setdefault(_held(fleet, reply), float(holder["since"]))
-    rows = [
-        (run, tuple(_seen(rank, host, run.run_id, replies.get(host)) for rank, host in enumerate(run.hosts)), since)
-        for run, since in wanted.items()
-    ]
-    rows.sort(key=lambda row: -row[2])
-    return Overview(tuple(rows), Found([], tuple(reply for reply in replies.values() if not reply.ok)))
+    newest = sorted(wanted.items(), key=lambda item: -item[1])
+    seen = await asyncio.gather(*(_seen_of(fanout, run, replies) for run, _ in newest))
+    rows = tuple((run, outcomes, since) for (run, since), outcomes in zip(newest, seen, strict=True))
+    return Overview(rows, Found([], tuple(reply for reply in replies.values() if not reply.ok)))
+
+
+async def _seen_of(fanout: Fanout, run: RunRef, replies: Mapping[str, Reply]) -> tuple[Outcome, ...]:
+    """Given what workers say of their newest runs, return a run's outcomes; those that have had many since are asked.
+
+    Args:
+        fanout: Reaches the workers.
+        run: The run.
+        replies: Of the workers that serve.
+    """
+    seen = [_seen(rank, host, run.run_id, replies.get(host)) for rank, host in enumerate(run.hosts)]
+    older = [one.host for one in seen if one.record is None and one.host in replies and replies[one.host].ok]
+    asked = await fanout.call({host: {"run_id": run.run_id} for host in older}, "status", limit=LIMIT) if older else {}
+    return tuple(_outcome(one.rank, asked[one.host]) if one.host in asked else one for one in seen)
 
 
 def _seen(rank: int, host: str, run_id: str, reply: Reply | None) -> Outcome:

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import BinaryIO
 
+from tpu_ops.errors import OpsError
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.follow import Follower, Outcome
@@ -27,10 +28,18 @@ async def logs(fanout: Fanout, run: RunRef, directory: Path, *, live: bool = Fal
         How every rank is; one whose log could not be read to its end keeps the file ``rank-N.log.part``.
 
     Raises:
-        OSError: The files cannot be written.
+        OpsError: The files cannot be written.
     """
     folder = directory / run.run_id
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return await _copied(fanout, run, folder, live=live)
+    except OSError as exc:
+        what = f"the logs cannot be written: {exc.strerror or exc}"
+        raise OpsError(what, where=str(exc.filename or folder), fix="see that the disk has space (df)") from exc
+
+
+async def _copied(fanout: Fanout, run: RunRef, folder: Path, *, live: bool) -> list[Outcome]:
     ranks = range(len(run.hosts))
     paths = [folder / f"rank-{rank}.log" for rank in ranks]
     parts = [path.with_suffix(".log.part") for path in paths]

@@ -78,6 +78,10 @@ def outcome_of(rank: int, host: str, record: Mapping[str, Any] | None, tail: str
     return Outcome(rank, host, record["state"], record.get("exit"), reason, intent, tail, record)
 
 
+def _attempt(outcome: Outcome) -> int:
+    return int(outcome.record["attempt"]) if outcome.record else 0
+
+
 @dataclass
 class _Place:
     """How far one rank was followed."""
@@ -85,6 +89,7 @@ class _Place:
     rank: int
     host: str
     offset: int = 0
+    attempt: int = 0
     notes: int = 0
     lines: Lines = field(default_factory=Lines)
     lost_at: float | None = None
@@ -130,7 +135,9 @@ class Follower:
         self._live = live
         self._since = since
         self._data = data
-        self._offsets = tuple(offsets) or (0,) * len(self._hosts)
+        begin = tuple(offsets) or (0,) * len(self._hosts)
+        self._places = [_Place(rank, host, begin[rank]) for rank, host in enumerate(self._hosts)]
+        self._attempts: set[int] = set()
         self._ended: set[int] = set()
         self._silent: set[int] = set()
 
@@ -140,14 +147,28 @@ class Follower:
         return bool(self._silent - self._ended)
 
     async def run(self) -> list[Outcome]:
-        """Follow until every rank has ended or is given up; return the outcomes by rank."""
-        ticking = asyncio.create_task(self._tick())
+        """Follow until every rank has ended or is given up; return the outcomes by rank.
+
+        Raises:
+            OSError: Lines or bytes cannot be given on: a pipe is closed, a disk full.
+        """
+        outcomes, seen = dict(enumerate(await self._follow_all(range(len(self._hosts))))), 0
+        # Where the run was started again meanwhile, its ranks are followed in the same attempt.
+        while self._data is None and (newest := max(map(_attempt, outcomes.values()))) > seen:
+            seen = newest
+            behind = [rank for rank, outcome in outcomes.items() if 0 < _attempt(outcome) < newest]
+            outcomes |= zip(behind, await self._follow_all(behind), strict=True)
+        return list(outcomes.values())
+
+    async def _follow_all(self, ranks: Sequence[int]) -> list[Outcome]:
         try:
             with plain_errors():
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._rank(rank)) for rank in range(len(self._hosts))]
+                    ticking = group.create_task(self._tick())
+                    tasks = [group.create_task(self._rank(rank)) for rank in ranks]
+                    await asyncio.gather(*tasks)
+                    ticking.cancel()
         finally:
-            ticking.cancel()
             self._fold.finish()
         return [task.result() for task in tasks]
 
@@ -158,17 +179,19 @@ class Follower:
             await asyncio.sleep(TICK)
 
     async def _rank(self, rank: int) -> Outcome:
+        self._ended.discard(rank)
         outcome = await self._follow(rank)
         self._ended.add(rank)
         return outcome
 
     async def _follow(self, rank: int) -> Outcome:
         """Follow one rank, again from where it stood whenever the connection breaks."""
-        place = _Place(rank, self._hosts[rank], self._offsets[rank])
-        loop = asyncio.get_running_loop()
+        place, loop = self._places[rank], asyncio.get_running_loop()
         while True:
             try:
-                return await self._follow_once(place)
+                if outcome := await self._follow_once(place):
+                    return outcome
+                continue
             except (Broken, Unreachable) as exc:
                 problem = str(exc)
             now = loop.time()
@@ -184,8 +207,8 @@ class Follower:
             await self._fanout.masters.drop(place.host)
             await asyncio.sleep(RETRY_EVERY)
 
-    async def _follow_once(self, place: _Place) -> Outcome:
-        """Follow one rank over one connection.
+    async def _follow_once(self, place: _Place) -> Outcome | None:
+        """Follow one rank over one connection; return None where it has to be asked for from its beginning.
 
         Raises:
             Broken, Unreachable: The connection ended before the rank did.
@@ -198,6 +221,14 @@ class Follower:
                 return Outcome(place.rank, place.host, "unknown", reason=reply.problem)
             place.reached_at = asyncio.get_running_loop().time()
             self._silent.discard(place.rank)
+            attempt = int(reply.value["record"]["attempt"])
+            if place.attempt not in (0, attempt):
+                # Its log is another one now.
+                if self._data is not None:
+                    return Outcome(place.rank, place.host, "unknown", reason=f"attempt {attempt} has begun on it")
+                self._start_again(place, attempt)
+                return None
+            place.attempt = attempt
             async for frame in stream.frames():
                 if frame.kind == wire.NOTE:
                     place.notes += 1
@@ -216,6 +247,14 @@ class Follower:
                     value = json.loads(frame.payload)
                     return outcome_of(place.rank, place.host, value["record"], value["tail"])
         raise Broken("the connection ended")
+
+    def _start_again(self, place: _Place, attempt: int) -> None:
+        """Follow a rank from the beginning of another attempt of the run."""
+        self._print(place.rank, place.lines.finish())
+        place.attempt, place.offset, place.notes, place.lines = attempt, 0, 0, Lines()
+        if attempt not in self._attempts:
+            self._attempts.add(attempt)
+            self._say(f"run {self._run_id}: attempt {attempt} has begun; its lines follow from the beginning")
 
     def _request(self, place: _Place) -> dict[str, Any]:
         shown = place.rank in self._shown or self._data is not None

@@ -19,9 +19,11 @@ class Lines:
 
     def feed(self, data: bytes) -> list[str]:
         """Given more bytes, return the lines that are complete now."""
+        if not data:
+            return []
         if self._returned and data.startswith(b"\n"):
             data = data[1:]  # the second half of a line end that came in two pieces
-        self._returned = data.endswith(b"\r") if data else self._returned
+        self._returned = data.endswith(b"\r")
         pieces = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         self._rest = pieces.pop()
         found = [part for piece in pieces for part in self._cut(piece)]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tpu_ops.fleet.state import replace, unwritable
+
+#: Runs that are remembered, and those that can be started again: more than any list shows.
+KEPT = 200
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ def _path(state_dir: Path, run_id: str) -> Path:
 
 
 def write(state_dir: Path, record: RunRecord) -> None:
-    """Remember a run.
+    """Remember a run; the oldest that are remembered are forgotten, workers tell of those that are on after all.
 
     Raises:
         OpsError: It cannot be written.
@@ -49,6 +53,17 @@ def write(state_dir: Path, record: RunRecord) -> None:
     except OSError as exc:
         raise unwritable(path.parent, exc) from exc
     replace(path, json.dumps(asdict(record)) + "\n", 0o600)
+    _prune(path.parent)
+
+
+def _prune(folder: Path) -> None:
+    """Forget what is too old; what cannot be removed now is removed by a later run."""
+    with contextlib.suppress(OSError):
+        found = sorted(folder.glob("*.json"), key=lambda path: -path.stat().st_mtime)
+        for path in found[KEPT:]:
+            # Without its record a run that is recovered here could not be taken over.
+            if not (path.with_suffix("") / "recovery.json").exists():
+                path.unlink()
 
 
 def forget(state_dir: Path, run_id: str) -> None:

@@ -32,7 +32,8 @@ EXIT_SKEW = 300.0
 
 #: What the workers take of these, in seconds.
 _TIMES = {"barrier": (1, 3600), "lease": (5, 3600), "exit_skew": (1, 86400)}
-_RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,78}")
+#: Not `NAME.json`: beside what is kept of a run stands `NAME.json` of another one.
+_RUN_ID = re.compile(r"(?!.*\.json$)[a-z0-9][a-z0-9._-]{0,78}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Most that the value of a secret may have, in bytes.
 MAX_SECRET = 64 * 1024
@@ -98,7 +99,7 @@ class RunSpec:
             raise UsageError(
                 f"{self.run_id!r} is no name for a run",
                 where="--name",
-                fix="use lower-case letters, digits, dots and dashes, at most 79, a letter or digit first",
+                fix="use at most 79 lower-case letters, digits, dots, dashes; a letter or digit first, no .json last",
             )
         if not self.argv or not self.argv[0]:
             raise UsageError("no command to run", fix="write it behind `--`, as in: -- python train.py")
@@ -261,15 +262,16 @@ def read_env_file(path: Path) -> dict[str, str]:
         UsageError: The file cannot be read or a line has another form; the value is never shown.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+        text = path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as exc:
         fix = "name a file that you may read"
         raise UsageError(f"cannot read the file: {exc.strerror}", where=f"--env-file {path}", fix=fix) from exc
     found = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not `splitlines`, which takes a form feed and others for line ends: they may stand in a value.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        name, sign, value = line.partition("=")
+        name, sign, value = line.removesuffix("\r").partition("=")
         if not sign or not _ENV_NAME.fullmatch(name.strip()):
             where = f"--env-file {path}, line {number}"
             raise UsageError("not of the form KEY=VALUE", where=where, fix=_VARIABLE)
