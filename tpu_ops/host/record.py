@@ -13,7 +13,7 @@ from .store import Store
 from .wire import PROTOCOL
 
 
-def new_record(data: Dict[str, Any], person: Person, asked_by: int) -> Dict[str, Any]:
+def new_record(data: Dict[str, Any], person: Person, asked_by: int, marker: str) -> Dict[str, Any]:
     """Return the record of a run that is being started. Values of the environment never stand in a record."""
     boot, init_start = Store.boot()
     kept = ("run_id", "attempt", "rank", "world_size", "node", "slice", "slices", "worker", "workers")
@@ -22,6 +22,7 @@ def new_record(data: Dict[str, Any], person: Person, asked_by: int) -> Dict[str,
         protocol=PROTOCOL,
         person={"uid": person.uid, "name": person.name},
         asked_by=asked_by,
+        marker=marker,
         env_names=sorted(data["env"]),
         secret_names=sorted(data["secrets"]),
         spec_digest=spec.digest(data),

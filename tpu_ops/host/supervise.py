@@ -53,9 +53,9 @@ class Supervisor:
     def run(self) -> int:
         """Do all of it and return the exit code of the unit's main process."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
-        data, uid, asked_by = spec.take(self.store.run_dir, self.run_id)
+        data, uid, asked_by, marker = spec.take(self.store.run_dir, self.run_id)
         person = by_uid(uid)
-        self.record = new_record(data, person, asked_by)
+        self.record = new_record(data, person, asked_by, marker)
         lock = self.store.lock(holder_of(self.record))
         if lock is None:
             # The unit's name is the first lock; this one catches a supervisor that somebody started by hand.
@@ -167,10 +167,9 @@ class Supervisor:
 
     def _live(self, data: Dict[str, Any], logger: Logger, error: str) -> None:
         """Wait for the command's end or the order to end it, end what is left, write the final record."""
-        order = None
-        while self.status is None and self.intent is None and order is None:
-            self.pause(_TICK)
-            order = self._listen()
+        while self.status is None and self.intent is None and not self._over:
+            if self._listen() is None:
+                self.pause(_TICK)
         oom = False
         ended_itself = self.status is not None
         if self.status is not None:
@@ -237,7 +236,10 @@ class Supervisor:
     # --- the others -----------------------------------------------------------------------------------------
 
     def _listen(self) -> Dict[str, Any] | None:
-        """Tell an intent and take orders, up to and with the first go, abort or end; return that one, else None."""
+        """Tell an intent and take orders, up to and with the first go, abort or end; return that one, else None.
+
+        Once the whole run ends nothing else decides: what a link that fails says then is too late.
+        """
         if self._disk_fault and time.monotonic() - self._tried >= _TICK:
             self._save()
         if self.intent is not None and not self._intent_told:
@@ -249,7 +251,7 @@ class Supervisor:
                 self._save(notes=[*self.record["notes"], order["text"]])
             elif order["do"] == "closed":
                 self._link_closed = True
-            else:
+            elif not self._over:
                 self.order = order
                 return order
             order = self.link.take()
