@@ -296,4 +296,5 @@ def _await_end(store: Store, run_id: str, grace: float, caller: Caller) -> Dict[
 def probe(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     """Describe this host."""
     person = runs_as(asking(), str(request.get("user") or ""))
-    return {"ok": True, "probe": describe(store, person, str(request.get("venv") or ""))}
+    venv, chips = str(request.get("venv") or ""), int(request.get("chips") or 0)
+    return {"ok": True, "probe": describe(store, person, venv, chips)}

@@ -101,10 +101,3 @@ def intent_of(order: Dict[str, Any]) -> Dict[str, Any]:
         "reason": order["reason"],
         "grace": order.get("grace"),
     }
-
-
-def held_by(holders: list[Dict[str, Any]]) -> str:
-    """Given who holds the chips, return one line for people."""
-    shown = ["pid {pid} of {user} ({command})".format(**holder) for holder in holders[:3]]
-    more = " and {} more".format(len(holders) - 3) if len(holders) > 3 else ""
-    return "the chips are held by {}{}".format(", ".join(shown), more)

@@ -44,6 +44,9 @@ _KEYS = {
     "barrier": (int, float),
     "lease": (int, float),
     "exit_skew": (int, float),
+    # Device files that a worker is to have, and whether it is to start in spite of what can be forced (`fitness`).
+    "chips": int,
+    "force": bool,
     "code_digest": str,
     "started_from": str,
     # How the supervisors reach and trust each other; None for a run of one worker.
@@ -69,7 +72,8 @@ def check(data: Any) -> dict[str, Any]:
         wrong = sorted(set(data) ^ set(_KEYS))
         raise Refused("invalid", "the spec's keys are not those of this version: {}".format(", ".join(wrong)))
     for key, kind in _KEYS.items():
-        if not isinstance(data[key], kind) or isinstance(data[key], bool):  # type: ignore[arg-type]
+        is_bool = isinstance(data[key], bool)  # which Python counts as a number
+        if not isinstance(data[key], kind) or is_bool != (kind is bool):  # type: ignore[arg-type]
             raise Refused("invalid", "the spec's {} is of the wrong type".format(key))
     check_run_id(data["run_id"])
     if not 0 <= data["rank"] < data["world_size"]:

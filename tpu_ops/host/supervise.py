@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any, Dict, TextIO
 
-from . import environment, proc, spec, unit
+from . import environment, fitness, proc, spec, unit
 from .child import Child, NotReady
 from .ending import chips_after, end_tree
 from .hub import Hub
@@ -16,7 +16,7 @@ from .link import Alone, Link, team
 from .logs import Logger
 from .peer import Peer
 from .person import by_uid
-from .record import cause_of, exit_of, held_by, holder_of, intent_of, new_record, verdict
+from .record import cause_of, exit_of, holder_of, intent_of, new_record, verdict
 from .store import FINAL, Store
 from .wire import Refused
 
@@ -27,6 +27,8 @@ _AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, _WAKE)
 _TICK = 2.0
 #: How long to wait for the last bytes of the log once no process of the run is left, in seconds.
 _DRAIN = 5.0
+#: Reasons why no run can start here that are told at once.
+_SHOWN = 3
 #: Exit code where another supervisor has this host.
 _HELD = 75
 
@@ -111,14 +113,15 @@ class Supervisor:
     def _prepare(self, data: Dict[str, Any], config: Dict[str, Any]) -> tuple[Logger, Dict[bytes, bytes]]:
         """Fork the command and hold it: everything that can be wrong shows here, before anything runs."""
         person = by_uid(self.record["person"]["uid"])
-        venv = data["venv"] or config["venv"]
+        facts = fitness.look(config, person, data["venv"])
+        faults = fitness.faults(facts, data["chips"], force=data["force"])
+        if faults:
+            raise NotReady("; ".join(fault["problem"] for fault in faults[:_SHOWN]))
+        venv = facts["venv"]["path"]
         from_host = environment.from_files(config["environment_files"])
         from_host.update(self.store.put_secrets(data["secrets"], person))
         env = environment.build(data, person, venv, from_host, self.store.files(self.run_id))
         self.record["cgroup"] = proc.own_cgroup()
-        holders = proc.holders()
-        if holders:
-            raise NotReady(held_by(holders))
         source, output = os.pipe()
         try:
             cwd = environment.working_directory(data, person)
