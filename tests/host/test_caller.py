@@ -56,14 +56,14 @@ def on(folder: Path, **changes: Any) -> Store:
     return store
 
 
-def served(store: Store, request: dict[str, Any], line: Line, *, attended: bool = True) -> bytes:
+def served(store: Store, request: dict[str, Any], line: Line, *, attended: bool = True, code: int = 0) -> bytes:
     """Send a request, close the end at once, and return what comes back."""
     values = {"marker": MARKER, "protocol": wire.PROTOCOL, "attended": attended, **request}
     line.controller.sendall(json.dumps(values).encode() + b"\n")
     line.controller.close()
     answer, back = os.pipe()
     try:
-        assert main.serve(store, line.host.fileno(), back) == 0
+        assert main.serve(store, line.host.fileno(), back) == code
     finally:
         os.close(back)
     with os.fdopen(answer, "rb") as file:
@@ -194,7 +194,7 @@ def test_no_text_stands_among_frames(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(logs, "read", fails)
-    said = served(store, {"action": "follow", "run_id": "r1"}, line)
+    said = served(store, {"action": "follow", "run_id": "r1"}, line, code=1)
     assert controller.find_answer(said, MARKER)["record"]["run_id"] == "r1"
     assert frames(said) == []
     assert "Input/output error" in capsys.readouterr().err

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-import traceback
 from typing import Any, Dict
 
 from . import logs, wire
@@ -40,17 +38,6 @@ def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int
     if record is None:
         raise wire.Refused("missing", "this worker knows no run {}".format(run_id))
     wire.answer(sink, request["marker"], {"ok": True, "record": record})
-    try:
-        _stream(request, store, caller, sink, run_id)
-    except (wire.Gone, BrokenPipeError):
-        raise
-    except Exception:
-        # No text belongs among frames: an end without END has the peer ask again.
-        sys.stderr.write("tpu-host: following failed:\n" + traceback.format_exc())
-        raise wire.Gone from None
-
-
-def _stream(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int, run_id: str) -> None:
     directory = store.logs(run_id)
     offset = max(0, int(request.get("offset") or 0))
     if not offset and request.get("since"):
