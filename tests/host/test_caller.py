@@ -293,6 +293,23 @@ def test_a_start_whose_connection_broke_is_answered_when_it_is_sent_again(
         assert (answer["record"]["state"], answer["record"]["port"]) == (state, 8503)
 
 
+def test_a_start_that_is_sent_again_waits_for_what_the_first_one_began(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor has not taken the spec yet."""
+    store, asked = Store(str(tmp_path)), good(run_id="r1")
+    spec.put(store.run_dir, asked, os.getuid(), os.getuid(), MARKER)
+
+    def pause(*_: object) -> None:
+        spec.take(store.run_dir, "r1")
+        on(tmp_path, state="running", began=time.time())
+
+    monkeypatch.setattr(wire.Caller, "pause", pause)
+    monkeypatch.setattr(actions, "_start_unit", lambda *_: pytest.fail("it is being started"))
+    said = served(store, {"action": "start", "spec": asked}, line, attended=False)
+    assert controller.find_answer(said, MARKER)["record"]["state"] == "running"
+
+
 @pytest.mark.parametrize("changes", [{"marker": "another-start"}, {"asked_by": os.getuid() + 1}])
 def test_another_start_of_the_same_name_is_refused(tmp_path: Path, line: Line, changes: dict[str, Any]) -> None:
     store = on(tmp_path, state="running", **changes)

@@ -118,12 +118,14 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
     asker = asking()
     person = runs_as(asker, data["user"])
     run_id = data["run_id"]
-    earlier = store.read(run_id)
-    if not _is_same(earlier, request, asker):
+    deadline = time.monotonic() + unit.START_LIMIT
+    while spec.waits(store.run_dir, run_id, request["marker"]) and time.monotonic() < deadline:
+        caller.pause(_POLL)
+    if not _is_same(store.read(run_id), request, asker):
         holder = store.holder()
         if holder is not None:
             raise held(holder)
-        _check_earlier(earlier, data, person)
+        _check_earlier(store.read(run_id), data, person)
         spec.sweep(store.run_dir)
         spec.put(store.run_dir, data, person.uid, asker.uid, request["marker"])
         try:

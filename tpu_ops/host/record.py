@@ -13,7 +13,7 @@ from .store import Store
 from .wire import PROTOCOL
 
 
-def new_record(data: Dict[str, Any], person: Person, asked_by: int, marker: str) -> Dict[str, Any]:
+def new_record(data: Dict[str, Any], person: Person, asked_by: int, marker: str = "") -> Dict[str, Any]:
     """Return the record of a run that is being started. Values of the environment never stand in a record."""
     boot, init_start = Store.boot()
     kept = ("run_id", "attempt", "rank", "world_size", "node", "slice", "slices", "worker", "workers")

@@ -179,6 +179,15 @@ def put(run_dir: str, spec: dict[str, Any], uid: int, asked_by: int, marker: str
         json.dump({"spec": spec, "uid": uid, "asked_by": asked_by, "marker": marker}, file)
 
 
+def waits(run_dir: str, run_id: str, marker: str) -> bool:
+    """Return whether the spec that came with this very request waits for its supervisor."""
+    try:
+        with open(path_of(run_dir, run_id), encoding="ascii") as file:
+            return bool(json.load(file)["marker"] == marker)
+    except (FileNotFoundError, ValueError):
+        return False
+
+
 def take(run_dir: str, run_id: str) -> tuple[dict[str, Any], int, int, str]:
     """Read the spec of a run, the user ids of its person and its asker, and the request's marker; remove the file.
 
