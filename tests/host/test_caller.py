@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.specs import good, myself
-from tpu_ops.host import actions, chips, follow, logs, main, record, spec, supervise, wire
+from tpu_ops.host import actions, chips, follow, logs, main, record, spec, supervise, unit, wire
 from tpu_ops.host.store import Store
 from tpu_ops.remote import wire as controller
 
@@ -50,20 +50,20 @@ def root(monkeypatch: pytest.MonkeyPatch) -> None:
 def on(folder: Path, **changes: Any) -> Store:
     """Return a store with a run whose supervisor is this process."""
     store = Store(str(folder))
-    found = record.new_record(spec.check(good(run_id="r1")), myself(), os.getuid()) | changes
+    found = record.new_record(spec.check(good(run_id="r1")), myself(), os.getuid(), MARKER) | changes
     store.prepare("r1", os.getuid(), os.getgid())
     store.write(found)
     return store
 
 
-def served(store: Store, request: dict[str, Any], line: Line, *, attended: bool = True) -> bytes:
+def served(store: Store, request: dict[str, Any], line: Line, *, attended: bool = True, code: int = 0) -> bytes:
     """Send a request, close the end at once, and return what comes back."""
     values = {"marker": MARKER, "protocol": wire.PROTOCOL, "attended": attended, **request}
     line.controller.sendall(json.dumps(values).encode() + b"\n")
     line.controller.close()
     answer, back = os.pipe()
     try:
-        assert main.serve(store, line.host.fileno(), back) == 0
+        assert main.serve(store, line.host.fileno(), back) == code
     finally:
         os.close(back)
     with os.fdopen(answer, "rb") as file:
@@ -184,6 +184,22 @@ def test_the_end_of_a_run_comes_behind_all_of_its_log(
     assert (found[-1].kind, found[-1].offset) == (controller.END, 200)
 
 
+def test_no_text_stands_among_frames(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What fails behind the answer ends the connection, and the controller asks again."""
+    store = on(tmp_path, state="running")
+
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(logs, "read", fails)
+    said = served(store, {"action": "follow", "run_id": "r1"}, line, code=1)
+    assert controller.find_answer(said, MARKER)["record"]["run_id"] == "r1"
+    assert frames(said) == []
+    assert "Input/output error" in capsys.readouterr().err
+
+
 # --- the grace that a person asks for -------------------------------------------------------------------------
 
 
@@ -194,11 +210,111 @@ def test_the_grace_of_a_stop_is_the_one_that_was_asked_for(asked: float | None, 
     assert supervise.Supervisor._grace(good(), {**intent, "kind": "failed"}) == 10.0
 
 
-def test_a_stop_is_waited_for_as_long_as_its_grace(tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[float] = []
+@pytest.mark.parametrize(
+    ("graces", "given"),
+    [
+        ((5, None), 50),
+        ((600, None), 620),
+        # A stop with a long grace is on: one more is not to cut it short.
+        ((None, 600), 620),
+        ((5, 600), 620),
+    ],
+)
+def test_a_stop_is_waited_for_as_long_as_its_grace(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, graces: tuple[int | None, int | None], given: int
+) -> None:
+    """In terms of a clock that the waiting itself moves on: until then nothing is killed."""
+    now, killed = [1000.0], list[float]()
+    began = now[0]
+
+    def pause(_self: wire.Caller, _seconds: float) -> None:
+        now[0] += 1
+
+    def call(command: list[str], _limit: float) -> tuple[int, str]:
+        assert command[:2] == ["systemctl", "kill"]
+        killed.append(now[0] - began)
+        return 0, ""
+
     monkeypatch.setattr("tpu_ops.host.actions.os.kill", lambda *_: None)
-    monkeypatch.setattr(actions, "_await_end", lambda _store, _run, limit, _caller: limits.append(limit))
-    for grace in (5, 600):
-        request = {"protocol": wire.PROTOCOL, "run_id": "r1", "grace": grace}
-        actions.stop(request, on(tmp_path / str(grace), state="running"), line.caller(attended=False))
-    assert limits == [50.0, 620.0]
+    monkeypatch.setattr("tpu_ops.host.actions.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(wire.Caller, "pause", pause)
+    monkeypatch.setattr("tpu_ops.host.actions.unit.call", call)
+    asked, earlier = graces
+    request = {"protocol": wire.PROTOCOL, "run_id": "r1"} | ({} if asked is None else {"grace": asked})
+    intent = None if earlier is None else {"kind": "stop", "grace": earlier}
+    with pytest.raises(wire.Refused, match="did not end within") as raised:
+        actions.stop(request, on(tmp_path, state="ending", intent=intent), line.caller(attended=False))
+    assert killed == [given + 1]
+    assert "takes a reboot" in raised.value.fix
+
+
+def test_a_supervisor_that_ends_just_before_it_is_told_is_no_fault(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = on(tmp_path, state="running")
+
+    def gone(*_: object) -> None:
+        store.write(dict(store.read("r1") or {}, state="succeeded"))
+        raise ProcessLookupError
+
+    monkeypatch.setattr("tpu_ops.host.actions.os.kill", gone)
+    said = served(store, {"action": "stop", "run_id": "r1"}, line, attended=False)
+    assert controller.find_answer(said, MARKER)["record"]["state"] == "succeeded"
+
+
+def test_a_systemd_that_hangs_is_said(tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unit, "start_command", lambda *_: ["sleep", "60"])
+    monkeypatch.setattr(unit, "START_LIMIT", 0.1)
+    monkeypatch.setattr(actions, "_SYSTEMD_LIMIT", 0.1)
+    said = served(Store(str(tmp_path)), {"action": "start", "spec": good()}, line, attended=False)
+    error = controller.find_answer(said, MARKER)["error"]
+    assert (error["kind"], "systemd did not answer `sleep`" in error["message"]) == ("failed", True)
+    assert "systemctl list-jobs" in error["fix"]
+
+
+# --- a request that comes again ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["starting", "running", "refused"])
+def test_a_start_whose_connection_broke_is_answered_when_it_is_sent_again(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setattr(actions, "_start_unit", lambda *_: pytest.fail("it has been started"))
+    changes: dict[str, Any] = {"state": state, "port": 8503, "began": time.time() if state == "running" else None}
+    store = on(tmp_path, **changes, reason="no such program" if state == "refused" else "", blamed=[1])
+    lock = store.lock(record.holder_of(store.read("r1") or {}))
+    assert lock is not None
+    again = {"action": "start", "spec": good(run_id="r1"), "reserve": True}
+    answer = controller.find_answer(served(store, again, line, attended=False), MARKER)
+    lock.close()
+    if state == "refused":
+        assert (answer["error"]["message"], answer["error"]["blamed"]) == ("no such program", [1])
+    else:
+        assert (answer["record"]["state"], answer["record"]["port"]) == (state, 8503)
+
+
+def test_a_start_that_is_sent_again_waits_for_what_the_first_one_began(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor has not taken the spec yet."""
+    store, asked = Store(str(tmp_path)), good(run_id="r1")
+    spec.put(store.run_dir, asked, os.getuid(), os.getuid(), MARKER)
+
+    def pause(*_: object) -> None:
+        spec.take(store.run_dir, "r1")
+        on(tmp_path, state="running", began=time.time())
+
+    monkeypatch.setattr(wire.Caller, "pause", pause)
+    monkeypatch.setattr(actions, "_start_unit", lambda *_: pytest.fail("it is being started"))
+    said = served(store, {"action": "start", "spec": asked}, line, attended=False)
+    assert controller.find_answer(said, MARKER)["record"]["state"] == "running"
+
+
+@pytest.mark.parametrize("changes", [{"marker": "another-start"}, {"asked_by": os.getuid() + 1}])
+def test_another_start_of_the_same_name_is_refused(tmp_path: Path, line: Line, changes: dict[str, Any]) -> None:
+    store = on(tmp_path, state="running", **changes)
+    lock = store.lock(record.holder_of(store.read("r1") or {}))
+    assert lock is not None
+    said = served(store, {"action": "start", "spec": good(run_id="r1")}, line, attended=False)
+    lock.close()
+    assert controller.find_answer(said, MARKER)["error"]["kind"] == "held"

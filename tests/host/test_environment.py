@@ -91,6 +91,26 @@ def test_pytorch_xla_gets_its_device_from_the_roles(
     assert {name: found[name.encode()].decode() for name in ("A", "PJRT_DEVICE") if name.encode() in found} == expected
 
 
+@pytest.mark.parametrize("pinned", [True, False])
+def test_tcmalloc_is_preloaded_where_it_is_pinned_for_runs_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool
+) -> None:
+    """What the role tcmalloc writes and the role launcher names, as the host program takes it; nothing is inherited."""
+    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libtcmalloc.so.4")
+    written = yaml.safe_load((ROLES / "tcmalloc/vars/main.yml").read_text())["__tcmalloc_run_files"]
+    for entry in written:
+        if "content" in entry:
+            path = tmp_path / entry["path"][1:]
+            path.parent.mkdir(parents=True)
+            path.write_text(entry["content"])
+    config = yaml.safe_load((ROLES / "launcher/vars/main.yml").read_text())["__launcher_config"]
+    named = rendered(config["environment_files"], launcher_environment_files=[], tcmalloc_for_runs=pinned)
+    from_host = environment.from_files([f"{tmp_path}{path}" for path in named])
+    env = environment.build(good(), myself(), "", from_host, "/files")
+    link = next(entry["path"] for entry in written if entry.get("state") == "link")
+    assert env.get(b"LD_PRELOAD") == (link.encode() if pinned else None)
+
+
 def test_a_missing_environment_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"absent: No such file"):
         environment.from_files([str(tmp_path / "absent")])

@@ -53,7 +53,7 @@ def waits() -> Iterator[None]:
 def begun(folder: Path, disk: Disk, **changes: Any) -> supervise.Supervisor:
     """Return the supervisor of a run whose record was written before the disk was full."""
     found = supervise.Supervisor(Store(str(folder)), "r1")
-    found.record = record.new_record(spec.check(good(**ALONE | changes)), myself(), os.getuid())
+    found.record = record.new_record(spec.check(good(**ALONE | changes)), myself(), os.getuid(), "")
     disk.full = False
     found._keep()
     disk.full = True
@@ -135,7 +135,7 @@ def test_the_record_of_a_dead_supervisor_is_closed_on_a_full_disk(tmp_path: Path
 @pytest.mark.usefixtures("waits")
 def test_no_run_begins_on_a_full_disk(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(str(tmp_path))
-    spec.put(store.run_dir, spec.check(good(**ALONE)), os.getuid(), os.getuid())
+    spec.put(store.run_dir, spec.check(good(**ALONE)), os.getuid(), os.getuid(), "")
     supervisor = supervise.Supervisor(store, "r1")
     monkeypatch.setattr(supervisor, "_prepare", lambda *_: pytest.fail("nothing is to be prepared"))
     assert supervisor.run() == 1

@@ -161,3 +161,10 @@ def test_a_time_means_the_first_byte_that_may_be_of_it(tmp_path: Path, monkeypat
     found = [logs.since(str(tmp_path), moment) for moment in (0, 100, 105, 110, 111, 200, 300)]
     assert found == [0, 0, 4, 4, 10, 12, 16]
     assert logs.since(str(tmp_path / "none"), 5.0) == 0
+
+
+def test_a_segment_that_goes_while_its_end_is_looked_for_is_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "segments", lambda _: [(7, str(tmp_path / "gone.log"))])
+    assert logs.end(str(tmp_path)) == 7

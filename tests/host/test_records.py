@@ -205,3 +205,40 @@ def test_the_first_intent_stays(tmp_path: Path) -> None:
     store.put_intent("r1", {"kind": "stop"})
     assert store.take_intent("r1") == {"kind": "failed"}
     assert store.take_intent("r1") is None
+
+
+def test_what_is_no_run_or_cannot_be_read_is_in_the_way_of_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(str(tmp_path))
+    recorded(store)
+    recorded(store, run_id="damaged")
+    stray = Path(store.runs_dir, "notes.txt")
+    stray.touch()
+    plain = Path.open
+
+    def damaged(path: str, *words: Any, **named: Any) -> Any:
+        if "/damaged/record.json" in path and "r" in str(words or named.get("mode", "r")):
+            raise OSError(5, "Input/output error")
+        return plain(Path(path), *words, **named)
+
+    monkeypatch.setattr("builtins.open", damaged)
+    assert store.observe("notes.txt") is None
+    assert [record["run_id"] for record in store.recent(10)] == ["r1"]
+    recorded(store, run_id="next")
+    assert stray.exists()
+    assert Path(store.directory("damaged"), "log").is_dir(), "its record may be read again"
+
+
+def test_a_log_without_a_record_is_in_nobodys_way_and_goes(tmp_path: Path) -> None:
+    """A full disk did not take the record, and then the host was restarted."""
+    store = Store(str(tmp_path))
+    folders = [ended(store, run_id, 1.0) for run_id in ("again", "never-again", "with-files")]
+    Path(store.files("with-files"), "checkpoint").touch()
+    for folder in folders:
+        (folder / "record.json").unlink()
+    recorded(store, run_id="again", attempt=2)
+    assert list(Path(store.logs("again")).iterdir()) == []
+    assert [path.name for path in (folders[0] / "attempts" / "0").iterdir()] == ["log"]
+    assert not folders[1].exists()
+    assert [path.name for path in folders[2].iterdir()] == ["files"]

@@ -149,6 +149,21 @@ def test_a_hub_that_loses_all_others_is_itself_the_one_that_is_cut_off() -> None
     assert last(referee)["first"]["rank"] == 1, "of two, the hub names the other"
 
 
+def test_hosts_that_shut_down_have_said_so_and_are_not_cut_off() -> None:
+    """A preemption takes all hosts at once; rank 0 may be the last to hear of it."""
+    referee = running()
+    for rank in (2, 1, 3):
+        referee.stopped(rank, 10.0 + rank / 10, 10.5, {"kind": "shutdown", "reason": "host shuts down"})
+    referee.tick(10.5 + SETTLE)
+    assert last(referee)["first"] == {"rank": 1, "worker": "w1", "cause": "host shuts down"}
+    referee = running()
+    referee.lost(1, 10.0, 10.0, "lost contact")
+    referee.lost(2, 10.0, 10.0, "lost contact")
+    referee.stopped(3, 9.0, 10.0, {"kind": "shutdown", "reason": "host shuts down"})
+    referee.tick(10.0 + SETTLE)
+    assert last(referee)["first"]["rank"] == 3
+
+
 def test_all_that_end_with_0_are_over_together() -> None:
     referee = running(2)
     referee.ended(1, 5.0, 5.0, {"code": 0}, oom=False, cause="")

@@ -68,18 +68,18 @@ def test_a_spec_that_cannot_be_carried_out_is_refused(changes: dict[str, Any]) -
 
 
 def test_a_spec_is_readable_by_root_alone_and_gone_when_taken(tmp_path: Path) -> None:
-    spec.put(str(tmp_path), good(), 1000, 1001)
+    spec.put(str(tmp_path), good(), 1000, 1001, "m1")
     path = Path(spec.path_of(str(tmp_path), "digits-1"))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     with pytest.raises(Refused, match="being started"):
-        spec.put(str(tmp_path), good(), 1000, 1001)
-    assert spec.take(str(tmp_path), "digits-1") == (good(), 1000, 1001)
+        spec.put(str(tmp_path), good(), 1000, 1001, "m2")
+    assert spec.take(str(tmp_path), "digits-1") == (good(), 1000, 1001, "m1")
     assert not path.exists()
 
 
 def test_specs_of_dead_starters_are_swept(tmp_path: Path) -> None:
-    spec.put(str(tmp_path), good(), 0, 0)
+    spec.put(str(tmp_path), good(), 0, 0, "")
     spec.sweep(str(tmp_path), time.time() + spec.STALE_AFTER - 5)
     assert Path(spec.path_of(str(tmp_path), "digits-1")).exists()
     spec.sweep(str(tmp_path), time.time() + spec.STALE_AFTER + 5)
@@ -94,8 +94,8 @@ def test_all_ranks_of_a_run_have_one_digest() -> None:
 def test_nothing_that_stays_follows_from_the_value_of_a_secret() -> None:
     other = good(secrets={"S": "other"})
     assert spec.digest(good()) == spec.digest(other) != spec.digest(good(secrets={}))
-    assert record.new_record(good(), myself(), 0)["secret_names"] == ["S"]
-    assert "hush" not in json.dumps(record.new_record(good(), myself(), 0))
+    assert record.new_record(good(), myself(), 0, "")["secret_names"] == ["S"]
+    assert "hush" not in json.dumps(record.new_record(good(), myself(), 0, ""))
 
 
 def test_secrets_are_files_of_the_person_until_they_are_dropped(tmp_path: Path) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.specs import good, myself
 from tests.support.star import LEASE, Star, ended, team
-from tpu_ops.host import peer
-from tpu_ops.host.link import Alone
+from tpu_ops.host import child, logs, peer, record, spec, supervise
+from tpu_ops.host.link import Alone, Networked
 from tpu_ops.host.peer import Peer
+from tpu_ops.host.store import Store
 
 
 def test_all_go_together_and_are_over_together(star: Callable[..., Star]) -> None:
@@ -47,11 +52,24 @@ def test_a_rank_that_cannot_start_is_named_at_once(star: Callable[..., Star]) ->
     made = star(3, barrier=60)
     made.hub.start()
     made.add(1)
-    # On a busy machine it could find the hub gone already, and wait for it.
     made.await_ready({0, 1})
     made.add(2, problem="no such program")
     for each in made.links:
         assert made.await_(each, "abort")["reason"] == "rank 2 (w2): no such program"
+
+
+@pytest.mark.parametrize(("problem", "ranks"), [("", []), ("no such program", [1])])
+def test_a_rank_that_comes_after_the_run_was_given_up_ends_at_once_and_blames_nobody_else(
+    star: Callable[..., Star], problem: str, ranks: list[int]
+) -> None:
+    made = star(3, barrier=60)
+    made.hub.start()
+    made.await_(made.add(2, problem="no such program"), "abort")
+    begun = time.monotonic()
+    order = made.await_(made.add(1, problem=problem), "abort", 5)
+    assert time.monotonic() - begun < 5
+    assert order["ranks"] == ranks
+    assert (problem or "the run was given up") in order["reason"]
 
 
 def test_a_rank_with_another_spec_does_not_go(star: Callable[..., Star]) -> None:
@@ -64,12 +82,13 @@ def test_a_rank_with_another_spec_does_not_go(star: Callable[..., Star]) -> None
 def test_a_rank_without_a_hub_gives_up_by_its_own_deadline(
     star: Callable[..., Star], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A port that takes the connection and never answers plays it."""
     monkeypatch.setattr(peer, "_BARRIER_MARGIN", 0.1)
+    monkeypatch.setattr(peer, "_HANDSHAKE_LIMIT", 0.3)
     made = star(2, barrier=1.0)
-    made.hub._listener.close()
     order = made.await_(made.add(1), "abort", 5)
-    assert "rank 0 (w0" in order["reason"]
-    assert "refused" in order["reason"]
+    assert order["reason"].startswith("lost contact with rank 0 (w0")
+    assert order["ranks"] == [0]
     made.links.remove(made.hub)
 
 
@@ -162,7 +181,7 @@ def test_silence_longer_than_the_lease_is_a_loss_on_both_sides(
 def test_nobody_comes_back_to_a_run_that_is_on(star: Callable[..., Star]) -> None:
     made = star(2).running()
     again = made.add(1, barrier=0.5)
-    assert "refused" in made.await_(again, "abort")["reason"]
+    assert "waits for no rank any more" in made.await_(again, "abort")["reason"]
     assert made.look(made.hub, "end") is None
 
 
@@ -175,3 +194,40 @@ def test_a_run_of_one_worker_needs_no_network() -> None:
     assert [order["first"]["cause"] for order in orders] == ["killed by SIGKILL"]
     alone.say(say="done")
     assert alone.take() == {"do": "closed"}
+
+
+def test_a_network_thread_that_fails_ends_the_rank_in_order_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Networked):
+        def _run(self) -> None:
+            self._order(do="go")
+            self._wait_for_bell(10)
+            raise RuntimeError("out of descriptors")
+
+    monkeypatch.setattr(supervise, "chips_after", lambda: {"holders": []})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, supervise._AWAITED)
+    data = spec.check(good(run_id="r1", grace_failure=5))
+    supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
+    supervisor.record = record.new_record(data, myself(), os.getuid(), "")
+    supervisor._keep()
+    source, sink = os.pipe()
+    supervisor.child = child.Child.fork(["sleep", "60"], {b"PATH": b"/usr/bin:/bin"}, "/", myself(), sink)
+    os.close(sink)
+    # A directory plays the control group: this process and the command.
+    (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n{supervisor.child.pid}\n")
+    supervisor.record["cgroup"] = str(tmp_path)
+    supervisor.link = Failing(team(1, 4), supervisor._waker())
+    try:
+        supervisor.link.start()
+        assert supervisor._may_go()
+        supervisor.child.go()
+        supervisor.link.say(say="anything")
+        supervisor._live(data, logs.Logger(source, str(tmp_path)), "")
+    finally:
+        os.close(source)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    found = supervisor.record
+    assert (found["state"], found["exit"], found["intent"]["kind"]) == ("stopped", {"signal": signal.SIGTERM}, "lost")
+    assert "the supervisor's network thread failed" in found["reason"]
+    assert "out of descriptors" in found["reason"]

@@ -96,17 +96,31 @@ def test_a_worker_that_is_too_late_is_named(bench: Bench) -> None:
     assert bench.tpu_ops("train", "pod", "--", "true").returncode == 0, "the pod is free again"
 
 
-def test_a_rank_that_finds_no_hub_ends_by_itself(bench: Bench) -> None:
-    answer = ask(bench, "ada", "start", index=1, spec=spec_of(bench, 1, "lonely", port=8519, barrier=3))
-    assert "lost contact with rank 0" in answer["error"]["message"]
-    assert answer["error"]["blamed"] == [0]
-    assert "refused" in refused(bench, 1, "lonely")["reason"]
+def test_a_rank_that_finds_no_hub_ends_at_once_by_itself(bench: Bench) -> None:
+    answer = ask(bench, "ada", "start", index=1, spec=spec_of(bench, 1, "lonely", port=8519, barrier=600))
+    assert "rank 0 (pod-w0" in answer["error"]["message"]
+    assert answer["error"]["blamed"] == []
+    assert "the run was given up" in refused(bench, 1, "lonely")["reason"]
+
+
+def test_only_the_internal_network_reaches_those_who_wait(bench: Bench) -> None:
+    """Read past tpu_ops: what listens beyond what listened before does so at the internal address alone."""
+    listening = "ss -Hltn | awk '{print $4}' | sort -u"
+    before = set(bench.inside(0, listening).split())
+    port = ask(bench, "ada", "start", spec=spec_of(bench, 0, "inward"), reserve=True)["record"]["port"]
+    during = set(bench.inside(0, listening).split())
+    assert during - before == {f"{bench.specs[0].peers[0]}:{number}" for number in (port, 8482)}
+    ask(bench, "ada", "stop", run_id="inward", grace=1)
+    assert set(bench.inside(0, listening).split()) == before
+    refused(bench, 0, "inward")
 
 
 def test_a_supervisor_that_is_killed_at_the_barrier_is_no_started_run(bench: Bench) -> None:
     with ThreadPoolExecutor() as pool:
-        spec = spec_of(bench, 1, "doomed", 8519, barrier=60)
-        answer = pool.submit(ask, bench, "ada", "start", 1, spec=spec)
+        # A third rank that never comes keeps the two waiting.
+        team: dict[str, Any] = {"barrier": 60, "world_size": 3, "workers": ["pod-w0", "pod-w1", "pod-w2"]}
+        port = ask(bench, "ada", "start", spec=spec_of(bench, 0, "doomed", **team), reserve=True)["record"]["port"]
+        answer = pool.submit(ask, bench, "ada", "start", 1, spec=spec_of(bench, 1, "doomed", port, **team))
         active = "systemctl is-active tpu-run.service"
         bench.await_(lambda: bench.inside(1, active, check=False).strip() == "active", "the unit to wait", 60)
         bench.inside(1, f"kill -KILL {bench.record(1, 'doomed')['supervisor']['pid']}")
@@ -115,6 +129,7 @@ def test_a_supervisor_that_is_killed_at_the_barrier_is_no_started_run(bench: Ben
     assert "blamed" not in error, "it is this worker's own fault"
     bench.await_clean(1)
     assert bench.record(1, "doomed")["began"] is None
+    assert refused(bench, 0, "doomed")["blamed"] == [1]
 
 
 def test_a_rank_that_cannot_start_is_told_to_the_others(bench: Bench) -> None:

@@ -115,6 +115,23 @@ async def test_those_at_fault_are_named_and_not_those_that_tell_of_them() -> Non
     assert (await not_started(workers)).where == "pod-w2"
 
 
+async def test_who_is_at_fault_is_named_with_its_own_words() -> None:
+    """The others have come too late, or have heard of it."""
+    late = Reply("", {"blamed": []}, "failed", "rank 0 waits for no rank any more")
+    own = Reply("", {"blamed": [3]}, "failed", "train.sh is not on PATH")
+    for others in (late, told(3)):
+        error = await not_started(Workers(pod_w1=others, pod_w2=others, pod_w3=own))
+        assert (error.where, "train.sh is not on PATH" in str(error)) == ("pod-w3", True)
+    error = await not_started(Workers(pod_w1=late, pod_w2=told(3), pod_w3=late))
+    assert (error.where, "no such program" in str(error)) == ("pod-w3", True)
+
+
+async def test_a_worker_that_falls_silent_when_another_has_begun_is_no_reason_to_give_the_run_up() -> None:
+    workers = Workers(pod_w2=SILENT)
+    await start(workers)
+    assert [action for action, _ in workers.asked] == ["start", "start"]
+
+
 async def test_a_silent_worker_0_is_told_to_give_up_and_the_person_that_it_ends_by_itself() -> None:
     workers = Workers(pod_w0=Reply("", {}, "timeout", "it did not answer"))
     error = await not_started(workers)
@@ -186,7 +203,7 @@ async def test_a_silent_only_worker_is_told_to_give_up_and_the_person_that_it_ma
 async def test_a_run_may_be_on_where_an_answer_is_lost_and_rank_0_cannot_be_told(
     reply: Reply, deaf: bool, may_be_on: bool
 ) -> None:
-    workers = Workers(pod_w2=reply)
+    workers = Workers(pod_w1=told(2), pod_w2=reply, pod_w3=told(2))
     workers.deaf = deaf
     error = await not_started(workers)
     assert (error.may_be_on, "may run" in error.fix) == (may_be_on, may_be_on)

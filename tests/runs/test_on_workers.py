@@ -140,6 +140,8 @@ def bare_spec(run_id: str, **changes: object) -> dict[str, object]:
         "lease": 15,
         "exit_skew": 60,
         "net": None,
+        "chips": 0,
+        "force": False,
         "code_digest": "",
         "started_from": "test",
     }

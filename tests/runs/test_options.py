@@ -100,7 +100,7 @@ class Probes:
 
 
 FULL = {"/": {"free": 1, "total": 2}}
-OTHER = {"path": "/v", "exists": True, "python": "3.12", "packages": {}, "digest": "d2"}
+OTHER = {"path": "/v", "exists": True, "asked": False, "python": "3.12", "packages": {}, "digest": "d2"}
 
 
 @pytest.mark.parametrize(

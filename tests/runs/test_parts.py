@@ -20,8 +20,10 @@ from tpu_ops.cli import run as run_command
 from tpu_ops.cli import runs_output, who
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet.model import Node, Worker, workers_of
+from tpu_ops.host import fitness
 from tpu_ops.host import spec as host_spec
 from tpu_ops.host.wire import Refused
+from tpu_ops.remote import wire
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.runs import control, doctor, preflight, records, spec, sync
 from tpu_ops.runs.follow import Outcome, first_failure, outcome_of
@@ -47,9 +49,10 @@ def pod(size: int = 4, name: str = "pod", node_id: str = "1", subnet: int = 0) -
 
 
 def test_what_a_controller_sends_is_what_a_worker_takes() -> None:
-    run = spec.RunSpec("digits-1", ("python", "\udcff", ""), {"A": ""}, cwd="tpu_ops/digits")
+    run = spec.RunSpec("digits-1", ("python", "\udcff", ""), {"A": ""}, cwd="tpu_ops/digits", force=True)
     sent = run.for_rank(pod(), 2, 8501)
     assert host_spec.check(sent) == sent
+    assert (sent["chips"], sent["force"]) == (4, True)
     assert set(sent) == set(good())
     assert sent["net"] == {"address": "10.0.0.2", "hub": "10.0.0.0", "port": 8501, "key": run.key}
     assert run.key not in repr(run)
@@ -192,15 +195,17 @@ def probe(**changes: Any) -> dict[str, Any]:
         "holder": None,
         "space": {"/": {"free": 10**10, "total": 10**11}},
     }
-    return found | changes
+    found |= changes
+    return {"protocol": wire.PROTOCOL, "faults": fitness.faults(found, 4), **found}
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({}, []),
+        ({"protocol": 1, "boot_id": ""}, ["launcher speaks version 1, this machine"]),
         ({"boot_id": ""}, ["boot"]),
-        ({"venv": {"path": "/v", "exists": False}}, ["no environment at /v"]),
+        ({"venv": {"path": "/v", "exists": False, "asked": False}}, ["no environment at /v"]),
         ({"environment_files": {"/etc/e": False}}, ["/etc/e is missing"]),
         ({"chips": []}, ["no chip's device file, 4 expected"]),
         ({"chips": ["/dev/vfio/0"]}, ["device files of 1 chip, 4 expected"]),
@@ -221,9 +226,9 @@ def test_what_is_wrong_with_a_worker_is_said(changes: dict[str, Any], words: lis
 
 
 def test_an_environment_that_the_person_named_is_the_persons_matter() -> None:
-    absent = probe(venv={"path": "/nope", "exists": False})
-    assert "tpu_ops configure" in preflight.faults_of(pod()[0], absent)[0].fix
-    assert "--venv" in preflight.faults_of(pod()[0], absent, "/nope")[0].fix
+    for asked, fix in ((False, "tpu_ops configure pod-w0"), (True, "--venv")):
+        absent = probe(venv={"path": "/nope", "exists": False, "asked": asked})
+        assert fix in preflight.faults_of(pod()[0], absent)[0].fix
 
 
 def test_the_worker_that_differs_from_the_others_is_named() -> None:
@@ -486,7 +491,9 @@ def test_the_doctor_looks_at_more_than_a_start_does() -> None:
         ("pod-w1", "preload"),
     ]
     # A lockfile of a process that holds a chip is in use.
-    probes["pod-w1"] = probe(**usual | {"lockfiles": ["/tmp/l"], "holders": [{"pid": 1}]})
+    probes["pod-w1"] = probe(
+        **usual | {"lockfiles": ["/tmp/l"], "holders": [{"pid": 1, "user": "ada", "command": "x"}]}
+    )
     assert doctor.further(probes) == []
 
 

@@ -38,6 +38,8 @@ def good(**changes: Any) -> dict[str, Any]:
         "lease": 15.0,
         "exit_skew": 300,
         "net": good_net(),
+        "chips": 0,
+        "force": False,
         "code_digest": "",
         "started_from": "x",
     }

@@ -118,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
         lease=args.lease,
         exit_skew=args.exit_skew,
         code_digest=tree.digest if tree else "",
+        force=args.force,
     )
     job = _Job(fleet, workers, run_spec, tree, shown, args)
     with faults.told(run_spec.run_id, as_json=args.json, more=job.facts):

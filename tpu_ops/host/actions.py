@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,6 +20,9 @@ from .wire import PROTOCOL, Caller, Refused
 _POLL = 0.05
 #: How long a start waits for the unit of a run that has already ended to leave its name, in seconds.
 _NAME_LIMIT = 10.0
+#: How long systemd may take to answer, and to end what SIGKILL was sent to, in seconds.
+_SYSTEMD_LIMIT = 15
+_KILL_LIMIT = 20.0
 #: How long sudo may take to say what a person may do, in seconds.
 _SUDO_LIMIT = 15
 
@@ -102,6 +106,8 @@ def held(holder: Dict[str, Any]) -> Refused:
 def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any]:
     """Start a run and return its record once all ranks go; with ``reserve`` as soon as it is ready for the others.
 
+    A request that comes again, since the connection broke over which it came first, is answered as the first one.
+
     Raises:
         Refused: The spec is wrong, another run is on, or the run does not begin; ``blamed`` are the ranks at fault.
         Gone: Nobody waits for the answer any more; the run goes on as it would.
@@ -112,16 +118,20 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
     asker = asking()
     person = runs_as(asker, data["user"])
     run_id = data["run_id"]
-    holder = store.holder()
-    if holder is not None:
-        raise held(holder)
-    _check_earlier(store.read(run_id), data, person)
-    spec.sweep(store.run_dir)
-    spec.put(store.run_dir, data, person.uid, asker.uid)
-    try:
-        _start_unit(store, data, caller)
-    finally:
-        spec.discard(store.run_dir, run_id)
+    deadline = time.monotonic() + unit.START_LIMIT
+    while spec.waits(store.run_dir, run_id, request["marker"]) and time.monotonic() < deadline:
+        caller.pause(_POLL)
+    if not _is_same(store.read(run_id), request, asker):
+        holder = store.holder()
+        if holder is not None:
+            raise held(holder)
+        _check_earlier(store.read(run_id), data, person)
+        spec.sweep(store.run_dir)
+        spec.put(store.run_dir, data, person.uid, asker.uid, request["marker"])
+        try:
+            _start_unit(store, data, caller)
+        finally:
+            spec.discard(store.run_dir, run_id)
     record = _of_attempt(store.observe(run_id), data)
     reserve = request.get("reserve") is True
     while record is not None and record["state"] == "starting" and (record["reason"] or not reserve):
@@ -130,6 +140,13 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
     if record is None or (record["state"] in FINAL and not record["began"]):
         raise _not_begun(store, record)
     return {"ok": True, "record": record}
+
+
+def _is_same(record: Dict[str, Any] | None, request: Dict[str, Any], asker: Person) -> bool:
+    """Return whether a run was started by this very request: the marker is random, and new for each."""
+    if record is None:
+        return False
+    return (record.get("asked_by"), record.get("marker")) == (asker.uid, request["marker"])
 
 
 def _check_earlier(earlier: Dict[str, Any] | None, data: Dict[str, Any], person: Person) -> None:
@@ -168,17 +185,8 @@ def _start_unit(store: Store, data: Dict[str, Any], caller: Caller) -> None:
     command = unit.start_command(program, data["run_id"], data["grace_stop"])
     deadline = time.monotonic() + _NAME_LIMIT
     while True:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
-            timeout=unit.START_LIMIT + 15,
-            check=False,
-        )
-        text = done.stdout.decode("utf-8", "replace").strip()
-        if done.returncode == 0:
+        code, text = unit.call(command, unit.START_LIMIT + _SYSTEMD_LIMIT)
+        if code == 0:
             return
         record = _of_attempt(store.read(data["run_id"]), data)
         if record is not None and record["state"] == "refused":
@@ -189,7 +197,8 @@ def _start_unit(store: Store, data: Dict[str, Any], caller: Caller) -> None:
         if "already" not in text:
             raise Refused("failed", text, "journalctl -u {} on this worker says more".format(unit.UNIT))
         if time.monotonic() > deadline:
-            raise Refused("held", "the unit {} is taken: {}".format(unit.UNIT, text))
+            fix = "`systemctl status {0}` on this worker says by what; `sudo systemctl stop {0}` ends it"
+            raise Refused("held", "the unit {} is taken: {}".format(unit.UNIT, text), fix.format(unit.UNIT))
         caller.pause(_POLL)
 
 
@@ -234,9 +243,9 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     store.put_intent(run_id, intent)
     supervisor = record["supervisor"]
     if proc.start_time(supervisor["pid"]) == supervisor["start"]:
-        os.kill(supervisor["pid"], signal.SIGTERM)
-    grace = max(record["grace"]["stop"], intent.get("grace", 0))
-    return {"ok": True, "record": _await_end(store, run_id, grace + unit.STOP_MARGIN + 5, caller)}
+        with contextlib.suppress(ProcessLookupError):  # it has ended just now
+            os.kill(supervisor["pid"], signal.SIGTERM)
+    return {"ok": True, "record": _await_end(store, run_id, intent.get("grace", 0), caller)}
 
 
 def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
@@ -248,10 +257,27 @@ def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
     return intent
 
 
-def _await_end(store: Store, run_id: str, limit: float, caller: Caller) -> Dict[str, Any]:
-    """Wait until a run has ended; what does not listen is ended by systemd."""
-    deadline = time.monotonic() + limit
-    asked_systemd = False
+def _limit(record: Dict[str, Any], grace: float) -> float:
+    """Return how long a run may take to end, in seconds: an earlier stop may have left it more time than this one."""
+    earlier = (record["intent"] or {}).get("grace") or 0
+    return float(max(record["grace"]["stop"], grace, earlier) + unit.STOP_MARGIN + 5)
+
+
+def _await_end(store: Store, run_id: str, grace: float, caller: Caller) -> Dict[str, Any]:
+    """Wait until a run has ended; what does not listen is ended by systemd.
+
+    Args:
+        store: Where its record is.
+        run_id: The run.
+        grace: Seconds between SIGTERM and SIGKILL as just asked for; 0 where nothing was.
+        caller: Who waits.
+
+    Raises:
+        Refused: It did not end.
+        Gone: Nobody waits for it any more.
+    """
+    begun = time.monotonic()
+    asked_systemd = 0.0
     while True:
         record = store.observe(run_id)
         if record is None:
@@ -259,23 +285,18 @@ def _await_end(store: Store, run_id: str, limit: float, caller: Caller) -> Dict[
         closed = record["state"] in FINAL and record["state"] != "lost"
         if closed and (store.settled(record) or asked_systemd):
             return record
-        if time.monotonic() > deadline:
-            if asked_systemd:
-                raise Refused("failed", "run {} did not end within {:.0f} s".format(run_id, limit))
-            subprocess.run(
-                ["systemctl", "kill", "--signal=KILL", unit.UNIT],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=15,
-                check=False,
-            )
-            asked_systemd = True
-            deadline = time.monotonic() + 20
+        now = time.monotonic()
+        if asked_systemd and now - asked_systemd > _KILL_LIMIT:
+            text = "run {} did not end within {:.0f} s, nor by SIGKILL".format(run_id, now - begun)
+            raise Refused("failed", text, "what waits inside the kernel (`ps -o stat,pid,cmd`, state D) takes a reboot")
+        if not asked_systemd and now - begun > _limit(record, grace):
+            unit.call(["systemctl", "kill", "--signal=KILL", unit.UNIT], _SYSTEMD_LIMIT)
+            asked_systemd = time.monotonic()
         caller.pause(_POLL)
 
 
 def probe(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     """Describe this host."""
     person = runs_as(asking(), str(request.get("user") or ""))
-    return {"ok": True, "probe": describe(store, person, str(request.get("venv") or ""))}
+    venv, chips = str(request.get("venv") or ""), int(request.get("chips") or 0)
+    return {"ok": True, "probe": describe(store, person, venv, chips)}

@@ -43,7 +43,10 @@ def end(directory: str) -> int:
     if not found:
         return 0
     offset, path = found[-1]
-    return offset + os.stat(path).st_size
+    try:
+        return offset + os.stat(path).st_size
+    except FileNotFoundError:
+        return offset  # removed since it was listed
 
 
 def read(directory: str, offset: int, limit: int = _CHUNK) -> tuple[int, bytes]:

@@ -56,6 +56,10 @@ def serve(store: Store, source: int = 0, sink: int = 1) -> int:
     except (wire.Gone, BrokenPipeError):
         return 0
     except Exception:
+        if request["action"] == "follow":
+            # Behind its answer stand frames and no text: where the connection just ends the controller asks again.
+            sys.stderr.write("tpu-host: following failed:\n" + traceback.format_exc())
+            return 1
         error = {"kind": "failed", "message": "the launcher failed:\n" + traceback.format_exc(), "fix": ""}
         value = {"ok": False, "error": error}
     wire.answer(sink, marker, value)

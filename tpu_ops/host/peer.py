@@ -28,6 +28,10 @@ class _Over(Exception):
     """The link has done what it is for."""
 
 
+class _TurnedAway(Exception):
+    """Nobody listens where the hub has listened since before this rank was started."""
+
+
 class Peer(Networked):
     """One peer's link.
 
@@ -49,6 +53,9 @@ class Peer(Networked):
             self._serve(self._joined())
         except _Over:
             return
+        except _TurnedAway:
+            text = "{} waits for no rank any more: the run was given up, or a firewall is in the way"
+            self._order(do="abort", reason=self._problem or text.format(self._hub), ranks=self._own_fault)
         except Gone as exc:
             self._lost(str(exc))
 
@@ -65,7 +72,11 @@ class Peer(Networked):
             first = {"rank": 0, "worker": self.team.workers[0], "cause": "lost contact: {}".format(why)}
             self._order(do="end", kind="lost", reason=reason, first=first, grace=None, by=None)
         else:
-            self._order(do="abort", reason=self._problem or reason, ranks=[self.team.rank] if self._problem else [0])
+            self._order(do="abort", reason=self._problem or reason, ranks=self._own_fault or [0])
+
+    @property
+    def _own_fault(self) -> list[int]:
+        return [self.team.rank] if self._problem else []
 
     # --- joining --------------------------------------------------------------------------------------------
 
@@ -74,12 +85,15 @@ class Peer(Networked):
 
         Raises:
             Gone: The hub was not to be reached by the deadline.
+            _TurnedAway: It does not listen any more.
             _Over: Somebody ends the run meanwhile.
         """
         why = "no attempt"
         while time.monotonic() < self._deadline:
             try:
                 line = self._connected()
+            except ConnectionRefusedError:
+                raise _TurnedAway from None
             except OSError as exc:
                 why = exc.strerror or str(exc)
             else:

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any, Dict
 
-from . import environment, proc
+from . import environment, fitness, proc
 from .ending import LOCKFILES
 from .person import Person, acting_as
 from .store import Store
@@ -72,29 +72,23 @@ def preloads() -> list[Dict[str, str]]:
     return found
 
 
-def space() -> Dict[str, Dict[str, int]]:
-    """Return free and total bytes of each file system that a run writes to, by its first path."""
-    found: Dict[str, Dict[str, int]] = {}
-    seen = set()
-    for path in ("/", "/home", "/tmp", "/var/lib", "/dev/shm"):  # noqa: S108 - asks for their size alone
-        try:
-            device = os.stat(path).st_dev
-            facts = os.statvfs(path)
-        except OSError:
-            continue
-        if device not in seen:
-            seen.add(device)
-            found[path] = {"free": facts.f_bavail * facts.f_frsize, "total": facts.f_blocks * facts.f_frsize}
-    return found
+def describe(store: Store, person: Person, venv: str = "", chips: int = 0) -> Dict[str, Any]:
+    """Return everything about this host that a run of this person depends on.
 
-
-def describe(store: Store, person: Person, venv: str = "") -> Dict[str, Any]:
-    """Return everything about this host that a run of this person depends on."""
+    Args:
+        store: The runs of this host.
+        person: Who the command is to run as.
+        venv: The environment that was asked for; empty is the configured one.
+        chips: How many chips there are to be.
+    """
     boot, init_start = store.boot()
-    config = environment.load_config()
+    facts = dict(fitness.look(environment.load_config(), person, venv), holder=store.holder())
+    found = fitness.faults(facts, chips)
     with acting_as(person):
-        venv_found = venv_facts(venv or config["venv"])
+        facts["venv"] = venv_facts(facts["venv"]["path"])
     return {
+        **facts,
+        "faults": found,
         "protocol": PROTOCOL,
         "program": os.path.realpath(sys.argv[0]),
         "hostname": socket.gethostname(),
@@ -102,12 +96,6 @@ def describe(store: Store, person: Person, venv: str = "") -> Dict[str, Any]:
         "init_start": init_start,
         "clock": time.time(),
         "python": "{}.{}.{}".format(*sys.version_info[:3]),
-        "venv": venv_found,
-        "environment_files": {path: os.path.exists(path) for path in config["environment_files"]},
-        "chips": proc.chips(),
-        "holders": proc.holders(),
         "lockfiles": [path for path in LOCKFILES if os.path.lexists(path)],
         "preloads": preloads(),
-        "space": space(),
-        "holder": store.holder(),
     }

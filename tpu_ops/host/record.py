@@ -13,7 +13,7 @@ from .store import Store
 from .wire import PROTOCOL
 
 
-def new_record(data: Dict[str, Any], person: Person, asked_by: int) -> Dict[str, Any]:
+def new_record(data: Dict[str, Any], person: Person, asked_by: int, marker: str = "") -> Dict[str, Any]:
     """Return the record of a run that is being started. Values of the environment never stand in a record."""
     boot, init_start = Store.boot()
     kept = ("run_id", "attempt", "rank", "world_size", "node", "slice", "slices", "worker", "workers")
@@ -28,6 +28,7 @@ def new_record(data: Dict[str, Any], person: Person, asked_by: int) -> Dict[str,
         spec_digest=spec.digest(data),
         code_digest=data["code_digest"],
         started_from=data["started_from"],
+        marker=marker,
         grace={"failure": data["grace_failure"], "stop": data["grace_stop"]},
         boot_id=boot,
         init_start=init_start,
@@ -102,10 +103,3 @@ def intent_of(order: Dict[str, Any]) -> Dict[str, Any]:
         "reason": order["reason"],
         "grace": order.get("grace"),
     }
-
-
-def held_by(holders: list[Dict[str, Any]]) -> str:
-    """Given who holds the chips, return one line for people."""
-    shown = ["pid {pid} of {user} ({command})".format(**holder) for holder in holders[:3]]
-    more = " and {} more".format(len(holders) - 3) if len(holders) > 3 else ""
-    return "the chips are held by {}{}".format(", ".join(shown), more)

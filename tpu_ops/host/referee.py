@@ -24,12 +24,14 @@ class Failure(NamedTuple):
         at: When, by the hub's clock.
         weight: 0 for a host that is gone, 1 for a kill or a fatal signal, 2 for what may well be a consequence.
         cause: What happened, for people.
+        unheard: Whether it said nothing of this itself.
     """
 
     rank: int
     at: float
     weight: int
     cause: str
+    unheard: bool = False
 
 
 def weight_of(ending: Dict[str, Any], oom: bool) -> int:
@@ -117,7 +119,7 @@ class Referee:
         if self.phase == BARRIER:
             self._abort("{}: {} before the run began".format(self.name(rank), cause), [rank])
         elif self.phase == RUNNING:
-            self._fail(Failure(rank, at, 0, cause), now)
+            self._fail(Failure(rank, at, 0, cause, unheard=True), now)
             self._decide_if_all_are_known()
 
     def stopped(self, rank: int, at: float, now: float, intent: Dict[str, Any]) -> None:
@@ -167,8 +169,8 @@ class Referee:
 
     def _decide_failure(self) -> None:
         first = first_of(self._failures)
-        gone = {failure.rank for failure in self._failures if failure.weight == 0}
-        if len(self._workers) > 2 and gone == set(range(1, len(self._workers))):
+        unheard = {failure.rank for failure in self._failures if failure.unheard}
+        if len(self._workers) > 2 and unheard == set(range(1, len(self._workers))):
             # All others at once: it is this host that has lost its network.
             first = Failure(0, first.at, 0, "lost contact with all other workers")
         self._note("{} failed: {}; all ranks are ended".format(self.name(first.rank), first.cause))

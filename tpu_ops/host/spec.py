@@ -44,6 +44,9 @@ _KEYS = {
     "barrier": (int, float),
     "lease": (int, float),
     "exit_skew": (int, float),
+    # Device files that a worker is to have, and whether it is to start in spite of what can be forced (`fitness`).
+    "chips": int,
+    "force": bool,
     "code_digest": str,
     "started_from": str,
     # How the supervisors reach and trust each other; None for a run of one worker.
@@ -69,7 +72,8 @@ def check(data: Any) -> dict[str, Any]:
         wrong = sorted(set(data) ^ set(_KEYS))
         raise Refused("invalid", "the spec's keys are not those of this version: {}".format(", ".join(wrong)))
     for key, kind in _KEYS.items():
-        if not isinstance(data[key], kind) or isinstance(data[key], bool):  # type: ignore[arg-type]
+        is_bool = isinstance(data[key], bool)  # which Python counts as a number
+        if not isinstance(data[key], kind) or is_bool != (kind is bool):  # type: ignore[arg-type]
             raise Refused("invalid", "the spec's {} is of the wrong type".format(key))
     check_run_id(data["run_id"])
     if not 0 <= data["rank"] < data["world_size"]:
@@ -157,24 +161,35 @@ def path_of(run_dir: str, run_id: str) -> str:
     return os.path.join(run_dir, "specs", run_id + ".json")
 
 
-def put(run_dir: str, spec: dict[str, Any], uid: int, asked_by: int) -> None:
-    """Write the spec for the supervisor, readable by root alone, together with whose run it is and who asks.
+def put(run_dir: str, spec: dict[str, Any], uid: int, asked_by: int, marker: str) -> None:
+    """Write the spec for the supervisor, readable by root alone, with whose run it is, who asks and how.
 
     Raises:
-        Refused: A spec of this run waits already.
+        Refused: A spec of this run waits already: another start is at work, or died before its supervisor began.
     """
     path = path_of(run_dir, spec["run_id"])
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
-        raise Refused("held", "run {} is being started here already".format(spec["run_id"])) from None
+        text = "run {} is being started here already".format(spec["run_id"])
+        fix = "wait for that start; where it died, this one can be made {:.0f} s after it".format(STALE_AFTER)
+        raise Refused("held", text, fix) from None
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        json.dump({"spec": spec, "uid": uid, "asked_by": asked_by}, file)
+        json.dump({"spec": spec, "uid": uid, "asked_by": asked_by, "marker": marker}, file)
 
 
-def take(run_dir: str, run_id: str) -> tuple[dict[str, Any], int, int]:
-    """Read the spec of a run, the user id that it runs with and that of who asked for it, and remove the file.
+def waits(run_dir: str, run_id: str, marker: str) -> bool:
+    """Return whether the spec that came with this very request waits for its supervisor."""
+    try:
+        with open(path_of(run_dir, run_id), encoding="ascii") as file:
+            return bool(json.load(file)["marker"] == marker)
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+def take(run_dir: str, run_id: str) -> tuple[dict[str, Any], int, int, str]:
+    """Read the spec of a run, the user ids of its person and its asker, and the request's marker; remove the file.
 
     Raises:
         OSError: There is none.
@@ -183,7 +198,7 @@ def take(run_dir: str, run_id: str) -> tuple[dict[str, Any], int, int]:
     with open(path, encoding="ascii") as file:
         data = json.load(file)
     os.unlink(path)
-    return check(data["spec"]), int(data["uid"]), int(data["asked_by"])
+    return check(data["spec"]), int(data["uid"]), int(data["asked_by"]), str(data["marker"])
 
 
 def discard(run_dir: str, run_id: str) -> None:

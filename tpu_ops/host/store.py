@@ -12,7 +12,7 @@ from typing import Any, Dict, TextIO
 
 from . import proc
 from .person import Person
-from .spec import encode
+from .spec import RUN_ID, encode
 
 #: How long the unit of an ended run may take to go, in seconds.
 SETTLE_LIMIT = 5.0
@@ -76,40 +76,66 @@ class Store:
             os.chown(self.files(run_id), uid, gid)
 
     def _set_aside(self, run_id: str) -> None:
-        """Move record and log of the last attempt below ``attempts/N``, and remove the oldest that are there."""
+        """Move record and log of the last attempt below ``attempts/N``, and remove the oldest that are there.
+
+        N is 0 where no record tells: a full disk did not take it before the host was restarted, or has lost it.
+        """
         earlier = self.read(run_id)
-        if earlier is None:
-            return
-        parent = os.path.join(self.directory(run_id), "attempts")
-        folder = os.path.join(parent, str(earlier["attempt"]))
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        directory = self.directory(run_id)
         # The record last: while it is there, what was interrupted here is done again.
-        for name in ("log", "record.json"):
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(os.path.join(self.directory(run_id), name), os.path.join(folder, name))
+        left = [name for name in ("log", "record.json") if os.path.lexists(os.path.join(directory, name))]
+        if not left:
+            return
+        parent = os.path.join(directory, "attempts")
+        folder = os.path.join(parent, str(earlier["attempt"] if earlier else 0))
+        if earlier is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        for name in left:
+            os.rename(os.path.join(directory, name), os.path.join(folder, name))
         kept = sorted((name for name in os.listdir(parent) if name.isdigit()), key=int)
         for name in kept[:-KEPT_ATTEMPTS]:
             shutil.rmtree(os.path.join(parent, name))
 
     def _prune(self, current: str) -> None:
-        """Remove ended runs beyond the newest few; of one whose person has left files, the logs alone."""
+        """Remove ended runs beyond the newest few; of one whose person has left files, the logs alone.
+
+        What has no record is nobody's to look up, and goes as well.
+        """
+        for run_id in self._without_record():
+            if run_id != current:
+                self._drop(run_id)
         size = 0
         ended = (record for record in self.recent() if record["state"] in FINAL and record["run_id"] != current)
         for number, record in enumerate(ended, 1):
-            folder = self.directory(record["run_id"])
-            logs = [os.path.join(folder, name) for name in ("log", "attempts")]
-            size += sum(map(_size, logs))
-            if number <= KEPT_RUNS and size <= KEPT_BYTES:
-                continue
-            for path in logs:
-                shutil.rmtree(path, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                if os.path.isdir(self.files(record["run_id"])):
-                    os.rmdir(self.files(record["run_id"]))
-                # The record last: while it is there, what was interrupted here is done again.
-                for path in self._records(record["run_id"]):
-                    _remove(path)
-                os.rmdir(folder)
+            size += sum(map(_size, self._kept_logs(record["run_id"])))
+            if number > KEPT_RUNS or size > KEPT_BYTES:
+                self._drop(record["run_id"])
+
+    def _drop(self, run_id: str) -> None:
+        for path in self._kept_logs(run_id):
+            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            if os.path.isdir(self.files(run_id)):
+                os.rmdir(self.files(run_id))
+            # The record last: while it is there, what was interrupted here is done again.
+            for path in self._records(run_id):
+                _remove(path)
+            os.rmdir(self.directory(run_id))
+
+    def _kept_logs(self, run_id: str) -> list[str]:
+        """Return where the logs of a run's attempts are."""
+        return [os.path.join(self.directory(run_id), name) for name in ("log", "attempts")]
+
+    def _without_record(self) -> list[str]:
+        """Return the directories of runs that have no record at all, readable or not."""
+        return [
+            name
+            for name in os.listdir(self.runs_dir)
+            if RUN_ID.fullmatch(name)
+            and os.path.isdir(self.directory(name))
+            and not any(map(os.path.lexists, self._records(name)))
+        ]
 
     def _records(self, run_id: str) -> tuple[str, str]:
         """Return where a run's record stands: in memory while the disk does not take it, and on the disk."""
@@ -163,8 +189,8 @@ class Store:
             try:
                 with open(path, encoding="ascii") as file:
                     data = json.load(file)
-            except (FileNotFoundError, ValueError):
-                continue
+            except (OSError, ValueError):
+                continue  # what is no run, or a record that the disk has lost, is in the way of nothing
             return data if isinstance(data, dict) else None
         return None
 

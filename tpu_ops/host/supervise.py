@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any, Dict, TextIO
 
-from . import environment, proc, spec, unit
+from . import environment, fitness, proc, spec, unit
 from .child import Child, NotReady
 from .ending import chips_after, end_tree
 from .hub import Hub
@@ -16,7 +16,7 @@ from .link import Alone, Link, team
 from .logs import Logger
 from .peer import Peer
 from .person import by_uid
-from .record import cause_of, exit_of, held_by, holder_of, intent_of, new_record, verdict
+from .record import cause_of, exit_of, holder_of, intent_of, new_record, verdict
 from .store import FINAL, Store
 from .wire import Refused
 
@@ -27,6 +27,8 @@ _AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, _WAKE)
 _TICK = 2.0
 #: How long to wait for the last bytes of the log once no process of the run is left, in seconds.
 _DRAIN = 5.0
+#: Reasons why no run can start here that are told at once.
+_SHOWN = 3
 #: Exit code where another supervisor has this host.
 _HELD = 75
 
@@ -53,9 +55,9 @@ class Supervisor:
     def run(self) -> int:
         """Do all of it and return the exit code of the unit's main process."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
-        data, uid, asked_by = spec.take(self.store.run_dir, self.run_id)
+        data, uid, asked_by, marker = spec.take(self.store.run_dir, self.run_id)
         person = by_uid(uid)
-        self.record = new_record(data, person, asked_by)
+        self.record = new_record(data, person, asked_by, marker)
         lock = self.store.lock(holder_of(self.record))
         if lock is None:
             # The unit's name is the first lock; this one catches a supervisor that somebody started by hand.
@@ -111,14 +113,15 @@ class Supervisor:
     def _prepare(self, data: Dict[str, Any], config: Dict[str, Any]) -> tuple[Logger, Dict[bytes, bytes]]:
         """Fork the command and hold it: everything that can be wrong shows here, before anything runs."""
         person = by_uid(self.record["person"]["uid"])
-        venv = data["venv"] or config["venv"]
+        facts = fitness.look(config, person, data["venv"])
+        faults = fitness.faults(facts, data["chips"], force=data["force"])
+        if faults:
+            raise NotReady("; ".join(fault["problem"] for fault in faults[:_SHOWN]))
+        venv = facts["venv"]["path"]
         from_host = environment.from_files(config["environment_files"])
         from_host.update(self.store.put_secrets(data["secrets"], person))
         env = environment.build(data, person, venv, from_host, self.store.files(self.run_id))
         self.record["cgroup"] = proc.own_cgroup()
-        holders = proc.holders()
-        if holders:
-            raise NotReady(held_by(holders))
         source, output = os.pipe()
         try:
             cwd = environment.working_directory(data, person)
@@ -167,10 +170,9 @@ class Supervisor:
 
     def _live(self, data: Dict[str, Any], logger: Logger, error: str) -> None:
         """Wait for the command's end or the order to end it, end what is left, write the final record."""
-        order = None
-        while self.status is None and self.intent is None and order is None:
-            self.pause(_TICK)
-            order = self._listen()
+        while self.status is None and self.intent is None and not self._over:
+            if self._listen() is None:
+                self.pause(_TICK)
         oom = False
         ended_itself = self.status is not None
         if self.status is not None:
@@ -237,7 +239,10 @@ class Supervisor:
     # --- the others -----------------------------------------------------------------------------------------
 
     def _listen(self) -> Dict[str, Any] | None:
-        """Tell an intent and take orders, up to and with the first go, abort or end; return that one, else None."""
+        """Tell an intent and take orders, up to and with the first go, abort or end; return that one, else None.
+
+        Once the whole run ends nothing else decides: what a link that fails says then is too late.
+        """
         if self._disk_fault and time.monotonic() - self._tried >= _TICK:
             self._save()
         if self.intent is not None and not self._intent_told:
@@ -249,7 +254,7 @@ class Supervisor:
                 self._save(notes=[*self.record["notes"], order["text"]])
             elif order["do"] == "closed":
                 self._link_closed = True
-            else:
+            elif not self._over:
                 self.order = order
                 return order
             order = self.link.take()

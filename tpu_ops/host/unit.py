@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
 
 from .store import SECRETS
+from .wire import Refused
 
 UNIT = "tpu-run.service"
 INTERPRETER = ["/usr/bin/python3", "-IS"]
@@ -62,6 +64,28 @@ def start_command(program: str, run_id: str, grace: float) -> list[str]:
     command.append("--description=tpu_ops run {}".format(run_id))
     command += ["--property=" + entry for entry in properties(program, run_id, grace)]
     return [*command, "--", *INTERPRETER, program, "supervise", run_id]
+
+
+def call(command: list[str], limit: float) -> tuple[int, str]:
+    """Call one of systemd's programs; return its exit code and what it said.
+
+    Raises:
+        Refused: systemd does not answer.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+            timeout=limit,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        text = "systemd did not answer `{}` within {:.0f} s".format(command[0], limit)
+        raise Refused("failed", text, "`systemctl list-jobs` on this worker; a reboot if that hangs too") from None
+    return done.returncode, done.stdout.decode("utf-8", "replace").strip()
 
 
 def notify(text: str) -> None:

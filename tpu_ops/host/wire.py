@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 #: Version of requests, answers and frames. A controller of another version is told so, never misunderstood.
-PROTOCOL = 3
+PROTOCOL = 4
 #: Longest request accepted, in bytes: argument vectors and environments of 100 KB fit many times.
 MAX_REQUEST = 8 * 1024 * 1024
 #: One frame: kind, absolute log offset of its first byte, number of bytes that follow.

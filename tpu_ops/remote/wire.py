@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 #: Version of requests, answers and frames that this controller speaks.
-PROTOCOL = 3
+PROTOCOL = 4
 #: The one command line that reaches the host program: login shells parse it again, so nothing in it ever varies.
 COMMAND = "sudo -n /usr/local/sbin/tpu-host"
 FRAME = struct.Struct(">cQI")

@@ -137,16 +137,20 @@ async def _start_others(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]
     replies: dict[str, Reply] = {}
     giving_up: list[asyncio.Task[list[str]]] = []
 
+    def has_begun(reply: Reply) -> bool:
+        """Return whether a worker that fell silent was ready all the same: whoever answers has heard that all were."""
+        return _is_silent(reply) and any(other.ok for other in replies.values())
+
     def came(reply: Reply) -> None:
         replies[reply.host] = reply
         # Rank 0 may know already; then this waits until its worker is free again.
-        if not reply.ok and not giving_up:
+        if not reply.ok and not giving_up and not has_begun(reply):
             giving_up.append(asyncio.create_task(_give_up(fanout, spec, first, f"{reply.host}: {reply.problem}")))
 
     await _call(fanout, spec, requests, done=came)
     doubtful = [name for task in giving_up for name in await task]
     refused = [replies[host] for host in requests if not replies[host].ok]
-    if refused:
+    if refused and (giving_up or not all(map(has_begun, refused))):
         doubtful += [reply.host for reply in refused if _is_silent(reply)]
         # An answer that was lost may have been that all ranks go, and rank 0 could not be told to end them.
         lost = first in doubtful and any(map(_is_silent, refused))
@@ -171,8 +175,13 @@ def _at_fault(refused: Sequence[Reply], workers: Sequence[Worker]) -> list[Reply
     own = [reply for reply in refused if "blamed" not in reply.value]
     if own:
         return own
-    blamed = {workers[rank].host for reply in refused for rank in reply.value["blamed"] if rank < len(workers)}
-    return [replace(refused[0], host=host) for host in sorted(blamed)] or list(refused)
+    blamed: dict[str, Reply] = {}
+    for reply in refused:
+        for host in (workers[rank].host for rank in reply.value["blamed"] if rank < len(workers)):
+            # Who blames itself knows best; who came too late blames nobody.
+            if host == reply.host or host not in blamed:
+                blamed[host] = replace(reply, host=host)
+    return [blamed[host] for host in sorted(blamed)] or list(refused)
 
 
 async def _give_up(fanout: Fanout, spec: RunSpec, first: str, reason: str) -> list[str]:

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-from tpu_ops import texts
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet.model import SERVING_STATES, Worker
-from tpu_ops.remote import openssh
+from tpu_ops.remote import openssh, wire
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
 
 #: Seconds for each worker, a cold connection included.
 LIMIT = 45.0
-#: A file system with less than this much free space is not trained on, in bytes.
-SMALLEST_SPACE = 256 * 1024 * 1024
 #: Clocks of two workers may differ by this much, the time of the round trip included, in seconds.
 CLOCK_LIMIT = 60.0
 
@@ -34,7 +30,7 @@ CHECKS = {
     "clock": "the clocks agree",
 }
 #: Those that `tpu_ops train --force` overrides. Without the others nothing would start, or hang: the workers
-#: themselves refuse, and chips that somebody holds are never anybody else's.
+#: themselves refuse, by the same checks, and chips that somebody holds are never anybody else's.
 FORCIBLE = ("same", "space", "clock")
 
 
@@ -84,51 +80,21 @@ def configure(worker: str) -> str:
     return f"tpu_ops configure {worker}"
 
 
-def held(holder: Mapping[str, Any]) -> str:
-    """Given who has a worker, return one line for people."""
-    since = datetime.fromtimestamp(float(holder["since"]), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return f"run {holder['run_id']} of {holder['person']} is on it since {since}"
-
-
-def faults_of(worker: Worker, probe: Mapping[str, Any], asked_venv: str = "") -> list[Fault]:
+def faults_of(worker: Worker, probe: Mapping[str, Any]) -> list[Fault]:
     """Given what one worker says about itself, return what is wrong with it alone.
 
-    Args:
-        worker: The worker.
-        probe: What it says.
-        asked_venv: The environment that the person named in place of the configured one, if any.
+    It finds most of it by itself, with what its supervisor asks again when a run starts.
     """
-    found: list[Fault] = []
-
-    def add(check: str, problem: str, fix: str = "") -> None:
-        found.append(Fault(worker.host, problem, fix, check=check))
-
+    if probe["protocol"] != wire.PROTOCOL:
+        problem = f"its launcher speaks version {probe['protocol']}, this machine {wire.PROTOCOL}"
+        return [Fault(worker.host, problem, configure(worker.host))]
+    found = [
+        Fault(worker.host, fault["problem"], fault["fix"] or configure(worker.host), check=fault["check"])
+        for fault in probe["faults"]
+    ]
     if not probe["boot_id"]:
-        add("identity", "it does not say which boot this is", "look at /proc/sys/kernel/random/boot_id there")
-    venv = probe["venv"]
-    if venv["path"] and not venv["exists"]:
-        fix = "name one that is there by --venv, or leave --venv out" if asked_venv else configure(worker.host)
-        add("environment", f"no environment at {venv['path']}", fix)
-    missing = [path for path, there in probe["environment_files"].items() if not there]
-    if missing:
-        add("environment", f"the launcher's environment file {missing[0]} is missing", configure(worker.host))
-    expected, there = worker.node.chips_per_worker, len(probe["chips"])
-    if there < expected:
-        what = f"device files of {texts.count(there, 'chip')}" if there else "no chip's device file"
-        add("chips", f"{what}, {expected} expected", "reboot it, or recreate the node")
-    holder = probe["holder"]
-    if holder:
-        add("free", held(holder), f"wait for it, or `tpu_ops stop {holder['run_id']}`")
-    else:
-        for process in probe["holders"]:
-            add(
-                "free",
-                f"its chips are held by pid {process['pid']} of {process['user']}: {process['command']}",
-                f"ask {process['user']} to end it",
-            )
-    for path, space in probe["space"].items():
-        if space["free"] < SMALLEST_SPACE:
-            add("space", f"{path} has {space['free'] // 2**20} MiB free", "remove what is not needed there")
+        fix = "look at /proc/sys/kernel/random/boot_id there"
+        found.append(Fault(worker.host, "it does not say which boot this is", fix, check="identity"))
     return found
 
 
@@ -217,11 +183,11 @@ async def examine(
     fanout: Fanout, workers: Sequence[Worker], venv: str = "", user: str = ""
 ) -> tuple[list[Fault], dict[str, Mapping[str, Any]]]:
     """Ask all workers at once; return every fault of every worker, and what each says about itself."""
-    request = {"venv": venv, "user": user}
-    replies = await fanout.call({worker.host: request for worker in workers}, "probe", limit=LIMIT)
+    requests = {worker.host: {"venv": venv, "user": user, "chips": worker.node.chips_per_worker} for worker in workers}
+    replies = await fanout.call(requests, "probe", limit=LIMIT)
     faults = [fault_of_reply(reply) for reply in replies.values() if not reply.ok]
     probes = {host: reply.value["probe"] for host, reply in replies.items() if reply.ok}
     for worker in workers:
         if worker.host in probes:
-            faults += faults_of(worker, probes[worker.host], venv)
+            faults += faults_of(worker, probes[worker.host])
     return faults + differences(probes, venv), probes

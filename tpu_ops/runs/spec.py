@@ -74,6 +74,7 @@ class RunSpec:
         lease: Seconds after which a worker that the others do not hear is given up.
         exit_skew: Seconds that ranks may go on when another has ended with 0.
         code_digest: Digest of the synced tree, or the commit that was brought; empty where nothing was.
+        force: Whether workers start it in spite of what can be forced.
         key: What the run's supervisors know each other by; it goes to them and nowhere else.
     """
 
@@ -91,6 +92,7 @@ class RunSpec:
     lease: float = LEASE
     exit_skew: float = EXIT_SKEW
     code_digest: str = ""
+    force: bool = False
     key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -152,6 +154,8 @@ class RunSpec:
             "lease": self.lease,
             "exit_skew": self.exit_skew,
             "net": net if len(workers) > 1 else None,
+            "chips": worker.node.chips_per_worker,
+            "force": self.force,
             "code_digest": self.code_digest,
             "started_from": f"{_user()}@{socket.gethostname()}",
         }

@@ -1,0 +1,68 @@
+"""What a probe tells before a start, the supervisor asks again when it has the host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.specs import good, myself
+from tpu_ops.host import child, environment, fitness, probe, proc, record, spec, supervise
+from tpu_ops.host.store import Store
+
+CHIPS = [f"/dev/accel{number}" for number in range(4)]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return what a supervisor does until the command is held, which none is here."""
+    monkeypatch.setattr(proc, "chips", lambda: CHIPS)
+    monkeypatch.setattr(proc, "holders", list)
+    monkeypatch.setattr(fitness, "space", lambda: {"/": {"free": 10**10, "total": 10**11}})
+    monkeypatch.setattr(child.Child, "fork", lambda *_: pytest.fail("it is forked"))
+    monkeypatch.setattr(environment, "from_files", lambda _: pytest.fail("it is fit"))
+
+    def prepare(**changes: Any) -> None:
+        data = spec.check(good(run_id="r1", **changes))
+        supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
+        supervisor.record = record.new_record(data, myself(), os.getuid(), "")
+        supervisor._prepare(data, {"venv": "", "environment_files": []})
+
+    return prepare
+
+
+def test_a_start_is_refused_for_what_a_probe_would_tell(
+    prepared: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(child.NotReady, match=r"^no environment at /absent$"):
+        prepared(venv="/absent")
+    with pytest.raises(child.NotReady, match="device files of 4 chips, 8 expected"):
+        prepared(chips=8)
+    held = [{"pid": 7, "user": "bob", "command": "x"}]
+    monkeypatch.setattr(proc, "holders", lambda: held)
+    with pytest.raises(child.NotReady, match="no environment at /absent; its chips are held by pid 7 of bob: x"):
+        prepared(venv="/absent")
+
+
+def test_what_was_overridden_before_is_no_reason_at_the_start(
+    prepared: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitness, "space", lambda: {"/tmp": {"free": 1, "total": 2}})
+    with pytest.raises(child.NotReady, match="/tmp has 0 MiB free"):
+        prepared()
+    with pytest.raises(pytest.fail.Exception, match="it is fit"):
+        prepared(force=True)
+
+
+def test_a_probe_tells_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proc, "chips", lambda: CHIPS[:1])
+    store = Store(str(tmp_path))
+    found = probe.describe(store, myself(), "/absent", 4)["faults"]
+    assert [fault["problem"] for fault in found if fault["check"] in {"environment", "chips"}] == [
+        "no environment at /absent",
+        "device files of 1 chip, 4 expected",
+    ]
+    assert "--venv" in found[0]["fix"]

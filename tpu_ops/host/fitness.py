@@ -1,0 +1,92 @@
+"""Whether this host is fit for a run: asked before a start, and again by the supervisor once it has the host."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Dict
+
+from . import proc
+from .person import Person, acting_as
+
+#: A file system with less than this much free space is not trained on, in bytes.
+SMALLEST_SPACE = 256 * 1024 * 1024
+#: Checks that a person may override: a run may do well all the same, and is in nobody's way.
+FORCIBLE = ("space",)
+
+
+def space() -> Dict[str, Dict[str, int]]:
+    """Return free and total bytes of each file system that a run writes to, by its first path."""
+    found: Dict[str, Dict[str, int]] = {}
+    seen = set()
+    for path in ("/", "/home", "/tmp", "/var/lib", "/dev/shm"):  # noqa: S108 - asks for their size alone
+        try:
+            device = os.stat(path).st_dev
+            facts = os.statvfs(path)
+        except OSError:
+            continue
+        if device not in seen:
+            seen.add(device)
+            found[path] = {"free": facts.f_bavail * facts.f_frsize, "total": facts.f_blocks * facts.f_frsize}
+    return found
+
+
+def look(config: Dict[str, Any], person: Person, venv: str) -> Dict[str, Any]:
+    """Return what `faults` judges, of a run of this person.
+
+    Args:
+        config: This host's configuration.
+        person: Who the command runs as; an environment that is not theirs to see is none.
+        venv: The environment that was asked for; empty is the configured one.
+    """
+    path = venv or config["venv"]
+    with acting_as(person):
+        exists = bool(path) and os.path.exists(os.path.join(path, "bin/python"))
+    return {
+        "venv": {"path": path, "exists": exists, "asked": bool(venv)},
+        "environment_files": {name: os.path.exists(name) for name in config["environment_files"]},
+        "chips": proc.chips(),
+        "holders": proc.holders(),
+        "space": space(),
+    }
+
+
+def faults(facts: Dict[str, Any], chips: int, *, force: bool = False) -> list[Dict[str, str]]:
+    """Given what this host looks like, return why no run can start: ``check``, ``problem`` and ``fix`` each.
+
+    An empty fix is to configure this host.
+
+    Args:
+        facts: As of `look`; with ``holder``, the run that has this host, where it is not the one that is being started.
+        chips: How many there are to be.
+        force: Whether the person has overridden what can be (`FORCIBLE`).
+    """
+    found: list[Dict[str, str]] = []
+
+    def add(check: str, problem: str, fix: str = "") -> None:
+        if not (force and check in FORCIBLE):
+            found.append({"check": check, "problem": problem, "fix": fix})
+
+    venv = facts["venv"]
+    if venv["path"] and not venv["exists"]:
+        fix = "name one that is there by --venv, or leave --venv out" if venv["asked"] else ""
+        add("environment", "no environment at {}".format(venv["path"]), fix)
+    for path, there in facts["environment_files"].items():
+        if not there:
+            add("environment", "the launcher's environment file {} is missing".format(path))
+    there = len(facts["chips"])
+    if there < chips:
+        shown = "no chip's device file" if not there else "device files of {} chip{}".format(there, "s" * (there > 1))
+        add("chips", "{}, {} expected".format(shown, chips), "reboot it, or recreate the node")
+    holder = facts.get("holder")
+    if holder:
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"]))
+        problem = "run {} of {} is on it since {}".format(holder["run_id"], holder["person"], since)
+        add("free", problem, "wait for it, or `tpu_ops stop {}`".format(holder["run_id"]))
+    for process in facts["holders"] if not holder else ():
+        problem = "its chips are held by pid {pid} of {user}: {command}".format(**process)
+        add("free", problem, "ask {} to end it".format(process["user"]))
+    for path, size in facts["space"].items():
+        if size["free"] < SMALLEST_SPACE:
+            add("space", "{} has {} MiB free".format(path, size["free"] // 2**20), "remove what is not needed there")
+    return found
