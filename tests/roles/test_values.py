@@ -53,6 +53,7 @@ def test_paths_on_a_worker_start_at_its_root() -> None:
         "c[4]: ''",
         "d: '/..'",
     ]
+    assert values.path_faults({"a": "", "b": "opt"}, "a", "b") == values.path_faults({"b": "opt"}) != []
 
 
 def test_packages_are_named_as_debian_names_them() -> None:

@@ -44,8 +44,13 @@ def number_faults(values: dict[str, int], least: int, most: int = LARGEST) -> li
     return faults
 
 
-def path_faults(values: dict[str, str | list[str]]) -> list[str]:
-    """Given variables that are paths on a worker, or lists of them, return those that depend on where a program is."""
+def path_faults(values: dict[str, str | list[str]], *optional: str) -> list[str]:
+    """Given variables that are paths on a worker, or lists of them, return those that depend on where a program is.
+
+    Args:
+        values: By name.
+        optional: Names of those that may be empty.
+    """
     places = {
         place: path
         for name, value in values.items()
@@ -58,7 +63,7 @@ def path_faults(values: dict[str, str | list[str]]) -> list[str]:
     return [
         f"{place}: '{path}' is not an absolute path; give it from / on, without blanks and .."
         for place, path in places.items()
-        if not PATH.fullmatch(str(path))
+        if not PATH.fullmatch(str(path)) and not (path == "" and place in optional)
     ]
 
 
