@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
-from typing import Any, Callable, Dict
 
-from . import actions, chips, follow, spec, wire
+from . import TYPE_CHECKING, actions, chips, follow, spec, wire
 from .store import Store
+
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict
 
 _ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
     "probe": actions.probe,
@@ -56,6 +57,8 @@ def serve(store: Store, source: int = 0, sink: int = 1) -> int:
     except (wire.Gone, BrokenPipeError):
         return 0
     except Exception:
+        import traceback  # half of what else an answer imports
+
         if request["action"] == "follow":
             # Behind its answer stand frames and no text: where the connection just ends the controller asks again.
             sys.stderr.write("tpu-host: following failed:\n" + traceback.format_exc())
