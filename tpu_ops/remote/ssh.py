@@ -49,7 +49,7 @@ def make_room(sessions: int) -> None:
         OpsError: The system does not allow it.
     """
     # Those of now are in /dev/fd, on Linux and macOS alike.
-    need = len(os.listdir("/dev/fd")) + _OTHER_FILES + _FILES * sessions
+    need = sum(1 for _ in Path("/dev/fd").iterdir()) + _OTHER_FILES + _FILES * sessions
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= need:
         return
