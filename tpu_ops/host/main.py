@@ -81,10 +81,12 @@ def main(compiled_copy: str) -> int:
         return serve(store)
     if len(words) == 2 and words[0] in ("supervise", "after"):
         # Requests do without what only the unit needs.
+        if words[0] == "after":
+            from .after import after
+
+            return after(store, spec.check_run_id(words[1]))
         from . import supervise
 
-        if words[0] == "after":
-            return supervise.after(store, spec.check_run_id(words[1]))
         return supervise.Supervisor(store, spec.check_run_id(words[1])).run()
     if words == ["compile"]:
         from . import compiled
