@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.specs import good, myself
 from tpu_ops.host import child, ending, link, logs, record, spec, supervise
+from tpu_ops.host.after import after
 from tpu_ops.host.store import Store
 
 FULL = "No space left on device"
@@ -38,7 +39,8 @@ class Disk:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     found = Disk()
     monkeypatch.setattr("tpu_ops.host.store.os.fsync", found.fsync)
-    monkeypatch.setattr(supervise, "chips_after", lambda: {"holders": []})
+    for place in ("supervise", "after"):
+        monkeypatch.setattr(f"tpu_ops.host.{place}.chips_after", lambda: {"holders": []})
     return found
 
 
@@ -125,10 +127,10 @@ def test_what_the_disk_did_not_take_is_written_once_it_does(
 def test_the_record_of_a_dead_supervisor_is_closed_on_a_full_disk(tmp_path: Path, disk: Disk) -> None:
     begun(tmp_path, disk)._save(state="running")
     store = Store(str(tmp_path))
-    assert supervise.after(store, "r1") == 0
+    assert after(store, "r1") == 0
     assert (known(tmp_path)["state"], written(tmp_path)["state"]) == ("failed", "starting")
     disk.full = False
-    assert supervise.after(store, "r1") == 0
+    assert after(store, "r1") == 0
     assert written(tmp_path)["state"] == "failed"
 
 

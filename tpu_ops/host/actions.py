@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict
 
-from . import proc, spec, unit
+from . import TYPE_CHECKING, proc, spec, unit
 from .child import become
 from .person import Person, asking, by_name, require_control
 from .probe import describe
 from .store import FINAL, Store
 from .wire import PROTOCOL, Caller, Refused
+
+if TYPE_CHECKING:
+    from typing import Any, Dict
 
 _POLL = 0.05
 #: How long a start waits for the unit of a run that has already ended to leave its name, in seconds.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import traceback
-from typing import Any, Dict
 
+from . import TYPE_CHECKING
 from .person import Person
 from .spec import encode
+
+if TYPE_CHECKING:
+    from typing import Any, Dict
 
 #: Exit code of a child whose command could not be executed; nobody but the supervisor sees it.
 NOT_EXECUTED = 127
@@ -158,6 +160,8 @@ def _live(
     except OSError as exc:
         say({"error": "{}: {}".format(argv[0], exc.strerror or exc)})
     except Exception:
+        import traceback
+
         say({"error": traceback.format_exc()})
 
 

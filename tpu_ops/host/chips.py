@@ -5,14 +5,16 @@ from __future__ import annotations
 import pwd
 import signal
 import time
-from typing import Any, Dict
 
-from . import proc
+from . import TYPE_CHECKING, proc
 from .actions import require_protocol, require_root
 from .ending import chips_after, send
 from .person import Person, asking
 from .store import Store
 from .wire import Caller, Refused
+
+if TYPE_CHECKING:
+    from typing import Any, Dict
 
 #: Seconds between SIGTERM and SIGKILL where the request does not say, and the most that it may say.
 GRACE = 10.0

@@ -6,9 +6,11 @@ import fcntl
 import os
 import signal
 import time
-from typing import Any, Callable, Dict
 
-from . import proc
+from . import TYPE_CHECKING, proc
+
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict
 
 LOCKFILES = ("/tmp/libtpu_lockfile", "/tmp/libtpu.so_lockfile")  # noqa: S108 - libtpu's own choice
 #: How long SIGKILL is repeated until what is left is called stuck, in seconds.

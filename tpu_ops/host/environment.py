@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Mapping
 
+from . import TYPE_CHECKING
 from .person import Person
 from .spec import encode
 from .wire import Refused
+
+if TYPE_CHECKING:
+    from typing import Any, Mapping
 
 CONFIG = "/etc/tpu_ops/launcher.json"
 #: Where the supervisors of a run meet, first and last port: below the ports that the kernel gives away.

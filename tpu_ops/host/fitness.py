@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict
 
-from . import proc
+from . import TYPE_CHECKING, proc
 from .person import Person, acting_as
+
+if TYPE_CHECKING:
+    from typing import Any, Dict
 
 #: A file system with less than this much free space is not trained on, in bytes.
 SMALLEST_SPACE = 256 * 1024 * 1024

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, Dict
 
-from . import logs, wire
+from . import TYPE_CHECKING, logs, wire
 from .actions import require_protocol, require_root
 from .spec import check_run_id
 from .store import FINAL, Store
+
+if TYPE_CHECKING:
+    from typing import Any, Dict
 
 _POLL = 0.1
 #: Bytes of the log between two looks at everything else: a rank may write faster than the peer takes it.

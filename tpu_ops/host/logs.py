@@ -11,7 +11,11 @@ import errno
 import os
 import threading
 import time
-from typing import Any
+
+from . import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
 
 #: A segment is closed once it holds this many bytes.
 SEGMENT = 8 * 1024 * 1024

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
-from typing import Any, Callable, Dict
 
-from . import actions, chips, follow, spec, wire
+from . import TYPE_CHECKING, actions, chips, follow, spec, wire
 from .store import Store
+
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict
 
 _ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
     "probe": actions.probe,
@@ -56,6 +57,8 @@ def serve(store: Store, source: int = 0, sink: int = 1) -> int:
     except (wire.Gone, BrokenPipeError):
         return 0
     except Exception:
+        import traceback  # half of what else an answer imports
+
         if request["action"] == "follow":
             # Behind its answer stand frames and no text: where the connection just ends the controller asks again.
             sys.stderr.write("tpu-host: following failed:\n" + traceback.format_exc())
@@ -78,10 +81,12 @@ def main(compiled_copy: str) -> int:
         return serve(store)
     if len(words) == 2 and words[0] in ("supervise", "after"):
         # Requests do without what only the unit needs.
+        if words[0] == "after":
+            from .after import after
+
+            return after(store, spec.check_run_id(words[1]))
         from . import supervise
 
-        if words[0] == "after":
-            return supervise.after(store, spec.check_run_id(words[1]))
         return supervise.Supervisor(store, spec.check_run_id(words[1])).run()
     if words == ["compile"]:
         from . import compiled

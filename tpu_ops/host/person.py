@@ -6,9 +6,12 @@ import contextlib
 import grp
 import os
 import pwd
-from typing import Iterator, Mapping
 
+from . import TYPE_CHECKING
 from .wire import Refused
+
+if TYPE_CHECKING:
+    from typing import Iterator, Mapping
 
 #: Members of these groups administer the host anyway (Google's guest agent uses the first).
 ADMIN_GROUPS = ("google-sudoers", "sudo", "wheel", "admin")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import os
 import re
-import socket
 import sys
 import time
-from typing import Any, Dict
 
-from . import environment, fitness, proc
+from . import TYPE_CHECKING, environment, fitness, proc
 from .ending import LOCKFILES
 from .person import Person, acting_as
 from .store import Store
 from .wire import PROTOCOL
+
+if TYPE_CHECKING:
+    from typing import Any, Dict
 
 #: Where LD_PRELOAD may have been set for everybody on a TPU VM.
 PRELOAD_FILES = (
@@ -36,6 +36,8 @@ def venv_facts(venv: str) -> Dict[str, Any]:
 
     The digest is of every installed package's name and version, so that two hosts can be compared by one word.
     """
+    import hashlib  # loads OpenSSL
+
     facts: Dict[str, Any] = {
         "path": venv,
         "exists": os.path.exists(os.path.join(venv, "bin/python")) if venv else False,
@@ -91,7 +93,7 @@ def describe(store: Store, person: Person, venv: str = "", chips: int = 0) -> Di
         "faults": found,
         "protocol": PROTOCOL,
         "program": os.path.realpath(sys.argv[0]),
-        "hostname": socket.gethostname(),
+        "hostname": os.uname().nodename,
         "boot_id": boot,
         "init_start": init_start,
         "clock": time.time(),

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from typing import Any, Iterable, Iterator
+
+from . import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any, Iterable, Iterator
 
 #: Device files of TPU chips; /dev/vfio/vfio is the container that every user of a vfio chip opens too.
 _CHIP = re.compile(r"/dev/(?:accel\d+|vfio/\d+)")

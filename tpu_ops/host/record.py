@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any, Dict
 
-from . import proc, spec
+from . import TYPE_CHECKING, proc, spec
 from .person import Person
 from .store import Store
 from .wire import PROTOCOL
+
+if TYPE_CHECKING:
+    from typing import Any, Dict
 
 
 def new_record(data: Dict[str, Any], person: Person, asked_by: int, marker: str = "") -> Dict[str, Any]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import ipaddress
 import json
 import os
 import re
 import time
-from typing import Any
 
+from . import TYPE_CHECKING
 from .wire import Refused
+
+if TYPE_CHECKING:
+    from typing import Any
 
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,78}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -120,6 +121,8 @@ def _check_command(data: dict[str, Any]) -> None:
 def _check_net(net: dict[str, Any], rank: int) -> None:
     if set(net) != set(_NET) or not all(type(net[key]) is kind for key, kind in _NET.items()):
         raise Refused("invalid", "the spec's net has not the keys of this version")
+    import ipaddress
+
     try:
         addresses = [ipaddress.ip_address(net[key]) for key in ("address", "hub")]
     except ValueError as exc:
@@ -146,6 +149,8 @@ def digest(spec: dict[str, Any]) -> str:
 
     It stands in records, so values of secrets are no part of it: who guesses one could try it there.
     """
+    import hashlib
+
     common = {key: value for key, value in spec.items() if key not in _OWN}
     common["secrets"] = sorted(spec["secrets"])
     return hashlib.sha256(json.dumps(common, sort_keys=True).encode("ascii")).hexdigest()[:12]

@@ -6,13 +6,14 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import time
-from typing import Any, Dict, TextIO
 
-from . import proc
+from . import TYPE_CHECKING, proc
 from .person import Person
 from .spec import RUN_ID, encode
+
+if TYPE_CHECKING:
+    from typing import Any, Dict, TextIO
 
 #: How long the unit of an ended run may take to go, in seconds.
 SETTLE_LIMIT = 5.0
@@ -89,13 +90,13 @@ class Store:
         parent = os.path.join(directory, "attempts")
         folder = os.path.join(parent, str(earlier["attempt"] if earlier else 0))
         if earlier is None:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove_tree(folder, whole=False)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         for name in left:
             os.rename(os.path.join(directory, name), os.path.join(folder, name))
         kept = sorted((name for name in os.listdir(parent) if name.isdigit()), key=int)
         for name in kept[:-KEPT_ATTEMPTS]:
-            shutil.rmtree(os.path.join(parent, name))
+            _remove_tree(os.path.join(parent, name))
 
     def _prune(self, current: str) -> None:
         """Remove ended runs beyond the newest few; of one whose person has left files, the logs alone.
@@ -114,7 +115,7 @@ class Store:
 
     def _drop(self, run_id: str) -> None:
         for path in self._kept_logs(run_id):
-            shutil.rmtree(path, ignore_errors=True)
+            _remove_tree(path, whole=False)
         with contextlib.suppress(OSError):
             if os.path.isdir(self.files(run_id)):
                 os.rmdir(self.files(run_id))
@@ -343,6 +344,13 @@ def _remove(path: str) -> None:
     """Remove a file that may be gone."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
+
+
+def _remove_tree(path: str, *, whole: bool = True) -> None:
+    """Remove a directory with all it holds; where not the whole of it has to go, as much as can be removed."""
+    import shutil  # requests do without it
+
+    shutil.rmtree(path, ignore_errors=not whole)
 
 
 def _size(folder: str) -> int:

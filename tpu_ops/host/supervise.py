@@ -17,7 +17,7 @@ from .logs import Logger
 from .peer import Peer
 from .person import by_uid
 from .record import cause_of, exit_of, holder_of, intent_of, new_record, verdict
-from .store import FINAL, Store
+from .store import Store
 from .wire import Refused
 
 #: Sent by the link's thread to the main one: there is an order.
@@ -293,28 +293,3 @@ class Supervisor:
         self.store.drop_secrets()
         self._save(ended=self.record["ended"] or time.time(), **changes)
         self.store.take_intent(self.run_id)
-
-
-def after(store: Store, run_id: str) -> int:
-    """Repeat the last checks once the unit's processes are gone, and close the record of a dead supervisor.
-
-    systemd runs this (ExecStopPost) and tells in the environment how the supervisor ended.
-    """
-    spec.discard(store.run_dir, run_id)
-    store.drop_secrets()
-    intent = store.take_intent(run_id)
-    chips = chips_after()
-    record = store.read(run_id)
-    if record is None or record["state"] in FINAL:
-        store.restore()
-        return 0
-    result = os.environ.get("SERVICE_RESULT", "unknown")
-    how = "{} {}".format(os.environ.get("EXIT_CODE", ""), os.environ.get("EXIT_STATUS", "")).strip()
-    reason = "the supervisor ended ({}; {})".format(result, how or "no more is known")
-    state = "stopped" if intent or record.get("intent") else "failed"
-    if state == "failed":
-        record["first"] = {"rank": record["rank"], "worker": record["worker"], "cause": reason}
-    record.update(state=state, reason=reason, ended=time.time(), chips=chips, stuck=[])
-    record["intent"] = record.get("intent") or intent
-    store.save(record)
-    return 0

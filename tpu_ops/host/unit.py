@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 
 from .store import SECRETS
@@ -95,6 +94,8 @@ def notify(text: str) -> None:
         return
     if address.startswith("@"):
         address = "\0" + address[1:]
+    import socket
+
     sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     # A message that is not heard is sent again soon.
     with sender, contextlib.suppress(OSError):

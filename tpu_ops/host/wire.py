@@ -14,7 +14,11 @@ import re
 import select
 import struct
 import time
-from typing import Any
+
+from . import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
 
 #: Version of requests, answers and frames. A controller of another version is told so, never misunderstood.
 PROTOCOL = 4

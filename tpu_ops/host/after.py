@@ -1,0 +1,35 @@
+"""What is done once a run's unit is gone, by a program of its own: the supervisor may have been killed."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from . import spec
+from .ending import chips_after
+from .store import FINAL, Store
+
+
+def after(store: Store, run_id: str) -> int:
+    """Repeat the last checks once the unit's processes are gone, and close the record of a dead supervisor.
+
+    systemd runs this (ExecStopPost) and tells in the environment how the supervisor ended.
+    """
+    spec.discard(store.run_dir, run_id)
+    store.drop_secrets()
+    intent = store.take_intent(run_id)
+    chips = chips_after()
+    record = store.read(run_id)
+    if record is None or record["state"] in FINAL:
+        store.restore()
+        return 0
+    result = os.environ.get("SERVICE_RESULT", "unknown")
+    how = "{} {}".format(os.environ.get("EXIT_CODE", ""), os.environ.get("EXIT_STATUS", "")).strip()
+    reason = "the supervisor ended ({}; {})".format(result, how or "no more is known")
+    state = "stopped" if intent or record.get("intent") else "failed"
+    if state == "failed":
+        record["first"] = {"rank": record["rank"], "worker": record["worker"], "cause": reason}
+    record.update(state=state, reason=reason, ended=time.time(), chips=chips, stuck=[])
+    record["intent"] = record.get("intent") or intent
+    store.save(record)
+    return 0
