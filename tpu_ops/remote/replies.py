@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpu_ops.remote import openssh
 
@@ -12,8 +12,7 @@ from tpu_ops.remote import openssh
 SSH_FAILED = 255
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """How a command ended on one worker.
 
     Attributes:
