@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,8 +55,7 @@ def question_of(settings: Settings) -> Question:
     return Question(settings.projects, settings.zones, settings.endpoint, asker)
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """The nodes as the API last listed them.
 
     Attributes:
@@ -82,8 +80,7 @@ class Stored(NamedTuple):
         return self.snapshot if self.question == question.to_json() else None
 
 
-@dataclass(frozen=True)
-class Files:
+class Files(NamedTuple):
     """Paths of a fleet's files."""
 
     directory: Path

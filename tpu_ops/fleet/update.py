@@ -97,7 +97,7 @@ def refresh(
         if old is not None and not seen.source and not old.source and seen.asked_at < old.asked_at <= time.time():
             # Another process asked later and wrote first: its nodes are the newer ones, and it may have asked for no
             # keys. (A view of the future is not newer: the clock was set back.)
-            now = replace_fields(old, nodes=origin.with_instance_names(old.nodes, seen.nodes))
+            now = old._replace(nodes=origin.with_instance_names(old.nodes, seen.nodes))
         else:
             now = Snapshot(seen.asked_at, origin.with_unanswered(seen.nodes, seen.unanswered, old), seen.source)
         known, first = files.host_keys()

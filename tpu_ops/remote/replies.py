@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tpu_ops.remote import openssh
@@ -37,8 +36,7 @@ class Result(NamedTuple):
         return self.code == 0
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """What the host program of one worker answered.
 
     Attributes:
