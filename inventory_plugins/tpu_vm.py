@@ -360,9 +360,10 @@ from ansible.utils.vars import combine_vars
 try:
     from tpu_ops import config
     from tpu_ops.errors import OpsError, UsageError
-    from tpu_ops.fleet import composed, hostkeys, hostnames, hostvars, origin, reach, selection, ssh_files, view
+    from tpu_ops.fleet import composed, hostkeys, hostnames, hostvars, reach, selection, ssh_files, update, view
     from tpu_ops.fleet.model import SERVING_STATES, Node, Worker
     from tpu_ops.fleet.reach import Way
+    from tpu_ops.fleet.state import question_of
 except ImportError as exc:
     IMPORT_ERROR: ImportError | None = exc
 else:
@@ -609,7 +610,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             for text in selection.doubts(settings, nodes):
                 self.display.warning(text)
             return nodes
-        fleet, changes = view.newest(settings, learn=settings.learn_host_keys)
+        fleet, changes = update.newest(settings, learn=settings.learn_host_keys)
         for text in fleet.warnings:
             self.display.warning(text)
         for text in changes.news():
@@ -777,5 +778,5 @@ def _own(value: str) -> str:
 
 def _digest(settings: config.Settings) -> str:
     """Return a digest of what decides the answer, so that another question never gets this one's."""
-    asked = json.dumps([origin.question_of(settings).to_json(), settings.snapshot])
+    asked = json.dumps([question_of(settings).to_json(), settings.snapshot])
     return hashlib.sha256(asked.encode()).hexdigest()[:16]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpu_ops.errors import UsageError
 
@@ -38,13 +37,15 @@ def check_name(text: str, where: str, form: re.Pattern[str], expected: str) -> s
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the end of a sentence that names the nearest known word, whatever its case; empty where none is near."""
+    # Imported here: only errors need it.
+    import difflib
+
     spelled = {entry.lower(): entry for entry in known}
     close = difflib.get_close_matches(word.lower(), list(spelled), n=1, cutoff=0.6)
     return f", did you mean {spelled[close[0]]!r}?" if close else ""
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A text and where it stands, for the error that it may cause."""
 
     value: str

@@ -143,16 +143,16 @@ def test_a_missing_public_key_is_named(fleet, tpu_ops):
 
 
 def test_host_keys_that_come_late_are_waited_for(fleet, tpu_ops, monkeypatch):
-    from tpu_ops.fleet import hostkeys
+    from tpu_ops.fleet import guest_attributes
 
     monkeypatch.setattr("tpu_ops.fleet.newcomers.KEYS_DELAY", 0.01)
-    fetch, calls = hostkeys.fetch, []
+    fetch, calls = guest_attributes.fetch, []
 
     def late(tpu, nodes, **options):
         calls.append(len(nodes))
         return fetch(tpu, nodes if len(calls) > 2 else [], **options)
 
-    monkeypatch.setattr(hostkeys, "fetch", late)
+    monkeypatch.setattr(guest_attributes, "fetch", late)
     code, _, err = tpu_ops("create", *POD)
     assert (code, len(calls)) == (0, 3)
     assert "host keys" in err
@@ -402,3 +402,26 @@ def test_help_is_fast_because_nothing_heavy_is_imported(command):
     done = subprocess.run([sys.executable, "-c", LOADED, *command], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[0].startswith("usage: tpu_ops")
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+LOADED_BEFORE_SSH = """
+import sys
+before, loaded = set(sys.modules), set()
+def look(event, _):
+    if event == "subprocess.Popen" and not loaded:
+        loaded.update(sys.modules)
+sys.addaudithook(look)
+from tpu_ops.cli.main import main
+main(["run", "pod", "--", "true"])
+needed = {"asyncio", "tpu_ops.fleet.contact"}
+own = {f"tpu_ops.{name}" for name in ("cloud.client", "fleet.origin", "fleet.sources", "fleet.update")}
+heavy = {"google", "grpc", "ansible", "ClusterShell", "difflib", "random", "secrets", "shutil", "tempfile"}
+print(sorted(needed - loaded), sorted((own | heavy) & loaded - before))
+"""
+
+
+def test_run_on_a_known_fleet_imports_before_its_first_ssh_only_what_that_needs(fleet, tpu_ops, ssh):
+    fleet.create("pod")
+    assert tpu_ops("refresh")[0] == 0
+    done = subprocess.run([sys.executable, "-c", LOADED_BEFORE_SSH], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] []"

@@ -7,7 +7,7 @@ import pytest
 from tpu_ops.cloud import client
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.cloud.listing import combine
-from tpu_ops.cloud.nodes import split_name
+from tpu_ops.cloud.names import split_name
 
 A, B = ("a", "-"), ("b", "-")
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.nodes import key, node
 from tests.support.published import KEYS, NOW, POD, document
 from tpu_ops.errors import UnreachableError
-from tpu_ops.fleet import contact, view
+from tpu_ops.fleet import contact, update, view
 from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
 from tpu_ops.fleet.targets import UnknownError
@@ -158,10 +158,10 @@ def test_a_name_is_unknown_only_once_the_api_was_asked(fleet, said):
 
 
 def test_a_node_that_is_still_being_made_has_no_worker_yet(fleet, monkeypatch):
-    view.refresh(fleet.settings())
+    update.refresh(fleet.settings())
     young = replace(view.current(fleet.settings()), nodes=(node("young", count=0, state="CREATING"),))
     young = replace(young, labels={each.full_name: each.name for each in young.nodes})
-    monkeypatch.setattr(view, "refresh", lambda settings: (young, Changes()))
+    monkeypatch.setattr(update, "refresh", lambda settings: (young, Changes()))
     with pytest.raises(UnreachableError, match="in state CREATING and has no worker yet"):
         contact.find(fleet.settings(), "young")
 
@@ -177,7 +177,7 @@ def test_a_node_that_is_known_to_serve_is_not_asked_for(fleet, said):
 def test_a_member_reads_the_published_snapshot_again(member, tmp_path, said, search):
     path = tmp_path / "snapshot.json"
     path.write_text(document([POD]).text())
-    view.refresh(member.settings(), source=str(path))
+    update.refresh(member.settings(), source=str(path))
     looking = search(member)
     found = looking(["pod-w0"])
     assert found.changed == frozenset()
@@ -193,7 +193,7 @@ def test_a_member_reads_the_published_snapshot_again(member, tmp_path, said, sea
 def test_a_changed_key_ends_the_command(member, tmp_path, search):
     path = tmp_path / "snapshot.json"
     path.write_text(document([POD]).text())
-    view.refresh(member.settings(), source=str(path))
+    update.refresh(member.settings(), source=str(path))
     path.write_text(document([POD], KEYS | {"tpu-1-w0": {"ssh-ed25519": key("evil")}}, NOW + 1).text())
     with pytest.raises(HostKeyAlarm):
         search(member)(["pod-w0"])

@@ -10,7 +10,7 @@ import pytest
 from tests.support.nodes import key, node
 from tests.support.published import document
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet import first_contact, hostkeys, keyfile, selection, view
+from tpu_ops.fleet import first_contact, hostkeys, keyfile, selection, update
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
 
 #: Plays ssh: says which options it got, and notes the host key `$PLAY/ALIAS` of the asked worker as ssh does.
@@ -52,7 +52,7 @@ def silent(fleet):
     fleet.api.fault(
         project=fleet.project, method="GetGuestAttributes", code="NOT_FOUND", message="guest attributes are disabled"
     )
-    seen, _ = view.refresh(fleet.settings())
+    seen, _ = update.refresh(fleet.settings())
     yield seen
     fleet.api.clear_faults()
 
@@ -93,7 +93,7 @@ def test_a_key_of_another_worker_or_of_no_form_is_no_answer(silent, play):
 def test_a_worker_without_a_way_is_not_asked(fleet, play):
     fleet.create("pod", "v4-16", networkConfig={"enableExternalIps": False})
     fleet.write(connect_with=["external"])
-    seen, _ = view.refresh(fleet.settings(), learn=False)
+    seen, _ = update.refresh(fleet.settings(), learn=False)
     answers = first_contact.ask(seen.settings, seen, seen.workers)
     assert [answer.problem for answer in answers] == ["it has no external address"] * 2
     assert not (play / "calls").exists()
@@ -105,21 +105,21 @@ def test_recorded_keys_are_marked_until_they_are_published(silent, play, fleet):
     first_contact.record(silent.settings, first_contact.ask(silent.settings, silent, silent.workers))
     assert keyfile.trusted_first(silent.known_hosts.read_text()) == {w.host_key_alias for w in silent.workers}
     assert hostkeys.has_keys(silent.settings, silent.workers)
-    again, _ = view.refresh(silent.settings)
+    again, _ = update.refresh(silent.settings)
     assert known(again) == {w.host_key_alias: {"ssh-ed25519": key(w.host)} for w in silent.workers}
     assert again.warnings == ()
 
 
 def test_a_published_key_that_is_the_same_takes_the_mark_away(silent, play, fleet):
     fleet.api.clear_faults()
-    seen, _ = view.refresh(silent.settings)
+    seen, _ = update.refresh(silent.settings)
     published = known(seen)
     seen.known_hosts.write_text("")
     for worker in silent.workers:
         answering(play, worker, published[worker.host_key_alias]["ssh-ed25519"])
     first_contact.record(silent.settings, first_contact.ask(silent.settings, silent, silent.workers))
     assert keyfile.trusted_first(seen.known_hosts.read_text())
-    again, _ = view.refresh(silent.settings)
+    again, _ = update.refresh(silent.settings)
     assert known(again) == published
     assert keyfile.trusted_first(again.known_hosts.read_text()) == set()
 
@@ -131,7 +131,7 @@ def test_a_published_key_that_differs_is_an_alarm_without_being_asked_for(silent
     before = {path.name: path.read_text() for path in silent.known_hosts.parent.iterdir()}
     fleet.api.clear_faults()
     with pytest.raises(HostKeyAlarm, match=r"pod-w0.*trusted on first contact"):
-        view.refresh(silent.settings)
+        update.refresh(silent.settings)
     assert {path.name: path.read_text() for path in silent.known_hosts.parent.iterdir()} == before
 
 
@@ -164,7 +164,7 @@ def test_nodes_are_named_by_name_or_label(fleet, name, words):
     fleet.create("twin")
     fleet.create("twin", "v5litepod-4", zone="us-west4-a")
     fleet.act("stop", "off")
-    seen, _ = view.refresh(fleet.settings())
+    seen, _ = update.refresh(fleet.settings())
     if not words:
         assert {worker.label for worker in first_contact.workers_of(seen, [name, name])} == {name}
         assert len(first_contact.workers_of(seen, [name, name])) == len(first_contact.workers_of(seen, [name]))
@@ -179,7 +179,7 @@ def test_a_node_without_an_id_is_never_vouched_for(member, tmp_path):
     source = tmp_path / "published.json"
     nodes = [dataclasses.replace(node(name), node_id="") for name in ("one", "two")]
     source.write_text(document(nodes).text())
-    seen, _ = view.refresh(settings, source=str(source))
+    seen, _ = update.refresh(settings, source=str(source))
     for name in ("one", "two"):
         with pytest.raises(UsageError, match=f"node {name} no id"):
             first_contact.workers_of(seen, [name])
@@ -188,5 +188,5 @@ def test_a_node_without_an_id_is_never_vouched_for(member, tmp_path):
     # What an older program recorded under the alias of all such nodes holds no longer, and goes.
     seen.known_hosts.write_text(f"{seen.workers[0].host_key_alias} ssh-ed25519 {key('one')} {keyfile.TRUSTED_FIRST}\n")
     assert not hostkeys.has_keys(settings, seen.workers[:1])
-    view.refresh(settings)
+    update.refresh(settings)
     assert seen.known_hosts.read_text() == ""

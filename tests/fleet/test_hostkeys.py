@@ -13,7 +13,7 @@ from google.cloud import tpu_v2
 from tests.support.nodes import key, node
 from tpu_ops.cloud import client
 from tpu_ops.cloud.pages import PATIENCE
-from tpu_ops.fleet import hostkeys, keyfile
+from tpu_ops.fleet import guest_attributes, hostkeys, keyfile
 from tpu_ops.fleet.model import workers_of
 
 
@@ -71,8 +71,8 @@ def test_a_key_on_the_same_node_may_not_change(old, new, alarm):
 def test_only_nodes_with_an_unknown_worker_are_asked_for_keys():
     workers = workers_of([node(), node("half", node_id="2"), node("off", node_id="3", state="STOPPED")])
     known: dict[str, keyfile.Keys] = {"tpu-1-w0": {}, "tpu-1-w1": {}, "tpu-2-w0": {}}
-    assert [found.name for found in hostkeys.wanted(workers, known, verify=False)] == ["half"]
-    assert [found.name for found in hostkeys.wanted(workers, known, verify=True)] == ["half", "pod"]
+    assert [found.name for found in guest_attributes.wanted(workers, known, verify=False)] == ["half"]
+    assert [found.name for found in guest_attributes.wanted(workers, known, verify=True)] == ["half", "pod"]
 
 
 def test_a_serving_node_without_keys_is_named():
@@ -91,7 +91,7 @@ def test_nodes_that_cannot_be_asked_in_time_have_that_as_their_reason(monkeypatc
     monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(client, "CONCURRENCY", 1)
     nodes = [node(f"n{number}", node_id=str(number)) for number in range(9)]
-    reasons = hostkeys.fetch(tpu, nodes).reasons
+    reasons = guest_attributes.fetch(tpu, nodes).reasons
     assert list(reasons) == [entry.full_name for entry in nodes[PATIENCE * 60 // 50 :]]
     assert {reason.partition(":")[0] for reason in reasons.values()} == {"not asked any more"}
 

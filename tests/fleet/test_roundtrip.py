@@ -103,7 +103,7 @@ def test_a_fleet_goes_through_its_snapshot_unchanged(tmp_path: Path, nodes, aske
     files, snapshot = Files(tmp_path), Snapshot(asked_at, nodes)
     files.write_snapshot(QUESTION, snapshot)
     assert files.read_snapshot(QUESTION) == snapshot
-    assert files.read_snapshot(replace(QUESTION, zones=("z",))) is None
+    assert files.read_snapshot(QUESTION._replace(zones=("z",))) is None
 
 
 @few

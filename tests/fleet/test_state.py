@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -77,8 +76,8 @@ def test_a_snapshot_answers_only_its_own_question(tmp_path):
     files = Files(tmp_path)
     files.write_snapshot(QUESTION, Snapshot(1.0, (node(),)))
     assert files.read_snapshot(QUESTION) == Snapshot(1.0, (node(),))
-    assert files.read_snapshot(dataclasses.replace(QUESTION, projects=("other",))) is None
-    assert files.read_snapshot(dataclasses.replace(QUESTION, zones=("us-west4-a",))) is None
+    assert files.read_snapshot(QUESTION._replace(projects=("other",))) is None
+    assert files.read_snapshot(QUESTION._replace(zones=("us-west4-a",))) is None
     assert files.snapshot.stat().st_mode & 0o777 == 0o600
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpu_ops.fleet import hostkeys, origin, selection, view
+from tpu_ops.fleet import hostkeys, origin, selection, update, view
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
 
 
@@ -29,14 +29,14 @@ def meanwhile(monkeypatch):
 def test_another_key_is_an_alarm_although_another_process_wrote_a_newer_view_meanwhile(fleet, meanwhile):
     fleet.create("pod", "v4-16")
     settings = fleet.settings()
-    seen, _ = view.refresh(settings)
+    seen, _ = update.refresh(settings)
     first, second = (worker.host_key_alias for worker in seen.workers)
     text = seen.known_hosts.read_text()
     seen.known_hosts.write_text(text.replace(first, "tmp").replace(second, first).replace("tmp", second))
     before = hostkeys.keys_of(settings)
-    meanwhile(origin, "ask", lambda: view.refresh(settings))
+    meanwhile(origin, "ask", lambda: update.refresh(settings))
     with pytest.raises(HostKeyAlarm, match=r"pod-w0.*CHANGED"):
-        view.refresh(settings, verify_keys=True)
+        update.refresh(settings, verify_keys=True)
     assert hostkeys.keys_of(settings) == before
 
 
@@ -47,10 +47,10 @@ def test_what_was_learnt_is_kept_although_another_process_wrote_a_newer_view_wit
 
     def by_another() -> None:
         fleet.create("new")
-        view.refresh(settings, learn=False)
+        update.refresh(settings, learn=False)
 
     meanwhile(origin, "ask", by_another)
-    seen, changes = view.refresh(settings)
+    seen, changes = update.refresh(settings)
     assert ([node.name for node in seen.nodes], bool(changes)) == (["new", "pod"], False)
     pods = [worker for worker in seen.workers if worker.label == "pod"]
     assert set(hostkeys.keys_of(settings)) == {worker.host_key_alias for worker in pods}
@@ -65,16 +65,16 @@ def test_what_was_learnt_is_kept_although_another_process_wrote_a_newer_view_wit
 def test_a_reader_puts_no_old_addresses_back_into_ssh_config(fleet, meanwhile):
     fleet.create("pod", "v4-16")
     settings = fleet.settings()
-    view.refresh(settings)
+    update.refresh(settings)
 
     def by_another() -> None:
         fleet.act("stop", "pod")
         fleet.act("start", "pod")
-        view.refresh(settings)
+        update.refresh(settings)
 
     meanwhile(selection, "ssh_configs", by_another)
     seen = view.current(settings)
-    newest, changes = view.refresh(settings)
+    newest, changes = update.refresh(settings)
     assert not changes
     assert seen.nodes == newest.nodes
     assert f"HostName {newest.workers[0].external_ip}" in seen.ssh_config.read_text()

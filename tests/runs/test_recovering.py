@@ -99,7 +99,7 @@ class World:
             if action == "status":
                 found[host] = self.status(host)
             if refusal:
-                found[host] = replace(refusal, host=host)
+                found[host] = refusal._replace(host=host)
             if done:
                 done(found[host])
         if action not in ("probe", "status"):

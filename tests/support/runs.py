@@ -19,9 +19,9 @@ import pytest
 
 from tests.support.desk import lab_name
 from tpu_ops import config
-from tpu_ops.fleet import keyfile, origin, view
+from tpu_ops.fleet import keyfile, view
 from tpu_ops.fleet.model import Node, workers_of
-from tpu_ops.fleet.state import Files, Snapshot
+from tpu_ops.fleet.state import Files, Snapshot, question_of
 from tpu_ops.host import build
 from tpu_ops.lab import removal
 from tpu_ops.lab.backend import WorkerSpec
@@ -380,6 +380,6 @@ def _write_fleet(bench: Bench, keys: dict[str, dict[str, str]], endpoint: str = 
             settings = config.load()
             files = Files(settings.state_dir)
             files.directory.mkdir(parents=True)
-            files.write_snapshot(origin.question_of(settings), Snapshot(time.time(), tuple(nodes)))
+            files.write_snapshot(question_of(settings), Snapshot(time.time(), tuple(nodes)))
             files.known_hosts.write_text(keyfile.text_of(keys))
             view.current(settings)

@@ -7,7 +7,7 @@ import argparse
 from tpu_ops import config
 from tpu_ops.cli import options, output
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import lifecycle, origin, view
+from tpu_ops.fleet import lifecycle, origin, update
 from tpu_ops.fleet.model import Node
 from tpu_ops.fleet.view import Fleet
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Delete a node."""
     settings = config.load(args.fleet)
-    fleet, _ = view.look(settings)
+    fleet, _ = update.look(settings)
     for text in fleet.warnings:
         output.warning(text)
     node = chosen(fleet, args.name, zone=args.zone, project=args.project)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             output.info("the deletion goes on without this command; the same command waits on")
             raise
-    view.refresh(settings)
+    update.refresh(settings)
     return _say(args, node, f"{'deleting' if args.no_wait else 'deleted'} {what}")
 
 

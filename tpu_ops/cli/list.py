@@ -58,7 +58,10 @@ def run(args: argparse.Namespace) -> int:
     if args.cached:
         fleet, changes = view.cached(settings), None
     else:
-        fleet, changes = view.look(settings)
+        # Imported here: --cached does without it.
+        from tpu_ops.fleet import update
+
+        fleet, changes = update.look(settings)
         for text in fleet.warnings:
             output.warning(text)
     for text in selection.unreachable(settings, fleet.listed, asked=False):

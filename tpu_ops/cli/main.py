@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import itertools
 import logging
@@ -58,6 +59,10 @@ def _usage() -> str:
     )
 
 
+#: argparse makes one for each argument that it is told of, and asks the terminal for its width unless it has one.
+_DECLARING = functools.partial(argparse.HelpFormatter, width=80)
+
+
 class _Parser(argparse.ArgumentParser):
     """Prints its help as any other result."""
 
@@ -78,8 +83,9 @@ def _dispatch(argv: Sequence[str]) -> int:
         raise UsageError("unknown command", where=f"tpu_ops {name}", fix="`tpu_ops --help` lists the commands")
     module_name, text = COMMANDS[name]
     module = importlib.import_module(f"tpu_ops.cli.{module_name}")
-    parser = _Parser(prog=f"tpu_ops {name}", description=f"{text[0].upper()}{text[1:]}.")
+    parser = _Parser(prog=f"tpu_ops {name}", description=f"{text[0].upper()}{text[1:]}.", formatter_class=_DECLARING)
     module.add_arguments(parser)
+    parser.formatter_class = argparse.HelpFormatter
     if not getattr(module, "TAKES_COMMAND", False):
         args = parser.parse_args(rest)
         behind = getattr(args, "command", ())

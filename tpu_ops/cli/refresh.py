@@ -11,7 +11,7 @@ from tpu_ops import config, texts
 from tpu_ops.cli import options, output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
-from tpu_ops.fleet import first_contact, hostkeys, origin, selection, sources, ssh_include, view
+from tpu_ops.fleet import first_contact, hostkeys, origin, selection, sources, ssh_include, update
 from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.first_contact import Answer
 from tpu_ops.fleet.model import Worker
@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     source = None if args.source is None else sources.parse(args.source, Path.cwd(), "--from")
     if args.dry_run:
-        fleet, changes = view.look(settings, source=source)
+        fleet, changes = update.look(settings, source=source)
     else:
-        fleet, changes = view.refresh(settings, verify_keys=args.verify_keys, source=source, told=True)
+        fleet, changes = update.refresh(settings, verify_keys=args.verify_keys, source=source, told=True)
     chosen = first_contact.workers_of(fleet, args.trust_first)
     about = tuple(hostkeys.about(worker.label) for worker in chosen)
     warnings = [text for text in fleet.warnings if not about or not text.startswith(about)]

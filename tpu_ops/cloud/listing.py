@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpu_ops.cloud.client import RETRIED, ApiError, Tpu
-from tpu_ops.cloud.nodes import Json, node_data, node_in_words, split_name
+from tpu_ops.cloud.names import split_name
+from tpu_ops.cloud.nodes import Json, node_data, node_in_words
 from tpu_ops.cloud.zones import locations, pages_of, zones_in_words
 from tpu_ops.errors import printable
 

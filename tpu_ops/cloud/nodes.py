@@ -6,7 +6,6 @@ times as much. Text in it is as the API gave it: data, and not to be trusted.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +13,6 @@ from tpu_ops.cloud.client import Tpu
 from tpu_ops.cloud.zones import raw
 
 Json = dict[str, Any]
-
-_NODE_NAME = re.compile(
-    r"projects/(?P<project>[a-z0-9][a-z0-9.:-]{0,99})/locations/(?P<zone>[a-z][a-z0-9-]{0,99})"
-    r"/nodes/(?P<name>[a-z][a-z0-9_-]{0,99})"
-)
 
 
 def get_node(tpu: Tpu, name: str) -> Json:
@@ -124,12 +118,6 @@ def _guest_attributes(tpu: Tpu, name: str, path: str, worker_ids: list[str]) -> 
 
 def _operation(answer: Any) -> str:
     return str(answer.operation.name)
-
-
-def split_name(name: str) -> tuple[str, str, str] | None:
-    """Given a node's resource name, return project, zone and short name; None where its form is not the known one."""
-    match = _NODE_NAME.fullmatch(name)
-    return (match["project"], match["zone"], match["name"]) if match else None
 
 
 def node_in_words(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import json
 import re
@@ -154,6 +153,9 @@ def _user(options: Options) -> str:
     """The login name, by default the local one: the same that gcloud takes."""
     user = options.text("user", "TPU_OPS_USER")
     if not user.value:
+        # Imported here: nobody needs it where the name is set.
+        import getpass
+
         try:
             user = Value(getpass.getuser(), "this machine's login name")
         except (KeyError, OSError) as exc:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
 from tpu_ops.cloud.auth import Auth
 
@@ -84,8 +85,7 @@ REQUEST_TIMEOUT = 60.0
 LOCAL_TIMEOUT = 20.0
 
 
-@dataclass(frozen=True)
-class Filters:
+class Filters(NamedTuple):
     """Which nodes of the projects and zones belong to the fleet; what is empty lets all pass.
 
     Attributes:

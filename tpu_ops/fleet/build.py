@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tpu_ops.cloud.accelerators import AcceleratorType, accelerator_type
-from tpu_ops.cloud.nodes import split_name
+from tpu_ops.cloud.names import split_name
 from tpu_ops.errors import CloudError, printable
 from tpu_ops.fleet import forms
 from tpu_ops.fleet.model import Node

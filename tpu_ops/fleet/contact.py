@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 
 from tpu_ops import texts
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UnreachableError
-from tpu_ops.fleet import hostkeys, origin, selection, sources, targets, view
-from tpu_ops.fleet.diff import Changes
+from tpu_ops.fleet import hostkeys, selection, targets, view
 from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
@@ -145,35 +143,25 @@ def _addresses(hosts: Collection[str]) -> str:
 
 def _asked(fleet: Fleet, reason: str, what: str, hosts: Collection[str] = ()) -> Fleet | None:
     """Ask for the fleet anew, say why and for what, and the news of these hosts; None where nobody could be asked."""
+    # Imported here: most commands find their workers where they are known to be.
+    from tpu_ops.fleet import origin, sources, update
+
     source = origin.source_of(fleet.settings)
     asking = f"reading {sources.shown(source)} again" if source else "asking the API"
     _log.info("%s: %s for %s", reason, asking, what)
     try:
-        found, changes = view.refresh(fleet.settings)
+        found, changes = update.refresh(fleet.settings)
     except CloudError as exc:
         _log.warning("that failed: %s", exc)
         return None
     for text in found.warnings:
         _log.warning("%s", text)
-    news = _about(changes, hosts).news()
+    news = changes.about(hosts).news()
     for text in news[:_LINES]:
         _log.info("  %s", text)
     if len(news) > _LINES:
         _log.info("  and %d more changes", len(news) - _LINES)
     return found
-
-
-def _about(changes: Changes, hosts: Collection[str]) -> Changes:
-    """Return what of some changes is about these hosts."""
-    labels = {label_of(host) for host in hosts}
-    return replace(
-        changes,
-        new=(),
-        gone=tuple(label for label in changes.gone if label in labels),
-        recreated=tuple(label for label in changes.recreated if label in labels),
-        states=tuple(change for change in changes.states if change.node in labels),
-        addresses=tuple(change for change in changes.addresses if change.host in hosts),
-    )
 
 
 def _ways(fleet: Fleet) -> dict[str, tuple[str, ...]]:

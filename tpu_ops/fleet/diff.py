@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tpu_ops.fleet.model import Node, Worker, workers_of
+from tpu_ops.fleet.model import Node, Worker, label_of, workers_of
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,18 @@ class Changes:
                 for change in self.addresses
             ),
         ]
+
+    def about(self, hosts: Collection[str]) -> Changes:
+        """Return what of it is about these hosts."""
+        labels = {label_of(host) for host in hosts}
+        return replace(
+            self,
+            new=(),
+            gone=tuple(label for label in self.gone if label in labels),
+            recreated=tuple(label for label in self.recreated if label in labels),
+            states=tuple(change for change in self.states if change.node in labels),
+            addresses=tuple(change for change in self.addresses if change.host in hosts),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the changes as a dictionary of JSON types."""

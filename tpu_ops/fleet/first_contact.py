@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tpu_ops.config import Settings
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet import hostkeys, keyfile, origin, selection, ssh_files
+from tpu_ops.fleet import guest_attributes, hostkeys, keyfile, origin, selection, ssh_files
 from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
 from tpu_ops.fleet.reach import Way
 from tpu_ops.fleet.state import Files
@@ -100,7 +100,7 @@ def not_to_contact(settings: Settings, workers: Sequence[Worker], *, ask_api: bo
     # A published snapshot was read as a whole: what it does not hold is not published.
     if ask_api and unknown and not origin.source_of(settings):
         with origin.api(settings) as tpu:
-            learned = hostkeys.fetch(tpu, list(unknown.values())).keys
+            learned = guest_attributes.fetch(tpu, list(unknown.values())).keys
         known = dict.fromkeys(learned, "publishes its host key, and `tpu_ops refresh` learns it") | known
     return known
 

@@ -85,7 +85,7 @@ def _record(*keys: str) -> Form:
 
 
 def _name(value: Any) -> bool:
-    """A text; names have their form only together (`tpu_ops.cloud.nodes.split_name`)."""
+    """A text; names have their form only together (`tpu_ops.cloud.names.split_name`)."""
     return isinstance(value, str)
 
 

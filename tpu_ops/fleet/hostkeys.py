@@ -1,21 +1,16 @@
-"""Learns workers' host keys from guest attributes and guards those that are known."""
+"""Guards the host keys of workers that are known, and says of which none is."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpu_ops import texts
-from tpu_ops.cloud import nodes as cloud_nodes
-from tpu_ops.cloud.client import ApiError, Tpu
-from tpu_ops.cloud.pages import PATIENCE
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError
-from tpu_ops.fleet import forms
-from tpu_ops.fleet.keyfile import Keys, valid_key
-from tpu_ops.fleet.model import SERVING_STATES, Node, Worker
+from tpu_ops.fleet.keyfile import Keys
+from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.fleet.state import Files
 from tpu_ops.remote import aliases
 
@@ -33,70 +28,6 @@ def has_keys(settings: Settings, workers: Iterable[Worker]) -> bool:
 
 class HostKeyAlarm(OpsError):
     """A worker publishes another host key than the one known for the same node id."""
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What the guest attributes of workers say.
-
-    Attributes:
-        keys: Alias -> its host keys.
-        instance_names: Node's full name -> the instance names of its workers.
-        reasons: Node's full name -> why its host keys are missing.
-    """
-
-    keys: dict[str, Keys] = field(default_factory=dict)
-    instance_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-
-
-def wanted(
-    workers: Iterable[Worker], known: Mapping[str, Keys], *, verify: bool = False, instance_names: bool = False
-) -> list[Node]:
-    """Return the serving nodes whose guest attributes are to be asked for.
-
-    Args:
-        workers: Of the fleet.
-        known: Host keys that are known.
-        verify: Whether all are asked, not only those of which a host key is not known.
-        instance_names: Whether those are asked, too, of which an instance name is not known.
-    """
-    nodes = {
-        worker.node.full_name: worker.node
-        for worker in workers
-        if worker.node.state in SERVING_STATES
-        and worker.node.node_id
-        and (verify or worker.host_key_alias not in known or (instance_names and not worker.instance_name))
-    }
-    return list(nodes.values())
-
-
-def fetch(tpu: Tpu, nodes: Sequence[Node], *, instance_names: bool = False) -> Learned:
-    """Ask for guest attributes, all nodes at once; one that cannot be asked for them is left out with its reason.
-
-    However many nodes there are, together they may take no longer than a list.
-    """
-    learned, tpu = Learned(), tpu.within(PATIENCE * tpu.timeout)
-    answers = tpu.concurrently(lambda node: _fetch(tpu, node, instance_names), nodes)
-    for node, answer in zip(nodes, answers, strict=True):
-        if isinstance(answer, ApiError):
-            learned.reasons[node.full_name] = answer.what
-            continue
-        names = tuple(entry.instance_name if forms.INSTANCE.fullmatch(entry.instance_name) else "" for entry in answer)
-        if any(names):
-            learned.instance_names[node.full_name] = names
-        for index, attributes in enumerate(answer):
-            keys = {kind: blob for kind, blob in attributes.host_keys.items() if valid_key(kind, blob)}
-            if keys:
-                learned.keys[Worker("", node, index).host_key_alias] = keys
-    return learned
-
-
-def _fetch(tpu: Tpu, node: Node, instance_names: bool) -> list[cloud_nodes.GuestAttributes] | ApiError:
-    try:
-        return cloud_nodes.guest_attributes(tpu, node.full_name, node.worker_count, instance_names=instance_names)
-    except ApiError as exc:
-        return exc
 
 
 def merge(

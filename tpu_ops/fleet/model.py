@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tpu_ops.cloud.nodes import split_name
+from tpu_ops.cloud.names import split_name
 from tpu_ops.fleet import forms
 from tpu_ops.remote import aliases
 

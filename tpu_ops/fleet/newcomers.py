@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from tpu_ops.cloud.operations import Progress
 from tpu_ops.config import Settings
-from tpu_ops.fleet import hostkeys, view
+from tpu_ops.fleet import hostkeys, update
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.view import Fleet
 
@@ -28,7 +28,7 @@ def known(settings: Settings, names: Collection[str], progress: Progress) -> tup
     """
     start = time.monotonic()
     while True:
-        fleet, _ = view.refresh(settings)
+        fleet, _ = update.refresh(settings)
         workers = [worker for worker in fleet.workers if worker.node.full_name in names]
         elapsed = time.monotonic() - start
         if not workers or hostkeys.has_keys(settings, workers) or elapsed > KEYS_TIMEOUT:

@@ -11,17 +11,10 @@ from tpu_ops.cloud.client import Tpu, connect
 from tpu_ops.cloud.listing import list_nodes
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
-from tpu_ops.fleet import build, hostkeys, published, selection, sources
+from tpu_ops.fleet import build, guest_attributes, published, selection, sources
 from tpu_ops.fleet.model import Node
 from tpu_ops.fleet.published import Seen
-from tpu_ops.fleet.state import Files, Question, Snapshot, Stored
-
-
-def question_of(settings: Settings) -> Question:
-    """Return what these settings ask the API for."""
-    # An endpoint is spoken to without credentials.
-    asker = "" if settings.endpoint else settings.auth.name
-    return Question(settings.projects, settings.zones, settings.endpoint, asker)
+from tpu_ops.fleet.state import Files, Snapshot, Stored, question_of
 
 
 @contextmanager
@@ -57,9 +50,7 @@ def source_of(settings: Settings) -> str:
 
 def _source(settings: Settings, stored: Stored | None) -> str:
     if settings.snapshot:
-        return sources.parse(
-            settings.snapshot, settings.file.parent, f"{settings.file}, key 'snapshot', or TPU_OPS_SNAPSHOT"
-        )
+        return sources.named(settings)
     return stored.snapshot.source if stored else sources.API
 
 
@@ -87,14 +78,14 @@ def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_k
     with api(settings) as tpu:
         listing = list_nodes(tpu, settings.projects, settings.zones, strict_permissions=settings.strict_permissions)
         nodes = with_instance_names(build.nodes(listing.nodes), old.nodes if old else ())
-        learned = hostkeys.Learned()
+        learned = guest_attributes.Learned()
         if learn:
             known, first = files.host_keys()
             # What was trusted on first contact is compared as soon as the guest attributes have a key after all.
             known = {alias: keys for alias, keys in known.items() if alias not in first}
             workers = selection.reached(settings, nodes)
-            asked = hostkeys.wanted(workers, known, verify=verify_keys, instance_names=settings.iap)
-            learned = hostkeys.fetch(tpu, asked, instance_names=settings.iap)
+            asked = guest_attributes.wanted(workers, known, verify=verify_keys, instance_names=settings.iap)
+            learned = guest_attributes.fetch(tpu, asked, instance_names=settings.iap)
     names = {node.full_name: learned.instance_names.get(node.full_name, node.instance_names) for node in nodes}
     nodes = tuple(replace_fields(node, instance_names=names[node.full_name]) for node in nodes)
     return Seen(asked_at, nodes, listing.unanswered, learned, listing.warnings)

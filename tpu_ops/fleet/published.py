@@ -10,7 +10,7 @@ from tpu_ops.cloud.client import told
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.fleet import documents, sources
-from tpu_ops.fleet.hostkeys import Learned
+from tpu_ops.fleet.guest_attributes import Learned
 from tpu_ops.fleet.model import Node
 from tpu_ops.fleet.state import Snapshot
 

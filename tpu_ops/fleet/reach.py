@@ -7,8 +7,8 @@ import hashlib
 import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError
@@ -29,8 +29,7 @@ CONTROL_NAME = 40 + 1 + _ALIAS_DIGITS
 _IAP_PATIENCE = 20
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """How one worker is reached.
 
     Attributes:

@@ -9,7 +9,6 @@ import shlex
 import signal
 import stat
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -63,6 +62,15 @@ def parse(text: str, folder: Path, where: str) -> str:
     if _SCHEME.match(text):
         return _url(text, where)
     return str(folder / files.expanded(text, where))
+
+
+def named(settings: Settings) -> str:
+    """Return the source that the settings name, where they name one.
+
+    Raises:
+        UsageError: They name what is none.
+    """
+    return parse(settings.snapshot, settings.file.parent, f"{settings.file}, key 'snapshot', or TPU_OPS_SNAPSHOT")
 
 
 def _url(text: str, where: str) -> str:
@@ -208,6 +216,9 @@ def _read_pipe(process: subprocess.Popen[bytes], deadline: float) -> bytes:
 
 
 def _read_ssh(source: str, host: str, path: str, timeout: float) -> bytes:
+    # Imported here: few fleets need it, and its import costs some milliseconds.
+    import tempfile
+
     # A master that this opens goes on in the background with its standard error: a pipe would be open as long.
     with tempfile.TemporaryFile() as said:
         try:

@@ -7,11 +7,11 @@ import json
 import os
 from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpu_ops import files
+from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError
 from tpu_ops.fleet import keyfile
 from tpu_ops.fleet.keyfile import Keys
@@ -30,8 +30,7 @@ LOCK_TIMEOUT = 30.0
 _LARGEST = 256 * 1024 * 1024
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """What was asked for; a snapshot answers only the same question."""
 
     projects: tuple[str, ...]
@@ -49,8 +48,14 @@ class Question:
         }
 
 
-@dataclass(frozen=True)
-class Snapshot:
+def question_of(settings: Settings) -> Question:
+    """Return what these settings ask the API for."""
+    # An endpoint is spoken to without credentials.
+    asker = "" if settings.endpoint else settings.auth.name
+    return Question(settings.projects, settings.zones, settings.endpoint, asker)
+
+
+class Snapshot(NamedTuple):
     """The nodes as the API last listed them.
 
     Attributes:
@@ -64,8 +69,7 @@ class Snapshot:
     source: str = ""
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """A snapshot and the question that it answers, as that one's dictionary."""
 
     question: dict[str, Any]
@@ -76,8 +80,7 @@ class Stored:
         return self.snapshot if self.question == question.to_json() else None
 
 
-@dataclass(frozen=True)
-class Files:
+class Files(NamedTuple):
     """Paths of a fleet's files."""
 
     directory: Path

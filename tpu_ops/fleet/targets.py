@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterable, Sequence
 
@@ -111,7 +110,7 @@ class _Names:
         groups = self._groups()
         if name in groups:
             return groups[name]
-        close = difflib.get_close_matches(name, groups, n=3)
+        close = _close(name, groups)
         fix = f"did you mean @{' or @'.join(close)}?" if close else f"groups: {texts.some(sorted(groups))}"
         raise UnknownError(f"no group is called {shortened(name)}", where=where, fix=fix)
 
@@ -122,11 +121,19 @@ class _Names:
         if dash and index.isascii() and index.isdecimal() and label in self.nodes:
             count = len(self.nodes[label])
             return f"{label} has worker{f's 0 to {count - 1}' if count > 1 else ' 0 only'}"
-        if close := difflib.get_close_matches(name, [*self.nodes, *self.hosts], n=3):
+        if close := _close(name, [*self.nodes, *self.hosts]):
             return f"did you mean {' or '.join(close)}? `tpu_ops refresh` looks for new nodes"
         if self.nodes:
             return f"known nodes: {texts.some(sorted(self.nodes))}; `tpu_ops refresh` looks for new ones"
         return "the fleet has no worker: `tpu_ops create` makes a node, `tpu_ops refresh` looks for new ones"
+
+
+def _close(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that are like a name."""
+    # Imported here: only errors need it.
+    import difflib
+
+    return difflib.get_close_matches(name, list(known), n=3)
 
 
 def shortened(text: str, limit: int = 80) -> str:
@@ -153,14 +160,14 @@ def _too_many(part: str) -> bool:
 
 def _fold_out(part: str, target: str) -> Iterable[str]:
     """Return the names of a node set, `pod-w[0-1]` or a single one."""
-    # Imported here: most commands never need it, and `tpu_ops --help` must stay fast.
-    from ClusterShell.NodeSet import NodeSet, NodeSetException
-    from ClusterShell.NodeUtils import GroupResolver, GroupResolverError
-
     if not part:
         raise UsageError("a name is missing", where=f"target {shortened(target)}", fix="name a node, as in `pod`")
     if "[" not in part:
         return [part]
+    # Imported here: most commands never need it.
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
+    from ClusterShell.NodeUtils import GroupResolver, GroupResolverError
+
     if _too_many(part):
         raise UsageError(
             f"the node set stands for more than {_MOST_NAMES} names",

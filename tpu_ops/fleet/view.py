@@ -1,24 +1,22 @@
-"""The one view of a fleet, shared by Ansible, ssh and the commands, and kept on this machine.
+"""The one view of a fleet, shared by Ansible, ssh and the commands, as it is kept on this machine.
 
-It is asked from the API, or read from a published snapshot where the settings or `tpu_ops refresh --from` say so.
+`tpu_ops.fleet.update` brings it up to date, and is imported only where that is done: most commands start without.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from dataclasses import replace as replace_fields
 from pathlib import Path
 
 from tpu_ops import texts
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError
-from tpu_ops.fleet import hostkeys, masters, origin, published, selection, sources, ssh_files
-from tpu_ops.fleet.diff import Changes, diff
-from tpu_ops.fleet.model import Node, Worker, workers_of
-from tpu_ops.fleet.state import Files, Question, Snapshot, Stored, replace
+from tpu_ops.fleet import selection, ssh_files
+from tpu_ops.fleet.model import Node, Worker
+from tpu_ops.fleet.state import Files, Snapshot, Stored, question_of, replace
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +49,11 @@ class Fleet:
     def age(self) -> str:
         """How old it is, for people, as in ``published 12 min ago at gs://bucket/fleet.json``."""
         when = texts.ago(self.asked_at, time.time())
-        return f"published {when} at {sources.shown(self.source)}" if self.source else f"asked from the API {when}"
+        if not self.source:
+            return f"asked from the API {when}"
+        from tpu_ops.fleet import sources
+
+        return f"published {when} at {sources.shown(self.source)}"
 
     @property
     def ssh_config(self) -> Path:
@@ -73,7 +75,9 @@ def current(settings: Settings) -> Fleet:
     """
     found = known(settings)
     if found is None:
-        found = newest(settings)[0]
+        from tpu_ops.fleet import update
+
+        found = update.newest(settings)[0]
     for text in found.warnings:
         _log.warning("%s", text)
     return found
@@ -95,38 +99,22 @@ def cached(settings: Settings) -> Fleet:
     return current(settings)
 
 
-def newest(settings: Settings, *, learn: bool = True) -> tuple[Fleet, Changes]:
-    """Refresh; where the published snapshot is older than what is known, return that and say so among its warnings.
-
-    Args:
-        settings: Of the fleet.
-        learn: Whether to ask for host keys at all.
-
-    Raises:
-        CloudError: The API refused or did not answer, or the published snapshot cannot be read.
-        HostKeyAlarm: A node publishes another key than before; nothing was written.
-        OpsError: The fleet's state cannot be written.
-    """
-    try:
-        return refresh(settings, learn=learn)
-    except published.OutdatedError as exc:
-        if (found := _known(settings)) is None:
-            raise
-        return replace_fields(found, warnings=(str(exc), *found.warnings)), Changes()
-
-
 def known(settings: Settings) -> Fleet | None:
     """Return the fleet as this machine knows it, ready to be used, and ask nobody; None where nothing is known yet.
 
     Raises:
         OpsError: The fleet's state cannot be written.
     """
-    fleet = _known(settings)
-    return fleet if fleet and (not settings.snapshot or fleet.source == origin.source_of(settings)) else None
+    fleet = last(settings)
+    if fleet is None or not settings.snapshot:
+        return fleet
+    from tpu_ops.fleet import sources
+
+    return fleet if fleet.source == sources.named(settings) else None
 
 
-def _known(settings: Settings) -> Fleet | None:
-    """The same, wherever it was read from."""
+def last(settings: Settings) -> Fleet | None:
+    """Return the same wherever it was read from, as another source than the settings' may have been named once."""
     files = Files(settings.state_dir)
     fleet = _kept(settings, files)
     if fleet is None:
@@ -143,8 +131,8 @@ def _known(settings: Settings) -> Fleet | None:
 
 
 def _kept(settings: Settings, files: Files) -> Fleet | None:
-    snapshot = files.read_snapshot(origin.question_of(settings))
-    return _fleet(settings, snapshot) if snapshot and files.known_hosts.exists() else None
+    snapshot = files.read_snapshot(question_of(settings))
+    return of(settings, snapshot) if snapshot and files.known_hosts.exists() else None
 
 
 def _outdated(files: Files, fleet: Fleet) -> list[tuple[Path, str]]:
@@ -154,118 +142,16 @@ def _outdated(files: Files, fleet: Fleet) -> list[tuple[Path, str]]:
     ]
 
 
-def look(settings: Settings, *, source: str | None = None) -> tuple[Fleet, Changes]:
-    """Ask the API, or read the published snapshot, and compare with what a person was told last; write nothing.
+def of(settings: Settings, snapshot: Snapshot, warnings: tuple[str, ...] = (), stored: Stored | None = None) -> Fleet:
+    """Return the fleet that a snapshot is of.
 
     Args:
         settings: Of the fleet.
-        source: Where to read from, as `sources.parse` returns it; None where the settings and what is remembered say.
-
-    Raises:
-        CloudError: The API refused or did not answer, or the published snapshot cannot be read or is too old.
+        snapshot: All nodes of its projects and zones.
+        warnings: What could not be listed, in words.
+        stored: What was known before.
     """
-    files = Files(settings.state_dir)
-    seen = origin.ask(settings, files, source, learn=False)
-    stored = files.read()
-    old = stored.answer(origin.question_of(settings)) if stored else None
-    if seen.source:
-        # Whatever was asked for last: who asks for less once does not want to go back in time later.
-        published.refuse_outdated(seen, stored.snapshot if stored else None)
-    nodes = origin.with_unanswered(seen.nodes, seen.unanswered, old)
-    now = Snapshot(seen.asked_at, nodes, seen.source)
-    shown = files.read_shown(origin.question_of(settings), stored)
-    return _fleet(settings, now, seen.warnings, stored), _changes(settings, shown, nodes)
-
-
-def refresh(
-    settings: Settings,
-    *,
-    verify_keys: bool = False,
-    learn: bool = True,
-    source: str | None = None,
-    told: bool = False,
-) -> tuple[Fleet, Changes]:
-    """Ask the API, learn the host keys of new nodes, and write snapshot, ssh_config and known_hosts.
-
-    A published snapshot takes the place of the API where the settings, `source` or what is remembered name one.
-
-    Args:
-        settings: Of the fleet.
-        verify_keys: Whether to compare the host keys of all serving nodes, not only learn those of new ones.
-        learn: Whether to ask for host keys at all.
-        source: Where to read from this time, as `sources.parse` returns it, and to be remembered.
-        told: Whether a person is told what changed, and so of all that changed since the last time; else it is what
-            changed since anybody asked.
-
-    Raises:
-        CloudError: The API refused or did not answer, or the published snapshot cannot be read or is too old.
-        HostKeyAlarm: A node publishes another key than before; nothing was written.
-        OpsError: The fleet's state cannot be written.
-    """
-    files, question = Files(settings.state_dir), origin.question_of(settings)
-    seen = origin.ask(settings, files, source, verify_keys=verify_keys, learn=learn)
-    with files.lock():
-        stored = files.read()
-        if stored is None and (damage := files.damage()):
-            _log.warning("%s: %s; it was asked for again and is replaced", files.snapshot, damage)
-        old = stored.answer(question) if stored else None
-        if seen.source:
-            published.refuse_outdated(seen, stored.snapshot if stored else None)
-        if old is not None and not seen.source and not old.source and seen.asked_at < old.asked_at <= time.time():
-            # Another process asked later and wrote first: its nodes are the newer ones, and it may have asked for no
-            # keys. (A view of the future is not newer: the clock was set back.)
-            now = replace_fields(old, nodes=origin.with_instance_names(old.nodes, seen.nodes))
-        else:
-            now = Snapshot(seen.asked_at, origin.with_unanswered(seen.nodes, seen.unanswered, old), seen.source)
-        known, first = files.host_keys()
-        replaced = _replaced(stored, question, now.nodes)
-        workers = workers_of(now.nodes)
-        keys = hostkeys.merge(known, seen.learned.keys, workers, files.known_hosts, first, replaced=replaced)
-        fleet = _fleet(settings, now, seen.warnings, stored)
-        ssh_files.make_mux_dir(selection.mux_dir())
-        files.write_host_keys(keys, first - seen.learned.keys.keys())
-        for path, config in selection.ssh_configs(settings, fleet.listed):
-            replace(path, config, 0o600)
-        shown = files.read_shown(question, stored) if told else old
-        files.write_snapshot(question, now, told=told)
-    _end_masters(settings, old, now.nodes)
-    missing = hostkeys.missing(selection.reached(settings, now.nodes), keys, seen.learned.reasons)
-    return replace_fields(fleet, warnings=(*fleet.warnings, *missing)), _changes(settings, shown, now.nodes)
-
-
-def _fleet(
-    settings: Settings, snapshot: Snapshot, warnings: tuple[str, ...] = (), stored: Stored | None = None
-) -> Fleet:
     nodes, workers, labels = selection.of(settings, snapshot.nodes)
     warnings = (*warnings, *selection.doubts(settings, snapshot.nodes, stored.snapshot.nodes if stored else ()))
     asked = (snapshot.asked_at, warnings, snapshot.source)
     return Fleet(settings, nodes, tuple(workers), snapshot.nodes, labels, *asked)
-
-
-def _changes(settings: Settings, old: Snapshot | None, nodes: tuple[Node, ...]) -> Changes:
-    """What changed of the nodes that the filters let pass."""
-    before = selection.of(settings, old.nodes) if old else None
-    now = selection.of(settings, nodes)
-    return diff(before and (before[0], before[2]), (now[0], now[2]))
-
-
-def _replaced(stored: Stored | None, question: Question, nodes: Sequence[Node]) -> set[str]:
-    """Return the node ids of the last snapshot, whatever its projects and zones, whose names have other ids now."""
-    if stored is None or stored.question.get("endpoint") != question.endpoint:
-        return set()
-    now = {node.full_name: node.node_id for node in nodes if node.node_id}
-    gone = {node.node_id for node in stored.snapshot.nodes if now.get(node.full_name, node.node_id) != node.node_id}
-    return gone.difference(now.values())
-
-
-def _end_masters(settings: Settings, old: Snapshot | None, nodes: tuple[Node, ...]) -> None:
-    """End the connections to addresses that are no longer those of the same worker."""
-    now = {worker.host_key_alias: worker for worker in workers_of(nodes)}
-    left, before = set(), old.nodes if old else ()
-    ways = selection.ways_of(settings, before)
-    for worker in workers_of(before):
-        same = now.get(worker.host_key_alias)
-        kept = {same.internal_ip, same.external_ip} if same else set()
-        gone = {worker.internal_ip, worker.external_ip} - kept - {""}
-        left |= {(address, ways.control(worker, address)) for address in gone}
-    masters.end(left, user=settings.user, mux=selection.mux_dir())

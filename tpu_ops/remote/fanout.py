@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import shlex
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -109,7 +108,7 @@ class Fanout:
             await self.reach(host)
             command = openssh.session(self.ssh_config, host, wire.COMMAND)
             async with self._session(host), ssh.started(command, limit=wire.MAX_FRAME) as process:
-                marker = secrets.token_hex(16)
+                marker = wire.new_marker()
                 assert process.stdin is not None  # noqa: S101 - for the type checker
                 process.stdin.write(wire.request(marker, action, values))
                 yield Stream(host, process, marker, self._silence)
@@ -120,7 +119,7 @@ class Fanout:
         Raises:
             Unreachable: It cannot be reached.
         """
-        marker = secrets.token_hex(16)
+        marker = wire.new_marker()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit) as deadline:
                 code, stdout, stderr = await self._exchange(host, f"echo {marker}", b"", marker.encode(), deadline)
@@ -186,7 +185,7 @@ class Fanout:
         return self._sessions.setdefault(host, asyncio.Semaphore(SESSIONS))
 
     async def _run(self, host: str, argv: Sequence[str], stdin: bytes, limit: float) -> Result:
-        marker = secrets.token_hex(16)
+        marker = wire.new_marker()
         command = shlex.join(["/bin/sh", "-c", wire.ENVELOPE, marker, *wire.limited(argv, limit)])
         begun = asyncio.get_running_loop().time()
         try:
@@ -205,7 +204,7 @@ class Fanout:
         return Result(host, None, body, stderr, f"the connection ended before the command: {said}")
 
     async def _call(self, host: str, action: str, values: Mapping[str, Any], limit: float) -> Reply:
-        marker = secrets.token_hex(16)
+        marker = wire.new_marker()
         begun = asyncio.get_running_loop().time()
         line, first = wire.request(marker, action, values), f"\n{marker}\n".encode()
         try:

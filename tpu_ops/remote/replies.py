@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpu_ops.remote import openssh
 
@@ -12,8 +11,7 @@ from tpu_ops.remote import openssh
 SSH_FAILED = 255
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """How a command ended on one worker.
 
     Attributes:
@@ -38,8 +36,7 @@ class Result:
         return self.code == 0
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """What the host program of one worker answered.
 
     Attributes:

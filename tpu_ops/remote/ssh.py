@@ -7,7 +7,6 @@ import contextlib
 import os
 import resource
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -94,6 +93,9 @@ async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
 
     Its output goes to a file, not a pipe: a master in the background may keep it open for minutes.
     """
+    # Imported here: where masters are open already none is asked for.
+    import tempfile
+
     with tempfile.TemporaryFile() as said:
         process = await asyncio.create_subprocess_exec(
             *command,

@@ -7,10 +7,10 @@ them against each other.
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Version of requests, answers and frames that this controller speaks.
 PROTOCOL = 4
@@ -22,13 +22,18 @@ DATA, GAP, NOTE, END = b"D", b"G", b"N", b"E"
 MAX_FRAME = 4 * 1024 * 1024
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """One frame of `follow`: its kind, the absolute log offset of its first byte, and its bytes."""
 
     kind: bytes
     offset: int
     payload: bytes
+
+
+def new_marker() -> str:
+    """Return a word that nothing else prints, not even by chance: an answer stands behind it."""
+    # Not by `secrets`: its import costs every command some milliseconds.
+    return os.urandom(16).hex()
 
 
 def request(marker: str, action: str, values: Mapping[str, Any]) -> bytes:

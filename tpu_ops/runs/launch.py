@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tpu_ops.errors import ExitCode, OpsError, UsageError
@@ -180,7 +179,7 @@ def _at_fault(refused: Sequence[Reply], workers: Sequence[Worker]) -> list[Reply
         for host in (workers[rank].host for rank in reply.value["blamed"] if rank < len(workers)):
             # Who blames itself knows best; who came too late blames nobody.
             if host == reply.host or host not in blamed:
-                blamed[host] = replace(reply, host=host)
+                blamed[host] = reply._replace(host=host)
     return [blamed[host] for host in sorted(blamed)] or list(refused)
 
 

@@ -1,0 +1,16 @@
+"""The resource names of the Cloud TPU API."""
+
+from __future__ import annotations
+
+import re
+
+_NODE = re.compile(
+    r"projects/(?P<project>[a-z0-9][a-z0-9.:-]{0,99})/locations/(?P<zone>[a-z][a-z0-9-]{0,99})"
+    r"/nodes/(?P<name>[a-z][a-z0-9_-]{0,99})"
+)
+
+
+def split_name(name: str) -> tuple[str, str, str] | None:
+    """Given a node's resource name, return project, zone and short name; None where its form is not the known one."""
+    match = _NODE.fullmatch(name)
+    return (match["project"], match["zone"], match["name"]) if match else None
