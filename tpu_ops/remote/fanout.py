@@ -209,8 +209,9 @@ class Fanout:
         except TimeoutError:
             return Result(host, None, problem=f"did not end within {_spent(limit, begun, deadline)}")
         body, own, started = wire.open_envelope(stdout, marker)
+        stderr = wire.behind_marker(stderr, marker)
         if own is not None:
-            return Result(host, own, body, wire.behind_marker(stderr, marker))
+            return Result(host, own, body, stderr)
         said = openssh.reason(stderr.decode(errors="replace"), code)
         if not started:
             return Result(host, None, body, stderr, said, reached=code != SSH_FAILED)
