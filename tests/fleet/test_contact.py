@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def search(monkeypatch):
 
     def search(fleet):
         given = []
-        monkeypatch.setattr(contact, "Fanout", lambda ssh_config, renew, proxied: given.append(renew))
+        monkeypatch.setattr(contact, "Fanout", lambda ssh_config, renew, proxied, find: given.append(renew))
         contact.fanout(view.current(fleet.settings()))
         return given[0]
 
@@ -61,6 +62,21 @@ def test_workers_of_a_node_that_moved_are_all_found_by_one_question(fleet, said,
     assert [line.split()[:3] for line in said[1:]] == [["address", "pod-w1", "external:"]]
     assert fleet.api.requests(fleet.project) == {"ListNodes": 1}
     assert looking(["pod-w1"]).changed == frozenset()
+
+
+def test_the_master_of_a_worker_that_moved_is_looked_for_elsewhere(fleet, monkeypatch):
+    fleet.create("pod", "v4-16")
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(contact, "Fanout", lambda ssh_config, renew, proxied, find: given.update(look=renew, find=find))
+    contact.fanout(view.current(fleet.settings()))
+    before = given["find"]("pod-w1")
+    fleet.act("stop", "pod")
+    fleet.act("start", "pod")
+    given["look"](["pod-w1"])
+    after = given["find"]("pod-w1")
+    assert before.path != after.path
+    assert before.path.parent == after.path.parent
+    assert given["find"]("pod-w9") is None
 
 
 @pytest.mark.parametrize(

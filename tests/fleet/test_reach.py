@@ -225,6 +225,34 @@ def test_workers_of_one_address_behind_a_jump_have_control_sockets_of_their_own(
     assert all(len(line.rpartition("/")[2]) == reach.CONTROL_NAME for line in sockets)
 
 
+@pytest.mark.parametrize("options", [{}, {"proxy_jump": "bastion"}, {"forward_agent": True, "user": "Ada"}])
+def test_a_master_is_looked_for_where_ssh_has_its_socket(tmp_path, options):
+    (tmp_path / "run time").mkdir()
+    found = Ways(replace(SETTINGS, **options), Files(tmp_path), tmp_path / "run time", WORKERS)
+    config = tmp_path / "ssh_config"
+    config.write_text(
+        ssh_files.ssh_config(
+            [(worker, found.of(worker)) for worker in WORKERS],
+            user=options.get("user", "ada"),
+            private_key=None,
+            options=ssh_files.common_options(tmp_path / "known_hosts"),
+            mux=tmp_path / "run time",
+            forward_agent=options.get("forward_agent", False),
+        )
+    )
+    for worker in (GATE, INNER_1):
+        command = ["ssh", "-F", config, "-G", worker.host]
+        seen = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        master = found.master(worker)
+        assert master is not None
+        assert f"controlpath {master.path}" in seen
+        assert f"forwardagent {'yes' if master.agent else 'no'}" in seen
+        # What a session has besides: nothing that ssh would send of the environment, and no terminal.
+        assert not [line for line in seen if line.startswith(("sendenv", "setenv", "remotecommand"))]
+        assert "requesttty auto" in seen
+    assert found.master(LOST) is None
+
+
 def test_a_jump_shares_one_connection_unless_the_person_says_otherwise(tmp_path, monkeypatch):
     monkeypatch.setattr(openssh, "home", lambda: tmp_path)
     (tmp_path / ".ssh").mkdir()

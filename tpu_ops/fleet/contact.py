@@ -13,6 +13,7 @@ from tpu_ops.fleet import hostkeys, selection, targets, view
 from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
+from tpu_ops.remote.mux import Master
 from tpu_ops.remote.renewal import News
 
 #: Names that are said before it is only said that there are more.
@@ -28,7 +29,8 @@ def fanout(fleet: Fleet) -> Fanout:
     """Return what reaches the workers of a fleet, and looks for those that no longer answer."""
     ways = selection.ways_of(fleet.settings, fleet.listed)
     proxied = {worker.host for worker in fleet.workers if ways.of(worker).proxy} if ways.proxies else set()
-    return Fanout(fleet.ssh_config, _Search(fleet).news, proxied)
+    search = _Search(fleet)
+    return Fanout(fleet.ssh_config, search.news, proxied, search.master)
 
 
 def find(settings: Settings, target: str) -> tuple[Fleet, list[Worker]]:
@@ -113,10 +115,20 @@ def without_host_keys(fleet: Fleet) -> dict[str, str]:
 
 
 class _Search:
-    """Looks for workers of one fleet that do not answer."""
+    """Looks for workers of one fleet that do not answer, and knows where the masters of all of them listen."""
 
     def __init__(self, fleet: Fleet) -> None:
+        self._take(fleet)
+
+    def _take(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._ways = selection.ways_of(fleet.settings, fleet.listed)
+        self._workers = {worker.host: worker for worker in fleet.workers}
+
+    def master(self, host: str) -> Master | None:
+        """Return where the master of a worker listens; None where that is not known."""
+        worker = self._workers.get(host)
+        return self._ways.master(worker) if worker else None
 
     def news(self, hosts: Sequence[str]) -> News:
         """Ask for the fleet anew; return which workers are reached another way, and what became of these."""
@@ -126,7 +138,8 @@ class _Search:
         fleet = _asked(self._fleet, said, _addresses(hosts), set(hosts))
         if fleet is None:
             return News()
-        self._fleet, after = fleet, _ways(fleet)
+        self._take(fleet)
+        after = _ways(fleet)
         changed = frozenset(
             worker.host
             for worker in fleet.workers

@@ -15,6 +15,7 @@ from tpu_ops.errors import OpsError
 from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.fleet.state import Files
 from tpu_ops.remote import openssh
+from tpu_ops.remote.mux import Master
 
 #: Nodes that a warning names.
 _MOST_NODES = 8
@@ -107,6 +108,14 @@ class Ways:
         if not proxy:
             return Way("", problem="publishes no instance name, which the way through IAP needs")
         return Way(found, proxy, control=control, patience=_IAP_PATIENCE)
+
+    def master(self, worker: Worker) -> Master | None:
+        """Return where ssh's master for a worker listens, if there is one; None where there is no way to the worker."""
+        way = self.of(worker)
+        if not way.control:
+            return None
+        path = openssh.control_socket(way.control, self._settings.user, way.address)
+        return Master(path, self._settings.forward_agent)
 
     def control(self, worker: Worker, found: str) -> str:
         """Return ssh's ControlPath for a worker at an address.

@@ -33,11 +33,20 @@ class Fanout:
         ssh_config: The fleet's OpenSSH configuration, which names every worker.
         renew: Looks for workers that do not answer and rewrites this configuration in its place; may be None.
         proxied: Workers that are reached through a proxy.
+        find: Says where the master of a worker listens, as this configuration has it, so that no ssh is needed to use
+            it.
     """
 
-    def __init__(self, ssh_config: Path, renew: Renew | None = None, proxied: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        ssh_config: Path,
+        renew: Renew | None = None,
+        proxied: Collection[str] = (),
+        find: ssh.FindMaster = lambda host: None,
+    ) -> None:
         self.ssh_config = ssh_config
-        self.masters = ssh.Masters(ssh_config, proxied)
+        self.masters = ssh.Masters(ssh_config, proxied, find)
+        self._find = find
         self._renewal = Renewal(renew) if renew else None
         self._silence = Silence()
         self._sessions: dict[str, asyncio.Semaphore] = {}
@@ -107,7 +116,10 @@ class Fanout:
         with self._room(1):
             await self.reach(host)
             command = openssh.session(self.ssh_config, host, wire.COMMAND)
-            async with self._session(host), ssh.started(command, limit=wire.MAX_FRAME) as process:
+            async with self._session(host), contextlib.AsyncExitStack() as stack:
+                with self._silence.watch(host):
+                    session = ssh.session(self._find(host), command, limit=wire.MAX_FRAME)
+                    process = await stack.enter_async_context(session)
                 marker = wire.new_marker()
                 assert process.stdin is not None  # noqa: S101 - for the type checker
                 process.stdin.write(wire.request(marker, action, values))
@@ -196,8 +208,9 @@ class Fanout:
         except TimeoutError:
             return Result(host, None, problem=f"did not end within {_spent(limit, begun, deadline)}")
         body, own, started = wire.open_envelope(stdout, marker)
+        stderr = wire.behind_marker(stderr, marker)
         if own is not None:
-            return Result(host, own, body, wire.behind_marker(stderr, marker))
+            return Result(host, own, body, stderr)
         said = openssh.reason(stderr.decode(errors="replace"), code)
         if not started:
             return Result(host, None, body, stderr, said, reached=code != SSH_FAILED)
@@ -245,9 +258,10 @@ class Fanout:
     async def _session_once(
         self, host: str, command: Sequence[str], stdin: bytes, begun: bytes, attended: bool
     ) -> tuple[int | None, bytes, bytes]:
-        async with self._session(host), ssh.started(command) as process:
+        async with self._session(host):
             with self._silence.watch(host) as heard:
-                stdout, stderr = await ssh.converse(process, stdin, begun, heard, attended=attended)
+                async with ssh.session(self._find(host), command) as process:
+                    stdout, stderr = await ssh.converse(process, stdin, begun, heard, attended=attended)
         return process.returncode, stdout, stderr
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pwd
 import re
 import shlex
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -106,6 +108,18 @@ def control_left(control_path: str, user: str, address: str, word: str) -> list[
         word: As for `control`.
     """
     return [*base("none"), "-o", f"ControlPath={control_path}", "-l", user, "-O", word, address]
+
+
+def control_socket(control_path: str, user: str, address: str) -> Path:
+    """Return the path of a control socket, given a ControlPath of which ssh expands no token but %C.
+
+    Args:
+        control_path: As for `control_left`.
+        user: Likewise.
+        address: Likewise; it is connected to at the usual port.
+    """
+    digest = hashlib.sha1(f"{socket.gethostname()}{address}22{user}".encode(), usedforsecurity=False)
+    return Path(control_path.strip('"').replace("%C", digest.hexdigest()))
 
 
 def session(ssh_config: Path, host: str, command: str) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tpu_ops import files
 from tpu_ops.errors import OpsError
-from tpu_ops.remote import openssh
+from tpu_ops.remote import mux, openssh
 from tpu_ops.remote.renewal import paused
 
 #: Seconds within which a master must be authenticated; ConnectTimeout covers the TCP connection alone.
@@ -27,6 +27,11 @@ WIDTH = 64
 #: Files that one session has open at most, a copy of its log and the lock of its connection included; and all the rest.
 _FILES, _OTHER_FILES = 8, 128
 _POLL = 0.05
+
+#: What runs a remote command line.
+Process = asyncio.subprocess.Process | mux.Session
+#: Given a worker, says where its master listens; None where that is not known.
+FindMaster = Callable[[str], mux.Master | None]
 
 
 class Unreachable(Exception):
@@ -48,7 +53,7 @@ def make_room(sessions: int) -> None:
         OpsError: The system does not allow it.
     """
     # Those of now are in /dev/fd, on Linux and macOS alike.
-    need = sum(1 for _ in Path("/dev/fd").iterdir()) + _OTHER_FILES + _FILES * sessions
+    need = len([*Path("/dev/fd").iterdir()]) + _OTHER_FILES + _FILES * sessions
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= need:
         return
@@ -88,6 +93,27 @@ async def started(
         await end(process)
 
 
+@contextlib.asynccontextmanager
+async def session(master: mux.Master | None, command: Sequence[str], *, limit: int = 2**16) -> AsyncIterator[Process]:
+    """Run a remote command line for the length of a block: over a master itself, or by ssh where it opens no session.
+
+    Args:
+        master: Of the worker; None where it is not known where it would listen.
+        command: ssh's command line, whose last word is the remote one.
+        limit: As for `started`.
+    """
+    direct = None
+    if master:
+        with contextlib.suppress(mux.Unavailable):
+            direct = await mux.open_session(master, command[-1], limit=limit, patience=CONTROL_LIMIT)
+    if direct:
+        with contextlib.closing(direct):
+            yield direct
+    else:
+        async with started(command, limit=limit) as process:
+            yield process
+
+
 async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
     """Run a command without input; return its exit code (None: not ended in time, and killed) and what it said.
 
@@ -117,7 +143,7 @@ async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
 
 
 async def converse(
-    process: asyncio.subprocess.Process, data: bytes, begun: bytes, heard: Callable[[], None], *, attended: bool = False
+    process: Process, data: bytes, begun: bytes, heard: Callable[[], None], *, attended: bool = False
 ) -> tuple[bytes, bytes]:
     """Give a process its input and return what it prints, when it has ended.
 
@@ -181,11 +207,13 @@ class Masters:
     Args:
         ssh_config: The configuration.
         proxied: Workers that are reached through a proxy.
+        find: Says where the master of a worker listens; ssh is asked where it does not know.
     """
 
-    def __init__(self, ssh_config: Path, proxied: Collection[str] = ()) -> None:
+    def __init__(self, ssh_config: Path, proxied: Collection[str] = (), find: FindMaster = lambda host: None) -> None:
         self._config = ssh_config
         self._proxied = proxied
+        self._find = find
         self._first, self._tried = asyncio.Lock(), False
         self._proxies, self._width = asyncio.Semaphore(PROXIES), asyncio.Semaphore(WIDTH)
         self._locks = ssh_config.parent / "masters"
@@ -228,6 +256,10 @@ class Masters:
         await quiet(openssh.control(self._config, host, "stop"), CONTROL_LIMIT)
 
     async def _alive(self, host: str) -> bool:
+        if master := self._find(host):
+            with contextlib.suppress(mux.Unavailable):
+                await mux.check(master, CONTROL_LIMIT)
+                return True
         code, _ = await quiet(openssh.control(self._config, host, "check"), CONTROL_LIMIT)
         return code == 0
 

@@ -20,7 +20,7 @@ class Broken(Exception):
 class Stream:
     """One such answer, of one worker."""
 
-    def __init__(self, host: str, process: asyncio.subprocess.Process, marker: str, silence: Silence) -> None:
+    def __init__(self, host: str, process: ssh.Process, marker: str, silence: Silence) -> None:
         self.host = host
         self._process = process
         self._silence = silence
