@@ -76,7 +76,15 @@ def known(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("waits")
-def test_a_run_on_a_full_disk_ends_in_order_and_its_end_is_known(tmp_path: Path, disk: Disk) -> None:
+def test_a_run_on_a_full_disk_ends_in_order_and_its_end_is_known(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def end_tree(*args: Any) -> list[dict[str, Any]]:
+        done.append("end")
+        return ending.end_tree(*args)
+
     data = spec.check(good(**ALONE))
     supervisor = begun(tmp_path, disk)
     source, sink = os.pipe()
@@ -90,9 +98,19 @@ def test_a_run_on_a_full_disk_ends_in_order_and_its_end_is_known(tmp_path: Path,
     assert supervisor._may_go()
     supervisor.child.go()
     supervisor._save(state="running")
-    supervisor.intent = {"kind": "stop", "by": "ada", "reason": "stopped by ada", "grace": 5}
+    monkeypatch.setattr(supervise, "end_tree", end_tree)
+    say = supervisor.link.say
+
+    def said(**event: Any) -> None:
+        done.append(event["say"])
+        say(**event)
+
+    monkeypatch.setattr(supervisor.link, "say", said)
+    signal.raise_signal(signal.SIGTERM)
+    supervisor.store.put_intent("r1", {"kind": "stop", "by": "ada", "reason": "stopped by ada", "grace": 5})
     supervisor._live(data, logs.Logger(source, str(tmp_path)), "")
     os.close(source)
+    assert done == ["stop", "end", "done"], "the others are told before anything is ended here"
     found = known(tmp_path)
     assert (found["state"], found["exit"], found["reason"]) == ("stopped", {"signal": signal.SIGTERM}, "stopped by ada")
     assert [note for note in found["notes"] if "rank 0 (w0)" in note and FULL in note] == found["notes"]

@@ -170,9 +170,11 @@ class Supervisor:
 
     def _live(self, data: Dict[str, Any], logger: Logger, error: str) -> None:
         """Wait for the command's end or the order to end it, end what is left, write the final record."""
+        self._heed()
         while self.status is None and self.intent is None and not self._over:
-            if self._listen() is None:
-                self.pause(_TICK)
+            self.pause(_TICK)
+            # What this host was just asked for is told before anything here is ended.
+            self._heed()
         oom = False
         ended_itself = self.status is not None
         if self.status is not None:
@@ -259,6 +261,11 @@ class Supervisor:
                 return order
             order = self.link.take()
         return None
+
+    def _heed(self) -> None:
+        """Tell an intent and take all orders that are there, up to the run's end."""
+        while self._listen() is not None and not self._over:
+            pass
 
     def pause(self, seconds: float) -> None:
         """Wait for a signal, at most this long; collect ended children, note intents, keep the watchdog quiet."""
