@@ -14,7 +14,8 @@ from typing import Any
 from ansible.module_utils.guarded_paths import Refused, followed, guarded, make_parents, open_directory
 
 BEGIN, END = "# BEGIN tpu_ops", "# END tpu_ops"
-BLOCK = re.compile(r"^%s\n.*?^%s\n?" % (re.escape(BEGIN), re.escape(END)), re.MULTILINE | re.DOTALL)
+#: From a beginning to the next end; a beginning without one would take the lines of others along.
+BLOCK = re.compile(r"^{0}\n(?:(?!{0}$).*\n)*?{1}$\n?".format(re.escape(BEGIN), re.escape(END)), re.MULTILINE)
 
 
 def with_block(text: str, block: str) -> str:
@@ -28,16 +29,30 @@ def with_block(text: str, block: str) -> str:
     return rest + ("\n" if rest and not rest.endswith("\n") else "") + new
 
 
+def open_block(text: str) -> int:
+    """Given a file's text, return the number of the line that begins a block without an end; 0 where there is none."""
+    # A block that is whole becomes as many empty lines, so that numbers stay.
+    rest = BLOCK.sub(lambda match: "\n" * match[0].count("\n"), text)
+    return next((number for number, line in enumerate(rest.split("\n"), 1) if line == BEGIN), 0)
+
+
 def block_in(text: str) -> str | None:
     """Given a file's text, return what `with_block` has written between the marked lines; empty where there are none.
 
     None is a block that it would write in another way.
     """
+    if open_block(text):
+        return None
     match = BLOCK.search(text)
     if not match:
         return ""
     block = match[0][len(BEGIN) + 1 :].rpartition(END)[0].rstrip("\n")
     return block if block and with_block(text, block) == text else None
+
+
+def nothing_asked(entry: dict[str, Any]) -> bool:
+    """Return whether an entry wants no block where there is no file that could have one."""
+    return entry["state"] == "block" and entry["content"] == "" and not os.path.isfile(entry["path"])
 
 
 def number(name: str, kind: str) -> int | None:
@@ -77,12 +92,26 @@ class File:
         if not re.match(r"^[0-7]{3,4}$", mode):
             raise Refused("mode %r is not octal, such as '0644'" % mode)
         self.mode = int(mode, 8)
-        self.ids = (number(entry["owner"], "owner"), number(entry["group"], "group"))
-        for kind, found in (("owner", self.ids[0]), ("group", self.ids[1])):
+        names = [entry[kind] or "root" for kind in ("owner", "group")]
+        self.ids = (number(names[0], "owner"), number(names[1], "group"))
+        for kind, name, found in zip(("owner", "group"), names, self.ids):
             # Check mode may not have made the account; nobody's number differs from every file's.
             if found is None and not check and self.state not in ("link", "absent"):
-                raise Refused("there is no %s %s on this host" % (kind, entry[kind]))
+                raise Refused("there is no %s %s on this host" % (kind, name))
         self.look()
+        if self.state == "block" and self.is_file():
+            self.keep_attributes()
+
+    def keep_attributes(self) -> None:
+        """Take owner, group and mode of the file that is there for what the entry does not give: it is somebody's."""
+        found = self.found
+        assert found is not None
+        if not self.entry["mode"]:
+            self.mode = stat.S_IMODE(found.st_mode)
+        self.ids = (
+            self.ids[0] if self.entry["owner"] else found.st_uid,
+            self.ids[1] if self.entry["group"] else found.st_gid,
+        )
 
     def look(self) -> None:
         """Read what stands in the entry's place."""
@@ -134,6 +163,12 @@ class File:
             raise Refused("something else than a %s is in the way" % self.state)
         with os.fdopen(self.open(), encoding="utf-8", errors="surrogateescape", newline="") as stream:
             text: str = stream.read()
+        line = open_block(text) if self.state == "block" else 0
+        if line:
+            raise Refused(
+                "line %d, %s, has no %s after it; put that line where the block ends, or take line %d out with what"
+                " belongs to it" % (line, BEGIN, END, line)
+            )
         return text
 
     def open(self) -> int:
