@@ -32,7 +32,8 @@ def done(entry: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> bo
     if state == "link":
         return found == {"state": "link", "target": entry["target"]}
     # A block leaves a file's owner and mode as they are.
-    kept = {} if state == "block" else {"owner": "root", "group": "root", "mode": "0755" if state == "directory" else "0644"}
+    mode = "0755" if state == "directory" else "0644"
+    kept = {} if state == "block" else {"owner": "root", "group": "root", "mode": mode}
     wanted = kept | {key: str(entry[key]) for key in ("owner", "group", "mode") if entry.get(key)}
     wanted |= {"state": "file" if state == "block" else state}
     if "mode" in wanted:

@@ -76,6 +76,9 @@ options:
           - With V(absent), the beginning of the file that is removed. What begins otherwise, or is no file, is somebody
             else's and stays.
         type: str
+      unless:
+        description: With V(block), regular expression of others' lines; a file with one gets no block.
+        type: str
       validate:
         description: Command that accepts the new file, whose path replaces C(%s), by ending with 0.
         type: str
@@ -176,6 +179,7 @@ def main() -> None:
                     "group": {"type": "str"},
                     "mode": {"type": "str"},
                     "begins": {"type": "str"},
+                    "unless": {"type": "str"},
                     "validate": {"type": "str"},
                 },
             },

@@ -86,26 +86,25 @@ class File:
             raise Refused("a block has a content")
         if (self.state == "link") != (entry["target"] is not None):
             raise Refused("links, and nothing else, have a target")
+        if entry["unless"] is not None and self.state != "block":
+            raise Refused("unless goes with the state block only")
         if entry["begins"] is not None and self.state != "absent":
             raise Refused("begins goes with the state absent only")
         mode = entry["mode"] or ("0755" if self.state == "directory" else "0644")
         if not re.match(r"^[0-7]{3,4}$", mode):
             raise Refused("mode %r is not octal, such as '0644'" % mode)
         self.mode = int(mode, 8)
-        names = [entry[kind] or "root" for kind in ("owner", "group")]
-        self.ids = (number(names[0], "owner"), number(names[1], "group"))
-        for kind, name, found in zip(("owner", "group"), names, self.ids):
+        self.ids = (number(entry["owner"] or "root", "owner"), number(entry["group"] or "root", "group"))
+        for kind, found in (("owner", self.ids[0]), ("group", self.ids[1])):
             # Check mode may not have made the account; nobody's number differs from every file's.
             if found is None and not check and self.state not in ("link", "absent"):
-                raise Refused("there is no %s %s on this host" % (kind, name))
+                raise Refused("there is no %s %s on this host" % (kind, entry[kind] or "root"))
         self.look()
-        if self.state == "block" and self.is_file():
-            self.keep_attributes()
+        if self.state == "block" and self.found is not None:
+            self.keep_attributes(self.found)
 
-    def keep_attributes(self) -> None:
+    def keep_attributes(self, found: os.stat_result) -> None:
         """Take owner, group and mode of the file that is there for what the entry does not give: it is somebody's."""
-        found = self.found
-        assert found is not None
         if not self.entry["mode"]:
             self.mode = stat.S_IMODE(found.st_mode)
         self.ids = (
@@ -193,7 +192,10 @@ class File:
         if self.state == "link":
             return str(self.entry["target"])
         if self.state == "block":
-            return with_block((self.before or "") if self.is_file() else "", self.content)
+            text = (self.before or "") if self.is_file() else ""
+            unless = self.entry["unless"]
+            taken = unless and not BLOCK.search(text) and re.search(unless, text, re.MULTILINE)
+            return with_block(text, "" if taken else self.content)
         if self.content is None or (self.entry["once"] and self.found is not None):
             return self.before
         return str(self.content)
@@ -219,7 +221,7 @@ class File:
         """Return whether anything is to be changed."""
         if self.entry["once"] and self.found is not None:
             return False
-        if self.state == "block" and not self.content and (self.before or "") == self.after():
+        if self.state == "block" and (self.before or "") == self.after() == BLOCK.sub("", self.before or ""):
             return False  # Without lines of the role the file is somebody else's.
         if self.state == "link" and self.found is not None and not stat.S_ISLNK(self.found.st_mode):
             return True
