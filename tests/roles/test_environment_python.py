@@ -51,9 +51,7 @@ def test_a_directory_that_is_in_the_way_says_the_way_out(run: Run, tmp_path: Pat
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv" / "thesis").write_text("years of work")
     message = run(uv_environments, arguments)["msg"]
-    assert (
-        f"{tmp_path}/venv is in the way: it is not empty and no virtual environment; move it elsewhere" in message
-    )
+    assert f"{tmp_path}/venv is in the way: it is not empty and no virtual environment; move it elsewhere" in message
     assert (tmp_path / "venv" / "thesis").read_text() == "years of work"
 
 

@@ -211,7 +211,8 @@ def test_right_variables_encrypted_ones_too_go_on_and_no_role_checks_them_again(
     write(
         tmp_path,
         {
-            "group_vars/all.yml": 'python_source: uv\npython_version: "3.12"\n',
+            "group_vars/all.yml": 'python_source: uv\npython_version: "3.12"\nworkspace_environment: ""\n'
+            "base_pip_index_url: /srv/simple\n",
             "group_vars/pod.yml": vaulted(json.dumps(secrets)),
             "host_vars/solo-w0.yml": "git_deploy_keys:\n  - host: github.com\n    key: !vault |\n"
             + indent(vaulted(key.read_text()), " " * 6),

@@ -118,7 +118,8 @@ def test_environments_that_no_role_makes_are_told() -> None:
 
 def test_only_a_project_that_is_to_be_installed_needs_an_environment() -> None:
     editable: dict[str, Any] = {**PROJECT, "editable": ["."]}
-    projects: list[dict[str, Any]] = [PROJECT, editable | {"environment": "/opt/a"}, editable | {"state": "absent"}, editable]
+    projects: list[dict[str, Any]] = [PROJECT]
+    projects += [editable | {"environment": "/opt/a"}, editable | {"state": "absent"}, editable]
     assert workspace_environment_faults(projects, "/opt/venvs/jax") == []
     assert workspace_environment_faults(projects, "") == [
         "workspace_projects[3]: vision: environment is missing, and workspace_environment is empty; set either"
