@@ -111,6 +111,22 @@ def test_tcmalloc_is_preloaded_where_it_is_pinned_for_runs_and_nowhere_else(
     assert env.get(b"LD_PRELOAD") == (link.encode() if pinned else None)
 
 
+@pytest.mark.parametrize(("trusted", "expected"), [(["proxy.pem"], "/etc/ssl/certs/ca-certificates.crt"), ([], None)])
+def test_runs_know_the_certificates_that_logins_know(tmp_path: Path, trusted: list[str], expected: str | None) -> None:
+    """What the role launcher writes and names, as the host program takes it."""
+    launcher = yaml.safe_load((ROLES / "launcher/vars/main.yml").read_text())
+    written = launcher["__launcher_certificates"]
+    assert "{{ __launcher_certificates }}" in launcher["__launcher_files"]
+    path = tmp_path / written["path"][1:]
+    path.parent.mkdir(parents=True)
+    path.write_text(rendered(written["content"], __launcher_mark=launcher["__launcher_mark"]))
+    template = launcher["__launcher_config"]["environment_files"]
+    named = rendered(template, launcher_environment_files=[], base_ca_certificates=trusted)
+    from_host = environment.from_files([f"{tmp_path}{path}" for path in named])
+    found = environment.build(good(), myself(), "", from_host, "/files").get(b"SSL_CERT_FILE")
+    assert found == (expected and expected.encode())
+
+
 def test_a_missing_environment_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"absent: No such file"):
         environment.from_files([str(tmp_path / "absent")])

@@ -18,6 +18,7 @@ from roles.base.filter_plugins.base import (
     hugepages_wanted,
 )
 from roles.base.library import apt_mirrors, hugepages
+from roles.facts.library import managed_files
 from roles.facts.module_utils import text_files
 
 Run = Callable[..., dict[str, Any]]
@@ -70,6 +71,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         (lambda text: text, None),
         (lambda text: "# Autorité\n".encode() + text + b"# another\r\n" + text.replace(b"\n", b"\r\n"), None),
         (lambda text: None, "No such file or directory"),
+        (lambda text: b"$ANSIBLE_VAULT;1.1;AES256\n6162\n", None),
         (lambda text: b"", "it holds no certificate"),
         (lambda text: ssl.PEM_cert_to_DER_cert(text.decode()), "it holds no certificate"),
         (lambda text: text.replace(b"CERTIFICATE", b"PRIVATE KEY"), "it holds no certificate"),
@@ -93,6 +95,8 @@ def test_the_controllers_own_certificates_are_right(tmp_path: Path) -> None:
     assert certificate_faults(certificate_paths(["~/none.pem"], str(tmp_path)))[0].startswith(
         f"base_ca_certificates[0]: {Path.home()}/none.pem on this machine: "
     )
+    (fault,) = certificate_faults(certificate_paths(["~nobodyx/x.pem"], str(tmp_path)))
+    assert fault.startswith(f"base_ca_certificates[0]: {tmp_path}/~nobodyx/x.pem on this machine: No such file")
     bundle = ssl.get_default_verify_paths().cafile
     assert bundle is None or certificate_faults([bundle]) == []
 
@@ -104,7 +108,26 @@ def test_logins_know_the_system_s_certificates_while_there_are_more(trusted: lis
     ]
     (entry,) = Templar(DataLoader(), {"base_ca_certificates": trusted}).template(files)
     bundle = "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt" if trusted else ""
-    assert entry == {"path": "/etc/environment", "state": "block", "content": bundle}
+    assert (entry["path"], entry["state"], entry["content"]) == ("/etc/environment", "block", bundle)
+
+
+@pytest.mark.parametrize(
+    ("own", "kept"),
+    [("SSL_CERT_FILE=/mine\n", True), ("  export SSL_CERT_FILE=/mine\n", True), ("#SSL_CERT_FILE=/mine\n", False)],
+)
+def test_logins_keep_certificates_that_somebody_chose_for_them(run: Run, tmp_path: Path, own: str, kept: bool) -> None:
+    files = DataLoader().load_from_file("roles/base/vars/main.yml", trusted_as_template=True)[
+        "__base_environment_files"
+    ]
+    (entry,) = Templar(DataLoader(), {"base_ca_certificates": ["/etc/ssl/proxy.pem"]}).template(files)
+    path = tmp_path / "environment"
+    block = f"# BEGIN tpu_ops\n{entry['content']}\n# END tpu_ops\n"
+    asked = {"files": [entry | {"path": str(path)}]}
+    for text, after in ((own, own if kept else own + block), (own + block, own + block)):
+        path.write_text(text)
+        assert run(managed_files, asked)["changed"] is (text != after)
+        assert path.read_text() == after
+        assert run(managed_files, asked)["changed"] is False
 
 
 @pytest.mark.parametrize(

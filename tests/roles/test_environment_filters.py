@@ -115,10 +115,19 @@ def test_each_python_is_named_as_uv_finds_it() -> None:
         ([{"name": "a", "constraints": ["x=1"]}], "python_environments[0].constraints: a: requirement 'x=1'"),
         (
             [{"name": "a", "owner": "eve"}],
-            "python_environments[0].owner: a: eve has no account and is not in users_people",
+            "python_environments[0].owner: a: eve has no account and is not in users_people for this node; set owner",
         ),
         ([{"name": "a", "requirements": ["jax==0.10", "-e ./x", "x @ https://host/x.whl"], "python": "3.13"}], ""),
-        ([{"name": "a", "owner": "ada", "constraints": ["x<2", "y==1 # why"]}], ""),
+        (
+            [
+                {
+                    "name": "a",
+                    "owner": "ada",
+                    "constraints": ["x<2", "y==1 # why", "rich==13.9.4 --hash=sha256:00 --hash=sha256:11"],
+                }
+            ],
+            "",
+        ),
     ],
 )
 def test_environments_that_cannot_be_are_refused(environments: list[dict[str, Any]], said: str) -> None:

@@ -47,6 +47,14 @@ def test_what_was_there_for_another_python_goes_once_the_new_one_is_complete(
     assert run(uv_environments, arguments)["changed"] is False
 
 
+def test_a_directory_that_is_in_the_way_says_the_way_out(run: Run, tmp_path: Path, arguments: dict[str, Any]) -> None:
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "thesis").write_text("years of work")
+    message = run(uv_environments, arguments)["msg"]
+    assert f"{tmp_path}/venv is in the way: it is not empty and no virtual environment; move it elsewhere" in message
+    assert (tmp_path / "venv" / "thesis").read_text() == "years of work"
+
+
 def test_an_interrupted_change_of_python_is_gone_on_with(run: Run, tmp_path: Path, arguments: dict[str, Any]) -> None:
     by_hand(tmp_path / "venv", "3.8")
     uv = Path(arguments["uv"])

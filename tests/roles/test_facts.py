@@ -154,6 +154,19 @@ ConditionTimestamp=Sat 2026-11-21 12:00:00 UTC
     assert worker_facts.refused(shown) == ["a.service"]
 
 
+@pytest.mark.parametrize(
+    ("nsswitch", "unlisted"),
+    [
+        ("", []),
+        ("passwd: files systemd\ngroup:\tcompat [NOTFOUND=return] files\nshadow: ldap\n", []),
+        ("#passwd: sss\npasswd: files systemd sss # more\ngroup: files\n", ["accounts"]),
+        ("passwd: files [SUCCESS=merge] cache_oslogin oslogin\ngroup: files winbind", ["accounts", "groups"]),
+    ],
+)
+def test_a_directory_service_may_have_more_accounts_than_are_listed(nsswitch: str, unlisted: list[str]) -> None:
+    assert worker_facts.unlisted(nsswitch) == unlisted
+
+
 @pytest.mark.parametrize(("line", "choice"), [("always [madvise] never\n", "madvise"), ("", "")])
 def test_the_kernel_s_choice_of_hugepages_stands_in_brackets(line: str, choice: str) -> None:
     assert worker_facts.hugepages(line) == choice

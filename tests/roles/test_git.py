@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from roles.facts.filter_plugins import known_names
 from roles.facts.module_utils.as_person import PersonFault, as_person
 from roles.git.filter_plugins import git
 from roles.git.library import git_includes
@@ -310,10 +309,3 @@ def test_work_as_a_person_brings_results_and_faults_back() -> None:
     ):
         with pytest.raises(PersonFault, match=said):
             as_person(ME, work)
-
-
-def test_people_to_be_are_known_and_people_who_leave_are_not() -> None:
-    worker = {"accounts": {"root": {}, "bob": {}}, "groups": {"video": []}}
-    people = [{"name": "ada", "groups": ["deploy"]}, {"name": "bob", "state": "absent", "groups": ["old"]}]
-    assert known_names.known_accounts(worker, people) == ["ada", "root"]
-    assert known_names.known_groups(worker, people) == ["ada", "deploy", "root", "tpu-run", "video"]

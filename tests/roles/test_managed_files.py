@@ -106,6 +106,22 @@ def nothing(_: Path) -> None:
             {"path": "a", "state": "block", "content": ""},
             {"a": (0o600, "own\n")},
         ),
+        (
+            lambda at: ((at / "a").write_text("own\n"), (at / "a").chmod(0o640)),
+            {"path": "a", "state": "block", "content": "x"},
+            {"a": (0o640, "own\n# BEGIN tpu_ops\nx\n# END tpu_ops\n")},
+        ),
+        (
+            lambda at: ((at / "a").write_text("own\n"), (at / "a").chmod(0o640)),
+            {"path": "a", "state": "block", "content": "x", "mode": "0604"},
+            {"a": (0o604, "own\n# BEGIN tpu_ops\nx\n# END tpu_ops\n")},
+        ),
+        (
+            lambda at: (at / "a").symlink_to("none"),
+            {"path": "a", "state": "block", "content": ""},
+            {"a": (0o777, "none")},
+        ),
+        (lambda at: (at / "a").mkdir(0o755), {"path": "a", "state": "block", "content": ""}, {"a": (0o755, "")}),
     ],
 )
 def test_an_entry_is_made_once_and_check_mode_says_so_before(
@@ -226,6 +242,42 @@ def test_a_block_behind_a_link_that_leads_nowhere_or_where_others_write_is_refus
     assert message.startswith(f"{tmp_path}/rc: ")
     assert fault in message
     assert snapshot(tmp_path) == start
+
+
+@pytest.mark.parametrize("content", ["SSL_CERT_FILE=/y", ""])
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        ("A=1\n# BEGIN tpu_ops\nSSL_CERT_FILE=/x\nB=2\n", 2),
+        ("# BEGIN tpu_ops\nx\n# END tpu_ops\nA=1\n# BEGIN tpu_ops\nB=2\n", 5),
+        ("# BEGIN tpu_ops\nB=2\n# BEGIN tpu_ops\nx\n# END tpu_ops\n", 1),
+    ],
+)
+def test_a_block_that_does_not_end_costs_nobody_a_line(
+    keep: Keep, tmp_path: Path, before: str, line: int, content: str
+) -> None:
+    path = tmp_path / "environment"
+    path.write_text(before)
+    entry = {"path": str(path), "state": "block", "content": content}
+    assert not done(SELF | entry, worker_facts.entries([str(path)]))
+    message = keep(entry)["msg"]
+    assert message.startswith(f"{path}: line {line}, # BEGIN tpu_ops, has no # END tpu_ops after it; put that line")
+    assert path.read_text() == before
+
+
+def test_a_block_leaves_the_file_to_whom_it_belongs(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "environment"
+    path.write_text("A=1\n")
+    path.chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(path, 1234, 4321)
+    owned = path.stat()
+    entry = {"path": str(path), "state": "block", "content": "B=2"}
+    assert run(managed_files, {"files": [entry]})["changed"] is True
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, found.st_mode) == (owned.st_uid, owned.st_gid, owned.st_mode)
+    assert done(entry, worker_facts.entries([str(path)]))
+    assert not done(entry | {"mode": "0644"}, worker_facts.entries([str(path)]))
 
 
 def test_a_place_in_a_sticky_directory_is_guarded_once_root_has_it(tmp_path: Path) -> None:

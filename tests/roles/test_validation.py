@@ -108,6 +108,7 @@ PACKAGE = (
 PEM = "none-such.pem on this machine: No such file or directory; name a file in PEM form"
 PATH = "give it from / on, without blanks and .."
 ZONES = "`timedatectl list-timezones` lists them"
+EVE = "eve has no account and is not in users_people for this node; set %s, or list eve for this node"
 SAID = f"""\
 group_vars/all.yml:1: user_people: no role has this variable; did you mean users_people? {OWN} ({ALL})
 group_vars/all.yml:2: disks_mount: no role has this variable; did you mean disks_mounts? {OWN} ({ALL})
@@ -117,7 +118,7 @@ group_vars/all.yml:11: users_people[1].key: unknown key; did you mean keys? ({AL
 group_vars/all.yml:11: users_people[1]: ada: listed twice, {FIRST} ({ALL})
 group_vars/all.yml:14: disks_mounts: /mnt/a is listed twice ({ALL})
 group_vars/all.yml:17: nfs_exports: /srv/share has two servers, pod-w0 and pod-w1 ({ALL})
-group_vars/all.yml:19: git_people[0]: eve has no account and is not in users_people ({ALL})
+group_vars/all.yml:19: git_people[0]: {EVE % "person"} ({ALL})
 group_vars/all.yml:20: workspace_timeout: 0 is too small; give 1 or more (solo-w0)
 group_vars/all.yml:21: base_log_max: 'lots' {SIZE} ({ALL})
 group_vars/all.yml:22: base_timezone: there is no time zone 'Mars/Olympus'; {ZONES} ({ALL})
@@ -132,7 +133,7 @@ group_vars/all.yml:30: nfs_mount_timeout: 0 is too small; give 1 or more ({ALL})
 group_vars/all.yml:31: nfs_wait: 0 is too small; give 1 or more ({ALL})
 group_vars/all.yml:32: base_ca_certificates[0]: {PEM} ({ALL})
 group_vars/all.yml:33: users_keys_directory: 'keys' is not an absolute path; {PATH} ({ALL})
-group_vars/all.yml:34: python_environments[0].owner: tools: eve has no account and is not in users_people ({ALL})
+group_vars/all.yml:34: python_environments[0].owner: tools: {EVE % "owner"} ({ALL})
 group_vars/pod.yml:1: {JAX} (pod-w[0-2])
 group_vars/pod.yml:3: {ZSH} (pod-w[0-2])
 group_vars/pod.yml:4: shell_packages[0]: 'Bad Pkg' {PACKAGE} (pod-w[0-2])
@@ -210,7 +211,8 @@ def test_right_variables_encrypted_ones_too_go_on_and_no_role_checks_them_again(
     write(
         tmp_path,
         {
-            "group_vars/all.yml": 'python_source: uv\npython_version: "3.12"\n',
+            "group_vars/all.yml": 'python_source: uv\npython_version: "3.12"\nworkspace_environment: ""\n'
+            "base_pip_index_url: /srv/simple\n",
             "group_vars/pod.yml": vaulted(json.dumps(secrets)),
             "host_vars/solo-w0.yml": "git_deploy_keys:\n  - host: github.com\n    key: !vault |\n"
             + indent(vaulted(key.read_text()), " " * 6),

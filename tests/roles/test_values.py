@@ -71,13 +71,34 @@ def test_servers_are_one_name_or_address_each() -> None:
 
 
 def test_mirrors_and_indexes_are_addresses() -> None:
-    right = {"http://a.example/ubuntu": "https://m.example/u", "file:/srv/a": "file:/srv/b"}
-    assert values.address_faults({"index": "https://index.test/simple", "none": "", "mirrors": right}) == []
-    wrong = {"http://a.example": "", "b.example": "https://m.example", "http://c.example x": "https://m.example"}
-    faults = values.address_faults({"index": "ada:s3cret@index.test/simple", "url": "http://a b", "mirrors": wrong})
+    right = {
+        "http://a.example/ubuntu": "https://m.example/u",
+        "file:/srv/a": "file:/srv/b",
+        "cdrom:[Debian 13 _Trixie_ - amd64]/": "HTTPS://m.example/u",
+    }
+    indexes = {"index": "https://index.test/simple", "none": "", "local": "/srv/simple", "capitals": "HTTP://i.test/"}
+    assert values.address_faults(indexes | {"mirrors": right}, "local") == []
+    wrong = {
+        "http://a.example": "",
+        "b.example": "https://m.example",
+        "http://c.example x": "https://m.example",
+        "http://d.example": "http://e.example http://f.example",
+        "http://g.example http://h.example": "http://i.example",
+        "http://j.example": "/srv/mirror",
+        "http://k.example": "cdrom:[Debian 13]/",
+    }
+    lists = {
+        "index": "ada:s3cret@index.test/simple",
+        "url": "http://a b",
+        "two": "https://a/simple https://b/simple",
+        "local": "/srv/simple",
+    }
+    faults = values.address_faults(lists | {"mirrors": wrong})
     assert [fault.partition(": is no address")[0] for fault in faults] == [
         "index",
         "url",
+        "two",
+        "local",
         *(f"mirrors: {old}" for old in wrong),
     ]
     assert "s3cret" not in "".join(faults)

@@ -13,6 +13,7 @@ import pytest
 from roles.facts.module_utils.as_person import PersonFault
 from roles.workspace.filter_plugins.workspace import (
     workspace_chosen,
+    workspace_environment_faults,
     workspace_environment_warnings,
     workspace_faults,
     workspace_only_faults,
@@ -113,6 +114,16 @@ def test_environments_that_no_role_makes_are_told() -> None:
     said = "environment /opt/venvs/jx is that of no role: neither jax_venv nor in python_environments"
     found = workspace_environment_warnings(projects, "/opt/venvs/jax", "/opt/venvs/jax", environments)
     assert found == [f"workspace_projects[0]: a: {said}"]
+
+
+def test_only_a_project_that_is_to_be_installed_needs_an_environment() -> None:
+    editable: dict[str, Any] = {**PROJECT, "editable": ["."]}
+    projects: list[dict[str, Any]] = [PROJECT]
+    projects += [editable | {"environment": "/opt/a"}, editable | {"state": "absent"}, editable]
+    assert workspace_environment_faults(projects, "/opt/venvs/jax") == []
+    assert workspace_environment_faults(projects, "") == [
+        "workspace_projects[3]: vision: environment is missing, and workspace_environment is empty; set either"
+    ]
 
 
 def test_each_remote_and_ref_is_asked_for_once_and_whole_commits_are_not() -> None:

@@ -105,8 +105,11 @@ def credentials_faults(entries: list[Entry], environment: dict[str, str], accoun
             given = resolved(entry, environment)
             faults += [f"{where}: {name} is missing" for name in needed if not given.get(name)]
             continue
-        if person not in accounts:
-            faults.append(f"{where}: {person} has no account and is not in users_people")
+        if not {person, "*"} & set(accounts):
+            faults.append(
+                f"{where}: {person} has no account and is not in users_people for this node; set person, or list"
+                f" {person} for this node"
+            )
         found = source_faults(entry, environment)
         given = resolved(entry, environment)
         lacking = {f"{field} is missing" for field, option in FROM_ENV.items() if entry.get(option)}

@@ -103,8 +103,11 @@ def disks_faults(mounts: list[Mount], accounts: list[str], groups: list[str]) ->
         faults += [f"{where}: {fault}" for fault in mount_faults(mount)]
         for key, known in (("owner", accounts), ("group", groups)):
             name = str(mount.get(key, ""))
-            if name and not name.isdecimal() and name not in known:
-                faults.append(f"{where}: there is no {key} {name}, and users_people makes none")
+            if name and not name.isdecimal() and not {name, "*"} & set(known):
+                faults.append(
+                    f"{where}: there is no {key} {name}, and users_people makes none on this node; set {key}, or list"
+                    f" {name} for this node"
+                )
     for one, other in itertools.combinations(mounts, 2):
         a, b = str(one.get("path")), str(other.get("path"))
         if a == b:

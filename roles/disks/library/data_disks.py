@@ -177,7 +177,9 @@ class DataDisks:
                 try:
                     find(mount[key])
                 except KeyError as exc:
-                    raise Refusal("there is no %s %s on this worker" % (key, mount[key])) from exc
+                    raise Refusal(
+                        "there is no %s %s on this worker; set %s in disks_mounts, or make it" % (key, mount[key], key)
+                    ) from exc
 
     def check_blank(self, mount: Mount, disk: Disk) -> None:
         """Refuse to format what should not be."""

@@ -31,9 +31,13 @@ def done(entry: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> bo
         return not found or found.get("block") == ""
     if state == "link":
         return found == {"state": "link", "target": entry["target"]}
-    mode = entry.get("mode") or ("0755" if state == "directory" else "0644")
-    wanted = {"state": "file" if state == "block" else state, "mode": mode.zfill(4)}
-    wanted |= {key: entry.get(key, "root") for key in ("owner", "group")}
+    # A block leaves a file's owner and mode as they are.
+    mode = "0755" if state == "directory" else "0644"
+    kept = {} if state == "block" else {"owner": "root", "group": "root", "mode": mode}
+    wanted = kept | {key: str(entry[key]) for key in ("owner", "group", "mode") if entry.get(key)}
+    wanted |= {"state": "file" if state == "block" else state}
+    if "mode" in wanted:
+        wanted["mode"] = wanted["mode"].zfill(4)
     if state == "block":
         wanted["block"] = digest(str(content).rstrip("\n"))
     elif entry.get("base64") is not None:

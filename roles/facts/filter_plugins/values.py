@@ -14,8 +14,10 @@ ZONE = re.compile(
     r"((Africa|America|Antarctica|Arctic|Asia|Atlantic|Australia|Brazil|Canada|Chile|Etc|Europe|Indian|Mexico|Pacific|US)"
     r"(/[A-Za-z0-9_+-]+)+|[A-Z][A-Za-z0-9_+-]+)"
 )
-#: Where apt, pip and uv can fetch from.
-ADDRESS = re.compile(r"[a-z][a-z0-9+]*:/\S*")
+#: Where apt, pip and uv can fetch from. Schemes may be written in capitals (RFC 3986, 3.1).
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+]*:/\S*")
+#: What a mirror can stand for: also the medium that an installation came from (sources.list(5)).
+SOURCE = re.compile(rf"{ADDRESS.pattern}|cdrom:\[[^\]\n]*\]\S*")
 #: An absolute path without blanks and without a way up.
 PATH = re.compile(r"(?!.*/\.\.(/|$))/\S+")
 #: The largest number that programs in C keep.
@@ -86,21 +88,28 @@ def server_faults(names: list[str], variable: str) -> list[str]:
     ]
 
 
-def address_faults(values: dict[str, str | dict[str, str]]) -> list[str]:
+def address_faults(values: dict[str, str | dict[str, str]], *local: str) -> list[str]:
     """Given variables that are addresses, or mappings from one to another, return what nobody could fetch from.
 
     Empty ones are none. An address is not repeated: it may hold a password.
+
+    Args:
+        values: By name.
+        local: Names of those that may be absolute paths as well.
     """
-    places: dict[str, str] = {}
+    places: dict[str, bool] = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            places |= {f"{name}: {old}": f"{old} {new}" for old, new in value.items()}
+            places |= {
+                f"{name}: {old}": bool(SOURCE.fullmatch(old) and ADDRESS.fullmatch(str(new)))
+                for old, new in value.items()
+            }
         elif value:
-            places[name] = value
+            places[name] = bool(ADDRESS.fullmatch(value) or (name in local and PATH.fullmatch(value)))
     return [
         f"{place}: is no address without blanks, such as https://mirror.example.org/path"
-        for place, text in places.items()
-        if not all(map(ADDRESS.fullmatch, text.split(" ")))
+        for place, right in places.items()
+        if not right
     ]
 
 

@@ -8,7 +8,7 @@ import tempfile
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.file_entries import File
+from ansible.module_utils.file_entries import File, nothing_asked
 from ansible.module_utils.guarded_paths import Refused
 
 DOCUMENTATION = r"""
@@ -37,7 +37,8 @@ options:
         description:
           - V(file) has O(files[].content), or keeps its own where that is left out and must then be there.
           - V(block) holds O(files[].content) between two marked lines; the rest of the file stays, and no content
-            removes the lines, and leaves a file without them as it is.
+            removes the lines, and leaves a file without them as it is, and whatever stands there that is no file.
+            A first line without a last one is refused.
           - V(link) points to O(files[].target), which must be there.
           - V(absent) removes a file, a link or an empty directory.
         type: str
@@ -60,20 +61,23 @@ options:
         description: Variable that O(files[].target) is from; the refusal of a target that is missing names it.
         type: str
       owner:
-        description: Name or number of the owner.
+        description: Name or number of the owner; root when left out, and for V(block) that of the file that is there.
         type: str
-        default: root
       group:
-        description: Name or number of the group.
+        description: Name or number of the group; root when left out, and for V(block) that of the file that is there.
         type: str
-        default: root
       mode:
-        description: Permissions as an octal string; 0644 for files and 0755 for directories when left out.
+        description:
+          - Permissions as an octal string. When left out, 0755 for directories, for V(block) those of the file that is
+            there, and 0644 for all other files.
         type: str
       begins:
         description:
           - With V(absent), the beginning of the file that is removed. What begins otherwise, or is no file, is somebody
             else's and stays.
+        type: str
+      unless:
+        description: With V(block), regular expression of others' lines; a file with one gets no block.
         type: str
       validate:
         description: Command that accepts the new file, whose path replaces C(%s), by ending with 0.
@@ -128,6 +132,8 @@ def plan(module: AnsibleModule, entry: dict[str, Any]) -> dict[str, str] | None:
     Raises:
         Refused: It cannot be.
     """
+    if nothing_asked(entry):
+        return None
     file = File(entry, check=module.check_mode)
     try:
         if not file.differs():
@@ -169,10 +175,11 @@ def main() -> None:
                     "once": {"type": "bool", "default": False},
                     "target": {"type": "str"},
                     "target_from": {"type": "str"},
-                    "owner": {"type": "str", "default": "root"},
-                    "group": {"type": "str", "default": "root"},
+                    "owner": {"type": "str"},
+                    "group": {"type": "str"},
                     "mode": {"type": "str"},
                     "begins": {"type": "str"},
+                    "unless": {"type": "str"},
                     "validate": {"type": "str"},
                 },
             },

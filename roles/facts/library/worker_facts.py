@@ -81,8 +81,9 @@ ansible_facts:
   description:
     - C(worker) has C(packages), name -> version of what is installed; C(apt_lists) with C(age) in seconds and
       C(filled); C(accounts), name -> C(uid), C(gid), C(home), C(shell), C(comment), C(groups); C(groups), name ->
-      members; C(units), name -> C(active), C(enabled), where C(active) is skipped for an enabled unit whose conditions
-      systemd found unmet; C(hugepages), the kernel's choice of transparent hugepages; C(mounts), a list of C(source),
+      members; C(unlisted), which of C(accounts) and C(groups) a directory service may have more of; C(units), name ->
+      C(active), C(enabled), where C(active) is skipped for an enabled unit whose conditions systemd found unmet;
+      C(hugepages), the kernel's choice of transparent hugepages; C(mounts), a list of C(source),
       C(target), C(fstype), C(options); C(filesystems), those that the kernel knows by now; C(programs), path -> first
       line of what C(--version) says, without those that do not run; C(signing_keys), path -> fingerprints of the
       primary keys in it; C(mentions), word -> files that have it.
@@ -217,6 +218,20 @@ def people() -> tuple[dict[str, Any], dict[str, list[str]]]:
     return accounts, groups
 
 
+def unlisted(nsswitch: str) -> list[str]:
+    """Given the text of /etc/nsswitch.conf, return which of accounts and groups others than files may have more of.
+
+    A directory service answers for each name, and need not list any.
+    """
+    found = []
+    for name, database in (("accounts", "passwd"), ("groups", "group")):
+        lines = re.findall(r"^[ \t]*%s:([^#\n]*)" % database, nsswitch, re.MULTILINE)
+        sources = re.sub(r"\[[^]]*\]", " ", " ".join(lines)).split()
+        if set(sources) - {"files", "compat", "systemd"}:
+            found.append(name)
+    return found
+
+
 def apt_lists(directory: str) -> dict[str, Any]:
     """Return the age of apt's lists in seconds, and whether there are any; images may be shipped with none."""
     times = []
@@ -331,6 +346,7 @@ def main() -> None:
         "apt_lists": apt_lists(LISTS),
         "accounts": accounts,
         "groups": groups,
+        "unlisted": unlisted(text("/etc/nsswitch.conf")),
         "units": unit_states("--type=service,socket,timer,mount,automount,path", module.params["units"]),
         "hugepages": hugepages(text("/sys/kernel/mm/transparent_hugepage/enabled")),
         "mounts": mounts(text("/proc/self/mountinfo")),

@@ -14,7 +14,8 @@ from typing import Any
 from ansible.module_utils.guarded_paths import Refused, followed, guarded, make_parents, open_directory
 
 BEGIN, END = "# BEGIN tpu_ops", "# END tpu_ops"
-BLOCK = re.compile(r"^%s\n.*?^%s\n?" % (re.escape(BEGIN), re.escape(END)), re.MULTILINE | re.DOTALL)
+#: From a beginning to the next end; a beginning without one would take the lines of others along.
+BLOCK = re.compile(r"^{0}\n(?:(?!{0}$).*\n)*?{1}$\n?".format(re.escape(BEGIN), re.escape(END)), re.MULTILINE)
 
 
 def with_block(text: str, block: str) -> str:
@@ -28,16 +29,30 @@ def with_block(text: str, block: str) -> str:
     return rest + ("\n" if rest and not rest.endswith("\n") else "") + new
 
 
+def open_block(text: str) -> int:
+    """Given a file's text, return the number of the line that begins a block without an end; 0 where there is none."""
+    # A block that is whole becomes as many empty lines, so that numbers stay.
+    rest = BLOCK.sub(lambda match: "\n" * match[0].count("\n"), text)
+    return next((number for number, line in enumerate(rest.split("\n"), 1) if line == BEGIN), 0)
+
+
 def block_in(text: str) -> str | None:
     """Given a file's text, return what `with_block` has written between the marked lines; empty where there are none.
 
     None is a block that it would write in another way.
     """
+    if open_block(text):
+        return None
     match = BLOCK.search(text)
     if not match:
         return ""
     block = match[0][len(BEGIN) + 1 :].rpartition(END)[0].rstrip("\n")
     return block if block and with_block(text, block) == text else None
+
+
+def nothing_asked(entry: dict[str, Any]) -> bool:
+    """Return whether an entry wants no block where there is no file that could have one."""
+    return entry["state"] == "block" and entry["content"] == "" and not os.path.isfile(entry["path"])
 
 
 def number(name: str, kind: str) -> int | None:
@@ -71,18 +86,31 @@ class File:
             raise Refused("a block has a content")
         if (self.state == "link") != (entry["target"] is not None):
             raise Refused("links, and nothing else, have a target")
+        if entry["unless"] is not None and self.state != "block":
+            raise Refused("unless goes with the state block only")
         if entry["begins"] is not None and self.state != "absent":
             raise Refused("begins goes with the state absent only")
         mode = entry["mode"] or ("0755" if self.state == "directory" else "0644")
         if not re.match(r"^[0-7]{3,4}$", mode):
             raise Refused("mode %r is not octal, such as '0644'" % mode)
         self.mode = int(mode, 8)
-        self.ids = (number(entry["owner"], "owner"), number(entry["group"], "group"))
+        self.ids = (number(entry["owner"] or "root", "owner"), number(entry["group"] or "root", "group"))
         for kind, found in (("owner", self.ids[0]), ("group", self.ids[1])):
             # Check mode may not have made the account; nobody's number differs from every file's.
             if found is None and not check and self.state not in ("link", "absent"):
-                raise Refused("there is no %s %s on this host" % (kind, entry[kind]))
+                raise Refused("there is no %s %s on this host" % (kind, entry[kind] or "root"))
         self.look()
+        if self.state == "block" and self.found is not None:
+            self.keep_attributes(self.found)
+
+    def keep_attributes(self, found: os.stat_result) -> None:
+        """Take owner, group and mode of the file that is there for what the entry does not give: it is somebody's."""
+        if not self.entry["mode"]:
+            self.mode = stat.S_IMODE(found.st_mode)
+        self.ids = (
+            self.ids[0] if self.entry["owner"] else found.st_uid,
+            self.ids[1] if self.entry["group"] else found.st_gid,
+        )
 
     def look(self) -> None:
         """Read what stands in the entry's place."""
@@ -134,6 +162,12 @@ class File:
             raise Refused("something else than a %s is in the way" % self.state)
         with os.fdopen(self.open(), encoding="utf-8", errors="surrogateescape", newline="") as stream:
             text: str = stream.read()
+        line = open_block(text) if self.state == "block" else 0
+        if line:
+            raise Refused(
+                "line %d, %s, has no %s after it; put that line where the block ends, or take line %d out with what"
+                " belongs to it" % (line, BEGIN, END, line)
+            )
         return text
 
     def open(self) -> int:
@@ -158,7 +192,10 @@ class File:
         if self.state == "link":
             return str(self.entry["target"])
         if self.state == "block":
-            return with_block((self.before or "") if self.is_file() else "", self.content)
+            text = (self.before or "") if self.is_file() else ""
+            unless = self.entry["unless"]
+            taken = unless and not BLOCK.search(text) and re.search(unless, text, re.MULTILINE)
+            return with_block(text, "" if taken else self.content)
         if self.content is None or (self.entry["once"] and self.found is not None):
             return self.before
         return str(self.content)
@@ -184,7 +221,7 @@ class File:
         """Return whether anything is to be changed."""
         if self.entry["once"] and self.found is not None:
             return False
-        if self.state == "block" and not self.content and (self.before or "") == self.after():
+        if self.state == "block" and (self.before or "") == self.after() == BLOCK.sub("", self.before or ""):
             return False  # Without lines of the role the file is somebody else's.
         if self.state == "link" and self.found is not None and not stat.S_ISLNK(self.found.st_mode):
             return True

@@ -90,8 +90,11 @@ def people_faults(people: list[Entry], accounts: list[str]) -> list[str]:
     names = [entry.get("person") for entry in people]
     for position, entry in enumerate(people):
         where = f"git_people[{position}]: {names[position]}"
-        if names[position] not in accounts:
-            faults.append(f"{where} has no account and is not in users_people")
+        if not {names[position], "*"} & set(accounts):
+            faults.append(
+                f"{where} has no account and is not in users_people for this node; set person, or list"
+                f" {names[position]} for this node"
+            )
         if names[position] in names[:position]:
             faults.append(f"{where} is listed twice")
         if (email := entry.get("email")) and not re.fullmatch(r"[^\s<>@]+@[^\s<>@]+", email):
@@ -138,7 +141,7 @@ def deploy_key_faults(deploy_keys: list[Entry], host_keys: dict[str, list[str]],
             faults.append(f"{where} has a key already; give each further key an alias of its own")
         if fault := private_key_fault(str(entry.get("key", ""))):
             faults.append(f"{where}: key {fault}")
-        if group and group not in groups:
+        if group and not {group, "*"} & set(groups):
             faults.append(f"{where}: there is no group {group}, and users_people makes none")
     return faults
 

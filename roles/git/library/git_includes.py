@@ -216,7 +216,7 @@ class Includes:
         except KeyError:
             # Check mode may not have made the account; one that has gone takes its home's file with it.
             if wanted and not self.check:
-                self.faults.append("git_people: %s has no account" % name)
+                self.faults.append("git_people: %s has no account; make one, or take the entry off the list" % name)
             return
         own, include = os.path.join(account.pw_dir, ".gitconfig"), os.path.join(self.directory, "people", name)
         try:

@@ -127,8 +127,11 @@ def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> li
         faults += [f"clients: {fault}" for host in clients if (fault := address_fault(host, hosts))]
         for key, known in (("owner", nfs["accounts"]), ("group", nfs["groups"])):
             name = str(export.get(key) or "root")
-            if not name.isdecimal() and name not in known:
-                faults.append(f"there is no {key} {name}, and users_people makes none")
+            if not name.isdecimal() and not {name, "*"} & set(known):
+                faults.append(
+                    f"there is no {key} {name}, and users_people makes none on this node; set {key}, or list {name} for"
+                    " this node"
+                )
     return faults
 
 

@@ -107,7 +107,10 @@ class NfsHost(Server, Client):  # type: ignore[misc] # Ansible alone knows modul
             for key, find in (("owner", pwd.getpwnam), ("group", grp.getgrnam)):
                 # Check mode makes no accounts, so they may come yet.
                 if number(export[key], find) < 0 and not self.module.check_mode:
-                    refusals.append("nfs_exports: %s: there is no %s %s on this worker" % (path, key, export[key]))
+                    refusals.append(
+                        "nfs_exports: %s: there is no %s %s on this worker; set %s, or make it"
+                        % (path, key, export[key], key)
+                    )
         mounts = self.mounts()
         for mount in coming:
             try:

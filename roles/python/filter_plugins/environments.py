@@ -157,8 +157,9 @@ def environment_faults(
         if (python := str(entry.get("python") or version)) not in programs:
             known = ", ".join(programs)
             found.append(("python", f"{python} is none of this worker's ({known}); add it to python_more_versions"))
-        if (owner := str(entry.get("owner") or "root")) not in accounts:
-            found.append(("owner", f"{owner} has no account and is not in users_people"))
+        if not {owner := str(entry.get("owner") or "root"), "*"} & set(accounts):
+            fault = f"{owner} has no account and is not in users_people for this node; set owner, or list {owner} for"
+            found.append(("owner", f"{fault} this node"))
         faults += [f"{_where(position, key, names)}: {name}: {fault}" for key, fault in found]
     return faults
 
@@ -184,7 +185,7 @@ def requirement_faults(requirements: list[str]) -> list[str]:
         if not re.match(r"[A-Za-z0-9]", text) or "/" in text.partition("@")[0]:
             continue
         try:
-            Requirement(text.partition(" #")[0])
+            Requirement(re.split(r" #|\s--hash\b", text, maxsplit=1)[0])
         except InvalidRequirement as exc:
             faults.append(f"requirement '{text}': {str(exc).splitlines()[0]}")
     return faults

@@ -147,7 +147,9 @@ def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
         if step == "look" or module.check_mode:  # Its account comes with the rest.
             environment = Environment(wanted, Uv(program, module.params["cache_dir"], timeout))
             return "" if step == "resolve" else environment.unmade()
-        raise Fault("there is no account %s, who is to own it" % wanted["owner"]) from None
+        raise Fault(
+            "there is no account %s, who is to own it; set owner, or make the account" % wanted["owner"]
+        ) from None
     reason = stranger_in(wanted["path"], account.pw_uid)
     if reason:
         raise Fault(

@@ -297,7 +297,10 @@ class Environment:
         names = os.listdir(self.path)
         # An interrupted run may have kept everything and made nothing yet.
         if names and "pyvenv.cfg" not in names and not self.kept():
-            raise Fault("%s is in the way: it is not empty and no virtual environment" % self.path)
+            raise Fault(
+                "%s is in the way: it is not empty and no virtual environment; move it elsewhere, or give the"
+                " environment another path" % self.path
+            )
         if self.is_fresh():
             kept = os.path.join(self.path, time.strftime(KEPT, time.gmtime()))
             for name in PARTS:

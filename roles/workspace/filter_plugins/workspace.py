@@ -83,10 +83,26 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
                 found.append(f"path {path} is that of {earlier}, or in it, or the other way round")
         if project.get("state", "present") == "present":
             owner, group = project.get("owner") or "root", project.get("group")
-            found += [] if owner in known["accounts"] else [f"owner {owner} has no account and is not in users_people"]
-            found += [] if not group or group in known["groups"] else [f"there is no group {group}"]
+            if not {owner, "*"} & set(known["accounts"]):
+                found.append(
+                    f"owner {owner} has no account and is not in users_people for this node; set owner, or list {owner}"
+                    " for this node"
+                )
+            if group and not {group, "*"} & set(known["groups"]):
+                found.append(f"there is no group {group}")
         faults += [f"{where}: {fault}" for fault in found]
     return faults
+
+
+def workspace_environment_faults(projects: list[Project], environment: str) -> list[str]:
+    """Given the projects and workspace_environment, return which are to be installed, and nothing says where."""
+    return [
+        f"workspace_projects[{position}]: {project.get('name')}: environment is missing, and workspace_environment is"
+        " empty; set either"
+        for position, project in enumerate(projects)
+        if project.get("editable") and project.get("state", "present") == "present"
+        if not (project.get("environment") or environment)
+    ]
 
 
 def workspace_environment_warnings(
@@ -177,6 +193,7 @@ class FilterModule:
         """Return the filters by name."""
         return {
             "workspace_chosen": workspace_chosen,
+            "workspace_environment_faults": workspace_environment_faults,
             "workspace_environment_warnings": workspace_environment_warnings,
             "workspace_faults": workspace_faults,
             "workspace_only_faults": workspace_only_faults,

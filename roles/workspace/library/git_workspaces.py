@@ -358,7 +358,10 @@ def main() -> None:
         name = project["name"]
         if account is None:
             if project["state"] == "present" and not module.check_mode:
-                faults.append("%s: the owner %s has no account" % (name, project["owner"]))
+                faults.append(
+                    "%s: the owner %s has no account; set owner in workspace_projects, or make the account"
+                    % (name, project["owner"])
+                )
             elif project["state"] == "present":
                 actions.append("%s: clone %s" % (name, project["path"]))
             continue
