@@ -56,7 +56,7 @@ def test_a_play_asks_once_for_each_node_and_needs_no_worker_for_it(fleet: FleetD
     play = {
         "hosts": "all",
         "gather_facts": False,
-        "vars_files": [f"{role}/defaults/main.yml", f"{role}/vars/main.yml"],
+        "vars_files": [f"{ROOT}/roles/facts/vars/main.yml", f"{role}/defaults/main.yml", f"{role}/vars/main.yml"],
         "tasks": [{"ansible.builtin.import_tasks": f"{role}/tasks/metadata_keys.yml"}],
     }
     (tmp_path / "play.yml").write_text(json.dumps([play]))
