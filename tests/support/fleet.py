@@ -132,8 +132,8 @@ def fleet(fleet_api: LabApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def slow_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetDir]:
-    """The same over an API of its own, whose operations take a second."""
-    api = LabApi(tmp_path / "api" / "state.json", seconds=1, projects=PROJECTS)
+    """The same over an API of its own, whose operations take longer than a command does on a busy machine."""
+    api = LabApi(tmp_path / "api" / "state.json", seconds=2.5, projects=PROJECTS)
     api.start()
     yield fleet_dir(api, tmp_path, monkeypatch)
     api.close()
