@@ -59,9 +59,9 @@ async def together(play: Path) -> AsyncIterator[Path]:
 
 @pytest.fixture
 def few_files() -> Iterator[None]:
-    """The limit of open files that a login shell may have, smaller still."""
+    """A limit that lets this process open some more files, far fewer than the sessions take."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (128, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/dev/fd").iterdir()]) + 64, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -118,3 +118,11 @@ async def test_more_sessions_than_the_system_allows_are_an_error_for_people(
         await Fanout(play / "config").run([f"w{number}" for number in range(COUNT)], ["true"], limit=5)
     assert "ulimit -Hn" in caught.value.where
     assert (play / "calls").read_text() == ""
+
+
+def test_a_process_that_cannot_open_one_more_file_still_gets_room(few_files: None) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    ssh.make_room(1)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1
+    ssh.make_room(COUNT)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > COUNT

@@ -52,9 +52,14 @@ def make_room(sessions: int) -> None:
     Raises:
         OpsError: The system does not allow it.
     """
-    # Those of now are in /dev/fd, on Linux and macOS alike.
-    need = len([*Path("/dev/fd").iterdir()]) + _OTHER_FILES + _FILES * sessions
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        # Those of now are in /dev/fd, on Linux and macOS alike.
+        now = len([*Path("/dev/fd").iterdir()])
+    except OSError:
+        # It takes a file to look there: none is left.
+        now = soft
+    need = now + _OTHER_FILES + _FILES * sessions
     if soft == resource.RLIM_INFINITY or soft >= need:
         return
     try:
