@@ -274,6 +274,34 @@ def test_keys_that_are_known_already_are_compared_where_that_is_asked_for(fleet,
     failed(tpu_ops("refresh", "--verify-keys"), 1, "pod-w0", "CHANGED", f"ssh-keygen -R {one}")
 
 
+def test_who_verifies_keys_is_told_of_how_many_and_of_whom_not_and_why(fleet, tpu_ops):
+    fleet.write(projects=[fleet.project, fleet.second])
+    fleet.create("pod", "v4-16")
+    fleet.create("theirs", project=fleet.second)
+    tpu_ops("refresh")
+    fleet.create("new")
+    code, out, err = tpu_ops("refresh", "--verify-keys")
+    assert (code, err) == (0, "")
+    assert "host keys of 3 workers compared\n" in out  # none was known of the new one
+    fleet.api.fault(project=fleet.project, method="GetGuestAttributes", code="PERMISSION_DENIED", message="denied")
+    fleet.api.fault(project=fleet.second, method="ListNodes", code="PERMISSION_DENIED", message="denied")
+    result, told = tpu_ops("refresh", "--verify-keys"), tpu_ops("refresh", "--verify-keys", "--json")
+    plain = tpu_ops("refresh")
+    fleet.api.clear_faults()
+    failed(result, 3, "the host keys of 4 of 4 workers could not be compared", printed=True)
+    assert "the host keys of new-w0, pod-w0, pod-w1 could not be compared: denied (PERMISSION_DENIED)" in result[2]
+    assert "the host keys of theirs-w0 could not be compared: the API did not list it this time" in result[2]
+    assert "no change\nhost keys of 0 workers compared\n" in result[1]
+    data = json.loads(told[1])
+    assert (told[0], data["compared"], sorted(data["not_compared"])) == (
+        3,
+        [],
+        ["new-w0", "pod-w0", "pod-w1", "theirs-w0"],
+    )
+    assert plain[0] == 0
+    assert "compared" not in plain[1] + plain[2]
+
+
 def test_a_dry_run_does_not_pretend_to_verify_keys(fleet, tpu_ops):
     failed(tpu_ops("refresh", "--dry-run", "--verify-keys"), 2, "--verify-keys", "leave --dry-run out")
 

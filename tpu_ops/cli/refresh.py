@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpu_ops import config, texts
 from tpu_ops.cli import options, output
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
+from tpu_ops.errors import CloudError, ExitCode, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet import first_contact, hostkeys, origin, selection, sources, ssh_include, update
 from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.first_contact import Answer
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify-keys",
         action="store_true",
-        help="compare the host keys of all nodes, not only learn those of new ones",
+        help="compare the host keys of all nodes, not only learn those of new ones; fails where some cannot be",
     )
     parser.add_argument(
         "--trust-first",
@@ -58,33 +58,63 @@ def run(args: argparse.Namespace) -> int:
     about = tuple(hostkeys.about(worker.label) for worker in chosen)
     warnings = [text for text in fleet.warnings if not about or not text.startswith(about)]
     warnings += selection.unreachable(settings, fleet.listed, asked=not args.dry_run)
+    unknown = {host: why for host, why in fleet.compared.items() if why}
+    warnings += _not_compared(unknown)
     for text in warnings:
         output.warning(text)
     if not args.json:
-        for text in changes.news():
-            output.line(text)
-        output.line(summary(fleet, changes))
-        if fleet.source:
-            output.line(fleet.age)
-        if source is not None and source != origin.source_of(settings) and not args.dry_run:
-            output.info(f"`snapshot` is set ({settings.snapshot}): other commands go on reading that")
-        if not args.dry_run:
-            path = fleet.ssh_config
-            output.line("ssh HOST" if ssh_include.installed(path) else f"ssh -F {shlex.quote(str(path))} HOST")
+        _show(args, fleet, changes, source)
     answers = _trust(args, settings, fleet, chosen) if chosen else []
     silent = [answer for answer in answers if answer.problem]
     if args.json:
-        written = {} if args.dry_run else {"ssh_config": str(fleet.ssh_config), "known_hosts": str(fleet.known_hosts)}
-        contacted = {"contacted": _rows(answers), "silent": {answer.worker.host: answer.problem for answer in silent}}
-        told = {**changes.to_json(), "warnings": warnings, "workers": len(fleet.workers), **written}
-        output.as_json({**told, **contacted} if args.trust_first else told)
+        told = {**changes.to_json(), "warnings": warnings, "workers": len(fleet.workers)}
+        if not args.dry_run:
+            told |= {"ssh_config": str(fleet.ssh_config), "known_hosts": str(fleet.known_hosts)}
+        if args.verify_keys:
+            told |= {"compared": [host for host in fleet.compared if host not in unknown], "not_compared": unknown}
+        if args.trust_first:
+            told |= {"contacted": _rows(answers), "silent": {answer.worker.host: answer.problem for answer in silent}}
+        output.as_json(told)
     if silent:
         raise UnreachableError(
             f"{len(silent)} of {len(answers)} workers did not answer with a host key: {silent[0].problem}",
             where=" ".join(answer.worker.host for answer in silent),
             fix="see why, then run this again; what the others answered is not asked for again",
         )
+    if unknown:
+        raise CloudError(
+            f"the host keys of {len(unknown)} of {texts.count(len(fleet.compared), 'worker')} could not be compared",
+            where=texts.some(list(unknown)),
+            fix="the warnings say why; run this again, or compare them on the workers' serial consoles (docs/ssh.md)",
+        )
     return ExitCode.OK
+
+
+def _show(args: argparse.Namespace, fleet: Fleet, changes: Changes, source: str | None) -> None:
+    """Print what changed and what was written."""
+    for text in changes.news():
+        output.line(text)
+    output.line(summary(fleet, changes))
+    if args.verify_keys:
+        same = list(fleet.compared.values()).count("")
+        output.line(f"host keys of {texts.count(same, 'worker')} compared")
+    if fleet.source:
+        output.line(fleet.age)
+    if source is not None and source != origin.source_of(fleet.settings) and not args.dry_run:
+        output.info(f"`snapshot` is set ({fleet.settings.snapshot}): other commands go on reading that")
+    if not args.dry_run:
+        path = fleet.ssh_config
+        output.line("ssh HOST" if ssh_include.installed(path) else f"ssh -F {shlex.quote(str(path))} HOST")
+
+
+def _not_compared(unknown: Mapping[str, str]) -> list[str]:
+    """Given hosts and why their keys could not be compared, return one warning per reason."""
+    hosts: dict[str, list[str]] = {}
+    for host, why in unknown.items():
+        hosts.setdefault(why, []).append(host)
+    return [
+        f"the host keys of {texts.some(few, 4, 'others')} could not be compared: {why}" for why, few in hosts.items()
+    ]
 
 
 def _check(args: argparse.Namespace) -> None:

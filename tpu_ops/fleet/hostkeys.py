@@ -100,6 +100,26 @@ def alarm(alias: str, host: str, file: Path, *, trusted_first: bool) -> HostKeyA
     )
 
 
+def compared(
+    workers: Iterable[Worker], known: Container[str], published: Container[str], reasons: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the serving workers whose known host keys were to be compared: host -> why they could not be, or empty.
+
+    Args:
+        workers: Of the fleet.
+        known: Aliases whose host keys were known before.
+        published: Aliases whose host keys were learned.
+        reasons: Node's full name -> why its host keys could not be learned.
+    """
+    return {
+        worker.host: ""
+        if worker.host_key_alias in published
+        else reasons.get(worker.node.full_name) or "no host key is published for it"
+        for worker in workers
+        if worker.node.state in SERVING_STATES and worker.host_key_alias in known
+    }
+
+
 def about(label: str) -> str:
     """Return how a warning of `missing` about a node begins."""
     return f"node {label}:"

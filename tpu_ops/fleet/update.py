@@ -112,8 +112,14 @@ def refresh(
         shown = files.read_shown(question, stored) if told else old
         files.write_snapshot(question, now, told=told)
     _end_masters(settings, old, now.nodes)
-    missing = hostkeys.missing(selection.reached(settings, now.nodes), keys, seen.learned.reasons)
-    return replace_fields(fleet, warnings=(*fleet.warnings, *missing)), _changes(settings, shown, now.nodes)
+    asked = {node.full_name for node in seen.nodes}
+    reasons = {node.full_name: "the API did not list it this time" for node in now.nodes if node.full_name not in asked}
+    reasons |= seen.learned.reasons
+    reached = selection.reached(settings, now.nodes)
+    missing = hostkeys.missing(reached, keys, reasons)
+    compared = hostkeys.compared(reached, known, seen.learned.keys, reasons) if verify_keys else {}
+    fleet = replace_fields(fleet, warnings=(*fleet.warnings, *missing), compared=compared)
+    return fleet, _changes(settings, shown, now.nodes)
 
 
 def _changes(settings: Settings, old: Snapshot | None, nodes: tuple[Node, ...]) -> Changes:

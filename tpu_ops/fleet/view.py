@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpu_ops import texts
@@ -34,6 +34,8 @@ class Fleet:
         asked_at: When the API was asked, seconds since 1970.
         warnings: What could not be listed or learned, in words.
         source: Where the published snapshot was read from that it is of; empty where the API was asked.
+        compared: Workers whose known host keys were to be compared with the published ones: host -> why they could not
+            be, or empty; nothing where that was not asked for.
     """
 
     settings: Settings
@@ -44,6 +46,7 @@ class Fleet:
     asked_at: float
     warnings: tuple[str, ...] = ()
     source: str = ""
+    compared: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def age(self) -> str:
