@@ -325,6 +325,28 @@ def test_instance_names_are_asked_for_where_iap_needs_them_and_only_once(fleet):
     assert fleet.api.requests(fleet.project)["GetGuestAttributes"] == 1
 
 
+def test_a_node_that_lost_its_endpoints_has_no_instance_names_until_it_is_back(fleet, monkeypatch):
+    fleet.create("inner", "v4-16", networkConfig={"enableExternalIps": False})
+    fleet.write(iap=True)
+    settings = fleet.settings()
+    update.refresh(settings)
+    listed = origin.list_nodes
+
+    def without_endpoints(*args, **options):
+        found = listed(*args, **options)
+        gone = {"state": "STOPPED", "internal_ips": [], "external_ips": []}
+        return replace(found, nodes=tuple(entry | gone for entry in found.nodes))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(origin, "list_nodes", without_endpoints)
+        seen, _ = update.refresh(settings)
+    assert (seen.workers, seen.nodes[0].instance_names) == ((), ())
+    assert Files(settings.state_dir).damage() == ""
+    assert view.cached(settings).nodes == seen.nodes
+    # Back with the same id, it is asked for them again.
+    assert all(worker.instance_name for worker in update.refresh(settings)[0].workers)
+
+
 def test_concurrent_refreshes_leave_whole_files(fleet):
     fleet.create("pod", "v4-16")
     settings, failures = fleet.settings(), []

@@ -86,20 +86,22 @@ def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_k
             workers = selection.reached(settings, nodes)
             asked = guest_attributes.wanted(workers, known, verify=verify_keys, instance_names=settings.iap)
             learned = guest_attributes.fetch(tpu, asked, instance_names=settings.iap)
-    names = {node.full_name: learned.instance_names.get(node.full_name, node.instance_names) for node in nodes}
-    nodes = tuple(replace_fields(node, instance_names=names[node.full_name]) for node in nodes)
+    nodes = tuple(_named(node, learned.instance_names.get(node.full_name, ())) for node in nodes)
     return Seen(asked_at, nodes, listing.unanswered, learned, listing.warnings)
 
 
 def with_instance_names(listed: Iterable[Node], others: Iterable[Node]) -> tuple[Node, ...]:
     """Give nodes that have none the instance names that are known of the same node ids."""
     known = {node.node_id: node.instance_names for node in others if node.instance_names}
-    return tuple(
-        node
-        if node.instance_names or node.node_id not in known
-        else replace_fields(node, instance_names=known[node.node_id])
-        for node in listed
-    )
+    return tuple(node if node.instance_names else _named(node, known.get(node.node_id, ())) for node in listed)
+
+
+def _named(node: Node, names: tuple[str, ...]) -> Node:
+    """Give a node the instance names of its workers; it keeps its own where these are not of as many workers.
+
+    A node that stops, for one, is listed without endpoints.
+    """
+    return replace_fields(node, instance_names=names) if names and len(names) == node.worker_count else node
 
 
 def with_unanswered(
