@@ -174,6 +174,22 @@ def test_nodes_are_named_by_name_or_label(fleet, name, words):
     assert [word for word in words if word not in str(caught.value)] == []
 
 
+def test_a_jump_that_the_filters_hide_is_trusted_by_the_name_in_the_warning(silent, play, fleet):
+    fleet.create("inner", networkConfig={"enableExternalIps": False})
+    fleet.write(proxy_jump="pod-w1", names=["inner"])
+    seen, _ = update.refresh(fleet.settings())
+    assert any("`tpu_ops refresh --trust-first pod`" in text for text in seen.warnings)
+    (jump,) = first_contact.workers_of(seen, ["pod"])
+    assert jump.host == "pod-w1"
+    answering(play, jump)
+    first_contact.record(seen.settings, first_contact.ask(seen.settings, seen, [jump]))
+    assert hostkeys.has_keys(seen.settings, [jump])
+    with pytest.raises(UsageError, match="name its node: pod"):
+        first_contact.workers_of(seen, ["pod-w1"])
+    with pytest.raises(UsageError, match=r"no node is called 'pod-w0'.*: inner, pod"):
+        first_contact.workers_of(seen, ["pod-w0"])
+
+
 def test_a_node_without_an_id_is_never_vouched_for(member, tmp_path):
     settings = member.settings()
     source = tmp_path / "published.json"

@@ -44,25 +44,26 @@ class Answer:
 
 
 def workers_of(fleet: Fleet, names: Sequence[str]) -> list[Worker]:
-    """Return the workers of the nodes with these names or labels.
+    """Return the workers of the nodes with these names or labels; of a jump that the filters hide, the jump.
 
     Raises:
         UsageError: A name is none or that of several nodes, or its node does not serve or has no id.
     """
-    return [worker for name in dict.fromkeys(names) for worker in _workers_of(fleet, name)]
+    workers = selection.reached(fleet.settings, fleet.listed)
+    return [worker for name in dict.fromkeys(names) for worker in _workers_of(workers, name)]
 
 
-def _workers_of(fleet: Fleet, name: str) -> list[Worker]:
+def _workers_of(workers: Sequence[Worker], name: str) -> list[Worker]:
     where = "--trust-first"
-    found = [worker for worker in fleet.workers if name in (worker.label, worker.node.name)]
+    found = [worker for worker in workers if name in (worker.label, worker.node.name)]
     labels = sorted({worker.label for worker in found})
     if name in labels:
         found, labels = [worker for worker in found if worker.label == name], [name]
     if len(labels) > 1:
         raise UsageError(f"several nodes are called {name!r}", where=where, fix=f"use {' or '.join(labels)}")
     if not found:
-        node = next((worker.label for worker in fleet.workers if worker.host == name), "")
-        known = ", ".join(sorted({worker.label for worker in fleet.workers})) or "none"
+        node = next((worker.label for worker in workers if worker.host == name), "")
+        known = ", ".join(sorted({worker.label for worker in workers})) or "none"
         fix = f"name its node: {node}" if node else f"nodes with workers: {known}"
         raise UsageError(f"no node is called {name!r}", where=where, fix=fix)
     if not found[0].node.node_id:
