@@ -10,6 +10,7 @@ import pytest
 
 from tpu_ops import config
 from tpu_ops.errors import UsageError
+from tpu_ops.remote.playbook import project_of
 
 MINIMAL = {"plugin": "tpu_vm", "projects": ["lab"], "user": "ada"}
 
@@ -195,12 +196,12 @@ def test_the_fleet_is_the_nearest_directory_upwards(tmp_path):
     (tmp_path / "inventory/tpu_vm.yml").touch()
     below = tmp_path / "a" / "b"
     below.mkdir(parents=True)
-    assert config.find_fleet(None, {}, below) == tmp_path
+    assert config.find_file(None, {}, below) == tmp_path / config.FLEET_FILE
     other = tmp_path / "other" / "inventory"
     other.mkdir(parents=True)
     (other / "tpu_vm.yml").touch()
-    assert config.find_fleet(None, {"TPU_OPS_FLEET": str(other.parent)}, below) == other.parent
-    assert config.find_fleet(str(tmp_path), {"TPU_OPS_FLEET": str(other.parent)}, below) == tmp_path
+    assert config.find_file(None, {"TPU_OPS_FLEET": str(other.parent)}, below) == other / "tpu_vm.yml"
+    assert config.find_file(str(tmp_path), {"TPU_OPS_FLEET": str(other.parent)}, below) == tmp_path / config.FLEET_FILE
 
 
 @pytest.mark.parametrize(
@@ -213,8 +214,38 @@ def test_the_fleet_is_the_nearest_directory_upwards(tmp_path):
 )
 def test_no_fleet_is_an_error_that_says_where_it_looked(tmp_path, fleet, environ, words):
     with pytest.raises(UsageError) as caught:
-        config.find_fleet(fleet, environ, tmp_path)
+        config.find_file(fleet, environ, tmp_path)
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("place", ["our.tpu_vm.yml", "inventory/tpu_vm.yaml", "inventory/our.tpu_vm.yml"])
+def test_a_file_of_another_name_is_a_fleet_of_its_own_wherever_it_is_named(tmp_path, monkeypatch, environ, place):
+    file = tmp_path / "a fleet" / place
+    file.parent.mkdir(parents=True)
+    file.write_text("plugin: tpu_vm\nprojects: [lab]\nuser: ada\n")
+    monkeypatch.chdir(tmp_path)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    found = config.load(f"a fleet/{place}")
+    monkeypatch.setenv("TPU_OPS_FLEET", str(file))
+    assert config.load() == found == config.load_file(file)
+    assert (found.path, found.file) == (tmp_path / "a fleet", file)
+    assert found.command("list") == f"tpu_ops list --fleet '{file}'"
+    assert project_of(found.path, found.file).inventory == file
+    for fleet, start in ((None, file.parent), (str(tmp_path / "a fleet"), tmp_path), (str(file.parent), tmp_path)):
+        with pytest.raises(UsageError) as caught:
+            config.find_file(fleet, {}, start)
+        assert str(file) in caught.value.fix
+
+
+def test_a_file_that_ansible_would_not_read_is_no_fleet(tmp_path):
+    (tmp_path / "fleet.yml").write_text("plugin: tpu_vm\n")
+    with pytest.raises(UsageError, match=r"tpu_vm\.yml or tpu_vm\.yaml"):
+        config.find_file(str(tmp_path / "fleet.yml"), {}, tmp_path)
+
+
+def test_a_fleet_directory_is_named_by_no_command(file, environ):
+    assert settings(file, environ).command("refresh") == "tpu_ops refresh"
 
 
 @pytest.fixture
@@ -243,7 +274,7 @@ def odd(tmp_path):
 def test_a_path_that_cannot_be_used_is_said_with_where_it_stands(odd, monkeypatch, name, words, said):
     monkeypatch.chdir(odd)
     with pytest.raises(UsageError) as caught:
-        config.find_fleet(name if said == "--fleet" else None, {"TPU_OPS_FLEET": name}, odd)
+        config.find_file(name if said == "--fleet" else None, {"TPU_OPS_FLEET": name}, odd)
     assert caught.value.where == said
     assert [word for word in words if word not in caught.value.what] == []
 
@@ -251,7 +282,7 @@ def test_a_path_that_cannot_be_used_is_said_with_where_it_stands(odd, monkeypatc
 def test_a_fleet_and_a_state_whose_path_is_no_text_are_refused(odd, file, environ):
     latin = odd / os.fsdecode(b"fl\xe9")
     for read in (
-        lambda: config.nearest_fleet(latin),
+        lambda: config.nearest_file(latin),
         lambda: config.load_file(latin / "inventory" / "tpu_vm.yml"),
         lambda: settings(file, environ | {"TPU_OPS_STATE": str(latin)}),
         lambda: settings(file, environ | {"TPU_OPS_STATE": "", "HOME": str(latin)}),

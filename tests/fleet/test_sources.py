@@ -78,8 +78,8 @@ def test_the_home_of_a_user_that_there_is_not_is_said_with_where_it_stands(membe
         (lambda: sources.parse("~nobodyhere/x", Path("/here"), "--from"), "--from"),
         (lambda: origin.source_of(member.settings(TPU_OPS_SNAPSHOT="~nobodyhere/x")), "TPU_OPS_SNAPSHOT"),
         (lambda: member.settings(TPU_OPS_STATE="~nobodyhere/x"), "TPU_OPS_STATE"),
-        (lambda: config.find_fleet(None, {"TPU_OPS_FLEET": "~nobodyhere/x"}, Path("/")), "TPU_OPS_FLEET"),
-        (lambda: config.find_fleet("~nobodyhere/x", {}, Path("/")), "--fleet"),
+        (lambda: config.find_file(None, {"TPU_OPS_FLEET": "~nobodyhere/x"}, Path("/")), "TPU_OPS_FLEET"),
+        (lambda: config.find_file("~nobodyhere/x", {}, Path("/")), "--fleet"),
     ):
         with pytest.raises(UsageError, match="~nobodyhere") as caught:
             ask()

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.nodes import key
 from tests.support.published import KEYS, NOW, POD, SOLO
+from tpu_ops.cloud.listing import list_nodes
 from tpu_ops.errors import CloudError
 from tpu_ops.fleet import documents, guest_attributes, hostkeys, masters, origin, selection, update, view
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
@@ -330,10 +331,9 @@ def test_a_node_that_lost_its_endpoints_has_no_instance_names_until_it_is_back(f
     fleet.write(iap=True)
     settings = fleet.settings()
     update.refresh(settings)
-    listed = origin.list_nodes
 
     def without_endpoints(*args, **options):
-        found = listed(*args, **options)
+        found = list_nodes(*args, **options)
         gone = {"state": "STOPPED", "internal_ips": [], "external_ips": []}
         return replace(found, nodes=tuple(entry | gone for entry in found.nodes))
 

@@ -254,6 +254,21 @@ def test_host_keys_are_asked_for_where_the_option_says_so(fleet, said, learn):
     assert ("`tpu_ops refresh --trust-first pod`" in said()) != learn
 
 
+def test_what_is_said_of_a_file_of_another_name_can_be_typed(fleet, said, capsys):
+    fleet.create("pod", "v4-8")
+    file = fleet.path / "our.tpu_vm.yml"
+    fleet.file.rename(file)
+    fleet.api.fault(project=fleet.project, method="GetGuestAttributes", code="NOT_FOUND", message="disabled")
+    assert hosts(inventory(fleet, source=str(file))) == ["pod-w0"]
+    fleet.api.clear_faults()
+    assert f"`tpu_ops refresh --fleet {file} --trust-first pod`" in said()
+    # The same state as Ansible's: nothing has changed since it looked.
+    assert main(["refresh", "--fleet", str(file)]) == 0
+    assert "1 worker, no change" in capsys.readouterr().out
+    assert main(["refresh"]) == 2
+    assert f"name the file by --fleet or TPU_OPS_FLEET: {file}" in capsys.readouterr().err
+
+
 def test_an_answer_that_takes_long_is_spoken_of_while_it_is_waited_for(fleet, said, monkeypatch):
     monkeypatch.setattr("tpu_ops.cloud.client.TELL_AFTER", 0.05)
     before = list(logging.getLogger("tpu_ops").handlers)

@@ -80,6 +80,17 @@ def test_the_shell_is_pointed_to_the_lab_and_away_from_any_credentials(lab, tmp_
     assert found["TPU_OPS_FLEET"] == str(tmp_path / "fleet")
 
 
+@pytest.mark.parametrize("place", ["our.tpu_vm.yml", "inventory/tpu_vm.yaml"])
+def test_the_shell_keeps_a_fleets_file_of_another_name(lab, tmp_path, place):
+    file = tmp_path / "fleet" / place
+    file.parent.mkdir(parents=True)
+    (tmp_path / "fleet" / "ansible.cfg").touch()
+    found = environment.variables(lab, Endpoints("127.0.0.1:1", "http://127.0.0.1:2"), file)
+    assert found["TPU_OPS_FLEET"] == str(file)
+    assert found["ANSIBLE_INVENTORY"] == f"{file},{lab.inventory_file}"
+    assert found["ANSIBLE_CONFIG"] == str(tmp_path / "fleet" / "ansible.cfg")
+
+
 def test_without_a_fleet_around_the_lab_brings_its_own(lab):
     instance.ensure_key(lab)
     environment.write_inventory(lab, {})

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the playbook and show how every host came out of it."""
     settings = config.load(args.fleet)
-    project = playbook.project_of(settings.path)
+    project = playbook.project_of(settings.path, settings.file)
     file = project.playbook(args.playbook)
     if args.target and args.limit:
         raise UsageError("the target is named twice", where=f"--limit {args.limit}", fix=f"leave out {args.target}")
@@ -97,7 +97,7 @@ def converge(
         HostError: It failed on some.
         UsageError: Ansible did not run it.
     """
-    project = playbook.project_of(settings.path)
+    project = playbook.project_of(settings.path, settings.file)
     file = project.playbook(name)
     progress = Progress()
     given = (["-e", json.dumps(dict(variables))] if variables else []) + (["--check"] if check else [])

@@ -224,12 +224,10 @@ def _env(lab: Instance, args: argparse.Namespace) -> int:
 
 
 def _fleet_inventory() -> Path | None:
-    """Return the tpu_vm.yml of the fleet that TPU_OPS_FLEET names or that is around the working directory, or None."""
+    """Return the file of the fleet that TPU_OPS_FLEET names or that is around the working directory, or None."""
     if os.environ.get("TPU_OPS_FLEET"):
-        fleet: Path | None = config.find_fleet(None, os.environ, Path.cwd())
-    else:
-        fleet = config.nearest_fleet(Path.cwd())
-    return fleet / config.FLEET_FILE if fleet else None
+        return config.find_file(None, os.environ, Path.cwd())
+    return config.nearest_file(Path.cwd())
 
 
 def _status(lab: Instance, args: argparse.Namespace) -> int:

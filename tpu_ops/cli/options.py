@@ -16,8 +16,9 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
     """Declare --fleet."""
     parser.add_argument(
         "--fleet",
-        metavar="DIR",
-        help="the fleet directory (default: TPU_OPS_FLEET, else the nearest one upwards with inventory/tpu_vm.yml)",
+        metavar="PATH",
+        help="the fleet directory, or a file ending in tpu_vm.yml (default: TPU_OPS_FLEET, else the nearest directory "
+        "upwards with inventory/tpu_vm.yml)",
     )
 
 

@@ -5,9 +5,10 @@ can be pointed at another endpoint or project without an edit. Every error names
 variable, that it came from.
 """
 
-from tpu_ops.config.find import find_fleet, load, load_file, nearest_fleet, read_file
-from tpu_ops.config.read import FLEET_FILE, PRIVATE_KEYS, check_project, check_zone, from_data
+from tpu_ops.config.find import find_file, load, load_file, nearest_file, read_file
+from tpu_ops.config.read import PRIVATE_KEYS, check_project, check_zone, from_data
 from tpu_ops.config.settings import (
+    FLEET_FILE,
     LOCAL_TIMEOUT,
     OWN_KEYS,
     PLUGIN_FLAGS,
@@ -31,10 +32,10 @@ __all__ = [
     "Settings",
     "check_project",
     "check_zone",
-    "find_fleet",
+    "find_file",
     "from_data",
     "load",
     "load_file",
-    "nearest_fleet",
+    "nearest_file",
     "read_file",
 ]

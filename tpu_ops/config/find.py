@@ -10,10 +10,13 @@ from typing import Any
 import yaml
 
 from tpu_ops import files
-from tpu_ops.config.read import FLEET_FILE, from_data
-from tpu_ops.config.settings import Settings
+from tpu_ops.config.read import from_data
+from tpu_ops.config.settings import FLEET_FILE, Settings
 from tpu_ops.errors import UsageError
 from tpu_ops.options import shown
+
+#: How the names of fleets' files end, here and for the inventory plugin.
+ENDINGS = ("tpu_vm.yml", "tpu_vm.yaml")
 
 #: Bytes that a fleet's file may have.
 _LARGEST = 10_000_000
@@ -45,13 +48,13 @@ def load(fleet: str | None = None) -> Settings:
     """Return the settings of a fleet.
 
     Args:
-        fleet: The fleet directory (`--fleet`); else TPU_OPS_FLEET, else the nearest parent directory that has
-            `inventory/tpu_vm.yml`.
+        fleet: The fleet directory, or a file of another name than its `inventory/tpu_vm.yml` (`--fleet`); else
+            TPU_OPS_FLEET, else the nearest parent directory that has an `inventory/tpu_vm.yml`.
 
     Raises:
         UsageError: No fleet is found, or its settings are wrong; names file and key.
     """
-    return load_file(find_fleet(fleet, os.environ, Path.cwd()) / FLEET_FILE)
+    return load_file(find_file(fleet, os.environ, Path.cwd()))
 
 
 def load_file(file: Path) -> Settings:
@@ -64,41 +67,69 @@ def load_file(file: Path) -> Settings:
     return from_data(read_file(file), file, os.environ)
 
 
-def find_fleet(fleet: str | None, environ: Mapping[str, str], start: Path) -> Path:
-    """Given `--fleet`, the environment and the working directory, return the fleet directory.
+def find_file(fleet: str | None, environ: Mapping[str, str], start: Path) -> Path:
+    """Given `--fleet`, the environment and the working directory, return the fleet's file.
 
     Raises:
         UsageError: There is none.
     """
     named = fleet or environ.get("TPU_OPS_FLEET", "")
     if named:
-        said = "--fleet" if fleet else "TPU_OPS_FLEET"
-        path = files.resolved(named, said)
-        if not (path / FLEET_FILE).is_file():
-            raise UsageError(
-                f"the fleet directory has no {FLEET_FILE}",
-                where=f"{path} (from {said})",
-                fix=f"name a directory that holds {FLEET_FILE}",
-            )
-        return path
-    if found := nearest_fleet(start):
+        return _named_file(named, "--fleet" if fleet else "TPU_OPS_FLEET")
+    if found := nearest_file(start):
         return found
+    others = next(filter(None, map(_others, (start, *start.parents))), "")
     raise UsageError(
         f"no fleet: neither this directory nor one above it has {FLEET_FILE}",
         where=str(start),
-        fix="change to the fleet directory, or name it by --fleet or TPU_OPS_FLEET",
+        fix=f"name the file by --fleet or TPU_OPS_FLEET: {others}"
+        if others
+        else "change to the fleet directory, or name it by --fleet or TPU_OPS_FLEET",
     )
 
 
-def nearest_fleet(start: Path) -> Path | None:
-    """Return the nearest directory upwards that is a fleet directory, or None.
+def _named_file(named: str, said: str) -> Path:
+    """Return the file of a fleet directory, or the file that is named itself.
+
+    Raises:
+        UsageError: There is none, or Ansible would not read it.
+    """
+    path, folder = files.expanded(named, said), files.resolved(named, said)
+    if path.is_file():
+        if not path.name.endswith(ENDINGS):
+            raise UsageError(
+                "no fleet's file is called that: Ansible would not read it",
+                where=f"{path} (from {said})",
+                fix=f"name a file that ends in {' or '.join(ENDINGS)}, or a fleet directory",
+            )
+        # As for Ansible, a file that is a link is a fleet of its own.
+        return files.resolved(str(path.parent), said) / path.name
+    if not (folder / FLEET_FILE).is_file():
+        others = _others(folder)
+        raise UsageError(
+            f"the fleet directory has no {FLEET_FILE}",
+            where=f"{folder} (from {said})",
+            fix=f"name the file: {others}" if others else f"name a directory that holds {FLEET_FILE}",
+        )
+    return folder / FLEET_FILE
+
+
+def _others(folder: Path) -> str:
+    """Return the fleets' files of other names that a directory has, the first few, as a sentence holds them."""
+    found = (path for place in (folder, folder / FLEET_FILE.parent) for path in place.glob("*tpu_vm.y*ml"))
+    names = sorted(str(path) for path in found if path.name.endswith(ENDINGS) and path.is_file())
+    return " or ".join(names[:3])
+
+
+def nearest_file(start: Path) -> Path | None:
+    """Return the file of the nearest directory upwards that is a fleet directory, or None.
 
     Raises:
         UsageError: The path of where it starts is no text.
     """
     start = files.resolved(str(start), "the working directory")
-    folders = (start, *start.parents)
-    return next((folder for folder in folders if (folder / FLEET_FILE).is_file()), None)
+    found = (folder / FLEET_FILE for folder in (start, *start.parents))
+    return next((file for file in found if file.is_file()), None)
 
 
 def read_file(file: Path) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from tpu_ops.cloud.auth import KINDS, Auth
 from tpu_ops.config import composed
 from tpu_ops.config.hosts import USER, USER_AT_HOST, is_loopback
 from tpu_ops.config.settings import (
+    FLEET_FILE,
     LOCAL_TIMEOUT,
     OWN_KEYS,
     PLUGIN_FLAGS,
@@ -27,9 +28,6 @@ from tpu_ops.config.settings import (
 from tpu_ops.config.templates import evaluated, is_template
 from tpu_ops.errors import UsageError
 from tpu_ops.options import Options, Value, check_name, did_you_mean, shown
-
-#: Where a fleet directory keeps its file.
-FLEET_FILE = Path("inventory/tpu_vm.yml")
 
 #: Private keys that are looked for, in this order, where none is set. The second is the one gcloud makes.
 PRIVATE_KEYS = ("id_ed25519", "google_compute_engine", "id_rsa")
@@ -76,13 +74,13 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
             options.flag(key, default=False)
     composed.check(options)
     in_fleet = file.parts[-2:] == FLEET_FILE.parts
-    origin = file.parent.parent if in_fleet else file
+    folder = file.parent.parent if file.parent.name == FLEET_FILE.parts[0] else file.parent
     endpoint = _endpoint(options)
     snapshot = options.text("snapshot", "TPU_OPS_SNAPSHOT").value
     # `api` stays as it is written: unlike nothing, it is the API whatever source is remembered.
     published = snapshot not in ("", "api")
     return Settings(
-        path=origin if in_fleet else file.parent,
+        path=folder,
         file=file,
         projects=options.names("projects", _PROJECT, _A_PROJECT, "TPU_OPS_PROJECT"),
         zones=options.names("zones", _ZONE, _A_ZONE, "TPU_OPS_ZONES"),
@@ -106,7 +104,9 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         iap=options.flag("iap", default=False),
         forward_agent=options.flag("forward_agent", default=False),
         learn_host_keys=options.flag("learn_host_keys", default=True),
-        state_dir=_for_ssh(files.state_root(environ), _OF_STATE) / "fleets" / _state_name(origin, endpoint),
+        state_dir=_for_ssh(files.state_root(environ), _OF_STATE)
+        / "fleets"
+        / _state_name(folder if in_fleet else file, endpoint),
     )
 
 

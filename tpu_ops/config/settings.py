@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
 from tpu_ops.cloud.auth import Auth
+
+#: Where a fleet directory keeps its file.
+FLEET_FILE = Path("inventory/tpu_vm.yml")
 
 #: Keys of the file that say what the fleet is and how its workers are reached: `Settings` holds them.
 OWN_KEYS = (
@@ -115,7 +119,7 @@ class Settings:
     """What a fleet's file and the environment say, checked.
 
     Attributes:
-        path: The fleet directory.
+        path: The fleet directory: that of the file, or the one above where that is an `inventory`.
         file: The file that was read.
         projects: Project ids without repetition; asking the API needs at least one, a published snapshot none.
         zones: Zones to ask; empty means all.
@@ -156,3 +160,8 @@ class Settings:
     iap: bool = False
     forward_agent: bool = False
     learn_host_keys: bool = True
+
+    def command(self, name: str) -> str:
+        """Return a command on this fleet, as in ``tpu_ops refresh``; it names a file that is found by no directory."""
+        found = self.file.parts[-2:] == FLEET_FILE.parts
+        return f"tpu_ops {name}" if found else f"tpu_ops {name} --fleet {shlex.quote(str(self.file))}"

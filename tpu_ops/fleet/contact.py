@@ -103,8 +103,9 @@ def out_of_reach(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
 def without_host_keys(fleet: Fleet) -> dict[str, str]:
     """Return what to do about the workers that serve and of which, or of whose jump, no host key is known."""
     settings, keys = fleet.settings, hostkeys.keys_of(fleet.settings)
+    refresh = settings.command("refresh")
     found = {
-        worker.host: hostkeys.to_trust(worker)
+        worker.host: hostkeys.to_trust(worker, refresh)
         for worker in selection.reached(settings, fleet.listed)
         if worker.node.state in SERVING_STATES and worker.host_key_alias not in keys
     }

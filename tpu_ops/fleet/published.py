@@ -75,7 +75,7 @@ def read(settings: Settings, source: str, *, learn: bool) -> Seen:
     return Seen(found.asked_at, nodes, (), learned, warnings, source)
 
 
-def refuse_outdated(seen: Seen, old: Snapshot | None) -> None:
+def refuse_outdated(settings: Settings, seen: Seen, old: Snapshot | None) -> None:
     """Refuse a published snapshot that is older than what is known.
 
     Raises:
@@ -89,5 +89,6 @@ def refuse_outdated(seen: Seen, old: Snapshot | None) -> None:
         f"the published snapshot is older than what is known here: it was asked from the API "
         f"{texts.ago(seen.asked_at, now)}, what is known {texts.ago(old.asked_at, now)}",
         where=sources.shown(seen.source),
-        fix="ask who publishes it to publish again; who may ask the API goes back by `tpu_ops refresh --from api`",
+        fix="ask who publishes it to publish again; who may ask the API goes back by "
+        f"`{settings.command('refresh')} --from api`",
     )

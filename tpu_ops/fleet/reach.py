@@ -84,7 +84,8 @@ class Ways:
             return ""
         return (
             f"proxy_jump {self._outside}: no worker of the projects and zones is called that now, so that ssh takes it "
-            "for a machine outside the fleet, without the fleet's host key; `tpu_ops list` shows the workers"
+            "for a machine outside the fleet, without the fleet's host key; "
+            f"`{self._settings.command('list')}` shows the workers"
         )
 
     @property

@@ -53,7 +53,7 @@ def look(settings: Settings, *, source: str | None = None) -> tuple[Fleet, Chang
     old = stored.answer(question_of(settings)) if stored else None
     if seen.source:
         # Whatever was asked for last: who asks for less once does not want to go back in time later.
-        published.refuse_outdated(seen, stored.snapshot if stored else None)
+        published.refuse_outdated(settings, seen, stored.snapshot if stored else None)
     nodes = origin.with_unanswered(seen.nodes, seen.unanswered, old)
     now = Snapshot(seen.asked_at, nodes, seen.source)
     shown = files.read_shown(question_of(settings), stored)
@@ -93,7 +93,7 @@ def refresh(
             _log.warning("%s: %s; it was asked for again and is replaced", files.snapshot, damage)
         old = stored.answer(question) if stored else None
         if seen.source:
-            published.refuse_outdated(seen, stored.snapshot if stored else None)
+            published.refuse_outdated(settings, seen, stored.snapshot if stored else None)
         if old is not None and not seen.source and not old.source and seen.asked_at < old.asked_at <= time.time():
             # Another process asked later and wrote first: its nodes are the newer ones, and it may have asked for no
             # keys. (A view of the future is not newer: the clock was set back.)
@@ -116,7 +116,7 @@ def refresh(
     reasons = {node.full_name: "the API did not list it this time" for node in now.nodes if node.full_name not in asked}
     reasons |= seen.learned.reasons
     reached = selection.reached(settings, now.nodes)
-    missing = hostkeys.missing(reached, keys, reasons)
+    missing = hostkeys.missing(reached, keys, reasons, settings.command("refresh"))
     compared = hostkeys.compared(reached, known, seen.learned.keys, reasons) if verify_keys else {}
     fleet = replace_fields(fleet, warnings=(*fleet.warnings, *missing), compared=compared)
     return fleet, _changes(settings, shown, now.nodes)

@@ -21,10 +21,11 @@ def variables(lab: Instance, endpoints: Endpoints, fleet_inventory: Path | None)
     Args:
         lab: The instance.
         endpoints: Where its API answers.
-        fleet_inventory: The fleet's own tpu_vm.yml; None takes the plain one that the lab keeps.
+        fleet_inventory: The fleet's own file; None takes the plain one that the lab keeps.
     """
     own = lab.inventory_file.parent / "tpu_vm.yml"
-    fleet = fleet_inventory.parent.parent if fleet_inventory else lab.directory
+    file = fleet_inventory or own
+    fleet = file.parent.parent if file.parent.name == own.parent.name else file.parent
     # Else Ansible finds plugins and roles in the fleet directory itself only, and elsewhere sees an empty inventory.
     ansible = fleet / "ansible.cfg"
     return {
@@ -34,9 +35,10 @@ def variables(lab: Instance, endpoints: Endpoints, fleet_inventory: Path | None)
         "TPU_OPS_PROJECT": PROJECT,
         "TPU_OPS_USER": USER,
         "TPU_OPS_PRIVATE_KEY": str(lab.private_key),
-        "TPU_OPS_FLEET": str(fleet),
+        # A directory stands for the file that it is found by alone.
+        "TPU_OPS_FLEET": str(fleet if file.parts[-2:] == own.parts[-2:] else file),
         **({"ANSIBLE_CONFIG": str(ansible)} if ansible.is_file() else {}),
-        "ANSIBLE_INVENTORY": f"{fleet_inventory or own},{lab.inventory_file}",
+        "ANSIBLE_INVENTORY": f"{file},{lab.inventory_file}",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{endpoints.rest}/",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{endpoints.rest}/compute/v1/",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{endpoints.rest}/storage/v1/",

@@ -79,14 +79,19 @@ class Project:
         return found[name]
 
 
-def project_of(fleet: Path) -> Project:
-    """Return the playbooks of a fleet: its own, where the fleet directory has a site.yml, else those of this tool."""
+def project_of(fleet: Path, inventory: Path) -> Project:
+    """Return the playbooks of a fleet: its own, where the fleet directory has a site.yml, else those of this tool.
+
+    Args:
+        fleet: The fleet directory.
+        inventory: The fleet's file.
+    """
     here = Path(tpu_ops.__file__).resolve().parent
     # In a clone the playbooks stand beside the package, in an installed one below it.
     tool = here / "_ansible" if (here / "_ansible").is_dir() else here.parent
     root = fleet if (fleet / "site.yml").is_file() else tool
     config = fleet / "ansible.cfg" if (fleet / "ansible.cfg").is_file() else tool / "ansible.cfg"
-    return Project(root, config, fleet / "inventory" / "tpu_vm.yml")
+    return Project(root, config, inventory)
 
 
 @dataclass(frozen=True)
