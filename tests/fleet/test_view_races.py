@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpu_ops.fleet import hostkeys, origin, selection, update, view
+from tpu_ops.fleet import guest_attributes, hostkeys, origin, selection, update, view
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
 
 
@@ -38,6 +38,34 @@ def test_another_key_is_an_alarm_although_another_process_wrote_a_newer_view_mea
     with pytest.raises(HostKeyAlarm, match=r"pod-w0.*CHANGED"):
         update.refresh(settings, verify_keys=True)
     assert hostkeys.keys_of(settings) == before
+
+
+@pytest.mark.parametrize("then", ["stays", "goes", "cannot be asked for"])
+def test_a_node_that_is_made_anew_while_its_keys_are_compared_is_no_alarm(fleet, meanwhile, then):
+    fleet.create("pod", "v4-16")
+    settings = fleet.settings()
+    update.refresh(settings)
+    before = hostkeys.keys_of(settings)
+
+    def remade() -> None:
+        fleet.act("delete", "pod")
+        fleet.create("pod", "v4-16")
+        if then == "cannot be asked for":
+            fleet.api.fault(project=fleet.project, method="GetNode", code="PERMISSION_DENIED", message="denied")
+
+    meanwhile(guest_attributes, "wanted", remade)
+    if then == "cannot be asked for":
+        with pytest.raises(HostKeyAlarm, match=r"pod-w0.*CHANGED"):
+            update.refresh(settings, verify_keys=True)
+        fleet.api.clear_faults()
+        return
+    if then == "goes":
+        meanwhile(guest_attributes, "fetch", lambda: fleet.act("delete", "pod"))
+    seen, _ = update.refresh(settings, verify_keys=True)
+    assert hostkeys.keys_of(settings) == before
+    assert seen.compared == dict.fromkeys(("pod-w0", "pod-w1"), "it was deleted or made anew while it was asked")
+    _, changes = update.refresh(settings)
+    assert (changes.recreated, changes.gone) == ((("pod",), ()) if then == "stays" else ((), ("pod",)))
 
 
 def test_what_was_learnt_is_kept_although_another_process_wrote_a_newer_view_without_it(fleet, meanwhile):

@@ -9,6 +9,7 @@ from tpu_ops.cloud import nodes as cloud_nodes
 from tpu_ops.cloud.client import ApiError, Tpu
 from tpu_ops.cloud.pages import PATIENCE
 from tpu_ops.fleet import forms
+from tpu_ops.fleet.hostkeys import differ
 from tpu_ops.fleet.keyfile import Keys, valid_key
 from tpu_ops.fleet.model import SERVING_STATES, Node, Worker
 
@@ -68,6 +69,49 @@ def fetch(tpu: Tpu, nodes: Sequence[Node], *, instance_names: bool = False) -> L
             if keys:
                 learned.keys[Worker("", node, index).host_key_alias] = keys
     return learned
+
+
+def of_the_same(tpu: Tpu, nodes: Sequence[Node], learned: Learned, known: Mapping[str, Keys]) -> Learned:
+    """Drop what was learned of nodes that were made anew since they were listed: they are asked by name.
+
+    Only those are looked at again of which a host key is not the known one.
+
+    Args:
+        tpu: The client.
+        nodes: Those that were asked, as they were listed.
+        learned: Their answers.
+        known: Host keys that are known.
+    """
+    doubtful = [
+        node
+        for node in nodes
+        if any(
+            differ(known[alias], learned.keys[alias])
+            for alias in _aliases(node)
+            if alias in known and alias in learned.keys
+        )
+    ]
+    answers = tpu.concurrently(lambda node: _replaced(tpu, node), doubtful)
+    replaced = [node for node, gone in zip(doubtful, answers, strict=True) if gone]
+    names = {node.full_name for node in replaced}
+    dropped = {alias for node in replaced for alias in _aliases(node)}
+    return Learned(
+        {alias: keys for alias, keys in learned.keys.items() if alias not in dropped},
+        {name: instances for name, instances in learned.instance_names.items() if name not in names},
+        learned.reasons | dict.fromkeys(names, "it was deleted or made anew while it was asked"),
+    )
+
+
+def _aliases(node: Node) -> list[str]:
+    return [Worker("", node, index).host_key_alias for index in range(node.worker_count)]
+
+
+def _replaced(tpu: Tpu, node: Node) -> bool:
+    """Return whether a node is no longer the one that was listed; not where that cannot be asked."""
+    try:
+        return cloud_nodes.get_node(tpu, node.full_name)["node_id"] not in ("", node.node_id)
+    except ApiError as exc:
+        return exc.status == "NOT_FOUND"
 
 
 def _fetch(tpu: Tpu, node: Node, instance_names: bool) -> list[cloud_nodes.GuestAttributes] | ApiError:

@@ -83,10 +83,11 @@ def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_k
         if learn:
             known, first = files.host_keys()
             # What was trusted on first contact is compared as soon as the guest attributes have a key after all.
-            known = {alias: keys for alias, keys in known.items() if alias not in first}
+            vouched = {alias: keys for alias, keys in known.items() if alias not in first}
             workers = selection.reached(settings, nodes)
-            asked = guest_attributes.wanted(workers, known, verify=verify_keys, instance_names=settings.iap)
+            asked = guest_attributes.wanted(workers, vouched, verify=verify_keys, instance_names=settings.iap)
             learned = guest_attributes.fetch(tpu, asked, instance_names=settings.iap)
+            learned = guest_attributes.of_the_same(tpu, asked, learned, known)
     nodes = tuple(_named(node, learned.instance_names.get(node.full_name, ())) for node in nodes)
     return Seen(asked_at, nodes, listing.unanswered, learned, listing.warnings)
 
