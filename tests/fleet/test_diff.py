@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.nodes import node
-from tpu_ops.fleet.diff import AddressChange, StateChange, diff
+from tpu_ops.fleet.diff import AddressChange, NameChange, StateChange, diff
 from tpu_ops.fleet.model import node_labels
 
 
@@ -28,6 +28,20 @@ def test_diff_tells_everything_that_changed():
     )
     assert len(changes.news()) == 6
     assert "address    pod-w0 external: 34.0.1.0 -> 34.9.9.9" in changes.news()
+
+
+def test_names_that_change_because_another_node_has_the_same_are_told():
+    twin = node(zone="us-east1-d", node_id="2")
+    changes = diff(labelled([node()]), labelled([node(), twin]))
+    assert changes.new == ("pod.us-east1-d",)
+    assert changes.news()[1:] == ["renamed    pod -> pod.us-central2-b"]
+    assert diff(labelled([node(), twin]), labelled([node()])).renamed == (NameChange("pod.us-central2-b", "pod"),)
+    # Also where the filters hide the other one.
+    hidden = diff(labelled([node()]), ([node()], node_labels([node(), twin])))
+    assert hidden
+    for host in ("pod-w0", "pod.us-central2-b-w1"):
+        assert hidden.about([host]) == hidden
+    assert not hidden.about(["other-w0"])
 
 
 def test_no_change_is_no_news_and_the_first_look_neither():

@@ -10,6 +10,14 @@ from tpu_ops.fleet.model import Node, Worker, label_of, workers_of
 
 
 @dataclass(frozen=True)
+class NameChange:
+    """A node's label was another, and so were its workers' names: its name came to be shared, or no longer is."""
+
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
 class StateChange:
     """A node's state was another."""
 
@@ -37,6 +45,7 @@ class Changes:
         new: Labels of nodes that were not there.
         gone: Labels, as they were, of nodes that are no longer there.
         recreated: Labels of nodes that were made anew under their name.
+        renamed: Nodes whose label is another.
         states: Nodes whose state is another.
         addresses: Workers whose address is another.
     """
@@ -45,11 +54,12 @@ class Changes:
     new: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     recreated: tuple[str, ...] = ()
+    renamed: tuple[NameChange, ...] = ()
     states: tuple[StateChange, ...] = ()
     addresses: tuple[AddressChange, ...] = ()
 
     def __bool__(self) -> bool:
-        return any((self.new, self.gone, self.recreated, self.states, self.addresses))
+        return any((self.new, self.gone, self.recreated, self.renamed, self.states, self.addresses))
 
     def news(self) -> list[str]:
         """Return one line per change; none at the first look, where everything would be new."""
@@ -59,6 +69,7 @@ class Changes:
             *(f"new        {label}" for label in self.new),
             *(f"gone       {label}" for label in self.gone),
             *(f"recreated  {label}" for label in self.recreated),
+            *(f"renamed    {change.old} -> {change.new}" for change in self.renamed),
             *(f"state      {change.node}: {change.old} -> {change.new}" for change in self.states),
             *(
                 f"address    {change.host} {change.kind}: {change.old or '-'} -> {change.new or '-'}"
@@ -74,6 +85,7 @@ class Changes:
             new=(),
             gone=tuple(label for label in self.gone if label in labels),
             recreated=tuple(label for label in self.recreated if label in labels),
+            renamed=tuple(change for change in self.renamed if {change.old, change.new} & labels),
             states=tuple(change for change in self.states if change.node in labels),
             addresses=tuple(change for change in self.addresses if change.host in hosts),
         )
@@ -95,6 +107,7 @@ def diff(old: Labelled | None, new: Labelled) -> Changes:
     before = {node.full_name: node for node in (old[0] if old else ())}
     now = {node.full_name: node for node in new[0]}
     labels, old_labels = new[1], old[1] if old else {}
+    names = ((old_labels[name], labels[name]) for name in now if name in before)
     kept = [(before[name], node) for name, node in now.items() if name in before]
     same = [(was, node) for was, node in kept if was.node_id == node.node_id]
     return Changes(
@@ -102,6 +115,7 @@ def diff(old: Labelled | None, new: Labelled) -> Changes:
         new=tuple(labels[name] for name in now if name not in before),
         gone=tuple(old_labels[name] for name in before if name not in now),
         recreated=tuple(labels[node.full_name] for was, node in kept if was.node_id != node.node_id),
+        renamed=tuple(NameChange(was, label) for was, label in names if was != label),
         states=tuple(
             StateChange(labels[node.full_name], was.state, node.state) for was, node in kept if was.state != node.state
         ),
