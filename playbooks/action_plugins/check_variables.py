@@ -287,15 +287,13 @@ def variable_files(variables: Mapping[str, Any]) -> list[Path]:
 
 def unread_faults(variables: Mapping[str, Any]) -> list[tuple[Path, str]]:
     """Given a host's variables, return the files of variables that Ansible passes over in silence, and why."""
-    return [
-        (
-            path,
-            f"is not read, since Ansible takes {first.name}{'/' if first.is_dir() else ''} beside it alone;"
-            f" {'move it into that directory' if first.is_dir() else 'make one file of them'}",
-        )
-        for first, *others in _variable_paths(variables)
-        for path in others
-    ]
+    faults = []
+    for first, *others in _variable_paths(variables):
+        taken, way = first.name, "make one file of them"
+        if first.is_dir():
+            taken, way = f"{first.name}/", "move it into that directory"
+        faults += [(path, f"is not read, since Ansible takes {taken} beside it alone; {way}") for path in others]
+    return faults
 
 
 def _variable_paths(variables: Mapping[str, Any]) -> list[list[Path]]:

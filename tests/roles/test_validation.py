@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.parsing.vault import VaultLib, VaultSecret
+
+from tests.support.vault import PASSWORD, vaulted
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM = {
@@ -23,15 +24,6 @@ SYSTEM = {
     "ansible_python_interpreter": sys.executable,
     "tpu_internal_ip": "10.0.0.2",
 }
-PASSWORD = "vault password of the test"
-
-
-def vaulted(text: str) -> str:
-    """Return a text as `ansible-vault encrypt` writes it."""
-    encrypted: bytes = VaultLib([("default", VaultSecret(PASSWORD.encode()))]).encrypt(text)
-    return encrypted.decode()
-
-
 #: The lines count: faults name them.
 FILES = {
     "group_vars/all.yml": """\
