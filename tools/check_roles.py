@@ -275,14 +275,16 @@ changes, a second run changes nothing, and what was broken by hand is mended.
 `site.yml`, `users.yml`, `disks.yml`, `python.yml` and `workspace.yml` check the variables of all workers before
 the first change, whatever `--tags` says, and end with one list of every fault, by file and line:
 
-    inventory/group_vars/all.yml:14: users_people[1]: ada: listed twice, first as users_people[0] (inventory/...) ...
-    inventory/group_vars/all.yml:30: disks_mount: no role has this variable; did you mean disks_mounts? ...
+    inventory/group_vars/all/main.yml:14: users_people[1]: ada: listed twice, first as users_people[0] ...
+    inventory/group_vars/all/main.yml:30: disks_mount: no role has this variable; did you mean disks_mounts? ...
     inventory/host_vars/pod-w3.yml:2: base_hugepages: 'sometimes' is none of auto, always, madvise, never, keep (pod-w3)
 
 - A value has the type that the README says: `"yes"` is no truth value and `3.10` no text. `-e name=value` gives
   a text always; `-e '{{"name": false}}'` does not.
 - A variable that begins with a role's name, or is almost the name of one, and that no role has is taken for misspelt.
   `facts_own_variables` lists those that are your own.
+- A file of variables that Ansible passes over, since a directory or file of its name wins (`group_vars/all/` over
+  `group_vars/all.yml`), is one more fault.
 - A line without a file is about a role's default, or about a value that Ansible does not know the origin of.
 - What a role can only judge once the types are right is named at the end; the next run says it.
 - A worker that does not answer is not checked; it has dropped out before.

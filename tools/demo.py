@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +29,8 @@ from tpu_ops.lab.networks import LABEL
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".venv" / "bin"
+#: The demo's own fleet: whatever people say in inventory/ of theirs, this runs.
+FLEET = Path("tools/demo_fleet")
 POD_WORKERS = 4
 #: Seconds that one command may take: a first run of site.yml on a slow network is the longest.
 LIMIT = 1800
@@ -134,6 +136,7 @@ class Shell:
 def lab_up(shell: Shell) -> str:
     """Bring the lab up and take over the environment that points to it."""
     shell.show("tpu_ops", "lab", "up")
+    shell.say(f"$ export TPU_OPS_FLEET={FLEET}")
     shell.environ |= json.loads(shell.ask("tpu_ops", "lab", "env", "--json"))
     shell.say('$ eval "$(tpu_ops lab env)"')
     for wire in (shell.environ["TPU_OPS_ENDPOINT"], shell.environ["TPU_OPS_REST_ENDPOINT"].removeprefix("http://")):
@@ -338,17 +341,28 @@ def write_record(path: Path, shell: Shell) -> None:
     )
 
 
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Given a person's environment, return the demo's; the lab's own variables come in its first step."""
+    # Of a shell that talks to a fleet already, only what chooses the lab holds.
+    kept = ("TPU_OPS_LAB", "TPU_OPS_STATE", "TPU_OPS_ENGINE")
+    clean = {
+        key: value for key, value in environ.items() if key in kept or not key.startswith(("TPU_OPS_", "ANSIBLE_"))
+    }
+    return clean | {
+        "PATH": f"{BIN}:{clean['PATH']}",
+        "PYTHONUNBUFFERED": "1",
+        "TPU_OPS_FLEET": str(FLEET),
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_FORCE_COLOR": "false",
+    }
+
+
 def main() -> None:
     """Run all steps and print the summary."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", type=Path, help="write the transcript to this file")
     arguments = parser.parse_args()
-    # Of a shell that talks to a fleet already, only what chooses the lab holds: its first step sets the rest.
-    kept = ("TPU_OPS_LAB", "TPU_OPS_STATE", "TPU_OPS_ENGINE")
-    clean = {
-        key: value for key, value in os.environ.items() if key in kept or not key.startswith(("TPU_OPS_", "ANSIBLE_"))
-    }
-    shell = Shell(clean | {"PATH": f"{BIN}:{clean['PATH']}", "PYTHONUNBUFFERED": "1", "ANSIBLE_FORCE_COLOR": "false"})
+    shell = Shell(environment(os.environ))
     rows = []
     for number, (name, step) in enumerate(STEPS, 1):
         shell.say(f"\n=== {number}/{len(STEPS)} {name} ===")

@@ -45,6 +45,8 @@ PLACE = re.compile(
     r"(?P<name>[a-z]\w*)(?P<keys>(\[\d+\]|\.\w+)*): ((?P<label>[^:]*): )?(?P<key>\w+)?(\[(?P<index>\d+)\])?"
 )
 
+#: How files of variables end, in the order in which Ansible looks for them.
+SUFFIXES = ("", ".yml", ".yaml", ".json")
 
 #: Several variables that a fault is about together, in the place of one.
 SEVERAL = re.compile(r"[a-z]\w*(, [a-z]\w*)+(?=: )")
@@ -145,8 +147,12 @@ def origin(value: Any) -> str:
     path = Path(tag.path)
     if path.match("roles/*/defaults/*"):  # Nobody wrote it for this fleet, and nobody is to change it there.
         return ""
-    shown = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    shown = _shown(path)
     return f"{shown}:{tag.line_num}" if tag.line_num else shown
+
+
+def _shown(path: Path) -> str:
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def subjects(fault: str) -> list[str]:
@@ -235,6 +241,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
             {"text": with_places(fault, values), "place": self._place(fault, values, variables)}
             for fault in wrong + unknown_faults(variables, here, known, own) + judged
         ]
+        result["faults"] += [{"text": text, "place": _shown(file)} for file, text in unread_faults(variables)]
         return result
 
     def _values_faults(self, specification: Options, values: dict[str, Any]) -> list[Fault]:
@@ -272,17 +279,36 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
 
 def variable_files(variables: Mapping[str, Any]) -> list[Path]:
     """Given a host's variables, return the files that may hold some of them, the first winning."""
-    stems = [
-        f"host_vars/{variables['inventory_hostname']}",
-        *(f"group_vars/{name}" for name in variables["group_names"]),
-    ]
-    folders = [Path(variables[name]) for name in ("playbook_dir", "inventory_dir") if variables.get(name)]
-    named = [folder / stem for stem in [*stems, "group_vars/all"] for folder in folders]
-    suffixes = ("", ".yml", ".yaml", ".json")
-    found = [path.with_name(path.name + suffix) for path in named for suffix in suffixes]
+    found = [paths[0] for paths in _variable_paths(variables)]
     return [
         file for path in found for file in (sorted(path.rglob("*.y*ml")) if path.is_dir() else [path]) if file.is_file()
     ]
+
+
+def unread_faults(variables: Mapping[str, Any]) -> list[tuple[Path, str]]:
+    """Given a host's variables, return the files of variables that Ansible passes over in silence, and why."""
+    faults = []
+    for first, *others in _variable_paths(variables):
+        taken, way = first.name, "make one file of them"
+        if first.is_dir():
+            taken, way = f"{first.name}/", "move it into that directory"
+        faults += [(path, f"is not read, since Ansible takes {taken} beside it alone; {way}") for path in others]
+    return faults
+
+
+def _variable_paths(variables: Mapping[str, Any]) -> list[list[Path]]:
+    """Return the files and directories that are there for a host and for each of its groups; Ansible reads the first.
+
+    The host's own come first, then the groups' that win.
+    """
+    stems = [
+        f"host_vars/{variables['inventory_hostname']}",
+        *(f"group_vars/{name}" for name in variables["group_names"]),
+        "group_vars/all",
+    ]
+    folders = [Path(variables[name]) for name in ("playbook_dir", "inventory_dir") if variables.get(name)]
+    named = [[folder / f"{stem}{suffix}" for suffix in SUFFIXES] for stem in stems for folder in folders]
+    return [found for paths in named if (found := [path for path in paths if path.exists()])]
 
 
 def _placed(text: str, where: str) -> str:

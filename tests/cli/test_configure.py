@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
 from tests.support.nodes import node
 from tests.support.published import Member, document
+from tests.support.vault import PASSWORD, vaulted
 
 #: The hosts are this machine: what is proved here is the way to Ansible and back, not ssh.
 VARIABLES = (
@@ -175,6 +177,21 @@ def test_a_playbook_that_is_none_is_said_so_without_colours(fleet):
     assert "Ansible did not run the playbook; it says why above" in done.stderr
     assert "site.yml" in done.stderr
     assert "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["file", "variable"])
+def test_encrypted_variables_without_their_password_are_refused_with_the_way_to_give_it(fleet, tmp_path, whole):
+    write(fleet, "    - {name: Open, ansible.builtin.assert: {that: secret == 's3cret'}}\n")
+    text = vaulted("secret: s3cret\n") if whole else "secret: !vault |\n" + indent(vaulted("s3cret"), "  ")
+    (fleet.path / "inventory" / "group_vars" / "node_solo.yml").write_text(text)
+    done = configure(fleet, "solo")
+    assert (done.returncode, "fix: export ANSIBLE_VAULT_PASSWORD_FILE=FILE" in done.stderr) == (
+        2 if whole else 1,
+        True,
+    ), done.stderr
+    (tmp_path / "password").write_text(PASSWORD)
+    done = configure(fleet, "solo", ANSIBLE_VAULT_PASSWORD_FILE=str(tmp_path / "password"))
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_secret_of_the_environment_is_left_in_a_file(fleet, tmp_path):

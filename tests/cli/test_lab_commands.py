@@ -94,6 +94,23 @@ def test_env_takes_the_fleet_around_the_working_directory(lab, tmp_path, monkeyp
     assert json.loads(tpu_ops("lab", "env", "--json")[1])["ANSIBLE_CONFIG"] == str(config.resolve())
 
 
+def test_env_puts_the_lab_in_the_place_of_the_zones_and_the_snapshot_that_the_fleet_names(
+    lab, lab_api, tmp_path, monkeypatch, tpu_ops
+):
+    lab_api.create("pod", "v4-8")
+    file = tmp_path / "fleet" / "inventory" / "tpu_vm.yml"
+    file.parent.mkdir(parents=True)
+    file.write_text("plugin: tpu_vm\nzones: [europe-west4-b]\nsnapshot: gs://fleet/snapshot.json\n")
+    instance.ensure_key(lab)
+    monkeypatch.chdir(file.parent)
+    for name, value in json.loads(tpu_ops("lab", "env", "--json")[1]).items():
+        monkeypatch.setenv(name, value)
+    code, out, err = tpu_ops("list", "--json")
+    assert [row["host"] for row in json.loads(out)] == ["pod-w0"], (code, err)
+    file.write_text("plugin: tpu_vm\n")
+    assert not {"TPU_OPS_ZONES", "TPU_OPS_SNAPSHOT"} & json.loads(tpu_ops("lab", "env", "--json")[1]).keys()
+
+
 def test_env_refuses_a_fleet_that_is_not_there_as_every_command_does(lab, tmp_path, monkeypatch, tpu_ops):
     monkeypatch.setenv("TPU_OPS_FLEET", str(tmp_path))
     code, out, err = tpu_ops("lab", "env")
@@ -153,6 +170,12 @@ def test_down_all_names_the_labs_that_it_does_not_know_and_leaves_them(tpu_ops):
 @pytest.mark.usefixtures("engine")
 def test_down_of_one_lab_says_nothing_of_others(tpu_ops):
     assert tpu_ops("lab", "down") == (0, "lab default was not up\n", "")
+
+
+@pytest.mark.usefixtures("engine")
+def test_down_says_of_a_shell_that_talks_to_the_lab_that_it_still_does(monkeypatch, tpu_ops):
+    monkeypatch.setenv("TPU_OPS_PRIVATE_KEY", str(instance.instance().private_key))
+    assert "this shell still points to the lab: open a new one" in tpu_ops("lab", "down")[1]
 
 
 @pytest.mark.parametrize("command", ["up", "down", "env", "status", "maintenance", "preempt", "api"])

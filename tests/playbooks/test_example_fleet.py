@@ -9,6 +9,7 @@ import yaml
 
 from tests.support.fleet import ROOT
 from tools import example
+from tpu_ops.config import load_file
 
 GROUP_VARS = example.FLEET.parent / "group_vars"
 #: Roles that a user says something to; facts reads for all others, and launcher takes its variables from jax.
@@ -27,6 +28,11 @@ def variables(folder):
 def test_every_role_has_something_to_do(role):
     said = {name: value for name, value in variables(GROUP_VARS).items() if name.startswith(f"{role}_")}
     assert any(value not in ([], {}, "", False) for value in said.values())
+
+
+def test_the_account_that_logs_in_has_no_number_since_the_node_has_given_it_one():
+    (own,) = [row for row in variables(GROUP_VARS)["users_people"] if row["name"] == load_file(example.FLEET).user]
+    assert "uid" not in own
 
 
 def test_what_the_example_leaves_to_the_vault_the_lab_has():

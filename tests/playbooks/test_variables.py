@@ -15,6 +15,7 @@ from playbooks.action_plugins.check_variables import (
     subjects,
     type_faults,
     unknown_faults,
+    unread_faults,
     variable_files,
 )
 from playbooks.filter_plugins.variables import faults_listed
@@ -164,6 +165,25 @@ def test_files_that_may_hold_a_host_s_variables_are_found_nearest_first(tmp_path
         (tmp_path / name).touch()
     variables = {"inventory_hostname": "pod-w0", "group_names": ["pod"], "inventory_dir": str(tmp_path)}
     assert [str(path.relative_to(tmp_path)) for path in variable_files(variables)] == [names[3], names[1], names[0]]
+
+
+def test_files_that_ansible_passes_over_beside_a_directory_or_a_file_of_their_name_are_faults(tmp_path: Path) -> None:
+    for name in ("group_vars/all/main.yml", "group_vars/all.yml", "group_vars/pod.yml", "group_vars/pod.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    variables = {"inventory_hostname": "pod-w0", "group_names": ["pod"], "inventory_dir": str(tmp_path)}
+    assert unread_faults(variables) == [
+        (
+            tmp_path / "group_vars/pod.yaml",
+            "is not read, since Ansible takes pod.yml beside it alone; make one file of them",
+        ),
+        (
+            tmp_path / "group_vars/all.yml",
+            "is not read, since Ansible takes all/ beside it alone; move it into that directory",
+        ),
+    ]
+    ansible = DataLoader().find_vars_files(str(tmp_path / "group_vars"), "all")
+    assert ansible == [str(tmp_path / "group_vars/all/main.yml")]
 
 
 def check(*faults: tuple[str, str], waiting: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.parsing.vault import VaultLib, VaultSecret
+
+from tests.support.vault import PASSWORD, vaulted
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM = {
@@ -23,15 +24,6 @@ SYSTEM = {
     "ansible_python_interpreter": sys.executable,
     "tpu_internal_ip": "10.0.0.2",
 }
-PASSWORD = "vault password of the test"
-
-
-def vaulted(text: str) -> str:
-    """Return a text as `ansible-vault encrypt` writes it."""
-    encrypted: bytes = VaultLib([("default", VaultSecret(PASSWORD.encode()))]).encrypt(text)
-    return encrypted.decode()
-
-
 #: The lines count: faults name them.
 FILES = {
     "group_vars/all.yml": """\
@@ -88,6 +80,8 @@ git_deploy_keys:
     key: !vault |
 """
     + indent(vaulted("s3cret"), " " * 6),
+    # Ansible reads the file above alone.
+    "host_vars/solo-w0.yaml": "base_log_max: 1G\n",
 }
 EXTRA = {"credentials_entries": [{"person": "ada", "kind": "wandb"}]}
 ALL = "all 4 workers"
@@ -140,6 +134,7 @@ group_vars/pod.yml:4: shell_packages[0]: 'Bad Pkg' {PACKAGE} (pod-w[0-2])
 group_vars/pod.yml:5: shell_scrollback: 0 is too small; give 1 or more (pod-w[0-2])
 group_vars/pod.yml:6: shell_history_size: 0 is too small; give 1 or more (pod-w[0-2])
 group_vars/pod.yml:7: workspace_projects: 'nowhere' is undefined (pod-w[0-2])
+host_vars/solo-w0.yaml: is not read, since Ansible takes solo-w0.yml beside it alone; make one file of them (solo-w0)
 host_vars/solo-w0.yml:1: shell_history_size: is empty; give it a value or leave it out (solo-w0)
 host_vars/solo-w0.yml:2: base_hugepages: 'sometimes' is none of auto, always, madvise, never, keep (solo-w0)
 host_vars/solo-w0.yml:5: git_deploy_keys[0]: github.com: key is no private key from -----BEGIN to -----END (solo-w0)

@@ -20,6 +20,11 @@ from tpu_ops.remote.playbook import Outcome, Said, Step
 
 #: Columns of the table of hosts.
 COLUMNS = ("host", "ok", "changed", "failed", "unreachable", "skipped")
+#: The way out where variables are encrypted; nobody can be asked here, as --ask-vault-pass of ansible-playbook does.
+VAULT = (
+    "export ANSIBLE_VAULT_PASSWORD_FILE=FILE, which holds Ansible Vault's password or is a program that prints it, and"
+    " run the same command again"
+)
 #: Letters of one failure's message that are printed; all of it stands in --json.
 _LONGEST = 600
 
@@ -192,6 +197,8 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings) -> i
         UsageError: The playbook did not begin, or met no host.
     """
     again = f"mend it and run the same command again; `ansible-playbook {name} -vv` says more"
+    if outcome.locked:
+        again = VAULT
     if outcome.unreachable:
         who = texts.count(len(outcome.unreachable), "host")
         what = f"{who} did not answer" + (", others failed" if len(outcome.failures) > len(outcome.unreachable) else "")

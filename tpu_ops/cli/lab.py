@@ -159,10 +159,13 @@ def _up(lab: Instance, args: argparse.Namespace) -> int:
 def _down(lab: Instance, args: argparse.Namespace) -> int:
     from tpu_ops.lab import removal
 
-    results = [_down_one(each) for each in (instance.known() if args.all else [lab])]
+    labs = instance.known() if args.all else [lab]
+    results = [_down_one(each) for each in labs]
     others = removal.instances() if args.all else []
     if not args.json:
         _say_down(results, others, all_of=args.all)
+        if os.environ.get("TPU_OPS_PRIVATE_KEY") in {str(each.private_key) for each in labs}:
+            output.line("this shell still points to the lab: open a new one for another fleet")
     dropped = removal.remove_shared() if args.cache else []
     if args.json:
         output.as_json({"labs": results, "others": others, "shared": dropped})
@@ -214,7 +217,9 @@ def _env(lab: Instance, args: argparse.Namespace) -> int:
     endpoints = lab.endpoints()
     if endpoints is None:
         raise CloudError(f"lab {lab.name!r} is not up", where=str(lab.directory), fix="start it: `tpu_ops lab up`")
-    found = environment.variables(lab, endpoints, _fleet_inventory())
+    file = _fleet_inventory()
+    keys = [key for key, value in config.read_file(file).items() if value] if file else []
+    found = environment.variables(lab, endpoints, file, keys)
     if args.json:
         output.as_json(found)
     else:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from tpu_ops.lab import shared
+from tpu_ops.lab.api.catalogue import ZONES
 from tpu_ops.lab.containers import CACHE_MOUNT
 from tpu_ops.lab.instance import PROJECT, USER, Endpoints, Instance
 
@@ -15,13 +16,17 @@ from tpu_ops.lab.instance import PROJECT, USER, Endpoints, Instance
 WORKER_ENVIRONMENT = "/etc/tpu-lab/environment"
 
 
-def variables(lab: Instance, endpoints: Endpoints, fleet_inventory: Path | None) -> dict[str, str]:
+def variables(
+    lab: Instance, endpoints: Endpoints, fleet_inventory: Path | None, keys: Collection[str] = ()
+) -> dict[str, str]:
     """Return the environment variables for ansible, tpu_ops and gcloud.
 
     Args:
         lab: The instance.
         endpoints: Where its API answers.
         fleet_inventory: The fleet's own file; None takes the plain one that the lab keeps.
+        keys: Those that are set in it. Where it says which zones or which published snapshot are read, the lab's own
+            take their place.
     """
     own = lab.inventory_file.parent / "tpu_vm.yml"
     file = fleet_inventory or own
@@ -37,6 +42,8 @@ def variables(lab: Instance, endpoints: Endpoints, fleet_inventory: Path | None)
         "TPU_OPS_PRIVATE_KEY": str(lab.private_key),
         # A directory stands for the file that it is found by alone.
         "TPU_OPS_FLEET": str(fleet if file.parts[-2:] == own.parts[-2:] else file),
+        **({"TPU_OPS_ZONES": ",".join(ZONES)} if "zones" in keys else {}),
+        **({"TPU_OPS_SNAPSHOT": "api"} if "snapshot" in keys else {}),
         **({"ANSIBLE_CONFIG": str(ansible)} if ansible.is_file() else {}),
         "ANSIBLE_INVENTORY": f"{file},{lab.inventory_file}",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{endpoints.rest}/",

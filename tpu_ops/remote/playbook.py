@@ -34,6 +34,9 @@ _OUTCOMES = {
 }
 
 
+#: What Ansible says where Ansible Vault has no password, and where none of those that it has is the right one.
+_LOCKED = "no vault secrets"
+
 #: How a failed task of apt begins: with the whole command, and then what apt wrote to stderr.
 _APT = re.compile(r"'[^\n]*apt-get .*?' failed: (?P<said>.*)", re.DOTALL)
 #: Lines in which apt and dpkg say what is wrong; the last ones count.
@@ -136,12 +139,19 @@ class Outcome:
         failures: The steps that ended the play for a host; those that were rescued are none.
         code: Exit code of ansible-playbook; None where it was interrupted.
         data: What the playbook told by set_stats.
+        said: What Ansible said outside of tasks.
     """
 
     hosts: dict[str, dict[str, int]] = field(default_factory=dict)
     failures: list[Step] = field(default_factory=list)
     code: int | None = None
     data: dict[str, Any] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def locked(self) -> bool:
+        """Whether variables are encrypted for whose password Ansible could not ask, or which another one opens."""
+        return any(_LOCKED in text for text in [*self.said, *(step.message for step in self.failures)])
 
     @property
     def unreachable(self) -> tuple[str, ...]:
@@ -252,6 +262,7 @@ def _note(event: Mapping[str, Any], outcome: Outcome, told: Callable[[Step | Sai
             outcome.failures.append(note)
     elif isinstance(note, Said):
         told(note)
+        outcome.said.append(note.text)
     elif event["event"] == "playbook_on_stats":
         outcome.hosts = hosts_of(event["event_data"])
         outcome.data = dict(event["event_data"].get("artifact_data") or {})
