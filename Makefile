@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 # Tests wait for processes a third of their time: one more than there are cores.
-TEST_PROCESSES := $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
+TEST_PROCESSES := $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 
 .PHONY: help env engine demo demo-record test check check-roles check-code lab-test demo-test molecule bench bench-docs \
 	lab-test-runs lab-test-rest format lock clean

@@ -163,8 +163,9 @@ options:
       - name: TPU_OPS_USER
   private_key:
     description:
-      - Private ssh key; a relative path starts at this file. When not set, the first that exists of
-        C(~/.ssh/id_ed25519), C(~/.ssh/google_compute_engine) (the one gcloud makes) and C(~/.ssh/id_rsa).
+      - Private ssh key; a relative path starts at this file. When not set, ssh offers those that exist
+        of C(~/.ssh/id_ed25519), C(~/.ssh/google_compute_engine) (the one gcloud makes) and C(~/.ssh/id_rsa), and
+        C(tpu_ops create) puts the first of them on nodes.
         E(TPU_OPS_PRIVATE_KEY) wins over it.
     type: path
     env:

@@ -85,9 +85,14 @@ find_uv() {
     printf '%s\n' "$own"
 }
 
+# Prints the SHA-256 of what it reads; macOS has the second program alone.
+digest() {
+    if command -v sha256sum >/dev/null; then sha256sum; else shasum -a 256; fi | cut -d' ' -f1
+}
+
 setup_env() {
     local stamp="$venv/.requirements.sha256" want have=
-    want=$(cat "$root/requirements.lock" "$root/pyproject.toml" | sha256sum | cut -d' ' -f1)
+    want=$(cat "$root/requirements.lock" "$root/pyproject.toml" | digest)
     [ ! -r "$stamp" ] || have=$(cat "$stamp")
     if [ "$want" = "$have" ] && "$venv/bin/python" -c '' 2>/dev/null; then
         return

@@ -69,6 +69,10 @@ class UnreachableError(OpsError):
     exit_code = ExitCode.UNREACHABLE
 
 
+class RefusedError(UnreachableError):
+    """A worker answered, and does not let this person in."""
+
+
 class HostError(OpsError):
     """A worker answered, and what it was asked to do failed."""
 

@@ -15,6 +15,10 @@ import pytest
 from tests.support.nodes import node
 from tests.support.published import Member, document
 from tests.support.vault import PASSWORD, vaulted
+from tpu_ops import config
+from tpu_ops.cli import configure as configuring
+from tpu_ops.errors import HostError
+from tpu_ops.fleet import view
 
 #: The hosts are this machine: what is proved here is the way to Ansible and back, not ssh.
 VARIABLES = (
@@ -132,6 +136,34 @@ def test_hosts_that_do_not_answer_are_code_4(fleet):
     assert "error: 1 host did not answer\n  at:  solo-w0" in done.stderr
     assert "fix: `tpu_ops list`" in done.stderr
     assert (fleet.path / "pod-w1").exists()
+
+
+def test_hosts_that_refuse_the_person_are_told_from_those_that_do_not_answer(fleet, tmp_path):
+    write(fleet, TOUCH)
+    refuses = tmp_path / "refuses"
+    refuses.write_text("#!/bin/sh\necho 'ada@34.0.1.0: Permission denied (publickey).' >&2\nexit 255\n")
+    refuses.chmod(0o700)
+    variables = f"ansible_connection: ssh\nansible_ssh_retries: 0\nansible_ssh_executable: {refuses}\n"
+    (fleet.path / "inventory" / "group_vars" / "node_solo.yml").write_text(variables)
+    done = configure(fleet)
+    assert done.returncode == 4, done.stderr
+    assert "error: you may not log in to 1 host\n  at:  solo-w0\n  fix: you log in as " in done.stderr
+
+
+def test_what_site_yml_asks_for_is_looked_for_before_it_is_needed(fleet, monkeypatch, capsys):
+    """On one worker of each node, as before the first change; a site.yml that looks for nothing is good enough."""
+    variables = {"credentials_entries": [{"kind": "wandb", "person": "ada", "from_env": "NO_SUCH_KEY"}]}
+    (fleet.path / "inventory" / "group_vars" / "node_pod.yml").write_text(json.dumps(variables))
+    for name, value in fleet.environ().items():
+        monkeypatch.setenv(name, value)
+    known = view.current(config.load())
+    with pytest.raises(HostError, match=r"site\.yml would fail there") as caught:
+        configuring.rehearse(known.settings, known, known.workers)
+    said = capsys.readouterr().err
+    assert (caught.value.where, "NO_SUCH_KEY" in said) == ("pod-w0", True), said
+    write(fleet, TOUCH)
+    configuring.rehearse(known.settings, known, known.workers)
+    assert not (fleet.path / "pod-w0").exists()
 
 
 def test_hosts_without_a_host_key_are_refused_with_the_way_out(fleet):

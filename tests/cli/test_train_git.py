@@ -195,6 +195,45 @@ def test_a_run_starts_in_the_project_and_its_later_attempts_have_the_same_commit
         assert (plan["cwd"], plan["code_digest"]) == (PLACE, COMMIT)
 
 
+def test_who_recovers_learns_at_the_start_whether_a_new_node_could_be_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("tpu_ops.cli.configure.rehearse", lambda *given: asked.append(given[-1]))
+    fleet: Any = SimpleNamespace(settings=None)
+    args = argparse.Namespace()
+    job = train._Job(fleet, pod(2), RunSpec("r1", ("true",)), None, [0], args)
+    for given, calls, said in (
+        ({}, 1, ""),
+        ({"pod-w1": Result("pod-w1", 1)}, 0, "warning: pod-w1: you have no sudo there"),
+        ({"pod-w1": Result("pod-w1", None, problem="no route", reached=False)}, 0, ""),
+    ):
+        asked.clear()
+        results = {host: given.get(host, Result(host, 0)) for host in HOSTS}
+        monkeypatch.setattr("tpu_ops.fleet.contact.fanout", lambda _, results=results: Here(results))
+        job.look_ahead()
+        err = capsys.readouterr().err
+        assert (len(asked), said in err, bool(err)) == (calls, True, bool(said))
+
+
+def test_what_site_yml_would_refuse_ends_a_start_with_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise HostError("site.yml would fail there")
+
+    fleet: Any = SimpleNamespace(settings=None, workers=pod(2))
+    monkeypatch.setattr("tpu_ops.cli.train.config.load", lambda _: None)
+    monkeypatch.setattr("tpu_ops.fleet.contact.find", lambda *_: (fleet, fleet.workers))
+    monkeypatch.setattr("tpu_ops.fleet.contact.serving", lambda *_: fleet)
+    monkeypatch.setattr("tpu_ops.fleet.contact.fanout", lambda _: Ready())
+    monkeypatch.setattr("tpu_ops.cli.configure.rehearse", refuse)
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    args = parser.parse_args(["pod", "--recover"])
+    args.command = ["true"]
+    with pytest.raises(HostError, match=r"site\.yml would fail there"):
+        train.run(args)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

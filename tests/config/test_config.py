@@ -127,12 +127,16 @@ def test_keys_of_ansible_stand_in_the_same_file(file, environ):
     assert settings(file, environ, keyed_groups=[{"key": "tpu_zone"}], compose={}, strict=True, cache="{{ x }}")
 
 
-def test_the_first_private_key_that_exists_is_taken(file, environ):
+def test_all_usual_private_keys_that_exist_are_offered_and_the_first_is_the_own_one(file, environ):
     ssh = Path(environ["HOME"]) / ".ssh"
     ssh.mkdir(parents=True)
+    there: list[Path] = []
     for name in reversed(config.PRIVATE_KEYS):
         (ssh / name).touch()
-        assert settings(file, environ).private_key == ssh / name
+        there.insert(0, ssh / name)
+        found = settings(file, environ)
+        assert [found.private_key, *found.more_keys] == there
+    assert settings(file, environ, private_key=str(there[-1])).more_keys == ()
 
 
 def test_a_private_key_starts_at_home_or_at_the_file(file, environ):

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.nodes import node
 from tpu_ops.config import Settings
-from tpu_ops.fleet import reach, ssh_files
+from tpu_ops.fleet import reach, selection, ssh_files
 from tpu_ops.fleet.model import workers_of
 from tpu_ops.fleet.reach import Ways
 from tpu_ops.fleet.state import Files
@@ -223,6 +223,21 @@ def test_workers_of_one_address_behind_a_jump_have_control_sockets_of_their_own(
         sockets.add(next(line for line in seen.splitlines() if line.startswith("controlpath")))
     assert len(sockets) == 2
     assert all(len(line.rpartition("/")[2]) == reach.CONTROL_NAME for line in sockets)
+
+
+def test_ssh_and_ansible_offer_all_keys_in_the_same_order(tmp_path):
+    keys = [tmp_path / name for name in ("id_ed25519", "google compute 100%", "id_rsa")]
+    settings = replace(SETTINGS, state_dir=tmp_path, private_key=keys[0], more_keys=tuple(keys[1:]))
+    options = selection.ssh_options(settings)
+    way = Ways(settings, Files(tmp_path), tmp_path, WORKERS).of(GATE)
+    text = ssh_files.ssh_config([(GATE, way)], user="ada", private_key=keys[0], options=options, mux=tmp_path)
+    (tmp_path / "config").write_text(text)
+    # As Ansible names the one of its own.
+    ansible = f"-F none -o 'IdentityFile=\"{keys[0]}\"' {ssh_files.arguments(options)} -G {way.address}"
+    for words in (f"-F {tmp_path}/config -G {GATE.host}", ansible):
+        seen = subprocess.run(["sh", "-c", f"ssh {words}"], capture_output=True, text=True, check=True).stdout
+        offered = [line.partition(" ")[2].replace("%%", "%") for line in seen.splitlines() if "identityfile" in line]
+        assert offered == [str(path) for path in keys], words
 
 
 @pytest.mark.parametrize("options", [{}, {"proxy_jump": "bastion"}, {"forward_agent": True, "user": "Ada"}])

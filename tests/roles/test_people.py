@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import struct
 import subprocess
@@ -14,6 +15,8 @@ import yaml
 from roles.users.filter_plugins import accounts, people
 from roles.users.filter_plugins.people import Person
 from roles.users.library import people_state
+from tpu_ops.fleet import ssh_files
+from tpu_ops.remote import openssh
 
 ROLE = Path(__file__).resolve().parents[2] / "roles" / "users"
 ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGXIlzKGDcj4bqZ6VBmPPWdMbHnzVrWFwgbEf6hYzwCM"
@@ -443,14 +446,19 @@ def test_whoever_connects_is_not_locked_out(
     assert fault in "".join(faults)
 
 
-@pytest.mark.parametrize(("named", "public_half"), [(True, True), (True, False), (False, True)])
-def test_this_run_s_own_key_is_that_of_the_file_it_names_else_the_agent_s(
-    tmp_path: Path, named: bool, public_half: bool
+@pytest.mark.parametrize(
+    ("named", "public_half", "more"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_this_run_s_own_keys_are_that_of_the_file_it_names_else_the_agent_s_and_those_offered_besides(
+    tmp_path: Path, named: bool, public_half: bool, more: bool
 ) -> None:
-    keys = [tmp_path / "file", tmp_path / "agent"]
+    keys = [tmp_path / name for name in ("file", "agent", "more", "ever more")]
     for key in keys:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, timeout=30)
-    wanted = {" ".join(keys[not named].with_suffix(".pub").read_text().split()[:2])}
+    own = [keys[not named], *(keys[2:] if more else [])]
+    wanted = {" ".join(Path(f"{key}.pub").read_text().split()[:2]) for key in own}
+    # As the inventory writes them.
+    offered = ssh_files.arguments(("IdentityFile", openssh.quoted(path)) for path in (*keys[2:], tmp_path / "none"))
     if not public_half:
         keys[0].with_suffix(".pub").unlink()
     # The agent ends with the command.
@@ -466,6 +474,7 @@ def test_this_run_s_own_key_is_that_of_the_file_it_names_else_the_agent_s(
     (tmp_path / "hosts.yml").write_text("all: { hosts: { localhost: { ansible_connection: local } } }\n")
     command += ["--inventory", str(tmp_path / "hosts.yml"), "--extra-vars", "@roles/users/vars/main.yml"]
     command += ["--extra-vars", f"ansible_ssh_private_key_file={keys[0]}"] if named else []
+    command += ["--extra-vars", json.dumps({"ansible_ssh_common_args": offered})] if more else []
     command += ["-m", "debug", "-a", "var=__users_own_keys"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     found = re.findall(r"ssh-ed25519 [A-Za-z0-9+/=]+", done.stdout)

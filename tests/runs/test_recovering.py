@@ -21,7 +21,7 @@ from tests.runs.test_parts import pod, probe
 from tpu_ops import files
 from tpu_ops.cli import asked, attach, attempt, leaving, recovering, stop, train
 from tpu_ops.cloud.client import ApiError
-from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
+from tpu_ops.errors import ExitCode, HostError, OpsError, RefusedError, UnreachableError, UsageError
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.remaking import Made, Plan, Seen
 from tpu_ops.remote.playbook import Outcome
@@ -348,6 +348,23 @@ def test_what_is_in_the_way_for_now_is_waited_for(run: Any, capsys: Any) -> None
     said = capsys.readouterr().err
     assert "a bad moment; trying again in 0.01 s" in said
     assert "no route to host" in said
+
+
+def test_a_new_node_that_goes_on_refusing_the_person_ends_the_recovery(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its guest agent makes the accounts a while after its sshd answers, and perhaps not that of this person."""
+    refusals = iter([RefusedError("you may not log in to 2 hosts")] * (recovering.REFUSALS + 1))
+    world = World(PREEMPTED, DONE)
+
+    def converge(*_: Any, **__: Any) -> Outcome:
+        world.done.append("refused")
+        raise next(refusals)
+
+    monkeypatch.setattr(world, "converge", converge)
+    with pytest.raises(RefusedError):
+        run(world)
+    assert world.done.count("refused") == recovering.REFUSALS > 1
 
 
 def test_an_api_that_tells_late_of_a_preemption_has_it_counted_once(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

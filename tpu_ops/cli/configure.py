@@ -11,11 +11,11 @@ from tpu_ops.cli import options, output
 from tpu_ops.cli.run import folded
 from tpu_ops.config import Settings
 from tpu_ops.config.find import read_file
-from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
+from tpu_ops.errors import ExitCode, HostError, RefusedError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, hostvars, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.remote import playbook
+from tpu_ops.remote import openssh, playbook
 from tpu_ops.remote.playbook import Outcome, Said, Step
 
 #: Columns of the table of hosts.
@@ -98,7 +98,7 @@ def converge(
         check: Whether nothing is changed.
 
     Raises:
-        UnreachableError: Some did not answer.
+        UnreachableError: Some did not answer, or refused the person.
         HostError: It failed on some.
         UsageError: Ansible did not run it.
     """
@@ -113,6 +113,29 @@ def converge(
     if exit_code(outcome, file.name, names, settings):
         raise HostError(f"{file.name} failed there", where=names, fix="see above; mend it and go on")
     return outcome
+
+
+def rehearse(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> None:
+    """Have Ansible do what site.yml does before its first change, on one worker of each node; changes nothing.
+
+    That tells whether it has all that the inventory's files ask for: passwords of vaults, exported variables.
+
+    Raises:
+        UnreachableError: Some did not answer, or refused the person.
+        HostError: A variable is not as it has to be.
+        UsageError: Ansible did not begin.
+    """
+    project = playbook.project_of(settings.path)
+    file = project.playbook("site")
+    nodes = dict.fromkeys(worker.node.full_name for worker in workers)
+    groups = hostvars.groups(fleet.listed)
+    hosts = [next(f"{group}[0]" for group in groups[name] if group.startswith("node_")) for name in nodes]
+    outcome = playbook.run(project, file, hosts=hosts, options=["--tags", "always", "--check"], told=Progress())
+    show_failures(outcome.failures)
+    # A site.yml of the fleet's own may have no task of this kind.
+    if outcome.code and exit_code(outcome, file.name, ", ".join(hosts), settings):
+        what = "site.yml would fail there, and it is run on each node that is made anew"
+        raise HostError(what, where=folded([step.host for step in outcome.failures]), fix="see above; mend it first")
 
 
 def limit_of(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> list[str]:
@@ -193,7 +216,7 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings) -> i
         settings: Of the fleet.
 
     Raises:
-        UnreachableError: Hosts did not answer.
+        UnreachableError: Hosts did not answer, or refused the person.
         UsageError: The playbook did not begin, or met no host.
     """
     again = f"mend it and run the same command again; `ansible-playbook {name} -vv` says more"
@@ -205,6 +228,10 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings) -> i
         fleet = view.known(settings)
         keyless = contact.without_host_keys(fleet) if fleet else {}
         keys = dict.fromkeys(keyless[host] for host in outcome.unreachable if host in keyless)
+        refused = [step.host for step in outcome.failures if openssh.refused(step.message)]
+        if refused and not keys:
+            what, fix = f"you may not log in to {texts.count(len(refused), 'host')}", contact.login_hint(settings)
+            raise RefusedError(what, where=folded(refused), fix=fix)
         away = "`tpu_ops list` shows which nodes are READY; run the same command again once they answer"
         fix = "; ".join(keys) or away
         raise UnreachableError(what, where=folded(outcome.unreachable), fix=fix)

@@ -68,11 +68,19 @@ async def must_configure(fanout: Fanout, hosts: Sequence[str]) -> None:
         HostError: Somewhere sudo does not let the person do everything without a password.
         UnreachableError: A worker did not answer.
     """
-    results = await fanout.run(hosts, ["sudo", "-n", "true"], limit=LIMIT)
-    if refused := _answered(results):
+    if refused := await without_sudo(fanout, hosts):
         what = "--git configures workers, which takes sudo for everything with no password, and you have none there"
         fix = "`--sync DIR` brings a directory of your own and takes no rights"
-        raise HostError(what, where=folded([result.host for result in refused]), fix=fix)
+        raise HostError(what, where=folded(refused), fix=fix)
+
+
+async def without_sudo(fanout: Fanout, hosts: Sequence[str]) -> list[str]:
+    """Return the workers where sudo does not let the person do everything without a password.
+
+    Raises:
+        UnreachableError: A worker did not answer.
+    """
+    return [result.host for result in _answered(await fanout.run(hosts, ["sudo", "-n", "true"], limit=LIMIT))]
 
 
 def bring(settings: Settings, fleet: Fleet, workers: Sequence[Worker], word: str, *, dry: bool = False) -> Project:

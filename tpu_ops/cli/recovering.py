@@ -15,7 +15,7 @@ from tpu_ops.cli import configure, faults, leaving, options, output, projects, r
 from tpu_ops.cli.asked import Asked, ended_by
 from tpu_ops.cli.attempt import Attempt, lost_of, passes
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
+from tpu_ops.errors import ExitCode, OpsError, RefusedError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, newcomers, origin, remaking, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
@@ -26,6 +26,8 @@ from tpu_ops.runs.recovery import FAILED, STOPPED, SUCCEEDED, TAKEN, Recovery
 
 #: What to do where a budget is used up.
 MORE = "`tpu_ops train` with a larger one and another --name goes on from the last checkpoint"
+#: How often in a row a new node may refuse the person: accounts are there a while after its sshd answers.
+REFUSALS = 5
 
 
 @contextlib.contextmanager
@@ -335,14 +337,15 @@ class Recovering:
 
     def _next(self) -> int:
         """Bring the nodes back, start the next attempt and follow it, again where something is in the way for now."""
-        pause = remaking.FIRST_PAUSE
+        pause, refusals = remaking.FIRST_PAUSE, 0
         while True:
             try:
                 # A start of which not all was heard may have been one.
                 work = self._again(self._bring_back()) if self.kept.pending else self.attached()
                 return self._followed(work)
             except OpsError as exc:
-                if not passes(exc):
+                refusals = refusals + 1 if isinstance(exc, RefusedError) else 0
+                if not passes(exc) or refusals == REFUSALS:
                     raise
                 lost: Mapping[str, str] = {}
                 with contextlib.suppress(OpsError):

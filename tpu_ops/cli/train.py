@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tpu_ops import config, files
-from tpu_ops.cli import faults, leaving, options, output, projects, recover_options, recovering, runs_output
+from tpu_ops.cli import configure, faults, leaving, options, output, projects, recover_options, recovering, runs_output
 from tpu_ops.cli import sync as cli_sync
-from tpu_ops.cli.run import words
-from tpu_ops.errors import ExitCode, OpsError, UsageError
+from tpu_ops.cli.run import folded, words
+from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, remaking, targets, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
@@ -122,6 +122,8 @@ def run(args: argparse.Namespace) -> int:
     )
     job = _Job(fleet, workers, run_spec, tree, shown, args)
     with faults.told(run_spec.run_id, as_json=args.json, more=job.facts):
+        if args.recover:
+            job.look_ahead()
         if args.git:
             job.bring()
         if args.recover and not args.dry_run:
@@ -168,6 +170,25 @@ class _Job:
         )
         self.guard = recovering.Recovering(self.fleet.settings, kept, self.spec, self.args, begun=False)
         return self.guard
+
+    def look_ahead(self) -> None:
+        """Look whether a node that is made anew, perhaps hours later, could be configured by this person and shell.
+
+        Raises:
+            OpsError: Ansible lacks something, as the password of a vault.
+        """
+        try:
+            lacking = asyncio.run(projects.without_sudo(contact.fanout(self.fleet), self.hosts))
+        except UnreachableError:
+            # The check that follows says it of all workers.
+            return
+        if lacking:
+            output.warning(
+                f"{folded(lacking)}: you have no sudo there for everything with no password, which site.yml takes: the "
+                "recovery ends where a node has to be made anew"
+            )
+            return
+        configure.rehearse(self.fleet.settings, self.fleet, self.workers)
 
     def facts(self) -> dict[str, Any]:
         """Return what --json tells of a recovered run beside its ranks; nothing of another one."""

@@ -29,7 +29,7 @@ from tpu_ops.config.templates import evaluated, is_template
 from tpu_ops.errors import UsageError
 from tpu_ops.options import Options, Value, check_name, did_you_mean, shown
 
-#: Private keys that are looked for, in this order, where none is set. The second is the one gcloud makes.
+#: Private keys that are offered, in this order, where none is set. The second is the one gcloud makes.
 PRIVATE_KEYS = ("id_ed25519", "google_compute_engine", "id_rsa")
 
 _PROJECT = re.compile(r"^(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]*$")
@@ -79,6 +79,7 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
     snapshot = options.text("snapshot", "TPU_OPS_SNAPSHOT").value
     # `api` stays as it is written: unlike nothing, it is the API whatever source is remembered.
     published = snapshot not in ("", "api")
+    key, *more_keys = _private_keys(options) or [None]
     return Settings(
         path=folder,
         file=file,
@@ -89,7 +90,8 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         states=options.choices("states", STATES, ("READY",)),
         connect_with=options.choices("connect_with", ("external", "internal"), ("external", "internal")),
         user=_user(options),
-        private_key=_private_key(options),
+        private_key=key,
+        more_keys=tuple(more_keys),
         auth=_auth(options, needed=not (endpoint or published)),
         strict_permissions=options.flag("strict_permissions", default=False),
         snapshot=snapshot,
@@ -167,13 +169,12 @@ def _user(options: Options) -> str:
     return user.value
 
 
-def _private_key(options: Options) -> Path | None:
-    """The key that is set, else the first of PRIVATE_KEYS below ~/.ssh, else none."""
+def _private_keys(options: Options) -> list[Path]:
+    """The key that is set, else those of PRIVATE_KEYS that are below ~/.ssh."""
     key = options.text("private_key", "TPU_OPS_PRIVATE_KEY")
     if not key.value:
         usual = (_home(options) / ".ssh" / name for name in PRIVATE_KEYS)
-        found = next((path for path in usual if path.is_file()), None)
-        return found and _for_ssh(found, "HOME")
+        return [_for_ssh(path, "HOME") for path in usual if path.is_file()]
     path = _for_ssh(_path(key, options), key.where)
     if not path.is_file():
         # A variable may be left of what is gone, a shell's settings for instance: no key is to be made there.
@@ -188,7 +189,7 @@ def _private_key(options: Options) -> Path | None:
         )
     if '"' in str(path):
         raise UsageError("the private key's path holds a quote", where=key.where, fix="name another")
-    return path
+    return [path]
 
 
 def _for_ssh(path: Path, where: str) -> Path:

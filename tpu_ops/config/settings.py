@@ -129,6 +129,7 @@ class Settings:
         connect_with: ``external`` and ``internal`` in order of preference.
         user: Login name on the workers.
         private_key: The person's private key, or None where the ssh client should find one by itself.
+        more_keys: Further keys that ssh offers, where none was named.
         state_dir: Where this fleet's snapshot, ssh config and known_hosts are kept. A file that is not a fleet
             directory's `inventory/tpu_vm.yml` has a state of its own.
         auth: Credentials for the real service.
@@ -152,6 +153,7 @@ class Settings:
     user: str
     private_key: Path | None
     state_dir: Path
+    more_keys: tuple[Path, ...] = ()
     auth: Auth = field(default_factory=Auth)
     strict_permissions: bool = False
     snapshot: str = ""

@@ -58,7 +58,8 @@ def find(settings: Settings, target: str) -> tuple[Fleet, list[Worker]]:
 
 def login_hint(settings: Settings) -> str:
     """Return what to do where workers refuse the person who logs in."""
-    key = f"with {settings.private_key}" if settings.private_key else "with the keys that ssh finds"
+    keys = [str(path) for path in (settings.private_key, *settings.more_keys) if path]
+    key = f"with {', '.join(keys) or 'the keys that ssh finds'}"
     return (
         f"you log in as {settings.user} {key}: see `user` and `private_key` in {settings.file} (TPU_OPS_USER, "
         "TPU_OPS_PRIVATE_KEY); whoever configures the workers adds a key to `users_people` (docs/members.md)"

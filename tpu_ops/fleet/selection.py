@@ -12,6 +12,7 @@ from tpu_ops.fleet import reach, ssh_files
 from tpu_ops.fleet.model import SERVING_STATES, Node, Worker, node_labels, workers_of
 from tpu_ops.fleet.reach import Ways
 from tpu_ops.fleet.state import Files
+from tpu_ops.remote import openssh
 
 
 def of(settings: Settings, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], list[Worker], dict[str, str]]:
@@ -31,8 +32,9 @@ def mux_dir() -> Path:
 
 
 def ssh_options(settings: Settings) -> tuple[tuple[str, str], ...]:
-    """Return the ssh options that all workers of the fleet share."""
-    return ssh_files.common_options(Files(settings.state_dir).known_hosts)
+    """Return the ssh options that all workers of the fleet share, besides the person's name and (first) key."""
+    more = (("IdentityFile", openssh.quoted(path)) for path in settings.more_keys)
+    return (*more, *ssh_files.common_options(Files(settings.state_dir).known_hosts))
 
 
 def reached(settings: Settings, listed: Sequence[Node]) -> list[Worker]:

@@ -24,8 +24,8 @@ from tpu_ops.remote import openssh
 HEADER = "# Written by tpu_ops"
 
 #: Longest directory in which OpenSSH can make a control socket: the address of a socket has 108 bytes with its
-#: final NUL, and two separators take 2 of them, and the random suffix of the socket's first name 16.
-_LONGEST_MUX_DIR = 108 - 1 - CONTROL_NAME - 2 - 16
+#: final NUL, 104 on macOS, and two separators take 2 of them, and the random suffix of the socket's first name 16.
+_LONGEST_MUX_DIR = 104 - 1 - CONTROL_NAME - 2 - 16
 
 #: Paths that mean the same to a shell, in quotes, and to every option of ssh.
 _PLAIN = re.compile(r"[A-Za-z0-9/._@+=:, -]+")

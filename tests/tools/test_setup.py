@@ -1,0 +1,64 @@
+"""What `make` sets up, with nothing but the programs that a machine of each kind has."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet import ROOT
+
+#: Of the machine, on Linux and macOS alike.
+USUAL = ("cat", "cut", "dirname", "getconf", "id", "mkdir", "rm")
+
+
+def path_of(folder: Path, **programs: str) -> str:
+    """Return a PATH with the usual programs and these scripts."""
+    folder.mkdir()
+    for name in USUAL:
+        (folder / name).symlink_to(str(shutil.which(name)))
+    for name, script in programs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{script}\n")
+        (folder / name).chmod(0o700)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "digest",
+    [{"sha256sum": "exec {real}"}, {"shasum": '[ "$*" = "-a 256" ] && exec {real}'}],
+    ids=["linux", "macos"],
+)
+def test_the_environment_is_made_once_for_what_the_lock_says(digest: dict[str, str], tmp_path: Path) -> None:
+    programs = {name: script.format(real=shutil.which("sha256sum")) for name, script in digest.items()}
+    python = f'exec {sys.executable} "$@"'
+    make = f'for last in "$@"; do :; done; mkdir -p "$last/bin"; echo {python!r} >"$last/bin/python"'
+    uv = f'[ "$1" != venv ] || {{ {make}; {shutil.which("chmod")} 0700 "$last/bin/python"; }}'
+    path = path_of(tmp_path / "bin", python3=python, uv=uv, **programs)
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "setup.sh", tmp_path / "tools")
+    for name in ("requirements.lock", "pyproject.toml"):
+        (tmp_path / name).write_text(f"of {name}")
+
+    def env() -> str:
+        command = ["/bin/bash", str(tmp_path / "tools" / "setup.sh"), "env"]
+        return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=True).stderr
+
+    assert env() == "setup: making .venv/ from requirements.lock\n"
+    expected = hashlib.sha256(b"of requirements.lockof pyproject.toml").hexdigest()
+    assert (tmp_path / ".venv" / ".requirements.sha256").read_text().strip() == expected
+    assert env() == ""
+    (tmp_path / "requirements.lock").write_text("another")
+    assert env() == "setup: making .venv/ from requirements.lock\n"
+
+
+def test_tests_run_in_as_many_processes_as_suit_the_machine_without_nproc(tmp_path: Path) -> None:
+    command = [str(shutil.which("make")), "-n", "check"]
+    environ = {"PATH": path_of(tmp_path / "bin")}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
+    assert f" -n {min(os.sysconf('SC_NPROCESSORS_ONLN') + 1, 8)} " in done.stdout
+    assert done.stderr == ""
