@@ -117,7 +117,7 @@ options:
       - Inventory host names. Each entry is the name of a host variable, another expression, or a template with braces.
         The first that comes out as a text that is not empty is taken; C(<node>-w<index>) where none does.
       - A text that is not valid as a host's name, or is the name of a host that another source made before, is passed
-        over with a warning. Two workers of one name are an error.
+        over with a warning. Two workers of one name are an error, also where another fleet's file has one of them.
       - The commands and the written ssh config keep C(<node>-w<index>), which is the variable C(tpu_host).
     type: list
     elements: str
@@ -675,6 +675,8 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         hosts = self._hosts(settings, nodes, {name for names in groups.values() for name in names})
         own: dict[str, list[str]] = {name: [] for names in groups.values() for name in names}
         for host in hosts:
+            if there := self.inventory.get_host(host.name):
+                hostnames.refuse_another(host.name, host.worker, there.vars, settings.file)
             for group in groups[host.worker.node.full_name]:
                 own[group].append(host.name)
         fillings = [

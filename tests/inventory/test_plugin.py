@@ -264,6 +264,32 @@ def test_an_answer_that_takes_long_is_spoken_of_while_it_is_waited_for(fleet, sa
     assert logging.getLogger("tpu_ops").handlers == before
 
 
+def test_a_worker_does_not_hide_one_of_the_same_name_in_another_fleets_file(fleet, said):
+    from ansible.errors import AnsibleError
+
+    fleet.create("pod", "v4-8")
+    fleet.create("pod", "v4-8", project=fleet.second)
+    first, second, own = (fleet.file.with_name(f"{name}.tpu_vm.yml") for name in ("first", "second", "own"))
+    for path, options in (
+        (first, {}),
+        (second, {"projects": [fleet.second]}),
+        (own, {"projects": [fleet.second], "hostnames": ["tpu_project"]}),
+    ):
+        fleet.write(**options)
+        fleet.file.rename(path)
+    with pytest.raises(AnsibleError, match="Completely failed"):
+        inventory(fleet, source=[str(first), str(second)])
+    pods = [f"worker 0 of {fleet.location(project=project)}/nodes/pod" for project in (fleet.second, fleet.project)]
+    text = said()
+    assert f"second.tpu_vm.yml: {pods[0]} and {pods[1]}, of another fleet's file, would both be called 'pod-w0'" in text
+    # The same worker is in one inventory twice, another name keeps two apart, and others may say more of a worker.
+    more = fleet.file.with_name("more.yml")
+    more.write_text("all: {hosts: {pod-w0: {ansible_ssh_common_args: -v, colour: red}}}\n")
+    found = inventory(fleet, source=[str(more), str(first), str(first), str(own)])
+    assert hosts(found) == [fleet.second, "pod-w0"]
+    assert variables(found, "pod-w0")["colour"] == "red"
+
+
 @pytest.mark.parametrize("name", ["tpu_vm.yml", "our.tpu_vm.yaml"])
 def test_files_of_its_name_are_the_plugins(fleet, name):
     fleet.create("pod", "v4-8")
