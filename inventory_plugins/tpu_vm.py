@@ -363,7 +363,7 @@ try:
     from tpu_ops.fleet import composed, hostkeys, hostnames, hostvars, reach, selection, ssh_files, update, view
     from tpu_ops.fleet.model import SERVING_STATES, Node, Worker
     from tpu_ops.fleet.reach import Way
-    from tpu_ops.fleet.state import question_of
+    from tpu_ops.fleet.state import Snapshot, question_of
 except ImportError as exc:
     IMPORT_ERROR: ImportError | None = exc
 else:
@@ -606,10 +606,10 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         """Return the nodes from what is remembered where that may and can answer, else from the API."""
         caching = self.get_option("cache")
         key = f"{self.get_cache_key(path)}_{_digest(settings)}"
-        if caching and cache and (nodes := self._remembered(settings, key)) is not None:
-            for text in selection.doubts(settings, nodes):
+        if caching and cache and (known := self._remembered(settings, key)) is not None:
+            for text in (*known.warnings, *selection.doubts(settings, known.nodes)):
                 self.display.warning(text)
-            return nodes
+            return known.nodes
         fleet, changes = update.newest(settings, learn=settings.learn_host_keys)
         for text in fleet.warnings:
             self.display.warning(text)
@@ -620,45 +620,46 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             self._cache[key] = {
                 "version": CACHE_VERSION,
                 "asked_at": fleet.asked_at,
+                "warnings": fleet.unlisted,
                 "nodes": [node.to_json() for node in fleet.listed],
             }
         return fleet.listed
 
-    def _remembered(self, settings: config.Settings, key: str) -> Sequence[Node] | None:
+    def _remembered(self, settings: config.Settings, key: str) -> Snapshot | None:
         """Return the newest answer that is young enough, the cached one or the fleet's snapshot; None without one."""
         answers = [answer for answer in (self._cached(key), self._snapshot(settings)) if answer is not None]
-        asked_at, nodes = max(
-            (answer for answer in answers if self._young(answer[0])), key=lambda answer: answer[0], default=(0, None)
-        )
-        if nodes is None:
+        young = (answer for answer in answers if self._young(answer.asked_at))
+        newest = max(young, key=lambda answer: answer.asked_at, default=None)
+        if newest is None or (newest.warnings and settings.strict_permissions):
             return None
         states = set(settings.states).intersection(SERVING_STATES)
-        serving = [worker for worker in selection.of(settings, nodes)[1] if worker.node.state in states]
+        serving = [worker for worker in selection.of(settings, newest.nodes)[1] if worker.node.state in states]
         if settings.learn_host_keys and not hostkeys.has_keys(settings, serving):
             return None
         if settings.iap and not all(worker.instance_name for worker in serving):
             return None
-        self.display.vv(f"tpu_vm: the API was asked {time.time() - asked_at:.0f} s ago")
+        self.display.vv(f"tpu_vm: the API was asked {time.time() - newest.asked_at:.0f} s ago")
         ssh_files.make_mux_dir(selection.mux_dir())
-        return nodes
+        return newest
 
-    def _cached(self, key: str) -> tuple[float, Sequence[Node]] | None:
-        """Return the cached nodes and when they were asked for; None where there are none or they are damaged."""
+    def _cached(self, key: str) -> Snapshot | None:
+        """Return the cached answer; None where there is none or it is damaged."""
         try:
             data = self._cache[key]
             if data["version"] != CACHE_VERSION:
                 return None
-            return float(data["asked_at"]), [Node.from_json(entry) for entry in data["nodes"]]
+            nodes = tuple(Node.from_json(entry) for entry in data["nodes"])
+            return Snapshot(float(data["asked_at"]), nodes, warnings=tuple(map(str, data.get("warnings", ()))))
         except KeyError:
             return None
         except (AnsibleError, ValueError, TypeError, OverflowError) as exc:
             self.display.vv(f"tpu_vm: the cached answer is damaged and is not used: {exc}")
             return None
 
-    def _snapshot(self, settings: config.Settings) -> tuple[float, Sequence[Node]] | None:
+    def _snapshot(self, settings: config.Settings) -> Snapshot | None:
         """Return what `tpu_ops refresh` or another command wrote."""
         fleet = view.known(settings)
-        return (fleet.asked_at, fleet.listed) if fleet else None
+        return Snapshot(fleet.asked_at, fleet.listed, fleet.source, fleet.unlisted) if fleet else None
 
     def _young(self, asked_at: float) -> bool:
         """Return whether an answer is young enough: by when the API was asked, not by when it was put into a cache."""

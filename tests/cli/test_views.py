@@ -186,6 +186,11 @@ def test_publishing_asks_the_api_first_unless_it_is_told_not_to(fleet, tpu_ops, 
     assert tpu_ops("snapshot", "--publish", str(path))[0] == 0
     assert [node["name"] for node in json.loads(path.read_text())["nodes"]] == ["pod", "solo"]
     assert fleet.api.requests(fleet.project)["ListNodes"] == 1
+    fleet.api.fault(project=fleet.second, code="PERMISSION_DENIED", message="denied")
+    fleet.write(projects=[fleet.project, fleet.second])
+    tpu_ops("refresh")
+    for argv in (["--publish", "-", "--cached"], []):
+        assert tpu_ops("snapshot", *argv)[2].count(f"project {fleet.second}: not listed: ") == 1
     failed(tpu_ops("snapshot", "--publish", "https://example.com/x"), 2, "--publish", "gs://BUCKET/OBJECT")
     failed(tpu_ops("snapshot", "--publish", str(tmp_path / "missing" / "x")), 1, str(tmp_path / "missing" / "x"))
 

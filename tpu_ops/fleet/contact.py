@@ -167,7 +167,8 @@ def _asked(fleet: Fleet, reason: str, what: str, hosts: Collection[str] = ()) ->
     except CloudError as exc:
         _log.warning("that failed: %s", exc)
         return None
-    for text in found.warnings:
+    # The others were said of what was known before.
+    for text in (text for text in found.warnings if text not in fleet.warnings):
         _log.warning("%s", text)
     news = changes.about(hosts).news()
     for text in news[:_LINES]:

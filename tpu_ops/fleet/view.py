@@ -34,6 +34,7 @@ class Fleet:
         asked_at: When the API was asked, seconds since 1970.
         warnings: What could not be listed or learned, in words.
         source: Where the published snapshot was read from that it is of; empty where the API was asked.
+        unlisted: Those of the warnings that belong to the nodes: what could not be listed when they were asked for.
     """
 
     settings: Settings
@@ -44,6 +45,7 @@ class Fleet:
     asked_at: float
     warnings: tuple[str, ...] = ()
     source: str = ""
+    unlisted: tuple[str, ...] = ()
 
     @property
     def age(self) -> str:
@@ -142,16 +144,15 @@ def _outdated(files: Files, fleet: Fleet) -> list[tuple[Path, str]]:
     ]
 
 
-def of(settings: Settings, snapshot: Snapshot, warnings: tuple[str, ...] = (), stored: Stored | None = None) -> Fleet:
+def of(settings: Settings, snapshot: Snapshot, stored: Stored | None = None) -> Fleet:
     """Return the fleet that a snapshot is of.
 
     Args:
         settings: Of the fleet.
         snapshot: All nodes of its projects and zones.
-        warnings: What could not be listed, in words.
         stored: What was known before.
     """
     nodes, workers, labels = selection.of(settings, snapshot.nodes)
-    warnings = (*warnings, *selection.doubts(settings, snapshot.nodes, stored.snapshot.nodes if stored else ()))
-    asked = (snapshot.asked_at, warnings, snapshot.source)
+    doubts = selection.doubts(settings, snapshot.nodes, stored.snapshot.nodes if stored else ())
+    asked = (snapshot.asked_at, (*snapshot.warnings, *doubts), snapshot.source, snapshot.warnings)
     return Fleet(settings, nodes, tuple(workers), snapshot.nodes, labels, *asked)
