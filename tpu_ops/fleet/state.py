@@ -271,9 +271,7 @@ def _stored(text: str) -> Stored | None:
     if "\\ud" in text:
         # Half a character, which no file can be written with.
         json.dumps(data, ensure_ascii=False).encode()
-    return Stored(
-        question, Snapshot(float(asked_at), tuple(map(Node.from_json, nodes)), source or "", tuple(warnings))
-    )
+    return Stored(question, Snapshot(float(asked_at), tuple(map(Node.from_json, nodes)), source or "", tuple(warnings)))
 
 
 def replace(path: Path, text: str, mode: int) -> None:
