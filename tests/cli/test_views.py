@@ -14,6 +14,7 @@ import pytest
 from tests.support.commands import failed
 from tests.support.fleet import ROOT
 from tests.support.published import Member, text
+from tpu_ops.fleet import contact
 
 BIN = Path(sys.executable).parent
 
@@ -256,6 +257,19 @@ def test_names_are_the_same_for_admin_and_member_whatever_the_filters(fleet, tpu
     monkeypatch.setenv("TPU_OPS_STATE", str(tmp_path / "member"))
     assert tpu_ops("refresh", "--from", str(path))[0] == 0
     assert [row["host"] for row in json.loads(tpu_ops("list", "--json")[1])] == ["twin.us-central2-b-w0"]
+
+
+def test_groups_are_targets_under_the_names_that_the_inventory_has_for_them_whatever_the_filters(fleet, tpu_ops):
+    """The label of one is the name of the other but for a dot, which no group's name holds."""
+    fleet.create("twin")
+    fleet.create("twin", "v5litepod-4", zone="us-west4-a")
+    fleet.create("twin-us-west4-a", "v4-16", labels={"team": "vision"})
+    fleet.write(labels={"team": "vision"})
+    groups = json.loads(tpu_ops("inventory", "--format", "json")[1])
+    assert re.fullmatch(r"node_twin_us_west4_a_\w{6}", next(name for name in groups if name.startswith("node_")))
+    for name, hosts in groups.items():
+        assert tpu_ops("inventory", f"@{name}", "--format", "list")[1].split() == hosts
+        assert [worker.host for worker in contact.find(fleet.settings(), f"@{name}")[1]] == hosts
 
 
 def test_what_a_member_without_projects_passes_on_can_be_read(fleet, tpu_ops, tmp_path):
