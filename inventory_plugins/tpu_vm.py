@@ -123,7 +123,9 @@ options:
     elements: str
     default: []
   hostvars_prefix:
-    description: Prefix of the host variables that are not Ansible's own.
+    description:
+      - Prefix of the host variables that are not Ansible's own. With another prefix or suffix than the usual ones, those
+        that the roles and playbooks read keep their usual names besides, C(tpu_node) for example.
     type: str
     default: tpu_
   hostvars_suffix:
@@ -602,6 +604,12 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
     def _variable(self, name: str) -> str:
         return f"{self.get_option('hostvars_prefix')}{name}{self.get_option('hostvars_suffix')}"
 
+    def _variables(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Return facts as variables of a host; those that roles and playbooks read have their usual names as well."""
+        values = {name: _plain(value) for name, value in facts.items()}
+        usual = {f"tpu_{name}": values[name] for name in values.keys() & hostvars.READ_BY_ROLES}
+        return {self._variable(name): value for name, value in values.items()} | usual
+
     def _nodes(self, settings: config.Settings, path: str, cache: bool) -> Sequence[Node]:
         """Return the nodes from what is remembered where that may and can answer, else from the API."""
         caching = self.get_option("cache")
@@ -730,10 +738,10 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
                 continue
             if worker.node is not node:
                 node = worker.node
-                common = {self._variable(name): _plain(value) for name, value in hostvars.node_facts(node).items()}
+                common = self._variables(hostvars.node_facts(node))
             way = ways.of(worker)
-            variables = {self._variable(name): _plain(value) for name, value in hostvars.worker_facts(worker).items()}
-            variables |= common | shared | self._connection(worker, way, options)
+            variables = self._variables(hostvars.worker_facts(worker)) | common | shared
+            variables |= self._connection(worker, way, options)
             if choice.stays(worker, variables):
                 hosts.append(Host(choice.name(worker, variables), worker, variables))
                 reached.append((worker, way))

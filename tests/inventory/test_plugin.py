@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 
 import pytest
 
+from tests.support.fleet import ROOT
 from tests.support.inventory import hosts, inventory, variables
 from tpu_ops.cli.main import main
 from tpu_ops.fleet import view
@@ -88,9 +90,22 @@ def test_states_names_of_variables_addresses_and_python_are_options(mixed):
     found = inventory(mixed)
     assert hosts(found) == ["off-w0"]
     off = variables(found, "off-w0")
-    assert (off["cloud_state_now"], "tpu_state" in off) == ("STOPPED", False)
+    assert (off["cloud_state_now"], off["cloud_region_now"]) == ("STOPPED", "us-central2")
+    assert (off["tpu_state"], "tpu_region" in off) == ("STOPPED", False)
     assert off["ansible_host"] == off["cloud_internal_ip_now"]
     assert off["ansible_python_interpreter"] == "/opt/python"
+
+
+def test_roles_and_playbooks_find_what_they_read_whatever_the_prefix(fleet):
+    fleet.create("pod", "v4-8")
+    usual = {name: value for name, value in variables(inventory(fleet), "pod-w0").items() if name.startswith("tpu_")}
+    fleet.write(hostvars_prefix="cloud_")
+    pod = variables(inventory(fleet), "pod-w0")
+    assert {name: pod[name.replace("tpu_", "cloud_")] for name in usual} == usual
+    files = [path for folder in ("roles", "playbooks") for path in (ROOT / folder).rglob("*") if path.is_file()]
+    code = "".join(path.read_text() for path in files if path.suffix in {".yml", ".j2", ".py"})
+    read = set(re.findall(r"\btpu_\w+", code)) & usual.keys()
+    assert {name: value for name, value in pod.items() if name.startswith("tpu_")} == {name: usual[name] for name in read}
 
 
 def test_an_empty_interpreter_is_left_to_others(fleet):

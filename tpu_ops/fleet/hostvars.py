@@ -10,6 +10,28 @@ from typing import Any
 
 from tpu_ops.fleet.model import Node, Worker, node_labels
 
+#: Facts that roles and playbooks read as `tpu_<name>`, whatever else the fleet's file calls them.
+READ_BY_ROLES = frozenset(
+    {
+        "accelerator_type",
+        "chips",
+        "chips_per_worker",
+        "external_ip",
+        "internal_ip",
+        "node",
+        "node_label",
+        "preemptible",
+        "project",
+        "queued_resource",
+        "slice_index",
+        "spot",
+        "state",
+        "worker_count",
+        "worker_index",
+        "zone",
+    }
+)
+
 
 def facts(worker: Worker) -> dict[str, Any]:
     """Return what is known about a worker and its node; the keys are host variables without their prefix."""
