@@ -124,8 +124,8 @@ options:
     default: []
   hostvars_prefix:
     description:
-      - Prefix of the host variables that are not Ansible's own. With another prefix or suffix than the usual ones, those
-        that the roles and playbooks read keep their usual names besides, C(tpu_node) for example.
+      - Prefix of the host variables that are not Ansible's own. With another prefix, or with a suffix, those that the
+        roles and playbooks read keep their usual names besides, C(tpu_node) for example.
     type: str
     default: tpu_
   hostvars_suffix:

@@ -13,7 +13,8 @@ import pytest
 
 from tests.support.commands import failed
 from tests.support.fleet import ROOT
-from tests.support.published import Member, text
+from tests.support.nodes import node
+from tests.support.published import POD, Member, text
 from tpu_ops.fleet import contact
 
 BIN = Path(sys.executable).parent
@@ -95,6 +96,22 @@ def test_filters_of_the_fleet_that_nothing_passes_are_named(fleet, tpu_ops, filt
         assert "tpu_ops create" not in err
     fleet.write()
     assert "filters" not in tpu_ops("list")[2]
+
+
+def test_a_node_that_has_no_worker_yet_is_a_row_as_well(fleet, tpu_ops, tmp_path):
+    symptom = {"worker_id": "", "type": "LOW_MEMORY", "details": "", "create_time": ""}
+    new = node("new", node_id="9", count=0, state="CREATING", symptoms=(symptom,))
+    (tmp_path / "fleet.json").write_text(text(nodes=(POD, new)))
+    fleet.write(projects=["lab"], snapshot=str(tmp_path / "fleet.json"))
+    rows = json.loads(tpu_ops("list", "--json")[1])
+    assert [(row["host"], row["node_label"], row["worker_index"]) for row in rows] == [
+        (None, "new", None),
+        ("pod-w0", "pod", 0),
+        ("pod-w1", "pod", 1),
+    ]
+    assert (rows[0].keys(), rows[0]["state"], rows[0]["symptoms"]) == (rows[1].keys(), "CREATING", [symptom])
+    assert len(tpu_ops("list")[1].splitlines()) == 1 + len(rows)
+    assert json.loads(tpu_ops("list", "--json", "--state", "CREATING")[1]) == rows[:1]
 
 
 def test_one_project_of_several(mixed, tpu_ops):

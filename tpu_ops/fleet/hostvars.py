@@ -84,6 +84,26 @@ def worker_facts(worker: Worker) -> dict[str, Any]:
     }
 
 
+def facts_without_worker(node: Node, label: str) -> dict[str, Any]:
+    """Return the same of a node that has no worker yet: what a worker has for itself is null or empty.
+
+    Args:
+        node: The node.
+        label: Its unique short label.
+    """
+    return node_facts(node) | {
+        "host": None,
+        "node_label": label,
+        "worker_index": None,
+        "is_first_worker": False,
+        "symptoms": [dict(entry) for entry in node.symptoms],
+        "internal_ip": "",
+        "external_ip": "",
+        "instance_name": "",
+        "host_key_alias": "",
+    }
+
+
 def groups(nodes: Iterable[Node], labels: Mapping[str, str] | None = None) -> dict[str, tuple[str, ...]]:
     """Return the groups of each node's workers by its full name.
 
