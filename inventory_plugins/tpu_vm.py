@@ -117,13 +117,15 @@ options:
       - Inventory host names. Each entry is the name of a host variable, another expression, or a template with braces.
         The first that comes out as a text that is not empty is taken; C(<node>-w<index>) where none does.
       - A text that is not valid as a host's name, or is the name of a host that another source made before, is passed
-        over with a warning. Two workers of one name are an error.
+        over with a warning. Two workers of one name are an error, also where another fleet's file has one of them.
       - The commands and the written ssh config keep C(<node>-w<index>), which is the variable C(tpu_host).
     type: list
     elements: str
     default: []
   hostvars_prefix:
-    description: Prefix of the host variables that are not Ansible's own.
+    description:
+      - Prefix of the host variables that are not Ansible's own. With another prefix, or with a suffix, those that the
+        roles and playbooks read keep their usual names besides, C(tpu_node) for example.
     type: str
     default: tpu_
   hostvars_suffix:
@@ -364,7 +366,7 @@ try:
     from tpu_ops.fleet import composed, hostkeys, hostnames, hostvars, reach, selection, ssh_files, update, view
     from tpu_ops.fleet.model import SERVING_STATES, Node, Worker
     from tpu_ops.fleet.reach import Way
-    from tpu_ops.fleet.state import question_of
+    from tpu_ops.fleet.state import Snapshot, question_of
 except ImportError as exc:
     IMPORT_ERROR: ImportError | None = exc
 else:
@@ -603,14 +605,20 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
     def _variable(self, name: str) -> str:
         return f"{self.get_option('hostvars_prefix')}{name}{self.get_option('hostvars_suffix')}"
 
+    def _variables(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Return facts as variables of a host; those that roles and playbooks read have their usual names as well."""
+        values = {name: _plain(value) for name, value in facts.items()}
+        usual = {f"tpu_{name}": values[name] for name in values.keys() & hostvars.READ_BY_ROLES}
+        return {self._variable(name): value for name, value in values.items()} | usual
+
     def _nodes(self, settings: config.Settings, path: str, cache: bool) -> Sequence[Node]:
         """Return the nodes from what is remembered where that may and can answer, else from the API."""
         caching = self.get_option("cache")
         key = f"{self.get_cache_key(path)}_{_digest(settings)}"
-        if caching and cache and (nodes := self._remembered(settings, key)) is not None:
-            for text in selection.doubts(settings, nodes):
+        if caching and cache and (known := self._remembered(settings, key)) is not None:
+            for text in (*known.warnings, *selection.doubts(settings, known.nodes)):
                 self.display.warning(text)
-            return nodes
+            return known.nodes
         fleet, changes = update.newest(settings, learn=settings.learn_host_keys)
         for text in fleet.warnings:
             self.display.warning(text)
@@ -621,45 +629,46 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             self._cache[key] = {
                 "version": CACHE_VERSION,
                 "asked_at": fleet.asked_at,
+                "warnings": fleet.unlisted,
                 "nodes": [node.to_json() for node in fleet.listed],
             }
         return fleet.listed
 
-    def _remembered(self, settings: config.Settings, key: str) -> Sequence[Node] | None:
+    def _remembered(self, settings: config.Settings, key: str) -> Snapshot | None:
         """Return the newest answer that is young enough, the cached one or the fleet's snapshot; None without one."""
         answers = [answer for answer in (self._cached(key), self._snapshot(settings)) if answer is not None]
-        asked_at, nodes = max(
-            (answer for answer in answers if self._young(answer[0])), key=lambda answer: answer[0], default=(0, None)
-        )
-        if nodes is None:
+        young = (answer for answer in answers if self._young(answer.asked_at))
+        newest = max(young, key=lambda answer: answer.asked_at, default=None)
+        if newest is None or (newest.warnings and settings.strict_permissions):
             return None
         states = set(settings.states).intersection(SERVING_STATES)
-        serving = [worker for worker in selection.of(settings, nodes)[1] if worker.node.state in states]
+        serving = [worker for worker in selection.of(settings, newest.nodes)[1] if worker.node.state in states]
         if settings.learn_host_keys and not hostkeys.has_keys(settings, serving):
             return None
         if settings.iap and not all(worker.instance_name for worker in serving):
             return None
-        self.display.vv(f"tpu_vm: the API was asked {time.time() - asked_at:.0f} s ago")
+        self.display.vv(f"tpu_vm: the API was asked {time.time() - newest.asked_at:.0f} s ago")
         ssh_files.make_mux_dir(selection.mux_dir())
-        return nodes
+        return newest
 
-    def _cached(self, key: str) -> tuple[float, Sequence[Node]] | None:
-        """Return the cached nodes and when they were asked for; None where there are none or they are damaged."""
+    def _cached(self, key: str) -> Snapshot | None:
+        """Return the cached answer; None where there is none or it is damaged."""
         try:
             data = self._cache[key]
             if data["version"] != CACHE_VERSION:
                 return None
-            return float(data["asked_at"]), [Node.from_json(entry) for entry in data["nodes"]]
+            nodes = tuple(Node.from_json(entry) for entry in data["nodes"])
+            return Snapshot(float(data["asked_at"]), nodes, warnings=tuple(map(str, data.get("warnings", ()))))
         except KeyError:
             return None
         except (AnsibleError, ValueError, TypeError, OverflowError) as exc:
             self.display.vv(f"tpu_vm: the cached answer is damaged and is not used: {exc}")
             return None
 
-    def _snapshot(self, settings: config.Settings) -> tuple[float, Sequence[Node]] | None:
+    def _snapshot(self, settings: config.Settings) -> Snapshot | None:
         """Return what `tpu_ops refresh` or another command wrote."""
         fleet = view.known(settings)
-        return (fleet.asked_at, fleet.listed) if fleet else None
+        return Snapshot(fleet.asked_at, fleet.listed, fleet.source, fleet.unlisted) if fleet else None
 
     def _young(self, asked_at: float) -> bool:
         """Return whether an answer is young enough: by when the API was asked, not by when it was put into a cache."""
@@ -676,6 +685,8 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         hosts = self._hosts(settings, nodes, {name for names in groups.values() for name in names})
         own: dict[str, list[str]] = {name: [] for names in groups.values() for name in names}
         for host in hosts:
+            if there := self.inventory.get_host(host.name):
+                hostnames.refuse_another(host.name, host.worker, there.vars, settings.file)
             for group in groups[host.worker.node.full_name]:
                 own[group].append(host.name)
         fillings = [
@@ -728,10 +739,10 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
                 continue
             if worker.node is not node:
                 node = worker.node
-                common = {self._variable(name): _plain(value) for name, value in hostvars.node_facts(node).items()}
+                common = self._variables(hostvars.node_facts(node))
             way = ways.of(worker)
-            variables = {self._variable(name): _plain(value) for name, value in hostvars.worker_facts(worker).items()}
-            variables |= common | shared | self._connection(worker, way, options)
+            variables = self._variables(hostvars.worker_facts(worker)) | common | shared
+            variables |= self._connection(worker, way, options)
             if choice.stays(worker, variables):
                 hosts.append(Host(choice.name(worker, variables), worker, variables))
                 reached.append((worker, way))

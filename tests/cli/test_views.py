@@ -13,7 +13,9 @@ import pytest
 
 from tests.support.commands import failed
 from tests.support.fleet import ROOT
-from tests.support.published import Member, text
+from tests.support.nodes import node
+from tests.support.published import POD, Member, text
+from tpu_ops.fleet import contact
 
 BIN = Path(sys.executable).parent
 
@@ -94,6 +96,22 @@ def test_filters_of_the_fleet_that_nothing_passes_are_named(fleet, tpu_ops, filt
         assert "tpu_ops create" not in err
     fleet.write()
     assert "filters" not in tpu_ops("list")[2]
+
+
+def test_a_node_that_has_no_worker_yet_is_a_row_as_well(fleet, tpu_ops, tmp_path):
+    symptom = {"worker_id": "", "type": "LOW_MEMORY", "details": "", "create_time": ""}
+    new = node("new", node_id="9", count=0, state="CREATING", symptoms=(symptom,))
+    (tmp_path / "fleet.json").write_text(text(nodes=(POD, new)))
+    fleet.write(projects=["lab"], snapshot=str(tmp_path / "fleet.json"))
+    rows = json.loads(tpu_ops("list", "--json")[1])
+    assert [(row["host"], row["node_label"], row["worker_index"]) for row in rows] == [
+        (None, "new", None),
+        ("pod-w0", "pod", 0),
+        ("pod-w1", "pod", 1),
+    ]
+    assert (rows[0].keys(), rows[0]["state"], rows[0]["symptoms"]) == (rows[1].keys(), "CREATING", [symptom])
+    assert len(tpu_ops("list")[1].splitlines()) == 1 + len(rows)
+    assert json.loads(tpu_ops("list", "--json", "--state", "CREATING")[1]) == rows[:1]
 
 
 def test_one_project_of_several(mixed, tpu_ops):
@@ -186,6 +204,11 @@ def test_publishing_asks_the_api_first_unless_it_is_told_not_to(fleet, tpu_ops, 
     assert tpu_ops("snapshot", "--publish", str(path))[0] == 0
     assert [node["name"] for node in json.loads(path.read_text())["nodes"]] == ["pod", "solo"]
     assert fleet.api.requests(fleet.project)["ListNodes"] == 1
+    fleet.api.fault(project=fleet.second, code="PERMISSION_DENIED", message="denied")
+    fleet.write(projects=[fleet.project, fleet.second])
+    tpu_ops("refresh")
+    for argv in (["--publish", "-", "--cached"], []):
+        assert tpu_ops("snapshot", *argv)[2].count(f"project {fleet.second}: not listed: ") == 1
     failed(tpu_ops("snapshot", "--publish", "https://example.com/x"), 2, "--publish", "gs://BUCKET/OBJECT")
     failed(tpu_ops("snapshot", "--publish", str(tmp_path / "missing" / "x")), 1, str(tmp_path / "missing" / "x"))
 
@@ -251,6 +274,19 @@ def test_names_are_the_same_for_admin_and_member_whatever_the_filters(fleet, tpu
     monkeypatch.setenv("TPU_OPS_STATE", str(tmp_path / "member"))
     assert tpu_ops("refresh", "--from", str(path))[0] == 0
     assert [row["host"] for row in json.loads(tpu_ops("list", "--json")[1])] == ["twin.us-central2-b-w0"]
+
+
+def test_groups_are_targets_under_the_names_that_the_inventory_has_for_them_whatever_the_filters(fleet, tpu_ops):
+    """The label of one is the name of the other but for a dot, which no group's name holds."""
+    fleet.create("twin")
+    fleet.create("twin", "v5litepod-4", zone="us-west4-a")
+    fleet.create("twin-us-west4-a", "v4-16", labels={"team": "vision"})
+    fleet.write(labels={"team": "vision"})
+    groups = json.loads(tpu_ops("inventory", "--format", "json")[1])
+    assert re.fullmatch(r"node_twin_us_west4_a_\w{6}", next(name for name in groups if name.startswith("node_")))
+    for name, hosts in groups.items():
+        assert tpu_ops("inventory", f"@{name}", "--format", "list")[1].split() == hosts
+        assert [worker.host for worker in contact.find(fleet.settings(), f"@{name}")[1]] == hosts
 
 
 def test_what_a_member_without_projects_passes_on_can_be_read(fleet, tpu_ops, tmp_path):

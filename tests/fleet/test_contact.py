@@ -64,6 +64,14 @@ def test_workers_of_a_node_that_moved_are_all_found_by_one_question(fleet, said,
     assert looking(["pod-w1"]).changed == frozenset()
 
 
+def test_what_was_said_of_the_fleet_is_not_said_again_when_it_is_asked_anew(fleet, said, search):
+    fleet.create("pod", "v4-16")
+    fleet.write(projects=[fleet.project, "nobodys"])
+    looking = search(fleet)
+    looking(["pod-w1"])
+    assert said == ["pod-w1 does not answer: asking the API for its address"]
+
+
 def test_the_master_of_a_worker_that_moved_is_looked_for_elsewhere(fleet, monkeypatch):
     fleet.create("pod", "v4-16")
     given: dict[str, Any] = {}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.nodes import node
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import hostnames
+from tpu_ops.fleet.model import workers_of
 
 
 @pytest.mark.parametrize("name", ["pod-w0", "pod_1.example.org", "7", 7, "34.0.1.2", "2001:db8::1", "_x", "a" * 63])
@@ -55,3 +57,12 @@ def test_a_name_is_given_away_once():
     taken.add("pod", "pod-w0")
     with pytest.raises(UsageError, match=r"workers pod-w0 and pod-w1 would both be called 'pod'"):
         taken.add("pod", "pod-w1")
+
+
+def test_a_host_of_another_worker_is_refused_whatever_its_variables_are_called():
+    worker, other = workers_of([node(node_id="1", count=1), node("other", node_id="2", count=1)])[::-1]
+    for there in ({}, {"ansible_ssh_common_args": "-o HostKeyAlias=mine"}, {"tpu_node_id": "2"}):
+        hostnames.refuse_another("pod-w0", worker, there, "tpu_vm.yml")
+    shown = {"ansible_ssh_common_args": f"-o HostKeyAlias={other.host_key_alias} -v"}
+    with pytest.raises(UsageError, match=r"tpu_vm.yml: worker 0 of projects/.*/pod and tpu-2-w0, of another.*'pod-w0'"):
+        hostnames.refuse_another("pod-w0", worker, shown, "tpu_vm.yml")

@@ -42,6 +42,7 @@ def test_a_damaged_snapshot_is_no_snapshot(tmp_path, text):
         ("asked_at", [10**400, 1e300, -1e300, 10**12, -1, math.nan, math.inf, None, "1", True, []]),
         ("scope", [None, 5, []]),
         ("source", [5, []]),
+        ("warnings", [None, 5, "x", {}, [5], [None], ["\ud800"]]),
         ("nodes", [None, {}, "pod", [None], [5], [[]], ["pod"]]),
         ("name", [5, None, "\ud800", "-oProxyCommand=id", "a\nb", "../../x"]),
         ("node_id", [5, "1 *"]),
@@ -61,7 +62,8 @@ def test_a_damaged_snapshot_is_no_snapshot(tmp_path, text):
 )
 def test_a_snapshot_with_one_damaged_part_is_no_snapshot(tmp_path, part, values):
     files = Files(tmp_path)
-    files.write_snapshot(QUESTION, Snapshot(1.0, (node(),)))
+    snapshot = Snapshot(1.0, (node(),), warnings=("project other: not listed",))
+    files.write_snapshot(QUESTION, snapshot)
     whole = files.snapshot.read_text()
     for value in values:
         data = json.loads(whole)
@@ -69,7 +71,12 @@ def test_a_snapshot_with_one_damaged_part_is_no_snapshot(tmp_path, part, values)
         files.snapshot.write_text(json.dumps(data))
         assert files.read() is None, value
     files.snapshot.write_text(whole)
-    assert files.read_snapshot(QUESTION) == Snapshot(1.0, (node(),))
+    assert files.read_snapshot(QUESTION) == snapshot
+    # As it was written before there were any.
+    data = json.loads(whole)
+    del data["warnings"]
+    files.snapshot.write_text(json.dumps(data))
+    assert files.read_snapshot(QUESTION) == snapshot._replace(warnings=())
 
 
 def test_a_snapshot_answers_only_its_own_question(tmp_path):

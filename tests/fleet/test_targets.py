@@ -7,8 +7,8 @@ from ClusterShell import NodeSet
 
 from tests.support.nodes import node
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet import targets
-from tpu_ops.fleet.model import workers_of
+from tpu_ops.fleet import hostvars, targets
+from tpu_ops.fleet.model import node_labels, workers_of
 
 FLEET = workers_of(
     [
@@ -91,6 +91,26 @@ def test_a_name_of_both_a_node_and_a_worker_is_ambiguous():
 def test_an_empty_fleet_says_how_to_get_a_node():
     with pytest.raises(UsageError, match="tpu_ops create"):
         targets.select([], "pod")
+
+
+def test_groups_are_called_as_in_the_inventory_whatever_the_filters_hide():
+    """Ansible names them by all nodes that are listed."""
+    listed = [
+        node(zone=zone, name=name, node_id=node_id, queued_resource="big", count=count)
+        for zone, name, node_id, count in (
+            ("us-central2-b", "pod-a", "1", 2),
+            ("us-west4-a", "pod_a", "2", 2),
+            ("us-east1-d", "none-yet", "3", 0),
+        )
+    ]
+    names = hostvars.groups(listed)[listed[0].full_name]
+    assert [name.count("_") for name in (names[0], names[-1])] == [3, 2]
+    workers = workers_of(listed[:1], node_labels(listed))
+    for name in (names[0], names[-1]):
+        assert targets.select(workers, f"@{name}", listed=listed) == workers
+    for name in ("node_pod_a", "queued_big"):
+        with pytest.raises(UsageError, match=f"no group is called '{name}'.*did you mean @{name}_"):
+            targets.select(workers, f"@{name}", listed=listed)
 
 
 def test_groups_hold_the_workers_whose_nodes_are_in_the_asked_states():

@@ -255,6 +255,10 @@ def test_nodes_of_a_project_that_does_not_answer_are_not_gone(fleet):
     assert after.nodes == before.nodes
     assert any(f"project {fleet.second}" in text for text in after.warnings)
     assert after.known_hosts.read_text() == keys
+    # Whoever uses what is known learns that a part of it is older, until all is listed again.
+    assert view.current(fleet.settings()).warnings == after.warnings
+    assert update.refresh(fleet.settings())[0].warnings == ()
+    assert view.current(fleet.settings()).warnings == ()
 
 
 def test_a_wrong_project_is_an_error_and_writes_nothing(fleet):

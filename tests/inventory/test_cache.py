@@ -227,6 +227,23 @@ def test_filters_are_applied_to_what_is_remembered(cached):
     assert cached.hosts() == CACHED
 
 
+@pytest.mark.parametrize(("cached_age", "known_age"), [(10, None), (None, 10)])
+def test_what_could_not_be_listed_is_said_of_an_answer_each_time_it_is_used(fleet, said, cached_age, known_age):
+    from ansible.errors import AnsibleError
+    from ansible.utils.display import Display
+
+    cached = Cached(fleet, projects=[fleet.project, "nobodys"])
+    said()
+    cached.age(cached_age, known_age)
+    for _ in range(2):
+        Display()._warns.clear()
+        assert cached.hosts() == (CACHED if cached_age else KNOWN)
+        assert said().count("project nobodys: not listed: ") == 1
+    fleet.write(**cached.options, strict_permissions=True)
+    with pytest.raises(AnsibleError, match="Completely failed"):
+        cached.hosts()
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -238,6 +255,7 @@ def test_filters_are_applied_to_what_is_remembered(cached):
         '{"version": 2, "asked_at": "today", "nodes": []}',
         '{"version": 2, "asked_at": NaN, "nodes": []}',
         '{"version": 2, "asked_at": 1, "nodes": [{"evil": 1}]}',
+        '{"version": 2, "asked_at": 1, "warnings": 5, "nodes": []}',
         WRONG_TYPE,
         '{"version": 1, "asked_at": 1, "nodes": []}',
     ],

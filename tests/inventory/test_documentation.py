@@ -15,6 +15,7 @@ import yaml
 from tests.support.fleet import ROOT
 from tests.support.inventory import inventory, variables
 from tpu_ops import config
+from tpu_ops.fleet import hostvars
 
 PAGE = (ROOT / "docs" / "inventory.md").read_text()
 CONFIG = "".join(path.read_text() for path in (ROOT / "tpu_ops" / "config").glob("*.py"))
@@ -69,6 +70,12 @@ def test_every_variable_of_a_host_is_on_the_page_and_among_the_examples_and_none
     present = {name for name in variables(inventory(fleet), "pod-w0") if name.startswith(("tpu_", "ansible_"))}
     assert present == set(re.findall(r"^# ((?:tpu|ansible)_\w+): ", described["examples"], re.MULTILINE))
     assert present == set(re.findall(r"^\| `((?:tpu|ansible)_\w+)` \|", PAGE, re.MULTILINE))
+
+
+def test_variables_that_keep_their_usual_names_are_on_the_page():
+    named = re.search(r"`tpu_` with\n(.*?)\.\n", PAGE, re.DOTALL)
+    assert named is not None
+    assert set(re.findall(r"`(\w+)`", named[1])) == hostvars.READ_BY_ROLES
 
 
 def test_every_example_is_a_file_that_is_accepted(described, fleet, monkeypatch):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 
 import pytest
 
+from tests.support.fleet import ROOT
 from tests.support.inventory import hosts, inventory, variables
 from tpu_ops.cli.main import main
 from tpu_ops.fleet import view
@@ -88,9 +90,23 @@ def test_states_names_of_variables_addresses_and_python_are_options(mixed):
     found = inventory(mixed)
     assert hosts(found) == ["off-w0"]
     off = variables(found, "off-w0")
-    assert (off["cloud_state_now"], "tpu_state" in off) == ("STOPPED", False)
+    assert (off["cloud_state_now"], off["cloud_region_now"]) == ("STOPPED", "us-central2")
+    assert (off["tpu_state"], "tpu_region" in off) == ("STOPPED", False)
     assert off["ansible_host"] == off["cloud_internal_ip_now"]
     assert off["ansible_python_interpreter"] == "/opt/python"
+
+
+def test_roles_and_playbooks_find_what_they_read_whatever_the_prefix(fleet):
+    fleet.create("pod", "v4-8")
+    usual = {name: value for name, value in variables(inventory(fleet), "pod-w0").items() if name.startswith("tpu_")}
+    fleet.write(hostvars_prefix="cloud_")
+    pod = variables(inventory(fleet), "pod-w0")
+    assert {name: pod[name.replace("tpu_", "cloud_")] for name in usual} == usual
+    files = [path for folder in ("roles", "playbooks") for path in (ROOT / folder).rglob("*") if path.is_file()]
+    code = "".join(path.read_text() for path in files if path.suffix in {".yml", ".j2", ".py"})
+    read = set(re.findall(r"\btpu_\w+", code)) & usual.keys()
+    assert {name for name in pod if name.startswith("tpu_")} == read
+    assert {name: pod[name] for name in read} == {name: usual[name] for name in read}
 
 
 def test_an_empty_interpreter_is_left_to_others(fleet):
@@ -277,6 +293,32 @@ def test_an_answer_that_takes_long_is_spoken_of_while_it_is_waited_for(fleet, sa
     assert hosts(inventory(fleet)) == ["pod-w0"]
     assert f"tpu_vm: waiting for an answer of {fleet.api.grpc} (project {fleet.project}), at most 20 s" in said()
     assert logging.getLogger("tpu_ops").handlers == before
+
+
+def test_a_worker_does_not_hide_one_of_the_same_name_in_another_fleets_file(fleet, said):
+    from ansible.errors import AnsibleError
+
+    fleet.create("pod", "v4-8")
+    fleet.create("pod", "v4-8", project=fleet.second)
+    first, second, own = (fleet.file.with_name(f"{name}.tpu_vm.yml") for name in ("first", "second", "own"))
+    for path, options in (
+        (first, {}),
+        (second, {"projects": [fleet.second]}),
+        (own, {"projects": [fleet.second], "hostnames": ["tpu_project"]}),
+    ):
+        fleet.write(**options)
+        fleet.file.rename(path)
+    with pytest.raises(AnsibleError, match="Completely failed"):
+        inventory(fleet, source=[str(first), str(second)])
+    pods = [f"worker 0 of {fleet.location(project=project)}/nodes/pod" for project in (fleet.second, fleet.project)]
+    text = said()
+    assert f"second.tpu_vm.yml: {pods[0]} and {pods[1]}, of another fleet's file, would both be called 'pod-w0'" in text
+    # The same worker is in one inventory twice, another name keeps two apart, and others may say more of a worker.
+    more = fleet.file.with_name("more.yml")
+    more.write_text("all: {hosts: {pod-w0: {ansible_ssh_common_args: -v, colour: red}}}\n")
+    found = inventory(fleet, source=[str(more), str(first), str(first), str(own)])
+    assert hosts(found) == [fleet.second, "pod-w0"]
+    assert variables(found, "pod-w0")["colour"] == "red"
 
 
 @pytest.mark.parametrize("name", ["tpu_vm.yml", "our.tpu_vm.yaml"])

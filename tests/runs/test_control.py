@@ -41,7 +41,7 @@ class Answers:
 
 
 def fleet(tmp_path: Path) -> Any:
-    return SimpleNamespace(workers=tuple(pod(2)), settings=SimpleNamespace(state_dir=tmp_path))
+    return SimpleNamespace(workers=tuple(pod(2)), listed=(), settings=SimpleNamespace(state_dir=tmp_path))
 
 
 async def find(tmp_path: Path, word: str, **replies: Reply) -> control.Found:
@@ -68,7 +68,8 @@ async def test_a_worker_that_cannot_tell_is_named_where_no_run_is_found(
 async def test_another_s_run_on_several_nodes_is_found_whole_where_its_workers_have_the_same_names(
     tmp_path: Path, called: list[str], hosts: tuple[str, ...]
 ) -> None:
-    both = SimpleNamespace(workers=(*pod(1, "a", "2"), *pod(1, "b", "1")), settings=SimpleNamespace(state_dir=tmp_path))
+    workers = (*pod(1, "a", "2"), *pod(1, "b", "1"))
+    both = SimpleNamespace(workers=workers, listed=(), settings=SimpleNamespace(state_dir=tmp_path))
     fanout: Any = Answers(a_w0=Reply("", {"holder": HOLDER, "records": [record(1) | {"workers": called}]}))
     found = await control.find(both, fanout, "a")  # type: ignore[arg-type]
     assert found.runs == [control.RunRef("r1", hosts)]
@@ -136,7 +137,7 @@ def two(tmp_path: Path, remembered: str = "a") -> Any:
     if remembered:
         records.write(tmp_path, records.new("exp", (remembered,), ("1",), (f"{remembered}-w0",), ("true",)))
     workers = (*pod(1, "a", "1"), *pod(1, "b", "2"))
-    return SimpleNamespace(workers=workers, settings=SimpleNamespace(state_dir=tmp_path))
+    return SimpleNamespace(workers=workers, listed=(), settings=SimpleNamespace(state_dir=tmp_path))
 
 
 ON_A, ON_B = control.RunRef("exp", ("a-w0",)), control.RunRef("exp", ("b-w0",))

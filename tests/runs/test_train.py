@@ -27,7 +27,7 @@ def job(tmp_path: Path, *words: str) -> train._Job:
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
     args = parser.parse_args(["pod", "--name", "exp", *words])
-    fleet: Any = SimpleNamespace(workers=tuple(pod(2)), settings=SimpleNamespace(state_dir=tmp_path))
+    fleet: Any = SimpleNamespace(workers=tuple(pod(2)), listed=(), settings=SimpleNamespace(state_dir=tmp_path))
     return train._Job(fleet, pod(2), spec.RunSpec("exp", ("true",)), None, [0], args)
 
 

@@ -10,13 +10,13 @@ from tests.support.fleet import FleetDir
 HOSTILE = "{{ lookup('pipe','id') }}"
 
 
-def inventory(fleet: FleetDir, *, cache: bool = True, source: str = "") -> Any:
-    """Return the inventory manager of the fleet's file or another source; `cache=False` is what --flush-cache does."""
+def inventory(fleet: FleetDir, *, cache: bool = True, source: str | list[str] = "") -> Any:
+    """Return the inventory manager of the fleet's file or other sources; `cache=False` is what --flush-cache does."""
     # Ansible reads its configuration when it is imported: tests/inventory/conftest.py says which first.
     from ansible.inventory.manager import InventoryManager
     from ansible.parsing.dataloader import DataLoader
 
-    return InventoryManager(loader=DataLoader(), sources=[source or str(fleet.file)], cache=cache)
+    return InventoryManager(loader=DataLoader(), sources=source or str(fleet.file), cache=cache)
 
 
 def hosts(found: Any) -> list[str]:

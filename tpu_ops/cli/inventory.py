@@ -64,7 +64,7 @@ def chosen(fleet: Fleet, target: str | None) -> list[Worker]:
         UsageError: The target is unknown, or none of its workers is in such a state.
     """
     states = fleet.settings.states
-    workers = targets.select(fleet.workers, target) if target else list(fleet.workers)
+    workers = targets.select(fleet.workers, target, listed=fleet.listed) if target else list(fleet.workers)
     serving = [worker for worker in workers if worker.node.state in states]
     if not serving:
         found = sorted({worker.node.state for worker in workers})

@@ -6,13 +6,14 @@ import argparse
 import shlex
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from tpu_ops import config, texts
 from tpu_ops.cli import options, output
 from tpu_ops.config import Filters
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import selection, view
-from tpu_ops.fleet.hostvars import facts
+from tpu_ops.fleet.hostvars import facts, facts_without_worker
 from tpu_ops.fleet.model import Node, Worker
 from tpu_ops.fleet.view import Fleet
 
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("target", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("--cached", action="store_true", help="ask nobody; show what the last refresh saw")
+    parser.epilog = "A node that has no worker yet is one row as well; with --json its host and worker_index are null."
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,8 +74,7 @@ def run(args: argparse.Namespace) -> int:
         output.info(text)
     shown = wanted.of(fleet)
     if args.json:
-        names = {node.full_name for node in shown}
-        output.as_json([facts(worker) for worker in fleet.workers if worker.node.full_name in names])
+        output.as_json(_json_rows(fleet, shown))
     elif rows := table_rows(fleet, shown):
         output.table(rows, COLUMNS)
     elif not fleet.listed:
@@ -158,12 +159,27 @@ def _unknown(
     return [f"no node has the {kind} {value!r}; there are: {texts.some(known, MOST) or 'none'}" for value in lacking]
 
 
-def table_rows(fleet: Fleet, nodes: Sequence[Node]) -> list[dict[str, str]]:
-    """Return one row per worker of these nodes, and one for each that has no worker yet."""
-    labels = fleet.labels
+def _workers(fleet: Fleet) -> dict[str, list[Worker]]:
+    """Return the workers of each node that has some, by its label."""
     workers: dict[str, list[Worker]] = {}
     for worker in fleet.workers:
         workers.setdefault(worker.label, []).append(worker)
+    return workers
+
+
+def _json_rows(fleet: Fleet, nodes: Sequence[Node]) -> list[dict[str, Any]]:
+    """Return what is known of each worker of these nodes, and of each of these that has no worker yet."""
+    labels, workers = fleet.labels, _workers(fleet)
+    rows = []
+    for node in nodes:
+        label = labels[node.full_name]
+        rows += [facts(worker) for worker in workers.get(label, ())] or [facts_without_worker(node, label)]
+    return rows
+
+
+def table_rows(fleet: Fleet, nodes: Sequence[Node]) -> list[dict[str, str]]:
+    """Return one row per worker of these nodes, and one for each that has no worker yet."""
+    labels, workers = fleet.labels, _workers(fleet)
     rows = []
     for node in nodes:
         label = labels[node.full_name]

@@ -73,6 +73,8 @@ def _known(settings: Settings) -> Fleet:
     fleet = view.known(settings)
     if fleet is None:
         raise UsageError("nothing is known of this fleet yet", where=str(settings.path), fix="tpu_ops refresh")
+    for text in fleet.warnings:
+        output.warning(text)
     return fleet
 
 

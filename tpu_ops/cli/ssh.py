@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     fleet, _ = contact.find(config.load(args.fleet), args.target)
     fleet = contact.serving(fleet, [named(fleet, args.target)])
     worker = named(fleet, args.target)
-    if len(targets.select(fleet.workers, args.target)) > 1:
+    if len(targets.select(fleet.workers, args.target, listed=fleet.listed)) > 1:
         output.info(f"{args.target} has {worker.node.worker_count} workers: this is {worker.host}")
     check_serves(fleet, worker)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
@@ -72,7 +72,7 @@ def named(fleet: Fleet, target: str) -> Worker:
     Raises:
         UsageError: The target is unknown or means workers of several nodes.
     """
-    workers = targets.select(fleet.workers, target)
+    workers = targets.select(fleet.workers, target, listed=fleet.listed)
     if len(workers) > 1 and (len({worker.label for worker in workers}) > 1 or workers[0].index != 0):
         raise UsageError("the target means several workers", where=f"target {target!r}", fix="name one, as in pod-w2")
     return workers[0]

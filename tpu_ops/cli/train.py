@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         projects.check(args.git, args.sync)
     command = words(args.command, f"tpu_ops train {shlex.quote(args.target)} -- python train.py")
     fleet = contact.serving(*contact.find(config.load(args.fleet), args.target))
-    workers = control.by_rank(targets.select(fleet.workers, args.target), args.target)
+    workers = _ranked(fleet, args.target)
     shown = runs_output.ranks(args.rank, len(workers))
     if args.sync and args.user:
         what = f"--sync brings the directory to your home, and {args.user} starts in another"
@@ -130,6 +130,10 @@ def run(args: argparse.Namespace) -> int:
             with recovering.alone(fleet.settings, run_spec.run_id):
                 return job.recovered().to_the_end(job.run())
         return leaving.to_its_end(job.run(), job.running, job.left, as_json=args.json)
+
+
+def _ranked(fleet: view.Fleet, target: str) -> list[Worker]:
+    return control.by_rank(targets.select(fleet.workers, target, listed=fleet.listed), target)
 
 
 @dataclass
@@ -258,7 +262,7 @@ class _Job:
         """Take the fleet as it is known now; return whether the node has other workers than before."""
         before = self.hosts
         self.fleet = view.current(self.fleet.settings)
-        self.workers = control.by_rank(targets.select(self.fleet.workers, self.args.target), self.args.target)
+        self.workers = _ranked(self.fleet, self.args.target)
         self.shown = runs_output.ranks(self.args.rank, len(self.workers))
         return self.hosts != before
 

@@ -44,7 +44,7 @@ def find(settings: Settings, target: str) -> tuple[Fleet, list[Worker]]:
     begun = time.time()
     fleet = view.current(settings)
     try:
-        return fleet, targets.select(fleet.workers, target, settings.states)
+        return fleet, targets.select(fleet.workers, target, settings.states, fleet.listed)
     except targets.UnknownError as exc:
         found = None if fleet.asked_at >= begun else _asked(fleet, f"{exc.what} as far as is known", "new nodes")
         if found is not None:
@@ -53,7 +53,7 @@ def find(settings: Settings, target: str) -> tuple[Fleet, list[Worker]]:
         if fleet.labels[node.full_name] == target and not node.worker_count:
             what = f"it is in state {node.state} and has no worker yet"
             raise UnreachableError(what, where=f"node {target}", fix="`tpu_ops list` shows when it is READY")
-    return fleet, targets.select(fleet.workers, target, settings.states)
+    return fleet, targets.select(fleet.workers, target, settings.states, fleet.listed)
 
 
 def login_hint(settings: Settings) -> str:
@@ -169,7 +169,8 @@ def _asked(fleet: Fleet, reason: str, what: str, hosts: Collection[str] = ()) ->
     except CloudError as exc:
         _log.warning("that failed: %s", exc)
         return None
-    for text in found.warnings:
+    # The others were said of what was known before.
+    for text in (text for text in found.warnings if text not in fleet.warnings):
         _log.warning("%s", text)
     news = changes.about(hosts).news()
     for text in news[:_LINES]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import forms
+from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.targets import shortened
 
 _FORM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 #: Names by which Ansible means something else.
 _RESERVED = ("all", "ungrouped", "localhost", "127.0.0.1", "::1")
+
+#: Whose keys a host of this plugin shows, as `ansible_ssh_common_args` has it.
+_ALIAS = re.compile(r"HostKeyAlias=(tpu-\d*-w\d+)")
 
 
 def problem(name: Any, groups: Collection[str], hosts: Collection[str] = ()) -> str:
@@ -36,6 +40,31 @@ def problem(name: Any, groups: Collection[str], hosts: Collection[str] = ()) -> 
     if not _FORM.fullmatch(text) and not forms.address(text):
         return f"{shortened(text)} is not valid as a host's name"
     return ""
+
+
+def refuse_another(name: str, worker: Worker, variables: Mapping[str, Any], file: Any) -> None:
+    """Refuse a host's name under which another fleet's file has another worker: one would hide the other.
+
+    Args:
+        name: Of the host.
+        worker: That it is to be.
+        variables: Of the host of that name that is there already; another source may add some to it.
+        file: The worker's fleet's, for the error.
+
+    Raises:
+        UsageError: It is another worker's; names both.
+    """
+    found = _ALIAS.search(str(variables.get("ansible_ssh_common_args", "")))
+    if not found or found[1] == worker.host_key_alias:
+        return
+    node = [variables.get(f"tpu_{part}") for part in ("project", "zone", "node", "worker_index")]
+    other = found[1] if None in node else "worker {3} of projects/{0}/locations/{1}/nodes/{2}".format(*node)
+    raise UsageError(
+        f"worker {worker.index} of {worker.node.full_name} and {other}, of another fleet's file, "
+        f"would both be called {name!r}",
+        where=str(file),
+        fix="list the projects and zones of both in one file, or call one differently by `hostnames`",
+    )
 
 
 class Taken:

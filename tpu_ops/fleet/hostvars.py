@@ -10,6 +10,28 @@ from typing import Any
 
 from tpu_ops.fleet.model import Node, Worker, node_labels
 
+#: Facts that roles and playbooks read as `tpu_<name>`, whatever else the fleet's file calls them.
+READ_BY_ROLES = frozenset(
+    {
+        "accelerator_type",
+        "chips",
+        "chips_per_worker",
+        "external_ip",
+        "internal_ip",
+        "node",
+        "node_label",
+        "preemptible",
+        "project",
+        "queued_resource",
+        "slice_index",
+        "spot",
+        "state",
+        "worker_count",
+        "worker_index",
+        "zone",
+    }
+)
+
 
 def facts(worker: Worker) -> dict[str, Any]:
     """Return what is known about a worker and its node; the keys are host variables without their prefix."""
@@ -59,6 +81,26 @@ def worker_facts(worker: Worker) -> dict[str, Any]:
         "external_ip": worker.external_ip,
         "instance_name": worker.instance_name,
         "host_key_alias": worker.host_key_alias,
+    }
+
+
+def facts_without_worker(node: Node, label: str) -> dict[str, Any]:
+    """Return the same of a node that has no worker yet: what a worker has for itself is null or empty.
+
+    Args:
+        node: The node.
+        label: Its unique short label.
+    """
+    return node_facts(node) | {
+        "host": None,
+        "node_label": label,
+        "worker_index": None,
+        "is_first_worker": False,
+        "symptoms": [dict(entry) for entry in node.symptoms],
+        "internal_ip": "",
+        "external_ip": "",
+        "instance_name": "",
+        "host_key_alias": "",
     }
 
 

@@ -62,11 +62,13 @@ class Snapshot(NamedTuple):
         asked_at: When the API was asked, seconds since 1970.
         nodes: In the order of their full names.
         source: Where a published snapshot was read from instead; empty where it was the API.
+        warnings: What could not be listed, in words.
     """
 
     asked_at: float
     nodes: tuple[Node, ...]
     source: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class Stored(NamedTuple):
@@ -159,6 +161,7 @@ class Files(NamedTuple):
             "scope": question.to_json(),
             "source": snapshot.source,
             "asked_at": snapshot.asked_at,
+            "warnings": snapshot.warnings,
             "nodes": [node.to_json() for node in snapshot.nodes],
         }
         first = not os.path.lexists(self.shown)
@@ -259,12 +262,16 @@ def _stored(text: str) -> Stored | None:
     question, asked_at, source, nodes = (data.get(key) for key in ("scope", "asked_at", "source", "nodes"))
     if not isinstance(question, dict) or not isinstance(source, str | None) or not isinstance(nodes, list):
         return None
+    # Without them where an earlier version wrote it.
+    warnings = data.get("warnings", [])
+    if not isinstance(warnings, list) or not all(isinstance(text, str) for text in warnings):
+        return None
     if isinstance(asked_at, bool) or not isinstance(asked_at, int | float) or not 0 <= asked_at < _LATEST:
         return None
     if "\\ud" in text:
         # Half a character, which no file can be written with.
         json.dumps(data, ensure_ascii=False).encode()
-    return Stored(question, Snapshot(float(asked_at), tuple(map(Node.from_json, nodes)), source or ""))
+    return Stored(question, Snapshot(float(asked_at), tuple(map(Node.from_json, nodes)), source or "", tuple(warnings)))
 
 
 def replace(path: Path, text: str, mode: int) -> None:

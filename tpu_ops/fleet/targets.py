@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from tpu_ops import texts
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet import hostvars
-from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.model import Node, Worker, node_labels
 
 #: A range of numbers in a node set's brackets, and how many names one part of a target may stand for.
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
@@ -22,7 +22,9 @@ class UnknownError(UsageError):
     """No node or worker has the name, as far as is known."""
 
 
-def select(workers: Sequence[Worker], target: str, states: Collection[str] = ()) -> list[Worker]:
+def select(
+    workers: Sequence[Worker], target: str, states: Collection[str] = (), listed: Sequence[Node] = ()
+) -> list[Worker]:
     """Return the workers that a target means, in the fleet's order.
 
     Args:
@@ -31,12 +33,13 @@ def select(workers: Sequence[Worker], target: str, states: Collection[str] = ())
             the inventory (`@zone_us_central2_b`, `@all`), or several of them joined by `,` (and), `!` (without),
             `&` (common to both) or `^` (in one of both).
         states: States of the nodes whose workers are in groups; all where it is empty.
+        listed: All nodes of the projects and zones, by which groups are called; left out where the filters hide none.
 
     Raises:
         UnknownError: A part of the target is unknown.
         UsageError: A part of it means several things, or nothing is left of it.
     """
-    names = _Names(workers, states)
+    names = _Names(workers, states, listed)
     parts = _OPERATOR.split(target.replace(" ", ""))
     chosen = names.expand(parts[0], target)
     for operator, part in zip(parts[1::2], parts[2::2], strict=True):
@@ -59,8 +62,9 @@ def select(workers: Sequence[Worker], target: str, states: Collection[str] = ())
 class _Names:
     """Every name of a fleet and the hosts it stands for."""
 
-    def __init__(self, workers: Sequence[Worker], states: Collection[str]) -> None:
+    def __init__(self, workers: Sequence[Worker], states: Collection[str], listed: Sequence[Node]) -> None:
         self._workers, self._states = workers, states
+        self._listed = listed or list({worker.node.full_name: worker.node for worker in workers}.values())
         self.hosts = {worker.host for worker in workers}
         self.nodes: dict[str, set[str]] = {}
         self.shared: dict[str, list[str]] = {}
@@ -96,9 +100,8 @@ class _Names:
 
     def _groups(self) -> dict[str, set[str]]:
         """Return the hosts of each of the inventory's own groups, and of all workers, which may be empty."""
-        labels = {worker.node.full_name: worker.label for worker in self._workers}
-        nodes = {worker.node.full_name: worker.node for worker in self._workers}
-        names, found = hostvars.groups(nodes.values(), labels), {"all": set[str]()}
+        labels = node_labels(self._listed) | {worker.node.full_name: worker.label for worker in self._workers}
+        names, found = hostvars.groups(self._listed, labels), {"all": set[str]()}
         for worker in self._workers:
             for name in ("all", *names[worker.node.full_name]):
                 hosts = found.setdefault(name, set())

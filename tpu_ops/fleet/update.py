@@ -55,9 +55,9 @@ def look(settings: Settings, *, source: str | None = None) -> tuple[Fleet, Chang
         # Whatever was asked for last: who asks for less once does not want to go back in time later.
         published.refuse_outdated(settings, seen, stored.snapshot if stored else None)
     nodes = origin.with_unanswered(seen.nodes, seen.unanswered, old)
-    now = Snapshot(seen.asked_at, nodes, seen.source)
+    now = Snapshot(seen.asked_at, nodes, seen.source, seen.warnings)
     shown = files.read_shown(question_of(settings), stored)
-    return view.of(settings, now, seen.warnings, stored), _changes(settings, shown, nodes)
+    return view.of(settings, now, stored), _changes(settings, shown, nodes)
 
 
 def refresh(
@@ -99,12 +99,13 @@ def refresh(
             # keys. (A view of the future is not newer: the clock was set back.)
             now = old._replace(nodes=origin.with_instance_names(old.nodes, seen.nodes))
         else:
-            now = Snapshot(seen.asked_at, origin.with_unanswered(seen.nodes, seen.unanswered, old), seen.source)
+            listed = origin.with_unanswered(seen.nodes, seen.unanswered, old)
+            now = Snapshot(seen.asked_at, listed, seen.source, seen.warnings)
         known, first = files.host_keys()
         replaced = _replaced(stored, question, now.nodes)
         workers = workers_of(now.nodes)
         keys = hostkeys.merge(known, seen.learned.keys, workers, files.known_hosts, first, replaced=replaced)
-        fleet = view.of(settings, now, seen.warnings, stored)
+        fleet = view.of(settings, now, stored)
         ssh_files.make_mux_dir(selection.mux_dir())
         files.write_host_keys(keys, first - seen.learned.keys.keys())
         for path, config in selection.ssh_configs(settings, fleet.listed):

@@ -36,6 +36,7 @@ class Fleet:
         source: Where the published snapshot was read from that it is of; empty where the API was asked.
         compared: Workers whose known host keys were to be compared with the published ones: host -> why they could not
             be, or empty; nothing where that was not asked for.
+        unlisted: Those of the warnings that belong to the nodes: what could not be listed when they were asked for.
     """
 
     settings: Settings
@@ -47,6 +48,7 @@ class Fleet:
     warnings: tuple[str, ...] = ()
     source: str = ""
     compared: Mapping[str, str] = field(default_factory=dict)
+    unlisted: tuple[str, ...] = ()
 
     @property
     def age(self) -> str:
@@ -145,16 +147,15 @@ def _outdated(files: Files, fleet: Fleet) -> list[tuple[Path, str]]:
     ]
 
 
-def of(settings: Settings, snapshot: Snapshot, warnings: tuple[str, ...] = (), stored: Stored | None = None) -> Fleet:
+def of(settings: Settings, snapshot: Snapshot, stored: Stored | None = None) -> Fleet:
     """Return the fleet that a snapshot is of.
 
     Args:
         settings: Of the fleet.
         snapshot: All nodes of its projects and zones.
-        warnings: What could not be listed, in words.
         stored: What was known before.
     """
     nodes, workers, labels = selection.of(settings, snapshot.nodes)
-    warnings = (*warnings, *selection.doubts(settings, snapshot.nodes, stored.snapshot.nodes if stored else ()))
-    asked = (snapshot.asked_at, warnings, snapshot.source)
+    doubts = selection.doubts(settings, snapshot.nodes, stored.snapshot.nodes if stored else ())
+    asked = (snapshot.asked_at, (*snapshot.warnings, *doubts), snapshot.source, snapshot.warnings)
     return Fleet(settings, nodes, tuple(workers), snapshot.nodes, labels, *asked)

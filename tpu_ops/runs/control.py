@@ -84,7 +84,7 @@ def by_rank(workers: Sequence[Worker], target: str) -> list[Worker]:
 def is_target(fleet: Fleet, word: str) -> bool:
     """Return whether a word means workers of the fleet."""
     try:
-        return bool(targets.select(fleet.workers, word))
+        return bool(targets.select(fleet.workers, word, listed=fleet.listed))
     except UsageError:
         return False
 
@@ -105,7 +105,7 @@ async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
     if known:
         return Found([RunRef(known.run_id, known.hosts)])
     if target:
-        return await running(fleet, fanout, targets.select(fleet.workers, word))
+        return await running(fleet, fanout, targets.select(fleet.workers, word, listed=fleet.listed))
     return Found([await _ask_for(fleet, fanout, word)])
 
 
