@@ -181,6 +181,38 @@ async def test_a_name_is_taken_while_a_run_of_it_is_on_elsewhere_or_may_be(
     await control.require_free_name(both, fanout, "other", ["b-w0"])
 
 
+def renamed(tmp_path: Path, *, other: bool) -> Any:
+    """Return a fleet whose node `pod`, with the run r1 that was started here, has another label since."""
+    records.write(tmp_path, records.RunRecord("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",), since=5.0))
+    others = pod(2, "pod" if not other else "pod.europe-west4-b", "2")
+    return SimpleNamespace(
+        workers=(*others, *pod(2, "pod.us-central2-b", "1")), settings=SimpleNamespace(state_dir=tmp_path)
+    )
+
+
+@pytest.mark.parametrize("other", [True, False], ids=["no node is called so", "another node is called so now"])
+async def test_a_run_is_found_by_its_node_once_that_is_called_otherwise(tmp_path: Path, other: bool) -> None:
+    labels = [f"pod.us-central2-b-w{index}" for index in range(2)]
+    run, fleet_ = control.RunRef("r1", tuple(labels)), renamed(tmp_path, other=other)
+    has_it = {label: Reply("", {"holder": HOLDER, "record": record(0), "records": [record(0)]}) for label in labels}
+    fanout: Any = Answers(**has_it)
+    assert (await control.find(fleet_, fanout, "r1")).runs == [run]
+    assert (await control.find(fleet_, fanout, labels[1])).runs == [run]
+    seen = await control.overview(fleet_, fanout)
+    assert [found for found, _, _ in seen.rows] == [run], "once"
+    assert records.is_of(tmp_path, "r1", run.hosts, fleet_.workers)
+    with pytest.raises(UsageError, match="a run r1 that was started here is on"):
+        await control.require_free_name(fleet_, fanout, "r1", ["else-w0"])
+
+
+async def test_the_workers_of_a_node_that_was_made_anew_are_asked_by_the_names_they_had(tmp_path: Path) -> None:
+    anew = SimpleNamespace(workers=tuple(pod(2, node_id="9")), settings=SimpleNamespace(state_dir=tmp_path))
+    records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",)))
+    fanout: Any = Answers()
+    found = await control.find(anew, fanout, "r1")  # type: ignore[arg-type]
+    assert found.runs == [control.RunRef("r1", ("pod-w0", "pod-w1"))]
+
+
 async def test_unlock_means_the_run_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fanout: Any = Answers(a_w0=has("a-w0", "ada"), b_w0=has("b-w0", "ada"))
     both = two(tmp_path)

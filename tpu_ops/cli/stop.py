@@ -76,7 +76,7 @@ async def _end_of_all(
 ) -> tuple[control.Stopped, OpsError | None]:
     """Stop one run, and see to it that it is not started again from here; return the error where that is not sure."""
     off, deaf = False, None
-    if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts):
+    if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
         try:
             off = await _not_again(fleet.settings.state_dir, run_.run_id)
         except OpsError as exc:

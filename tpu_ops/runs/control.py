@@ -103,7 +103,7 @@ async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
     if known and target:
         raise UsageError(f"{word!r} is a run and a name of workers", where=f"{word!r}", fix="use the node set form")
     if known:
-        return Found([RunRef(known.run_id, known.hosts)])
+        return Found([RunRef(known.run_id, records.hosts_now(known, fleet.workers))])
     if target:
         return await running(fleet, fanout, targets.select(fleet.workers, word))
     return Found([await _ask_for(fleet, fanout, word)])
@@ -129,8 +129,8 @@ def _held(fleet: Fleet, reply: Reply) -> RunRef:
     """Given the answer of a worker that a run has, return the run."""
     run_id = reply.value["holder"]["run_id"]
     known = records.read(fleet.settings.state_dir, run_id)
-    if known and reply.host in known.hosts:
-        return RunRef(run_id, known.hosts)
+    if known and reply.host in (hosts := records.hosts_now(known, fleet.workers)):
+        return RunRef(run_id, hosts)
     return RunRef(run_id, tuple(_hosts_of(fleet, reply, run_id)))
 
 
@@ -163,7 +163,8 @@ async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
     serving = [worker for worker in fleet.workers if worker.node.state in SERVING_STATES]
     replies = await fanout.call({worker.host: {"count": RECENT} for worker in serving}, "status", limit=LIMIT)
     wanted = {
-        RunRef(known.run_id, known.hosts): known.since for known in records.recent(fleet.settings.state_dir, RECENT)
+        RunRef(known.run_id, records.hosts_now(known, fleet.workers)): known.since
+        for known in records.recent(fleet.settings.state_dir, RECENT)
     }
     for reply in replies.values():
         if holder := _holder(reply):
@@ -249,7 +250,8 @@ async def require_free_name(fleet: Fleet, fanout: Fanout, run_id: str, hosts: Se
     """
     known = records.read(fleet.settings.state_dir, run_id)
     serving = {worker.host for worker in fleet.workers if worker.node.state in SERVING_STATES}
-    others = [host for host in known.hosts if host in serving and host not in hosts] if known else []
+    its = records.hosts_now(known, fleet.workers) if known else ()
+    others = [host for host in its if host in serving and host not in hosts]
     replies = await fanout.call({host: {"run_id": run_id} for host in others}, "status", limit=LIMIT)
     on = [host for host, reply in replies.items() if ((reply.ok and reply.value["record"]) or {}).get("state") in ON]
     if on:
