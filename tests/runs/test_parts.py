@@ -89,6 +89,14 @@ def test_times_that_no_worker_takes_are_refused_here(times: dict[str, Any]) -> N
         host_spec.check(sent | times)
 
 
+@pytest.mark.parametrize("path", ["env", "./env", "~/env"])
+def test_an_environment_whose_place_depends_on_where_a_worker_looks_from_is_refused(path: str) -> None:
+    with pytest.raises(UsageError, match="no absolute path") as wrong:
+        spec.RunSpec("r1", ("true",), venv=path)
+    assert wrong.value.where == "--venv"
+    assert spec.RunSpec("r1", ("true",), venv="/srv/env").venv == "/srv/env"
+
+
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
