@@ -9,6 +9,7 @@ import errno
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -146,28 +147,30 @@ class Partly(Workers):
     @contextlib.asynccontextmanager
     async def stream(self, host: str, action: str, values: Mapping[str, Any]) -> AsyncIterator[Any]:
         async with super().stream(host, action, values) as stream:
-            if not stream._frames:
-                stream.answer = AsyncMock(return_value=DENIED)
-            yield stream
+            refused = SimpleNamespace(answer=AsyncMock(return_value=DENIED))
+            yield stream if stream._frames else refused
 
 
-@pytest.mark.parametrize("follow_", [[], ["--follow"]], ids=["what there is", "to its end"])
-@pytest.mark.parametrize("begins", [True, False], ids=["part of it came", "nothing came"])
-@pytest.mark.parametrize("fetched", [True, False], ids=["fetched", "shown"])
+@pytest.mark.parametrize("live", [[], ["--follow"]], ids=["what there is", "to its end"])
+@pytest.mark.parametrize(
+    ("fetched", "begins"), [(True, True), (True, False), (False, True)], ids=["fetched in part", "fetched", "shown"]
+)
 def test_a_rank_whose_log_a_worker_does_not_give_is_said(
-    fetched: bool, begins: bool, follow_: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    fetched: bool, begins: bool, live: list[str], tmp_path: Path, capsys: Any
 ) -> None:
-    monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
     first = [[Frame(DATA, 0, b"one\n")]] if begins else []
     fanout = Partly(w0=[[Frame(DATA, 0, b"zero\n"), end(5, state="succeeded")]], w1=[*first, []])
-    monkeypatch.setattr(cli_logs.config, "load", lambda _: None)
-    monkeypatch.setattr(cli_logs.view, "current", lambda _: None)
-    monkeypatch.setattr(cli_logs.contact, "fanout", lambda _: fanout)
-    monkeypatch.setattr(cli_logs.control, "find", AsyncMock(return_value=Found([RunRef("r1", ("w0", "w1"))])))
     parser = argparse.ArgumentParser()
     cli_logs.add_arguments(parser)
     wanted = ["--fetch", str(tmp_path)] if fetched else ["--rank", "all"]
-    code = cli_logs.run(parser.parse_args(["r1", *wanted, *follow_]))
+    found = AsyncMock(return_value=Found([RunRef("r1", ("w0", "w1"))]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follow, "RETRY_EVERY", 0.01)
+        patch.setattr("tpu_ops.cli.logs.config.load", lambda _: None)
+        patch.setattr("tpu_ops.cli.logs.view.current", lambda _: None)
+        patch.setattr("tpu_ops.cli.logs.contact.fanout", lambda _: fanout)
+        patch.setattr("tpu_ops.cli.logs.control.find", found)
+        code = cli_logs.run(parser.parse_args(["r1", *wanted, *live]))
     part = tmp_path / "r1" / "rank-1.log.part"
     kept = f"; {part} has what came before" if fetched and begins else ""
     said = capsys.readouterr().err.splitlines()
