@@ -283,11 +283,29 @@ async def stop(
     request: dict[str, Any] = {"run_id": run.run_id, "force": force, "reason": reason}
     if grace is not None:
         request["grace"] = grace
-    limit = max(GRACE_STOP, grace or 0) + STOP_MARGIN
-    replies = await fanout.call(dict.fromkeys(run.hosts, request), "stop", limit=limit)
+    given = max(GRACE_STOP, grace or 0)
+    replies = await fanout.call(dict.fromkeys(run.hosts, request), "stop", limit=given + STOP_MARGIN)
+    late = [host for host, reply in replies.items() if reply.kind == "timeout"]
+    if late and (longer := await longest_grace(fanout, run.run_id, late)) > given:
+        replies |= await fanout.call(dict.fromkeys(late, request), "stop", limit=longer + STOP_MARGIN)
     ended = tuple(_ended(rank, replies[host]) for rank, host in enumerate(run.hosts))
     over = (_knows_none(reply) or (reply.ok and reply.value.get("already")) for reply in replies.values())
     return Stopped(ended, all(over))
+
+
+async def longest_grace(fanout: Fanout, run_id: str, hosts: Sequence[str], limit: float = LIMIT) -> float:
+    """Return the longest grace that was asked for ranks which are on, in seconds: a later stop waits for it too.
+
+    Args:
+        fanout: Reaches the workers.
+        run_id: The run.
+        hosts: Workers of it.
+        limit: Seconds for each of them to tell.
+    """
+    replies = await fanout.call({host: {"run_id": run_id} for host in hosts}, "status", limit=limit)
+    found = [(reply.ok and reply.value["record"]) or {} for reply in replies.values()]
+    intents = [record.get("intent") or {} for record in found if record.get("state") in ON]
+    return max((float(intent.get("grace") or 0) for intent in intents), default=0.0)
 
 
 def _ended(rank: int, reply: Reply) -> Outcome:
