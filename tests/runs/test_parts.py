@@ -366,6 +366,13 @@ def test_ranks_that_go_backwards_are_refused_with_what_was_meant() -> None:
 # --- run ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("silent", ["unreachable", "unknown"])
+def test_a_stopped_run_is_no_success_where_a_worker_is_silent_either(silent: str) -> None:
+    outcomes = [Outcome(0, "w0", "stopped", intent="stop"), Outcome(1, "w1", silent)]
+    assert [runs_output.exit_code(outcomes, of_rank=of_rank) for of_rank in (False, True)] == [1, 1]
+    assert runs_output.exit_code([Outcome(0, "w0", "running"), Outcome(1, "w1", silent)]) == 4
+
+
 def test_equal_output_is_gathered_the_most_first() -> None:
     results = [Result(f"pod-w{index}", 0, b"a" if index in {0, 2, 3} else b"b") for index in range(5)]
     groups = run_command.gathered(results)
