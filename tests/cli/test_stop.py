@@ -1,21 +1,29 @@
-"""What `tpu_ops stop` promises, held against what the workers do."""
+"""What `tpu_ops stop` and `unlock` promise, held against what the workers do."""
 
 from __future__ import annotations
 
 import argparse
+from types import ModuleType
 
 import pytest
 
-from tpu_ops.cli import stop
+from tpu_ops.cli import stop, unlock
+from tpu_ops.host import chips
 from tpu_ops.host import spec as host
-from tpu_ops.runs import spec
 
 
-def test_no_grace_is_promised_that_a_worker_does_not_give(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "most"), [(stop, host.MAX_GRACE), (unlock, chips.MAX_GRACE)], ids=["stop", "unlock"]
+)
+def test_no_grace_is_promised_that_a_worker_does_not_give(
+    command: ModuleType, most: float, capsys: pytest.CaptureFixture[str]
+) -> None:
     parser = argparse.ArgumentParser()
-    stop.add_arguments(parser)
-    assert spec.MAX_GRACE == host.MAX_GRACE
-    assert parser.parse_args(["--grace", "3600", "r1"]).grace == host.MAX_GRACE
+    command.add_arguments(parser)
+    assert parser.parse_args(["--grace", f"{most:.0f}", "r1"]).grace == most
     with pytest.raises(SystemExit):
-        parser.parse_args(["--grace", "3601", "r1"])
-    assert "3601 is more than the 3600 seconds that a worker gives" in capsys.readouterr().err
+        parser.parse_args(["--grace", f"{most + 1:.0f}", "r1"])
+    assert f"{most + 1:.0f} is more than the {most:.0f} seconds that a worker gives" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--grace", "soon", "r1"])
+    assert "invalid seconds value: 'soon'" in capsys.readouterr().err

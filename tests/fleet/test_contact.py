@@ -105,6 +105,13 @@ def test_what_became_of_a_node_is_said(fleet, said, search, *, verbs, note, news
     assert [line.strip() for line in said[1:] if "address" not in line] == news
 
 
+def test_a_worker_that_is_called_otherwise_now_is_named(fleet, search):
+    fleet.create("pod", "v4-16")
+    looking = search(fleet)
+    fleet.create("pod", "v5p-8", zone="europe-west4-b")
+    assert looking(["pod-w1"]).notes == {"pod-w1": "it is called pod.us-central2-b-w1 now"}
+
+
 def test_a_recreated_node_is_reached_under_its_new_key(fleet, said, search):
     fleet.create("pod", "v4-16")
     looking = search(fleet)

@@ -1,14 +1,23 @@
-"""Hubs with their peers, which end with the test."""
+"""Hubs with their peers, which end with the test, and the signals of a supervisor."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.star import Star
-from tpu_ops.host import hub, link, peer
+from tpu_ops.host import hub, link, peer, supervise
+
+
+@pytest.fixture
+def waits() -> Iterator[None]:
+    """Have signals wait until they are asked for, as the supervisor does."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, supervise._AWAITED)
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @pytest.fixture

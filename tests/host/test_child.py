@@ -61,6 +61,14 @@ def test_a_child_whose_supervisor_is_gone_ends_without_running(tmp_path: Path) -
     assert not mark.exists()
 
 
+def test_a_child_that_was_killed_while_it_was_held_ends_as_it_ended() -> None:
+    with Path(os.devnull).open("wb") as sink:
+        held = child.Child.fork(["true"], {b"PATH": b"/usr/bin:/bin"}, "/", myself(), sink.fileno())
+    os.kill(held.pid, 9)
+    _, status = os.waitpid(held.pid, 0)
+    assert (held.go(), os.WTERMSIG(status)) == ("", 9)
+
+
 def test_the_tree_is_told_first_and_killed_after_the_grace(tmp_path: Path) -> None:
     """A directory of files plays the control group: this process and two others, one of which ignores SIGTERM."""
     ready = tmp_path / "ready"

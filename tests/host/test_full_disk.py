@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +41,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     for place in ("supervise", "after"):
         monkeypatch.setattr(f"tpu_ops.host.{place}.chips_after", lambda: {"holders": []})
     return found
-
-
-@pytest.fixture
-def waits() -> Iterator[None]:
-    """Have signals wait until they are asked for, as the supervisor does."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, supervise._AWAITED)
-    yield
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def begun(folder: Path, disk: Disk, **changes: Any) -> supervise.Supervisor:

@@ -44,6 +44,17 @@ def test_a_coordinators_port_that_is_taken_is_said() -> None:
         pytest.raises(NotReady, match=f"port {ports[2]}, where the coordinator is to listen, cannot be used"),
     ):
         Hub(team(0, 2), lambda: None, ports=ports[:2], coordinator=ports[2], ending_limit=1)
+    socket.create_server((HERE, ports[0])).close()  # nobody has it
+
+
+def test_a_coordinators_port_among_those_of_the_hub_is_left_to_it() -> None:
+    ports = free_ports(2)
+    made = Hub(team(0, 2), lambda: None, ports=ports, coordinator=ports[0], ending_limit=1)
+    assert (made.port, made._held.getsockname()[1]) == (ports[1], ports[0])
+    for listener in (made._listener, made._held):
+        listener.close()
+    with pytest.raises(NotReady, match="no port of"):
+        Hub(team(0, 2), lambda: None, ports=ports[:1], coordinator=ports[0], ending_limit=1)
     socket.create_server((HERE, ports[0])).close()  # given back
 
 

@@ -196,6 +196,34 @@ def test_a_run_of_one_worker_needs_no_network() -> None:
     assert alone.take() == {"do": "closed"}
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.usefixtures("waits")
+def test_a_command_that_is_killed_while_it_is_held_is_why_no_rank_goes(
+    star: Callable[..., Star], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    monkeypatch.setattr(supervise, "_TICK", 0.02)
+    supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
+    supervisor.record = record.new_record(spec.check(good(run_id="r1")), myself(), os.getuid(), "")
+    supervisor._keep()
+    with Path(os.devnull).open("wb") as sink:
+        held = child.Child.fork(["sleep", "60"], {b"PATH": b"/usr/bin:/bin"}, "/", myself(), sink.fileno())
+    supervisor.child = held
+    made = star(3)
+    made.hub.start()
+    peer_ = made.add(1)
+    made.await_ready({0, 1})
+    supervisor.link = made.links[rank]
+    os.kill(held.pid, signal.SIGKILL)
+    assert not supervisor._may_go()
+    other = peer_ if rank == 0 else made.hub
+    reason = f"rank {rank} (w{rank}): the process that waits to execute its command has ended: killed by SIGKILL"
+    assert made.await_(other, "abort")["reason"] == reason
+    other.say(say="done")
+    supervisor._refused()
+    found = supervisor.record
+    assert (found["state"], found["reason"], found["blamed"]) == ("refused", reason, [rank])
+
+
 def test_a_network_thread_that_fails_ends_the_rank_in_order_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from tpu_ops import config
 from tpu_ops.cli import stop, unlock
 from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import control, records
+from tpu_ops.runs import control, follow, records
 from tpu_ops.runs.holders import Holder
 
 SILENT = Reply("", {}, "unreachable", "no route to host")
@@ -182,6 +183,38 @@ async def test_a_name_is_taken_while_a_run_of_it_is_on_elsewhere_or_may_be(
     await control.require_free_name(both, fanout, "other", ["b-w0"])
 
 
+def renamed(tmp_path: Path, *, other: bool) -> Any:
+    """Return a fleet whose node `pod`, with the run r1 that was started here, has another label since."""
+    records.write(tmp_path, records.RunRecord("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",), since=5.0))
+    others = pod(2, "pod" if not other else "pod.europe-west4-b", "2")
+    return SimpleNamespace(
+        workers=(*others, *pod(2, "pod.us-central2-b", "1")), settings=SimpleNamespace(state_dir=tmp_path)
+    )
+
+
+@pytest.mark.parametrize("other", [True, False], ids=["no node is called so", "another node is called so now"])
+async def test_a_run_is_found_by_its_node_once_that_is_called_otherwise(tmp_path: Path, other: bool) -> None:
+    labels = [f"pod.us-central2-b-w{index}" for index in range(2)]
+    run, fleet_ = control.RunRef("r1", tuple(labels)), renamed(tmp_path, other=other)
+    has_it = {label: Reply("", {"holder": HOLDER, "record": record(0), "records": [record(0)]}) for label in labels}
+    fanout: Any = Answers(**has_it)
+    assert (await control.find(fleet_, fanout, "r1")).runs == [run]
+    assert (await control.find(fleet_, fanout, labels[1])).runs == [run]
+    seen = await control.overview(fleet_, fanout)
+    assert [found for found, _, _ in seen.rows] == [run], "once"
+    assert records.is_of(tmp_path, "r1", run.hosts, fleet_.workers)
+    with pytest.raises(UsageError, match="a run r1 that was started here is on"):
+        await control.require_free_name(fleet_, fanout, "r1", ["else-w0"])
+
+
+async def test_the_workers_of_a_node_that_was_made_anew_are_asked_by_the_names_they_had(tmp_path: Path) -> None:
+    anew = SimpleNamespace(workers=tuple(pod(2, node_id="9")), settings=SimpleNamespace(state_dir=tmp_path))
+    records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",)))
+    fanout: Any = Answers()
+    found = await control.find(anew, fanout, "r1")  # type: ignore[arg-type]
+    assert found.runs == [control.RunRef("r1", ("pod-w0", "pod-w1"))]
+
+
 async def test_unlock_means_the_run_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fanout: Any = Answers(a_w0=has("a-w0", "ada"), b_w0=has("b-w0", "ada"))
     both = two(tmp_path)
@@ -240,6 +273,55 @@ async def test_a_stop_tells_a_run_that_had_ended_before(tmp_path: Path, already:
     fanout: Any = Answers(pod_w0=replies[0], pod_w1=replies[1])
     stopped = await control.stop(fanout, control.RunRef("r1", ("pod-w0", "pod-w1")))
     assert stopped.already is said
+
+
+class Ending(Answers):
+    """Workers on which an earlier stop is on that gave its processes more time; keeps how long each answer had."""
+
+    limits: list[tuple[str, float, list[str]]]
+
+    async def call(self, requests: Any, action: str, *, limit: float = 0.0, **options: Any) -> dict[str, Reply]:
+        self.limits.append((action, limit, list(requests)))
+        if action == "status":
+            intent = {"kind": "stop", "grace": 600}
+            return {
+                host: Reply(host, {"record": record(0) | {"state": "ending", "intent": intent}}) for host in requests
+            }
+        found = await super().call(requests, action, **options)
+        patient = limit > 600
+        return {host: ENDED._replace(host=host) if patient else reply for host, reply in found.items()}
+
+
+async def test_a_stop_waits_for_the_longer_grace_of_an_earlier_one() -> None:
+    fanout: Any = Ending(pod_w0=ENDED, pod_w1=LATE)
+    fanout.limits = []
+    stopped = await control.stop(fanout, control.RunRef("r1", ("pod-w0", "pod-w1")), grace=5)
+    assert [outcome.state for outcome in stopped.outcomes] == ["stopped", "stopped"]
+    assert fanout.limits == [
+        ("stop", 30 + follow.STOP_MARGIN, ["pod-w0", "pod-w1"]),
+        ("status", control.LIMIT, ["pod-w1"]),
+        ("stop", 600 + follow.STOP_MARGIN, ["pod-w1"]),
+    ]
+
+
+async def test_who_stops_a_run_again_is_told_the_grace_that_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stop, "MOMENT", 0.01)
+    over = asyncio.Event()
+
+    class Slow(Ending):
+        async def call(self, requests: Any, action: str, *, limit: float = 0.0, **options: Any) -> dict[str, Reply]:
+            if action == "stop":
+                await over.wait()
+            else:
+                asyncio.get_running_loop().call_later(0.01, over.set)
+            return await super().call(requests, action, limit=limit, **options)
+
+    fanout: Any = Slow(pod_w0=ENDED)
+    fanout.limits = []
+    await stop.end(fanout, control.RunRef("r1", ("pod-w0",)))
+    assert capsys.readouterr().err == "run r1: asked 1 rank to end; SIGKILL after 600 s, as an earlier stop asked\n"
 
 
 MISSING = Reply("", {}, "missing", "this worker knows no run r1")

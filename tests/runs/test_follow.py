@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import errno
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
-from tpu_ops.errors import OpsError
+from tpu_ops.cli import logs as cli_logs
+from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.stream import Broken
 from tpu_ops.remote.wire import DATA, END, NOTE, Frame
 from tpu_ops.runs import fetch, fold, follow
-from tpu_ops.runs.control import RunRef
+from tpu_ops.runs.control import Found, RunRef
 from tpu_ops.runs.follow import Follower
 
 RECORD = {"state": "stopped", "exit": None, "reason": "", "first": None, "attempt": 1}
 
 
-def end(offset: int = 0, attempt: int = 1) -> Frame:
-    return Frame(END, offset, json.dumps({"record": RECORD | {"attempt": attempt}, "tail": ""}).encode())
+def end(offset: int = 0, attempt: int = 1, state: str = "stopped") -> Frame:
+    record = RECORD | {"attempt": attempt, "state": state}
+    return Frame(END, offset, json.dumps({"record": record, "tail": ""}).encode())
 
 
 class Second(list[Frame]):
@@ -131,6 +136,50 @@ async def test_logs_that_cannot_be_written_are_an_error_that_names_the_place(
     with pytest.raises(OpsError, match="No space left") as raised:
         await fetch.logs(fanout, RunRef("r1", ("w0",)), tmp_path)
     assert raised.value.where == str(tmp_path / "r1")
+
+
+DENIED = Reply("", {}, "denied", "the run belongs to ada")
+
+
+class Partly(Workers):
+    """The same, of which one refuses: at once, or once its connection has broken."""
+
+    @contextlib.asynccontextmanager
+    async def stream(self, host: str, action: str, values: Mapping[str, Any]) -> AsyncIterator[Any]:
+        async with super().stream(host, action, values) as stream:
+            refused = SimpleNamespace(answer=AsyncMock(return_value=DENIED))
+            yield stream if stream._frames else refused
+
+
+@pytest.mark.parametrize("live", [[], ["--follow"]], ids=["what there is", "to its end"])
+@pytest.mark.parametrize(
+    ("fetched", "begins"), [(True, True), (True, False), (False, True)], ids=["fetched in part", "fetched", "shown"]
+)
+def test_a_rank_whose_log_a_worker_does_not_give_is_said(
+    fetched: bool, begins: bool, live: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    first = [[Frame(DATA, 0, b"one\n")]] if begins else []
+    fanout = Partly(w0=[[Frame(DATA, 0, b"zero\n"), end(5, state="succeeded")]], w1=[*first, []])
+    parser = argparse.ArgumentParser()
+    cli_logs.add_arguments(parser)
+    wanted = ["--fetch", str(tmp_path)] if fetched else ["--rank", "all"]
+    found = AsyncMock(return_value=Found([RunRef("r1", ("w0", "w1"))]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follow, "RETRY_EVERY", 0.01)
+        patch.setattr("tpu_ops.cli.logs.config.load", lambda _: None)
+        patch.setattr("tpu_ops.cli.logs.view.current", lambda _: None)
+        patch.setattr("tpu_ops.cli.logs.contact.fanout", lambda _: fanout)
+        patch.setattr("tpu_ops.cli.logs.control.find", found)
+        code = cli_logs.run(parser.parse_args(["r1", *wanted, *live]))
+    part = tmp_path / "r1" / "rank-1.log.part"
+    kept = f"; {part} has what came before" if fetched and begins else ""
+    said = capsys.readouterr().err.splitlines()
+    assert code == ExitCode.UNREACHABLE
+    assert f"warning: rank 1 (w1): the run belongs to ada{kept}" in said
+    assert (f"logs of 1 rank are in {tmp_path}" in said) is fetched
+    if fetched:
+        names = ["rank-0.log", *(["rank-1.log.part"] if begins else [])]
+        assert sorted(path.name for path in part.parent.iterdir()) == names
 
 
 async def test_the_next_attempt_is_followed_from_its_beginning_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,7 +188,7 @@ def test_a_run_stopped_from_another_shell_is_not_kept_to_be_started_again(
     kept = recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("true",)), {}))
     recovery.write(tmp_path, kept)
     monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SimpleNamespace(state_dir=tmp_path))
-    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: SimpleNamespace(workers=()))
     monkeypatch.setattr("tpu_ops.cli.attach.logs.followed", found)
     parser = argparse.ArgumentParser()
     attach.add_arguments(parser)

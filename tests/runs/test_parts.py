@@ -89,6 +89,14 @@ def test_times_that_no_worker_takes_are_refused_here(times: dict[str, Any]) -> N
         host_spec.check(sent | times)
 
 
+@pytest.mark.parametrize("path", ["env", "./env", "~/env"])
+def test_an_environment_whose_place_depends_on_where_a_worker_looks_from_is_refused(path: str) -> None:
+    with pytest.raises(UsageError, match="no absolute path") as wrong:
+        spec.RunSpec("r1", ("true",), venv=path)
+    assert wrong.value.where == "--venv"
+    assert spec.RunSpec("r1", ("true",), venv="/srv/env").venv == "/srv/env"
+
+
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
@@ -356,6 +364,13 @@ def test_ranks_that_go_backwards_are_refused_with_what_was_meant() -> None:
 
 
 # --- run ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("silent", ["unreachable", "unknown"])
+def test_a_stopped_run_is_no_success_where_a_worker_is_silent_either(silent: str) -> None:
+    outcomes = [Outcome(0, "w0", "stopped", intent="stop"), Outcome(1, "w1", silent)]
+    assert [runs_output.exit_code(outcomes, of_rank=of_rank) for of_rank in (False, True)] == [1, 1]
+    assert runs_output.exit_code([Outcome(0, "w0", "running"), Outcome(1, "w1", silent)]) == 4
 
 
 def test_equal_output_is_gathered_the_most_first() -> None:

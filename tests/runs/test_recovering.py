@@ -71,6 +71,8 @@ class World:
         self.endings = dict(enumerate(endings, attempt))
         self.attempt = attempt
         self.node_id, self.state = "1", "READY"
+        #: The label that the node has now.
+        self.called = "pod"
         self.done: list[str] = []
         self.specs: list[dict[str, Any]] = []
         #: What the next workers that are asked for an action answer instead.
@@ -82,7 +84,10 @@ class World:
 
     @property
     def workers(self) -> list[Worker]:
-        return pod(2, node_id=self.node_id)
+        return pod(2, self.called, self.node_id)
+
+    def knows(self, host: str) -> bool:
+        return any(worker.host == host for worker in self.workers)
 
     async def call(self, requests: Any, action: str, *, done: Any = None, **_: Any) -> dict[str, Reply]:
         found = {}
@@ -108,7 +113,7 @@ class World:
 
     def status(self, host: str) -> Reply:
         ending = self.endings[self.attempt]
-        if self.state != "READY" or ending == SILENT:
+        if self.state != "READY" or ending == SILENT or not self.knows(host):
             return Reply(host, {}, "unreachable", "no route to host")
         record = ending if isinstance(ending, Mapping) else ended("lost")
         return Reply(host, {"record": {**record, "attempt": self.attempt}})
@@ -118,7 +123,7 @@ class World:
         ending = self.endings[self.attempt]
         if ending == PREEMPTED:
             self.state = "PREEMPTED"
-        if self.state != "READY" or ending == SILENT:
+        if self.state != "READY" or ending == SILENT or not self.knows(host):
             raise Unreachable("no route to host")
         text = f"attempt {self.attempt}\n".encode()
         offset = values["offset"]
@@ -177,7 +182,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
             "remaking.bring_back": world.bring_back,
             "newcomers.known": world.known,
             "configure.converge": world.converge,
-            "view.current": lambda _: None,
+            "view.current": lambda _: SimpleNamespace(workers=world.workers),
             "contact.fanout": lambda _: world,
         }.items():
             monkeypatch.setattr(f"tpu_ops.cli.recovering.{name}", value)
@@ -337,6 +342,27 @@ def test_a_controller_that_dies_before_the_start_leaves_no_end_to_be_counted(
     assert (job.kept.attempt, job.kept.failures, job.kept.preemptions) == (3, 1, 0)
     assert not (tmp_path / "runs/r1/attempt-2").exists(), "no copy of another attempt's log"
     assert "attempt 2: it has not begun; starting the next one" in capsys.readouterr().err
+
+
+def test_an_attempt_is_followed_by_the_names_that_its_workers_have_now(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Another node of that name was made in another zone, so that both have longer labels."""
+    *_, job = run(World(DONE))
+    records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",)))
+    world: Any = World(DONE)
+    world.called = "pod.us-central2-b"
+    monkeypatch.setattr("tpu_ops.cli.recovering.contact.fanout", lambda _: world)
+    monkeypatch.setattr("tpu_ops.fleet.view.current", lambda _: SimpleNamespace(workers=world.workers))
+    fleets: list[str] = []
+    for before in ("attached", "while it was followed"):
+        job = recovering.Recovering(job._settings, job.kept, job._spec, job._args, begun=True)
+        work = job.attached() if before == "attached" else job.started(world, pod(2))
+        assert job.to_the_end(work) == 0
+        fleets.append(capsys.readouterr().err)
+    assert "by their new names" not in fleets[0]
+    assert "no workers of these names any more" in fleets[1]
+    assert all("succeeded on all 2 ranks" in said for said in fleets)
 
 
 def test_what_is_in_the_way_for_now_is_waited_for(run: Any, capsys: Any) -> None:
@@ -602,7 +628,7 @@ def test_ranks_on_the_slices_that_are_left_are_ended_before_the_next_attempt(run
         asked.append((action, requests))
         return {host: Reply(host, {"record": {**ended("stopped", intent="stop"), "attempt": 1}}) for host in requests}
 
-    one = job._attempt(SimpleNamespace(call=call), ["a-w0", "b-w0"], {"a": "n/a", "b": "n/b"})
+    one = job._attempt(SimpleNamespace(call=call), {"a-w0": "n/a", "b-w0": "n/b"})
     one.lost = job._lost = {"n/a": "node a is PREEMPTED"}
     outcomes = asyncio.run(one.without_lost())
     assert [(outcome.rank, outcome.host, outcome.state) for outcome in outcomes] == [

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     def stopped() -> None:
         run_ = found[0][1]
-        if records.is_of(settings.state_dir, run_.run_id, run_.hosts):
+        if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
             # A process of this machine that recovers it learns from the workers as well that it was stopped.
             with contextlib.suppress(TimeoutError, OpsError):
                 recovery.stop(settings.state_dir, run_.run_id, 0.0)

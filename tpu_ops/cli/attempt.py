@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tpu_ops.cli import output
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, OpsError
-from tpu_ops.fleet import origin, remaking
-from tpu_ops.fleet.model import label_of
+from tpu_ops.errors import ExitCode, OpsError, UnreachableError
+from tpu_ops.fleet import origin, remaking, view
+from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
-from tpu_ops.runs import control, launch, recovery, spec
+from tpu_ops.runs import control, launch, records, recovery, spec
 from tpu_ops.runs.follow import Follower, Outcome
 
 #: Seconds between two looks at the nodes while a rank does not answer.
 LOOK = 10.0
+
+
+class Renamed(UnreachableError):
+    """Workers of a run that is followed are called otherwise now: nodes of their node's name were made or deleted."""
 
 
 def passes(exc: OpsError) -> bool:
@@ -37,6 +41,19 @@ def lost_of(settings: Settings, plan: remaking.Plan) -> dict[str, str]:
         return remaking.lost(plan, remaking.look(tpu, plan))
 
 
+def names_of(known: records.RunRecord, plan: remaking.Plan, workers: Iterable[Worker]) -> dict[str, str]:
+    """Return the workers of a run by rank, as they are called now, and the resource name of the node of each.
+
+    Args:
+        known: The run.
+        plan: Its nodes.
+        workers: All workers of the fleet.
+    """
+    nodes = dict(zip(known.nodes, (made.name for made in plan.nodes), strict=True))
+    hosts = records.hosts_now(known, workers)
+    return {host: nodes[label_of(before)] for host, before in zip(hosts, known.hosts, strict=True)}
+
+
 class Attempt:
     """One attempt on its workers.
 
@@ -45,7 +62,7 @@ class Attempt:
         kept: What is kept of the run.
         fanout: Reaches the workers.
         run: The run and its workers.
-        names: Label of each of its nodes -> resource name.
+        names: Each of its workers -> resource name of its node.
         follower: Makes what follows it and writes the logs.
         losing: Called before the ranks are ended that are left when a node is lost.
 
@@ -109,6 +126,9 @@ class Attempt:
         """Return how all ranks are once a worker of some tells of this attempt, or all of these have answered.
 
         Nobody is waited for where a node is not what it was.
+
+        Raises:
+            Renamed: One that does not answer is no longer known by its name.
         """
         said = False
         while True:
@@ -118,6 +138,10 @@ class Attempt:
             silent = [outcome.host for outcome in asked if outcome.state == "unreachable"]
             if self.lost or not silent or any(outcome.record for outcome in asked):
                 return outcomes
+            known = {worker.host for worker in view.current(self._settings).workers}
+            if gone := [host for host in silent if host not in known]:
+                what, fix = "the fleet has no workers of these names any more", "`tpu_ops list` shows those there are"
+                raise Renamed(what, where=", ".join(gone), fix=fix)
             if not said:
                 what = f"nothing is known of {', '.join(silent)}, whose node is there"
                 output.info(f"run {self.run.run_id}: {what}; asking every {LOOK:g} s")
@@ -147,7 +171,7 @@ class Attempt:
     async def without_lost(self) -> list[Outcome]:
         """End the ranks of the nodes that are left; return how all are."""
         hosts = self.run.hosts
-        gone = {host: self.lost[name] for host in hosts if (name := self._names[label_of(host)]) in self.lost}
+        gone = {host: self.lost[name] for host in hosts if (name := self._names[host]) in self.lost}
         left = tuple(host for host in hosts if host not in gone)
         found = {host: Outcome(0, host, "unknown", reason=why) for host, why in gone.items()}
         if left:

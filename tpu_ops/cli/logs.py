@@ -43,18 +43,22 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--fetch copies whole logs", where="--since", fix="leave out one of the two")
     try:
         if args.fetch:
-            outcomes = asyncio.run(_fetch(fleet, args.run, Path(args.fetch), live=args.follow))
+            outcomes, parts = asyncio.run(_fetch(fleet, args.run, Path(args.fetch), live=args.follow))
             shown: Sequence[int] = range(len(outcomes))
-            output.info(f"logs of {texts.count(len(outcomes), 'rank')} are in {args.fetch}")
+            if whole := [outcome for outcome in outcomes if outcome.state != "unknown"]:
+                output.info(f"logs of {texts.count(len(whole), 'rank')} are in {args.fetch}")
         else:
             following = followed(fleet, args.run, args.rank, live=args.follow, since=args.since or 0.0)
-            _, outcomes, shown = asyncio.run(following)
+            (_, outcomes, shown), parts = asyncio.run(following), {}
     except KeyboardInterrupt:
         output.info("")
         output.info("no longer following; the run goes on")
         return ExitCode.INTERRUPTED
+    lost = [outcome for outcome in outcomes if outcome.state == "unknown" and (args.follow or outcome.rank in shown)]
+    for outcome in lost:
+        part = f"; {parts[outcome.rank]} has what came before" if outcome.rank in parts else ""
+        output.warning(f"rank {outcome.rank} ({outcome.host}): {outcome.reason}{part}")
     if not args.follow:
-        lost = any(outcomes[rank].state == "unknown" for rank in shown)
         return ExitCode.UNREACHABLE if lost else ExitCode.OK
     if runs_output.run_state(outcomes) != "succeeded":
         runs_output.failure(outcomes, shown)
@@ -111,7 +115,7 @@ async def followed(
     return run_, await follower.run(), shown
 
 
-async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -> list[Outcome]:
+async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -> fetch.Copied:
     fanout = contact.fanout(fleet)
     return await fetch.logs(fanout, await _the_run(fleet, fanout, word), directory, live=live)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 
 from tpu_ops.cli import output
 from tpu_ops.errors import UsageError
@@ -51,6 +52,24 @@ def seconds(text: str) -> float:
     if not 0 < value < 10 * 86400:
         raise argparse.ArgumentTypeError(f"{text} is no positive number of seconds")
     return value
+
+
+def grace(most: float) -> Callable[[str], float]:
+    """Return what reads seconds from SIGTERM until SIGKILL, for argparse.
+
+    Args:
+        most: What workers give at most.
+    """
+
+    def read(text: str) -> float:
+        value = seconds(text)
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{text} is more than the {most:.0f} seconds that a worker gives")
+        return value
+
+    # What argparse calls a word that is no number.
+    read.__name__ = "seconds"
+    return read
 
 
 def confirmed(question: str, doing: str) -> bool:

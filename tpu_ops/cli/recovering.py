@@ -13,7 +13,7 @@ from typing import Any
 from tpu_ops import texts
 from tpu_ops.cli import configure, faults, leaving, options, output, projects, runs_output
 from tpu_ops.cli.asked import Asked, ended_by
-from tpu_ops.cli.attempt import Attempt, lost_of, passes
+from tpu_ops.cli.attempt import Attempt, Renamed, lost_of, names_of, passes
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, RefusedError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, newcomers, origin, remaking, view
@@ -111,7 +111,11 @@ class Recovering:
         """
         try:
             with ended_by(lambda: (self._begun or self._wrote) and self._on is None and self._asked()):
-                code = self._followed(work) if work else self._next()
+                try:
+                    code = self._followed(work) if work else self._next()
+                except Renamed as exc:
+                    output.info(f"run {self.kept.run_id}: {exc}; looking for its workers by their new names")
+                    code = self._next()
                 while self._outcomes:
                     if not self._goes_on(self._outcomes):
                         return self._finish(self._outcomes)
@@ -182,8 +186,8 @@ class Recovering:
         if known is None:
             where, fix = f"run {self.kept.run_id}", "`tpu_ops runs` lists those there are"
             raise UsageError("this machine remembers no such run", where=where, fix=fix)
-        names = dict(zip(known.nodes, (made.name for made in self.kept.plan.nodes), strict=True))
-        one = self._attempt(contact.fanout(view.current(self._settings)), known.hosts, names)
+        fleet = view.current(self._settings)
+        one = self._attempt(contact.fanout(fleet), names_of(known, self.kept.plan, fleet.workers))
         self._on = (one.fanout, one.run)
         outcomes = await one.heard(range(len(known.hosts)))
         if one.lost or any(outcome.record for outcome in outcomes):
@@ -193,8 +197,7 @@ class Recovering:
 
     async def started(self, fanout: Fanout, workers: Sequence[Worker]) -> int:
         """Follow the attempt that was just started on these workers."""
-        names = {worker.label: worker.node.full_name for worker in workers}
-        return await self._follow(self._attempt(fanout, [worker.host for worker in workers], names))
+        return await self._follow(self._attempt(fanout, {worker.host: worker.node.full_name for worker in workers}))
 
     async def _follow(self, one: Attempt) -> int:
         self._begun = True
@@ -203,9 +206,9 @@ class Recovering:
         self._on, self._outcomes, self._lost = None, outcomes, one.lost
         return ExitCode.OK
 
-    def _attempt(self, fanout: Fanout, hosts: Sequence[str], names: Mapping[str, str]) -> Attempt:
-        run = control.RunRef(self.kept.run_id, tuple(hosts))
-        shown = self._shown(len(hosts))
+    def _attempt(self, fanout: Fanout, names: Mapping[str, str]) -> Attempt:
+        run = control.RunRef(self.kept.run_id, tuple(names))
+        shown = self._shown(len(names))
         line = runs_output.line_aside if self._args.json else runs_output.line
         return Attempt(
             self._settings,
@@ -216,7 +219,7 @@ class Recovering:
             follower=lambda logs: Follower(
                 fanout,
                 run.run_id,
-                hosts,
+                run.hosts,
                 shown=shown,
                 line=line,
                 say=output.info,

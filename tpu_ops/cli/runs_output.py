@@ -110,7 +110,8 @@ def exit_code(outcomes: Sequence[Outcome], *, of_rank: bool = False) -> int:
         of_rank: Whether a failure has the code of the rank that failed first, where it ended by itself.
     """
     state = run_state(outcomes)
-    if state in {"unreachable", "unknown", "gone"}:
+    # A rank that is known to have been stopped is worse than one of which nothing is known.
+    if state in {"unreachable", "unknown", "gone"} and all(outcome.state != "stopped" for outcome in outcomes):
         return ExitCode.UNREACHABLE
     if state in {"succeeded", "running", "starting", "ending", "exited"}:
         return ExitCode.OK

@@ -19,6 +19,8 @@ from tpu_ops.runs.spec import GRACE_STOP, MAX_GRACE
 
 #: Seconds after which a stop says what it waits for.
 MOMENT = 1.0
+#: Seconds for workers to say what grace an earlier stop has asked for.
+LOOK_LIMIT = 5.0
 #: Seconds for a process of this machine to end what it does to bring a run's nodes back.
 RECOVERY_LIMIT = 30.0
 
@@ -30,18 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="stop another person's run (administrators only)")
     parser.add_argument(
         "--grace",
-        type=_grace,
+        type=options.grace(MAX_GRACE),
         metavar="SECONDS",
         help=f"seconds from SIGTERM until SIGKILL (default: {GRACE_STOP:.0f}, at most {MAX_GRACE:.0f})",
     )
     parser.add_argument("run", help="a run, or a node or worker whose run is meant")
-
-
-def _grace(text: str) -> float:
-    value = options.seconds(text)
-    if value > MAX_GRACE:
-        raise argparse.ArgumentTypeError(f"{text} is more than the {MAX_GRACE:.0f} seconds that a worker gives")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,7 +71,7 @@ async def _end_of_all(
 ) -> tuple[control.Stopped, OpsError | None]:
     """Stop one run, and see to it that it is not started again from here; return the error where that is not sure."""
     off, deaf = False, None
-    if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts):
+    if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
         try:
             off = await _not_again(fleet.settings.state_dir, run_.run_id)
         except OpsError as exc:
@@ -117,8 +112,12 @@ async def end(
     try:
         _, waiting = await asyncio.wait({task}, timeout=MOMENT)
         if waiting:
-            count = texts.count(len(run_.hosts), "rank")
-            output.info(f"run {run_.run_id}: asked {count} to end; SIGKILL after {grace or GRACE_STOP:g} s")
+            count, given = texts.count(len(run_.hosts), "rank"), grace or GRACE_STOP
+            earlier = await control.longest_grace(fanout, run_.run_id, run_.hosts, LOOK_LIMIT)
+            if not task.done():
+                why = ", as an earlier stop asked" if earlier > given else ""
+                text = f"asked {count} to end; SIGKILL after {max(given, earlier):g} s{why}"
+                output.info(f"run {run_.run_id}: {text}")
         return await task
     finally:
         task.cancel()

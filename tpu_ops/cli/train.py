@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bring the variable NAME of this shell, or what FILE holds, to the command alone: as NAME, and as a file "
         "whose path is in NAME_FILE (repeatable)",
     )
-    parser.add_argument("--venv", default="", metavar="PATH", help="a virtual environment on the workers")
+    parser.add_argument("--venv", default="", metavar="PATH", help="a virtual environment on the workers, absolute")
     parser.add_argument(
         "--user", default="", metavar="U", help="run as this user; you need sudo for everything there, with no password"
     )

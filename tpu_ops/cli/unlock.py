@@ -31,10 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument(
         "--grace",
-        type=options.seconds,
+        type=options.grace(holders.MAX_GRACE),
         default=GRACE,
         metavar="SECONDS",
-        help=f"seconds from SIGTERM until SIGKILL (default: {GRACE:.0f})",
+        help=f"seconds from SIGTERM until SIGKILL (default: {GRACE:.0f}, at most {holders.MAX_GRACE:.0f})",
     )
     parser.add_argument("target", help="a node, a worker, a node set or a group")
     parser.epilog = (

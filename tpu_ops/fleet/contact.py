@@ -134,7 +134,7 @@ class _Search:
 
     def news(self, hosts: Sequence[str]) -> News:
         """Ask for the fleet anew; return which workers are reached another way, and what became of these."""
-        before = _ways(self._fleet)
+        before, former = _ways(self._fleet), self._workers
         several = len(hosts) > 1
         said = f"{texts.some(hosts, _NAMES, 'others')} {'do' if several else 'does'} not answer"
         fleet = _asked(self._fleet, said, _addresses(hosts), set(hosts))
@@ -149,7 +149,10 @@ class _Search:
             and after[worker.host][0]
             and after[worker.host] != before.get(worker.host)
         )
-        return News(changed, _notes(fleet, hosts))
+        called = {worker.host_key_alias: worker.host for worker in fleet.workers}
+        names = {host: called.get(former[host].host_key_alias, host) for host in hosts if host in former}
+        renamed = {host: f"it is called {name} now" for host, name in names.items() if name != host}
+        return News(changed, _notes(fleet, hosts) | renamed)
 
 
 def _addresses(hosts: Collection[str]) -> str:

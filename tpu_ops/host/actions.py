@@ -223,7 +223,7 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     Its supervisor tells those of the other ranks. A run that has not begun yet is refused for the request's ``reason``.
 
     Raises:
-        Refused: There is no such run, it belongs to another person, or it did not end in time.
+        Refused: There is no such run, it belongs to another person, the grace is none, or it did not end in time.
         Gone: Nobody waits for the answer any more; the supervisor ends the run by itself.
     """
     require_root()
@@ -251,10 +251,17 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
 
 
 def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
+    """Return why a run is ended as a request has it.
+
+    Raises:
+        Refused: Its grace is none, or none that is given.
+    """
     reason = str(request.get("reason") or "stopped by {}".format(person.name))[:500]
     intent = {"kind": "stop", "by": person.name, "at": time.time(), "reason": reason}
     grace = request.get("grace")
-    if isinstance(grace, (int, float)) and not isinstance(grace, bool) and 0 <= grace <= spec.MAX_GRACE:
+    if grace is not None:
+        if not isinstance(grace, (int, float)) or isinstance(grace, bool) or not 0 <= grace <= spec.MAX_GRACE:
+            raise Refused("invalid", "the grace is not within 0 and {:.0f} s".format(spec.MAX_GRACE))
         intent["grace"] = grace
     return intent
 

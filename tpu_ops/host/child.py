@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -95,8 +96,12 @@ class Child:
         raise NotReady(message.get("error") or "the process ended before it was ready")
 
     def go(self) -> str:
-        """Let the child execute the command; return why that failed, or the empty string."""
-        os.write(self._go, b"g")
+        """Let the child execute the command; return why that failed, or the empty string.
+
+        How a child ended that is dead by then, its wait status tells.
+        """
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._go, b"g")
         os.close(self._go)
         error = str(self._read_report().get("error", ""))
         os.close(self._report)

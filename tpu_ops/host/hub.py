@@ -101,16 +101,20 @@ class Hub(Networked):
         self, team: Team, wake: Callable[[], None], *, ports: range, coordinator: int, ending_limit: float
     ) -> None:
         super().__init__(team, wake)
-        self._listener = listen_within(team.address, ports)
-        self.port = int(self._listener.getsockname()[1])
         self._coordinator = coordinator
         self._ending_limit = ending_limit + KILL_LIMIT + _CLOSING_MARGIN
+        # First: it may be one of the ports that the hub chooses from.
         try:
             self._held = listen(team.address, coordinator)
         except OSError as exc:
-            self._listener.close()
             text = "port {}, where the coordinator is to listen, cannot be used: {}; `ss -ltnp` there says by whom"
             raise NotReady(text.format(coordinator, exc.strerror or exc)) from exc
+        try:
+            self._listener = listen_within(team.address, ports)
+        except NotReady:
+            self._held.close()
+            raise
+        self.port = int(self._listener.getsockname()[1])
         self._referee = Referee(team.workers, team.barrier, team.skew, time.monotonic())
         self._selector = selectors.DefaultSelector()
         self._unproved: list[_Unproved] = []

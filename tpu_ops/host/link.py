@@ -104,8 +104,8 @@ class Link(abc.ABC):
     def say(self, **event: Any) -> None:
         """Tell what happens here.
 
-        Events: ``ended`` (``ending``, ``oom``, ``cause``, ``at``), ``stop`` (``intent``, ``at``), ``done``: nothing of
-        the run is left here. Times are monotonic seconds of this host.
+        Events: ``refused`` (``reason``) before all go, ``ended`` (``ending``, ``oom``, ``cause``, ``at``), ``stop``
+        (``intent``, ``at``), ``done``: nothing of the run is left here. Times are monotonic seconds of this host.
         """
 
 

@@ -152,10 +152,16 @@ class Supervisor:
 
     def _may_go(self) -> bool:
         """Wait at the barrier; return whether all ranks go."""
+        told = False
         while True:
             order = self._listen()
             if order is not None:
                 return bool(order["do"] == "go")
+            if self.status is not None and not told:
+                cause = cause_of(exit_of(self.status), proc.oom_kills() > self._oom_kills)
+                reason = "the process that waits to execute its command has ended: {}".format(cause)
+                self.link.say(say="refused", reason=reason)
+                told = True
             self.pause(_TICK)
 
     def _refused(self) -> None:

@@ -103,7 +103,7 @@ async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
     if known and target:
         raise UsageError(f"{word!r} is a run and a name of workers", where=f"{word!r}", fix="use the node set form")
     if known:
-        return Found([RunRef(known.run_id, known.hosts)])
+        return Found([RunRef(known.run_id, records.hosts_now(known, fleet.workers))])
     if target:
         return await running(fleet, fanout, targets.select(fleet.workers, word, listed=fleet.listed))
     return Found([await _ask_for(fleet, fanout, word)])
@@ -129,8 +129,8 @@ def _held(fleet: Fleet, reply: Reply) -> RunRef:
     """Given the answer of a worker that a run has, return the run."""
     run_id = reply.value["holder"]["run_id"]
     known = records.read(fleet.settings.state_dir, run_id)
-    if known and reply.host in known.hosts:
-        return RunRef(run_id, known.hosts)
+    if known and reply.host in (hosts := records.hosts_now(known, fleet.workers)):
+        return RunRef(run_id, hosts)
     return RunRef(run_id, tuple(_hosts_of(fleet, reply, run_id)))
 
 
@@ -163,7 +163,8 @@ async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
     serving = [worker for worker in fleet.workers if worker.node.state in SERVING_STATES]
     replies = await fanout.call({worker.host: {"count": RECENT} for worker in serving}, "status", limit=LIMIT)
     wanted = {
-        RunRef(known.run_id, known.hosts): known.since for known in records.recent(fleet.settings.state_dir, RECENT)
+        RunRef(known.run_id, records.hosts_now(known, fleet.workers)): known.since
+        for known in records.recent(fleet.settings.state_dir, RECENT)
     }
     for reply in replies.values():
         if holder := _holder(reply):
@@ -249,7 +250,8 @@ async def require_free_name(fleet: Fleet, fanout: Fanout, run_id: str, hosts: Se
     """
     known = records.read(fleet.settings.state_dir, run_id)
     serving = {worker.host for worker in fleet.workers if worker.node.state in SERVING_STATES}
-    others = [host for host in known.hosts if host in serving and host not in hosts] if known else []
+    its = records.hosts_now(known, fleet.workers) if known else ()
+    others = [host for host in its if host in serving and host not in hosts]
     replies = await fanout.call({host: {"run_id": run_id} for host in others}, "status", limit=LIMIT)
     on = [host for host, reply in replies.items() if ((reply.ok and reply.value["record"]) or {}).get("state") in ON]
     if on:
@@ -281,11 +283,29 @@ async def stop(
     request: dict[str, Any] = {"run_id": run.run_id, "force": force, "reason": reason}
     if grace is not None:
         request["grace"] = grace
-    limit = max(GRACE_STOP, grace or 0) + STOP_MARGIN
-    replies = await fanout.call(dict.fromkeys(run.hosts, request), "stop", limit=limit)
+    given = max(GRACE_STOP, grace or 0)
+    replies = await fanout.call(dict.fromkeys(run.hosts, request), "stop", limit=given + STOP_MARGIN)
+    late = [host for host, reply in replies.items() if reply.kind == "timeout"]
+    if late and (longer := await longest_grace(fanout, run.run_id, late)) > given:
+        replies |= await fanout.call(dict.fromkeys(late, request), "stop", limit=longer + STOP_MARGIN)
     ended = tuple(_ended(rank, replies[host]) for rank, host in enumerate(run.hosts))
     over = (_knows_none(reply) or (reply.ok and reply.value.get("already")) for reply in replies.values())
     return Stopped(ended, all(over))
+
+
+async def longest_grace(fanout: Fanout, run_id: str, hosts: Sequence[str], limit: float = LIMIT) -> float:
+    """Return the longest grace that was asked for ranks which are on, in seconds: a later stop waits for it too.
+
+    Args:
+        fanout: Reaches the workers.
+        run_id: The run.
+        hosts: Workers of it.
+        limit: Seconds for each of them to tell.
+    """
+    replies = await fanout.call({host: {"run_id": run_id} for host in hosts}, "status", limit=limit)
+    found = [(reply.ok and reply.value["record"]) or {} for reply in replies.values()]
+    intents = [record.get("intent") or {} for record in found if record.get("state") in ON]
+    return max((float(intent.get("grace") or 0) for intent in intents), default=0.0)
 
 
 def _ended(rank: int, reply: Reply) -> Outcome:

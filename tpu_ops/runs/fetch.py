@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from tpu_ops.errors import OpsError
 from tpu_ops.remote.fanout import Fanout
@@ -15,17 +16,23 @@ from tpu_ops.runs.follow import Follower, Outcome
 _log = logging.getLogger(__name__)
 
 
-async def logs(fanout: Fanout, run: RunRef, directory: Path, *, live: bool = False) -> list[Outcome]:
+class Copied(NamedTuple):
+    """How every rank is, and where that is which came of the logs that could not be read to their end, by rank."""
+
+    outcomes: list[Outcome]
+    parts: Mapping[int, Path]
+
+
+async def logs(fanout: Fanout, run: RunRef, directory: Path, *, live: bool = False) -> Copied:
     """Write each rank's log to ``directory/RUN/rank-N.log``; what was there before is replaced once all is copied.
+
+    One that could not be read to its end, of a rank that is ``unknown`` then, is left as ``rank-N.log.part``.
 
     Args:
         fanout: Reaches the workers.
         run: The run.
         directory: Made where it is missing.
         live: Whether to go on until the run has ended.
-
-    Returns:
-        How every rank is; one whose log could not be read to its end keeps the file ``rank-N.log.part``.
 
     Raises:
         OpsError: The files cannot be written.
@@ -39,7 +46,7 @@ async def logs(fanout: Fanout, run: RunRef, directory: Path, *, live: bool = Fal
         raise OpsError(what, where=str(exc.filename or folder), fix="see that the disk has space (df)") from exc
 
 
-async def _copied(fanout: Fanout, run: RunRef, folder: Path, *, live: bool) -> list[Outcome]:
+async def _copied(fanout: Fanout, run: RunRef, folder: Path, *, live: bool) -> Copied:
     ranks = range(len(run.hosts))
     paths = [folder / f"rank-{rank}.log" for rank in ranks]
     parts = [path.with_suffix(".log.part") for path in paths]
@@ -56,7 +63,12 @@ async def _copied(fanout: Fanout, run: RunRef, folder: Path, *, live: bool) -> l
             data=lambda rank, _, data: files[rank].write(data),
         )
         outcomes = await follower.run()
+    left = {}
     for outcome, part, path in zip(outcomes, parts, paths, strict=True):
         if outcome.state != "unknown":
             part.replace(path)
-    return outcomes
+        elif part.stat().st_size:
+            left[outcome.rank] = part
+        else:
+            part.unlink()
+    return Copied(outcomes, left)

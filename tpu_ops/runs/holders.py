@@ -10,6 +10,8 @@ from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs.control import LIMIT
 
+#: Longest grace that a worker gives, in seconds.
+MAX_GRACE = 600.0
 #: Seconds beyond the grace that ending processes may take.
 _MARGIN = 20.0
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.fleet.state import replace, unwritable
 
 #: Runs that are remembered, and those that can be started again: more than any list shows.
@@ -20,9 +22,9 @@ class RunRecord:
 
     Attributes:
         run_id: The run.
-        nodes: Labels of its nodes, by slice.
+        nodes: Labels that its nodes had then, by slice.
         node_ids: The API's ids of these nodes.
-        hosts: Its workers, by rank.
+        hosts: Its workers as they were called then, by rank.
         argv: The command.
         since: When it was started, seconds since 1970.
         attempt: As in the spec.
@@ -90,10 +92,28 @@ def read(state_dir: Path, run_id: str) -> RunRecord | None:
         return None
 
 
-def is_of(state_dir: Path, run_id: str, hosts: tuple[str, ...]) -> bool:
-    """Return whether the run of this name that this machine remembers is the one on these workers."""
+def hosts_now(known: RunRecord, workers: Iterable[Worker]) -> tuple[str, ...]:
+    """Return a run's workers by rank, as they are called now: nodes of one name, made or deleted, change labels.
+
+    Where a node is gone, or another one was made in its place, its workers keep the names that are remembered.
+
+    Args:
+        known: The run.
+        workers: All workers of the fleet.
+    """
+    ids = dict(zip(known.nodes, known.node_ids, strict=False))
+    called = {(worker.node.node_id, _index(worker.host)): worker.host for worker in workers}
+    return tuple(called.get((ids.get(label_of(host), ""), _index(host)), host) for host in known.hosts)
+
+
+def _index(host: str) -> str:
+    return host.removeprefix(label_of(host))
+
+
+def is_of(state_dir: Path, run_id: str, hosts: tuple[str, ...], workers: Iterable[Worker]) -> bool:
+    """Return whether the run of this name that this machine remembers is the one on these workers of all."""
     known = read(state_dir, run_id)
-    return known is not None and known.hosts == hosts
+    return known is not None and hosts_now(known, workers) == hosts
 
 
 def recent(state_dir: Path, count: int) -> list[RunRecord]:

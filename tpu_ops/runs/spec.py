@@ -66,7 +66,7 @@ class RunSpec:
         secrets: The same, for the command alone: they stand in nothing that is shown or stays.
         user: Who it runs as; empty is the person who starts it.
         cwd: Where the command starts: absolute, or below the person's home; empty is the home itself.
-        venv: A virtual environment in place of the workers' configured one; empty is that one.
+        venv: A virtual environment in place of the workers' configured one, absolute; empty is that one.
         attempt: 1 for the first start, one more for each recovery.
         grace_failure: Seconds between SIGTERM and SIGKILL when another rank has failed.
         grace_stop: The same when a person stops the run.
@@ -111,6 +111,10 @@ class RunSpec:
                 raise UsageError(
                     f"{seconds:g} seconds are too many or too few", where=option, fix=f"use {least} to {most}"
                 )
+        # Preflight looks at it from the person's home, the supervisor from the root directory.
+        if self.venv and not self.venv.startswith("/"):
+            fix = "write the absolute path that it has on the workers, as in /home/ada/env"
+            raise UsageError(f"{self.venv!r} is no absolute path", where="--venv", fix=fix)
         for name in self.secrets:
             if twice := {name, f"{name}_FILE"} & {*self.env, *(self.secrets.keys() - {name})}:
                 what = f"it sets {name} and {name}_FILE, and {twice.pop()} is set already"
