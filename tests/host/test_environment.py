@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from jinja2.nativetypes import NativeEnvironment
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
 
 from tests.support.specs import good, good_net, myself
-from tpu_ops.host import environment, spec
+from tpu_ops.host import environment, fitness, spec
 from tpu_ops.host.wire import Refused
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
@@ -58,78 +58,120 @@ def test_a_line_of_an_environment_file_ends_at_its_line_feed_alone(tmp_path: Pat
     assert environment.from_files([str(tmp_path / "env")]) == {"A": odd, "B": "2"}
 
 
-def rendered(template: str, **variables: object) -> Any:
-    return NativeEnvironment().from_string(template).render(**variables)
+class Worker:
+    """The files with variables on a worker, as the roles keep them: each run of a role goes by what is said then."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        #: What the launcher's configuration names, as of the last run of that role.
+        self.named: list[str] = []
+
+    def configure(self, role: str, **said: object) -> None:
+        """Apply the files that a role lists, with some variables of the fleet."""
+        variables = self.of(role, "defaults") | self.of(role, "vars") | said
+        templar = Templar(DataLoader(), variables)
+        listed = {"jax": "__jax_run_files", "tcmalloc": "__tcmalloc_run_files", "launcher": "__launcher_files"}[role]
+        entries = variables[listed]
+        if role == "launcher":  # The others are of a host program, which a controller builds.
+            entries = [entry for entry in entries if ".env" in str(entry) or "certificates" in str(entry)]
+            self.named = templar.template(variables["__launcher_config"]["environment_files"])
+        for entry in templar.template(entries):
+            path = self.path(entry["path"])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if entry.get("state") == "absent":
+                path.unlink(missing_ok=True)
+            elif entry.get("state") == "link":
+                path.symlink_to(entry["target"])
+            elif not (entry.get("once") and path.exists()):
+                path.write_text(entry["content"])
+
+    @staticmethod
+    def of(role: str, kind: str) -> dict[str, Any]:
+        """Return a role's variables of one kind."""
+        path = str(ROLES / role / kind / "main.yml")
+        return dict(DataLoader().load_from_file(path, trusted_as_template=True))
+
+    def path(self, path: str) -> Path:
+        """Return where a path of the worker is."""
+        return self.folder / path[1:]
+
+    def run(self) -> dict[str, str]:
+        """Return the environment that a training run has here."""
+        paths = [str(self.path(path)) for path in self.named]
+        faults = fitness.faults(fitness.look({"venv": "", "environment_files": paths}, myself(), ""), 0)
+        assert [fault["problem"] for fault in faults if fault["check"] == "environment"] == []
+        env = environment.build(good(), myself(), "", environment.from_files(paths), "/files")
+        return {name.decode(): value.decode() for name, value in env.items()}
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Worker:
+    return Worker(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("variables", "names", "expected"),
+    ("said", "device"),
     [
-        ({}, ["mine"], {"A": "1"}),
-        ({"jax_framework": "torch_xla"}, ["jax.env", "mine"], {"A": "1", "PJRT_DEVICE": "TPU"}),
-        ({"jax_framework": "torch_xla", "jax_platform": "cpu"}, ["jax.env", "mine"], {"A": "1", "PJRT_DEVICE": "CPU"}),
+        ({}, None),
+        ({"jax_framework": "torch_xla"}, "TPU"),
+        ({"jax_framework": "torch_xla", "jax_platform": "cpu"}, "CPU"),
     ],
 )
-def test_pytorch_xla_gets_its_device_from_the_roles(
-    tmp_path: Path, variables: dict[str, str], names: list[str], expected: dict[str, str]
-) -> None:
+def test_pytorch_xla_gets_its_device_from_the_roles(worker: Worker, said: dict[str, str], device: str | None) -> None:
     """What the role jax writes and the role launcher names, as the host program takes it."""
-    defaults = yaml.safe_load((ROLES / "jax/defaults/main.yml").read_text()) | variables
-    for entry in yaml.safe_load((ROLES / "jax/vars/main.yml").read_text())["__jax_run_files"]:
-        if rendered(entry["state"], **defaults) == "file":
-            path = tmp_path / entry["path"][1:]
-            path.parent.mkdir(parents=True)
-            path.write_text(rendered(entry["content"], **defaults))
-    mine = tmp_path / "etc/tpu_ops/mine"
-    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine = worker.path("/etc/tpu_ops/mine")
+    mine.parent.mkdir(parents=True)
     mine.write_text("A=1\n")
-    config = yaml.safe_load((ROLES / "launcher/vars/main.yml").read_text())["__launcher_config"]
-    named = rendered(config["environment_files"], launcher_environment_files=["/etc/tpu_ops/mine"], **variables)
-    paths = [f"{tmp_path}{path}" for path in named]
-    assert [Path(path).name for path in paths] == names
-    found = environment.build(good(), myself(), "", environment.from_files(paths), "/files")
-    assert {name: found[name.encode()].decode() for name in ("A", "PJRT_DEVICE") if name.encode() in found} == expected
+    worker.configure("jax", **said)
+    worker.configure("launcher", launcher_environment_files=["/etc/tpu_ops/mine"], **said)
+    found = worker.run()
+    assert (found["A"], found.get("PJRT_DEVICE")) == ("1", device)
 
 
 @pytest.mark.parametrize("pinned", [True, False])
 def test_tcmalloc_is_preloaded_where_it_is_pinned_for_runs_and_nowhere_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, pinned: bool
 ) -> None:
     """What the role tcmalloc writes and the role launcher names, as the host program takes it; nothing is inherited."""
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libtcmalloc.so.4")
-    written = yaml.safe_load((ROLES / "tcmalloc/vars/main.yml").read_text())["__tcmalloc_run_files"]
-    for entry in written:
-        if "content" in entry:
-            path = tmp_path / entry["path"][1:]
-            path.parent.mkdir(parents=True)
-            path.write_text(entry["content"])
-    config = yaml.safe_load((ROLES / "launcher/vars/main.yml").read_text())["__launcher_config"]
-    named = rendered(config["environment_files"], launcher_environment_files=[], tcmalloc_for_runs=pinned)
-    from_host = environment.from_files([f"{tmp_path}{path}" for path in named])
-    env = environment.build(good(), myself(), "", from_host, "/files")
-    link = next(entry["path"] for entry in written if entry.get("state") == "link")
-    assert env.get(b"LD_PRELOAD") == (link.encode() if pinned else None)
+    worker.configure("tcmalloc", tcmalloc_for_runs=pinned)
+    worker.configure("launcher", tcmalloc_for_runs=pinned)
+    link = "/usr/local/lib/tpu_ops/libtcmalloc.so"
+    assert worker.run().get("LD_PRELOAD") == (link if pinned else None)
+    assert worker.path(link).is_symlink() is pinned
+
+
+def test_a_role_that_runs_alone_neither_stops_runs_nor_says_what_none_of_them_hears(worker: Worker) -> None:
+    """The launcher's configuration stays as it was meanwhile, and need not change."""
+    worker.configure("launcher")
+    assert "PJRT_DEVICE" not in worker.run()
+    for framework, device in (("torch_xla", "TPU"), ("jax", None)):
+        worker.configure("jax", jax_framework=framework)
+        assert worker.run().get("PJRT_DEVICE") == device
+    for pinned in (True, False):
+        worker.configure("tcmalloc", tcmalloc_for_runs=pinned)
+        assert ("LD_PRELOAD" in worker.run()) is pinned
+    worker.configure("jax", jax_framework="torch_xla")
+    worker.configure("launcher")
+    assert worker.run()["PJRT_DEVICE"] == "TPU"
 
 
 @pytest.mark.parametrize(("trusted", "expected"), [(["proxy.pem"], "/etc/ssl/certs/ca-certificates.crt"), ([], None)])
-def test_runs_know_the_certificates_that_logins_know(tmp_path: Path, trusted: list[str], expected: str | None) -> None:
+def test_runs_know_the_certificates_that_logins_know(worker: Worker, trusted: list[str], expected: str | None) -> None:
     """What the role launcher writes and names, as the host program takes it."""
-    launcher = yaml.safe_load((ROLES / "launcher/vars/main.yml").read_text())
-    written = launcher["__launcher_certificates"]
-    assert "{{ __launcher_certificates }}" in launcher["__launcher_files"]
-    path = tmp_path / written["path"][1:]
-    path.parent.mkdir(parents=True)
-    path.write_text(rendered(written["content"], __launcher_mark=launcher["__launcher_mark"]))
-    template = launcher["__launcher_config"]["environment_files"]
-    named = rendered(template, launcher_environment_files=[], base_ca_certificates=trusted)
-    from_host = environment.from_files([f"{tmp_path}{path}" for path in named])
-    found = environment.build(good(), myself(), "", from_host, "/files").get(b"SSL_CERT_FILE")
-    assert found == (expected and expected.encode())
+    worker.configure("launcher", base_ca_certificates=trusted)
+    assert worker.run().get("SSL_CERT_FILE") == expected
 
 
 def test_a_missing_environment_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"absent: No such file"):
-        environment.from_files([str(tmp_path / "absent")])
+    absent = str(tmp_path / "absent")
+    with pytest.raises(Refused, match=r"absent: No such file") as raised:
+        environment.from_files([absent])
+    facts = fitness.look({"venv": "", "environment_files": [absent]}, myself(), "")
+    (fix,) = [fault["fix"] for fault in fitness.faults(facts, 0) if fault["problem"].endswith("absent is missing")]
+    assert fix in raised.value.fix
+    assert "site.yml" in fix
+    assert "launcher_environment_files" in fix
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import grp
+import json
 import os
 import pwd
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.support.specs import myself
-from tpu_ops.host import actions, person
-from tpu_ops.host.wire import Refused
+from tpu_ops.host import actions, main, person
+from tpu_ops.host.store import Store
+from tpu_ops.host.wire import PROTOCOL, Refused
+from tpu_ops.remote.wire import find_answer
+
+MARKER = "0123456789abcdef"
+#: What the group database calls some numbers. 9 has no name.
+GROUPS = {5: "users", 7: "tpu-run", 8: "google-sudoers"}
 
 
 class Someone(person.Person):
@@ -53,3 +64,62 @@ def test_files_are_opened_with_the_persons_own_rights(tmp_path: Path) -> None:
     with person.acting_as(somebody):
         assert os.geteuid() == somebody.uid
     assert (os.geteuid(), os.getegid(), os.getgroups()) == before
+
+
+def answer(store: Store, action: str) -> dict[str, Any]:
+    """Return the answer to a request."""
+    (source, write), (read, sink) = os.pipe(), os.pipe()
+    with os.fdopen(write, "w") as file:
+        file.write(json.dumps({"marker": MARKER, "protocol": PROTOCOL, "action": action}) + "\n")
+    main.serve(store, source, sink)
+    os.close(source)
+    os.close(sink)
+    with os.fdopen(read, "rb") as said:
+        found: dict[str, Any] = find_answer(said.read(), MARKER)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("gids", "listed", "allowed"),
+    [
+        ([5, 7], None, True),
+        ([9, 7], None, True),
+        ([8], None, True),
+        # A rule of somebody else's names the person.
+        ([5], True, True),
+        ([5, 9], False, False),
+    ],
+)
+def test_a_right_that_was_taken_away_is_gone_from_sessions_that_are_open_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gids: list[int], listed: bool | None, allowed: bool
+) -> None:
+    """sudo has let the person in each time, by the groups that the session has."""
+    nobody = pwd.getpwnam("nobody")
+    monkeypatch.setenv("SUDO_UID", str(nobody.pw_uid))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "getgrouplist", lambda *_: gids)
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: SimpleNamespace(gr_name=GROUPS[gid]))
+    monkeypatch.setattr("sys.argv", ["/usr/local/sbin/tpu-host"])
+
+    def run(words: list[str], **_: Any) -> Any:
+        assert listed is not None, "who is in a group is not kept waiting"
+        assert words == ["sudo", "-n", "-l", "-U", "nobody", "--", "/usr/local/sbin/tpu-host"]
+        return SimpleNamespace(returncode=0 if listed else 1)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    store = Store(str(tmp_path))
+    if allowed:
+        assert answer(store, "status")["records"] == []
+        return
+    for action in ("probe", "status", "holders", "start", "stop", "unlock", "follow"):
+        error = answer(store, action)["error"]
+        assert (error["kind"], "nobody may not use this worker's launcher" in error["message"]) == ("denied", True)
+        assert "sudo: launcher" in error["fix"]
+
+
+def test_root_and_whoever_has_no_rights_anyway_are_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("sudo is asked"))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    actions.require_right(person.Person(pwd.getpwuid(0)))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    actions.require_right(person.Person(pwd.getpwnam("nobody")))

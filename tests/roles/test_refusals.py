@@ -37,7 +37,7 @@ def templated(text: Any, variables: dict[str, Any]) -> Any:
 
 def missing_library(run: Run, folder: Path, patch: Patch) -> str:
     """Preload a library that the worker has elsewhere."""
-    return linked(run, folder, "tcmalloc", "__tcmalloc_run_files", {"tcmalloc_library": "/none/libtcmalloc.so.4"})
+    return linked(run, folder, "tcmalloc", "__tcmalloc_link", {"tcmalloc_library": "/none/libtcmalloc.so.4"})
 
 
 def missing_timezone(run: Run, folder: Path, patch: Patch) -> str:
@@ -48,7 +48,7 @@ def missing_timezone(run: Run, folder: Path, patch: Patch) -> str:
 def linked(run: Run, folder: Path, role: str, name: str, variables: dict[str, Any]) -> str:
     """Have a role's link made in a folder."""
     files = DataLoader().load_from_file(str(ROLES / role / "vars/main.yml"), trusted_as_template=True)[name]
-    entry = templated(files[0], variables) | {"path": str(folder / "link")}
+    entry = templated(files[0] if isinstance(files, list) else files, variables) | {"path": str(folder / "link")}
     return str(run(managed_files, {"files": [entry]})["msg"])
 
 

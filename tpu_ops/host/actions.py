@@ -11,13 +11,13 @@ import time
 
 from . import TYPE_CHECKING, proc, spec, unit
 from .child import become
-from .person import Person, asking, by_name, require_control
+from .person import LAUNCHER_GROUP, Person, asking, by_name, groups_of, require_control
 from .probe import describe
 from .store import FINAL, Store
 from .wire import PROTOCOL, Caller, Refused
 
 if TYPE_CHECKING:
-    from typing import Any, Dict
+    from typing import Any, Callable, Dict
 
 _POLL = 0.05
 #: How long a start waits for the unit of a run that has already ended to leave its name, in seconds.
@@ -53,6 +53,24 @@ def require_root() -> None:
         raise Refused("denied", "this needs root", "call it as: sudo -n /usr/local/sbin/tpu-host")
 
 
+def require_right(person: Person) -> None:
+    """Return where a person has the right to use this program by now.
+
+    sudo goes by the groups that a session began with. One that was open when its person was taken out of the launcher's
+    group would keep the right for as long as it lasts, as a tmux server does for months.
+
+    Raises:
+        Refused: They have it no more.
+    """
+    if os.geteuid() != 0 or LAUNCHER_GROUP in groups_of(person) or person.is_admin:
+        return
+    # Somebody else's rule may name the person. Of another than whoever calls it, sudo looks the groups up.
+    if not _sudo_agrees(person, ["-n", "-l", "-U", person.name, "--", os.path.abspath(sys.argv[0])]):
+        message = "{} may not use this worker's launcher: only the groups that this session began with let them"
+        fix = "whoever configures the workers gives that right, by `sudo: launcher` in users_people"
+        raise Refused("denied", message.format(person.name), fix)
+
+
 def runs_as(asker: Person, name: str) -> Person:
     """Return the person as whom a run is to be executed: who asks, or the one of this name.
 
@@ -78,15 +96,25 @@ def has_full_sudo(person: Person) -> bool:
     """
     if person.uid == 0:
         return True
+    root_shell = ["-k", "-n", "-u", "root", "--", "/bin/sh", "-c", ":"]
+    return _sudo_agrees(person, root_shell, before=lambda: become(person))
+
+
+def _sudo_agrees(person: Person, words: list[str], before: Callable[[], None] | None = None) -> bool:
+    """Return whether sudo, called with these words, says that a person may do something.
+
+    Raises:
+        Refused: sudo does not answer.
+    """
     try:
         done = subprocess.run(
-            ["sudo", "-k", "-n", "-u", "root", "--", "/bin/sh", "-c", ":"],
+            ["sudo", *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
             cwd="/",
-            preexec_fn=lambda: become(person),
+            preexec_fn=before,
             timeout=_SUDO_LIMIT,
             check=False,
         )

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from typing import Any, Mapping
 
 CONFIG = "/etc/tpu_ops/launcher.json"
+#: What helps where a file is missing that the configuration names.
+FILES_FIX = "run site.yml again on this host; the files of launcher_environment_files are yours to bring"
 #: Where the supervisors of a run meet, first and last port: below the ports that the kernel gives away.
 PORTS = (8500, 8519)
 EPHEMERAL = 32768
@@ -100,7 +102,7 @@ def from_files(paths: list[str]) -> dict[str, str]:
             raise Refused(
                 "failed",
                 "{}: {}".format(path, exc.strerror),
-                "{} names this file; run the role launcher again on this host".format(CONFIG),
+                "{} names this file: {}".format(CONFIG, FILES_FIX),
             ) from exc
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from . import TYPE_CHECKING, proc
+from . import TYPE_CHECKING, environment, proc
 from .person import Person, acting_as
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def faults(facts: Dict[str, Any], chips: int, *, force: bool = False) -> list[Di
         add("environment", "no environment at {}".format(venv["path"]), fix)
     for path, there in facts["environment_files"].items():
         if not there:
-            add("environment", "the launcher's environment file {} is missing".format(path))
+            problem = "the launcher's environment file {} is missing".format(path)
+            add("environment", problem, environment.FILES_FIX)
     there = len(facts["chips"])
     if there < chips:
         shown = "no chip's device file" if not there else "device files of {} chip{}".format(there, "s" * (there > 1))

@@ -6,6 +6,7 @@ import os
 import sys
 
 from . import TYPE_CHECKING, actions, chips, follow, spec, wire
+from .person import asking
 from .store import Store
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def serve(store: Store, source: int = 0, sink: int = 1) -> int:
         return 2
     marker = request["marker"]
     try:
+        actions.require_right(asking())
         if request["action"] == "follow":
             follow.follow(request, store, wire.Caller(source, attended=True), sink)
             return 0

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 #: Members of these groups administer the host anyway (Google's guest agent uses the first).
 ADMIN_GROUPS = ("google-sudoers", "sudo", "wheel", "admin")
 
+#: Its members may use the launcher; the roles launcher and users keep it.
+LAUNCHER_GROUP = "tpu-run"
+
 
 class Person:
     """A user of this host as the password database describes them."""

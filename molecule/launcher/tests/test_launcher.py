@@ -34,6 +34,26 @@ def test_the_host_program_answers_a_member_s_probe(rita: Rita) -> None:
     assert all(json.loads(answer)["probe"]["environment_files"].values())
 
 
+def test_a_session_that_began_before_the_right_was_taken_away_has_it_no_more(host: Host) -> None:
+    with host.sudo():
+        host.run("gpasswd --delete rita tpu-run")
+        # To sudo, a session is its group list.
+        session = "setpriv --reuid=rita --regid=rita --groups=tpu-run"
+        said = host.check_output(f"{session} sh -c {shlex.quote(PROBE)}")
+        error = json.loads(said.strip().partition(MARKER)[2])["error"]
+        assert (error["kind"], "rita may not use this worker's launcher" in error["message"]) == ("denied", True)
+
+
+def test_whom_a_rule_of_somebody_else_names_needs_no_group(host: Host) -> None:
+    with host.sudo():
+        host.run("gpasswd --delete rita tpu-run")
+        rule = "rita ALL=(root) NOPASSWD: /usr/local/sbin/tpu-host"
+        host.check_output(f"(umask 337; echo '{rule}' >/etc/sudoers.d/zz-rita)")
+        said = host.run(f"setpriv --reuid=rita --regid=rita --clear-groups sh -c {shlex.quote(PROBE)}")
+        host.check_output("rm /etc/sudoers.d/zz-rita")
+    assert json.loads(said.stdout.strip().partition(MARKER)[2])["ok"], said.stderr
+
+
 @pytest.mark.parametrize(
     "command",
     ["id", "-s", "/usr/local/sbin/tpu-host --help", "-u tpu id", "LD_PRELOAD=x /usr/local/sbin/tpu-host"],
