@@ -6,7 +6,18 @@ from typing import Any
 import pytest
 import yaml
 
-from tools.check_roles import ROOT, apt_faults, check, check_apt, load, order, overview, readme, role_faults, step_faults
+from tools.check_roles import (
+    ROOT,
+    apt_faults,
+    check,
+    check_apt,
+    load,
+    order,
+    overview,
+    readme,
+    role_faults,
+    step_faults,
+)
 
 GOOD: dict[str, Any] = {
     "short_description": "Things",
