@@ -38,10 +38,18 @@ while [ "$command" = test ] && [ $# -gt 0 ]; do
         shift
     fi
 done
+every=(molecule/*/molecule.yml)
+every=("${every[@]#molecule/}")
+every=("${every[@]%/molecule.yml}")
+for scenario in "${scenarios[@]}"; do
+    [ -e "molecule/$scenario/molecule.yml" ] || {
+        echo "there is no scenario $scenario; there are: ${every[*]}" >&2
+        exit 1
+    }
+done
 if [ "${#scenarios[@]}" -eq 0 ]; then
-    for scenario in molecule/*/molecule.yml; do
-        name=$(basename "$(dirname "$scenario")")
-        [ "$name" = site ] || scenarios+=("$name")
+    for scenario in "${every[@]}"; do
+        [ "$scenario" = site ] || scenarios+=("$scenario")
     done
     scenarios+=(site)
 fi
@@ -94,7 +102,7 @@ if [ "$command" != test ]; then
     exec "${molecule[@]}" "$command" --no-command-borders "$@"
 fi
 # Else Molecule remembers that it has prepared workers that are gone.
-"${molecule[@]}" reset "${scenarios[@]/#/-s}" >/dev/null 2>&1
+said=$("${molecule[@]}" reset "${scenarios[@]/#/-s}" 2>&1) || { printf '%s\n' "$said" >&2; exit 1; }
 # One after the other, since Molecule ends at the first that fails.
 failed=()
 for scenario in "${scenarios[@]}"; do
