@@ -6,7 +6,7 @@
 #     tools/molecule.sh test                 every scenario of molecule/, site last: it has the nodes made anew
 #     tools/molecule.sh test -s base         one
 #     tools/molecule.sh converge -s base     any other command of Molecule
-#     MOLECULE_RELEASE=debian13 tools/molecule.sh test -s base
+#     MOLECULE_RELEASE=debian13 tools/molecule.sh test -s base     one release; ubuntu2004 too, where nothing needs JAX
 #
 # Uses the lab instance TPU_OPS_LAB (`molecule` when unset). After `test`, an instance that this script had to bring up is
 # taken down; one that was up before stays, and so does everything after any other command: tools/molecule.sh down.
