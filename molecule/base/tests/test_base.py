@@ -60,6 +60,12 @@ def test_every_file_is_again_what_it_was_before_it_was_broken(root: Host) -> Non
     assert not root.file("/etc/tmpfiles.d/tpu_ops-hugepages.conf").exists
 
 
+def test_the_journal_s_service_has_read_the_file_that_was_written_anew(root: Host) -> None:
+    written = root.check_output("stat -c %Y /etc/systemd/journald.conf.d/zz-tpu_ops.conf")
+    started = 'date +%s -d "$(systemctl show systemd-journald -p ExecMainStartTimestamp --value)"'
+    assert int(root.check_output(started)) >= int(written)
+
+
 def test_the_network_s_authority_is_trusted_beside_the_others(host: Host) -> None:
     assert host.check_output(f"curl --fail --silent --show-error {MIRROR}/Packages").startswith("Package: proof\n")
     script = f"import urllib.request; print(urllib.request.urlopen('{MIRROR}/Packages').status)"
