@@ -17,6 +17,7 @@ from playbooks.filter_plugins import slices
 from roles.base.filter_plugins.base import CLOCKS
 from roles.facts.library import worker_facts
 from roles.facts.module_utils import unit_settings
+from roles.facts.module_utils.mount_points import UNITS
 from roles.nfs.filter_plugins.nfs_plan import SERVICES
 
 Run = Callable[..., dict[str, Any]]
@@ -105,6 +106,15 @@ def test_package_lists_have_an_age_and_may_be_empty(
     assert (found["filled"], found["age"] < 60) == (filled, fresh)
 
 
+@pytest.mark.parametrize(("names", "interrupted"), [([], False), (["tmp.i"], False), (["0000", "tmp.i"], True)])
+def test_dpkg_was_cut_short_where_apt_says_so(tmp_path: Path, names: list[str], interrupted: bool) -> None:
+    """By the files that apt looks for (apt-pkg/deb/debsystem.cc, CheckUpdates)."""
+    for name in names:
+        (tmp_path / name).touch()
+    assert worker_facts.dpkg_interrupted(str(tmp_path)) is interrupted
+    assert worker_facts.dpkg_interrupted(str(tmp_path / "none")) is False
+
+
 def test_programs_say_their_versions_and_those_that_do_not_run_are_left_out(run: Run, tmp_path: Path) -> None:
     (tmp_path / "uv").write_text("#!/bin/sh\necho uv 1.2\necho more\n")
     (tmp_path / "uv").chmod(0o755)
@@ -187,7 +197,7 @@ ActiveState=active
 def test_a_service_that_was_started_before_its_settings_were_written_is_behind(
     settings: Path, started: float, active: str, late: bool
 ) -> None:
-    units = {"journald.service": str(settings), "other.timer": f"{unit_settings.UNITS}/other.timer.d/tpu_ops.conf"}
+    units = {"journald.service": str(settings), "other.timer": f"{UNITS}/other.timer.d/tpu_ops.conf"}
     assert unit_settings.behind(units, shown(started=started, active=active)) == ["journald.service"] * late
 
 
@@ -202,7 +212,7 @@ def test_settings_that_were_removed_after_the_start_or_are_of_a_time_to_come(set
 
 
 def test_a_unit_whose_part_systemd_has_not_read_is_behind() -> None:
-    units = {"journald.service": f"{unit_settings.UNITS}/journald.service.d/tpu_ops.conf", "other.timer": ""}
+    units = {"journald.service": f"{UNITS}/journald.service.d/tpu_ops.conf", "other.timer": ""}
     assert unit_settings.behind(units, shown(started=15, reload="yes")) == ["journald.service"]
     assert unit_settings.behind(units, shown(started=15)) == []
 

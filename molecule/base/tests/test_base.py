@@ -48,6 +48,11 @@ def upgrades(root: Host) -> Generator[Host]:
     root.check_output("systemctl daemon-reload")
 
 
+def test_what_dpkg_was_cut_short_in_is_complete(root: Host) -> None:
+    assert root.check_output("ls /var/lib/dpkg/updates; dpkg --audit") == ""
+    assert root.check_output("dpkg-query --show --showformat '${db:Status-Status}' sed") == "installed"
+
+
 def test_the_package_that_was_removed_is_back(host: Host) -> None:
     assert host.run("htop --version").rc == 0
 

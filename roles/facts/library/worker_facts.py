@@ -85,7 +85,8 @@ RETURN = r"""
 ansible_facts:
   description:
     - C(worker) has C(packages), name -> version of what is installed; C(apt_lists) with C(age) in seconds and
-      C(filled); C(accounts), name -> C(uid), C(gid), C(home), C(shell), C(comment), C(groups); C(groups), name ->
+      C(filled); C(dpkg_interrupted), whether dpkg is at work or was cut short, when apt installs nothing before
+      C(dpkg --configure -a); C(accounts), name -> C(uid), C(gid), C(home), C(shell), C(comment), C(groups); C(groups), name ->
       members; C(unlisted), which of C(accounts) and C(groups) a directory service may have more of; C(units), name ->
       C(active), C(enabled), where C(active) is skipped for an enabled unit whose conditions systemd found unmet;
       C(behind), which of O(settings) were written after systemd read the unit, or after the service was started;
@@ -103,6 +104,8 @@ ansible_facts:
 
 #: Where apt puts the lists of packages.
 LISTS = "/var/lib/apt/lists"
+#: Where dpkg writes down what it is about to change, and not yet in its list of packages.
+UPDATES = "/var/lib/dpkg/updates"
 
 
 def output(*command: str) -> str:
@@ -256,6 +259,14 @@ def apt_lists(directory: str) -> dict[str, Any]:
     }
 
 
+def dpkg_interrupted(directory: str) -> bool:
+    """Return whether dpkg has left a change half done, by what apt goes by: files whose names are numbers."""
+    try:
+        return any(name.isdigit() for name in os.listdir(directory))
+    except OSError:
+        return False
+
+
 def contents(patterns: list[str]) -> dict[str, bytes]:
     """Given shell patterns, return path -> content of the files that match."""
     found = {}
@@ -355,6 +366,7 @@ def main() -> None:
     facts["worker"] = {
         "packages": packages(output("dpkg-query", "-W", "-f", "${db:Status-Status}\t${Package}\t${Version}\n")),
         "apt_lists": apt_lists(LISTS),
+        "dpkg_interrupted": dpkg_interrupted(UPDATES),
         "accounts": accounts,
         "groups": groups,
         "unlisted": unlisted(text("/etc/nsswitch.conf")),
