@@ -85,15 +85,15 @@ RETURN = r"""
 ansible_facts:
   description:
     - C(worker) has C(packages), name -> version of what is installed; C(apt_lists) with C(age) in seconds and
-      C(filled); C(dpkg_interrupted), whether dpkg is at work or was cut short, when apt installs nothing before
-      C(dpkg --configure -a); C(accounts), name -> C(uid), C(gid), C(home), C(shell), C(comment), C(groups); C(groups), name ->
+      C(filled); C(dpkg_interrupted), whether dpkg is at work or was cut short, when apt installs nothing before C(dpkg
+      --configure -a); C(accounts), name -> C(uid), C(gid), C(home), C(shell), C(comment), C(groups); C(groups), name ->
       members; C(unlisted), which of C(accounts) and C(groups) a directory service may have more of; C(units), name ->
       C(active), C(enabled), where C(active) is skipped for an enabled unit whose conditions systemd found unmet;
       C(behind), which of O(settings) were written after systemd read the unit, or after the service was started;
-      C(hugepages), the kernel's choice of transparent hugepages; C(mounts), a list of C(source),
-      C(target), C(fstype), C(options); C(filesystems), those that the kernel knows by now; C(programs), path -> first
-      line of what C(--version) says, without those that do not run; C(signing_keys), path -> fingerprints of the
-      primary keys in it; C(mentions), word -> files that have it.
+      C(hugepages), the kernel's choice of transparent hugepages; C(mounts), a list of C(source), C(target), C(fstype),
+      C(options); C(filesystems), those that the kernel knows by now; C(programs), path -> first line of what
+      C(--version) says, without those that do not run; C(signing_keys), path -> fingerprints of the primary keys in it;
+      C(mentions), word -> files that have it.
     - C(files) in it is path -> C(state), which is C(file), C(directory), C(link) or C(other); C(owner), C(group),
       C(mode); of a link C(target); of a file C(digest), its SHA-256 in hexadecimal digits, and C(block), that of what
       stands between the marks of M(managed_files), empty where nothing is marked. Where nothing is, a path without
