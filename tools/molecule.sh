@@ -6,7 +6,7 @@
 #     tools/molecule.sh test                 every scenario of molecule/, site last: it has the nodes made anew
 #     tools/molecule.sh test -s base         one
 #     tools/molecule.sh converge -s base     any other command of Molecule
-#     MOLECULE_RELEASE=debian13 tools/molecule.sh test -s base
+#     MOLECULE_RELEASE=debian13 tools/molecule.sh test -s base     one release; ubuntu2004 too, where nothing needs JAX
 #
 # Uses the lab instance TPU_OPS_LAB (`molecule` when unset). After `test`, an instance that this script had to bring up is
 # taken down; one that was up before stays, and so does everything after any other command: tools/molecule.sh down.
@@ -38,10 +38,18 @@ while [ "$command" = test ] && [ $# -gt 0 ]; do
         shift
     fi
 done
+every=(molecule/*/molecule.yml)
+every=("${every[@]#molecule/}")
+every=("${every[@]%/molecule.yml}")
+for scenario in "${scenarios[@]}"; do
+    [ -e "molecule/$scenario/molecule.yml" ] || {
+        echo "there is no scenario $scenario; there are: ${every[*]}" >&2
+        exit 1
+    }
+done
 if [ "${#scenarios[@]}" -eq 0 ]; then
-    for scenario in molecule/*/molecule.yml; do
-        name=$(basename "$(dirname "$scenario")")
-        [ "$name" = site ] || scenarios+=("$name")
+    for scenario in "${every[@]}"; do
+        [ "$scenario" = site ] || scenarios+=("$scenario")
     done
     scenarios+=(site)
 fi
@@ -94,7 +102,7 @@ if [ "$command" != test ]; then
     exec "${molecule[@]}" "$command" --no-command-borders "$@"
 fi
 # Else Molecule remembers that it has prepared workers that are gone.
-"${molecule[@]}" reset "${scenarios[@]/#/-s}" >/dev/null 2>&1
+said=$("${molecule[@]}" reset "${scenarios[@]/#/-s}" 2>&1) || { printf '%s\n' "$said" >&2; exit 1; }
 # One after the other, since Molecule ends at the first that fails.
 failed=()
 for scenario in "${scenarios[@]}"; do

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tpu_ops.errors import UsageError
+from tpu_ops.lab.api.catalogue import RUNTIME_VERSIONS
 from tpu_ops.lab.engine import Engine
 from tpu_ops.lab.image import bootstrap, build, ca, releases, sources
 from tpu_ops.lab.image.sources import Source
@@ -134,11 +135,18 @@ def test_apt_proxies_go_along_unless_a_container_could_not_reach_them() -> None:
         ("tpu-vm-base", "ubuntu:20.04"),
         ("tpu-vm-tf-2.12.0", "ubuntu:20.04"),
         ("lab-debian13", "debian:13"),
+        ("lab-ubuntu2004", "ubuntu:20.04"),
         ("lab-ubuntu2404", "ubuntu:24.04"),
     ],
 )
 def test_a_runtime_version_asks_for_its_own_release(runtime: str, reference: str) -> None:
     assert releases.of_runtime(runtime).reference.endswith(f"/{reference}")
+
+
+def test_the_lab_offers_every_release_that_it_knows_as_a_runtime_version() -> None:
+    known = {releases.of_runtime(runtime) for runtime in RUNTIME_VERSIONS}
+    assert {name for name in RUNTIME_VERSIONS if name.startswith("lab-")} == set(releases.EXACT)
+    assert set(releases.EXACT.values()) == known
 
 
 def test_only_root_calls_mmdebstrap_without_sudo() -> None:

@@ -277,6 +277,25 @@ def test_a_kernel_without_hugepages_is_reported_and_no_failure(run: Run, tmp_pat
         assert "transparent hugepages stay unknown" in str(result["warnings"])
 
 
+@pytest.mark.parametrize(
+    ("interrupted", "skip_done", "runs"), [(True, True, True), (False, True, False), (False, False, True)]
+)
+def test_dpkg_completes_its_work_before_the_first_installation_also_by_the_tags_of_other_roles(
+    interrupted: bool, skip_done: bool, runs: bool
+) -> None:
+    tasks = DataLoader().load_from_file(
+        str(Path(__file__).parents[2] / "roles/base/tasks/install.yml"), trusted_as_template=True
+    )
+    before, first = (
+        next(at for at, task in enumerate(tasks) if f"ansible.builtin.{module}" in task)
+        for module in ("command", "apt")
+    )
+    assert before < first
+    assert tasks[before]["tags"] == tasks[first]["tags"]
+    variables = {"ansible_facts": {"worker": {"dpkg_interrupted": interrupted, "skip_done": skip_done}}}
+    assert Templar(DataLoader(), variables).evaluate_conditional(tasks[before]["when"]) is runs
+
+
 @pytest.mark.parametrize(("known", "refreshed"), [({}, False), ({"changed": False}, False), ({"changed": True}, True)])
 def test_package_lists_are_refreshed_with_mirrors_that_changed_and_a_tag_may_leave_the_mirrors_out(
     known: dict[str, bool], refreshed: bool
@@ -318,6 +337,7 @@ def test_only_what_reads_a_changed_file_is_restarted(
 ) -> None:
     variables: dict[str, Any] = {
         "__base_written": {"changed_paths": [path]},
+        "__base_behind": [],
         "__base_clock": {"package": "systemd-timesyncd"},
         "__base_clock_unit": clock_unit,
         "base_time_sync": True,

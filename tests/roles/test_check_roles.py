@@ -6,7 +6,18 @@ from typing import Any
 import pytest
 import yaml
 
-from tools.check_roles import apt_faults, check, check_apt, order, overview, readme, role_faults, step_faults
+from tools.check_roles import (
+    ROOT,
+    apt_faults,
+    check,
+    check_apt,
+    load,
+    order,
+    overview,
+    readme,
+    role_faults,
+    step_faults,
+)
 
 GOOD: dict[str, Any] = {
     "short_description": "Things",
@@ -121,6 +132,13 @@ def test_the_overview_lists_roles_in_the_order_in_which_they_run() -> None:
     assert [row.split("]")[0] for row in rows] == ["| [facts", "| [things", "| [base", "| [alone"]
     assert rows[2] == "| [base](../roles/base/README.md) | About base | [base](../molecule/base/) |"
     assert rows[1].endswith("| [site](../molecule/site/) |")
+
+
+def test_disks_and_exports_are_mounted_before_anything_is_placed_on_them() -> None:
+    """A directory that is not empty is no mount point: an environment below one would keep its disk out for good."""
+    names = order(load(ROOT / "playbooks" / "site.yml"))
+    placed = [names.index(name) for name in ("python", "jax", "workspace")]
+    assert names.index("users") < names.index("disks") < names.index("nfs") < min(placed)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import fnmatch
 import hashlib
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from ansible.module_utils.facts.system.distribution import Distribution
 from playbooks.filter_plugins import slices
 from roles.base.filter_plugins.base import CLOCKS
 from roles.facts.library import worker_facts
+from roles.facts.module_utils import unit_settings
+from roles.facts.module_utils.mount_points import UNITS
 from roles.nfs.filter_plugins.nfs_plan import SERVICES
 
 Run = Callable[..., dict[str, Any]]
@@ -103,6 +106,15 @@ def test_package_lists_have_an_age_and_may_be_empty(
     assert (found["filled"], found["age"] < 60) == (filled, fresh)
 
 
+@pytest.mark.parametrize(("names", "interrupted"), [([], False), (["tmp.i"], False), (["0000", "tmp.i"], True)])
+def test_dpkg_was_cut_short_where_apt_says_so(tmp_path: Path, names: list[str], interrupted: bool) -> None:
+    """By the files that apt looks for (apt-pkg/deb/debsystem.cc, CheckUpdates)."""
+    for name in names:
+        (tmp_path / name).touch()
+    assert worker_facts.dpkg_interrupted(str(tmp_path)) is interrupted
+    assert worker_facts.dpkg_interrupted(str(tmp_path / "none")) is False
+
+
 def test_programs_say_their_versions_and_those_that_do_not_run_are_left_out(run: Run, tmp_path: Path) -> None:
     (tmp_path / "uv").write_text("#!/bin/sh\necho uv 1.2\necho more\n")
     (tmp_path / "uv").chmod(0o755)
@@ -152,6 +164,63 @@ ConditionResult=yes
 ConditionTimestamp=Sat 2026-11-21 12:00:00 UTC
 """
     assert worker_facts.refused(shown) == ["a.service"]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    """Return a file of a service's settings, written ten seconds ago in a directory that is older."""
+    path = tmp_path / "journald.conf.d" / "zz-tpu_ops.conf"
+    path.parent.mkdir()
+    path.touch()
+    for place, ago in ((path, 10), (path.parent, 20)):
+        os.utime(place, (time.time() - ago,) * 2)
+    return path
+
+
+def shown(*, started: float, active: str = "active", reload: str = "no") -> str:
+    """Return what systemctl says of a service that was started some seconds ago, and of another unit."""
+    moment = int((time.monotonic() - started) * 1e6)
+    return f"""NeedDaemonReload={reload}
+ExecMainStartTimestampMonotonic={moment}
+Id=journald.service
+ActiveState={active}
+
+NeedDaemonReload=no
+Id=other.timer
+ActiveState=active
+"""
+
+
+@pytest.mark.parametrize(
+    ("started", "active", "late"), [(15, "active", True), (5, "active", False), (15, "inactive", False)]
+)
+def test_a_service_that_was_started_before_its_settings_were_written_is_behind(
+    settings: Path, started: float, active: str, late: bool
+) -> None:
+    units = {"journald.service": str(settings), "other.timer": f"{UNITS}/other.timer.d/tpu_ops.conf"}
+    assert unit_settings.behind(units, shown(started=started, active=active)) == ["journald.service"] * late
+
+
+def test_settings_that_were_removed_after_the_start_or_are_of_a_time_to_come(settings: Path) -> None:
+    units = {"journald.service": str(settings), "other.timer": ""}
+    os.utime(settings, (time.time() + 3600,) * 2)
+    assert unit_settings.behind(units, shown(started=15)) == []
+    settings.unlink()
+    assert unit_settings.behind(units, shown(started=15)) == ["journald.service"]
+    settings.parent.rmdir()
+    assert unit_settings.behind(units, shown(started=15)) == []
+
+
+def test_a_unit_whose_part_systemd_has_not_read_is_behind() -> None:
+    units = {"journald.service": f"{UNITS}/journald.service.d/tpu_ops.conf", "other.timer": ""}
+    assert unit_settings.behind(units, shown(started=15, reload="yes")) == ["journald.service"]
+    assert unit_settings.behind(units, shown(started=15)) == []
+
+
+def test_the_settings_that_are_looked_at_are_those_that_roles_write() -> None:
+    settings = yaml.safe_load((ROLES / "facts" / "defaults" / "main.yml").read_text())["facts_settings"]
+    kept = "".join(path.read_text() for path in ROLES.glob("*/vars/main.yml"))
+    assert [path for path in settings.values() if f"path: {path}\n" not in kept] == []
 
 
 @pytest.mark.parametrize(

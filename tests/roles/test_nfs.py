@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from roles.facts.module_utils import mount_points
 from roles.facts.module_utils.mount_points import Mounted, Refusal
@@ -260,7 +262,17 @@ def test_traces_are_what_was_enabled_or_written_by_hand() -> None:
         "proc-sys-fs-binfmt_misc.automount": {"enabled": "static", "active": "active"},
         "mnt-share.automount": {"enabled": "disabled", "active": "inactive"},
     }
-    assert nfs_plan.nfs_traces(units) == ["mnt-share.automount", "nfs-server.service"]
+    assert nfs_plan.nfs_traces({"units": units, "files": {}}) == ["mnt-share.automount", "nfs-server.service"]
+
+
+@pytest.mark.parametrize(("kind", "service"), nfs_plan.SERVICES.items())
+def test_a_server_that_is_not_enabled_is_known_by_the_file_that_is_removed_last(kind: str, service: str) -> None:
+    """As a run leaves it that dies between disabling the server and removing its files."""
+    (path,) = (entry["path"] for entry in plan("pod-w0", kind=kind)["files"] if entry["takes"] == "units")
+    units = {service: {"enabled": "disabled", "active": "active"}}
+    assert nfs_plan.nfs_traces({"units": units, "files": {path: {"state": "file"}}}) == [service]
+    looked_at = yaml.safe_load((Path(__file__).parents[2] / "roles/facts/defaults/main.yml").read_text())["facts_files"]
+    assert any(fnmatch.fnmatch(path, pattern) for pattern in looked_at)
 
 
 @pytest.mark.parametrize(

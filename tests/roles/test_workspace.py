@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -387,6 +388,36 @@ def test_a_clone_with_the_last_copy_of_a_file_is_not_removed(
     ]
     assert not clone.exists()
     assert bring(state="absent")["changed"] is False
+
+
+def test_a_removal_that_was_cut_short_is_finished(
+    bring: Bring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends in the midst of the first removal, with git's own directory half gone."""
+    bring()
+    clone, gone = tmp_path / "work/vision", tmp_path / "work/vision.tpu_ops-gone"
+    remove = shutil.rmtree
+
+    def dies(path: str) -> None:
+        remove(Path(path) / ".git" / "refs")
+        (Path(path) / "a.txt").unlink()
+        raise OSError(path, "the run was killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", dies)
+        assert "the run was killed" in bring(state="absent")["msg"]
+    assert bring(state="absent", check=True)["actions"][0] == f"vision: remove {gone}"
+    assert bring(state="absent")["actions"][0] == f"vision: remove {gone}"
+    assert not clone.exists()
+    assert not gone.exists()
+    assert bring(state="absent")["changed"] is False
+
+
+def test_a_clone_that_comes_back_takes_what_was_left_of_its_removal(bring: Bring, tmp_path: Path) -> None:
+    leftover = tmp_path / "work" / "vision.tpu_ops-gone"
+    (leftover / ".git").mkdir(parents=True)
+    bring()
+    assert not leftover.exists()
 
 
 def work(git: Git, tmp_path: Path, *commands: str) -> None:

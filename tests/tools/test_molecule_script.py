@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+Script = Callable[..., subprocess.CompletedProcess[str]]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,6 +20,36 @@ LAB = """#!/bin/sh
 if [ "$1 $2" = "lab env" ]; then echo "export ANSIBLE_INVENTORY=a,b"; fi
 if [ "$1 $2" = "create molecule-{release}" ]; then echo "{said}" >&2; exit 1; fi
 """
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """Return a function that runs the script with programs that stand for the lab and for Molecule."""
+    for name in ("tools/molecule.sh", "docs/unproved.md"):
+        (tmp_path / name).parent.mkdir()
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "molecule" / "base").mkdir(parents=True)
+    (tmp_path / "molecule" / "base" / "molecule.yml").touch()
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+
+    def call(
+        *arguments: str, lab: str, molecule: str = "echo scenarios ran", only: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        (programs / "tpu_ops").write_text(lab)
+        (programs / "molecule").write_text(f"#!/bin/sh\n{molecule}\n")
+        for program in programs.iterdir():
+            program.chmod(0o755)
+        return subprocess.run(
+            [str(tmp_path / "tools" / "molecule.sh"), *arguments],
+            env={"PATH": "/usr/bin:/bin", "MOLECULE_RELEASE": only},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+
+    return call
 
 
 @pytest.mark.parametrize(
@@ -31,20 +64,19 @@ if [ "$1 $2" = "create molecule-{release}" ]; then echo "{said}" >&2; exit 1; fi
     ],
 )
 def test_a_release_is_left_out_only_where_it_is_written_down(
-    tmp_path: Path, release: str, said: str, only: str, answer: str | None
+    script: Script, release: str, said: str, only: str, answer: str | None
 ) -> None:
-    for name in ("tools/molecule.sh", "docs/unproved.md"):
-        (tmp_path / name).parent.mkdir()
-        shutil.copy(ROOT / name, tmp_path / name)
-    programs = tmp_path / ".venv" / "bin"
-    programs.mkdir(parents=True)
-    (programs / "tpu_ops").write_text(LAB.format(release=release, said=said.format(release)))
-    (programs / "molecule").write_text("#!/bin/sh\necho scenarios ran\n")
-    for program in programs.iterdir():
-        program.chmod(0o755)
-    environ = {"PATH": "/usr/bin:/bin", "MOLECULE_RELEASE": only}
-    command = [str(tmp_path / "tools" / "molecule.sh"), "converge"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=False)
+    done = script("converge", lab=LAB.format(release=release, said=said.format(release)), only=only)
     left_out = answer is not None and answer.startswith("left out")
     assert (done.returncode, "scenarios ran" in done.stdout) == ((0, True) if left_out else (1, False)), done.stderr
     assert (answer or said.format(release)) in (done.stdout if left_out else done.stderr)
+
+
+def test_a_misspelt_scenario_is_named_before_the_lab_is_asked_for_anything(script: Script) -> None:
+    done = script("test", "-s", "base", "-s", "bse", lab="#!/bin/sh\necho the lab was asked >&2\n")
+    assert (done.returncode, done.stderr) == (1, "there is no scenario bse; there are: base\n")
+
+
+def test_what_molecule_says_of_a_failure_is_shown(script: Script) -> None:
+    done = script("test", lab=LAB.format(release="none", said=""), molecule="echo no room; exit 1")
+    assert (done.returncode, done.stderr) == (1, "no room\n")

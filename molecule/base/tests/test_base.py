@@ -48,6 +48,11 @@ def upgrades(root: Host) -> Generator[Host]:
     root.check_output("systemctl daemon-reload")
 
 
+def test_what_dpkg_was_cut_short_in_is_complete(root: Host) -> None:
+    assert root.check_output("ls /var/lib/dpkg/updates; dpkg --audit") == ""
+    assert root.check_output("dpkg-query --show --showformat '${db:Status-Status}' sed") == "installed"
+
+
 def test_the_package_that_was_removed_is_back(host: Host) -> None:
     assert host.run("htop --version").rc == 0
 
@@ -58,6 +63,12 @@ def test_every_file_is_again_what_it_was_before_it_was_broken(root: Host) -> Non
     assert root.check_output(f"stat -c '%a %U %n' {listed}") == root.check_output("cat /srv/proof/modes")
     assert root.check_output("stat -c %a /etc/tpu_ops") == "755"
     assert not root.file("/etc/tmpfiles.d/tpu_ops-hugepages.conf").exists
+
+
+def test_the_journal_s_service_has_read_the_file_that_was_written_anew(root: Host) -> None:
+    written = root.check_output("stat -c %Y /etc/systemd/journald.conf.d/zz-tpu_ops.conf")
+    started = 'date +%s -d "$(systemctl show systemd-journald -p ExecMainStartTimestamp --value)"'
+    assert int(root.check_output(started)) >= int(written)
 
 
 def test_the_network_s_authority_is_trusted_beside_the_others(host: Host) -> None:

@@ -21,6 +21,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.file_entries import block_in
 from ansible.module_utils.mount_points import parse_mounts
 from ansible.module_utils.openpgp import fingerprints
+from ansible.module_utils.unit_settings import PROPERTIES, behind, blocks
 
 DOCUMENTATION = r"""
 module: worker_facts
@@ -56,6 +57,10 @@ options:
     type: list
     elements: str
     default: ["*"]
+  settings:
+    description: Units with the files of their settings, of which it is told whether they were taken up.
+    type: dict
+    default: {}
   skip_done:
     description:
       - Whether roles may skip what is done. If not, C(packages), C(programs), C(files), C(mentions), C(hugepages) are
@@ -80,13 +85,15 @@ RETURN = r"""
 ansible_facts:
   description:
     - C(worker) has C(packages), name -> version of what is installed; C(apt_lists) with C(age) in seconds and
-      C(filled); C(accounts), name -> C(uid), C(gid), C(home), C(shell), C(comment), C(groups); C(groups), name ->
+      C(filled); C(dpkg_interrupted), whether dpkg is at work or was cut short, when apt installs nothing before C(dpkg
+      --configure -a); C(accounts), name -> C(uid), C(gid), C(home), C(shell), C(comment), C(groups); C(groups), name ->
       members; C(unlisted), which of C(accounts) and C(groups) a directory service may have more of; C(units), name ->
       C(active), C(enabled), where C(active) is skipped for an enabled unit whose conditions systemd found unmet;
-      C(hugepages), the kernel's choice of transparent hugepages; C(mounts), a list of C(source),
-      C(target), C(fstype), C(options); C(filesystems), those that the kernel knows by now; C(programs), path -> first
-      line of what C(--version) says, without those that do not run; C(signing_keys), path -> fingerprints of the
-      primary keys in it; C(mentions), word -> files that have it.
+      C(behind), which of O(settings) were written after systemd read the unit, or after the service was started;
+      C(hugepages), the kernel's choice of transparent hugepages; C(mounts), a list of C(source), C(target), C(fstype),
+      C(options); C(filesystems), those that the kernel knows by now; C(programs), path -> first line of what
+      C(--version) says, without those that do not run; C(signing_keys), path -> fingerprints of the primary keys in it;
+      C(mentions), word -> files that have it.
     - C(files) in it is path -> C(state), which is C(file), C(directory), C(link) or C(other); C(owner), C(group),
       C(mode); of a link C(target); of a file C(digest), its SHA-256 in hexadecimal digits, and C(block), that of what
       stands between the marks of M(managed_files), empty where nothing is marked. Where nothing is, a path without
@@ -97,6 +104,8 @@ ansible_facts:
 
 #: Where apt puts the lists of packages.
 LISTS = "/var/lib/apt/lists"
+#: Where dpkg writes down what it is about to change, and not yet in its list of packages.
+UPDATES = "/var/lib/dpkg/updates"
 
 
 def output(*command: str) -> str:
@@ -164,8 +173,11 @@ def units(files: str, loaded: str) -> dict[str, dict[str, str]]:
 
 def refused(shown: str) -> list[str]:
     """Given systemctl show's blocks of Id and ConditionResult, return the units whose conditions the host fails."""
-    blocks = (dict(line.partition("=")[::2] for line in block.splitlines()) for block in shown.split("\n\n"))
-    return [block["Id"] for block in blocks if block.get("ConditionResult") == "no" and block.get("ConditionTimestamp")]
+    return [
+        block["Id"]
+        for block in blocks(shown)
+        if block.get("ConditionResult") == "no" and block.get("ConditionTimestamp")
+    ]
 
 
 def unit_states(kinds: str, patterns: list[str]) -> dict[str, dict[str, str]]:
@@ -247,6 +259,14 @@ def apt_lists(directory: str) -> dict[str, Any]:
     }
 
 
+def dpkg_interrupted(directory: str) -> bool:
+    """Return whether dpkg has left a change half done, by what apt goes by: files whose names are numbers."""
+    try:
+        return any(name.isdigit() for name in os.listdir(directory))
+    except OSError:
+        return False
+
+
 def contents(patterns: list[str]) -> dict[str, bytes]:
     """Given shell patterns, return path -> content of the files that match."""
     found = {}
@@ -323,10 +343,12 @@ def main() -> None:
             "signing_keys": {"type": "list", "elements": "path", "default": []},
             "mentions": {"type": "dict", "default": {}},
             "units": {"type": "list", "elements": "str", "default": ["*"]},
+            "settings": {"type": "dict", "default": {}},
             "skip_done": {"type": "bool", "default": True},
         },
         supports_check_mode=True,
     )
+    settings = module.params["settings"]
     versions = {path: output(path, "--version").partition("\n")[0].strip() for path in module.params["programs"]}
     keys = {path: fingerprints(data) for path, data in contents(module.params["signing_keys"]).items()}
     accounts, groups = people()
@@ -344,10 +366,14 @@ def main() -> None:
     facts["worker"] = {
         "packages": packages(output("dpkg-query", "-W", "-f", "${db:Status-Status}\t${Package}\t${Version}\n")),
         "apt_lists": apt_lists(LISTS),
+        "dpkg_interrupted": dpkg_interrupted(UPDATES),
         "accounts": accounts,
         "groups": groups,
         "unlisted": unlisted(text("/etc/nsswitch.conf")),
         "units": unit_states("--type=service,socket,timer,mount,automount,path", module.params["units"]),
+        "behind": behind(
+            settings, output("systemctl", "show", "--no-pager", PROPERTIES, "--", *settings) if settings else ""
+        ),
         "hugepages": hugepages(text("/sys/kernel/mm/transparent_hugepage/enabled")),
         "mounts": mounts(text("/proc/self/mountinfo")),
         "filesystems": sorted(line.split()[-1] for line in text("/proc/filesystems").splitlines() if line.strip()),

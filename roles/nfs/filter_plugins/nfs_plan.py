@@ -83,6 +83,11 @@ def kernel_exports(exports: list[Entry]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def drop_in(service: str) -> str:
+    """Return the role's part of a service's unit."""
+    return f"/etc/systemd/system/{service}.d/tpu_ops.conf"
+
+
 def server_files(exports: list[Entry], nfs: Entry) -> list[Entry]:
     """Return the files of a server, and what takes them up: the service restarted, reloaded, or systemd reloaded."""
     paths = " ".join(export["path"] for export in exports)
@@ -101,7 +106,7 @@ def server_files(exports: list[Entry], nfs: Entry) -> list[Entry]:
         ]
     # Nothing is served, and nothing written, in a mount point whose disk is missing.
     unit = f"{HEADER}\n[Unit]\nRequiresMountsFor={paths}\n"
-    return [*files, {"path": f"/etc/systemd/system/{SERVICES[kind]}.d/tpu_ops.conf", "content": unit, "takes": "units"}]
+    return [*files, {"path": drop_in(SERVICES[kind]), "content": unit, "takes": "units"}]
 
 
 def mount_units(mount: Entry, nfs: Entry) -> Entry:
@@ -154,9 +159,15 @@ def nfs_plan(here: Entry, nfs: Entry) -> Entry:
     }
 
 
-def nfs_traces(units: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Given the worker's units, return those that the role, or somebody else, has left of NFS."""
-    servers = [name for name in SERVICES.values() if units.get(name, {}).get("enabled") == "enabled"]
+def nfs_traces(worker: Mapping[str, Mapping[str, Mapping[str, str]]]) -> list[str]:
+    """Given the worker's state, return the units that the role, or somebody else, has left of NFS."""
+    units, files = worker["units"], worker["files"]
+    # The role's part of a server's unit is what it removes last of a server, also of one that nobody enabled.
+    servers = [
+        name
+        for name in SERVICES.values()
+        if units.get(name, {}).get("enabled") == "enabled" or files.get(drop_in(name))
+    ]
     # What systemd ships itself is static.
     mounts = [
         name

@@ -106,10 +106,20 @@ actions:
 
 Project = Dict[str, Any]
 
+#: What a clone that is being removed is called behind its name.
+GONE = ".tpu_ops-gone"
+
 
 def is_free(path: str) -> bool:
     """Return whether nothing, or an empty directory, stands in a path."""
     return not os.path.lexists(path) or (os.path.isdir(path) and not os.listdir(path))
+
+
+def clear(*leftovers: str) -> None:
+    """Delete what an interrupted run has left."""
+    for path in leftovers:
+        if os.path.lexists(path):
+            shutil.rmtree(path)
 
 
 class Workspace:
@@ -122,6 +132,7 @@ class Workspace:
         self.account = account
         self.path: str = project["path"]
         self.new = self.path + ".tpu_ops-new"
+        self.gone = self.path + GONE
         self.timeout: int = module.params["timeout"]
         self.environment = Environment(
             project["environment"], module.params["uv"], module.params["pinned_packages"], self.timeout
@@ -192,8 +203,7 @@ class Workspace:
     def make_place(self) -> None:
         """Make the directory that the clone is made in, owned by the owner; leftovers of an interrupted run go."""
         os.makedirs(os.path.dirname(self.path), mode=0o755, exist_ok=True)
-        if os.path.lexists(self.new):
-            shutil.rmtree(self.new)
+        clear(self.new, self.gone)
         os.mkdir(self.new, 0o755)
         os.chown(self.new, self.account.pw_uid, self.account.pw_gid)
 
@@ -269,21 +279,28 @@ class Workspace:
         Raises:
             PersonFault: Something in it is nowhere else.
         """
-        there = self.as_keeper(lambda: os.path.lexists(self.path))
+        leaving = self.as_keeper(lambda: [path for path in (self.path, self.gone) if os.path.lexists(path)])
+        there = self.path in leaving
         if there and self.check and shutil.which("git") is None:
             self.module.warn("%s: git is not there yet to look into %s" % (self.project["name"], self.path))
         elif there:
             self.as_owner(lambda: self.clone(self.path).must_be_empty_of_work())
-        if there:
-            self.actions.append("remove %s" % self.path)
+        self.actions += ["remove %s" % path for path in leaving]
         names = self.as_owner(lambda: self.environment.below(self.path))
         if names:
             self.actions.append("uninstall %s from %s" % (", ".join(names), self.environment.path))
         if not self.check:
             if names:
                 self.as_owner(lambda: self.environment.remove(names))
-            if there:
-                self.as_keeper(lambda: shutil.rmtree(self.path))
+            if leaving:
+                self.as_keeper(lambda: self.delete(there=there))
+
+    def delete(self, *, there: bool) -> None:
+        """Delete the clone under another name: half of one would be taken for one with changed files."""
+        clear(self.gone)
+        if there:
+            os.rename(self.path, self.gone)
+            clear(self.gone)
 
 
 def keep_safe(paths: list[str], gone: list[str], system: str, *, check: bool) -> list[str]:
@@ -310,8 +327,9 @@ def keep_safe(paths: list[str], gone: list[str], system: str, *, check: bool) ->
 def account_of(project: Project) -> pwd.struct_passwd | None:
     """Return the owner's account; of a project to be removed the one that its clone belongs to."""
     try:
-        if project["state"] == "absent" and os.path.lexists(project["path"]):
-            return pwd.getpwuid(os.lstat(project["path"]).st_uid)
+        for path in (project["path"], project["path"] + GONE):
+            if project["state"] == "absent" and os.path.lexists(path):
+                return pwd.getpwuid(os.lstat(path).st_uid)
         return pwd.getpwnam(project["owner"])
     except KeyError:
         return None

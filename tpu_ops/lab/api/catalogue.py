@@ -39,6 +39,7 @@ ZONES: dict[str, tuple[str, ...]] = {
 RUNTIME_VERSIONS = (
     "lab-debian12",
     "lab-debian13",
+    "lab-ubuntu2004",
     "lab-ubuntu2204",
     "lab-ubuntu2404",
     "tpu-ubuntu2204-base",

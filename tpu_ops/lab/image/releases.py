@@ -34,6 +34,7 @@ JAMMY = Release("ubuntu", "22.04", "jammy")
 EXACT = {
     "lab-debian12": Release("debian", "12", "bookworm"),
     "lab-debian13": Release("debian", "13", "trixie"),
+    "lab-ubuntu2004": FOCAL,
     "lab-ubuntu2204": JAMMY,
     "lab-ubuntu2404": Release("ubuntu", "24.04", "noble"),
 }

@@ -1,0 +1,48 @@
+"""Whether units have taken up the files of their settings; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from ansible.module_utils.mount_points import UNITS
+
+#: What systemctl show is asked for.
+PROPERTIES = "--property=Id,ActiveState,ExecMainStartTimestampMonotonic,NeedDaemonReload"
+
+
+def blocks(shown: str) -> list[dict[str, str]]:
+    """Given what systemctl show prints of several units, return the properties of each."""
+    return [
+        dict(line.partition("=")[::2] for line in block.splitlines()) for block in shown.split("\n\n") if block.strip()
+    ]
+
+
+def written(path: str) -> float:
+    """Return when a file was written, or removed from its directory; 0 where it was never there.
+
+    A time to come tells that the clock was set back; nothing can be said then.
+    """
+    for place in (path, os.path.dirname(path)):
+        with contextlib.suppress(OSError):
+            moment = os.stat(place).st_mtime
+            return moment if moment <= time.time() else 0.0
+    return 0.0
+
+
+def behind(settings: dict[str, str], shown: str) -> list[str]:
+    """Given units with the files of their settings and what systemctl show prints, return those that lack them.
+
+    A part of a unit counts once systemd has read it, another file once its service has been started.
+    """
+    found, boot = [], time.time() - time.monotonic()
+    for block in blocks(shown):
+        path = settings.get(block["Id"], "")
+        if path.startswith(UNITS + "/"):
+            late = block["NeedDaemonReload"] == "yes"
+        else:
+            started = int(block.get("ExecMainStartTimestampMonotonic") or 0) / 1e6 + boot
+            late = block["ActiveState"] == "active" and started < written(path)
+        found += [block["Id"]] * late
+    return found
