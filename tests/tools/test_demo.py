@@ -19,8 +19,7 @@ def test_the_demo_takes_its_own_plain_fleet_in_whatever_shell_it_is_started():
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "ANSIBLE_FORCE_COLOR": "false",
     }
-    file = config.find_fleet(None, found, ROOT) / config.FLEET_FILE
-    assert config.read_file(file) == {"plugin": "tpu_vm"}
+    assert config.read_file(config.find_file(None, found, ROOT)) == {"plugin": "tpu_vm"}
 
 
 def test_the_demo_s_fleet_has_what_its_training_imports():

@@ -125,7 +125,7 @@ def rehearse(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Non
         HostError: A variable is not as it has to be.
         UsageError: Ansible did not begin.
     """
-    project = playbook.project_of(settings.path)
+    project = playbook.project_of(settings.path, settings.file)
     file = project.playbook("site")
     nodes = dict.fromkeys(worker.node.full_name for worker in workers)
     groups = hostvars.groups(fleet.listed)

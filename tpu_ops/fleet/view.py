@@ -157,5 +157,6 @@ def of(settings: Settings, snapshot: Snapshot, stored: Stored | None = None) -> 
     """
     nodes, workers, labels = selection.of(settings, snapshot.nodes)
     doubts = selection.doubts(settings, snapshot.nodes, stored.snapshot.nodes if stored else ())
-    asked = (snapshot.asked_at, (*snapshot.warnings, *doubts), snapshot.source, snapshot.warnings)
-    return Fleet(settings, nodes, tuple(workers), snapshot.nodes, labels, *asked)
+    asked = (snapshot.asked_at, (*snapshot.warnings, *doubts), snapshot.source)
+    found = (nodes, tuple(workers), snapshot.nodes, labels)
+    return Fleet(settings, *found, *asked, unlisted=snapshot.warnings)
