@@ -320,7 +320,7 @@ async def test_who_stops_a_run_again_is_told_the_grace_that_counts(
 
     fanout: Any = Slow(pod_w0=ENDED)
     fanout.limits = []
-    await stop.end(fanout, control.RunRef("r1", ("pod-w0",)))
+    await asyncio.wait_for(stop.end(fanout, control.RunRef("r1", ("pod-w0",))), 10)
     assert capsys.readouterr().err == "run r1: asked 1 rank to end; SIGKILL after 600 s, as an earlier stop asked\n"
 
 

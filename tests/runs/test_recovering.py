@@ -352,6 +352,14 @@ def test_an_attempt_is_followed_by_the_names_that_its_workers_have_now(
     records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",)))
     world: Any = World(DONE)
     world.called = "pod.us-central2-b"
+    status, times = world.status, iter(range(50))
+
+    def asked_again(host: str) -> Reply:
+        assert next(times, None) is not None, "asked for ever"
+        reply: Reply = status(host)
+        return reply
+
+    monkeypatch.setattr(world, "status", asked_again)
     monkeypatch.setattr("tpu_ops.cli.recovering.contact.fanout", lambda _: world)
     monkeypatch.setattr("tpu_ops.fleet.view.current", lambda _: SimpleNamespace(workers=world.workers))
     fleets: list[str] = []
