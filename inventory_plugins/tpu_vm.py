@@ -30,7 +30,8 @@ notes:
   - A worker without an address is listed, with a warning, and cannot be reached.
   - With O(cache) on, the newest answer that is no older than O(cache_timeout) is used, be it the cached one or the
     snapshot that C(tpu_ops refresh) and the other commands write; with this snapshot, C(cache=true) needs no cache
-    plugin besides the default one. C(--flush-cache) and C(meta=refresh_inventory) ask the API and write both.
+    plugin besides the default one. C(--flush-cache) and C(meta=refresh_inventory) ask the API and write both. What
+    could not be listed is a warning each time such an answer is used; with O(strict_permissions) it is not used.
 options:
   plugin:
     description: Marks the file as this plugin's.
