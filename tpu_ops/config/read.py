@@ -81,7 +81,7 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
     snapshot = options.text("snapshot", "TPU_OPS_SNAPSHOT").value
     # `api` stays as it is written: unlike nothing, it is the API whatever source is remembered.
     published = snapshot not in ("", "api")
-    key, *more_keys = _private_keys(options) or [None]
+    keys = _private_keys(options)
     return Settings(
         path=origin if in_fleet else file.parent,
         file=file,
@@ -92,8 +92,8 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         states=options.choices("states", STATES, ("READY",)),
         connect_with=options.choices("connect_with", ("external", "internal"), ("external", "internal")),
         user=_user(options),
-        private_key=key,
-        more_keys=tuple(more_keys),
+        private_key=keys[0] if keys else None,
+        more_keys=tuple(keys[1:]),
         auth=_auth(options, needed=not (endpoint or published)),
         strict_permissions=options.flag("strict_permissions", default=False),
         snapshot=snapshot,
