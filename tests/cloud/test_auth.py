@@ -151,27 +151,6 @@ def test_a_key_file_that_cannot_be_read_is_named(tmp_path):
     assert "GCP_SERVICE_ACCOUNT_FILE" in caught.value.fix
 
 
-def test_the_name_tells_apart_what_may_see_other_nodes_and_tells_no_secret(tmp_path, monkeypatch):
-    file = tmp_path / "key.json"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-    names = [
-        Auth().name,
-        Auth("serviceaccount", file).name,
-        *(Auth("serviceaccount", None, text).name for text in ('{"a": 1}', '{"b": 1}', "\udcff")),
-        Auth("accesstoken", access_token="the-token").name,
-    ]
-    for path in ("/a.json", file.name, "\udcff"):
-        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", path)
-        names.append(Auth().name)
-        assert Auth("serviceaccount", file).name == names[1]
-    assert (names[0], names[1], names[5]) == ("application", f"serviceaccount {file}", "accesstoken")
-    assert names[6:8] == ["application /a.json", f"application {file}"]
-    assert (len(set(names)), [name for name in names if not name.isprintable() or '"' in name]) == (9, [])
-    # Another one every hour is no other asker.
-    assert Auth("accesstoken", access_token="another").name == names[5]
-
-
 def test_the_printed_form_has_no_secrets():
     text = repr(Auth("accesstoken", None, "the-key", "the-token"))
     assert "accesstoken" in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass, field
@@ -35,23 +34,8 @@ class Auth:
 
     @property
     def name(self) -> str:
-        """The kind and which key: what tells credentials apart without telling a secret.
-
-        Access tokens have one name, being others every hour, and so has whoever is logged in by gcloud.
-        """
-        key = ""
-        if self.kind == "application" and _named_file():
-            key = str(Path(_named_file()).absolute())
-        elif self.kind == "serviceaccount" and self.service_account_contents:
-            key = hashlib.sha256(self.service_account_contents.encode(errors="replace")).hexdigest()[:16]
-        elif self.kind == "serviceaccount":
-            key = str(self.service_account_file or "")
-        # Written as UTF-8, which an environment need not be.
-        return f"{self.kind} {key}".strip().encode(errors="backslashreplace").decode()
-
-
-def _named_file() -> str:
-    return os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
+        """The kind and, where one is named, the key file: what tells credentials apart without telling a secret."""
+        return f"{self.kind} {self.service_account_file}" if self.service_account_file else self.kind
 
 
 def credentials(auth: Auth) -> Any:
@@ -83,7 +67,7 @@ def _application_default() -> Any:
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
         # How google-auth fails at JSON of another form than it expects; the cause may quote a secret.
         reason = "the file does not hold credentials"
-    named = _named_file()
+    named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
     raise CloudError(
         f"no credentials for Google Cloud: {reason}",
         where=f"{named} (from GOOGLE_APPLICATION_CREDENTIALS)" if named else "application default credentials",
