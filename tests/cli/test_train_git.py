@@ -175,7 +175,7 @@ def test_a_run_starts_in_the_project_and_its_later_attempts_have_the_same_commit
         asked.append((*given[-2:], check))
         return Outcome(data={"workspace": dict.fromkeys(HOSTS, AT)})
 
-    fleet: Any = SimpleNamespace(settings=SimpleNamespace(state_dir=tmp_path), workers=pod(2))
+    fleet: Any = SimpleNamespace(settings=SimpleNamespace(state_dir=tmp_path), workers=pod(2), listed=())
     monkeypatch.setattr("tpu_ops.cli.configure.converge", converge)
     monkeypatch.setattr("tpu_ops.fleet.contact.fanout", lambda _: Ready())
     monkeypatch.setattr("tpu_ops.fleet.view.current", lambda _: fleet)
@@ -220,7 +220,7 @@ def test_what_site_yml_would_refuse_ends_a_start_with_recovery(monkeypatch: pyte
     def refuse(*_: object) -> None:
         raise HostError("site.yml would fail there")
 
-    fleet: Any = SimpleNamespace(settings=None, workers=pod(2))
+    fleet: Any = SimpleNamespace(settings=None, workers=pod(2), listed=())
     monkeypatch.setattr("tpu_ops.cli.train.config.load", lambda _: None)
     monkeypatch.setattr("tpu_ops.fleet.contact.find", lambda *_: (fleet, fleet.workers))
     monkeypatch.setattr("tpu_ops.fleet.contact.serving", lambda *_: fleet)

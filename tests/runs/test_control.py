@@ -188,7 +188,9 @@ def renamed(tmp_path: Path, *, other: bool) -> Any:
     records.write(tmp_path, records.RunRecord("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",), since=5.0))
     others = pod(2, "pod" if not other else "pod.europe-west4-b", "2")
     return SimpleNamespace(
-        workers=(*others, *pod(2, "pod.us-central2-b", "1")), settings=SimpleNamespace(state_dir=tmp_path)
+        workers=(*others, *pod(2, "pod.us-central2-b", "1")),
+        listed=(),
+        settings=SimpleNamespace(state_dir=tmp_path),
     )
 
 
@@ -208,7 +210,7 @@ async def test_a_run_is_found_by_its_node_once_that_is_called_otherwise(tmp_path
 
 
 async def test_the_workers_of_a_node_that_was_made_anew_are_asked_by_the_names_they_had(tmp_path: Path) -> None:
-    anew = SimpleNamespace(workers=tuple(pod(2, node_id="9")), settings=SimpleNamespace(state_dir=tmp_path))
+    anew = SimpleNamespace(workers=tuple(pod(2, node_id="9")), listed=(), settings=SimpleNamespace(state_dir=tmp_path))
     records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",)))
     fanout: Any = Answers()
     found = await control.find(anew, fanout, "r1")  # type: ignore[arg-type]

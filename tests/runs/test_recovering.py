@@ -503,7 +503,7 @@ async def test_stop_ends_a_recovery_and_asks_the_workers_where_an_attempt_may_be
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     known, asked = records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",)), []
-    fleet: Any = SimpleNamespace(settings=SimpleNamespace(state_dir=tmp_path), workers=())
+    fleet: Any = SimpleNamespace(settings=SimpleNamespace(state_dir=tmp_path), workers=(), listed=())
 
     async def end(_: object, run_: Any, **__: Any) -> Any:
         asked.append(run_.run_id)
@@ -689,7 +689,7 @@ def test_a_controller_that_dies_before_a_worker_is_asked_leaves_a_run_that_can_b
 
 def words_of_stop(tmp_path: Path) -> tuple[Any, Any]:
     """Return a fleet without workers, and the command line of `tpu_ops stop r1`."""
-    fleet = SimpleNamespace(settings=SimpleNamespace(state_dir=tmp_path), workers=())
+    fleet = SimpleNamespace(settings=SimpleNamespace(state_dir=tmp_path), workers=(), listed=())
     return fleet, SimpleNamespace(run="r1", force=False, grace=None)
 
 
