@@ -148,6 +148,11 @@ def test_hosts_that_refuse_the_person_are_told_from_those_that_do_not_answer(fle
     done = configure(fleet)
     assert done.returncode == 4, done.stderr
     assert "error: you may not log in to 1 host\n  at:  solo-w0\n  fix: you log in as " in done.stderr
+    silent = "ansible_connection: ssh\nansible_ssh_retries: 0\nansible_ssh_args: -o ProxyCommand=/bin/false\n"
+    (fleet.path / "inventory" / "group_vars" / "node_pod.yml").write_text(silent)
+    done = configure(fleet)
+    assert done.returncode == 4, done.stderr
+    assert "hosts did not answer" in done.stderr
 
 
 def test_what_site_yml_asks_for_is_looked_for_before_it_is_needed(fleet, monkeypatch, capsys):

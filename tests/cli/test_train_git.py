@@ -195,8 +195,20 @@ def test_a_run_starts_in_the_project_and_its_later_attempts_have_the_same_commit
         assert (plan["cwd"], plan["code_digest"]) == (PLACE, COMMIT)
 
 
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The run's name each time that it was looked whether it could be started."""
+    seen: list[str] = []
+
+    async def check(job: train._Job, _: Any) -> None:
+        seen.append(job.spec.run_id)
+
+    monkeypatch.setattr(train._Job, "_check", check)
+    return seen
+
+
 def test_who_recovers_learns_at_the_start_whether_a_new_node_could_be_configured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    checked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr("tpu_ops.cli.configure.rehearse", lambda *given: asked.append(given[-1]))
@@ -204,19 +216,21 @@ def test_who_recovers_learns_at_the_start_whether_a_new_node_could_be_configured
     args = argparse.Namespace()
     job = train._Job(fleet, pod(2), RunSpec("r1", ("true",)), None, [0], args)
     for given, calls, said in (
-        ({}, 1, ""),
+        ({}, 1, "looking whether site.yml could configure a node"),
         ({"pod-w1": Result("pod-w1", 1)}, 0, "warning: pod-w1: you have no sudo there"),
-        ({"pod-w1": Result("pod-w1", None, problem="no route", reached=False)}, 0, ""),
     ):
         asked.clear()
+        checked.clear()
         results = {host: given.get(host, Result(host, 0)) for host in HOSTS}
         monkeypatch.setattr("tpu_ops.fleet.contact.fanout", lambda _, results=results: Here(results))
         job.look_ahead()
         err = capsys.readouterr().err
-        assert (len(asked), said in err, bool(err)) == (calls, True, bool(said))
+        assert (len(asked), said in err, checked) == (calls, True, ["r1"])
 
 
-def test_what_site_yml_would_refuse_ends_a_start_with_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_site_yml_would_refuse_ends_a_start_with_recovery_that_is_not_forced(
+    checked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     def refuse(*_: object) -> None:
         raise HostError("site.yml would fail there")
 
@@ -232,6 +246,9 @@ def test_what_site_yml_would_refuse_ends_a_start_with_recovery(monkeypatch: pyte
     args.command = ["true"]
     with pytest.raises(HostError, match=r"site\.yml would fail there"):
         train.run(args)
+    job = train._Job(fleet, pod(2), RunSpec("r1", ("true",)), None, [0], parser.parse_args(["pod", "--force"]))
+    job.look_ahead()
+    assert "warning: site.yml would fail there; the recovery ends where" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

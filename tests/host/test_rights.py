@@ -100,6 +100,7 @@ def test_a_right_that_was_taken_away_is_gone_from_sessions_that_are_open_too(
     monkeypatch.setattr(os, "getgrouplist", lambda *_: gids)
     monkeypatch.setattr(grp, "getgrgid", lambda gid: SimpleNamespace(gr_name=GROUPS[gid]))
     monkeypatch.setattr("sys.argv", ["/usr/local/sbin/tpu-host"])
+    monkeypatch.setenv("SUDO_COMMAND", "/usr/local/sbin/tpu-host")
 
     def run(words: list[str], **_: Any) -> Any:
         assert listed is not None, "who is in a group is not kept waiting"
@@ -122,4 +123,8 @@ def test_root_and_whoever_has_no_rights_anyway_are_not_asked_about(monkeypatch: 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     actions.require_right(person.Person(pwd.getpwuid(0)))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    actions.require_right(person.Person(pwd.getpwnam("nobody")))
+    # Root by `sudo bash`.
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("SUDO_COMMAND", "/usr/bin/bash -c 'tpu-host <request'")
     actions.require_right(person.Person(pwd.getpwnam("nobody")))

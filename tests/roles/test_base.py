@@ -296,6 +296,32 @@ def test_dpkg_completes_its_work_before_the_first_installation_also_by_the_tags_
     assert Templar(DataLoader(), variables).evaluate_conditional(tasks[before]["when"]) is runs
 
 
+LOCKED = "dpkg: error: dpkg frontend lock was locked by another process with pid 7"
+
+
+@pytest.mark.parametrize(
+    ("result", "failed", "changed"),
+    [
+        ({"changed": True, "rc": 0, "stderr": ""}, False, True),
+        ({"changed": True, "rc": 2, "stderr": LOCKED}, False, False),
+        ({"changed": True, "rc": 1, "stderr": "dpkg: error processing package"}, True, False),
+        # There was nothing to complete, and check mode.
+        ({"changed": False, "rc": 0, "stderr": ""}, False, False),
+        ({"changed": True, "skipped": True}, False, True),
+    ],
+)
+def test_an_installation_that_is_under_way_is_nobody_s_failure(
+    result: dict[str, Any], failed: bool, changed: bool
+) -> None:
+    tasks = DataLoader().load_from_file(
+        str(Path(__file__).parents[2] / "roles/base/tasks/install.yml"), trusted_as_template=True
+    )
+    (task,) = (task for task in tasks if task["name"] == "Complete what dpkg was cut short in")
+    templar = Templar(DataLoader(), {"__base_dpkg": result})
+    found = [templar.evaluate_conditional(task[name]) for name in ("failed_when", "changed_when")]
+    assert found == [failed, changed]
+
+
 @pytest.mark.parametrize(("known", "refreshed"), [({}, False), ({"changed": False}, False), ({"changed": True}, True)])
 def test_package_lists_are_refreshed_with_mirrors_that_changed_and_a_tag_may_leave_the_mirrors_out(
     known: dict[str, bool], refreshed: bool

@@ -177,15 +177,17 @@ def settings(tmp_path: Path) -> Path:
     return path
 
 
-def shown(*, started: float, active: str = "active", reload: str = "no") -> str:
+def shown(*, started: float, active: str = "active", reload: str = "no", load: str = "loaded") -> str:
     """Return what systemctl says of a service that was started some seconds ago, and of another unit."""
     moment = int((time.monotonic() - started) * 1e6)
     return f"""NeedDaemonReload={reload}
 ExecMainStartTimestampMonotonic={moment}
 Id=journald.service
 ActiveState={active}
+LoadState={load}
 
 NeedDaemonReload=no
+LoadState=loaded
 Id=other.timer
 ActiveState=active
 """
@@ -214,6 +216,7 @@ def test_settings_that_were_removed_after_the_start_or_are_of_a_time_to_come(set
 def test_a_unit_whose_part_systemd_has_not_read_is_behind() -> None:
     units = {"journald.service": f"{UNITS}/journald.service.d/tpu_ops.conf", "other.timer": ""}
     assert unit_settings.behind(units, shown(started=15, reload="yes")) == ["journald.service"]
+    assert unit_settings.behind(units, shown(started=15, reload="yes", load="masked")) == []
     assert unit_settings.behind(units, shown(started=15)) == []
 
 

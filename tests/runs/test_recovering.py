@@ -183,6 +183,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
             "newcomers.known": world.known,
             "configure.converge": world.converge,
             "view.current": lambda _: SimpleNamespace(workers=world.workers),
+            "view.known": lambda _: SimpleNamespace(workers=world.workers),
             "contact.fanout": lambda _: world,
         }.items():
             monkeypatch.setattr(f"tpu_ops.cli.recovering.{name}", value)
@@ -362,6 +363,7 @@ def test_an_attempt_is_followed_by_the_names_that_its_workers_have_now(
     monkeypatch.setattr(world, "status", asked_again)
     monkeypatch.setattr("tpu_ops.cli.recovering.contact.fanout", lambda _: world)
     monkeypatch.setattr("tpu_ops.fleet.view.current", lambda _: SimpleNamespace(workers=world.workers))
+    monkeypatch.setattr("tpu_ops.fleet.view.known", lambda _: SimpleNamespace(workers=world.workers))
     fleets: list[str] = []
     for before in ("attached", "while it was followed"):
         job = recovering.Recovering(job._settings, job.kept, job._spec, job._args, begun=True)

@@ -138,7 +138,8 @@ class Attempt:
             silent = [outcome.host for outcome in asked if outcome.state == "unreachable"]
             if self.lost or not silent or any(outcome.record for outcome in asked):
                 return outcomes
-            known = {worker.host for worker in view.current(self._settings).workers}
+            fleet = view.known(self._settings)
+            known = {worker.host for worker in fleet.workers} if fleet else {*silent}
             if gone := [host for host in silent if host not in known]:
                 what, fix = "the fleet has no workers of these names any more", "`tpu_ops list` shows those there are"
                 raise Renamed(what, where=", ".join(gone), fix=fix)

@@ -135,7 +135,8 @@ def rehearse(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Non
     # A site.yml of the fleet's own may have no task of this kind.
     if outcome.code and exit_code(outcome, file.name, ", ".join(hosts), settings):
         what = "site.yml would fail there, and it is run on each node that is made anew"
-        raise HostError(what, where=folded([step.host for step in outcome.failures]), fix="see above; mend it first")
+        fix = "see above; mend it first, or start all the same with --force"
+        raise HostError(what, where=folded([step.host for step in outcome.failures]), fix=fix)
 
 
 def limit_of(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> list[str]:
@@ -228,8 +229,9 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings) -> i
         fleet = view.known(settings)
         keyless = contact.without_host_keys(fleet) if fleet else {}
         keys = dict.fromkeys(keyless[host] for host in outcome.unreachable if host in keyless)
-        refused = [step.host for step in outcome.failures if openssh.refused(step.message)]
-        if refused and not keys:
+        said = {step.host: step.message for step in outcome.failures if step.outcome == "unreachable"}
+        refused = [host for host, message in said.items() if openssh.refused(message)]
+        if not keys and len(refused) == len(outcome.unreachable):
             what, fix = f"you may not log in to {texts.count(len(refused), 'host')}", contact.login_hint(settings)
             raise RefusedError(what, where=folded(refused), fix=fix)
         away = "`tpu_ops list` shows which nodes are READY; run the same command again once they answer"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tpu_ops import config, texts
 from tpu_ops.cli import options, output, runs_output
@@ -112,15 +114,28 @@ async def end(
     try:
         _, waiting = await asyncio.wait({task}, timeout=MOMENT)
         if waiting:
-            count, given = texts.count(len(run_.hosts), "rank"), grace or GRACE_STOP
-            earlier = await control.longest_grace(fanout, run_.run_id, run_.hosts, LOOK_LIMIT)
-            if not task.done():
-                why = ", as an earlier stop asked" if earlier > given else ""
-                text = f"asked {count} to end; SIGKILL after {max(given, earlier):g} s{why}"
-                output.info(f"run {run_.run_id}: {text}")
+            await _say(task, fanout, run_, grace or GRACE_STOP)
         return await task
     finally:
         task.cancel()
+
+
+async def _say(stopping: asyncio.Future[control.Stopped], fanout: Fanout, run_: control.RunRef, grace: float) -> None:
+    """Say how long the ranks may take to end, which a worker knows better where an earlier stop gave them longer."""
+    asked = control.longest_grace(fanout, run_.run_id, run_.hosts[:1], LOOK_LIMIT)
+    look, earlier = asyncio.ensure_future(asked), 0.0
+    try:
+        both: set[asyncio.Future[Any]] = {stopping, look}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            return
+        with contextlib.suppress(OpsError):
+            earlier = look.result()
+    finally:
+        look.cancel()
+    why = ", as an earlier stop asked" if earlier > grace else ""
+    text = f"asked {texts.count(len(run_.hosts), 'rank')} to end; SIGKILL after {max(grace, earlier):g} s{why}"
+    output.info(f"run {run_.run_id}: {text}")
 
 
 def report(ended: Sequence[tuple[control.RunRef, control.Stopped]], *, as_json: bool) -> None:

@@ -16,7 +16,7 @@ from tpu_ops import config, files
 from tpu_ops.cli import configure, faults, leaving, options, output, projects, recover_options, recovering, runs_output
 from tpu_ops.cli import sync as cli_sync
 from tpu_ops.cli.run import folded, words
-from tpu_ops.errors import ExitCode, OpsError, UnreachableError, UsageError
+from tpu_ops.errors import ExitCode, HostError, OpsError, UsageError
 from tpu_ops.fleet import contact, remaking, targets, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
@@ -122,10 +122,10 @@ def run(args: argparse.Namespace) -> int:
     )
     job = _Job(fleet, workers, run_spec, tree, shown, args)
     with faults.told(run_spec.run_id, as_json=args.json, more=job.facts):
-        if args.recover:
-            job.look_ahead()
         if args.git:
             job.bring()
+        if args.recover:
+            job.look_ahead()
         if args.recover and not args.dry_run:
             with recovering.alone(fleet.settings, run_spec.run_id):
                 return job.recovered().to_the_end(job.run())
@@ -179,20 +179,28 @@ class _Job:
         """Look whether a node that is made anew, perhaps hours later, could be configured by this person and shell.
 
         Raises:
-            OpsError: Ansible lacks something, as the password of a vault.
+            OpsError: The run cannot be started, or Ansible lacks something, as the password of a vault.
         """
-        try:
-            lacking = asyncio.run(projects.without_sudo(contact.fanout(self.fleet), self.hosts))
-        except UnreachableError:
-            # The check that follows says it of all workers.
-            return
-        if lacking:
+        fanout = contact.fanout(self.fleet)
+
+        async def without_sudo() -> list[str]:
+            if not self.project:
+                await self._check(fanout)
+            return await projects.without_sudo(fanout, self.hosts)
+
+        if lacking := asyncio.run(without_sudo()):
             output.warning(
                 f"{folded(lacking)}: you have no sudo there for everything with no password, which site.yml takes: the "
                 "recovery ends where a node has to be made anew"
             )
             return
-        configure.rehearse(self.fleet.settings, self.fleet, self.workers)
+        output.info("looking whether site.yml could configure a node that is made anew")
+        try:
+            configure.rehearse(self.fleet.settings, self.fleet, self.workers)
+        except (HostError, UsageError) as exc:
+            if not self.args.force:
+                raise
+            output.warning(f"{exc}; the recovery ends where a node has to be made anew")
 
     def facts(self) -> dict[str, Any]:
         """Return what --json tells of a recovered run beside its ranks; nothing of another one."""

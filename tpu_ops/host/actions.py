@@ -64,6 +64,10 @@ def require_right(person: Person) -> None:
     """
     if os.geteuid() != 0 or LAUNCHER_GROUP in groups_of(person) or person.is_admin:
         return
+    # In a root shell that was opened by sudo, it was not sudo that let the person call this.
+    started = os.environ.get("SUDO_COMMAND", "").partition(" ")[0]
+    if os.path.basename(started) != os.path.basename(sys.argv[0]):
+        return
     # Somebody else's rule may name the person. Of another than whoever calls it, sudo looks the groups up.
     if not _sudo_agrees(person, ["-n", "-l", "-U", person.name, "--", os.path.abspath(sys.argv[0])]):
         message = "{} may not use this worker's launcher: only the groups that this session began with let them"

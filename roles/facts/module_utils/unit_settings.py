@@ -9,7 +9,7 @@ import time
 from ansible.module_utils.mount_points import UNITS
 
 #: What systemctl show is asked for.
-PROPERTIES = "--property=Id,ActiveState,ExecMainStartTimestampMonotonic,NeedDaemonReload"
+PROPERTIES = "--property=Id,ActiveState,ExecMainStartTimestampMonotonic,LoadState,NeedDaemonReload"
 
 
 def blocks(shown: str) -> list[dict[str, str]]:
@@ -40,7 +40,8 @@ def behind(settings: dict[str, str], shown: str) -> list[str]:
     for block in blocks(shown):
         path = settings.get(block["Id"], "")
         if path.startswith(UNITS + "/"):
-            late = block["NeedDaemonReload"] == "yes"
+            # Of a masked unit that has parts systemd says so for ever.
+            late = block["NeedDaemonReload"] == "yes" and block["LoadState"] == "loaded"
         else:
             started = int(block.get("ExecMainStartTimestampMonotonic") or 0) / 1e6 + boot
             late = block["ActiveState"] == "active" and started < written(path)
