@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import stat
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -23,9 +24,11 @@ from tpu_ops.remote import openssh
 #: How a fleet's ssh config begins, and by what it is known among other files.
 HEADER = "# Written by tpu_ops"
 
-#: Longest directory in which OpenSSH can make a control socket: the address of a socket has 108 bytes with its
-#: final NUL, 104 on macOS, and two separators take 2 of them, and the random suffix of the socket's first name 16.
-_LONGEST_MUX_DIR = 104 - 1 - CONTROL_NAME - 2 - 16
+#: Bytes of a socket's address, its final NUL included.
+_ADDRESS = 104 if sys.platform == "darwin" else 108
+#: Longest directory in which OpenSSH can make a control socket: two separators take 2 bytes of its address, and the
+#: random suffix of the socket's first name 16.
+_LONGEST_MUX_DIR = _ADDRESS - 1 - CONTROL_NAME - 2 - 16
 
 #: Paths that mean the same to a shell, in quotes, and to every option of ssh.
 _PLAIN = re.compile(r"[A-Za-z0-9/._@+=:, -]+")
