@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+# No test forks to speak gRPC in the child, and gRPC's own handlers of a fork do harm while its threads are at work.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 pytest_plugins = ["tests.support.lab_api", "tests.support.fleet", "tests.support.skips"]
 
 

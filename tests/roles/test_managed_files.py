@@ -297,7 +297,8 @@ def test_entries_are_made_in_order_and_several_at_once(keep: Keep, tmp_path: Pat
     assert keep(*files, check=True)["changed_paths"] == [file["path"] for file in files]
     assert keep(*files)["changed_paths"] == [file["path"] for file in files]
     (tmp_path / "d" / "program").write_text("drifted")
-    assert keep(*files, check=True)["changed_paths"] == [str(tmp_path / "d" / "program")]
+    result = keep(*files, check=True)
+    assert result["changed_paths"] == [str(tmp_path / "d" / "program")], result
 
 
 def test_a_file_of_another_name_in_a_shared_directory_does_not_change_its_owner(keep: Keep, tmp_path: Path) -> None:
