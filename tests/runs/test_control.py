@@ -14,7 +14,7 @@ import pytest
 from tests.runs.test_parts import pod
 from tpu_ops import config
 from tpu_ops.cli import stop, unlock
-from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
+from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, follow, records
 from tpu_ops.runs.holders import Holder
@@ -324,6 +324,31 @@ async def test_who_stops_a_run_again_is_told_the_grace_that_counts(
     fanout.limits = []
     await asyncio.wait_for(stop.end(fanout, control.RunRef("r1", ("pod-w0",))), 10)
     assert capsys.readouterr().err == "run r1: asked 1 rank to end; SIGKILL after 600 s, as an earlier stop asked\n"
+
+
+@pytest.mark.parametrize("ends", ["before", "after"])
+async def test_a_stop_neither_waits_for_its_own_question_nor_ends_with_it(
+    ends: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stop, "MOMENT", 0.01)
+    over = asyncio.Event()
+
+    class Silent(Ending):
+        async def call(self, requests: Any, action: str, *, limit: float = 0.0, **options: Any) -> dict[str, Reply]:
+            if action == "stop":
+                await over.wait()
+                return await super().call(requests, action, limit=limit, **options)
+            asyncio.get_running_loop().call_later(0.01, over.set)
+            if ends == "before":
+                await asyncio.Event().wait()
+            raise OpsError("600 sessions at once need too many open files")
+
+    fanout: Any = Silent(pod_w0=ENDED)
+    fanout.limits = []
+    stopped = await asyncio.wait_for(stop.end(fanout, control.RunRef("r1", ("pod-w0",))), 10)
+    assert [outcome.state for outcome in stopped.outcomes] == ["stopped"]
+    said = "run r1: asked 1 rank to end; SIGKILL after 30 s\n" if ends == "after" else ""
+    assert capsys.readouterr().err == said
 
 
 MISSING = Reply("", {}, "missing", "this worker knows no run r1")
