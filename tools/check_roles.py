@@ -32,6 +32,7 @@ MODULE_STEPS = {
     "validate.yml": "check",
     "ansible.builtin.assert": "check",
     "people_state": "check",
+    "dpkg.yml": "install",
     "install.yml": "install",
     "ansible.builtin.apt": "install",
     "ansible.builtin.git": "install",
@@ -54,7 +55,6 @@ TASK_STEPS = {
     # Part of applying: sshd would let nobody in, once it had read what this refuses.
     ("users", "Prove that sshd will find the keys"): "apply",
 }
-TYPES_ONLY = "types and choices are all: site.yml checks them for the fleet, and Ansible where the role is used alone"
 #: Steps that a role has no task for -> why.
 OMITTED = {
     ("base", "prove"): "systemd tells what does not start, and hugepages reads the kernel's answer",
@@ -65,7 +65,7 @@ OMITTED = {
     ("nfs", "prove"): "nfs_host waits until the server answers",
     ("python", "apply"): "its last task brings Pythons and environments and proves them",
     ("shell", "prove"): "packages and files are all of it",
-    ("tcmalloc", "check"): TYPES_ONLY,
+    ("tcmalloc", "check"): "site.yml looks for the library on the whole fleet, and managed_files before it links to it",
     ("tcmalloc", "install"): "the library is the image's own",
     ("tcmalloc", "prove"): "what is removed is seen at the next login only",
     ("users", "install"): "accounts need no packages",
@@ -287,9 +287,14 @@ the first change, whatever `--tags` says, and end with one list of every fault, 
   `group_vars/all.yml`), is one more fault.
 - A line without a file is about a role's default, or about a value that Ansible does not know the origin of.
 - What a role can only judge once the types are right is named at the end; the next run says it.
+- A login shell or a `tcmalloc_library` that a worker does not have is a fault where nothing that the playbook installs
+  may bring it, and a warning where a package that is still to be installed may. A library outside the system's own
+  directories (/usr/local, /opt) is never more than a warning, since a disk that is mounted may bring it.
 - A worker that does not answer is not checked; it has dropped out before.
 
-A role that is used in a playbook of your own checks its variables first as well, on each worker.
+A role that is used in a playbook of your own checks its variables first as well, on each worker. Packages of `base` and
+`shell` count as still to be installed only where the playbook has these roles under `roles:` or by `import_role`: what
+`include_role` brings is not known beforehand, and a login shell that comes so is refused.
 
 Generated from the roles' `meta/argument_specs.yml` by `tools/check_roles.py --write`.
 """

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
 
 ROOT = Path(__file__).resolve().parents[2]
 POD = [f"pod-w{index}" for index in range(4)]
@@ -86,6 +88,45 @@ def test_a_worker_that_fails_says_which_are_done_and_how_to_go_on(
     tmp_path: Path, at_once: int, failing: list[str], said: dict[str, str]
 ) -> None:
     assert upgraded(tmp_path, at_once, failing) == said
+
+
+DPKG = """\
+zsh.postinst: no room
+
+dpkg: error processing package zsh (--configure):
+ installed zsh package post-installation script subprocess returned error exit status 1
+Errors were encountered while processing:
+ zsh
+"""
+DPKG_SAID = (
+    "zsh.postinst: no room; dpkg: error processing package zsh (--configure): installed zsh package post-installation"
+    " script subprocess returned error exit status 1; Errors were encountered while processing: zsh"
+)
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (
+            {"msg": "non-zero return code", "stderr": "earlier\n" * 6 + DPKG},
+            f"non-zero return code; earlier; {DPKG_SAID}",
+        ),
+        (
+            {"msg": "apt-get failed: E: no space left\n", "stderr": "E: no space left\n"},
+            "apt-get failed: E: no space left",
+        ),
+        ({"msg": "a run is on it by now"}, "a run is on it by now"),
+        ({"stdout": "a run is on it by now"}, "a run is on it by now"),
+    ],
+)
+def test_a_worker_that_fails_says_what_its_program_said(result: dict[str, str], said: str) -> None:
+    plays = DataLoader().load_from_file(str(ROOT / "playbooks/upgrade.yml"), trusted_as_template=True)
+    (task,) = plays[1]["tasks"][0]["rescue"]
+    variables = task["vars"] | {"inventory_hostname": "pod-w0", "__upgrade_done": [], "__upgrade_left": POD[:1]}
+    variables |= {"ansible_failed_task": {"name": "Complete"}, "ansible_failed_result": result}
+    text = Templar(DataLoader(), variables).template(task["ansible.builtin.fail"]["msg"])
+    end = "Done: none. When that is mended, go on with --limit pod-w0"
+    assert text == f"pod-w0 failed: Complete: {said}. {end}"
 
 
 NUMBER = "is no whole number of 1 or more"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 
@@ -21,6 +22,7 @@ from roles.base.library import apt_mirrors, hugepages
 from roles.facts.library import managed_files
 from roles.facts.module_utils import text_files
 
+ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., dict[str, Any]]
 
 
@@ -283,17 +285,34 @@ def test_a_kernel_without_hugepages_is_reported_and_no_failure(run: Run, tmp_pat
 def test_dpkg_completes_its_work_before_the_first_installation_also_by_the_tags_of_other_roles(
     interrupted: bool, skip_done: bool, runs: bool
 ) -> None:
-    tasks = DataLoader().load_from_file(
-        str(Path(__file__).parents[2] / "roles/base/tasks/install.yml"), trusted_as_template=True
-    )
+    tasks = DataLoader().load_from_file(str(ROOT / "roles/base/tasks/install.yml"), trusted_as_template=True)
     before, first = (
         next(at for at, task in enumerate(tasks) if f"ansible.builtin.{module}" in task)
-        for module in ("command", "apt")
+        for module in ("import_tasks", "apt")
     )
+    assert tasks[before]["ansible.builtin.import_tasks"] == "dpkg.yml"
     assert before < first
     assert tasks[before]["tags"] == tasks[first]["tags"]
+    (task,) = DataLoader().load_from_file(str(ROOT / "roles/base/tasks/dpkg.yml"), trusted_as_template=True)
     variables = {"ansible_facts": {"worker": {"dpkg_interrupted": interrupted, "skip_done": skip_done}}}
-    assert Templar(DataLoader(), variables).evaluate_conditional(tasks[before]["when"]) is runs
+    assert Templar(DataLoader(), variables).evaluate_conditional(task["when"]) is runs
+
+
+@pytest.mark.parametrize(
+    ("playbook", "module"),
+    [
+        ("python.yml", "ansible.builtin.import_role"),
+        ("disks.yml", "ansible.builtin.import_role"),
+        ("workspace.yml", "ansible.builtin.import_role"),
+        ("upgrade.yml", "ansible.builtin.apt"),
+    ],
+)
+def test_playbooks_of_one_part_complete_the_work_of_dpkg_as_well(playbook: str, module: str) -> None:
+    plays = yaml.safe_load((ROOT / "playbooks" / playbook).read_text())
+    tasks = [inner for task in plays[-1]["tasks"] for inner in task.get("block", [task])]
+    first = next(at for at, task in enumerate(tasks) if module in task)
+    imported = tasks[first - 1]["ansible.builtin.import_tasks"]
+    assert (ROOT / "playbooks" / imported).resolve() == ROOT / "roles/base/tasks/dpkg.yml"
 
 
 LOCKED = "dpkg: error: dpkg frontend lock was locked by another process with pid 7"
@@ -313,10 +332,7 @@ LOCKED = "dpkg: error: dpkg frontend lock was locked by another process with pid
 def test_an_installation_that_is_under_way_is_nobody_s_failure(
     result: dict[str, Any], failed: bool, changed: bool
 ) -> None:
-    tasks = DataLoader().load_from_file(
-        str(Path(__file__).parents[2] / "roles/base/tasks/install.yml"), trusted_as_template=True
-    )
-    (task,) = (task for task in tasks if task["name"] == "Complete what dpkg was cut short in")
+    (task,) = DataLoader().load_from_file(str(ROOT / "roles/base/tasks/dpkg.yml"), trusted_as_template=True)
     templar = Templar(DataLoader(), {"__base_dpkg": result})
     found = [templar.evaluate_conditional(task[name]) for name in ("failed_when", "changed_when")]
     assert found == [failed, changed]
@@ -327,9 +343,7 @@ def test_package_lists_are_refreshed_with_mirrors_that_changed_and_a_tag_may_lea
     known: dict[str, bool], refreshed: bool
 ) -> None:
     """`--tags shell` reads the package lists, and runs no other task of this role."""
-    tasks = DataLoader().load_from_file(
-        str(Path(__file__).parents[2] / "roles/base/tasks/install.yml"), trusted_as_template=True
-    )
+    tasks = DataLoader().load_from_file(str(ROOT / "roles/base/tasks/install.yml"), trusted_as_template=True)
     (task,) = (task for task in tasks if task["name"] == "Refresh the package lists")
     worker = {"apt_lists": {"filled": True, "age": 0}}
     variables: dict[str, Any] = {"ansible_facts": {"worker": worker}, "base_apt_cache_valid_time": 60}
@@ -337,9 +351,7 @@ def test_package_lists_are_refreshed_with_mirrors_that_changed_and_a_tag_may_lea
     assert Templar(DataLoader(), variables).evaluate_conditional(task["when"]) is refreshed
 
 
-HANDLERS = DataLoader().load_from_file(
-    str(Path(__file__).parents[2] / "roles/base/handlers/main.yml"), trusted_as_template=True
-)
+HANDLERS = DataLoader().load_from_file(str(ROOT / "roles/base/handlers/main.yml"), trusted_as_template=True)
 RUNNING, COMING = {"enabled": "enabled", "active": "active"}, {"enabled": "", "active": ""}
 NTP = "/etc/systemd/timesyncd.conf.d/zz-tpu_ops.conf"
 

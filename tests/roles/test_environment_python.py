@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
 
 from roles.python.library import uv_environments
 from tests.roles.conftest import Run
 from tests.support.environments import by_hand, state
+
+ROLE = Path(uv_environments.__file__).parents[1]
 
 
 def test_an_environment_whose_python_is_gone_gets_it_back_and_loses_nothing(
@@ -85,3 +89,32 @@ def test_a_download_that_fails_comes_with_ways_out(run: Run, arguments: dict[str
     said = run(uv_environments, asked | {"environments": []})["msg"]
     for word in ("Python 3.13", "dns error", "python_more_versions", "python_uv_downloads_json_url", "python_source"):
         assert word in said
+
+
+@pytest.mark.parametrize(
+    ("found", "disks", "state"),
+    [
+        ("uv 1.2.3 (x86_64)", {}, None),
+        ("uv 1.2.3", {"__disks_done": {"changed": False}}, None),
+        ("uv 1.2.3", {"__disks_done": {"changed": False, "skipped": True}}, None),
+        # A disk that was unmounted, or mounted over it, may have taken what was there when the worker was read.
+        ("uv 1.2.3", {"__disks_done": {"changed": True}}, "present"),
+        ("uv 1.2.30", {}, "forcereinstall"),
+        ("", {"__disks_done": {"changed": True}}, "forcereinstall"),
+    ],
+)
+def test_uv_is_looked_for_again_after_a_disk_was_mounted_or_unmounted(
+    found: str, disks: dict[str, Any], state: str | None
+) -> None:
+    def load(name: str) -> Any:
+        return DataLoader().load_from_file(str(ROLE / name), trusted_as_template=True)
+
+    programs = {"/opt/uv/bin/uv": found} if found else {}
+    variables = {"python_uv": "/opt/uv/bin/uv", "python_uv_version": "1.2.3", "ansible_check_mode": False, **disks}
+    variables |= {"ansible_facts": {"worker": {"programs": programs, "skip_done": True}}}
+    variables["__python_uv_known"] = load("vars/main.yml")["__python_uv_known"]
+    (task,) = (task for task in load("tasks/main.yml") if task["name"] == "Install uv")
+    templar = Templar(DataLoader(), variables)
+    assert all(templar.evaluate_conditional(condition) for condition in task["when"]) is (state is not None)
+    if state:
+        assert templar.template(task["ansible.builtin.pip"]["state"]) == state

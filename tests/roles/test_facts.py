@@ -128,6 +128,20 @@ def test_programs_say_their_versions_and_those_that_do_not_run_are_left_out(run:
     assert any(mount["target"] == "/proc" for mount in worker["mounts"])
 
 
+def test_paths_are_missing_executable_or_merely_there(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "library").touch()
+    (tmp_path / "shell").symlink_to("/bin/sh")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    asked = {name: str(tmp_path / name) for name in ("library", "shell", "dangling", ".")}
+    found = run(worker_facts, {"paths": [*asked.values()], "skip_done": False})["ansible_facts"]["worker"]["paths"]
+    assert {name: found[path] for name, path in asked.items()} == {
+        "library": "there",
+        "shell": "executable",
+        "dangling": "missing",
+        ".": "there",
+    }
+
+
 def test_files_are_read_with_all_that_may_differ_unless_nothing_is_to_be_skipped(run: Run, tmp_path: Path) -> None:
     own = {"owner": tmp_path.owner(), "group": tmp_path.group()}
     (tmp_path / "d" / "e").mkdir(parents=True, mode=0o700)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.loader import filter_loader
+from ansible.template import Templar, trust_as_template
 
 from roles.credentials.filter_plugins import credentials
 from roles.disks.filter_plugins import disks
@@ -15,6 +19,7 @@ from roles.python.filter_plugins import environments
 from roles.users.filter_plugins import people
 from roles.workspace.filter_plugins import workspace
 
+FACTS = Path(__file__).resolve().parents[2] / "roles/facts"
 BOX: dict[str, Any] = {"nodes": ["box"], "groups": ["all", "pod"]}
 
 
@@ -76,3 +81,68 @@ def test_people_to_be_are_known_and_people_who_leave_are_not() -> None:
     listed = [{"name": "ada", "groups": ["deploy"]}, {"name": "bob", "state": "absent", "groups": ["old"]}]
     assert known_names.known_accounts(worker, listed, BOX) == ["ada", "root"]
     assert known_names.known_groups(worker, listed, BOX) == ["ada", "deploy", "root", "tpu-run", "video"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "coming"),
+    [
+        ("zsh", []),
+        ("fish", ["fish"]),
+        ("zsh:amd64", []),
+        ("fish:amd64", ["fish"]),
+        ("zsh=5.9-4+b6", []),
+        ("zsh=5.8-1", ["zsh"]),
+        ("zsh=5.9*", []),
+        ("zsh=5.8*", ["zsh"]),
+        ("zsh:amd64=5.9-4+b6", []),
+        ("fish=3.6", ["fish"]),
+        # An epoch's colon begins no architecture.
+        ("git=1:2.39.5-0+deb12u2", []),
+        ("git=1:2.47.3-0", ["git"]),
+    ],
+)
+def test_packages_come_that_are_listed_and_not_there(listed: str, coming: list[str]) -> None:
+    installed = {"zsh": "5.9-4+b6", "git": "1:2.39.5-0+deb12u2"}
+    assert known_names.packages_to_come([listed], installed) == coming
+
+
+@pytest.mark.parametrize(
+    ("people", "paths"),
+    [
+        ([{"name": "ada", "shell": "/bin/zsh"}, {"name": "bob"}], ["/bin/zsh", "/lib/x.so"]),
+        ([{"name": "ada", "shell": "zsh"}, {"name": "bob", "shell": 7}], ["/lib/x.so"]),
+        # Whose faults the check of the variables tells, after the worker was read.
+        ("{{ nowhere + [] }}", ["/lib/x.so"]),
+        ("{{ 1 // 0 }}", ["/lib/x.so"]),
+        (7, ["/lib/x.so"]),
+        ([{"name": "ada", "shell": "{{ nowhere }}"}], ["/lib/x.so"]),
+        # Only what is asked for is templated.
+        ([{"name": "ada", "keys": ["{{ nowhere }}"], "shell": "/bin/zsh"}], ["/bin/zsh", "/lib/x.so"]),
+    ],
+)
+def test_a_worker_is_asked_for_the_paths_that_variables_name_and_a_faulty_one_names_none(
+    people: Any, paths: list[str]
+) -> None:
+    def trusted(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: trusted(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [trusted(each) for each in value]
+        return trust_as_template(value) if isinstance(value, str) else value
+
+    filter_loader.add_directory(str(FACTS / "filter_plugins"))
+    (task,) = DataLoader().load_from_file(str(FACTS / "tasks/main.yml"), trusted_as_template=True)
+    templar = Templar(DataLoader(), {"users_people": trusted(people), "tcmalloc_library": "/lib/x.so"})
+    assert templar.template(task["worker_facts"]["paths"]) == paths
+
+
+@pytest.mark.parametrize(
+    ("roles", "coming"),
+    [(["facts", "base", "shell", "users"], ["curl", "zsh"]), (["facts", "shell"], ["zsh"]), (["facts", "users"], [])],
+)
+def test_packages_come_with_the_roles_that_a_playbook_has(roles: list[str], coming: list[str]) -> None:
+    filter_loader.add_directory(str(FACTS / "filter_plugins"))
+    variables = DataLoader().load_from_file(str(FACTS / "vars/main.yml"), trusted_as_template=True)
+    variables |= {"ansible_facts": {"worker": {"packages": {"tmux": "3.5"}}}, "ansible_play_role_names": roles}
+    variables |= {"base_packages": ["curl"], "shell_packages": ["tmux", "zsh"]}
+    assert Templar(DataLoader(), variables).template(variables["facts_coming_packages"]) == coming

@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
 
 from roles.facts.module_utils import mount_points
 from roles.facts.module_utils.mount_points import Mounted, Refusal
 from roles.nfs.filter_plugins import nfs, nfs_plan
 from roles.nfs.module_utils import nfs_client, nfs_state
 
+ROLE = Path(nfs_plan.__file__).parents[1]
 EXPORT: dict[str, Any] = {"path": "/srv/share", "server": "pod-w0", "group": "research", "mode": "2775"}
 MOUNT: dict[str, Any] = {"path": "/mnt/share", "export": "/srv/share"}
 HOSTS: dict[str, dict[str, Any]] = {
@@ -241,6 +244,19 @@ def test_the_kernel_exports_to_each_client_and_squashes_root() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("clients", "options", "threads"),
+    [(1, [], 8), (160, ["hard"], 8), (161, [], 9), (512, [], 26), (512, ["hard", "nconnect=4"], 103)],
+)
+def test_the_kernel_has_threads_for_all_connections(clients: int, options: list[str], threads: int) -> None:
+    addresses = [f"10.0.{number // 250}.{number % 250}" for number in range(clients)]
+    exports = [{**EXPORT, "addresses": addresses}, {**EXPORT, "path": "/srv/b", "addresses": addresses[:1]}]
+    server = {"kind": "kernel", "grace_seconds": 90, "options": options}
+    (written,) = [file["content"] for file in nfs_plan.server_files(exports, server) if "nfs.conf" in file["path"]]
+    assert ("threads=" in written, f"\nthreads={threads}\n" in written) == (threads > 8, threads > 8)
+    assert nfs_plan.kernel_threads(exports, options) == threads
+
+
 def test_numbers_of_exports_stay_when_the_list_changes() -> None:
     both = files(kind="ganesha", exports=[{**EXPORT, "path": "/srv/a"}, EXPORT])["/etc/ganesha/tpu_ops.conf"]
     one = files(kind="ganesha")["/etc/ganesha/tpu_ops.conf"]
@@ -445,3 +461,27 @@ def test_servers_that_do_not_answer_are_named_together(server: socket.socket) ->
     server.close()
     with pytest.raises(AssertionError, match=r"/mnt/a, /mnt/b: the server pod-w0 .*; /mnt/c: .*state absent"):
         Client().check_servers(entries)
+
+
+@pytest.mark.parametrize(
+    ("plan", "tasks"),
+    [
+        ({"files": ["exports"], "mounts": []}, ["Export directories"]),
+        ({"files": ["exports"], "mounts": [{"server": ""}, {"state": "absent"}]}, ["Export directories"]),
+        ({"files": [], "mounts": [{"server": "10.0.0.9"}]}, ["Mount directories of servers"]),
+        # What the role left of a server is removed there as well.
+        ({"files": [], "mounts": []}, ["Mount directories of servers"]),
+        (
+            {"files": ["exports"], "mounts": [{"server": ""}, {"server": "10.0.0.9"}]},
+            ["Export directories", "Mount directories of servers"],
+        ),
+    ],
+)
+def test_servers_export_before_anybody_waits_for_them(plan: dict[str, Any], tasks: list[str]) -> None:
+    tasks_of_role = DataLoader().load_from_file(str(ROLE / "tasks/main.yml"), trusted_as_template=True)
+    (block,) = [task for task in tasks_of_role if "block" in task]
+    templar = Templar(DataLoader(), {"__nfs_plan": plan})
+    work = [task for task in block["block"] if "nfs_host" in task and not task.get("check_mode")]
+    done = [task for task in work if templar.evaluate_conditional(task["when"])]
+    assert [task["name"] for task in done] == tasks
+    assert [task["nfs_host"].get("await_servers", True) for task in work] == [False, True]

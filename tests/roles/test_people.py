@@ -170,29 +170,64 @@ def test_nodes_that_the_inventory_does_not_have_are_told() -> None:
     ]
 
 
+FISH = {"shell": "/usr/bin/fish"}
+PWSH = {"shell": "/opt/pwsh"}
+
+
 @pytest.mark.parametrize(
-    ("person", "installed", "coming", "lacking"),
+    ("person", "stands", "coming", "faulty", "told"),
     [
-        ({"shell": "/usr/bin/fish"}, ["bash"], ["zsh"], True),
-        ({"shell": "/bin/fish"}, ["bash"], [], True),
-        ({"shell": "/usr/bin/fish"}, ["fish"], [], False),
-        ({"shell": "/usr/bin/fish"}, ["bash"], ["fish=3.7.0-1"], False),
-        ({"shell": "/usr/bin/fish"}, [], [], False),
-        ({"shell": "/usr/bin/fish", **ABSENT}, ["bash"], [], False),
-        ({"shell": "/usr/bin/fish", "nodes": ["other"]}, ["bash"], [], False),
-        # Whether it is there, only the worker knows.
-        ({"shell": "/usr/local/bin/fish"}, ["bash"], [], False),
-        ({"shell": "/usr/bin/pwsh"}, ["bash"], ["powershell"], False),
-        ({}, ["dash"], [], False),
+        (FISH, "missing", ["zsh"], True, False),
+        ({"shell": "/bin/fish"}, "missing", [], True, False),
+        (FISH, "executable", [], False, False),
+        (FISH, "missing", ["fish"], False, False),
+        ({**FISH, **ABSENT}, "missing", [], False, False),
+        ({**FISH, "nodes": ["other"]}, "missing", [], False, False),
+        (PWSH, "missing", [], True, False),
+        (PWSH, "there", [], True, False),
+        # Only the package that comes will tell.
+        (PWSH, "missing", ["powershell"], False, True),
+        ({"shell": "/usr/local/bin/fish"}, "missing", ["powershell"], False, True),
+        (PWSH, "missing", ["pwsh"], False, False),
+        # What was not asked of the worker, and what is nobody's to name.
+        (PWSH, None, [], False, False),
+        ({}, None, [], False, False),
     ],
 )
-def test_login_shells_that_surely_lack_are_told(
-    person: Person, installed: list[str], coming: list[str], lacking: bool
+def test_login_shells_that_surely_lack_are_faults_and_those_that_may_come_are_told(
+    person: Person, stands: str | None, coming: list[str], faulty: bool, told: bool
 ) -> None:
-    lists = {"users_people": [{"name": "ada", **person}]}
-    faults = people.shell_faults(lists, POD, dict.fromkeys(installed, "1"), coming)
-    said = f"users_people[0]: ada: shell {person.get('shell')} is not installed, and fish is not in shell_packages"
-    assert faults == [said] * lacking
+    lists, shell = {"users_people": [{"name": "ada", **person}]}, person.get("shell", "")
+    paths = {shell: stands} if stands else {}
+    fault = (
+        f"users_people[0]: ada: shell {shell} is not there, and no package that this playbook installs brings it; add"
+        " its package to shell_packages and run site.yml, or choose another shell"
+    )
+    warning = f"users_people[0]: ada: shell {shell} is not there yet; unless one of powershell brings it, the worker is"
+    assert people.shell_faults(lists, POD, paths, coming) == [fault] * faulty
+    assert people.shell_warnings(lists, POD, paths, coming) == [f"{warning} refused"] * told
+
+
+@pytest.mark.parametrize(
+    ("names", "file", "faulty"),
+    [
+        (["ada"], "/fleet/inventory/tpu_vm.yml", False),
+        (["ada"], "/fleet/inventory/gpu.tpu_vm.yaml", False),
+        (["ada"], "/fleet/hosts.yml", True),
+        (["ada"], "", True),
+        # No node's worker.
+        (["ada"], None, False),
+        ([], "/fleet/hosts.yml", False),
+    ],
+)
+def test_keys_are_taken_out_of_the_metadata_with_a_fleet_s_file_only(
+    names: list[str], file: str | None, faulty: bool
+) -> None:
+    said = (
+        "users_remove_metadata_keys: the API is asked with the settings of the fleet's tpu_vm.yml, and this worker is"
+        f" from {file or 'no file'}; give -i the fleet's inventory/tpu_vm.yml"
+    )
+    assert people.removal_faults(names, "", file) == [said] * faulty
 
 
 def test_keys_that_may_let_this_run_in_are_not_taken_out_of_the_metadata() -> None:

@@ -40,6 +40,38 @@ def missing_library(run: Run, folder: Path, patch: Patch) -> str:
     return linked(run, folder, "tcmalloc", "__tcmalloc_link", {"tcmalloc_library": "/none/libtcmalloc.so.4"})
 
 
+SYSTEM, LOCAL = "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4", "/usr/local/lib/libtcmalloc.so.4"
+
+
+@pytest.mark.parametrize(
+    ("library", "stands", "coming", "wanted", "found"),
+    [
+        (SYSTEM, "missing", [], True, "faults"),
+        (SYSTEM, "missing", ["zsh"], True, "warnings"),
+        (SYSTEM, "missing", ["libtcmalloc-minimal4"], True, ""),
+        (SYSTEM, "there", [], True, ""),
+        (SYSTEM, "missing", [], False, ""),
+        (LOCAL, "missing", [], True, "warnings"),
+        (LOCAL, "executable", [], True, ""),
+    ],
+)
+def test_a_library_that_surely_lacks_is_a_fault_of_the_variables(
+    library: str, stands: str, coming: list[str], wanted: bool, found: str
+) -> None:
+    named = DataLoader().load_from_file(str(ROLES / "tcmalloc/vars/main.yml"), trusted_as_template=True)
+    variables = named | {
+        "ansible_facts": {"worker": {"paths": {library: stands}}},
+        "facts_coming_packages": coming,
+        "tcmalloc_for_runs": wanted,
+        "tcmalloc_library": library,
+    }
+    for kind, words in (("faults", f"{library} is not there, and no "), ("warnings", f"{library} is not there yet; ")):
+        said = templated(named[f"__tcmalloc_{kind}"], variables)
+        assert [text[: len(f"tcmalloc_library: {words}")] for text in said] == (
+            [f"tcmalloc_library: {words}"] if kind == found else []
+        )
+
+
 def missing_timezone(run: Run, folder: Path, patch: Patch) -> str:
     """Set a time zone that the worker does not know."""
     return linked(run, folder, "base", "__base_timezone_files", {"base_timezone": "Mars/Olympus"})

@@ -139,7 +139,7 @@ host_vars/solo-w0.yml:1: shell_history_size: is empty; give it a value or leave 
 host_vars/solo-w0.yml:2: base_hugepages: 'sometimes' is none of auto, always, madvise, never, keep (solo-w0)
 host_vars/solo-w0.yml:5: git_deploy_keys[0]: github.com: key is no private key from -----BEGIN to -----END (solo-w0)
 CLI option '-e': credentials_entries[0]: wandb of ada: secret is missing ({ALL})
-shell, workspace: the rest is checked when these are mended
+shell, tcmalloc, workspace: the rest is checked when these are mended
 """
 
 
@@ -228,6 +228,44 @@ def test_a_role_that_is_used_alone_checks_its_variables_first(tmp_path: Path) ->
     assert code != 0
     assert "users_people[0]: Ada: name must be" in tasks[-1]["hosts"]["solo-w0"]["msg"]
     assert tasks[-1]["task"]["name"] == "users : Check the people"
+
+
+UNKNOWN = """\
+base_packages: []
+shell_packages: []
+shell_oh_my_zsh_url: ohmyzsh/ohmyzsh
+shell_oh_my_zsh_commit: 0123456789abcdef0123456789abcdef01234567
+tcmalloc_for_runs: true
+tcmalloc_library: /usr/lib/none/libtcmalloc.so.4
+users_people:
+  - name: ada
+    shell: /usr/bin/none-such
+users_remove_metadata_keys: [ada]
+tpu_node: pod
+python_source: uv
+"""
+
+
+@pytest.mark.parametrize(("name", "asked"), [("site.yml", {3, 6, 9, 10}), ("playbooks/users.yml", {9, 10})])
+def test_what_workers_lack_is_told_with_the_faults_of_variables(tmp_path: Path, name: str, asked: set[int]) -> None:
+    """Without a package that is to be installed, nothing brings it."""
+    write(tmp_path, {"group_vars/all.yml": UNKNOWN})
+    code, tasks = playbook(tmp_path, name)
+    assert code != 0
+    assert tasks[-1]["task"]["name"] == "Refuse faulty variables"
+    (said,) = {result["msg"] for result in tasks[-1]["hosts"].values() if result.get("failed")}
+    brings = "is not there, and no package that this playbook installs brings it;"
+    words = {
+        3: "shell_oh_my_zsh_url: is not of the form https://host/path,",
+        6: f"tcmalloc_library: /usr/lib/none/libtcmalloc.so.4 {brings}",
+        9: f"users_people[0]: ada: shell /usr/bin/none-such {brings}",
+        10: "users_remove_metadata_keys: the API is asked with the settings of the fleet's tpu_vm.yml, and",
+    }
+    found = {int(line.split(":")[1]): line for line in said.replace(f"{tmp_path}/", "").splitlines()[1:]}
+    assert found.keys() == asked
+    assert [
+        line for line, text in found.items() if not text.startswith(f"group_vars/all.yml:{line}: {words[line]}")
+    ] == []
 
 
 def test_check_mode_names_a_login_shell_that_no_role_would_install(tmp_path: Path) -> None:

@@ -133,6 +133,42 @@ def test_time_zones_are_judged_as_far_as_they_are_known(
 
 
 @pytest.mark.parametrize(
+    ("remote", "right"),
+    [
+        ("", True),
+        ("https://github.com/ohmyzsh/ohmyzsh.git", True),
+        ("http://mirror:8080/omz", True),
+        ("git://127.0.0.1/oh-my-zsh.git", True),
+        ("ssh://git@forge.test:2222/~tools/omz.git", True),
+        ("git@github.com:ohmyzsh/ohmyzsh.git", True),
+        ("https://mirror/", True),
+        ("forge:omz", True),
+        ("forge:/srv/omz", True),
+        # Hosts of an ssh config.
+        ("git:omz", True),
+        ("ssh:omz", True),
+        ("git@git:/srv/omz", True),
+        ("git@[::1]:/srv/omz", True),
+        ("file:///srv/my omz", True),
+        ("/srv/my omz", True),
+        ("github.com/ohmyzsh/ohmyzsh", False),
+        ("ohmyzsh/ohmyzsh", False),
+        ("https:/github.com/ohmyzsh/ohmyzsh", False),
+        ("git:/github.com/ohmyzsh/ohmyzsh", False),
+        # git looks for a program git-remote-HTTPS.
+        ("HTTPS://github.com/ohmyzsh/ohmyzsh", False),
+        ("https://github.com", False),
+        ("htps://github.com/ohmyzsh/ohmyzsh", False),
+        ("ext::sh -c x", False),
+        ("https://github.com/a b", False),
+    ],
+)
+def test_remotes_that_git_cannot_clone(remote: str, right: bool) -> None:
+    said = "is not of the form https://host/path, ssh://user@host/path, user@host:path or /path"
+    assert values.remote_faults({"shell_oh_my_zsh_url": remote}) == [f"shell_oh_my_zsh_url: {said}"] * (not right)
+
+
+@pytest.mark.parametrize(
     ("ports", "said"),
     [
         ([8500, 8519], None),

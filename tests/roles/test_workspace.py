@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from roles.facts.filter_plugins.values import remote_faults
 from roles.facts.module_utils.as_person import PersonFault
 from roles.workspace.filter_plugins.workspace import (
     workspace_chosen,
@@ -22,6 +23,7 @@ from roles.workspace.filter_plugins.workspace import (
     workspace_wanted,
 )
 from roles.workspace.library import git_commits, git_workspaces
+from roles.workspace.module_utils import programs
 from roles.workspace.module_utils.editables import Environment, installed
 from tests.roles.conftest import Run
 
@@ -44,8 +46,6 @@ ME = pwd.getpwuid(os.geteuid()).pw_name
         ([PROJECT, PROJECT | {"name": "two"}], None),
         ([PROJECT | {"name": "a/b"}], "name must be of letters"),
         ([PROJECT | {"url": "ext::sh -c id"}], "url is not of the form"),
-        ([PROJECT | {"url": "--upload-pack=id"}], "url is not of the form"),
-        ([PROJECT | {"url": "http://forge.test/v"}], "url is not of the form"),
         ([PROJECT | {"url": "https://ada:s3cret@forge.test/v"}], "url holds a password or token"),
         ([PROJECT | {"url": "https://s3cret@forge.test/v"}], "url holds a password or token"),
         ([PROJECT | {"ref": "-x"}], "ref '-x' is not the name"),
@@ -72,6 +72,36 @@ def test_faults_name_project_and_key_and_no_password(projects: list[Any], fault:
     faults = workspace_faults(projects, "/opt/workspaces", KNOWN)
     assert faults == [] if fault is None else (len(faults) == 1 and fault in faults[0]), faults
     assert "s3cret" not in str(faults)
+
+
+@pytest.mark.parametrize(
+    ("url", "taken"),
+    [
+        ("https://mirror/", True),
+        ("git://forge.test/v", True),
+        ("file:///srv/v", True),
+        ("git@forge.test:/srv/v", True),
+        ("git@[::1]:v", True),
+        # Hosts of an ssh config.
+        ("git:v", True),
+        ("my_forge:v", True),
+        ("https:/forge.test/v", False),
+        ("HTTPS://forge.test/v", False),
+        ("https:///v", False),
+        ("forge.test/v", False),
+        ("ext::sh -c id", False),
+        ("--upload-pack=id", False),
+    ],
+)
+def test_projects_and_other_roles_agree_about_what_git_clones(url: str, taken: bool) -> None:
+    faults = workspace_faults([PROJECT | {"url": url}], "/opt", KNOWN)
+    assert [bool(faults), bool(remote_faults({"url": url}))] == [not taken] * 2
+
+
+@pytest.mark.parametrize("url", ["http://forge.test/v", "ftp://forge.test/v", "/srv/my v"])
+def test_projects_come_from_fewer_places(url: str) -> None:
+    assert "url is not of the form" in str(workspace_faults([PROJECT | {"url": url}], "/opt", KNOWN))
+    assert remote_faults({"url": url}) == []
 
 
 @pytest.mark.parametrize(
@@ -364,6 +394,61 @@ def test_a_clone_that_fails_changes_nothing(git: Git, bring: Bring, tmp_path: Pa
     failed = bring("0" * 40)
     assert (failed["failed"], failed["changed"], failed["actions"]) == (True, False, [])
     assert not (tmp_path / "work/vision").exists()
+
+
+#: What git says of an sshd that takes no more connections just now.
+TURNED_AWAY = "kex_exchange_identification: Connection closed by remote host"
+
+
+@pytest.fixture
+def forge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Path]:
+    """Return a function that has git fail at remotes, with some words and so many times; its calls go to a file."""
+    real, calls = shutil.which("git"), tmp_path / "calls"
+    script = tmp_path / "bin" / "git"
+
+    def fail(words: str, times: int) -> Path:
+        script.parent.mkdir(exist_ok=True)
+        calls.unlink(missing_ok=True)
+        script.write_text(
+            f"""#!/bin/sh
+case "$*" in
+clone*|*" fetch "*|ls-remote*)
+    echo "$*" >>{calls}
+    if [ "$(wc -l <{calls})" -le {times} ]; then echo "{words}" >&2; exit 128; fi ;;
+esac
+exec {real} "$@"
+"""
+        )
+        script.chmod(0o755)
+        path = f"{script.parent}:{os.environ['PATH']}"
+        monkeypatch.setattr(programs, "ENVIRONMENT", programs.ENVIRONMENT | {"PATH": path})
+        monkeypatch.setattr(programs, "PAUSE", 0.01)
+        return calls
+
+    return fail
+
+
+@pytest.mark.parametrize("words", [TURNED_AWAY, "error: The requested URL returned error: 429"])
+def test_a_forge_that_turns_some_of_many_workers_away_is_asked_again(
+    bring: Bring, forge: Callable[[str, int], Path], tmp_path: Path, words: str
+) -> None:
+    calls = forge(words, 2)
+    assert not bring().get("failed")
+    assert len(calls.read_text().splitlines()) == 3
+    assert (tmp_path / "work/vision/a.txt").exists()
+    assert git_commits.ask(str(tmp_path / "source"), "main", 60).endswith("refs/heads/main\n")
+
+
+def test_a_forge_that_turns_everybody_away_or_refuses_is_not_asked_for_ever(
+    bring: Bring, forge: Callable[[str, int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "PATIENCE", 0.5)
+    calls = forge(TURNED_AWAY, 10**6)
+    assert TURNED_AWAY in bring()["msg"]
+    assert len(calls.read_text().splitlines()) > 2
+    forge("Permission denied (publickey).", 10**6)
+    assert "Permission denied" in bring()["msg"]
+    assert len(calls.read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize(

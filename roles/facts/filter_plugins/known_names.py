@@ -1,11 +1,18 @@
-"""Filters that tell which accounts and groups a worker has or gets; no effects, so that their tests are tables.
+"""Filters that tell which accounts, groups and packages a worker has or gets, and which paths variables name.
+
+No effects, so that their tests are tables.
 
 `ANY` among them stands for whatever a directory service has: it answers for a name and lists none.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import re
+from collections.abc import Mapping
 from typing import Any
+
+from ansible.template import accept_args_markers
 
 ANY = "*"
 
@@ -53,9 +60,57 @@ def known_groups(worker: dict[str, Any], people: list[dict[str, Any]], place: di
     return sorted({*worker["groups"], *named, *_accounts(worker, here), "tpu-run"} | _any(worker, "groups"))
 
 
+def packages_to_come(names: list[str], installed: Mapping[str, str]) -> list[str]:
+    """Given packages that roles install, perhaps with :ARCHITECTURE or =VERSION, return the names of those not there.
+
+    One of another version is not there; of which architecture one is, the worker's state does not tell.
+
+    Args:
+        names: As base_packages and shell_packages list them.
+        installed: Packages that the worker has, with their versions.
+    """
+    return sorted({re.split("[:=]", name)[0] for name in names if not _installed(name, installed)})
+
+
+def _installed(listed: str, installed: Mapping[str, str]) -> bool:
+    package, pinned, version = listed.partition("=")
+    found = installed.get(package.partition(":")[0])
+    # As apt takes versions: with * for any part of one.
+    return found is not None and (not pinned or fnmatch.fnmatchcase(found, version))
+
+
+@accept_args_markers  # type: ignore[untyped-decorator] # Ansible ships no types
+def named_paths(people: Any, more_people: Any, *paths: Any) -> list[str]:
+    """Return the absolute paths that variables name and of which the worker is asked whether they are there.
+
+    The worker's state is read before the variables are checked, which tells what is wrong with them: here a value that
+    is missing or faulty names nothing.
+
+    Args:
+        people: users_people.
+        more_people: users_more_people.
+        paths: Variables that are paths.
+    """
+    named = {path for path in (*_shells(people), *_shells(more_people), *paths) if isinstance(path, str)}
+    return sorted(path for path in named if path.startswith("/"))
+
+
+def _shells(people: Any) -> list[Any]:
+    """Return the login shells of people; none where the list cannot be read."""
+    try:
+        return [person["shell"] for person in people if "shell" in person]
+    except Exception:  # Whatever a template raises is its writer's to mend.
+        return []
+
+
 class FilterModule:
     """Filters for all roles."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""
-        return {"known_accounts": known_accounts, "known_groups": known_groups}
+        return {
+            "known_accounts": known_accounts,
+            "known_groups": known_groups,
+            "named_paths": named_paths,
+            "packages_to_come": packages_to_come,
+        }

@@ -18,6 +18,14 @@ ZONE = re.compile(
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+]*:/\S*")
 #: What a mirror can stand for: also the medium that an installation came from (sources.list(5)).
 SOURCE = re.compile(rf"{ADDRESS.pattern}|cdrom:\[[^\]\n]*\]\S*")
+#: What git clones from (git-clone(1), GIT URLS): its protocols, in small letters alone, user@host:path, and a path. A
+#: host may be called as a protocol is; with one slash behind its colon, the other was forgotten.
+REMOTE = re.compile(
+    r"(https?|ssh|git|git\+ssh|ssh\+git|ftps?)://[^/\s]+/\S*"
+    r"|file:///\S.*"
+    r"|/\S.*"
+    r"|(?!(https?|ssh|git|ftps?|file):/)([^@:/\s]+@)?([^:/\s\[\]]+|\[[0-9A-Fa-f:.]+\]):(?!//|:)\S+"
+)
 #: An absolute path without blanks and without a way up.
 PATH = re.compile(r"(?!.*/\.\.(/|$))/\S+")
 #: The largest number that programs in C keep.
@@ -113,6 +121,15 @@ def address_faults(values: dict[str, str | dict[str, str]], *local: str) -> list
     ]
 
 
+def remote_faults(values: dict[str, str]) -> list[str]:
+    """Given variables that are remotes of git or empty, return what git cannot clone; it may hold a password."""
+    return [
+        f"{name}: is not of the form https://host/path, ssh://user@host/path, user@host:path or /path"
+        for name, value in values.items()
+        if value and not REMOTE.fullmatch(value)
+    ]
+
+
 def zone_faults(name: str, variable: str) -> list[str]:
     """Given a time zone or the empty string, return what is wrong with it, as far as this machine knows zones."""
     if not name or (ZONE.fullmatch(name) and (_is_zone(name) or not _is_zone(OLDER_ZONE))):
@@ -138,6 +155,7 @@ class FilterModule:
             "number_faults": number_faults,
             "package_faults": package_faults,
             "path_faults": path_faults,
+            "remote_faults": remote_faults,
             "server_faults": server_faults,
             "size_faults": size_faults,
             "zone_faults": zone_faults,

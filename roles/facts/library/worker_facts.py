@@ -46,6 +46,11 @@ options:
     type: list
     elements: path
     default: []
+  paths:
+    description: Absolute paths of which it is told whether something is there; links are followed.
+    type: list
+    elements: path
+    default: []
   mentions:
     description: Words that are looked for in files, with the files as shell patterns.
     type: dict
@@ -92,7 +97,8 @@ ansible_facts:
       C(behind), which of O(settings) were written after systemd read the unit, or after the service was started;
       C(hugepages), the kernel's choice of transparent hugepages; C(mounts), a list of C(source), C(target), C(fstype),
       C(options); C(filesystems), those that the kernel knows by now; C(programs), path -> first line of what
-      C(--version) says, without those that do not run; C(signing_keys), path -> fingerprints of the primary keys in it;
+      C(--version) says, without those that do not run; C(paths), path -> missing, executable for a file that can be
+      executed, or there; C(signing_keys), path -> fingerprints of the primary keys in it;
       C(mentions), word -> files that have it.
     - C(files) in it is path -> C(state), which is C(file), C(directory), C(link) or C(other); C(owner), C(group),
       C(mode); of a link C(target); of a file C(digest), its SHA-256 in hexadecimal digits, and C(block), that of what
@@ -286,6 +292,13 @@ def mentioned(word: str, patterns: list[str]) -> list[str]:
     return found
 
 
+def standing(path: str) -> str:
+    """Return whether a path is `missing`, a file that can be `executable`, or otherwise `there`; links are followed."""
+    if os.path.isfile(path) and os.access(path, os.X_OK):
+        return "executable"
+    return "there" if os.path.exists(path) else "missing"
+
+
 def digest(data: bytes) -> str:
     """Return the SHA-256 of data in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
@@ -341,6 +354,7 @@ def main() -> None:
             "programs": {"type": "list", "elements": "path", "default": []},
             "files": {"type": "list", "elements": "path", "default": []},
             "signing_keys": {"type": "list", "elements": "path", "default": []},
+            "paths": {"type": "list", "elements": "path", "default": []},
             "mentions": {"type": "dict", "default": {}},
             "units": {"type": "list", "elements": "str", "default": ["*"]},
             "settings": {"type": "dict", "default": {}},
@@ -378,6 +392,7 @@ def main() -> None:
         "mounts": mounts(text("/proc/self/mountinfo")),
         "filesystems": sorted(line.split()[-1] for line in text("/proc/filesystems").splitlines() if line.strip()),
         "programs": {path: line for path, line in versions.items() if line},
+        "paths": {path: standing(path) for path in module.params["paths"]},
         "files": entries(module.params["files"]),
         "signing_keys": keys,
         "mentions": {word: mentioned(word, patterns) for word, patterns in module.params["mentions"].items()},

@@ -34,7 +34,9 @@ def written(path: str) -> float:
 def behind(settings: dict[str, str], shown: str) -> list[str]:
     """Given units with the files of their settings and what systemctl show prints, return those that lack them.
 
-    A part of a unit counts once systemd has read it, another file once its service has been started.
+    A part of a unit counts once systemd has read it, another file once its service has been started. After a clock was
+    set back, a file of before is told once for nothing when its time has come again: whether it was written before the
+    service was started or behind the new time, neither of the two clocks tells, and a restart too many does no harm.
     """
     found, boot = [], time.time() - time.monotonic()
     for block in blocks(shown):

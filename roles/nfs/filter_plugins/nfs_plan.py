@@ -83,6 +83,22 @@ def kernel_exports(exports: list[Entry]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def kernel_threads(exports: list[Entry], options: list[str]) -> int:
+    """Return how many threads the kernel's server needs for its clients; at most 8 are as many as it has by itself.
+
+    Up to Linux 6.13 it closes the oldest of more than 20 connections for each thread, three threads added
+    (svc_check_conn_limits in net/sunrpc/svc_xprt.c).
+
+    Args:
+        exports: With the addresses of their clients.
+        options: Mount options of clients; with nconnect (nfs(5)) each has several connections.
+    """
+    clients = {client for export in exports for client in export["addresses"]}
+    named = (str(option).partition("=") for option in options)
+    each = max([1, *(int(value) for name, _, value in named if name == "nconnect" and value.isdecimal())])
+    return max(8, -(-len(clients) * each // 20))
+
+
 def drop_in(service: str) -> str:
     """Return the role's part of a service's unit."""
     return f"/etc/systemd/system/{service}.d/tpu_ops.conf"
@@ -100,6 +116,8 @@ def server_files(exports: list[Entry], nfs: Entry) -> list[Entry]:
         ]
     else:
         core = f"{HEADER}\n[nfsd]\nvers3=n\nvers4=y\ngrace-time={grace_seconds}\n"  # nfs.conf(5)
+        if (threads := kernel_threads(exports, nfs["options"])) > 8:
+            core += f"threads={threads}\n"
         files = [
             {"path": "/etc/exports.d/tpu_ops.exports", "content": kernel_exports(exports), "takes": "reload"},
             {"path": "/etc/nfs.conf.d/tpu_ops.conf", "content": core, "takes": "restart"},

@@ -58,7 +58,8 @@ options:
       automount: {description: Text of the automount unit., type: str, default: ""}
       state: {description: Mounted or absent., type: str, choices: [mounted, absent], default: mounted}
   units_only: {description: Whether units of NFS mounts are written and not started., type: bool, default: false}
-  wait: {description: How long servers may take to answer after a change in seconds., type: int, default: 30}
+  await_servers: {description: Whether the servers of mounts have to answer in the end., type: bool, default: true}
+  wait: {description: How long they may take for that in seconds., type: int, default: 30}
 author: [tpu_ops]
 """
 
@@ -151,6 +152,7 @@ def main() -> None:
                 }
             ),
             "units_only": {"type": "bool", "default": False},
+            "await_servers": {"type": "bool", "default": True},
             "wait": {"type": "int", "default": 30},
         },
         supports_check_mode=True,
@@ -166,7 +168,7 @@ def main() -> None:
             work.absent(mount["path"])
     for mount in coming:
         work.mounted(mount)
-    if not module.check_mode:
+    if module.params["await_servers"] and not module.check_mode:
         work.check_servers(coming)
     listed = {unit_name(mount["path"], "mount") for mount in mounts}
     for unit in sorted(glob.glob(UNITS + "/*.mount")):

@@ -43,6 +43,9 @@ PEOPLE_UIDS = range(1000, 60000)
 SHELLS = ("elvish", "fish", "mksh", "tcsh", "xonsh", "yash", "zsh")
 SHELL_DIRECTORIES = ("/bin", "/usr/bin")
 
+#: How the names of a fleet's file end (the inventory plugin, `verify_file`).
+FLEET_FILES = ("tpu_vm.yml", "tpu_vm.yaml")
+
 #: The group whose members may start and stop runs.
 LAUNCHER_GROUP = "tpu-run"
 
@@ -262,28 +265,50 @@ def people_nowhere(lists: dict[str, list[Person]], groups: dict[str, list[str]])
 
 
 def shell_faults(
-    lists: dict[str, list[Person]], place: dict[str, Any], installed: dict[str, str], coming: list[str]
+    lists: dict[str, list[Person]], place: dict[str, Any], paths: dict[str, str], coming: list[str]
 ) -> list[str]:
-    """Return login shells that a worker surely lacks; of others, only the worker itself can tell.
+    """Return login shells that a worker lacks, and that surely no package brings.
 
     Args:
         lists: Variable -> the people that it lists.
         place: The worker, as `people_here` takes it.
-        installed: Packages that the worker has; none are known where it is empty.
-        coming: Packages that roles install, perhaps with :ARCHITECTURE or =VERSION.
+        paths: The worker's fact `paths`.
+        coming: Packages that are installed before the accounts are made, `facts_coming_packages`.
     """
-    packages = {*installed, *(re.split("[:=]", name)[0] for name in coming)}
-    faults = []
-    for variable, people in lists.items():
-        for position, person in enumerate(people):
-            directory, _, name = person.get("shell", "").rpartition("/")
-            lacking = name in SHELLS and directory in SHELL_DIRECTORIES and name not in packages
-            if installed and lacking and person.get("state", "present") == "present" and _belonging([person], place):
-                faults.append(
-                    f"{variable}[{position}]: {person.get('name')}: shell {person['shell']} is not installed, and"
-                    f" {name} is not in shell_packages"
-                )
-    return faults
+    return [
+        f"{where}: shell {shell} is not there, and no package that this playbook installs brings it; add its package to"
+        " shell_packages and run site.yml, or choose another shell"
+        for where, shell in _lacking(lists, place, paths)
+        if _no_package_brings(shell, coming)
+    ]
+
+
+def shell_warnings(
+    lists: dict[str, list[Person]], place: dict[str, Any], paths: dict[str, str], coming: list[str]
+) -> list[str]:
+    """Return, of what `shell_faults` takes, login shells of which only the packages that come will tell."""
+    return [
+        f"{where}: shell {shell} is not there yet; unless one of {', '.join(coming)} brings it, the worker is refused"
+        for where, shell in _lacking(lists, place, paths)
+        if not _no_package_brings(shell, coming) and shell.rpartition("/")[2] not in coming
+    ]
+
+
+def _lacking(lists: dict[str, list[Person]], place: dict[str, Any], paths: dict[str, str]) -> list[tuple[str, str]]:
+    """Return entry and login shell of those present whose shell the worker cannot execute."""
+    return [
+        (f"{variable}[{position}]: {person.get('name')}", person["shell"])
+        for variable, people in lists.items()
+        for position, person in enumerate(people)
+        if person.get("state", "present") == "present"
+        and _belonging([person], place)
+        and paths.get(person.get("shell", ""), "executable") != "executable"
+    ]
+
+
+def _no_package_brings(shell: str, coming: list[str]) -> bool:
+    directory, _, name = shell.rpartition("/")
+    return not coming or (name in SHELLS and directory in SHELL_DIRECTORIES and name not in coming)
 
 
 def account_faults(lists: dict[str, list[Person]], place: dict[str, Any], worker: dict[str, Any]) -> list[str]:
@@ -332,9 +357,21 @@ def _account_faults(person: Person, accounts: dict[str, Any], groups: dict[str, 
     return faults
 
 
-def removal_faults(names: list[str], connecting_user: str = "") -> list[str]:
-    """Return what is wrong with users_remove_metadata_keys."""
+def removal_faults(names: list[str], connecting_user: str = "", fleet_file: str | None = None) -> list[str]:
+    """Return what is wrong with users_remove_metadata_keys.
+
+    Args:
+        names: The login names in it.
+        connecting_user: The account that Ansible logs in with.
+        fleet_file: The inventory file that a node's worker is from, whose settings the API is asked with; None for a
+            host that is no node's worker, of which no metadata are changed.
+    """
     faults = []
+    if names and fleet_file is not None and not fleet_file.endswith(FLEET_FILES):
+        faults.append(
+            f"users_remove_metadata_keys: the API is asked with the settings of the fleet's tpu_vm.yml, and this worker"
+            f" is from {fleet_file or 'no file'}; give -i the fleet's inventory/tpu_vm.yml"
+        )
     for position, name in enumerate(names):
         where = f"users_remove_metadata_keys[{position}]: {name}"
         if not NAME.fullmatch(str(name)):
@@ -356,4 +393,5 @@ class FilterModule:
             "people_nowhere": people_nowhere,
             "removal_faults": removal_faults,
             "shell_faults": shell_faults,
+            "shell_warnings": shell_warnings,
         }

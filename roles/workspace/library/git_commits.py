@@ -8,7 +8,7 @@ from typing import Any
 
 from ansible.module_utils.as_person import PersonFault, as_person
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.programs import program
+from ansible.module_utils.programs import at_remote
 
 DOCUMENTATION = r"""
 module: git_commits
@@ -86,7 +86,7 @@ def ask(url: str, ref: str, timeout: int) -> str:
     Raises:
         PersonFault: The remote does not answer.
     """
-    answer: str = program(["git", "ls-remote", "--", url, ref, ref + "^{}"], timeout)
+    answer: str = at_remote(["git", "ls-remote", "--", url, ref, ref + "^{}"], timeout)
     return answer
 
 

@@ -7,7 +7,7 @@ import stat
 from typing import Any
 
 from ansible.module_utils.as_person import PersonFault
-from ansible.module_utils.programs import Git, program
+from ansible.module_utils.programs import Git, at_remote
 
 #: What was checked out here; a commit that a rewritten branch has left is known by it to be nobody's own work.
 DEPLOYED = "refs/tpu_ops/deployed"
@@ -125,7 +125,7 @@ class Clone:
 
     def make(self, url: str, commit: str) -> None:
         """Clone into an empty directory."""
-        program(["git", "clone", "--quiet", "--no-checkout", "--", url, self.path], self.timeout)
+        at_remote(["git", "clone", "--quiet", "--no-checkout", "--", url, self.path], self.timeout)
         self.fetch(commit)
         self.check_out(commit)
 
@@ -133,10 +133,10 @@ class Clone:
         """Fetch a commit where it is missing."""
         present = ("cat-file", "-e", commit + "^{commit}")
         if not self.git.has(*present):
-            self.git("fetch", "--quiet", "--tags", "--force", "origin")
+            self.git.remote("fetch", "--quiet", "--tags", "--force", "origin")
         if not self.git.has(*present):
             # The branch was rewritten since; forges hand out commits that they still have.
-            self.git("fetch", "--quiet", "origin", commit)
+            self.git.remote("fetch", "--quiet", "origin", commit)
 
     def check_out(self, commit: str) -> None:
         """Put a commit into the working tree, over no file that git ignores there."""

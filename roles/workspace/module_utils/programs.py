@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import subprocess
+import time
 
 from ansible.module_utils.as_person import PersonFault
 
@@ -16,6 +19,13 @@ ENVIRONMENT = {
     "UV_NO_PROGRESS": "1",
     "NO_COLOR": "1",
 }
+
+
+#: What git says of a server that takes no more connections just now. sshd turns away some of those that come at once,
+#: as from many workers, before it knows of whom they are (MaxStartups in sshd_config(5)); over https it is these codes.
+TURNED_AWAY = re.compile(r"ssh_exchange_identification|kex_exchange_identification|returned error: (429|503)")
+#: Seconds in which such a server is asked again, and the longest pause between two times.
+PATIENCE, PAUSE = 60.0, 5.0
 
 
 def program(command: list[str], timeout: int, *, errors_too: bool = False) -> str:
@@ -52,6 +62,27 @@ def program(command: list[str], timeout: int, *, errors_too: bool = False) -> st
     return done.stdout
 
 
+def at_remote(command: list[str], timeout: int) -> str:
+    """Run what asks a remote and return what it printed; a server that turns it away is asked again.
+
+    Args:
+        command: The program and its arguments.
+        timeout: Seconds that it may take each time.
+
+    Raises:
+        PersonFault: As `program`.
+    """
+    until = time.monotonic() + PATIENCE
+    while True:
+        pause = random.uniform(PAUSE / 5, PAUSE)  # noqa: S311
+        try:
+            return program(command, timeout)
+        except PersonFault as exc:
+            if not TURNED_AWAY.search(str(exc)) or time.monotonic() + pause > until:
+                raise
+        time.sleep(pause)  # at random: workers that were turned away together do not come back together
+
+
 class Git:
     """git in one directory."""
 
@@ -66,6 +97,14 @@ class Git:
             PersonFault: It fails.
         """
         return program(["git", "-C", self.path, *arguments], self.timeout)
+
+    def remote(self, *arguments: str) -> str:
+        """Do the same with what asks a remote, see `at_remote`.
+
+        Raises:
+            PersonFault: It fails.
+        """
+        return at_remote(["git", "-C", self.path, *arguments], self.timeout)
 
     def has(self, *arguments: str) -> bool:
         """Return whether git ends well."""
