@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs.test_parts import pod, probe
+from tests.runs.test_parts import pod, probe, stand_in
 from tests.support.nodes import node
 from tests.support.published import Member, document
 from tpu_ops import config
@@ -175,10 +175,15 @@ def test_a_run_starts_in_the_project_and_its_later_attempts_have_the_same_commit
         asked.append((*given[-2:], check))
         return Outcome(data={"workspace": dict.fromkeys(HOSTS, AT)})
 
-    fleet: Any = SimpleNamespace(settings=SimpleNamespace(state_dir=tmp_path), workers=pod(2), listed=())
+    fleet: Any = SimpleNamespace(
+        settings=stand_in(tmp_path),
+        workers=pod(2),
+        listed=(),
+        warnings=(),
+    )
     monkeypatch.setattr("tpu_ops.cli.configure.converge", converge)
     monkeypatch.setattr("tpu_ops.fleet.contact.fanout", lambda _: Ready())
-    monkeypatch.setattr("tpu_ops.fleet.view.current", lambda _: fleet)
+    monkeypatch.setattr("tpu_ops.fleet.view.known", lambda _: fleet)
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
     args = parser.parse_args(["pod", "--git", "main", "--json", *["--dry-run"] * dry])
@@ -212,7 +217,7 @@ def test_who_recovers_learns_at_the_start_whether_a_new_node_could_be_configured
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr("tpu_ops.cli.configure.rehearse", lambda *given: asked.append(given[-1]))
-    fleet: Any = SimpleNamespace(settings=None)
+    fleet: Any = SimpleNamespace(settings=stand_in(Path()))
     args = argparse.Namespace()
     job = train._Job(fleet, pod(2), RunSpec("r1", ("true",)), None, [0], args)
     for given, calls, said in (
@@ -234,7 +239,7 @@ def test_what_site_yml_would_refuse_ends_a_start_with_recovery_that_is_not_force
     def refuse(*_: object) -> None:
         raise HostError("site.yml would fail there")
 
-    fleet: Any = SimpleNamespace(settings=None, workers=pod(2), listed=())
+    fleet: Any = SimpleNamespace(settings=stand_in(Path()), workers=pod(2), listed=(), warnings=())
     monkeypatch.setattr("tpu_ops.cli.train.config.load", lambda _: None)
     monkeypatch.setattr("tpu_ops.fleet.contact.find", lambda *_: (fleet, fleet.workers))
     monkeypatch.setattr("tpu_ops.fleet.contact.serving", lambda *_: fleet)

@@ -15,6 +15,7 @@ from tpu_ops.fleet import contact, update, view
 from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
 from tpu_ops.fleet.targets import UnknownError
+from tpu_ops.remote import fanout as remote_fanout
 from tpu_ops.remote.renewal import News
 
 
@@ -42,7 +43,7 @@ def search(monkeypatch):
 
     def search(fleet):
         given = []
-        monkeypatch.setattr(contact, "Fanout", lambda ssh_config, renew, proxied, find: given.append(renew))
+        monkeypatch.setattr(remote_fanout, "Fanout", lambda ssh_config, renew, proxied, find: given.append(renew))
         contact.fanout(view.current(fleet.settings()))
         return given[0]
 
@@ -75,7 +76,9 @@ def test_what_was_said_of_the_fleet_is_not_said_again_when_it_is_asked_anew(flee
 def test_the_master_of_a_worker_that_moved_is_looked_for_elsewhere(fleet, monkeypatch):
     fleet.create("pod", "v4-16")
     given: dict[str, Any] = {}
-    monkeypatch.setattr(contact, "Fanout", lambda ssh_config, renew, proxied, find: given.update(look=renew, find=find))
+    monkeypatch.setattr(
+        remote_fanout, "Fanout", lambda ssh_config, renew, proxied, find: given.update(look=renew, find=find)
+    )
     contact.fanout(view.current(fleet.settings()))
     before = given["find"]("pod-w1")
     fleet.act("stop", "pod")

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -301,13 +302,101 @@ def test_a_start_that_is_sent_again_waits_for_what_the_first_one_began(
     spec.put(store.run_dir, asked, os.getuid(), os.getuid(), MARKER)
 
     def pause(*_: object) -> None:
-        spec.take(store.run_dir, "r1")
+        spec.discard(store.run_dir, "r1")
         on(tmp_path, state="running", began=time.time())
 
     monkeypatch.setattr(wire.Caller, "pause", pause)
     monkeypatch.setattr(actions, "_start_unit", lambda *_: pytest.fail("it is being started"))
     said = served(store, {"action": "start", "spec": asked}, line, attended=False)
     assert controller.find_answer(said, MARKER)["record"]["state"] == "running"
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["its spec waits", "its record is there"])
+def test_a_start_that_comes_again_a_moment_later_is_answered_as_the_first_one(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """The first one is heard while the second one looks whether there was one."""
+    store, asked, sweep = Store(str(tmp_path)), good(run_id="r1"), spec.sweep
+
+    def first(*words: Any) -> None:
+        sweep(*words)
+        spec.put(store.run_dir, asked, os.getuid(), os.getuid(), MARKER)
+
+    def put(*_: object) -> None:
+        began()
+        raise wire.Refused("held", "run r1 is being started here already")
+
+    def began(*_: object) -> None:
+        on(tmp_path, state="running", began=time.time())
+        spec.discard(store.run_dir, "r1")
+
+    monkeypatch.setattr(spec, "sweep", first)
+    if not waits:
+        monkeypatch.setattr(spec, "put", put)
+        monkeypatch.setattr(spec, "sweep", sweep)
+    monkeypatch.setattr(wire.Caller, "pause", began)
+    monkeypatch.setattr(actions, "_start_unit", lambda *_: pytest.fail("it is being started"))
+    said = served(store, {"action": "start", "spec": asked}, line, attended=False)
+    assert controller.find_answer(said, MARKER)["record"]["state"] == "running"
+
+
+@pytest.mark.parametrize("has_lock", [True, False], ids=["its run has the worker", "its record is read"])
+def test_a_start_that_comes_again_a_moment_later_is_not_refused_for_its_own_run(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, has_lock: bool
+) -> None:
+    """The first one has got as far as that since the second one looked whether there was one."""
+    store = Store(str(tmp_path))
+
+    def holder(*_: object) -> dict[str, Any] | None:
+        on(tmp_path, state="running", began=time.time())
+        return record.holder_of(store.read("r1") or {}) if has_lock else None
+
+    monkeypatch.setattr(Store, "holder", holder)
+    monkeypatch.setattr(actions, "_start_unit", lambda *_: pytest.fail("it is being started"))
+    said = served(store, {"action": "start", "spec": good(run_id="r1")}, line, attended=False)
+    assert controller.find_answer(said, MARKER)["record"]["state"] == "running"
+
+
+def test_a_start_that_comes_again_waits_once_for_a_supervisor_that_never_comes(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, asked, clock = Store(str(tmp_path)), good(run_id="r1"), [100.0]
+    spec.put(store.run_dir, asked, os.getuid(), os.getuid(), MARKER)
+
+    def pause(_: object, seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(actions, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(wire.Caller, "pause", pause)
+    said = served(store, {"action": "start", "spec": asked}, line, attended=False)
+    error = controller.find_answer(said, MARKER)["error"]
+    assert (error["kind"], "is being started here already" in error["message"]) == ("held", True)
+    assert clock[0] - 100.0 == pytest.approx(unit.START_LIMIT, abs=0.1)
+
+
+def test_a_start_that_comes_again_meets_the_spec_until_there_is_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, seen = Store(str(tmp_path)), []
+    alone = good(run_id="r1", rank=0, world_size=1, workers=["pod-w0"], net=None)
+    spec.put(store.run_dir, spec.check(alone), os.getuid(), os.getuid(), MARKER)
+    write = Store.write
+
+    def written(one: Store, found: dict[str, Any]) -> None:
+        seen.append(spec.waits(store.run_dir, "r1", MARKER))
+        write(one, found)
+
+    def prepare(*_: object) -> None:
+        seen.append(spec.waits(store.run_dir, "r1", MARKER))
+        raise wire.Refused("failed", "no more of it is wanted")
+
+    monkeypatch.setattr(Store, "write", written)
+    monkeypatch.setattr(supervise.Supervisor, "_prepare", prepare)
+    monkeypatch.setattr(supervise.Supervisor, "_finish", lambda *_, **__: None)
+    monkeypatch.setattr("tpu_ops.host.supervise.environment.load_config", dict)
+    monkeypatch.setattr("tpu_ops.host.supervise.signal.pthread_sigmask", lambda *_: None)
+    assert supervise.Supervisor(store, "r1").run() == 1
+    assert seen == [True, False], "before the record, and behind it"
 
 
 @pytest.mark.parametrize("changes", [{"marker": "another-start"}, {"asked_by": os.getuid() + 1}])

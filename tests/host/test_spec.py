@@ -67,14 +67,16 @@ def test_a_spec_that_cannot_be_carried_out_is_refused(changes: dict[str, Any]) -
         spec.check(good(**changes))
 
 
-def test_a_spec_is_readable_by_root_alone_and_gone_when_taken(tmp_path: Path) -> None:
+def test_a_spec_is_readable_by_root_alone_and_gone_when_discarded(tmp_path: Path) -> None:
     spec.put(str(tmp_path), good(), 1000, 1001, "m1")
     path = Path(spec.path_of(str(tmp_path), "digits-1"))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     with pytest.raises(Refused, match="being started"):
         spec.put(str(tmp_path), good(), 1000, 1001, "m2")
-    assert spec.take(str(tmp_path), "digits-1") == (good(), 1000, 1001, "m1")
+    assert spec.read(str(tmp_path), "digits-1") == (good(), 1000, 1001, "m1")
+    assert list(path.parent.iterdir()) == [path]
+    spec.discard(str(tmp_path), "digits-1")
     assert not path.exists()
 
 

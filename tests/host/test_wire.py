@@ -16,6 +16,7 @@ def test_both_sides_agree_on_the_constants() -> None:
     for name in ("PROTOCOL", "DATA", "GAP", "NOTE", "END"):
         assert getattr(host, name) == getattr(controller, name)
     assert host.FRAME.format == controller.FRAME.format
+    assert set(controller.KINDS) == {host.DATA, host.GAP, host.NOTE, host.END}
 
 
 def test_a_request_arrives_as_it_was_sent() -> None:

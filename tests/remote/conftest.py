@@ -54,7 +54,8 @@ if request["action"] == "look":
 sys.stdout.write("\n%s\n%s\n" % (request["marker"], json.dumps({{"ok": True, "request": request}})))
 sys.stdout.flush()
 if request["action"] == "follow":
-    for kind, offset, data in ((b"D", 0, b"ab"), (b"G", 10, b""), (b"D", 10, b"c"), (b"E", 11, b"{{}}")):
+    last = request.get("last", "E").encode()
+    for kind, offset, data in ((b"D", 0, b"ab"), (b"G", 10, b""), (b"D", 10, b"c"), (last, 11, b"{{}}")):
         sys.stdout.buffer.write(struct.pack(">cQI", kind, offset, len(data)) + data)
     if request.get("cut"):
         sys.stdout.buffer.flush()

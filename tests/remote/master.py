@@ -51,8 +51,9 @@ class Master:
             assert not thread.is_alive()
 
     def _start(self, work: Callable[..., None], *arguments: object) -> None:
-        self._threads.append(threading.Thread(target=work, args=arguments, daemon=True))
-        self._threads[-1].start()
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError):

@@ -143,6 +143,15 @@ async def test_frames_come_as_they_were_sent(play: Path) -> None:
     ]
 
 
+async def test_a_frame_of_a_kind_that_the_protocol_does_not_have_is_no_end(play: Path) -> None:
+    async with Fanout(play / "config").stream("a", "follow", {"last": "X"}) as stream:
+        assert (await stream.answer()).ok
+        frames = stream.frames()
+        assert [(await anext(frames)).kind for _ in range(3)] == [b"D", b"G", b"D"]
+        with pytest.raises(Broken, match="frame of kind b'X', which version 4 of the protocol does not have"):
+            await anext(frames)
+
+
 async def test_a_stream_that_ends_early_is_broken(play: Path) -> None:
     async with Fanout(play / "config").stream("a", "status", {}) as stream:
         assert (await stream.answer()).ok

@@ -12,7 +12,7 @@ import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops.errors import OpsError
-from tpu_ops.remote import ssh
+from tpu_ops.remote import room, ssh
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import launch
 from tpu_ops.runs.spec import RunSpec
@@ -122,7 +122,7 @@ async def test_more_sessions_than_the_system_allows_are_an_error_for_people(
 
 def test_a_process_that_cannot_open_one_more_file_still_gets_room(few_files: None) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    ssh.make_room(1)
+    room.make(1)
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1
-    ssh.make_room(COUNT)
+    room.make(COUNT)
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > COUNT

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.runs.test_parts import stand_in
 from tpu_ops.cli import attach, leaving
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet.remaking import Plan
@@ -22,6 +23,7 @@ from tpu_ops.runs.follow import Outcome
 
 RUN = RunRef("r1", ("pod-w0",))
 FANOUT: Any = object()
+SETTINGS = stand_in(Path())
 
 
 def press() -> None:
@@ -52,7 +54,9 @@ class Stop:
 
 
 async def followed(work: Any, *, on: bool = True, left: Callable[[], None] = lambda: None) -> int:
-    return await leaving.followed(work, lambda: (FANOUT, RUN) if on else None, left, as_json=False)
+    return await leaving.followed(
+        work, lambda: (FANOUT, RUN) if on else None, left, command=SETTINGS.command, as_json=False
+    )
 
 
 async def pressed(*seconds: float, cleanup: float = 0.0) -> int:
@@ -104,6 +108,23 @@ async def test_a_third_ctrl_c_does_not_wait_for_the_stop(monkeypatch: pytest.Mon
     assert "to be sure that every worker was told: tpu_ops stop r1" in capsys.readouterr().err
 
 
+def test_a_stop_whose_outcome_nobody_reads_any_more_was_one(stop: Stop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C has ended what read the lines as well."""
+    said: list[str] = []
+    monkeypatch.setattr("tpu_ops.cli.output.line", Mock(side_effect=BrokenPipeError))
+    monkeypatch.setattr("tpu_ops.cli.output.give_up", lambda: said.append("given up"))
+    code = leaving.to_its_end(
+        pressed(0, 0.1),
+        lambda: (FANOUT, RUN),
+        lambda: said.append("left"),
+        lambda: said.append("stopped"),
+        command="tpu_ops {}".format,
+        as_json=False,
+    )
+    assert (code, stop.asked) == (ExitCode.INTERRUPTED, ["r1"])
+    assert said == ["left", "given up", "stopped"]
+
+
 async def test_three_quick_ctrl_c_stop_the_run(stop: Stop, capsys: Any) -> None:
     assert await followed(pressed(0, 0.01, 0.02, cleanup=0.1)) == ExitCode.INTERRUPTED
     assert stop.asked == ["r1"]
@@ -135,7 +156,13 @@ def test_an_error_while_a_run_is_on_says_that_it_goes_on(error: Exception, on: b
         raise error
 
     with pytest.raises(type(error), check=lambda raised: raised is error):
-        leaving.to_its_end(work(), lambda: (FANOUT, RUN) if on else None, lambda: said.append("left"), as_json=False)
+        leaving.to_its_end(
+            work(),
+            lambda: (FANOUT, RUN) if on else None,
+            lambda: said.append("left"),
+            command="tpu_ops {}".format,
+            as_json=False,
+        )
     assert said == (["left"] if on else [])
 
 
@@ -146,10 +173,12 @@ def test_who_no_longer_reads_the_lines_of_a_run_has_left_it(monkeypatch: pytest.
     async def work() -> int:
         raise BrokenPipeError
 
-    code = leaving.to_its_end(work(), lambda: (FANOUT, RUN), lambda: said.append("left"), as_json=False)
+    code = leaving.to_its_end(
+        work(), lambda: (FANOUT, RUN), lambda: said.append("left"), command=SETTINGS.command, as_json=False
+    )
     assert (code, said) == (ExitCode.INTERRUPTED, ["given up", "left"])
     with pytest.raises(BrokenPipeError):
-        leaving.to_its_end(work(), lambda: None, lambda: None, as_json=False)
+        leaving.to_its_end(work(), lambda: None, lambda: None, command=SETTINGS.command, as_json=False)
 
 
 @pytest.mark.parametrize("over", [True, False])
@@ -166,7 +195,7 @@ def test_of_a_run_that_has_ended_nobody_says_that_it_goes_on(
             raise full
         return RUN, [], []
 
-    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SETTINGS)
     monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: None)
     monkeypatch.setattr("tpu_ops.cli.attach.logs.followed", found)
     monkeypatch.setattr("tpu_ops.cli.attach.runs_output.finish", Mock(side_effect=full))
@@ -187,7 +216,7 @@ def test_a_run_stopped_from_another_shell_is_not_kept_to_be_started_again(
     records.write(tmp_path, records.new("r1", ("pod",), ("1",), RUN.hosts, ("true",)))
     kept = recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("true",)), {}))
     recovery.write(tmp_path, kept)
-    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SimpleNamespace(state_dir=tmp_path))
+    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: stand_in(tmp_path))
     monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: SimpleNamespace(workers=()))
     monkeypatch.setattr("tpu_ops.cli.attach.logs.followed", found)
     parser = argparse.ArgumentParser()
@@ -203,7 +232,7 @@ def test_who_leaves_a_run_is_told_how_to_get_at_it(monkeypatch: pytest.MonkeyPat
         press()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SETTINGS)
     monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: None)
     monkeypatch.setattr("tpu_ops.cli.attach.logs.followed", found)
     parser = argparse.ArgumentParser()

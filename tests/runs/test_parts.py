@@ -8,9 +8,11 @@ import re
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -24,6 +26,7 @@ from tpu_ops.host import fitness
 from tpu_ops.host import spec as host_spec
 from tpu_ops.host.wire import Refused
 from tpu_ops.remote import wire
+from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.runs import control, doctor, preflight, records, spec, sync
 from tpu_ops.runs.follow import Outcome, first_failure, outcome_of
@@ -43,6 +46,11 @@ def pod(size: int = 4, name: str = "pod", node_id: str = "1", subnet: int = 0) -
         chips_per_worker=4,
     )
     return workers_of([node])
+
+
+def stand_in(folder: Path) -> Any:
+    """Return what stands for the settings of a fleet whose state is kept in a folder."""
+    return SimpleNamespace(state_dir=folder, command="tpu_ops {}".format)
 
 
 # --- spec ---------------------------------------------------------------------------------------------------
@@ -253,6 +261,25 @@ def test_the_worker_that_differs_from_the_others_is_named() -> None:
     assert found["w1"] == "its environment differs: Python 3.12 (others 3.11), jax 0.9 (others 0.10.2)"
     assert found["w2"] == "its clock is +400 s off"
     assert found["w3"] == "it is the same machine as w4"
+
+
+async def test_clocks_that_were_read_minutes_apart_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 5.0
+
+    class OneByOne:
+        async def call(self, requests: Any, action: str, *, done: Callable[[Reply], None], **_: Any) -> Any:
+            nonlocal now
+            replies = {}
+            for number, host in enumerate(requests):
+                now += 60
+                off = 90.0 if number == 3 else 0.0
+                replies[host] = Reply(host, {"probe": probe(clock=1000.0 + now + off, boot_id=host)})
+                done(replies[host])
+            return replies
+
+    monkeypatch.setattr(preflight, "time", SimpleNamespace(monotonic=lambda: now))
+    faults, _ = await preflight.examine(cast(Fanout, OneByOne()), pod())
+    assert [(fault.worker, fault.problem) for fault in faults] == [("pod-w3", "its clock is +90 s off")]
 
 
 def test_silence_counts_before_what_is_wrong() -> None:

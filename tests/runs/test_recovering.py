@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from tests.runs.test_parts import pod, probe
+from tests.runs.test_parts import pod, probe, stand_in
 from tpu_ops import files
 from tpu_ops.cli import asked, attach, attempt, leaving, recovering, stop, train
 from tpu_ops.cloud.client import ApiError
@@ -182,7 +183,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
             "remaking.bring_back": world.bring_back,
             "newcomers.known": world.known,
             "configure.converge": world.converge,
-            "view.current": lambda _: SimpleNamespace(workers=world.workers),
+            "view.current": lambda *_: SimpleNamespace(workers=world.workers, warnings=()),
             "view.known": lambda _: SimpleNamespace(workers=world.workers),
             "contact.fanout": lambda _: world,
         }.items():
@@ -193,7 +194,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
         parser.add_argument("--exit-code", default="1")
         asked = spec.RunSpec("r1", ("true",), attempt=world.attempt, cwd="/srv/vision", code_digest=COMMIT)
         kept = recovery.Recovery("r1", world.attempt, Plan((Made(NODE, "1", {}),)), recovery.options_of(asked, {}))
-        settings: Any = SimpleNamespace(state_dir=tmp_path)
+        settings: Any = stand_in(tmp_path)
         job = recovering.Recovering(settings, replace(kept, **changes), asked, parser.parse_args(words), begun=False)
         world_fanout: Any = world
         if job.kept.pending:
@@ -233,6 +234,35 @@ def test_a_preempted_node_is_brought_back_and_the_run_goes_on_as_its_next_attemp
     remembered = records.read(tmp_path, "r1")
     assert remembered is not None
     assert (remembered.attempt, remembered.node_ids) == (3, ("3",))
+
+
+def test_a_warning_of_the_fleet_is_said_once_however_many_attempts_there_are(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    world, before = World(PREEMPTED, PREEMPTED, DONE), []
+
+    def current(_: object, said: set[str]) -> Any:
+        before.append(set(said))
+        return SimpleNamespace(workers=world.workers, warnings=("zone b did not answer",))
+
+    monkeypatch.setattr(world, "known", lambda *_: (current(None, set()), world.workers))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tpu_ops.cli.recovering.Recovering._fleet", _with(recovering.Recovering._fleet, current))
+        code, *_ = run(world)
+    assert code == 0
+    assert capsys.readouterr().err.count("warning: zone b did not answer") == 1
+    assert before == [set(), {"zone b did not answer"}] * 2
+
+
+def _with(look: Callable[[Any], Any], current: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return what looks at the fleet as `current` has it, in the midst of a world that has another one."""
+
+    def looked(one: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tpu_ops.cli.recovering.view.current", current)
+            return look(one)
+
+    return looked
 
 
 def test_every_attempt_has_the_commit_of_the_first_one(run: Any) -> None:
@@ -362,7 +392,7 @@ def test_an_attempt_is_followed_by_the_names_that_its_workers_have_now(
 
     monkeypatch.setattr(world, "status", asked_again)
     monkeypatch.setattr("tpu_ops.cli.recovering.contact.fanout", lambda _: world)
-    monkeypatch.setattr("tpu_ops.fleet.view.current", lambda _: SimpleNamespace(workers=world.workers))
+    monkeypatch.setattr("tpu_ops.fleet.view.current", lambda *_: SimpleNamespace(workers=world.workers, warnings=()))
     monkeypatch.setattr("tpu_ops.fleet.view.known", lambda _: SimpleNamespace(workers=world.workers))
     fleets: list[str] = []
     for before in ("attached", "while it was followed"):
@@ -464,6 +494,37 @@ def test_ctrl_c_leaves_the_run_alone_and_says_how_to_go_on(
     assert "recover: tpu_ops attach r1 --recover" in said
 
 
+def test_who_no_longer_reads_the_lines_has_left_the_run_and_its_recovery(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("x",)), {})))
+    gone: list[str] = []
+    monkeypatch.setattr("tpu_ops.cli.output.give_up", lambda: gone.append("given up"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tpu_ops.cli.output.line", Mock(side_effect=BrokenPipeError))
+        code, *_ = run(World(DONE))
+    assert (code, gone) == (ExitCode.INTERRUPTED, ["given up"])
+    assert capsys.readouterr().err.splitlines()[-3:] == [
+        "detached: run r1 goes on, and nobody starts it again",
+        "  stop:    tpu_ops stop r1",
+        "  recover: tpu_ops attach r1 --recover",
+    ]
+    assert (tmp_path / "runs/r1/recovery.json").exists(), "it can be taken over"
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OpsError("the result cannot be written")], ids=repr)
+def test_of_a_recovered_run_that_is_over_nobody_says_that_it_goes_on(
+    run: Any, tmp_path: Path, capsys: Any, error: Exception
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tpu_ops.cli.output.table", Mock(side_effect=error))
+        with pytest.raises(type(error)):
+            run(World(STOPPED))
+    said = capsys.readouterr().err
+    assert "run r1 goes on" not in said
+    assert "attach r1 --recover" not in said
+
+
 def test_a_run_that_is_stopped_while_its_nodes_are_brought_back_is_not_started_again(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -479,7 +540,7 @@ def test_a_run_that_is_stopped_while_its_nodes_are_brought_back_is_not_started_a
     threads: list[threading.Thread] = []
     monkeypatch.setattr(world, "bring_back", bring_back)
     before = signal.getsignal(signal.SIGUSR1)
-    with recovering.alone(SimpleNamespace(state_dir=tmp_path), "r1"):  # type: ignore[arg-type]
+    with recovering.alone(stand_in(tmp_path), "r1"):
         code, _, _ = run(world, "--json")
     threads[0].join()
     assert (code, answers, world.done) == (1, [True], []), "no attempt was on: nobody need be asked to stop"
@@ -505,7 +566,7 @@ async def test_stop_ends_a_recovery_and_asks_the_workers_where_an_attempt_may_be
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     known, asked = records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",)), []
-    fleet: Any = SimpleNamespace(settings=SimpleNamespace(state_dir=tmp_path), workers=(), listed=())
+    fleet: Any = SimpleNamespace(settings=stand_in(tmp_path), workers=(), listed=())
 
     async def end(_: object, run_: Any, **__: Any) -> Any:
         asked.append(run_.run_id)
@@ -691,7 +752,7 @@ def test_a_controller_that_dies_before_a_worker_is_asked_leaves_a_run_that_can_b
 
 def words_of_stop(tmp_path: Path) -> tuple[Any, Any]:
     """Return a fleet without workers, and the command line of `tpu_ops stop r1`."""
-    fleet = SimpleNamespace(settings=SimpleNamespace(state_dir=tmp_path), workers=(), listed=())
+    fleet = SimpleNamespace(settings=stand_in(tmp_path), workers=(), listed=())
     return fleet, SimpleNamespace(run="r1", force=False, grace=None)
 
 
@@ -881,7 +942,7 @@ def test_what_train_is_asked_for_is_what_is_kept(tmp_path: Path) -> None:
     words = ["pod", "--recover", "--max-preemptions", "3", "--env", "A=1", "--env-file", "e", "--secret", "S=~/s"]
     args = parser.parse_args(words)
     asked = spec.RunSpec("r1", ("true",), {"A": "1", "B": "of the file"}, lease=20.0)
-    fleet: Any = SimpleNamespace(settings=SimpleNamespace(state_dir=tmp_path))
+    fleet: Any = SimpleNamespace(settings=stand_in(tmp_path), warnings=())
     kept = train._Job(fleet, pod(2), asked, None, [0], args).recovered().kept
     assert (kept.max_preemptions, kept.max_failures, kept.code, kept.force) == (3, 0, False, False)
     assert (kept.options["env"], kept.options["lease"]) == ({"A": "1"}, 20.0)
@@ -900,7 +961,7 @@ def test_attach_takes_over_what_is_kept(run: Any, tmp_path: Path, monkeypatch: p
         return 7
 
     monkeypatch.setattr(recovering.Recovering, "to_the_end", to_the_end)
-    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SimpleNamespace(state_dir=tmp_path))
+    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: stand_in(tmp_path))
     parser = argparse.ArgumentParser()
     attach.add_arguments(parser)
     assert attach.run(parser.parse_args(["r1", "--recover"])) == 7
@@ -917,7 +978,7 @@ def test_who_takes_over_sees_the_faults_of_all_workers(
     capsys.readouterr()
     job._keep(pending=True, preemptions=1)
     world.refusals = [("probe", Reply("", {}, "failed", what)) for what in ("no launcher", "no python")]
-    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SimpleNamespace(state_dir=tmp_path))
+    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: stand_in(tmp_path))
     parser = argparse.ArgumentParser()
     attach.add_arguments(parser)
     with pytest.raises(preflight.PreflightError):

@@ -10,12 +10,17 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from tests.runs.test_parts import pod
+from tests.runs.test_parts import pod, probe, stand_in
+from tests.support.nodes import node
+from tests.support.published import Member, document
+from tpu_ops import config
 from tpu_ops.cli import train
+from tpu_ops.cli.main import main
 from tpu_ops.errors import OpsError, UsageError
+from tpu_ops.fleet import view
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
 from tpu_ops.fleet.remaking import Plan
-from tpu_ops.remote.replies import Reply
+from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.runs import launch, records, recovery, spec
 
 EARLIER = records.RunRecord("exp", ("other",), ("7",), ("other-w0",), ("true",), since=1.0)
@@ -27,7 +32,12 @@ def job(tmp_path: Path, *words: str) -> train._Job:
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
     args = parser.parse_args(["pod", "--name", "exp", *words])
-    fleet: Any = SimpleNamespace(workers=tuple(pod(2)), listed=(), settings=SimpleNamespace(state_dir=tmp_path))
+    fleet: Any = SimpleNamespace(
+        workers=tuple(pod(2)),
+        listed=(),
+        warnings=(),
+        settings=stand_in(tmp_path),
+    )
     return train._Job(fleet, pod(2), spec.RunSpec("exp", ("true",)), None, [0], args)
 
 
@@ -116,3 +126,34 @@ async def test_the_name_of_a_run_that_is_on_elsewhere_is_taken(tmp_path: Path) -
     with pytest.raises(UsageError, match="a run exp that was started here is on") as wrong:
         await starting._check(fanout)
     assert wrong.value.where == "other-w0"
+
+
+class Ready:
+    """Stands for two workers, the second one's clock off."""
+
+    async def call(self, requests: Any, *_: Any, **__: Any) -> dict[str, Reply]:
+        clocks = {"pod-w0": 1000.0, "pod-w1": 0.0}
+        return {host: Reply(host, {"probe": probe(boot_id=host, clock=clocks[host])}) for host in requests}
+
+    async def run(self, hosts: Any, *_: Any, **__: Any) -> dict[str, Result]:
+        return {host: Result(host, 0) for host in hosts}
+
+
+def test_what_is_to_be_warned_of_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    member = Member(tmp_path, snapshot=str(tmp_path / "published.json"), proxy_jump="pod-w7")
+    (tmp_path / "published.json").write_text(document([node()]).text())
+    for name, value in member.environ().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("tpu_ops.cli.train.contact.fanout", lambda _: Ready())
+    monkeypatch.setattr("tpu_ops.cli.train.configure.rehearse", lambda *_: None)
+    assert main(["train", "pod", "--recover", "--force", "--dry-run", "--", "true"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert [words for line in said for words in ("proxy_jump pod-w7", "its clock is -1000 s off") if words in line] == [
+        "proxy_jump pod-w7",
+        "its clock is -1000 s off",
+    ]
+    assert len(said) == 2
+    known = view.current(config.load())
+    assert capsys.readouterr().err.count("warning: proxy_jump pod-w7") == 1, "it is another look"
+    view.current(config.load(), known.warnings)
+    assert capsys.readouterr().err == ""

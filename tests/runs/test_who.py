@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.runs.test_control import Answers
+from tests.runs.test_parts import stand_in
 from tpu_ops.cli import main, runs, who
 from tpu_ops.errors import ExitCode
 from tpu_ops.remote.replies import Reply
@@ -40,7 +42,7 @@ def test_the_table_comes_again_and_again_until_ctrl_c(
 ) -> None:
     fleet: Any = Fleet(w0=BUSY, w1=IDLE, w2=SILENT)
     chosen = [SimpleNamespace(host=f"w{index}") for index in range(3)]
-    monkeypatch.setattr("tpu_ops.cli.who.config.load", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.who.config.load", lambda _: stand_in(Path()))
     monkeypatch.setattr("tpu_ops.cli.who.contact.find", lambda *_: (None, chosen))
     monkeypatch.setattr("tpu_ops.cli.who.contact.serving", lambda *_: None)
     monkeypatch.setattr("tpu_ops.cli.who.contact.fanout", lambda _: fleet)
@@ -78,5 +80,5 @@ def test_who_started_a_run_as_somebody_else_is_named(asker: str, shown: str, cap
     ]
     asked = {"state": "running", "since": 5.0, "person": {"uid": 1001, "name": "ada"}, "asker": asker}
     row = (control.RunRef("r1", ("w0",)), (outcome_of(0, "w0", asked),), 5.0)
-    assert runs.show(control.Overview((row,), control.Found([])), as_json=False) == 0
+    assert runs.show(control.Overview((row,), control.Found([])), "tpu_ops train", as_json=False) == 0
     assert re.search(rf"r1 +{re.escape(shown)} +w0 +running", capsys.readouterr().out)

@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
     def left() -> None:
         output.info("detached: the run goes on")
-        output.info(f"  follow: tpu_ops attach {args.run}")
-        output.info(f"  stop:   tpu_ops stop {args.run}")
+        output.info(f"  follow: {settings.command('attach')} {args.run}")
+        output.info(f"  stop:   {settings.command('stop')} {args.run}")
 
     def stopped() -> None:
         run_ = found[0][1]
@@ -66,7 +66,10 @@ def run(args: argparse.Namespace) -> int:
             with contextlib.suppress(TimeoutError, OpsError):
                 recovery.stop(settings.state_dir, run_.run_id, 0.0)
 
-    return leaving.to_its_end(follow(), lambda: found[0] if found else None, left, stopped, as_json=args.json)
+    def running() -> tuple[Fanout, RunRef] | None:
+        return found[0] if found else None
+
+    return leaving.to_its_end(follow(), running, left, stopped, command=settings.command, as_json=args.json)
 
 
 def _take_over(settings: Settings, args: argparse.Namespace) -> int:
@@ -77,5 +80,5 @@ def _take_over(settings: Settings, args: argparse.Namespace) -> int:
     kept = recovery.read(settings.state_dir, args.run)
     with recovering.alone(settings, args.run):
         job = recovering.Recovering(settings, kept, kept.spec(os.environ), args, begun=True)
-        with faults.told(args.run, as_json=args.json, more=job.facts):
+        with faults.told(args.run, settings, as_json=args.json, more=job.facts):
             return job.to_the_end(None if kept.pending else job.attached())

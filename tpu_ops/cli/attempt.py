@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tpu_ops.cli import output
+from tpu_ops.cli import commands, output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, UnreachableError
 from tpu_ops.fleet import origin, remaking, view
@@ -166,7 +166,8 @@ class Attempt:
             except OpsError as exc:
                 if not passes(exc):
                     raise
-                output.info(f"run {self.run.run_id}: {exc}; asking again in {LOOK:g} s")
+                why = commands.on_fleet(str(exc), self._settings.command)
+                output.info(f"run {self.run.run_id}: {why}; asking again in {LOOK:g} s")
             await asyncio.sleep(LOOK)
 
     async def without_lost(self) -> list[Outcome]:

@@ -58,10 +58,10 @@ def run(args: argparse.Namespace) -> int:
             output.info("the creation goes on without this command; the same command waits on")
             raise
     if outcome == "begun":
-        return _say(args, wish, outcome, None)
+        return _say(args, settings, wish, outcome, None)
     fleet = _refresh(settings, wish)
     output.info(f"node {wish.name}: {outcome}, {time.monotonic() - start:.0f} s")
-    return _say(args, wish, outcome, fleet)
+    return _say(args, settings, wish, outcome, fleet)
 
 
 def wished(args: argparse.Namespace, settings: Settings) -> Wish:
@@ -144,9 +144,8 @@ def _refresh(settings: Settings, wish: Wish) -> Fleet:
     for text in fleet.warnings:
         output.warning(text)
     if not workers and fleet.source:
-        output.warning(
-            f"this fleet is {fleet.age}, without the new node: `tpu_ops refresh --from api` asks the API from now on"
-        )
+        asks = f"`{settings.command('refresh')} --from api` asks the API from now on"
+        output.warning(f"this fleet is {fleet.age}, without the new node: {asks}")
     elif not workers:
         output.warning(
             f"the new node is not part of this fleet: {settings.file} does not list project {wish.project}, "
@@ -155,19 +154,21 @@ def _refresh(settings: Settings, wish: Wish) -> Fleet:
     return fleet
 
 
-def _say(args: argparse.Namespace, wish: Wish, outcome: str, fleet: Fleet | None) -> int:
+def _say(args: argparse.Namespace, settings: Settings, wish: Wish, outcome: str, fleet: Fleet | None) -> int:
     workers = [worker for worker in (fleet.workers if fleet else ()) if worker.node.full_name == wish.full_name]
     if args.json:
         listed = [facts(worker) | {"host": worker.host} for worker in workers]
         output.as_json({"node": wish.full_name, "outcome": outcome, "workers": listed})
         return ExitCode.OK
     if fleet is None:
-        output.line(f"{wish.name}: the API creates it; `tpu_ops list` shows its state")
+        output.line(f"{wish.name}: the API creates it; `{settings.command('list')}` shows its state")
         return ExitCode.OK
     for worker in workers:
         output.line(f"{worker.host}  {worker.internal_ip or '-'}  {worker.external_ip or '-'}")
     if workers:
         label = shlex.quote(workers[0].label)
         ready = hostkeys.has_keys(fleet.settings, workers)
-        output.info(f"log in: tpu_ops ssh {label}" if ready else f"next: tpu_ops refresh --trust-first {label}")
+        command = settings.command
+        log_in, trust = f"log in: {command('ssh')} {label}", f"next: {command('refresh')} --trust-first {label}"
+        output.info(log_in if ready else trust)
     return ExitCode.OK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tpu_ops import config, texts
 from tpu_ops.cli import faults as cli_faults
@@ -35,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
         workers = list(fleet.workers)
     if not workers:
         raise UsageError("the fleet has no worker", where=str(settings.path), fix="tpu_ops create makes a node")
-    findings = asyncio.run(doctor.examine(contact.fanout(fleet), workers))
+    found = asyncio.run(doctor.examine(contact.fanout(fleet), workers))
+    findings = [replace(finding, faults=cli_faults.on_fleet(finding.faults, settings)) for finding in found]
     if args.json:
         output.as_json([row(finding) for finding in findings])
     else:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from tpu_ops.cli import output
+from tpu_ops.cli import commands, output
 from tpu_ops.cli.run import folded
+from tpu_ops.config import Settings
 from tpu_ops.runs.preflight import Fault, PreflightError
 
 
 @contextmanager
-def told(run_id: str, *, as_json: bool, more: Callable[[], Mapping[str, Any]] = dict) -> Iterator[None]:
+def told(
+    run_id: str, settings: Settings, *, as_json: bool, more: Callable[[], Mapping[str, Any]] = dict
+) -> Iterator[None]:
     """Print the faults of all workers where some are not fit for a run; the error that goes on tells of the first.
 
     Args:
         run_id: The run.
+        settings: Of the fleet.
         as_json: Whether that is the result, as JSON.
         more: Returns what else is in the JSON.
     """
@@ -27,13 +32,22 @@ def told(run_id: str, *, as_json: bool, more: Callable[[], Mapping[str, Any]] = 
         force = {True: " (or --force)", False: ""}
         rows = [
             {"worker": fault.worker, "problem": fault.problem, "fix": (fault.fix + force[fault.forcible]).strip()}
-            for fault in exc.faults
+            for fault in on_fleet(exc.faults, settings)
         ]
         if as_json:
             output.as_json({**more(), "run_id": run_id, "state": "refused", "faults": rows})
         else:
             output.table(once_each(rows), ("worker", "problem", "fix"))
         raise
+
+
+def on_fleet(faults: Iterable[Fault], settings: Settings) -> tuple[Fault, ...]:
+    """Return faults whose commands are on a fleet."""
+
+    def named(text: str) -> str:
+        return commands.on_fleet(text, settings.command)
+
+    return tuple(replace(fault, problem=named(fault.problem), fix=named(fault.fix)) for fault in faults)
 
 
 def once_each(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -49,6 +63,13 @@ def once_each(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     return found
 
 
-def overridden(fault: Fault) -> None:
-    """Say that a run is started in spite of a fault."""
-    output.warning(f"{fault.worker}: {fault.problem}; overridden by --force")
+def overriding() -> Callable[[Fault], None]:
+    """Return what says that a run is started in spite of a fault: once of each, however often it is found."""
+    said: set[tuple[str, str]] = set()
+
+    def say(fault: Fault) -> None:
+        if (fault.worker, fault.check) not in said:
+            said.add((fault.worker, fault.check))
+            output.warning(f"{fault.worker}: {fault.problem}; overridden by --force")
+
+    return say

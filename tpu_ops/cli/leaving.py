@@ -23,6 +23,7 @@ def to_its_end(
     left: Callable[[], None],
     stopped: Callable[[], None] = lambda: None,
     *,
+    command: Callable[[str], str],
     as_json: bool,
 ) -> int:
     """Do as `followed`, for a run that nobody starts again: an error of this machine does not end it, and that is said.
@@ -31,7 +32,7 @@ def to_its_end(
         OpsError, OSError: It cannot be followed.
     """
     try:
-        return asyncio.run(followed(work, running, left, stopped, as_json=as_json))
+        return asyncio.run(followed(work, running, left, stopped, command=command, as_json=as_json))
     except BrokenPipeError:
         # Whoever read the lines has gone, as `head` does.
         if running() is None:
@@ -51,6 +52,7 @@ async def followed(
     left: Callable[[], None],
     stopped: Callable[[], None] = lambda: None,
     *,
+    command: Callable[[str], str],
     as_json: bool,
 ) -> int:
     """Do the work and return its exit code. Ctrl-C ends the work, and not the run.
@@ -60,6 +62,7 @@ async def followed(
         running: Returns the run once it is on, and how to reach its workers.
         left: Called after the first Ctrl-C, to say what goes on and how to get at it.
         stopped: Called when a second one has stopped the run and nothing of it is left.
+        command: `Settings.command` of the fleet.
         as_json: Whether the outcome of a stop is printed as JSON.
     """
     task = asyncio.ensure_future(work)
@@ -89,12 +92,14 @@ async def followed(
         # Who pressed more often meanwhile wanted the stop, and not that it is given up before it is sent.
         while not pressed.empty():
             pressed.get_nowait()
-        if await _stop(*run, pressed, as_json=as_json):
+        if await _stop(*run, pressed, command=command, as_json=as_json):
             stopped()
     return ExitCode.INTERRUPTED
 
 
-async def _stop(fanout: Fanout, run: RunRef, pressed: asyncio.Queue[None], *, as_json: bool) -> bool:
+async def _stop(
+    fanout: Fanout, run: RunRef, pressed: asyncio.Queue[None], *, command: Callable[[str], str], as_json: bool
+) -> bool:
     """Stop the run, report its outcome and return whether nothing is left; one more Ctrl-C is not to wait for that."""
     stopping = asyncio.ensure_future(stop.end(fanout, run))
     given_up = asyncio.ensure_future(pressed.get())
@@ -102,13 +107,17 @@ async def _stop(fanout: Fanout, run: RunRef, pressed: asyncio.Queue[None], *, as
         await asyncio.wait({stopping, given_up}, return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             stopped = stopping.result()
-            if as_json:
-                output.as_json(runs_output.summary(run.run_id, stopped.outcomes))
-            else:
-                stop.report([(run, stopped)], as_json=False)
+            try:
+                if as_json:
+                    output.as_json(runs_output.summary(run.run_id, stopped.outcomes))
+                else:
+                    stop.report([(run, stopped)], as_json=False)
+            except BrokenPipeError:
+                # Ctrl-C ends whatever reads the lines as well; the run was stopped all the same.
+                output.give_up()
             return stop.exit_code(stopped.outcomes) == ExitCode.OK
         output.info(f"no longer waiting for the end of run {run.run_id}")
-        output.info(f"  to be sure that every worker was told: tpu_ops stop {run.run_id}")
+        output.info(f"  to be sure that every worker was told: {command('stop')} {run.run_id}")
         return False
     finally:
         stopping.cancel()

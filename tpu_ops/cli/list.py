@@ -78,14 +78,15 @@ def run(args: argparse.Namespace) -> int:
     elif rows := table_rows(fleet, shown):
         output.table(rows, COLUMNS)
     elif not fleet.listed:
-        made = "`tpu_ops create` makes one"
+        made = f"`{settings.command('create')}` makes one"
         output.info(f"no node{' is published; ask who publishes' if fleet.source else f'; {made}'}")
     elif fleet.nodes and not unknown:
         output.info("no node has all of that")
     if fleet.source or args.cached:
         output.info(f"as {fleet.age}")
     if changes and not changes.first:
-        output.info("changed since the last refresh: `tpu_ops refresh` shows what, and rewrites ssh_config")
+        refresh = settings.command("refresh")
+        output.info(f"changed since the last refresh: `{refresh}` shows what, and rewrites ssh_config")
     return ExitCode.OK
 
 

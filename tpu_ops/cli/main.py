@@ -7,39 +7,18 @@ import functools
 import importlib
 import itertools
 import logging
+import os
 import re
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
 
 from tpu_ops import __version__
 from tpu_ops.cli import output
+from tpu_ops.cli.commands import COMMANDS, on_fleet
 from tpu_ops.errors import ExitCode, OpsError, UsageError
-
-#: Command -> (module of tpu_ops.cli, one line of help). `--help` reads only this table.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "list": ("list", "list the workers of the fleet"),
-    "refresh": ("refresh", "ask the API, show what changed, rewrite ssh config and known_hosts"),
-    "snapshot": ("snapshot", "publish the fleet for people without credentials, or say how old the view of it is"),
-    "inventory": ("inventory", "print the workers that serve for clush, pdsh and scripts"),
-    "create": ("create", "create a TPU node and wait until it is ready"),
-    "delete": ("delete", "delete a TPU node"),
-    "configure": ("configure", "run site.yml, or another playbook, on workers"),
-    "ssh": ("ssh", "log in on a worker"),
-    "ssh-config": ("ssh_config", "let ssh, scp, rsync and editors find the workers by name"),
-    "run": ("run", "run a command on all workers of a target at once"),
-    "sync": ("sync", "bring a directory to all workers of a target"),
-    "train": ("train", "start a training run on all workers of a node"),
-    "attach": ("attach", "follow a training run that is on"),
-    "stop": ("stop", "stop a training run"),
-    "status": ("status", "show how a training run is, rank by rank"),
-    "logs": ("logs", "show the lines of a training run, or fetch its logs"),
-    "runs": ("runs", "list the training runs"),
-    "who": ("who", "show who holds which TPU"),
-    "unlock": ("unlock", "free chips that something of yours holds"),
-    "doctor": ("doctor", "say what is well with the workers and what is not"),
-    "lab": ("lab", "the local lab: a Cloud TPU API whose workers are containers"),
-}
 
 #: An argument that says nothing, or an option's.
 _EMPTY = re.compile(r"(?:--[a-z-]+=)?")
@@ -90,7 +69,7 @@ def _dispatch(argv: Sequence[str]) -> int:
         args = parser.parse_args(rest)
         behind = getattr(args, "command", ())
         _refuse_empty(rest[: len(rest) - len(behind)] if isinstance(behind, list) else rest)
-        return int(module.run(args))
+        return _run(module, args)
     # What stands behind the first `--` is another program's business: argparse never sees it.
     front = rest[: rest.index("--")] if "--" in rest else rest
     args, more = parser.parse_known_args(front)
@@ -101,7 +80,33 @@ def _dispatch(argv: Sequence[str]) -> int:
         raise UsageError("the command must stand behind `--`", where=shlex.join(more), fix=f"tpu_ops {name} {command}")
     _refuse_empty(front)
     args.command = rest[len(front) + 1 :]
-    return int(module.run(args))
+    return _run(module, args)
+
+
+def _run(module: ModuleType, args: argparse.Namespace) -> int:
+    """Run a command; the commands that its error tells of are on the same fleet.
+
+    Raises:
+        OpsError: It failed.
+    """
+    try:
+        return int(module.run(args))
+    except OpsError as failure:
+        if hasattr(args, "fleet"):
+            _name_fleet(failure, args.fleet)
+        raise
+
+
+def _name_fleet(failure: OpsError, fleet: str | None) -> None:
+    # Imported here: help does without it.
+    from tpu_ops import config
+
+    try:
+        file = config.find_file(fleet, os.environ, Path.cwd())
+    except (OpsError, OSError):
+        return
+    command = functools.partial(config.command_on, file)
+    failure.what, failure.fix = on_fleet(failure.what, command), on_fleet(failure.fix, command)
 
 
 def _refuse_empty(words: Sequence[str]) -> None:

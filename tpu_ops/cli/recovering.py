@@ -6,12 +6,12 @@ import argparse
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tpu_ops import texts
-from tpu_ops.cli import configure, faults, leaving, options, output, projects, runs_output
+from tpu_ops.cli import commands, configure, faults, leaving, options, output, projects, runs_output
 from tpu_ops.cli.asked import Asked, ended_by
 from tpu_ops.cli.attempt import Attempt, Renamed, lost_of, names_of, passes
 from tpu_ops.config import Settings
@@ -56,12 +56,21 @@ class Recovering:
         run: What its last attempt was started with.
         args: ``rank``, ``json`` and ``exit_code`` of the command line.
         begun: Whether the run has been on before.
+        said: Warnings of the fleet that this command has said before.
     """
 
     def __init__(
-        self, settings: Settings, kept: Recovery, run: spec.RunSpec, args: argparse.Namespace, *, begun: bool
+        self,
+        settings: Settings,
+        kept: Recovery,
+        run: spec.RunSpec,
+        args: argparse.Namespace,
+        *,
+        begun: bool,
+        said: Iterable[str] = (),
     ) -> None:
         self._settings, self.kept, self._spec, self._args, self._begun = settings, kept, run, args, begun
+        self._said = set(said)
         self._on: tuple[Fanout, control.RunRef] | None = None
         self._outcomes: list[Outcome] | None = None
         self._lost: Mapping[str, str] = {}
@@ -114,14 +123,20 @@ class Recovering:
                 try:
                     code = self._followed(work) if work else self._next()
                 except Renamed as exc:
-                    output.info(f"run {self.kept.run_id}: {exc}; looking for its workers by their new names")
+                    why = self._on_fleet(str(exc))
+                    output.info(f"run {self.kept.run_id}: {why}; looking for its workers by their new names")
                     code = self._next()
-                while self._outcomes:
-                    if not self._goes_on(self._outcomes):
-                        return self._finish(self._outcomes)
+                while self._outcomes and self._goes_on(self._outcomes):
                     code = self._next()
         except Asked:
             return self._stopped()
+        except BrokenPipeError:
+            # Whoever read the lines has gone, as `head` does.
+            if not self._begun:
+                raise
+            output.give_up()
+            self.left()
+            return ExitCode.INTERRUPTED
         except KeyboardInterrupt:
             output.info("")
             self.left()
@@ -130,7 +145,7 @@ class Recovering:
             if self._begun and not self.kept.over_budget():
                 self._hint()
             raise
-        return code
+        return self._finish(self._outcomes) if self._outcomes else code
 
     def _asked(self) -> bool:
         return recovery.asked_to_stop(self._settings.state_dir, self.kept.run_id)
@@ -150,8 +165,8 @@ class Recovering:
         """Follow one attempt; without outcomes afterwards, it was left."""
         self._outcomes = None
         try:
-            followed = leaving.followed(work, lambda: self._on, self.left, self._never_again, as_json=self._args.json)
-            return asyncio.run(followed)
+            how: dict[str, Any] = {"command": self._settings.command, "as_json": self._args.json}
+            return asyncio.run(leaving.followed(work, lambda: self._on, self.left, self._never_again, **how))
         finally:
             # What stands there may be of another run of this name, which goes on.
             if self._wrote and not self._begun:
@@ -172,11 +187,14 @@ class Recovering:
             # Not all was heard of its start, or nobody has been asked yet.
             how = f"run {self.kept.run_id} {'is not' if self.kept.pending else 'may be'} on"
         output.info(f"{how}, and nobody starts it{' again' if self.kept.attempt else ''}")
-        output.info(f"  stop:    tpu_ops stop {self.kept.run_id}")
+        output.info(f"  stop:    {self._settings.command('stop')} {self.kept.run_id}")
         self._hint()
 
+    def _on_fleet(self, text: str) -> str:
+        return commands.on_fleet(text, self._settings.command)
+
     def _hint(self) -> None:
-        output.info(f"  recover: tpu_ops attach {self.kept.run_id} --recover")
+        output.info(f"  recover: {self._settings.command('attach')} {self.kept.run_id} --recover")
 
     # --- one attempt ----------------------------------------------------------------------------------------
 
@@ -186,7 +204,7 @@ class Recovering:
         if known is None:
             where, fix = f"run {self.kept.run_id}", "`tpu_ops runs` lists those there are"
             raise UsageError("this machine remembers no such run", where=where, fix=fix)
-        fleet = view.current(self._settings)
+        fleet = self._fleet()
         one = self._attempt(contact.fanout(fleet), names_of(known, self.kept.plan, fleet.workers))
         self._on = (one.fanout, one.run)
         outcomes = await one.heard(range(len(known.hosts)))
@@ -194,6 +212,12 @@ class Recovering:
             return await self._follow(one)
         self._on, self._outcomes, self._lost = None, outcomes, one.lost
         return ExitCode.OK
+
+    def _fleet(self) -> view.Fleet:
+        """Return the fleet as it is known now; a warning of it is said once, however often it is looked at."""
+        fleet = view.current(self._settings, self._said)
+        self._said.update(fleet.warnings)
+        return fleet
 
     async def started(self, fanout: Fanout, workers: Sequence[Worker]) -> int:
         """Follow the attempt that was just started on these workers."""
@@ -236,7 +260,7 @@ class Recovering:
         """Start the next attempt on these workers and follow it."""
         attempt, state_dir = self.kept.attempt + 1, self._settings.state_dir
         self._spec = recovery.next_attempt(self._spec, attempt)
-        fanout = contact.fanout(view.current(self._settings))
+        fanout = contact.fanout(self._fleet())
         hosts = tuple(worker.host for worker in workers)
         if tree := recovery.kept_code(state_dir, self.kept):
             await sync.push(fanout, hosts, tree)
@@ -266,7 +290,7 @@ class Recovering:
         if left := tuple(outcome.host for outcome in outcomes if outcome.state in ON):
             reason = f"attempt {self.kept.attempt} is over"
             await control.stop(fanout, replace(run, hosts=left), grace=spec.GRACE_FAILURE, reason=reason)
-        forced = faults.overridden if self.kept.force else None
+        forced = faults.overriding() if self.kept.force else None
         await preflight.check(fanout, workers, self._spec.venv, self._spec.user, forced)
 
     # --- between two attempts -------------------------------------------------------------------------------
@@ -294,7 +318,7 @@ class Recovering:
         over, then = self._count_one(kind), "bringing its nodes back" if kind == TAKEN else "starting it again"
         self._tell(why, f"not started again: {over} is used up" if over else then)
         if over:
-            output.info(f"  fix: {MORE}")
+            output.info(f"  fix: {self._on_fleet(MORE)}")
         return not over
 
     def _count_one(self, kind: str) -> str:
@@ -304,6 +328,7 @@ class Recovering:
         return self.kept.over_budget()
 
     def _tell(self, what: str, then: str) -> None:
+        what = self._on_fleet(what)
         self._events.append({"attempt": self.kept.attempt, "what": what, "then": then})
         attempt = f"attempt {self.kept.attempt}" if self.kept.attempt else "not begun"
         output.info(f"run {self.kept.run_id}, {attempt}: {what}; {then}")
@@ -320,8 +345,9 @@ class Recovering:
             # What becomes of these from now on is a preemption of its own.
             self._now = plan.now(seen, names)
         fleet, found = newcomers.known(self._settings, names, options.Waiting(f"run {self.kept.run_id}"))
-        for text in fleet.warnings:
+        for text in (text for text in fleet.warnings if text not in self._said):
             output.warning(text)
+        self._said.update(fleet.warnings)
         workers = control.by_rank(found, self.kept.run_id)
         listed = {worker.node.full_name for worker in workers}
         if missing := [name for name in names if name not in listed]:
@@ -383,7 +409,9 @@ class Recovering:
             if not self._begun:
                 raise
             output.warning(
-                f"{exc}; the recovery goes on, but `tpu_ops attach --recover` would begin from an older state"
+                self._on_fleet(
+                    f"{exc}; the recovery goes on, but `tpu_ops attach --recover` would begin from an older state"
+                )
             )
 
     def _finish(self, outcomes: Sequence[Outcome]) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tpu_ops import config
-from tpu_ops.cli import options, output
+from tpu_ops.cli import commands, options, output
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import contact, view
+from tpu_ops.fleet import contact
 from tpu_ops.remote import openssh
 from tpu_ops.remote.replies import Result
 
@@ -50,8 +49,9 @@ def run(args: argparse.Namespace) -> int:
     fleet = contact.serving(fleet, workers)
     hosts = [worker.host for worker in workers]
     away = contact.out_of_reach(fleet, hosts)
-    found = asyncio.run(_on_all(fleet, [host for host in hosts if host not in away], command, args.timeout))
+    found = contact.run(fleet, [host for host in hosts if host not in away], command, args.timeout)
     results = [found.get(host) or Result(host, None, problem=away[host], reached=False) for host in hosts]
+    results = [one._replace(problem=commands.on_fleet(one.problem, fleet.settings.command)) for one in results]
     if args.json:
         output.as_json([row(result) for result in results])
     else:
@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     if any(not result.reached and openssh.refused(result.problem) for result in results):
         output.info(f"  fix: {contact.login_hint(fleet.settings)}")
     if away:
-        output.info("  fix: `tpu_ops list` shows which nodes are READY and which addresses they have")
+        listing = fleet.settings.command("list")
+        output.info(f"  fix: `{listing}` shows which nodes are READY and which addresses they have")
     return exit_code(results, of_rank=args.exit_code == "rank")
 
 
@@ -73,12 +74,6 @@ def words(command: Sequence[str], example: str = "tpu_ops run pod -- hostname") 
     if not command or not command[0]:
         raise UsageError("no command to run", where="behind `--`", fix=f"write it there, as in: {example}")
     return list(command)
-
-
-async def _on_all(
-    fleet: view.Fleet, hosts: Sequence[str], command: Sequence[str], limit: float
-) -> Mapping[str, Result]:
-    return await contact.fanout(fleet).run(hosts, command, limit=limit)
 
 
 def row(result: Result) -> dict[str, object]:

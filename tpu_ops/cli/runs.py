@@ -25,11 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask all workers and list the runs."""
     fleet = view.current(config.load(args.fleet))
-    return show(asyncio.run(control.overview(fleet, contact.fanout(fleet))), as_json=args.json)
+    seen = asyncio.run(control.overview(fleet, contact.fanout(fleet)))
+    return show(seen, fleet.settings.command("train"), as_json=args.json)
 
 
-def show(seen: control.Overview, *, as_json: bool) -> int:
+def show(seen: control.Overview, train: str, *, as_json: bool) -> int:
     """Print the runs of a fleet.
+
+    Args:
+        seen: The runs.
+        train: The command that starts one.
+        as_json: Whether as JSON.
 
     Raises:
         UnreachableError, HostError: Workers could not say.
@@ -39,7 +45,7 @@ def show(seen: control.Overview, *, as_json: bool) -> int:
     elif seen.rows:
         output.table([_row(*row) for row in seen.rows], ("run", "person", "workers", "state", "started"))
     elif not seen.silent.silent:
-        output.info("no run is on, and this machine remembers none; `tpu_ops train` starts one")
+        output.info(f"no run is on, and this machine remembers none; `{train}` starts one")
     if problem := seen.silent.problem():
         raise problem
     return ExitCode.OK

@@ -52,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         output.line(str(fragment))
         output.info(f"once: ssh -F {shlex.quote(str(fragment))} HOST")
-        output.info("always: `tpu_ops ssh-config --install` puts this line on top of your ssh config:")
+        install = f"{settings.command('ssh-config')} --install"
+        output.info(f"always: `{install}` puts this line on top of your ssh config:")
         output.info(f"  {os.fsdecode(ssh_include.line_of(fragment))}")
     return ExitCode.OK
 

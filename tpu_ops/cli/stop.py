@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_ops import config, texts
-from tpu_ops.cli import options, output, runs_output
+from tpu_ops.cli import commands, options, output, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.remote.fanout import Fanout
@@ -85,7 +85,8 @@ async def _end_of_all(
     stopped = await end(fanout, run_, force=args.force, grace=args.grace)
     if deaf and not stopped.already:
         # Who recovers it learns from the workers that it was stopped.
-        output.warning(f"run {run_.run_id}: {deaf}; its workers were told all the same")
+        why = commands.on_fleet(str(deaf), fleet.settings.command)
+        output.warning(f"run {run_.run_id}: {why}; its workers were told all the same")
     if not deaf or not stopped.already:
         return stopped, None
     what = f"a process of this machine that recovers it could not be told, and may start it again: {deaf.what}"

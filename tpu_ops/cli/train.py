@@ -7,13 +7,24 @@ import asyncio
 import os
 import shlex
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tpu_ops import config, files
-from tpu_ops.cli import configure, faults, leaving, options, output, projects, recover_options, recovering, runs_output
+from tpu_ops.cli import (
+    commands,
+    configure,
+    faults,
+    leaving,
+    options,
+    output,
+    projects,
+    recover_options,
+    recovering,
+    runs_output,
+)
 from tpu_ops.cli import sync as cli_sync
 from tpu_ops.cli.run import folded, words
 from tpu_ops.errors import ExitCode, HostError, OpsError, UsageError
@@ -121,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
         force=args.force,
     )
     job = _Job(fleet, workers, run_spec, tree, shown, args)
-    with faults.told(run_spec.run_id, as_json=args.json, more=job.facts):
+    with faults.told(run_spec.run_id, fleet.settings, as_json=args.json, more=job.facts):
         if args.git:
             job.bring()
         if args.recover:
@@ -129,7 +140,8 @@ def run(args: argparse.Namespace) -> int:
         if args.recover and not args.dry_run:
             with recovering.alone(fleet.settings, run_spec.run_id):
                 return job.recovered().to_the_end(job.run())
-        return leaving.to_its_end(job.run(), job.running, job.left, as_json=args.json)
+        named = fleet.settings.command
+        return leaving.to_its_end(job.run(), job.running, job.left, command=named, as_json=args.json)
 
 
 def _ranked(fleet: view.Fleet, target: str) -> list[Worker]:
@@ -150,6 +162,7 @@ class _Job:
     guard: recovering.Recovering | None = None
     project: projects.Project | None = None
     may_be_on: bool = False
+    overridden: Callable[[preflight.Fault], None] = field(default_factory=faults.overriding)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -172,7 +185,8 @@ class _Job:
             max_failures=self.args.max_failures or 0,
             pending=True,
         )
-        self.guard = recovering.Recovering(self.fleet.settings, kept, self.spec, self.args, begun=False)
+        said = self.fleet.warnings
+        self.guard = recovering.Recovering(self.fleet.settings, kept, self.spec, self.args, begun=False, said=said)
         return self.guard
 
     def look_ahead(self) -> None:
@@ -200,7 +214,8 @@ class _Job:
         except (HostError, UsageError) as exc:
             if not self.args.force:
                 raise
-            output.warning(f"{exc}; the recovery ends where a node has to be made anew")
+            why = commands.on_fleet(str(exc), self.fleet.settings.command)
+            output.warning(f"{why}; the recovery ends where a node has to be made anew")
 
     def facts(self) -> dict[str, Any]:
         """Return what --json tells of a recovered run beside its ranks; nothing of another one."""
@@ -254,7 +269,7 @@ class _Job:
         if self.args.name:
             recovery.require_none(self.fleet.settings.state_dir, self.spec.run_id)
             await control.require_free_name(self.fleet, fanout, self.spec.run_id, self.hosts)
-        forced = faults.overridden if self.args.force else None
+        forced = self.overridden if self.args.force else None
         probes = await preflight.check(fanout, self.workers, self.spec.venv, self.spec.user, forced)
         if self._made_anew():
             probes = await preflight.check(fanout, self.workers, self.spec.venv, self.spec.user, forced)
@@ -269,7 +284,8 @@ class _Job:
     def _made_anew(self) -> bool:
         """Take the fleet as it is known now; return whether the node has other workers than before."""
         before = self.hosts
-        self.fleet = view.current(self.fleet.settings)
+        # Its warnings were said when this command, or another one, asked for it.
+        self.fleet = view.known(self.fleet.settings) or self.fleet
         self.workers = _ranked(self.fleet, self.args.target)
         self.shown = runs_output.ranks(self.args.rank, len(self.workers))
         return self.hosts != before
@@ -343,8 +359,9 @@ class _Job:
         return ExitCode.OK
 
     def _hints(self) -> None:
-        output.info(f"  follow: tpu_ops logs {self.spec.run_id} --follow")
-        output.info(f"  stop:   tpu_ops stop {self.spec.run_id}")
+        command = self.fleet.settings.command
+        output.info(f"  follow: {command('logs')} {self.spec.run_id} --follow")
+        output.info(f"  stop:   {command('stop')} {self.spec.run_id}")
 
     def running(self) -> tuple[Fanout, control.RunRef] | None:
         """Return the run once it was started, and how its workers are reached."""

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tpu_ops import config
-from tpu_ops.cli import options, output, stop, who
+from tpu_ops.cli import commands, options, output, stop, who
 from tpu_ops.cli.run import folded
+from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, HostError, UsageError
 from tpu_ops.fleet import contact
 from tpu_ops.fleet.model import Worker
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         output.as_json({"runs": stopped, "workers": [asdict(result) for result in unlocked]})
     _show_runs(ended)
     if not args.json:
-        _show(unlocked)
+        _show(unlocked, fleet.settings)
     if problem := control.Found([], seen.silent).problem():
         raise problem
     return exit_code(unlocked, user) or stop.exit_code([outcome for _, end in ended for outcome in end.outcomes])
@@ -112,7 +113,7 @@ def _show_runs(ended: Sequence[tuple[control.RunRef, control.Stopped]]) -> None:
             output.info(f"run {run_.run_id} {how} on {folded(run_.hosts)}")
 
 
-def _show(unlocked: Sequence[Unlocked]) -> None:
+def _show(unlocked: Sequence[Unlocked], settings: Settings) -> None:
     for result in unlocked:
         for holder in result.ended:
             output.info(f"{result.host}: ended pid {holder.pid} of {holder.user}: {holder.command}")
@@ -121,7 +122,8 @@ def _show(unlocked: Sequence[Unlocked]) -> None:
         for holder in result.left:
             output.warning(f"{result.host}: still held by pid {holder.pid} of {holder.user}: {holder.command}")
         if result.problem:
-            output.warning(f"{result.host}: {result.problem}{f'; {result.fix}' if result.fix else ''}")
+            said = f"{result.problem}; {result.fix}" if result.fix else result.problem
+            output.warning(f"{result.host}: {commands.on_fleet(said, settings.command)}")
     if free := [result.host for result in unlocked if not result.left and not result.problem]:
         output.line(f"free: {folded(free)}")
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from tpu_ops import config
-from tpu_ops.cli import options, output, runs_output
+from tpu_ops.cli import commands, options, output, runs_output
 from tpu_ops.cli.run import folded
+from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError, printable
 from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.model import SERVING_STATES
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     hosts = [worker.host for worker in workers]
     if args.watch:
         try:
-            asyncio.run(_watch(contact.fanout(fleet), hosts, args.watch))
+            asyncio.run(_watch(contact.fanout(fleet), hosts, args.watch, settings))
         except KeyboardInterrupt:
             return ExitCode.INTERRUPTED
     seen = asyncio.run(holders.look(contact.fanout(fleet), hosts))
@@ -73,7 +74,7 @@ def _free(seen: holders.Seen) -> list[str]:
     return [host for host in seen.chips if host not in held]
 
 
-async def _watch(fanout: Fanout, hosts: Sequence[str], every: float) -> None:
+async def _watch(fanout: Fanout, hosts: Sequence[str], every: float, settings: Settings) -> None:
     """Show who holds what, in the place of what was shown before, until it is cancelled."""
     while True:
         seen = await holders.look(fanout, hosts, limit=PATIENCE)
@@ -84,7 +85,7 @@ async def _watch(fanout: Fanout, hosts: Sequence[str], every: float) -> None:
         if free := _free(seen):
             output.line(f"free: {folded(free)}")
         for reply in seen.silent:
-            output.line(printable(f"silent: {reply.host}: {reply.problem}"))
+            output.line(printable(f"silent: {reply.host}: {commands.on_fleet(reply.problem, settings.command)}"))
         await asyncio.sleep(every)
 
 

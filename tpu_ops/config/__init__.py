@@ -17,6 +17,7 @@ from tpu_ops.config.settings import (
     STATES,
     Filters,
     Settings,
+    command_on,
 )
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Settings",
     "check_project",
     "check_zone",
+    "command_on",
     "find_file",
     "from_data",
     "load",

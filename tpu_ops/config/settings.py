@@ -165,5 +165,10 @@ class Settings:
 
     def command(self, name: str) -> str:
         """Return a command on this fleet, as in ``tpu_ops refresh``; it names a file that is found by no directory."""
-        found = self.file.parts[-2:] == FLEET_FILE.parts
-        return f"tpu_ops {name}" if found else f"tpu_ops {name} --fleet {shlex.quote(str(self.file))}"
+        return command_on(self.file, name)
+
+
+def command_on(file: Path, name: str) -> str:
+    """Return the same, given the fleet's file."""
+    found = file.parts[-2:] == FLEET_FILE.parts
+    return f"tpu_ops {name}" if found else f"tpu_ops {name} --fleet {shlex.quote(str(file))}"

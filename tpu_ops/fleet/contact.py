@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from tpu_ops import texts
 from tpu_ops.config import Settings
@@ -12,9 +13,13 @@ from tpu_ops.errors import CloudError, UnreachableError
 from tpu_ops.fleet import hostkeys, selection, targets, view
 from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.mux import Master
-from tpu_ops.remote.renewal import News
+from tpu_ops.remote import direct
+from tpu_ops.remote.mux_protocol import Master
+from tpu_ops.remote.replies import Result
+
+if TYPE_CHECKING:
+    from tpu_ops.remote.fanout import Fanout
+    from tpu_ops.remote.renewal import News
 
 #: Names that are said before it is only said that there are more.
 _NAMES = 4
@@ -27,10 +32,39 @@ _log = logging.getLogger(__name__)
 
 def fanout(fleet: Fleet) -> Fanout:
     """Return what reaches the workers of a fleet, and looks for those that no longer answer."""
+    # Imported here: over connections that are open, commands without input go without an event loop.
+    from tpu_ops.remote.fanout import Fanout
+
     ways = selection.ways_of(fleet.settings, fleet.listed)
     proxied = {worker.host for worker in fleet.workers if ways.of(worker).proxy} if ways.proxies else set()
     search = _Search(fleet)
     return Fanout(fleet.ssh_config, search.news, proxied, search.master)
+
+
+def run(fleet: Fleet, hosts: Sequence[str], argv: Sequence[str], limit: float) -> dict[str, Result]:
+    """Run a command, without input, on workers of a fleet at once; those that do not answer are looked for.
+
+    Args:
+        fleet: Of the workers.
+        hosts: The workers.
+        argv: The command; every word arrives as it is.
+        limit: Seconds for each worker, its connection included.
+
+    Raises:
+        OpsError: This process may not have that many sessions, or those that do not answer cannot be looked for.
+    """
+    search = _Search(fleet)
+    masters = {host: master for host in hosts if (master := search.master(host))}
+
+    async def others(left: Sequence[str]) -> dict[str, Result]:
+        return await fanout(fleet).run(left, argv, limit=limit)
+
+    if len(masters) == len(hosts):
+        return direct.run(masters, argv, limit=limit, others=others)
+    # Imported here, since it is not wanted where all connections are open.
+    import asyncio
+
+    return asyncio.run(others(hosts))
 
 
 def find(settings: Settings, target: str) -> tuple[Fleet, list[Worker]]:
@@ -134,6 +168,8 @@ class _Search:
 
     def news(self, hosts: Sequence[str]) -> News:
         """Ask for the fleet anew; return which workers are reached another way, and what became of these."""
+        from tpu_ops.remote.renewal import News
+
         before, former = _ways(self._fleet), self._workers
         several = len(hosts) > 1
         said = f"{texts.some(hosts, _NAMES, 'others')} {'do' if several else 'does'} not answer"

@@ -15,7 +15,7 @@ from tpu_ops.errors import OpsError
 from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.fleet.state import Files
 from tpu_ops.remote import openssh
-from tpu_ops.remote.mux import Master
+from tpu_ops.remote.mux_protocol import Master
 
 #: Nodes that a warning names.
 _MOST_NODES = 8

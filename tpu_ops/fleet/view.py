@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,8 +71,12 @@ class Fleet:
         return Files(self.settings.state_dir).known_hosts
 
 
-def current(settings: Settings) -> Fleet:
+def current(settings: Settings, said: Collection[str] = ()) -> Fleet:
     """Return the fleet as this machine knows it, and say its warnings; the API is asked where nothing is known yet.
+
+    Args:
+        settings: Of the fleet.
+        said: Warnings that were said before.
 
     Raises:
         CloudError: The API was asked and refused or did not answer, or a published snapshot cannot be read.
@@ -83,7 +87,7 @@ def current(settings: Settings) -> Fleet:
         from tpu_ops.fleet import update
 
         found = update.newest(settings)[0]
-    for text in found.warnings:
+    for text in (text for text in found.warnings if text not in said):
         _log.warning("%s", text)
     return found
 

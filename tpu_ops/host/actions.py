@@ -153,19 +153,23 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
     person = runs_as(asker, data["user"])
     run_id = data["run_id"]
     deadline = time.monotonic() + unit.START_LIMIT
-    while spec.waits(store.run_dir, run_id, request["marker"]) and time.monotonic() < deadline:
-        caller.pause(_POLL)
-    if not _is_same(store.read(run_id), request, asker):
-        holder = store.holder()
-        if holder is not None:
-            raise held(holder)
-        _check_earlier(store.read(run_id), data, person)
-        spec.sweep(store.run_dir)
-        spec.put(store.run_dir, data, person.uid, asker.uid, request["marker"])
+    if not _has_come(request, run_id, store, asker, caller, deadline=deadline):
         try:
-            _start_unit(store, data, caller)
-        finally:
-            spec.discard(store.run_dir, run_id)
+            holder = store.holder()
+            if holder is not None:
+                raise held(holder)
+            _check_earlier(store.read(run_id), data, person)
+            spec.sweep(store.run_dir)
+            spec.put(store.run_dir, data, person.uid, asker.uid, request["marker"])
+        except Refused:
+            # The same request may have come but a moment before this one, which then meets any of what it leaves.
+            if not _has_come(request, run_id, store, asker, caller, deadline=deadline):
+                raise
+        else:
+            try:
+                _start_unit(store, data, caller)
+            finally:
+                spec.discard(store.run_dir, run_id)
     record = _of_attempt(store.observe(run_id), data)
     reserve = request.get("reserve") is True
     while record is not None and record["state"] == "starting" and (record["reason"] or not reserve):
@@ -176,8 +180,19 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
     return {"ok": True, "record": record}
 
 
-def _is_same(record: Dict[str, Any] | None, request: Dict[str, Any], asker: Person) -> bool:
-    """Return whether a run was started by this very request: the marker is random, and new for each."""
+def _has_come(
+    request: Dict[str, Any], run_id: str, store: Store, asker: Person, caller: Caller, *, deadline: float
+) -> bool:
+    """Return whether a run was started by this very request: the marker is random, and new for each.
+
+    Where it is just being started so, its record is waited for until the deadline, in seconds of the monotonic clock.
+
+    Raises:
+        Gone: Nobody waits for the answer any more.
+    """
+    while spec.waits(store.run_dir, run_id, request["marker"]) and time.monotonic() < deadline:
+        caller.pause(_POLL)
+    record = store.read(run_id)
     if record is None:
         return False
     return (record.get("asked_by"), record.get("marker")) == (asker.uid, request["marker"])

@@ -174,14 +174,19 @@ def put(run_dir: str, spec: dict[str, Any], uid: int, asked_by: int, marker: str
     """
     path = path_of(run_dir, spec["run_id"])
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    # Whoever finds it finds all of it: by the marker the same request knows itself when it comes again.
+    written = "{}.{}".format(path, os.getpid())
+    descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            json.dump({"spec": spec, "uid": uid, "asked_by": asked_by, "marker": marker}, file)
+        os.link(written, path)
     except FileExistsError:
         text = "run {} is being started here already".format(spec["run_id"])
         fix = "wait for that start; where it died, this one can be made {:.0f} s after it".format(STALE_AFTER)
         raise Refused("held", text, fix) from None
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        json.dump({"spec": spec, "uid": uid, "asked_by": asked_by, "marker": marker}, file)
+    finally:
+        os.unlink(written)
 
 
 def waits(run_dir: str, run_id: str, marker: str) -> bool:
@@ -193,16 +198,16 @@ def waits(run_dir: str, run_id: str, marker: str) -> bool:
         return False
 
 
-def take(run_dir: str, run_id: str) -> tuple[dict[str, Any], int, int, str]:
-    """Read the spec of a run, the user ids of its person and its asker, and the request's marker; remove the file.
+def read(run_dir: str, run_id: str) -> tuple[dict[str, Any], int, int, str]:
+    """Return the spec of a run, the user ids of its person and its asker, and the request's marker.
+
+    It stays until there is a record: the same request that comes again finds one of the two.
 
     Raises:
         OSError: There is none.
     """
-    path = path_of(run_dir, run_id)
-    with open(path, encoding="ascii") as file:
+    with open(path_of(run_dir, run_id), encoding="ascii") as file:
         data = json.load(file)
-    os.unlink(path)
     return check(data["spec"]), int(data["uid"]), int(data["asked_by"]), str(data["marker"])
 
 

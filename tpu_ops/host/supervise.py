@@ -55,12 +55,13 @@ class Supervisor:
     def run(self) -> int:
         """Do all of it and return the exit code of the unit's main process."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
-        data, uid, asked_by, marker = spec.take(self.store.run_dir, self.run_id)
+        data, uid, asked_by, marker = spec.read(self.store.run_dir, self.run_id)
         person = by_uid(uid)
         self.record = new_record(data, person, asked_by, marker)
         lock = self.store.lock(holder_of(self.record))
         if lock is None:
             # The unit's name is the first lock; this one catches a supervisor that somebody started by hand.
+            spec.discard(self.store.run_dir, self.run_id)
             return _HELD
         return self._run(data, lock)
 
@@ -109,6 +110,8 @@ class Supervisor:
         except OSError as exc:
             text = "no record or log can be kept in {0}: {1}; `df {0}` tells how full that disk is"
             raise NotReady(text.format(self.store.runs_dir, exc.strerror or exc)) from exc
+        finally:
+            spec.discard(self.store.run_dir, self.run_id)
 
     def _prepare(self, data: Dict[str, Any], config: Dict[str, Any]) -> tuple[Logger, Dict[bytes, bytes]]:
         """Fork the command and hold it: everything that can be wrong shows here, before anything runs."""

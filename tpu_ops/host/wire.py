@@ -20,7 +20,8 @@ from . import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
-#: Version of requests, answers and frames. A controller of another version is told so, never misunderstood.
+#: Version of requests, answers and frames. A controller of another version is told so, never misunderstood: another
+#: kind of frame, for one, takes a new version, since controllers of this one take no frame but the four kinds below.
 PROTOCOL = 4
 #: Longest request accepted, in bytes: argument vectors and environments of 100 KB fit many times.
 MAX_REQUEST = 8 * 1024 * 1024

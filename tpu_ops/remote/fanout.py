@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shlex
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tpu_ops.errors import OpsError
-from tpu_ops.remote import openssh, ssh, wire
+from tpu_ops.remote import openssh, room, ssh, wire
 from tpu_ops.remote.renewal import Renew, Renewal, paused
-from tpu_ops.remote.replies import SSH_FAILED, Reply, Result, reply_of
+from tpu_ops.remote.replies import SSH_FAILED, Reply, Result, reply_of, result_of
 from tpu_ops.remote.silence import Silence
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.stream import Stream
@@ -153,7 +152,7 @@ class Fanout:
     def _room(self, sessions: int) -> Iterator[None]:
         self._wanted += sessions
         try:
-            ssh.make_room(self._wanted)
+            room.make(self._wanted)
             yield
         finally:
             self._wanted -= sessions
@@ -198,28 +197,21 @@ class Fanout:
 
     async def _run(self, host: str, argv: Sequence[str], stdin: bytes, limit: float) -> Result:
         marker = wire.new_marker()
-        command = shlex.join(["/bin/sh", "-c", wire.ENVELOPE, marker, *wire.limited(argv, limit)])
+        command = wire.enveloped(marker, argv, limit)
         begun = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(begun + limit) as deadline:
-                code, stdout, stderr = await self._exchange(host, command, stdin, f"\n{marker}\n".encode(), deadline)
+                code, stdout, stderr = await self._exchange(host, command, stdin, wire.beginning(marker), deadline)
         except Unreachable as exc:
             return Result(host, None, problem=str(exc), reached=False)
         except TimeoutError:
             return Result(host, None, problem=f"did not end within {_spent(limit, begun, deadline)}")
-        body, own, started = wire.open_envelope(stdout, marker)
-        stderr = wire.behind_marker(stderr, marker)
-        if own is not None:
-            return Result(host, own, body, stderr)
-        said = openssh.reason(stderr.decode(errors="replace"), code)
-        if not started:
-            return Result(host, None, body, stderr, said, reached=code != SSH_FAILED)
-        return Result(host, None, body, stderr, f"the connection ended before the command: {said}")
+        return result_of(host, marker, code, stdout, stderr)
 
     async def _call(self, host: str, action: str, values: Mapping[str, Any], limit: float) -> Reply:
         marker = wire.new_marker()
         begun = asyncio.get_running_loop().time()
-        line, first = wire.request(marker, action, values), f"\n{marker}\n".encode()
+        line, first = wire.request(marker, action, values), wire.beginning(marker)
         try:
             async with asyncio.timeout_at(begun + limit) as deadline:
                 code, stdout, stderr = await self._exchange(host, wire.COMMAND, line, first, deadline, attended=True)

@@ -1,50 +1,21 @@
-"""Sessions over ssh's masters without an ssh process for each: OpenSSH's multiplexing protocol, version 4.
+"""Sessions over ssh's masters without an ssh process for each.
 
-OpenSSH's source has it: PROTOCOL.mux tells of it, the client's side is in mux.c. A session is asked for over the
-master's control socket; the master itself reads and writes the three files that come with the request, and ends the
-session when the control socket is closed.
+A session is asked for over the master's control socket; the master itself reads and writes the three files that come
+with the request, and ends the session when the control socket is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
+from tpu_ops.remote import mux_protocol as protocol
+from tpu_ops.remote.mux_protocol import Master, Unavailable
 from tpu_ops.remote.replies import SSH_FAILED
 
-_HELLO, _VERSION = 0x00000001, 4
-_NEW_SESSION, _ALIVE_CHECK = 0x10000002, 0x10000004
-_EXIT_MESSAGE, _ALIVE, _SESSION_OPENED = 0x80000004, 0x80000005, 0x80000006
-#: The id of a request: every control socket carries one.
-_REQUEST = 0
-_NO_ESCAPES = 0xFFFFFFFF
-#: Longest message that is accepted, in bytes: as long as a master accepts.
-_LONGEST = 256 * 1024
-
 _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-class Unavailable(Exception):
-    """A master did not do what it was asked for, and nothing was started."""
-
-
-@dataclass(frozen=True)
-class Master:
-    """Where the master of a worker listens, if there is one.
-
-    Attributes:
-        path: Of its control socket.
-        agent: Whether sessions have the person's ssh agent, where the master forwards it.
-    """
-
-    path: Path
-    agent: bool = False
 
 
 class Session:
@@ -74,7 +45,7 @@ class Session:
             # The master hangs up when it has written everything; to do so before would lose some of it.
             while self.returncode is None:
                 kind, _, value = await _message(self._control)
-                code = value & 0xFF if kind == _EXIT_MESSAGE else code
+                code = value & 0xFF if kind == protocol.EXIT_MESSAGE else code
         if self.returncode is None:
             self.returncode = code
         return self.returncode
@@ -89,8 +60,8 @@ async def check(master: Master, patience: float) -> None:
     with _unavailable(), contextlib.ExitStack() as stack:
         async with asyncio.timeout(patience):
             _, (reader, writer) = await _connected(master, stack)
-            writer.write(_packed(_ALIVE_CHECK, _REQUEST))
-            await _answered(reader, _ALIVE)
+            writer.write(protocol.packed(protocol.ALIVE_CHECK, protocol.REQUEST))
+            protocol.must_answer(await _message(reader), protocol.ALIVE)
 
 
 async def open_session(master: Master, command: str, *, limit: int, patience: float) -> Session:
@@ -105,17 +76,16 @@ async def open_session(master: Master, command: str, *, limit: int, patience: fl
     Raises:
         Unavailable: There is no master, or it opened no session.
     """
-    words = (b"", 0, 0, int(master.agent), 0, _NO_ESCAPES, b"", os.fsencode(command))
     with _unavailable(), contextlib.ExitStack() as stack:
         async with asyncio.timeout(patience):
             control, (reader, writer) = await _connected(master, stack)
         writer.transport.set_write_buffer_limits(0)
-        writer.write(_packed(_NEW_SESSION, _REQUEST, *words))
+        writer.write(protocol.new_session(master, command))
         # The files come behind the whole of it, and past the stream: nothing of that is to be left there.
         await writer.drain()
         ours = [_passed(control, stack) for _ in range(3)]
         stdin, stdout, stderr = [await _stream(one, stack, limit) for one in ours]
-        await _answered(reader, _SESSION_OPENED)
+        protocol.must_answer(await _message(reader), protocol.SESSION_OPENED)
         return Session(reader, (stdin, stdout, stderr), stack.pop_all().close)
 
 
@@ -129,21 +99,17 @@ def _unavailable() -> Iterator[None]:
 
 async def _connected(master: Master, stack: contextlib.ExitStack) -> tuple[socket.socket, _Stream]:
     """Return a control socket on which both sides have said hello."""
-    # The written ssh config does not share connections in a directory of somebody else's (`openssh.guard`).
-    if master.path.parent.stat().st_uid != os.geteuid():
-        raise Unavailable("the directory of the control sockets is not this user's own")
+    master.must_be_own()
     control = stack.enter_context(socket.socket(socket.AF_UNIX))
     control.setblocking(False)
     await asyncio.get_running_loop().sock_connect(control, str(master.path))
     reader, writer = await _stream(control, stack)
-    kind, version, _ = await _message(reader)
-    if (kind, version) != (_HELLO, _VERSION):
-        raise Unavailable(f"message {kind:#x} ({version}) in place of a hello of version {_VERSION}")
-    writer.write(_packed(_HELLO, _VERSION))
+    protocol.must_greet(await _message(reader))
+    writer.write(protocol.packed(protocol.HELLO, protocol.VERSION))
     return control, (reader, writer)
 
 
-async def _stream(one: socket.socket, stack: contextlib.ExitStack, limit: int = _LONGEST) -> _Stream:
+async def _stream(one: socket.socket, stack: contextlib.ExitStack, limit: int = protocol.LONGEST) -> _Stream:
     reader, writer = await asyncio.open_unix_connection(sock=one, limit=limit)
     # A writer that nobody holds any more closes its transport.
     stack.callback(_hang_up, writer)
@@ -159,28 +125,11 @@ def _passed(control: socket.socket, stack: contextlib.ExitStack) -> socket.socke
     ours, its = socket.socketpair()
     stack.enter_context(ours)
     with its:
-        socket.send_fds(control, [b"\0"], [its.fileno()])
+        protocol.pass_file(control, its.fileno())
     return ours
-
-
-def _packed(kind: int, *values: int | bytes) -> bytes:
-    body = b"".join(
-        struct.pack(">I", value) if isinstance(value, int) else struct.pack(">I", len(value)) + value
-        for value in (kind, *values)
-    )
-    return struct.pack(">I", len(body)) + body
 
 
 async def _message(reader: asyncio.StreamReader) -> tuple[int, int, int]:
     """Return the kind of the next message and its first two numbers, 0 for what it does not have."""
-    (length,) = struct.unpack(">I", await reader.readexactly(4))
-    if length > _LONGEST:
-        raise Unavailable(f"a message of {length} bytes")
-    body = await reader.readexactly(length)
-    return struct.unpack(">III", body[:12].ljust(12, b"\0"))
-
-
-async def _answered(reader: asyncio.StreamReader, wanted: int) -> None:
-    kind, request, _ = await _message(reader)
-    if (kind, request) != (wanted, _REQUEST):
-        raise Unavailable(f"message {kind:#x} in place of {wanted:#x}")
+    length = protocol.length(await reader.readexactly(protocol.HEAD))
+    return protocol.numbers(await reader.readexactly(length))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tpu_ops.remote import openssh
+from tpu_ops.remote import openssh, wire
 
 #: What ssh itself ends with when it fails; a remote command may end with the same.
 SSH_FAILED = 255
@@ -34,6 +34,18 @@ class Result(NamedTuple):
     def ok(self) -> bool:
         """Whether the command ended with 0."""
         return self.code == 0
+
+
+def result_of(host: str, marker: str, code: int | None, stdout: bytes, stderr: bytes) -> Result:
+    """Given what came of a command in the envelope, and the code of what ran it from here, return its result."""
+    body, own, started = wire.open_envelope(stdout, marker)
+    stderr = wire.behind_marker(stderr, marker)
+    if own is not None:
+        return Result(host, own, body, stderr)
+    said = openssh.reason(stderr.decode(errors="replace"), code)
+    if not started:
+        return Result(host, None, body, stderr, said, reached=code != SSH_FAILED)
+    return Result(host, None, body, stderr, f"the connection ended before the command: {said}")
 
 
 class Reply(NamedTuple):

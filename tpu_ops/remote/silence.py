@@ -5,17 +5,26 @@ Such a connection may lead to where the worker was. OpenSSH gives it up when sev
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from tpu_ops import texts
+
+if TYPE_CHECKING:
+    from asyncio import TimerHandle
 
 #: Seconds without an answer after which that is said, and in which further silent workers join.
 PATIENCE, GATHER = 4.0, 0.5
 
 _log = logging.getLogger(__name__)
+
+
+def say(hosts: Iterable[str]) -> None:
+    """Say that these workers are waited for."""
+    names = sorted(set(hosts))
+    _log.info("%s %s silent: waiting for an answer", texts.some(names, 4, "others"), "is" if len(names) == 1 else "are")
 
 
 class Silence:
@@ -27,7 +36,7 @@ class Silence:
     @contextmanager
     def watch(self, host: str) -> Iterator[Callable[[], None]]:
         """Say so if a worker is silent; yields what is to be called once it has answered."""
-        timer = asyncio.get_running_loop().call_later(PATIENCE, self._add, host)
+        timer = _later(PATIENCE, self._add, host)
         try:
             yield timer.cancel
         finally:
@@ -35,12 +44,16 @@ class Silence:
 
     def _add(self, host: str) -> None:
         if not self._hosts:
-            asyncio.get_running_loop().call_later(GATHER, self._say)
+            _later(GATHER, self._say)
         self._hosts.append(host)
 
     def _say(self) -> None:
-        hosts = sorted(set(self._hosts))
+        say(self._hosts)
         self._hosts.clear()
-        _log.info(
-            "%s %s silent: waiting for an answer", texts.some(hosts, 4, "others"), "is" if len(hosts) == 1 else "are"
-        )
+
+
+def _later(seconds: float, call: Callable[..., None], *args: str) -> TimerHandle:
+    # Imported here: what has no event loop says itself when workers are silent.
+    import asyncio
+
+    return asyncio.get_running_loop().call_later(seconds, call, *args)

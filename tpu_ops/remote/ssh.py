@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from tpu_ops import files
 from tpu_ops.errors import OpsError
 from tpu_ops.remote import mux, openssh
+from tpu_ops.remote.mux_protocol import Master, Unavailable
 from tpu_ops.remote.renewal import paused
 
 #: Seconds within which a master must be authenticated; ConnectTimeout covers the TCP connection alone.
@@ -24,14 +24,12 @@ CONTROL_LIMIT = 5.0
 PROXIES = 8
 #: Other connections that are opened at once: the keys of each take the controller some milliseconds of processor time.
 WIDTH = 64
-#: Files that one session has open at most, a copy of its log and the lock of its connection included; and all the rest.
-_FILES, _OTHER_FILES = 8, 128
 _POLL = 0.05
 
 #: What runs a remote command line.
 Process = asyncio.subprocess.Process | mux.Session
 #: Given a worker, says where its master listens; None where that is not known.
-FindMaster = Callable[[str], mux.Master | None]
+FindMaster = Callable[[str], Master | None]
 
 
 class Unreachable(Exception):
@@ -44,32 +42,6 @@ class Unreachable(Exception):
     def __init__(self, problem: str, *, answered: bool = False) -> None:
         super().__init__(problem)
         self.answered = answered
-
-
-def make_room(sessions: int) -> None:
-    """Let this process have open what so many sessions at once take: the usual limit is meant for far fewer.
-
-    Raises:
-        OpsError: The system does not allow it.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        # Those of now are in /dev/fd, on Linux and macOS alike.
-        now = len([*Path("/dev/fd").iterdir()])
-    except OSError:
-        # It takes a file to look there: none is left.
-        now = soft
-    need = now + _OTHER_FILES + _FILES * sessions
-    if soft == resource.RLIM_INFINITY or soft >= need:
-        return
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
-    except (OSError, ValueError) as exc:
-        raise OpsError(
-            f"{sessions} sessions at once need {need} open files, and a process may have {hard}",
-            where="this machine: the hard limit of open files (ulimit -Hn)",
-            fix="raise it (LimitNOFILE= of the service, nofile in /etc/security/limits.conf), or name fewer workers",
-        ) from exc
 
 
 @contextlib.asynccontextmanager
@@ -99,7 +71,7 @@ async def started(
 
 
 @contextlib.asynccontextmanager
-async def session(master: mux.Master | None, command: Sequence[str], *, limit: int = 2**16) -> AsyncIterator[Process]:
+async def session(master: Master | None, command: Sequence[str], *, limit: int = 2**16) -> AsyncIterator[Process]:
     """Run a remote command line for the length of a block: over a master itself, or by ssh where it opens no session.
 
     Args:
@@ -109,7 +81,7 @@ async def session(master: mux.Master | None, command: Sequence[str], *, limit: i
     """
     direct = None
     if master:
-        with contextlib.suppress(mux.Unavailable):
+        with contextlib.suppress(Unavailable):
             direct = await mux.open_session(master, command[-1], limit=limit, patience=CONTROL_LIMIT)
     if direct:
         with contextlib.closing(direct):
@@ -262,7 +234,7 @@ class Masters:
 
     async def _alive(self, host: str) -> bool:
         if master := self._find(host):
-            with contextlib.suppress(mux.Unavailable):
+            with contextlib.suppress(Unavailable):
                 await mux.check(master, CONTROL_LIMIT)
                 return True
         code, _ = await quiet(openssh.control(self._config, host, "check"), CONTROL_LIMIT)

@@ -14,7 +14,7 @@ LIMIT = 45.0
 
 
 class Broken(Exception):
-    """A stream ended before its END frame; the text says why."""
+    """A stream ended before its END frame, or went on with what is no frame; the text says why."""
 
 
 class Stream:
@@ -47,15 +47,18 @@ class Stream:
         return reply_of(self.host, wire.find_answer(answer, self._marker.decode()), "", 0)
 
     async def frames(self) -> AsyncIterator[wire.Frame]:
-        """Yield frames until the END frame, that one included.
+        """Yield frames until the END frame, that one included; all are of the kinds that the protocol has.
 
         Raises:
-            Broken: The connection ended before.
+            Broken: The connection ended before, or something else came in a frame's place.
         """
         assert self._process.stdout is not None  # noqa: S101 - for the type checker
         while True:
             try:
                 kind, offset, size = wire.FRAME.unpack(await self._process.stdout.readexactly(wire.FRAME.size))
+                if kind not in wire.KINDS:
+                    version = f"version {wire.PROTOCOL} of the protocol"
+                    raise Broken(f"its launcher sent a frame of kind {kind!r}, which {version} does not have")
                 if size > wire.MAX_FRAME:
                     raise Broken(f"a frame of {size} bytes")
                 payload = await self._process.stdout.readexactly(size)

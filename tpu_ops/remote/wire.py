@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +18,8 @@ PROTOCOL = 4
 #: The one command line that reaches the host program: login shells parse it again, so nothing in it ever varies.
 COMMAND = "sudo -n /usr/local/sbin/tpu-host"
 FRAME = struct.Struct(">cQI")
-DATA, GAP, NOTE, END = b"D", b"G", b"N", b"E"
+#: The kinds of frames: any other one is no frame of this protocol, and ends the stream as a broken one.
+KINDS = DATA, GAP, NOTE, END = b"D", b"G", b"N", b"E"
 #: Longest frame accepted, in bytes; the host program sends far shorter ones.
 MAX_FRAME = 4 * 1024 * 1024
 
@@ -47,7 +49,7 @@ def request(marker: str, action: str, values: Mapping[str, Any]) -> bytes:
 
 def find_answer(output: bytes, marker: str) -> Any:
     """Given all that a worker printed, return the answer behind the marker; None where there is none."""
-    _, found, rest = output.partition(f"\n{marker}\n".encode("ascii"))
+    _, found, rest = output.partition(beginning(marker))
     if not found:
         return None
     line, ended, _ = rest.partition(b"\n")
@@ -67,17 +69,23 @@ ENVELOPE = (
 )
 
 
-def limited(argv: Sequence[str], limit: float) -> list[str]:
-    """Return a command that ends by itself after so many seconds.
+def beginning(marker: str) -> bytes:
+    """Return what is printed before an answer, or a command's output: it proves that the command was started."""
+    return f"\n{marker}\n".encode("ascii")
+
+
+def enveloped(marker: str, argv: Sequence[str], limit: float) -> str:
+    """Return the command line that runs a command in the envelope and ends it after so many seconds.
 
     Whoever waits for it gives up at that time, and closing a multiplexed session ends nothing on the worker.
     """
-    return ["timeout", "--kill-after=5", f"{limit:.3f}", *argv]
+    limited = ["timeout", "--kill-after=5", f"{limit:.3f}", *argv]
+    return shlex.join(["/bin/sh", "-c", ENVELOPE, marker, *limited])
 
 
 def behind_marker(said: bytes, marker: str) -> bytes:
     """Given what came on standard error, return what the command itself printed there."""
-    _, found, rest = said.partition(f"\n{marker}\n".encode("ascii"))
+    _, found, rest = said.partition(beginning(marker))
     return rest if found else said
 
 
@@ -87,7 +95,7 @@ def open_envelope(output: bytes, marker: str) -> tuple[bytes, int | None, bool]:
     The code is None where the command's end was not seen.
     """
     word = marker.encode("ascii")
-    _, started, rest = output.partition(b"\n" + word + b"\n")
+    _, started, rest = output.partition(beginning(marker))
     if not started:
         return b"", None, False
     body, ended, code = rest.rpartition(b"\n" + word + b" ")

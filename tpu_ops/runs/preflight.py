@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,13 +99,22 @@ def faults_of(worker: Worker, probe: Mapping[str, Any]) -> list[Fault]:
     return found
 
 
-def differences(probes: Mapping[str, Mapping[str, Any]], asked_venv: str = "") -> list[Fault]:
-    """Given what all workers say about themselves, return which of them differ from the most, and in what."""
+def differences(
+    probes: Mapping[str, Mapping[str, Any]], asked_venv: str = "", ages: Mapping[str, float] | None = None
+) -> list[Fault]:
+    """Given what all workers say about themselves, return which of them differ from the most, and in what.
+
+    Args:
+        probes: By worker.
+        asked_venv: The environment that the person named, if any.
+        ages: Seconds since each worker said so: behind a proxy many of them are minutes apart. None is all at once.
+    """
     found: list[Fault] = []
     usual = Counter(probe["venv"]["digest"] for probe in probes.values()).most_common(1)[0][0] if probes else ""
     example = next((probe["venv"] for probe in probes.values() if probe["venv"]["digest"] == usual), None)
     boots = Counter(probe["boot_id"] for probe in probes.values())
-    clocks = sorted(float(probe["clock"]) for probe in probes.values())
+    clocks = {host: float(probe["clock"]) + (ages or {}).get(host, 0.0) for host, probe in probes.items()}
+    middle = sorted(clocks.values())[len(clocks) // 2] if clocks else 0.0
     for host, probe in probes.items():
         venv = probe["venv"]
         if example and venv["exists"] and venv["digest"] != usual:
@@ -113,9 +123,7 @@ def differences(probes: Mapping[str, Mapping[str, Any]], asked_venv: str = "") -
         if probe["boot_id"] and boots[probe["boot_id"]] > 1:
             same = ", ".join(name for name in probes if name != host and probes[name]["boot_id"] == probe["boot_id"])
             found.append(Fault(host, f"it is the same machine as {same}", "tpu_ops refresh", check="identity"))
-        middle = clocks[len(clocks) // 2]
-        if abs(float(probe["clock"]) - middle) > CLOCK_LIMIT:
-            off = float(probe["clock"]) - middle
+        if abs(off := clocks[host] - middle) > CLOCK_LIMIT:
             found.append(Fault(host, f"its clock is {off:+.0f} s off", configure(host), check="clock"))
     return found
 
@@ -184,10 +192,16 @@ async def examine(
 ) -> tuple[list[Fault], dict[str, Mapping[str, Any]]]:
     """Ask all workers at once; return every fault of every worker, and what each says about itself."""
     requests = {worker.host: {"venv": venv, "user": user, "chips": worker.node.chips_per_worker} for worker in workers}
-    replies = await fanout.call(requests, "probe", limit=LIMIT)
+    came: dict[str, float] = {}
+
+    def note(reply: Reply) -> None:
+        came[reply.host] = time.monotonic()
+
+    replies = await fanout.call(requests, "probe", limit=LIMIT, done=note)
     faults = [fault_of_reply(reply) for reply in replies.values() if not reply.ok]
     probes = {host: reply.value["probe"] for host, reply in replies.items() if reply.ok}
     for worker in workers:
         if worker.host in probes:
             faults += faults_of(worker, probes[worker.host])
-    return faults + differences(probes, venv), probes
+    ages = {host: time.monotonic() - when for host, when in came.items()}
+    return faults + differences(probes, venv, ages), probes

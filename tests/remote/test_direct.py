@@ -1,0 +1,239 @@
+"""One command on workers whose masters are open, without an event loop; what is not so is left to the fan-out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.remote.master import Master
+from tpu_ops.errors import OpsError
+from tpu_ops.remote import direct, silence, wire
+from tpu_ops.remote import mux_protocol as protocol
+from tpu_ops.remote.replies import Result
+
+
+@pytest.fixture
+def masters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Master]]:
+    """Makes the masters of workers, in a directory near by: a socket's path may not be long."""
+    monkeypatch.chdir(tmp_path)
+    made: list[Master] = []
+
+    def make(host: str) -> Master:
+        made.append(Master(Path(host)))
+        return made[-1]
+
+    yield make
+    for master in made:
+        master.close()
+
+
+async def elsewhere(hosts: Sequence[str]) -> dict[str, Result]:
+    """Stand in for the fan-out."""
+    return {host: Result(host, 0, b"elsewhere") for host in hosts}
+
+
+def run(masters: Mapping[str, protocol.Master], argv: Sequence[str], limit: float = 20) -> dict[str, Result]:
+    """Run a command; what is left to others ends at once."""
+    return direct.run(masters, argv, limit=limit, others=elsewhere)
+
+
+def left(found: Mapping[str, Result]) -> list[str]:
+    """Return the workers on which others ran the command."""
+    return [host for host, result in found.items() if result.stdout == b"elsewhere"]
+
+
+def ways(*hosts: str, agent: bool = False) -> dict[str, protocol.Master]:
+    """Return where the masters of workers listen."""
+    return {host: protocol.Master(Path(host), agent) for host in hosts}
+
+
+def test_each_worker_has_its_own_result(masters: Callable[[str], Master]) -> None:
+    for host in "abc":
+        masters(host)
+    script = 'echo "$1"; echo said >&2; cat; exit 7'
+    found = run(ways("a", "b", "c"), ["sh", "-c", script, "-", "two  words\n$X"])
+    assert [*found] == ["a", "b", "c"]
+    for host, result in found.items():
+        assert result == (host, 7, b"two  words\n$X\n", b"said\n", "", True)
+
+
+def test_long_output_arrives_whole_on_both_ways(masters: Callable[[str], Master]) -> None:
+    masters("a")
+    script = "head -c 3000000 /dev/zero | tr '\\0' x; head -c 2000000 /dev/zero | tr '\\0' y >&2"
+    result = run(ways("a"), ["sh", "-c", script])["a"]
+    assert (result.code, result.stdout == b"x" * 3000000, result.stderr == b"y" * 2000000) == (0, True, True)
+
+
+def test_the_agent_is_asked_for_where_it_is_forwarded(masters: Callable[[str], Master]) -> None:
+    master = masters("a")
+    assert run(ways("a", agent=True), ["true"])["a"].ok
+    assert (master.agents, master.environments) == ([True], [[]])
+
+
+@pytest.mark.parametrize("what", ["nobody listens", "no socket", "another version", "mute", "not a person's own"])
+def test_nothing_is_started_anywhere_where_one_worker_has_no_master(
+    masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+) -> None:
+    masters("a")
+    master = masters("b")
+    monkeypatch.setattr(direct, "_PATIENCE", 0.2)
+    if what == "nobody listens":
+        master.close()
+    elif what == "no socket":
+        master.path.unlink()
+    elif what == "not a person's own":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    master.version, master.mute = 3 if what == "another version" else 4, what == "mute"
+    assert left(run(ways("a", "b"), ["touch", str(tmp_path / "started")])) == ["a", "b"]
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_worker_that_allows_no_more_sessions_is_left_to_others_while_the_rest_waits_for_it(
+    masters: Callable[[str], Master], tmp_path: Path
+) -> None:
+    masters("a")
+    masters("b").refuses = True
+    there = tmp_path / "there"
+
+    async def others(hosts: Sequence[str]) -> dict[str, Result]:
+        there.touch()
+        return await elsewhere(hosts)
+
+    script = f"until [ -e {there} ]; do sleep 0.05; done; echo met; echo said >&2; exit 3"
+    found = direct.run(ways("a", "b"), ["sh", "-c", script], limit=20, others=others)
+    assert found["a"] == ("a", 3, b"met\n", b"said\n", "", True)
+    assert left(found) == ["b"]
+
+
+def test_what_others_could_not_do_is_an_error(masters: Callable[[str], Master]) -> None:
+    masters("a").refuses = True
+
+    async def others(hosts: Sequence[str]) -> dict[str, Result]:
+        raise OpsError(f"no way to {hosts}")
+
+    with pytest.raises(OpsError, match="no way to"):
+        direct.run(ways("a"), ["true"], limit=20, others=others)
+
+
+def test_a_worker_that_is_waited_for_beside_others_is_given_up_in_time(
+    masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = masters("a")
+    masters("b").refuses = True
+    monkeypatch.setattr(silence, "PATIENCE", 0.2)
+    monkeypatch.setattr(wire, "ENVELOPE", "sleep 60")
+    caplog.set_level(logging.INFO)
+    found = run(ways("a", "b"), ["true"], limit=2)
+    assert (found["a"].problem, left(found)) == ("did not end within 2 s", ["b"])
+    assert caplog.messages == ["a is silent: waiting for an answer"]
+    assert slow.hung_up.wait(5)
+
+
+def test_a_command_too_long_to_be_sent_at_once_is_left_to_others(masters: Callable[[str], Master]) -> None:
+    masters("a")
+    assert left(run(ways("a"), ["true", "x" * 70_000])) == ["a"]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_what_is_known_to_have_been_started_is_not_left_to_others(
+    masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    masters("a").cut = True
+    all_of_it = "read -r _ _ _ envelope _ </proc/$PPID/stat; read -r _ _ _ _ group _ </proc/$envelope/stat"
+    if not begun:
+        # What the master starts dies before it prints a word.
+        monkeypatch.setattr(wire, "ENVELOPE", "kill -9 0")
+    found = run(ways("a"), ["sh", "-c", f"{all_of_it}; kill -9 -$group"])
+    if begun:
+        assert found["a"].code is None
+        assert found["a"].problem == "the connection ended before the command: ssh ended with 255"
+    else:
+        assert left(found) == ["a"]
+
+
+def test_a_command_that_takes_too_long_is_given_up_and_ended(
+    masters: Callable[[str], Master], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = {host: masters(host) for host in "ab"}
+    # The worker that is the first one sleeps, without what ends the command in time there.
+    once = f"mkdir {tmp_path / 'once'} 2>&- && sleep 60"
+    monkeypatch.setattr(wire, "ENVELOPE", f'printf "\\n%s\\n" "$0"; {once}; printf "done\\n%s 0\\n" "$0"')
+    found = run(ways("a", "b"), ["true"], limit=3)
+    late = {host: result.problem for host, result in found.items() if result.problem}
+    assert [*late.values()] == ["did not end within 3 s"]
+    assert [result.stdout for result in found.values() if result.ok] == [b"done"]
+    assert both[next(iter(late))].hung_up.wait(5)
+
+
+def test_workers_that_are_waited_for_are_named_once(
+    masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for host in "ab":
+        masters(host)
+    monkeypatch.setattr(silence, "PATIENCE", 0.2)
+    monkeypatch.setattr(wire, "ENVELOPE", 'sleep 2; printf "\\n%s\\n" "$0"; "$@"; printf "\\n%s 0\\n" "$0"')
+    caplog.set_level(logging.INFO)
+    assert all(result.ok for result in run(ways("a", "b"), ["true"]).values())
+    assert caplog.messages == ["a, b are silent: waiting for an answer"]
+
+
+def test_files_that_sessions_had_open_are_closed_again(masters: Callable[[str], Master]) -> None:
+    master, refusing = masters("a"), masters("b")
+    refusing.refuses = True
+    run(ways("a", "b"), ["true"])
+    master.rest()
+    refusing.rest()
+    before = _open_files()
+    for _ in range(3):
+        run(ways("a", "b"), ["true"])
+        run(ways("a"), ["sleep", "60"], limit=0.1)
+        run({**ways("a"), "none": protocol.Master(Path("none"))}, ["true"])
+    # The masters are threads of this process, and may be late.
+    until = time.monotonic() + 10
+    while _open_files() > before and time.monotonic() < until:
+        time.sleep(0.05)
+    assert _open_files() <= before
+
+
+def _open_files() -> int:
+    return len([*Path("/dev/fd").iterdir()])
+
+
+def test_many_workers_take_no_longer_than_the_slowest(masters: Callable[[str], Master]) -> None:
+    hosts = [f"w{number}" for number in range(40)]
+    for host in hosts:
+        masters(host)
+    began = time.monotonic()
+    found = run(ways(*hosts), ["sleep", "1"], limit=60)
+    assert all(result.ok for result in found.values())
+    assert time.monotonic() - began < 35
+
+
+def test_no_event_loop_is_imported_for_it(masters: Callable[[str], Master]) -> None:
+    masters("a")
+    script = """
+import pathlib, sys
+import tpu_ops.cli.main, tpu_ops.cli.run
+from tpu_ops.remote import direct, mux_protocol
+found = direct.run({"a": mux_protocol.Master(pathlib.Path("a"))}, ["echo", "hi"], limit=20, others=None)
+print(found["a"].stdout, "asyncio" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "b'hi\\n' False\n"
+
+
+def test_a_master_that_says_nonsense_is_left_to_others_at_once(
+    masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "_PATIENCE", 60.0)
+    masters("a").version = 2**31
+    began = time.monotonic()
+    assert left(run(ways("a"), ["true"])) == ["a"]
+    assert time.monotonic() - began < 30

@@ -1,0 +1,44 @@
+"""Which commands there are, and how texts name them so that they can be copied."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+#: Command -> (module of tpu_ops.cli, one line of help). `--help` reads only this table.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "list": ("list", "list the workers of the fleet"),
+    "refresh": ("refresh", "ask the API, show what changed, rewrite ssh config and known_hosts"),
+    "snapshot": ("snapshot", "publish the fleet for people without credentials, or say how old the view of it is"),
+    "inventory": ("inventory", "print the workers that serve for clush, pdsh and scripts"),
+    "create": ("create", "create a TPU node and wait until it is ready"),
+    "delete": ("delete", "delete a TPU node"),
+    "configure": ("configure", "run site.yml, or another playbook, on workers"),
+    "ssh": ("ssh", "log in on a worker"),
+    "ssh-config": ("ssh_config", "let ssh, scp, rsync and editors find the workers by name"),
+    "run": ("run", "run a command on all workers of a target at once"),
+    "sync": ("sync", "bring a directory to all workers of a target"),
+    "train": ("train", "start a training run on all workers of a node"),
+    "attach": ("attach", "follow a training run that is on"),
+    "stop": ("stop", "stop a training run"),
+    "status": ("status", "show how a training run is, rank by rank"),
+    "logs": ("logs", "show the lines of a training run, or fetch its logs"),
+    "runs": ("runs", "list the training runs"),
+    "who": ("who", "show who holds which TPU"),
+    "unlock": ("unlock", "free chips that something of yours holds"),
+    "doctor": ("doctor", "say what is well with the workers and what is not"),
+    "lab": ("lab", "the local lab: a Cloud TPU API whose workers are containers"),
+}
+
+#: One of them in a text, without a fleet; in double quotes stand other things. `tpu_ops lab` takes none.
+_NAMED = re.compile(rf"(?<!\")\btpu_ops ({'|'.join(name for name in COMMANDS if name != 'lab')})(?![\w-]| --fleet )")
+
+
+def on_fleet(text: str, command: Callable[[str], str]) -> str:
+    """Return a text whose commands are on a fleet: workers, and rooms below this one, do not know how it was called.
+
+    Args:
+        text: What is said.
+        command: `Settings.command` of the fleet.
+    """
+    return _NAMED.sub(lambda found: command(found[1]), text)

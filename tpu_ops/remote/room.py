@@ -1,0 +1,37 @@
+"""Room for the files that many sessions at once take."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+from tpu_ops.errors import OpsError
+
+#: Files that one session has open at most, a copy of its log and the lock of its connection included; and all the rest.
+_FILES, _OTHER_FILES = 8, 128
+
+
+def make(sessions: int) -> None:
+    """Let this process have open what so many sessions at once take: the usual limit is meant for far fewer.
+
+    Raises:
+        OpsError: The system does not allow it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        # Those of now are in /dev/fd, on Linux and macOS alike.
+        now = len([*Path("/dev/fd").iterdir()])
+    except OSError:
+        # It takes a file to look there: none is left.
+        now = soft
+    need = now + _OTHER_FILES + _FILES * sessions
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+    except (OSError, ValueError) as exc:
+        raise OpsError(
+            f"{sessions} sessions at once need {need} open files, and a process may have {hard}",
+            where="this machine: the hard limit of open files (ulimit -Hn)",
+            fix="raise it (LimitNOFILE= of the service, nofile in /etc/security/limits.conf), or name fewer workers",
+        ) from exc
