@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -12,9 +13,9 @@ import pytest
 
 from tools.bench import report, samples
 from tools.bench.__main__ import document, fleet, main, numbers
-from tools.bench.measure import ROOT, STOPWATCH, rivals_of, rotated
+from tools.bench.measure import ROOT, STOPWATCH, Command, clock, rivals_of, rotated
 from tools.bench.samples import RIVALS, Fleet, Sample, Series
-from tpu_ops.errors import UsageError
+from tpu_ops.errors import OpsError, UsageError
 
 DOCS = ROOT / "docs"
 SMALL, MIDDLE, LARGE = fleet(16, "v4-128"), fleet(1024, "v4-128"), fleet(10_000, "v4-128")
@@ -156,7 +157,7 @@ def test_in_as_many_rounds_as_rivals_each_comes_once_at_each_place():
         (["--sizes", "many"], ["--sizes", "'many'"]),
         (["--sizes", "", "--single", ""], ["name one at least"]),
         (["--rounds", "0"], ["--rounds"]),
-        (["--part", "site", "--workers", "1"], ["--workers", "two workers at least"]),
+        (["--part", "site", "--workers", "0"], ["--workers", "one worker at least"]),
         (["--part", "site", "--rounds", "0"], ["--rounds, --workers"]),
         (["--part", "runs", "--pods", "4,0"], ["--pods", "one worker"]),
         (["--part", "runs", "--rounds", "0"], ["--rounds"]),
@@ -181,14 +182,25 @@ def test_the_stopwatch_tells_time_memory_and_exit_code_of_a_command_with_its_chi
     out, err = tmp_path / "out", tmp_path / "err"
     argv = [sys.executable, "-I", "-S", STOPWATCH, out, err, sys.executable, "-c", script]
     before = time.time()
-    wall, user, system, peak, code, began = map(float, subprocess.check_output(argv, text=True).split())
+    wall, user, system, peak, code, began, busy = map(float, subprocess.check_output(argv, text=True).split())
     assert before <= began <= time.time() - wall
     assert (code, out.read_text(), err.read_text()) == (3, "said\n", "")
     assert wall >= 0.1
     assert user + system >= 0.1
+    # The system counts these in hundredths.
+    assert user + system - 0.05 <= busy <= (wall + 0.1) * (os.cpu_count() or 1)
     assert 64_000 < peak < 128_000
     argv[7:] = ["/bin/true"]
     assert float(subprocess.check_output(argv, text=True).split()[3]) < 32_000, "memory of who asks is not counted"
+
+
+def test_a_playbook_that_fails_is_told_with_its_task_s_words(tmp_path):
+    script = "echo 'fatal: [w5]: FAILED! => no way'; for n in 1 2 3 4 5 6 7; do echo line $n; done; exit 2"
+    said = tmp_path / "said"
+    with pytest.raises(OpsError, match="sh ended with 2") as failed:
+        clock(Command(("/bin/sh", "-c", script), dict(os.environ)), said, said, "site.yml on 16 workers")
+    assert "fatal: [w5]: FAILED! => no way" in failed.value.what
+    assert failed.value.what.endswith("line 7")
 
 
 def test_what_a_command_prints_and_its_errors_do_not_overwrite_each_other_in_one_file(tmp_path):

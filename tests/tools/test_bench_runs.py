@@ -38,9 +38,9 @@ SHARED = ("ControlMaster", "ControlPersist", "ServerAliveInterval", "ServerAlive
 TAKEN = {"logs": LOG, "fetch": 32 * LOG}
 
 
-def sample(kind: str, number: int = 1, workers: int = 32, **other: float) -> RunSample:
+def sample(kind: str, number: int = 1, workers: int = 32, **other: float | None) -> RunSample:
     wall, cpu = GOOD[kind]
-    usual = RunSample(number, workers, kind, wall, cpu, 50_000_000, TAKEN.get(kind, 0))
+    usual = RunSample(number, workers, kind, wall, cpu, 50_000_000, TAKEN.get(kind, 0), 2.5)
     return dataclasses.replace(usual, **other)  # type: ignore[arg-type]
 
 
@@ -102,13 +102,15 @@ def test_without_gcloud_nothing_is_said_of_it():
 
 def test_a_table_has_a_line_per_kind_with_cpu_per_worker_and_what_logs_bring():
     lines = runs_report.table(series(*(sample(kind) for kind in GOOD), sample("run", 2, wall=1.1)), 32)
-    assert {line.count("|") for line in lines} == {8}
+    assert {line.count("|") for line in lines} == {9}
     assert lines[2:4] == [
-        f"| {KINDS['floor']} | 0.50 |  | 0.20 | 6.25 | 50 |  |",
-        f"| {KINDS['run']} | 1.00 (0.90..1.10) | 1.80 | 0.50 | 15.6 | 50 |  |",
+        f"| {KINDS['floor']} | 0.50 |  | 0.20 | 6.25 | 2.50 | 50 |  |",
+        f"| {KINDS['run']} | 1.00 (0.90..1.10) | 1.80 | 0.50 | 15.6 | 2.50 | 50 |  |",
     ]
-    assert f"| {KINDS['fetch']} | 2.00 |  | 1.50 | 46.9 | 50 | 134 |" in lines
-    assert f"| {KINDS['help']} | 0.08 |  | 0.07 |  | 50 |  |" in lines
+    assert f"| {KINDS['fetch']} | 2.00 |  | 1.50 | 46.9 | 2.50 | 50 | 134 |" in lines
+    assert f"| {KINDS['help']} | 0.08 |  | 0.07 |  |  | 50 |  |" in lines
+    unknown = runs_report.table(series(*(sample(kind, busy=None) for kind in GOOD)), 32)
+    assert f"| {KINDS['fetch']} | 2.00 |  | 1.50 | 46.9 |  | 50 | 134 |" in unknown
 
 
 def test_the_page_has_the_part_and_does_without_it(tmp_path):
@@ -151,7 +153,7 @@ class Shell(Pod):
             folder.mkdir(parents=True)
             for rank in range(self.workers):
                 (folder / f"rank-{rank}.log").write_bytes(full[:LOG])
-        return Took(1.0, 0.5, 1000, 100.0)
+        return Took(1.0, 0.5, 1000, 100.0, 1.5)
 
 
 def test_a_round_runs_everything_once_and_takes_the_start_from_the_records(tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ def test_modules_are_counted_apart_from_what_ansible_does_itself():
     assert site.counts(tasks) == {"modules": 10, "tasks": 26, "skipped": 6, "changed": 1}
 
 
-@pytest.mark.parametrize(("workers", "sizes"), [(1, [1]), (7, [4, 2, 1]), (15, [8, 4, 2, 1]), (16, [16])])
+@pytest.mark.parametrize(("workers", "sizes"), [(0, []), (1, [1]), (7, [4, 2, 1]), (15, [8, 4, 2, 1]), (16, [16])])
 def test_a_fleet_is_in_nodes_as_large_as_they_can_be(workers, sizes):
     assert site.pods(workers) == sizes
 

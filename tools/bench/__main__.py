@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", default="16,1024,10000", help="workers of the fleets of pods (default %(default)s)")
     parser.add_argument("--single", default="1024", help="workers of the fleets of single hosts (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default %(default)s")
-    parser.add_argument("--workers", default="2,8,16", help="of site.yml's fleets (default %(default)s)")
+    parser.add_argument("--workers", default="1,8,16", help="of site.yml's fleets (default %(default)s)")
     parser.add_argument(
         "--one-fleet",
         action="store_true",
@@ -85,11 +85,9 @@ def site_part(options: argparse.Namespace) -> Iterator[tuple[str, SiteSeries]]:
         OpsError: There is nothing to measure, or a run failed.
     """
     sizes = numbers(options.workers, "--workers")
-    if options.rounds < 1 or not sizes or min(sizes) < 2:
+    if options.rounds < 1 or not sizes or min(sizes) < 1:
         raise UsageError(
-            "nothing is to be measured",
-            where="--rounds, --workers",
-            fix="one round and two workers at least: one of them stores",
+            "nothing is to be measured", where="--rounds, --workers", fix="one round and one worker at least"
         )
     commit, date, described = circumstances()
     with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -51,12 +52,15 @@ class Took(NamedTuple):
         cpu: Seconds of processor time, user and system, of the command and its children.
         peak: Largest resident size of the command or one of its children, in bytes.
         began: When it was started, in seconds since 1970.
+        busy: Seconds that this machine's processors were busy meanwhile, with whatever, together; None where it does
+            not say.
     """
 
     wall: float
     cpu: float
     peak: int
     began: float
+    busy: float | None
 
 
 def clock(command: Command, stdout: Path, stderr: Path, where: str, limit: float = LONGEST) -> Took:
@@ -82,11 +86,13 @@ def clock(command: Command, stdout: Path, stderr: Path, where: str, limit: float
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    wall, user, system, peak, code, began = map(float, answer.split())
+    wall, user, system, peak, code, began, busy = map(float, answer.split())
     if code:
-        last = "\n".join(stderr.read_text(errors="replace").splitlines()[-5:])
+        said = stderr.read_text(errors="replace").splitlines()
+        # Ansible counts its tasks in the last lines; which of them failed, and where, it says long before.
+        last = "\n".join([*(line[:500] for line in said[:-5] if line.startswith("fatal: "))][-3:] + said[-5:])
         raise OpsError(f"{Path(command.argv[0]).name} ended with {code:.0f}\n{last}", where=where)
-    return Took(wall, user + system, int(peak) * 1024, began)
+    return Took(wall, user + system, int(peak) * 1024, began, None if math.isnan(busy) else busy)
 
 
 class Served:

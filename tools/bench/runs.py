@@ -52,6 +52,8 @@ class RunSample:
         cpu: Seconds of the controller's processor time.
         peak: Largest resident size of one process on the controller, in bytes.
         size: Bytes of logs that came.
+        busy: Seconds that the processors of the machine, which the workers share, were busy meanwhile, together; None
+            where that is not known.
     """
 
     round: int
@@ -61,6 +63,7 @@ class RunSample:
     cpu: float
     peak: int
     size: int = 0
+    busy: float | None = None
 
 
 #: All samples of one measurement.
@@ -202,7 +205,9 @@ class Pod(Lab):
         return samples
 
     def _sample(self, number: int, kind: str, took: Took, size: int = 0) -> RunSample:
-        return RunSample(number, self.workers, kind, round(took.wall, 3), round(took.cpu, 3), took.peak, size)
+        seconds = (round(took.wall, 3), round(took.cpu, 3))
+        busy = None if took.busy is None else round(took.busy, 2)
+        return RunSample(number, self.workers, kind, *seconds, took.peak, size, busy)
 
     def _came(self, kind: str) -> int:
         """Return the bytes of logs that a command has brought, and remove them.

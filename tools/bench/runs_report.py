@@ -86,19 +86,22 @@ def numbers(series: RunSeries, workers: int, kinds: tuple[str, ...], number: Cal
 
 def table(series: RunSeries, workers: int) -> list[str]:
     """Return the lines of the table of so many workers, one per kind."""
-    heads = ("", "wall, s", "wall, of the floor's", "CPU, s", "CPU per worker, ms", "peak, MB", "logs, MB/s")
+    heads: tuple[str, ...] = ("", "wall, s", "wall, of the floor's", "CPU, s", "CPU per worker, ms")
+    heads += ("all processors busy, s", "peak, MB", "logs, MB/s")
     lines = [f"| {' | '.join(heads)} |".replace("|  |", "| |"), "|---" * len(heads) + "|"]
     for kind, title in KINDS.items():
         taken = list(of(series, workers, kind).values())
         if not taken:
             continue
         floors = numbers(series, workers, (kind, "floor"), lambda one, floor: one.wall / floor.wall)
+        busy = [sample.busy for sample in taken if sample.busy is not None]
         cells = (
             title,
             spread(sample.wall for sample in taken).text(digits),
             spread(floors).text(digits) if floors and kind in RIVALS else "",
             spread(sample.cpu for sample in taken).text(digits),
             spread(sample.cpu / workers * 1000 for sample in taken).text(digits) if kind in FANNED_OUT else "",
+            spread(busy).text(digits) if busy and kind in FANNED_OUT else "",
             spread(sample.peak for sample in taken).text(megabytes),
             spread(sample.size / sample.wall / 1e6 for sample in taken).text(digits) if taken[0].size else "",
         )
@@ -137,7 +140,9 @@ def section(series: RunSeries) -> list[str]:
         "round. All reach all workers at once, with the same key exchange, and all but gcloud, which keeps its own, "
         "over the same connections; Ansible is given the names of the hosts and reads no inventory. "
         "CPU is user and system time of the command and its children on the controller, without the ssh processes that "
-        "keep connections open. When the last rank executes the command is taken from the workers' records. Each rank "
+        "keep connections open. All processors of the machine together are busy with the workers' part as well: where "
+        "that, divided by the cores, comes near to the wall time, it is waited for cores that the workers share here, "
+        "and not on a pod. When the last rank executes the command is taken from the workers' records. Each rank "
         f"has written {LOG // 2**20} MiB for the two kinds of logs."
     )
     lines = [

@@ -13,6 +13,7 @@ from tools import example
 from tools.bench.lab import CORES, Lab
 from tools.bench.measure import BIN, ROOT, ZONE, Command, clock
 from tools.bench.samples import PartSeries
+from tpu_ops import texts
 from tpu_ops.errors import OpsError
 
 #: Kind of run -> what it is, in the order they are run.
@@ -96,7 +97,7 @@ class Site(Lab):
         """Keep the nodes of examples/fleet, with bare workers, as long as the block lasts.
 
         Args:
-            workers: Two at least: one node is `store`, with a data disk, the others are as large as they can be.
+            workers: One at least: one node is `store`, with a data disk, the others are as large as they can be.
 
         Raises:
             OpsError: They cannot be made.
@@ -105,10 +106,13 @@ class Site(Lab):
         keys = self.root / "keys"
         keys.mkdir(exist_ok=True)
         try:
-            for size in pods(workers - 1):
+            # What makes `store` is a playbook, which does nothing where no worker is: an only one needs another before.
+            for size in pods(workers - 1) or [1]:
                 self.do("tpu_ops", "create", f"pod{size}", "--type", f"v4-{size * CORES}", "--zone", ZONE)
             self.environ |= example.environment(lab, keys)
             self.do("ansible-playbook", example.PREPARE)
+            if workers == 1:
+                self.do("tpu_ops", "delete", "pod1", "--yes")
             yield
         finally:
             self.environ = lab
@@ -128,7 +132,7 @@ class Site(Lab):
             "TASKS_FILE": str(tasks),
         }
         argv = (str(BIN / "ansible-playbook"), "site.yml", *(["--check"] if kind == "check" else []))
-        where = f"site.yml on {workers} workers, {kind}"
+        where = f"site.yml on {texts.count(workers, 'worker')}, {kind}"
         # Ansible's errors stand in what it prints.
         output = self.root / "output"
         took = clock(Command(argv, self.environ | counting), output, output, where, LONGEST)
@@ -144,11 +148,11 @@ def run(
     """Take all samples; yield those of each size as soon as they are taken.
 
     Args:
-        sizes: Numbers of workers, two at least.
+        sizes: Numbers of workers, one at least.
         rounds: How often each fleet is configured.
         root: A directory for the lab's state.
         say: Called with lines of progress.
-        anew: Whether each round has a fleet of its own. If not, one is configured, unmeasured, and all rounds are those
+        anew: Whether each round has a fleet of its own. If not, one is configured, once, and all rounds are those
             of runs that change nothing.
 
     Raises:
@@ -159,7 +163,7 @@ def run(
     def taken(number: int, workers: int, kinds: Iterable[str]) -> list[SiteSample]:
         samples = [site.sample(number, workers, kind) for kind in kinds]
         walls = ", ".join(f"{sample.kind} {sample.wall:.1f}" for sample in samples)
-        say(f"site.yml on {workers} workers, round {number} of {rounds}, s: {walls}")
+        say(f"site.yml on {texts.count(workers, 'worker')}, round {number} of {rounds}, s: {walls}")
         return samples
 
     with site.up():
@@ -171,9 +175,9 @@ def run(
             samples = []
             with contextlib.ExitStack() as kept:
                 if not anew:
-                    say(f"site.yml on {workers} workers: configuring them, unmeasured")
                     kept.enter_context(site.fleet(workers))
-                    site.sample(0, workers, "first")
+                    first = site.sample(0, workers, "first").wall
+                    say(f"site.yml on {texts.count(workers, 'worker')}: configured in {first:.1f} s, which is not kept")
                 for number in range(1, rounds + 1):
                     with site.fleet(workers) if anew else contextlib.nullcontext():
                         samples += taken(number, workers, KINDS if anew else UNCHANGING)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tools.bench.report import digits, megabytes, spread
 from tools.bench.site import KINDS, SiteSample, SiteSeries, workers
+from tpu_ops import texts
 
 #: Targets: seconds of a run without changes on so many workers, and modules it may execute on each.
 TARGET_WORKERS, WALL_LIMIT, MODULES_LIMIT = 8, 60.0, 15
@@ -57,7 +58,8 @@ def targets(measured: Sequence[SiteSeries]) -> list[str]:
             rows.append((what, walls.text(digits), walls.median < WALL_LIMIT))
         if taken:
             modules = spread(sample.modules / workers(series) for sample in taken)
-            what = f"second run on {workers(series)} workers: at most {MODULES_LIMIT} modules executed on each"
+            fleet = texts.count(workers(series), "worker")
+            what = f"second run on {fleet}: at most {MODULES_LIMIT} modules executed on each"
             rows.append((what, modules.text(digits), modules.median <= MODULES_LIMIT))
     return [
         "| target | measured | met |",
@@ -73,7 +75,7 @@ def of_one_size(series: SiteSeries) -> list[str]:
     if not of(series, "first"):
         rounds += " on one fleet, which an unmeasured run had configured"
     return [
-        f"### site.yml on {workers(series)} workers",
+        f"### site.yml on {texts.count(workers(series), 'worker')}",
         "",
         *textwrap.wrap(f"Commit {series.commit}, {series.date}, {rounds}. Machine: {machine}.", 118),
         "",
@@ -88,10 +90,11 @@ def section(measured: Sequence[SiteSeries]) -> list[str]:
         "Workers are containers of this machine, so that their work and the controller's share its cores. In each "
         "round, unless it is said otherwise, the nodes of [examples/fleet](../examples/fleet), where every role has "
         "something to do, are made with bare workers, configured, and deleted. One worker exports a data disk "
-        "and serves git; the others are in nodes as large as they can be. Python packages "
-        "come from a cache that an unmeasured run has filled. Numbers are medians, with the smallest and largest in "
-        "brackets. The CPU is the controller's, without the ssh processes that keep connections open. Modules are what "
-        "is executed on workers; tasks include those that Ansible does itself, such as checks of variables."
+        "and serves git; the others are in nodes as large as they can be, and where there is none it has nothing to "
+        "mount. Python packages come from a cache that an unmeasured run has filled. Numbers are medians, with the "
+        "smallest and largest in brackets. The CPU is the controller's, without the ssh processes that keep "
+        "connections open. Modules are what is executed on workers; tasks include those that Ansible does itself, such "
+        "as checks of variables."
     )
     lines = ["## site.yml", "", *textwrap.wrap(method, 118), ""]
     for series in measured:
