@@ -2,6 +2,7 @@
 # make test: set everything up and pass the tests
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 BIN := .venv/bin
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Where it is set, each of the many Python processes here would compile all it imports anew: a fifth of make check.
@@ -10,8 +11,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for processes a third of their time: one more than there are cores.
 TEST_PROCESSES := $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 
+LANES := .build/lanes
+
 .PHONY: help env engine demo demo-record test check check-roles check-code lab-test demo-test molecule bench bench-docs \
-	lab-test-runs lab-test-rest format lock clean
+	lane-runs lane-roles lab-test-runs lab-test-rest format lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,8 +31,16 @@ demo: engine ## Run the main job once, from bare workers to a trained model, on 
 demo-record: engine ## Run the demo and write docs/demo.md from what it printed
 	@$(BIN)/python tools/demo.py --record docs/demo.md
 
-test: check lab-test ## Run every test: the fast ones, the lab, the demo's way, Molecule
-	@$(MAKE) --no-print-directory --jobs=2 demo-test molecule
+test: check engine ## Run every test: the fast ones, the lab, the demo's way, Molecule
+	@mkdir -p $(LANES) && rm -f $(LANES)/*.log
+	@$(MAKE) --no-print-directory --jobs=2 lane-runs lane-roles || { tools/failures.sh $(LANES)/*.log; exit 1; }
+
+# Two lanes of about the same length, and never three: what is waited for in the lab has to come in time. Each is kept, so
+# that what failed can be said where it is looked for, at the end.
+lane-runs:
+	@{ $(MAKE) --no-print-directory lab-test-runs && $(MAKE) --no-print-directory demo-test; } 2>&1 | tee -i $(LANES)/runs.log
+lane-roles:
+	@{ $(MAKE) --no-print-directory lab-test-rest && $(MAKE) --no-print-directory molecule; } 2>&1 | tee -i $(LANES)/roles.log
 
 check: env ## Run the fast part: style, types, roles, rooms, tests without containers
 	@$(BIN)/ruff check --quiet .
