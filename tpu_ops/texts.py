@@ -21,6 +21,14 @@ def some(names: Sequence[str], limit: int = 8, rest: str = "more") -> str:
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} {rest}" if len(names) > limit else "")
 
 
+def folded(hosts: Sequence[str]) -> str:
+    """Return workers as one node set, which a target may be, as in ``pod-w[0-3]``; there is at least one."""
+    # Imported here: most commands never need it.
+    from ClusterShell.NodeSet import NodeSet
+
+    return str(NodeSet.fromlist(list(hosts))) if len(hosts) > 1 else hosts[0]
+
+
 def ago(asked_at: float, now: float) -> str:
     """Return how long ago something was, as in ``12 min ago``; both times are seconds since 1970."""
     seconds = now - asked_at

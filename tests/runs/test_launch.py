@@ -110,7 +110,7 @@ async def test_those_at_fault_are_named_and_not_those_that_tell_of_them() -> Non
     workers = Workers(pod_w1=told(2), pod_w2=told(2), pod_w3=told(2))
     assert (await not_started(workers)).where == "pod-w2"
     workers = Workers(pod_w1=told(1, 3), pod_w2=told(1, 3), pod_w3=told(1, 3))
-    assert (await not_started(workers)).where == "pod-w1, pod-w3"
+    assert (await not_started(workers)).where == "pod-w[1,3]"
     workers = Workers(pod_w1=told(0), pod_w2=HELD, pod_w3=told())
     assert (await not_started(workers)).where == "pod-w2"
 

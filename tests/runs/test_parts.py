@@ -17,6 +17,7 @@ from typing import Any, cast
 import pytest
 
 from tests.support.specs import good
+from tpu_ops import texts
 from tpu_ops.cli import logs as cli_logs
 from tpu_ops.cli import run as run_command
 from tpu_ops.cli import runs_output, who
@@ -403,7 +404,7 @@ def test_a_stopped_run_is_no_success_where_a_worker_is_silent_either(silent: str
 def test_equal_output_is_gathered_the_most_first() -> None:
     results = [Result(f"pod-w{index}", 0, b"a" if index in {0, 2, 3} else b"b") for index in range(5)]
     groups = run_command.gathered(results)
-    assert [(run_command.folded(hosts), result.stdout) for hosts, result in groups] == [
+    assert [(texts.folded(hosts), result.stdout) for hosts, result in groups] == [
         ("pod-w[0,2-3]", b"a"),
         ("pod-w[1,4]", b"b"),
     ]

@@ -22,20 +22,21 @@ HOSTS = ("w0", "w1")
 
 
 class Workers:
-    """Workers whose homes stand side by side; `steps` has what was asked of them, `before` runs before a step."""
+    """Workers whose homes stand side by side; `steps` has who was asked, `limits` for how long."""
 
     ssh_config = Path("/unused")
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.steps: list[tuple[str, ...]] = []
+        self.limits: list[float] = []
         for host in HOSTS:
             (folder / host).mkdir()
 
     async def run(
         self, hosts: Sequence[str], argv: Sequence[str], *, limit: float, stdin: bytes
     ) -> Mapping[str, Result]:
-        assert limit > 0
+        self.limits.append(limit)
         self.steps.append(tuple(hosts))
         found = {}
         for host in hosts:
@@ -92,6 +93,15 @@ async def test_the_same_tree_is_everywhere_and_a_second_time_nothing_is_done(wor
     seen = await push(workers, code)
     assert workers.steps == [HOSTS], "one look"
     assert seen["w0"] == sync.Seen((), (), (), True)
+
+
+async def test_the_list_of_a_large_tree_has_the_time_that_a_slow_uplink_takes(workers: Workers, code: Path) -> None:
+    for number in range(2000):
+        (code / f"sample-{number}.py").touch()
+    await push(workers, code)
+    sent = len(HOSTS) * 2000 * len('"sample-1000.py": "f", ' + 64 * "0")
+    assert min(workers.limits) > sync._STEP_LIMIT + sent / sync._UPLINK
+    assert max(workers.limits) < sync._STEP_LIMIT + 2 * sent / sync._UPLINK
 
 
 async def test_what_a_run_has_written_is_neither_removed_nor_overwritten(workers: Workers, code: Path) -> None:

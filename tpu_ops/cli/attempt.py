@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from tpu_ops import texts
 from tpu_ops.cli import commands, output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, UnreachableError
@@ -142,9 +143,9 @@ class Attempt:
             known = {worker.host for worker in fleet.workers} if fleet else {*silent}
             if gone := [host for host in silent if host not in known]:
                 what, fix = "the fleet has no workers of these names any more", "`tpu_ops list` shows those there are"
-                raise Renamed(what, where=", ".join(gone), fix=fix)
+                raise Renamed(what, where=texts.folded(gone), fix=fix)
             if not said:
-                what = f"nothing is known of {', '.join(silent)}, whose node is there"
+                what = f"nothing is known of {texts.folded(silent)}, whose node is there"
                 output.info(f"run {self.run.run_id}: {what}; asking every {LOOK:g} s")
                 said = True
             for host in silent:

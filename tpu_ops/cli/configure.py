@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from tpu_ops import config, texts
 from tpu_ops.cli import options, output
-from tpu_ops.cli.run import folded
 from tpu_ops.config import Settings
 from tpu_ops.config.find import read_file
 from tpu_ops.errors import ExitCode, HostError, RefusedError, UnreachableError, UsageError
@@ -109,7 +108,7 @@ def converge(
     outcome = playbook.run(project, file, hosts=limit_of(settings, fleet, workers), options=given, told=progress)
     progress.end()
     show_failures(outcome.failures)
-    names = folded([worker.host for worker in workers])
+    names = texts.folded([worker.host for worker in workers])
     if exit_code(outcome, file.name, names, settings):
         raise HostError(f"{file.name} failed there", where=names, fix="see above; mend it and go on")
     return outcome
@@ -136,7 +135,7 @@ def rehearse(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Non
     if outcome.code and exit_code(outcome, file.name, ", ".join(hosts), settings):
         what = "site.yml would fail there, and it is run on each node that is made anew"
         fix = "see above; mend it first, or start all the same with --force"
-        raise HostError(what, where=folded([step.host for step in outcome.failures]), fix=fix)
+        raise HostError(what, where=texts.folded([step.host for step in outcome.failures]), fix=fix)
 
 
 def limit_of(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> list[str]:
@@ -191,7 +190,7 @@ class Progress:
         shown = ("ok", "changed", "skipped") if self._verbose else ("changed",)
         for outcome in shown:
             if names := hosts.get(outcome):
-                output.info(f"{folded(sorted(names))}: {outcome}: {self._task}")
+                output.info(f"{texts.folded(sorted(names))}: {outcome}: {self._task}")
 
 
 def show_failures(failures: Sequence[Step]) -> None:
@@ -203,7 +202,7 @@ def show_failures(failures: Sequence[Step]) -> None:
         groups.setdefault(key, []).append(step.host)
     for (outcome, title, message), hosts in groups.items():
         text = message.replace("HOST", hosts[0]) if len(hosts) == 1 else message
-        output.info(f"{folded(hosts)}: {outcome}: {title}")
+        output.info(f"{texts.folded(hosts)}: {outcome}: {title}")
         output.info(f"  {text[:_LONGEST]}{' ...' if len(text) > _LONGEST else ''}")
 
 
@@ -233,10 +232,10 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings) -> i
         refused = [host for host, message in said.items() if openssh.refused(message)]
         if not keys and len(refused) == len(outcome.unreachable):
             what, fix = f"you may not log in to {texts.count(len(refused), 'host')}", contact.login_hint(settings)
-            raise RefusedError(what, where=folded(refused), fix=fix)
+            raise RefusedError(what, where=texts.folded(refused), fix=fix)
         away = "`tpu_ops list` shows which nodes are READY; run the same command again once they answer"
         fix = "; ".join(keys) or away
-        raise UnreachableError(what, where=folded(outcome.unreachable), fix=fix)
+        raise UnreachableError(what, where=texts.folded(outcome.unreachable), fix=fix)
     if outcome.failures:
         output.info(f"  fix: {again}")
         return ExitCode.FAILED

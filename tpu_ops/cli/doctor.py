@@ -10,7 +10,6 @@ from dataclasses import replace
 from tpu_ops import config, texts
 from tpu_ops.cli import faults as cli_faults
 from tpu_ops.cli import options, output
-from tpu_ops.cli.run import folded
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import doctor
@@ -64,7 +63,7 @@ def show(finding: Finding) -> None:
         output.line(f"PASS  {title} ({count})" if finding.asked else f"----  {title}: no worker could say")
         return
     hosts = sorted({fault.worker for fault in finding.faults})
-    output.line(f"FAIL  {title}: not on {folded(hosts)}")
+    output.line(f"FAIL  {title}: not on {texts.folded(hosts)}")
     faults = [
         {"worker": fault.worker, "problem": fault.problem, "fix": fault.fix or "none is known"}
         for fault in finding.faults

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from tpu_ops import texts
 from tpu_ops.cli import commands, output
-from tpu_ops.cli.run import folded
 from tpu_ops.config import Settings
 from tpu_ops.runs.preflight import Fault, PreflightError
 
@@ -59,7 +59,7 @@ def once_each(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     found = []
     for (problem, fix), group in groups.items():
         hosts = [row["worker"] for row in group]
-        found.append({"worker": folded(hosts), "problem": problem, "fix": fix.replace("\0", ",".join(hosts))})
+        found.append({"worker": texts.folded(hosts), "problem": problem, "fix": fix.replace("\0", ",".join(hosts))})
     return found
 
 

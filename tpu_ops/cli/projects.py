@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tpu_ops import texts
 from tpu_ops.cli import configure
-from tpu_ops.cli.run import folded
 from tpu_ops.config import Settings
 from tpu_ops.errors import HostError, UnreachableError, UsageError
 from tpu_ops.fleet.model import Worker
@@ -71,7 +71,7 @@ async def must_configure(fanout: Fanout, hosts: Sequence[str]) -> None:
     if refused := await without_sudo(fanout, hosts):
         what = "--git configures workers, which takes sudo for everything with no password, and you have none there"
         fix = "`--sync DIR` brings a directory of your own and takes no rights"
-        raise HostError(what, where=folded(refused), fix=fix)
+        raise HostError(what, where=texts.folded(refused), fix=fix)
 
 
 async def without_sudo(fanout: Fanout, hosts: Sequence[str]) -> list[str]:
@@ -132,7 +132,7 @@ async def look(fanout: Fanout, hosts: Sequence[str], run: RunSpec) -> None:
     if closed := [result.host for result in failed if result.code == _CLOSED]:
         what = f"{run.cwd} is not open to {run.user or 'you'}, who would run there"
         fix = "its owner, group and mode stand in `workspace_projects`; or run as its owner by --user"
-        raise HostError(what, where=folded(closed), fix=fix)
+        raise HostError(what, where=texts.folded(closed), fix=fix)
     if failed:
         said = failed[0].problem or failed[0].stderr.decode(errors="replace").strip()
         raise HostError(f"git cannot tell the commit of {run.cwd}: {said}", where=failed[0].host)
@@ -140,7 +140,7 @@ async def look(fanout: Fanout, hosts: Sequence[str], run: RunSpec) -> None:
     if moved := [host for host, commit in at.items() if commit != run.code_digest]:
         what = f"{run.cwd} is at {at[moved[0]][:12]} and no longer at {run.code_digest[:12]}"
         fix = "somebody else has brought another commit meanwhile; agree on one, or give each a project of their own"
-        raise HostError(what, where=folded(moved), fix=fix)
+        raise HostError(what, where=texts.folded(moved), fix=fix)
 
 
 def _answered(results: Mapping[str, Result]) -> list[Result]:
@@ -150,5 +150,5 @@ def _answered(results: Mapping[str, Result]) -> list[Result]:
         UnreachableError: A worker did not answer.
     """
     if away := [result for result in results.values() if not result.reached]:
-        raise UnreachableError(away[0].problem, where=folded([result.host for result in away]))
+        raise UnreachableError(away[0].problem, where=texts.folded([result.host for result in away]))
     return [result for result in results.values() if not result.ok]

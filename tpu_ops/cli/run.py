@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Sequence
 
-from tpu_ops import config
+from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact
@@ -98,19 +98,11 @@ def gathered(results: Sequence[Result]) -> list[tuple[list[str], Result]]:
     return [([result.host for result in group], group[0]) for group in ordered]
 
 
-def folded(hosts: Sequence[str]) -> str:
-    """Return several workers as one node set, as in ``pod-w[0-3]``."""
-    # Imported here: most commands never need it.
-    from ClusterShell.NodeSet import NodeSet
-
-    return str(NodeSet.fromlist(list(hosts))) if len(hosts) > 1 else hosts[0]
-
-
 def _show(hosts: Sequence[str], total: int, result: Result) -> None:
     if total > 1 or not result.ok:
         count = f" ({len(hosts)} workers)" if len(hosts) > 1 else ""
         ending = "" if result.ok else f": {result.problem or f'exit code {result.code}'}"
-        output.line(f"--- {folded(hosts)}{count}{ending}")
+        output.line(f"--- {texts.folded(hosts)}{count}{ending}")
     if result.stdout:
         output.line(result.stdout.decode(errors="replace").removesuffix("\n"))
     if said := said_by(result.stderr):

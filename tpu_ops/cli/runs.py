@@ -7,9 +7,8 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from tpu_ops import config
+from tpu_ops import config, texts
 from tpu_ops.cli import options, output, runs_output
-from tpu_ops.cli.run import folded
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control
@@ -57,7 +56,7 @@ def _row(run_: control.RunRef, outcomes: Sequence[Outcome], since: float) -> dic
     return {
         "run": run_.run_id,
         "person": ", ".join(sorted(people)),
-        "workers": folded(run_.hosts),
+        "workers": texts.folded(run_.hosts),
         "state": runs_output.run_state(outcomes),
         "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since)),
     }

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tpu_ops import config, files
+from tpu_ops import config, files, texts
 from tpu_ops.cli import (
     commands,
     configure,
@@ -26,7 +26,7 @@ from tpu_ops.cli import (
     runs_output,
 )
 from tpu_ops.cli import sync as cli_sync
-from tpu_ops.cli.run import folded, words
+from tpu_ops.cli.run import words
 from tpu_ops.errors import ExitCode, HostError, OpsError, UsageError
 from tpu_ops.fleet import contact, remaking, targets, view
 from tpu_ops.fleet.model import Worker
@@ -204,8 +204,8 @@ class _Job:
 
         if lacking := asyncio.run(without_sudo()):
             output.warning(
-                f"{folded(lacking)}: you have no sudo there for everything with no password, which site.yml takes: the "
-                "recovery ends where a node has to be made anew"
+                f"{texts.folded(lacking)}: you have no sudo there for everything with no password, which site.yml "
+                "takes: the recovery ends where a node has to be made anew"
             )
             return
         output.info("looking whether site.yml could configure a node that is made anew")

@@ -7,9 +7,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from tpu_ops import config
+from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output, stop, who
-from tpu_ops.cli.run import folded
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, HostError, UsageError
 from tpu_ops.fleet import contact
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             output.table(who.rows(doomed), who.COLUMNS)
         for run_ in runs:
             if not set(run_.hosts) <= set(hosts):
-                output.info(f"run {run_.run_id} is ended on all its workers: {folded(run_.hosts)}")
+                output.info(f"run {run_.run_id} is ended on all its workers: {texts.folded(run_.hosts)}")
         if not args.yes and not options.confirmed(f"end these on {args.target}?", "ending processes"):
             output.info("nothing was ended")
             return ExitCode.FAILED
@@ -107,10 +106,10 @@ def _show_runs(ended: Sequence[tuple[control.RunRef, control.Stopped]]) -> None:
         for outcome in _left(end):
             left.setdefault(outcome.reason or outcome.state, []).append(outcome.host)
         for reason, found in left.items():
-            output.warning(f"run {run_.run_id} may still be on {folded(found)}: {reason}")
+            output.warning(f"run {run_.run_id} may still be on {texts.folded(found)}: {reason}")
         if not left:
             how = "had already ended" if end.already else "was stopped"
-            output.info(f"run {run_.run_id} {how} on {folded(run_.hosts)}")
+            output.info(f"run {run_.run_id} {how} on {texts.folded(run_.hosts)}")
 
 
 def _show(unlocked: Sequence[Unlocked], settings: Settings) -> None:
@@ -125,7 +124,7 @@ def _show(unlocked: Sequence[Unlocked], settings: Settings) -> None:
             said = f"{result.problem}; {result.fix}" if result.fix else result.problem
             output.warning(f"{result.host}: {commands.on_fleet(said, settings.command)}")
     if free := [result.host for result in unlocked if not result.left and not result.problem]:
-        output.line(f"free: {folded(free)}")
+        output.line(f"free: {texts.folded(free)}")
 
 
 def exit_code(unlocked: Sequence[Unlocked], user: str) -> int:
@@ -142,7 +141,7 @@ def exit_code(unlocked: Sequence[Unlocked], user: str) -> int:
         names = f"ask {', '.join(others)}, or an administrator: --force --user {others[0]}" if others else ""
         raise HostError(
             "chips are still held",
-            where=folded(sorted({holder.host for holder in held})),
+            where=texts.folded(sorted({holder.host for holder in held})),
             fix=names or "a process in state D waits inside the kernel: reboot the worker (ps -o stat,pid,cmd)",
         )
     return ExitCode.FAILED if any(result.problem for result in unlocked) else ExitCode.OK

@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from tpu_ops import config
+from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output, runs_output
-from tpu_ops.cli.run import folded
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError, printable
 from tpu_ops.fleet import contact, view
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     elif seen.holders:
         output.table(rows(seen.holders), COLUMNS)
     if not args.json and (free := _free(seen)):
-        output.info(f"free: {folded(free)}")
+        output.info(f"free: {texts.folded(free)}")
     if problem := control.Found([], seen.silent).problem():
         raise problem
     return ExitCode.OK
@@ -83,7 +82,7 @@ async def _watch(fanout: Fanout, hosts: Sequence[str], every: float, settings: S
         if seen.holders:
             output.table(rows(seen.holders), COLUMNS)
         if free := _free(seen):
-            output.line(f"free: {folded(free)}")
+            output.line(f"free: {texts.folded(free)}")
         for reply in seen.silent:
             output.line(printable(f"silent: {reply.host}: {commands.on_fleet(reply.problem, settings.command)}"))
         await asyncio.sleep(every)
@@ -103,7 +102,7 @@ def rows(found: Iterable[Holder]) -> list[dict[str, object]]:
         hosts = list(dict.fromkeys(holder.host for holder in members))
         table.append(
             {
-                "worker": folded(hosts),
+                "worker": texts.folded(hosts),
                 "person": runs_output.person(members[0].user, members[0].asker),
                 "run": run_id,
                 "since": at(min(holder.since for holder in members)),

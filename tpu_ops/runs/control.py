@@ -46,7 +46,7 @@ class Found(NamedTuple):
         lost = [reply for reply in self.silent if is_lost(reply)]
         who, why = texts.count(len(self.silent), "worker"), (lost or self.silent)[0].problem
         what = f"{who} could not say whether a run is there: {why}"
-        where = ", ".join(reply.host for reply in self.silent)
+        where = texts.folded([reply.host for reply in self.silent])
         fix = "run the same command again once they answer; `tpu_ops list` shows their node's state"
         return UnreachableError(what, where=where, fix=fix) if lost else HostError(what, where=where, fix=first.fix)
 
@@ -213,7 +213,7 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
     if silent:
         raise UnreachableError(
             f"no worker that answers knows a run {run_id!r}",
-            where=f"silent: {', '.join(silent)}",
+            where=f"silent: {texts.folded(silent)}",
             fix="run the same command again once they answer; `tpu_ops list` shows their node's state",
         )
     raise UsageError(
@@ -231,7 +231,7 @@ def _one_of(run_id: str, found: Sequence[Mapping[str, Mapping[str, Any]]]) -> Ru
     """
     on = [one for one in found if any(record["state"] in ON for record in one.values())]
     if len(on) > 1:
-        where = "; ".join(", ".join(one) for one in on)
+        where = "; ".join(texts.folded(list(one)) for one in on)
         raise UsageError(
             f"{len(on)} runs are called {run_id}", where=where, fix="name a worker of the one that is meant"
         )
@@ -256,10 +256,10 @@ async def require_free_name(fleet: Fleet, fanout: Fanout, run_id: str, hosts: Se
     on = [host for host, reply in replies.items() if ((reply.ok and reply.value["record"]) or {}).get("state") in ON]
     if on:
         what, fix = f"a run {run_id} that was started here is on", f"choose another --name, or `tpu_ops stop {run_id}`"
-        raise UsageError(what, where=", ".join(on), fix=fix)
+        raise UsageError(what, where=texts.folded(on), fix=fix)
     if silent := [reply for reply in replies.values() if not reply.ok]:
         what = f"a run {run_id} was started here on other workers, and they do not say whether it is on"
-        where = ", ".join(reply.host for reply in silent)
+        where = texts.folded([reply.host for reply in silent])
         raise UnreachableError(f"{what}: {silent[0].problem}", where=where, fix="choose another --name")
 
 

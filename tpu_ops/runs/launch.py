@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tpu_ops import texts
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
@@ -36,10 +37,10 @@ class NotStarted(OpsError):
         fix = first.fix
         if doubtful:
             fix = f"{fix}; " if fix else ""
-            began = f"what was started on {', '.join(doubtful)}"
+            began = f"what was started on {texts.folded(doubtful)}"
             fix += f"{began} may run: `tpu_ops who`" if may_be_on else f"{began} ends by itself within {barrier:.0f} s"
         super().__init__(
-            f"the run was not started: {first.problem}", where=", ".join(reply.host for reply in refused), fix=fix
+            f"the run was not started: {first.problem}", where=texts.folded([reply.host for reply in refused]), fix=fix
         )
         self.refused = tuple(refused)
         self.may_be_on = may_be_on
@@ -69,7 +70,7 @@ async def start(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> Non
     """
     if len(workers) > 1 and (bare := [worker.host for worker in workers if not worker.internal_ip]):
         what = f"the API lists no internal address of {bare[0]}"
-        raise UsageError(what, where=", ".join(bare), fix="`tpu_ops refresh`")
+        raise UsageError(what, where=texts.folded(bare), fix="`tpu_ops refresh`")
     # Where ranks wait for others that nobody has asked yet, none can go.
     all_asked = len(workers) == 1
     try:

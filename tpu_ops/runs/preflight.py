@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tpu_ops import texts
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.remote import openssh, wire
@@ -68,7 +69,7 @@ class PreflightError(OpsError):
         problem = next((fault.problem for fault in faults), "")
         super().__init__(
             f"{len(workers)} of {total} workers {verb} not ready for a run: {problem}",
-            where=", ".join(sorted(workers)),
+            where=texts.folded(sorted(workers)),
             fix=next((fault.fix for fault in faults if fault.fix), "see the table above"),
         )
         self.faults = tuple(faults)
@@ -121,8 +122,9 @@ def differences(
             fix = f"make {venv['path']} the same on all workers" if asked_venv else configure(host)
             found.append(Fault(host, f"its environment differs: {_venv_difference(venv, example)}", fix, check="same"))
         if probe["boot_id"] and boots[probe["boot_id"]] > 1:
-            same = ", ".join(name for name in probes if name != host and probes[name]["boot_id"] == probe["boot_id"])
-            found.append(Fault(host, f"it is the same machine as {same}", "tpu_ops refresh", check="identity"))
+            same = [name for name in probes if name != host and probes[name]["boot_id"] == probe["boot_id"]]
+            what = f"it is the same machine as {texts.folded(same)}"
+            found.append(Fault(host, what, "tpu_ops refresh", check="identity"))
         if abs(off := clocks[host] - middle) > CLOCK_LIMIT:
             found.append(Fault(host, f"its clock is {off:+.0f} s off", configure(host), check="clock"))
     return found
@@ -137,7 +139,7 @@ def _venv_difference(venv: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     ]
     if venv["python"] != usual["python"]:
         parts.insert(0, f"Python {venv['python']} (others {usual['python']})")
-    return ", ".join(parts) or f"digest {venv['digest']} (others {usual['digest']})"
+    return texts.some(parts) or f"digest {venv['digest']} (others {usual['digest']})"
 
 
 def fault_of_reply(reply: Reply) -> Fault:

@@ -29,8 +29,10 @@ from tpu_ops.runs import synced
 PARENT = "tpu_ops"
 #: Seconds for one worker to receive the tree.
 LIMIT = 600.0
-#: Seconds for one worker to read what it has.
+#: Seconds for one worker to read what it has, once it knows what is to be there.
 _STEP_LIMIT = 120.0
+#: Bytes per second that this machine can send at least: a list of 10,000 files is 1 MB, for each worker.
+_UPLINK = 125_000
 #: rsync processes at once: each costs the controller processor time for hashing and encryption.
 WIDTH = 8
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -41,7 +43,7 @@ _FILTERS = ("--exclude=.git", "--exclude=__pycache__/", "--filter=:- .gitignore"
 #: Runs the first line of its input, which reads the rest.
 _RUN = ("/usr/bin/python3", "-IS", "-c", "import json, sys; exec(json.loads(sys.stdin.readline()))")
 _LISTS = ("differs", "taken", "stale")
-#: Files and workers that an error names before it only says that there are more.
+#: Files that an error names before it only says that there are more.
 _NAMED = 4
 
 
@@ -196,7 +198,7 @@ async def look(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Se
         raise HostError(
             f"{texts.some(files, _NAMED)} in ~/{tree.cwd} differs from yours, and no sync has put it there: it is not "
             "overwritten",
-            where=texts.some(list(taken), _NAMED),
+            where=texts.folded(list(taken)),
             fix=f"move it away on the workers, or name it in {tree.source}/.gitignore",
         )
     return seen
@@ -227,7 +229,7 @@ async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Se
             files = sorted({entry for entries in wrong.values() for entry in entries})
             raise HostError(
                 f"{texts.some(files, _NAMED)} in ~/{tree.cwd} is not what was read here: it has changed meanwhile",
-                where=texts.some(list(wrong), _NAMED),
+                where=texts.folded(list(wrong)),
                 fix="run the same command again once nothing writes there or here",
             )
     return seen
@@ -242,8 +244,9 @@ async def _ask(fanout: Fanout, hosts: Sequence[str], action: str, tree: Tree) ->
     """Have the workers do what `synced` can; return their answers."""
     program = json.dumps(inspect.getsource(synced))
     marks = {entry.decode("latin-1"): mark for entry, mark in tree.marks.items()}
-    request = json.dumps({"action": action, "name": tree.name, "marks": marks})
-    results = await fanout.run(hosts, _RUN, limit=_STEP_LIMIT, stdin=f"{program}\n{request}\n".encode())
+    request = f"{program}\n{json.dumps({'action': action, 'name': tree.name, 'marks': marks})}\n".encode()
+    limit = _STEP_LIMIT + len(hosts) * len(request) / _UPLINK
+    results = await fanout.run(hosts, _RUN, limit=limit, stdin=request)
     _require(results)
     return {host: json.loads(result.stdout) for host, result in results.items()}
 
@@ -267,14 +270,14 @@ def _require(results: dict[str, Result]) -> None:
     bad = [result for result in results.values() if not result.ok]
     if not bad:
         return
-    first = bad[0]
+    first, where = bad[0], texts.folded([result.host for result in bad])
     said = first.stderr.decode(errors="replace")
     what = first.problem or openssh.reason(said, first.code)
     error = UnreachableError if not first.reached else HostError
     if "is your shell clean" in said:
         raise HostError(
             "the code could not be brought to the workers: your login shell there prints text before any command",
-            where=", ".join(result.host for result in bad),
+            where=where,
             fix="have its start-up files (.zshenv, .bashrc) print only in interactive shells",
         )
-    raise error(f"the code could not be brought to the workers: {what}", where=", ".join(result.host for result in bad))
+    raise error(f"the code could not be brought to the workers: {what}", where=where)
