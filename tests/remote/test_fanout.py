@@ -39,6 +39,22 @@ async def test_a_master_is_opened_once_and_used_by_all(play: Path) -> None:
     assert all("ControlMaster=no" in call for call in calls(play, "/bin/sh"))
 
 
+async def test_an_agent_that_signs_for_one_at_a_time_is_asked_so(play: Path) -> None:
+    (play / "agent-for-one").touch()
+    results = await Fanout(play / "config").run("abcdefgh", ["true"], limit=20)
+    assert [result.problem for result in results.values()] == [""] * 8
+    assert len(calls(play, "-f -N")) < 16
+
+
+async def test_an_agent_that_will_not_sign_is_told_of_and_not_asked_again_for_each(play: Path) -> None:
+    (play / "agent-for-none").touch()
+    results = await Fanout(play / "config").run("abcdefgh", ["true"], limit=20)
+    said = "Permission denied (publickey): the agent that holds the key would not sign (agent refused operation)"
+    assert {result.problem for result in results.values()} == {f"ada@{host}: {said}" for host in "abcdefgh"}
+    assert len(calls(play, "-f -N")) <= 9
+    assert openssh.refused(results["a"].problem)
+
+
 async def test_over_an_open_master_a_command_takes_one_ssh(play: Path) -> None:
     (play / "master-a").touch()
     fanout = Fanout(play / "config")

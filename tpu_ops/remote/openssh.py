@@ -24,6 +24,9 @@ _OF_A_PROXY = ("Connection closed by UNKNOWN port", "kex_exchange_identification
 #: Where ssh says of which host, or which HostKeyAlias, the key is not known or has changed.
 _HOST_KEY = re.compile(r"[Hh]ost key (?:is known )?for (\S+) (has changed|and you have requested)")
 
+#: What it says of an agent that would not sign, or that it could not ask: ssherr.c of OpenSSH has these words.
+_UNSIGNED = re.compile(r"signing failed.*: (agent refused operation|communication with agent failed)")
+
 
 def home() -> Path:
     """Return the home directory that OpenSSH looks into: the one of the password file, whatever HOME says.
@@ -183,7 +186,9 @@ def reason(stderr: str, code: int | None) -> str:
         return _host_key_reason(*found.groups()) if found else "host key verification failed"
     telling = [line for line in lines if not line.startswith(_OF_A_PROXY)] or lines
     gcloud = [line for line in telling if line.startswith("ERROR: ")]
-    return (gcloud or telling[-1:] or [f"ssh ended with {code}"])[0]
+    told = (gcloud or telling[-1:] or [f"ssh ended with {code}"])[0]
+    agent = _UNSIGNED.search(stderr)
+    return f"{told.rstrip('.')}: the agent that holds the key would not sign ({agent[1]})" if agent else told
 
 
 def unexplained(stderr: str) -> bool:
@@ -216,6 +221,11 @@ def _host_key_reason(name: str, what: str) -> str:
 def of_host_key(reason: str) -> bool:
     """Given what `reason` returned, return whether it is a host key that ssh did not accept."""
     return "host key" in reason
+
+
+def unsigned(stderr: str) -> bool:
+    """Given what ssh said, return whether the agent that holds a key would not sign with it."""
+    return bool(_UNSIGNED.search(stderr))
 
 
 def refused(stderr: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
@@ -178,6 +179,14 @@ async def end(process: asyncio.subprocess.Process) -> None:
         transport.close()
 
 
+class _Signs(enum.Enum):
+    """For whom the agent that holds the keys signs, as far as that has been seen."""
+
+    TOGETHER = "for many at once"
+    ALONE = "for one after the other"
+    NOT = "for nobody"
+
+
 class Masters:
     """Opens master connections: one at a time per worker, over all processes that use the same ssh configuration.
 
@@ -192,6 +201,10 @@ class Masters:
         self._proxied = proxied
         self._find = find
         self._first, self._tried = asyncio.Lock(), False
+        self._signs = _Signs.TOGETHER
+        self._one, self._together = asyncio.Lock(), 0
+        self._nobody = asyncio.Event()
+        self._nobody.set()
         self._proxies, self._width = asyncio.Semaphore(PROXIES), asyncio.Semaphore(WIDTH)
         self._locks = ssh_config.parent / "masters"
         self._ready: set[str] = set()
@@ -213,7 +226,7 @@ class Masters:
             if not await self._alive(host):
                 async with self._turn(host, deadline), self._locked(host):
                     if not await self._alive(host):
-                        await self._open(host)
+                        await self._open(host, deadline)
             self._ready.add(host)
 
     def served(self, host: str) -> None:
@@ -257,14 +270,53 @@ class Masters:
         finally:
             turns.release()
 
-    async def _open(self, host: str) -> None:
-        code, said = await quiet(openssh.open_master(self._config, host), OPEN_LIMIT)
+    async def _open(self, host: str, deadline: asyncio.Timeout | None) -> None:
+        code, said = await self._authenticate(host, deadline)
         if code is None:
             raise Unreachable(f"no ssh connection within {OPEN_LIMIT:.0f} s")
         if code and host in self._proxied and openssh.unexplained(said):
             said = (await quiet(openssh.attempt(self._config, host), OPEN_LIMIT))[1] or said
         if code:
             raise Unreachable(openssh.reason(said, code), answered=openssh.refused(said))
+
+    async def _authenticate(self, host: str, deadline: asyncio.Timeout | None) -> tuple[int | None, str]:
+        """Open a master beside others, or alone where the agent that holds the keys does not sign for several at once.
+
+        gpg-agent signs for a handful, others for as many as they take connections. One that refuses even a worker alone
+        is not waited for again by the others.
+
+        Returns:
+            ssh's exit code, None where it did not end in time, and what it said.
+        """
+        before: tuple[int | None, str] | None = None
+        if self._signs is not _Signs.ALONE:
+            before = await self._beside(host)
+            if not (before[0] and openssh.unsigned(before[1])) or self._signs is _Signs.NOT:
+                return before
+            self._signs = _Signs.ALONE
+        with paused(deadline):
+            await self._one.acquire()
+        try:
+            with paused(deadline):
+                await self._nobody.wait()
+            if before and self._signs is _Signs.NOT:
+                return before
+            code, said = await quiet(openssh.open_master(self._config, host), OPEN_LIMIT)
+            if code and openssh.unsigned(said):
+                self._signs = _Signs.NOT
+            return code, said
+        finally:
+            self._one.release()
+
+    async def _beside(self, host: str) -> tuple[int | None, str]:
+        self._together += 1
+        self._nobody.clear()
+        try:
+            return await quiet(openssh.open_master(self._config, host), OPEN_LIMIT)
+        finally:
+            self._together -= 1
+            if not self._together:
+                self._nobody.set()
 
     @contextlib.asynccontextmanager
     async def _locked(self, host: str) -> AsyncIterator[None]:
