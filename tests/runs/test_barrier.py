@@ -28,7 +28,9 @@ END
 """
 UNHANG = "cd /usr/local/sbin && mv tpu-host.real tpu-host; rm -f /run/asked; pkill -x -f 'sleep 61'"
 KEY = "5a" * 32
-BARRIER = 8
+BARRIER = 15
+#: From the first record to the barrier's begin, and from its end to the final record, in seconds.
+MARGIN = 3.0
 
 
 def spec_of(bench: Bench, rank: int, run_id: str, port: int = 0, **changes: Any) -> dict[str, object]:
@@ -63,7 +65,7 @@ def test_of_two_who_start_at_once_one_wins_and_the_other_is_told_who(bench: Benc
         assert names[winner] in said[loser]
         assert f" of {winner} " in said[loser]
         for index in BOTH:
-            assert bench.record(index, names[winner])["state"] == "running"
+            bench.await_state(index, names[winner], "running")
             assert "No such file" in bench.inside(index, f"ls /var/lib/tpu_ops/runs/{names[loser]} 2>&1", check=False)
             assert not any(line.startswith(loser) for line in bench.left(index))
         assert bench.tpu_ops("stop", names[winner], "--grace", "1", person=winner).returncode == 0
@@ -77,8 +79,8 @@ def test_a_starter_that_dies_after_worker_0_leaves_nothing(bench: Bench) -> None
     second = bench.tpu_ops("train", "pod", "--", "true", person="bob")
     assert "deserted of ada" in second.stdout + second.stderr, "it holds the pod as long as it waits"
     record = refused(bench, 0, "deserted")
-    assert (record["reason"], record["blamed"]) == ("not ready within 8 s: rank 1 (pod-w1)", [1])
-    assert BARRIER <= record["ended"] - record["since"] < BARRIER + 2
+    assert (record["reason"], record["blamed"]) == ("not ready within 15 s: rank 1 (pod-w1)", [1])
+    assert BARRIER <= record["ended"] - record["since"] < BARRIER + MARGIN
     assert record["since"] >= began
 
 
@@ -195,7 +197,7 @@ def test_strangers_on_the_barriers_port_keep_nobody_out(bench: Bench, name: str,
         assert answer["ok"], answer
         bench.await_log(1, name, "TPU_OPS_RANK=1")
         for index in BOTH:
-            assert bench.record(index, name)["state"] == "running"
+            bench.await_state(index, name, "running")
             # The supervisor holds the key; nothing that anybody could read does.
             folder = f"/var/lib/tpu_ops/runs/{name}"
             where = f"systemctl show tpu-run.service; journalctl --no-pager; cat {folder}/record.json {folder}/log/*; "

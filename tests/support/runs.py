@@ -184,6 +184,10 @@ class Bench:
         found: dict[str, Any] = json.loads(self.inside(index, f"cat /var/lib/tpu_ops/runs/{run_id}/record.json"))
         return found
 
+    def await_state(self, index: int, run_id: str, state: str) -> None:
+        """Wait until a run's record on a worker says that it is in a state: a start waits for the ranks, not for it."""
+        self.await_(lambda: self.record(index, run_id)["state"] == state, f"{run_id} is {state} on worker {index}")
+
     def left(self, index: int) -> list[str]:
         """Return what a run may have left: people's processes but a login's own, held chips, the unit, its files."""
         own = "grep -vE 'sshd|systemd --user|[(]sd-pam[)]'"
