@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from tpu_ops.runs.fold import WINDOW, Fold
@@ -48,3 +49,30 @@ def test_a_silent_rank_holds_nothing_back() -> None:
         fold.add(1, f"line {number}", number * 0.001)
     fold.tick(1.0 + WINDOW)
     assert said == [((0, 1), f"line {number}") for number in range(1000)]
+
+
+def given(ranks: Sequence[int], lines: Sequence[tuple[float, int, str]]) -> list[tuple[tuple[int, ...], str]]:
+    """What is given on of lines that all came within the window, by the rule alone: the oldest, with its equals."""
+    waiting = {rank: [(now, text) for now, whose, text in lines if whose == rank] for rank in ranks}
+    said = []
+    while any(waiting.values()):
+        first = min((kept[0], rank) for rank, kept in waiting.items() if kept)[0][1]
+        same = tuple(rank for rank in ranks if waiting[rank] and waiting[rank][0][1] == first)
+        for rank in same:
+            del waiting[rank][0]
+        said.append((same, first))
+    return said
+
+
+def test_any_lines_are_given_on_by_the_rule() -> None:
+    ranks = [3, 0, 7]
+    # Each line is of one of two ranks and has one of three texts.
+    for said_by in itertools.product(itertools.product((3, 0), "abc"), repeat=4):
+        lines = [(0.001 * number, rank, text) for number, (rank, text) in enumerate(said_by)]
+        # The last one says something at the end only: all others wait until then.
+        lines.append((0.1, 7, "a"))
+        fold, said = folded(ranks)
+        for now, rank, text in lines:
+            fold.add(rank, text, now)
+        fold.finish()
+        assert said == given(ranks, lines)
