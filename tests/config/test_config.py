@@ -222,6 +222,21 @@ def test_no_fleet_is_an_error_that_says_where_it_looked(tmp_path, fleet, environ
     assert [word for word in words if word not in str(caught.value)] == []
 
 
+def test_commands_in_texts_name_a_fleet_directory_where_the_option_had_to(tmp_path, monkeypatch, environ):
+    folder = tmp_path / "a fleet"
+    (folder / "inventory").mkdir(parents=True)
+    (folder / "inventory" / "tpu_vm.yml").write_text("plugin: tpu_vm\nprojects: [lab]\nuser: ada\n")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    assert config.load("a fleet").command("list") == f"tpu_ops list --fleet '{folder}'"
+    monkeypatch.setenv("TPU_OPS_FLEET", str(folder))
+    assert config.load().command("list") == "tpu_ops list"
+    monkeypatch.delenv("TPU_OPS_FLEET")
+    monkeypatch.chdir(folder)
+    assert config.load().command("list") == "tpu_ops list"
+
+
 @pytest.mark.parametrize("place", ["our.tpu_vm.yml", "inventory/tpu_vm.yaml", "inventory/our.tpu_vm.yml"])
 def test_a_file_of_another_name_is_a_fleet_of_its_own_wherever_it_is_named(tmp_path, monkeypatch, environ, place):
     file = tmp_path / "a fleet" / place

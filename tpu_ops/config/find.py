@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def load(fleet: str | None = None) -> Settings:
     Raises:
         UsageError: No fleet is found, or its settings are wrong; names file and key.
     """
-    return load_file(find_file(fleet, os.environ, Path.cwd()))
+    return replace(load_file(find_file(fleet, os.environ, Path.cwd())), named=bool(fleet))
 
 
 def load_file(file: Path) -> Settings:

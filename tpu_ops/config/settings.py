@@ -140,6 +140,7 @@ class Settings:
         iap: Whether these are reached through Identity-Aware Proxy, by gcloud.
         forward_agent: Whether the written ssh config forwards the person's ssh agent.
         learn_host_keys: Whether the inventory plugin learns the host keys of nodes that it has not seen.
+        named: Whether `--fleet` named it.
     """
 
     path: Path
@@ -162,13 +163,16 @@ class Settings:
     iap: bool = False
     forward_agent: bool = False
     learn_host_keys: bool = True
+    named: bool = field(default=False, compare=False)
 
     def command(self, name: str) -> str:
-        """Return a command on this fleet, as in ``tpu_ops refresh``; it names a file that is found by no directory."""
-        return command_on(self.file, name)
+        """Return a command on this fleet, as in ``tpu_ops refresh``, which can be given where this one was."""
+        return command_on(self.file, name, named=self.named)
 
 
-def command_on(file: Path, name: str) -> str:
-    """Return the same, given the fleet's file."""
-    found = file.parts[-2:] == FLEET_FILE.parts
-    return f"tpu_ops {name}" if found else f"tpu_ops {name} --fleet {shlex.quote(str(file))}"
+def command_on(file: Path, name: str, *, named: bool) -> str:
+    """Return the same, given the fleet's file; that is named where no directory leads to it, or `--fleet` had to."""
+    in_fleet = file.parts[-2:] == FLEET_FILE.parts
+    if in_fleet and not named:
+        return f"tpu_ops {name}"
+    return f"tpu_ops {name} --fleet {shlex.quote(str(file.parents[1] if in_fleet else file))}"
