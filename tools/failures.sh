@@ -8,5 +8,5 @@ set -euo pipefail
 for log in "$@"; do
     grep -qE '^make(\[[0-9]+\])?: \*\*\* ' "$log" || continue
     echo "failed in $log:"
-    grep -E '^(FAILED|ERROR) ' "$log" | cut -c1-300 || tail -n 20 "$log"
+    grep -E '^(FAILED|ERROR) tests/' "$log" | cut -c1-300 || tail -n 20 "$log"
 done

@@ -23,12 +23,13 @@ case "$*" in
         echo "ssh: connect to host $last port 22: Connection refused" >&2
         exit 255
     fi
-    if [ -e "$PLAY/agent-for-one" ] && ! mkdir "$PLAY/signs" 2>/dev/null || [ -e "$PLAY/agent-for-none" ]; then
+    exec 9>"$PLAY/signs"
+    if [ -e "$PLAY/agent-for-one" ] && ! flock -n 9 || [ -e "$PLAY/agent-for-none" ]; then
         echo "sign_and_send_pubkey: signing failed for ED25519 \"k\" from agent: agent refused operation" >&2
         echo "ada@$last: Permission denied (publickey)." >&2
         exit 255
     fi
-    if [ -e "$PLAY/agent-for-one" ]; then sleep 0.1; rmdir "$PLAY/signs"; fi
+    [ ! -e "$PLAY/agent-for-one" ] || sleep 0.1
     touch "$PLAY/master-$last"
     exit 0 ;;
 esac

@@ -82,7 +82,7 @@ async def test_connections_are_opened_some_at_a_time_and_waiting_for_that_takes_
     async def nobody(host: str) -> bool:
         return False
 
-    async def opened(host: str, deadline: asyncio.Timeout | None) -> None:
+    async def opened(host: str) -> None:
         opening.add(host)
         if len(opening) == 2:
             two.set()

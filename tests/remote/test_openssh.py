@@ -87,7 +87,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     open_now = 0
 
-    async def connect(self: Masters, host: str, deadline: asyncio.Timeout | None) -> None:
+    async def connect(self: Masters, host: str) -> None:
         nonlocal open_now
         open_now += 1
         found.append((host, open_now))

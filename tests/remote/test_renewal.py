@@ -167,7 +167,7 @@ async def test_who_answers_too_late_is_told_with_the_time_that_the_question_took
     replies, results = await asyncio.gather(
         fanout.call({"a": {}}, "status", limit=1.5), fanout.run("b", ["true"], limit=1.5)
     )
-    besides = r"within 1\.5 s, besides \d+\.\d s in which its address was asked for"
+    besides = r"within 1\.5 s, besides \d+\.\d s for its turn and its address"
     assert re.fullmatch(f"the launcher did not answer {besides}", replies["a"].problem)
     assert re.fullmatch(f"did not end {besides}", results["b"].problem)
 

@@ -28,8 +28,8 @@ def test_tests_that_failed_are_named(told):
 
 
 def test_of_another_program_the_last_words_are_told(told):
-    assert told("first\n" * 30 + "scenario site failed\n" + FAILED).splitlines()[-2:] == [
-        "scenario site failed",
+    assert told("first\n" * 30 + "ERROR    site failed\n" + FAILED).splitlines()[-2:] == [
+        "ERROR    site failed",
         FAILED.strip(),
     ]
     assert told("first\n" * 30 + FAILED).count("first") == 19

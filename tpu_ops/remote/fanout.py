@@ -258,7 +258,7 @@ class Fanout:
 
 
 def _spent(limit: float, begun: float, deadline: asyncio.Timeout) -> str:
-    """Return how long a worker had, and for how long it was looked for besides, which does not count.
+    """Return how long a worker had, and for how long it waited besides, which does not count.
 
     Args:
         limit: Seconds that it had.
@@ -266,7 +266,7 @@ def _spent(limit: float, begun: float, deadline: asyncio.Timeout) -> str:
         deadline: When they were over.
     """
     besides = (deadline.when() or begun) - begun - limit
-    return f"{limit:g} s" + (f", besides {besides:.1f} s in which its address was asked for" if besides > 0.1 else "")
+    return f"{limit:g} s" + (f", besides {besides:.1f} s for its turn and its address" if besides > 0.1 else "")
 
 
 def _all_of(exc: Exception) -> Iterator[Exception]:

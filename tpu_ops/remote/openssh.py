@@ -187,8 +187,9 @@ def reason(stderr: str, code: int | None) -> str:
     telling = [line for line in lines if not line.startswith(_OF_A_PROXY)] or lines
     gcloud = [line for line in telling if line.startswith("ERROR: ")]
     told = (gcloud or telling[-1:] or [f"ssh ended with {code}"])[0]
-    agent = _UNSIGNED.search(stderr)
-    return f"{told.rstrip('.')}: the agent that holds the key would not sign ({agent[1]})" if agent else told
+    if agent := _UNSIGNED.search(stderr):
+        return f"the agent that holds the key would not sign ({agent[1]}): unlock it; `ssh-add -l` lists its keys"
+    return told
 
 
 def unexplained(stderr: str) -> bool:

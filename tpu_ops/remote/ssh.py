@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import math
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
@@ -26,6 +27,10 @@ PROXIES = 8
 #: Other connections that are opened at once: the keys of each take the controller some milliseconds of processor time.
 WIDTH = 64
 _POLL = 0.05
+#: How often an agent is asked for one worker alone before it is said not to sign, and the seconds from one to the next.
+_TRIES, _AGAIN = 3, 0.5
+#: The lock of whoever asks it alone; no worker is called so.
+_AGENT = ".agent"
 
 #: What runs a remote command line.
 Process = asyncio.subprocess.Process | mux.Session
@@ -43,6 +48,10 @@ class Unreachable(Exception):
     def __init__(self, problem: str, *, answered: bool = False) -> None:
         super().__init__(problem)
         self.answered = answered
+
+
+class Unsigned(Unreachable):
+    """No connection: the agent that holds the person's key would not sign with it."""
 
 
 @contextlib.asynccontextmanager
@@ -202,9 +211,6 @@ class Masters:
         self._find = find
         self._first, self._tried = asyncio.Lock(), False
         self._signs = _Signs.TOGETHER
-        self._one, self._together = asyncio.Lock(), 0
-        self._nobody = asyncio.Event()
-        self._nobody.set()
         self._proxies, self._width = asyncio.Semaphore(PROXIES), asyncio.Semaphore(WIDTH)
         self._locks = ssh_config.parent / "masters"
         self._ready: set[str] = set()
@@ -224,9 +230,7 @@ class Masters:
             if host in self._ready:
                 return
             if not await self._alive(host):
-                async with self._turn(host, deadline), self._locked(host):
-                    if not await self._alive(host):
-                        await self._open(host, deadline)
+                await self._reach(host, deadline)
             self._ready.add(host)
 
     def served(self, host: str) -> None:
@@ -270,64 +274,71 @@ class Masters:
         finally:
             turns.release()
 
-    async def _open(self, host: str, deadline: asyncio.Timeout | None) -> None:
-        code, said = await self._authenticate(host, deadline)
+    async def _reach(self, host: str, deadline: asyncio.Timeout | None) -> None:
+        """Open a master beside others, or alone where the agent that holds the keys does not sign for many at once.
+
+        gpg-agent signs for a handful, others for as many as they take connections.
+        """
+        refusal = None
+        if self._signs is not _Signs.ALONE:
+            try:
+                async with self._turn(host, deadline):
+                    await self._open_unless_open(host)
+            except Unsigned as exc:
+                if self._signs is _Signs.NOT:
+                    raise
+                refusal, self._signs = exc, _Signs.ALONE
+            else:
+                return
+        async with self._locked(_AGENT, deadline=deadline):
+            for left in reversed(range(_TRIES)):
+                # An agent that has refused somebody alone is not waited for again by those who were refused before.
+                if refusal and self._signs is _Signs.NOT:
+                    raise refusal
+                try:
+                    await self._open_unless_open(host)
+                except Unsigned:
+                    if not left:
+                        self._signs = _Signs.NOT
+                        raise
+                else:
+                    return
+                # Some may still be asking it beside this one, of which nothing is heard here.
+                await asyncio.sleep(_AGAIN)
+
+    async def _open_unless_open(self, host: str) -> None:
+        async with self._locked(host, OPEN_LIMIT + CONTROL_LIMIT):
+            if not await self._alive(host):
+                await self._open(host)
+
+    async def _open(self, host: str) -> None:
+        code, said = await quiet(openssh.open_master(self._config, host), OPEN_LIMIT)
         if code is None:
             raise Unreachable(f"no ssh connection within {OPEN_LIMIT:.0f} s")
         if code and host in self._proxied and openssh.unexplained(said):
             said = (await quiet(openssh.attempt(self._config, host), OPEN_LIMIT))[1] or said
         if code:
-            raise Unreachable(openssh.reason(said, code), answered=openssh.refused(said))
-
-    async def _authenticate(self, host: str, deadline: asyncio.Timeout | None) -> tuple[int | None, str]:
-        """Open a master beside others, or alone where the agent that holds the keys does not sign for several at once.
-
-        gpg-agent signs for a handful, others for as many as they take connections. One that refuses even a worker alone
-        is not waited for again by the others.
-
-        Returns:
-            ssh's exit code, None where it did not end in time, and what it said.
-        """
-        before: tuple[int | None, str] | None = None
-        if self._signs is not _Signs.ALONE:
-            before = await self._beside(host)
-            if not (before[0] and openssh.unsigned(before[1])) or self._signs is _Signs.NOT:
-                return before
-            self._signs = _Signs.ALONE
-        with paused(deadline):
-            await self._one.acquire()
-        try:
-            with paused(deadline):
-                await self._nobody.wait()
-            if before and self._signs is _Signs.NOT:
-                return before
-            code, said = await quiet(openssh.open_master(self._config, host), OPEN_LIMIT)
-            if code and openssh.unsigned(said):
-                self._signs = _Signs.NOT
-            return code, said
-        finally:
-            self._one.release()
-
-    async def _beside(self, host: str) -> tuple[int | None, str]:
-        self._together += 1
-        self._nobody.clear()
-        try:
-            return await quiet(openssh.open_master(self._config, host), OPEN_LIMIT)
-        finally:
-            self._together -= 1
-            if not self._together:
-                self._nobody.set()
+            kind = Unsigned if openssh.unsigned(said) else Unreachable
+            raise kind(openssh.reason(said, code), answered=openssh.refused(said))
 
     @contextlib.asynccontextmanager
-    async def _locked(self, host: str) -> AsyncIterator[None]:
-        """Keep other processes from opening a master to this worker meanwhile.
+    async def _locked(
+        self, name: str, limit: float = math.inf, deadline: asyncio.Timeout | None = None
+    ) -> AsyncIterator[None]:
+        """Keep other processes, and what else goes on in this one, from the same for as long as the block lasts.
+
+        Args:
+            name: Of what is locked: a worker, to which only one opens a master, or the agent.
+            limit: Seconds to wait for the lock.
+            deadline: Of the caller; the time until it has the lock does not count.
 
         Raises:
+            Unreachable: Another had it for all that time.
             OpsError: The lock's file cannot be written.
         """
         try:
             self._locks.mkdir(mode=0o700, exist_ok=True)
-            handle = os.open(self._locks / host, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            handle = os.open(self._locks / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as exc:
             raise OpsError(
                 f"cannot write the lock of a connection: {exc.strerror}",
@@ -335,12 +346,13 @@ class Masters:
                 fix=files.TO_WRITE,
             ) from exc
         try:
-            deadline = asyncio.get_running_loop().time() + OPEN_LIMIT + CONTROL_LIMIT
-            while not files.take(handle):
-                if asyncio.get_running_loop().time() > deadline:
-                    raise Unreachable("another process has been opening a connection to it for too long")
-                # Another process holds the lock: there is no event of ours to wait for.
-                await asyncio.sleep(_POLL)
+            until = asyncio.get_running_loop().time() + limit
+            with paused(deadline):
+                while not files.take(handle):
+                    if asyncio.get_running_loop().time() > until:
+                        raise Unreachable("another process has been opening a connection to it for too long")
+                    # Another process holds the lock: there is no event of ours to wait for.
+                    await asyncio.sleep(_POLL)
             yield
         finally:
             os.close(handle)

@@ -29,10 +29,11 @@ from tpu_ops.runs import synced
 PARENT = "tpu_ops"
 #: Seconds for one worker to receive the tree.
 LIMIT = 600.0
-#: Seconds for one worker to read what it has, once it knows what is to be there.
+#: Seconds for one worker to read what it has.
 _STEP_LIMIT = 120.0
-#: Bytes per second that this machine can send at least: a list of 10,000 files is 1 MB, for each worker.
-_UPLINK = 125_000
+#: Bytes per second of an uplink over which all of them are told what is to be there, and the seconds that it may add:
+#: the list of 10,000 files is 1 MB, for each worker.
+_UPLINK, _TELLING = 125_000, 600.0
 #: rsync processes at once: each costs the controller processor time for hashing and encryption.
 WIDTH = 8
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -245,7 +246,7 @@ async def _ask(fanout: Fanout, hosts: Sequence[str], action: str, tree: Tree) ->
     program = json.dumps(inspect.getsource(synced))
     marks = {entry.decode("latin-1"): mark for entry, mark in tree.marks.items()}
     request = f"{program}\n{json.dumps({'action': action, 'name': tree.name, 'marks': marks})}\n".encode()
-    limit = _STEP_LIMIT + len(hosts) * len(request) / _UPLINK
+    limit = _STEP_LIMIT + min(len(hosts) * len(request) / _UPLINK, _TELLING)
     results = await fanout.run(hosts, _RUN, limit=limit, stdin=request)
     _require(results)
     return {host: json.loads(result.stdout) for host, result in results.items()}
