@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +66,21 @@ async def test_over_an_open_master_nothing_takes_an_ssh(master: Master, fanout: 
         assert [frame.payload async for frame in stream.frames()] == [b"ab", b"", b"c", b"{}"]
     assert calls(play) == []
     assert (master.agents, master.environments) == ([False] * 4, [[]] * 4)
+
+
+async def test_a_stream_that_ended_with_its_last_byte_is_let_go() -> None:
+    def read() -> int:
+        with its:
+            return sum(map(len, iter(lambda: its.recv(2**16), b"")))
+
+    ours, its = socket.socketpair()
+    ours.setblocking(False)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ours)
+        _, writer = await mux._stream(ours, stack)
+        writer.write(bytes(10**7))
+        writer.close()
+        assert await asyncio.to_thread(read) == 10**7
 
 
 async def test_files_that_sessions_had_open_are_closed_again(master: Master, fanout: Fanout) -> None:

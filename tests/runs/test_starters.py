@@ -67,7 +67,10 @@ def test_a_start_that_asks_the_last_worker_first_never_runs_beside_another(pod: 
     assert len(won) <= 1, ends
     for lost in set(PEOPLE) - set(won):
         (other,) = set(PEOPLE) - {lost}
-        assert f"run {names[other]} of {other} is on" in ends[lost][1]
+        told = ends[lost][1]
+        # In that order ranks may come before their rank 0 listens; they are turned away, and he is told of those.
+        alone = lost == "bob" and "not ready within" in told
+        assert alone or f"run {names[other]} of {other} is on" in told
     for person in won:
         assert pod.tpu_ops("stop", names[person], person=person).returncode == 0
     for index in pod.indices:

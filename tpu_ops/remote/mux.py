@@ -112,12 +112,15 @@ async def _connected(master: Master, stack: contextlib.ExitStack) -> tuple[socke
 async def _stream(one: socket.socket, stack: contextlib.ExitStack, limit: int = protocol.LONGEST) -> _Stream:
     reader, writer = await asyncio.open_unix_connection(sock=one, limit=limit)
     # A writer that nobody holds any more closes its transport.
-    stack.callback(_hang_up, writer)
+    stack.callback(_hang_up, one, writer)
     return reader, writer
 
 
-def _hang_up(writer: asyncio.StreamWriter) -> None:
-    writer.transport.abort()
+def _hang_up(one: socket.socket, writer: asyncio.StreamWriter) -> None:
+    # One that was closed while it had something to write closes its socket with the last of it; to abort it then fails
+    # in asyncio itself.
+    if one.fileno() >= 0:
+        writer.transport.abort()
 
 
 def _passed(control: socket.socket, stack: contextlib.ExitStack) -> socket.socket:
