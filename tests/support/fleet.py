@@ -73,7 +73,7 @@ class FleetDir:
 
     def settings(self) -> Settings:
         """Return the fleet's settings."""
-        return config.load(str(self.path))
+        return config.load_file(self.file)
 
     def location(self, zone: str = ZONE, project: str = "") -> str:
         """Return the resource name of a zone of the fleet's project or another."""

@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tpu_ops import files
 from tpu_ops.config.read import from_data
 from tpu_ops.config.settings import FLEET_FILE, Settings
 from tpu_ops.errors import UsageError
-from tpu_ops.options import shown
 
 #: How the names of fleets' files end, here and for the inventory plugin.
 ENDINGS = ("tpu_vm.yml", "tpu_vm.yaml")
 
 #: Bytes that a fleet's file may have.
 _LARGEST = 10_000_000
-
-_MEND = "mend it there; `ansible-doc -t inventory tpu_vm` has examples"
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML without tags that run anything, and without a key that stands twice in a mapping."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Compose a mapping.
-
-        Raises:
-            yaml.MarkedYAMLError: A key stands twice in it.
-        """
-        node = super().compose_mapping_node(anchor)
-        first: dict[tuple[str, str], yaml.Node] = {}
-        for key, _ in node.value:
-            other = first.setdefault((key.tag, key.value), key) if isinstance(key, yaml.ScalarNode) else key
-            if other is not key:
-                lines = " and ".join(str(found.start_mark.line + 1) for found in (other, key))
-                problem = f"the key {shown(key.value)} stands twice, in lines {lines}"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-        return node
 
 
 def load(fleet: str | None = None) -> Settings:
@@ -65,7 +43,7 @@ def load_file(file: Path) -> Settings:
         UsageError: The file cannot be read or its settings are wrong; names file and key.
     """
     file = files.resolved(str(file.parent), "the fleet's file") / file.name
-    return from_data(read_file(file), file, os.environ)
+    return from_data(_remembered(file, files.state_root(os.environ)), file, os.environ)
 
 
 def find_file(fleet: str | None, environ: Mapping[str, str], start: Path) -> Path:
@@ -139,24 +117,39 @@ def read_file(file: Path) -> Mapping[str, Any]:
     Raises:
         UsageError: The file cannot be read, is no YAML, or is no mapping.
     """
+    return _parsed(_text(file), file)
+
+
+def _parsed(text: str, file: Path) -> Mapping[str, Any]:
+    # Imported here: most commands know what the file holds, and the parser takes longer than all else that they do.
+    from tpu_ops.config import document
+
+    return document.parsed(text, file)
+
+
+def _text(file: Path) -> str:
     try:
-        data = yaml.load(files.read_regular(file, _LARGEST).decode(), _Loader)  # noqa: S506 - a safe one
+        return files.read_regular(file, _LARGEST).decode()
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
         fix = "make it a text file in UTF-8 that you may read"
         raise UsageError(f"cannot read the fleet's file: {reason}", where=str(file), fix=fix) from exc
-    except yaml.YAMLError as exc:
-        mark = getattr(exc, "problem_mark", None)
-        place = f"{file}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(file)
-        raise UsageError(f"not valid YAML: {getattr(exc, 'problem', exc)}", where=place, fix=_MEND) from exc
-    except RecursionError as exc:
-        raise UsageError("not valid YAML for a fleet: nested too deeply", where=str(file), fix=_MEND) from exc
-    except ValueError as exc:
-        raise UsageError(f"not valid YAML: {shown(str(exc))}", where=str(file), fix=_MEND) from exc
-    except (AttributeError, LookupError, TypeError) as exc:
-        # How PyYAML fails where a tag's value is not of its form, as in `!!bool foo`.
-        what = "not valid YAML: a value is not what the tag before it says"
-        raise UsageError(what, where=str(file), fix="leave the tags out: what begins with !!") from exc
-    if not isinstance(data, dict):
-        raise UsageError("the file is no mapping of options", where=str(file), fix="begin it with `plugin: tpu_vm`")
+
+
+def _remembered(file: Path, root: Path) -> Mapping[str, Any]:
+    """Return what `read_file` does, out of the directory for state where this very text was parsed before."""
+    text, place = _text(file), root / "parsed" / f"{hashlib.sha256(os.fsencode(file)).hexdigest()[:16]}.json"
+    # Whatever it is that stands there or cannot be written there, the file itself is still to be had.
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        known = json.loads(files.read_regular(place, 10 * _LARGEST))
+        if known["text"] == text and isinstance(known["data"], dict):
+            return dict(known["data"])
+    data = _parsed(text, file)
+    # With anchors a small text may mean more than any memory holds.
+    if "&" not in text:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            content = json.dumps({"text": text, "data": data})
+            if json.loads(content)["data"] == data:
+                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                files.replace(place, content, 0o600)
     return data

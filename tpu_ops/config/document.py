@@ -1,0 +1,59 @@
+"""Parses a fleet's file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tpu_ops.errors import UsageError
+from tpu_ops.options import shown
+
+_MEND = "mend it there; `ansible-doc -t inventory tpu_vm` has examples"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without tags that run anything, and without a key that stands twice in a mapping."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose a mapping.
+
+        Raises:
+            yaml.MarkedYAMLError: A key stands twice in it.
+        """
+        node = super().compose_mapping_node(anchor)
+        first: dict[tuple[str, str], yaml.Node] = {}
+        for key, _ in node.value:
+            other = first.setdefault((key.tag, key.value), key) if isinstance(key, yaml.ScalarNode) else key
+            if other is not key:
+                lines = " and ".join(str(found.start_mark.line + 1) for found in (other, key))
+                problem = f"the key {shown(key.value)} stands twice, in lines {lines}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+        return node
+
+
+def parsed(text: str, file: Path) -> Mapping[str, Any]:
+    """Return the mapping that the text of a fleet's file holds.
+
+    Raises:
+        UsageError: It is no YAML, or no mapping.
+    """
+    try:
+        data = yaml.load(text, _Loader)  # noqa: S506 - a safe one
+    except yaml.YAMLError as exc:
+        mark = getattr(exc, "problem_mark", None)
+        place = f"{file}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(file)
+        raise UsageError(f"not valid YAML: {getattr(exc, 'problem', exc)}", where=place, fix=_MEND) from exc
+    except RecursionError as exc:
+        raise UsageError("not valid YAML for a fleet: nested too deeply", where=str(file), fix=_MEND) from exc
+    except ValueError as exc:
+        raise UsageError(f"not valid YAML: {shown(str(exc))}", where=str(file), fix=_MEND) from exc
+    except (AttributeError, LookupError, TypeError) as exc:
+        # How PyYAML fails where a tag's value is not of its form, as in `!!bool foo`.
+        what = "not valid YAML: a value is not what the tag before it says"
+        raise UsageError(what, where=str(file), fix="leave the tags out: what begins with !!") from exc
+    if not isinstance(data, dict):
+        raise UsageError("the file is no mapping of options", where=str(file), fix="begin it with `plugin: tpu_vm`")
+    return data
