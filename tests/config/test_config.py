@@ -231,11 +231,12 @@ def test_commands_in_texts_name_a_fleet_directory_where_the_option_had_to(tmp_pa
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     assert config.load("a fleet").command("list") == f"tpu_ops list --fleet '{folder}'"
+    assert config.load_file(folder / "inventory" / "tpu_vm.yml").command("list") == f"tpu_ops list --fleet '{folder}'"
     monkeypatch.setenv("TPU_OPS_FLEET", str(folder))
     assert config.load().command("list") == "tpu_ops list"
     monkeypatch.delenv("TPU_OPS_FLEET")
     monkeypatch.chdir(folder)
-    assert config.load().command("list") == "tpu_ops list"
+    assert config.load().command("list") == config.load(".").command("list") == "tpu_ops list"
 
 
 @pytest.mark.parametrize("place", ["our.tpu_vm.yml", "inventory/tpu_vm.yaml", "inventory/our.tpu_vm.yml"])
@@ -392,7 +393,7 @@ def test_a_file_that_was_read_before_is_not_parsed_again(projects, tmp_path, mon
         patch.setattr(document, "parsed", lambda *_: pytest.fail("it is parsed"))
         assert projects() == ("one",)
     assert projects("two") == ("two",)
-    for wrong in (b"", b"[]", b"{}", b'{"text": 1, "data": {}}', b"\xff"):
+    for wrong in (b"", b"[]", b"{}", b'{"format": 1, "text": 1, "data": {}}', b"\xff", b"[" * 200_000):
         kept.write_bytes(wrong)
         assert projects() == ("two",)
 
@@ -403,6 +404,21 @@ def test_what_json_does_not_hold_as_it_is_is_read_each_time(projects, tmp_path, 
         with pytest.raises(UsageError, match="expected a text"):
             projects("one", f"keyed_groups: [{{key: a, default_value: {value}}}]\n")
     assert not (tmp_path / "state" / "parsed").exists()
+
+
+def test_a_file_with_a_secret_is_not_copied(projects, tmp_path):
+    assert projects("one", "auth_kind: accesstoken\naccess_token: ya29.void\n") == projects() == ("one",)
+    assert not (tmp_path / "state" / "parsed").exists()
+
+
+def test_what_was_remembered_long_ago_is_forgotten(projects, tmp_path):
+    projects("one")
+    (kept,) = (tmp_path / "state" / "parsed").iterdir()
+    old = kept.with_name("of-a-fleet-that-is-gone.json")
+    old.touch()
+    os.utime(old, (0, 0))
+    projects("two")
+    assert [*kept.parent.iterdir()] == [kept]
 
 
 def test_nor_is_a_file_with_anchors_remembered(projects, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import os
@@ -72,8 +73,8 @@ class FleetDir:
         self.file.write_text(yaml.safe_dump(usual | options))
 
     def settings(self) -> Settings:
-        """Return the fleet's settings."""
-        return config.load_file(self.file)
+        """Return the fleet's settings, as in its directory."""
+        return dataclasses.replace(config.load_file(self.file), named=False)
 
     def location(self, zone: str = ZONE, project: str = "") -> str:
         """Return the resource name of a zone of the fleet's project or another."""

@@ -105,7 +105,7 @@ def _name_fleet(failure: OpsError, fleet: str | None) -> None:
         file = config.find_file(fleet, os.environ, Path.cwd())
     except (OpsError, OSError):
         return
-    command = functools.partial(config.command_on, file, named=bool(fleet))
+    command = functools.partial(config.command_on, file, named=config.must_be_named(file))
     failure.what, failure.fix = on_fleet(failure.what, command), on_fleet(failure.fix, command)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,20 @@ from typing import Any
 from tpu_ops import files
 from tpu_ops.config.read import from_data
 from tpu_ops.config.settings import FLEET_FILE, Settings
-from tpu_ops.errors import UsageError
+from tpu_ops.errors import OpsError, UsageError
 
 #: How the names of fleets' files end, here and for the inventory plugin.
 ENDINGS = ("tpu_vm.yml", "tpu_vm.yaml")
 
 #: Bytes that a fleet's file may have.
 _LARGEST = 10_000_000
+
+#: Of what is remembered of parsed files: another number whenever `document` takes them for something else than before.
+_FORMAT = 1
+#: Keys whose values are secrets: a file that has them is not copied.
+_SECRETS = frozenset({"access_token", "service_account_contents"})
+#: Seconds after which what was parsed is forgotten; a file that is still in use is then parsed again.
+_KEPT = 30 * 86400.0
 
 
 def load(fleet: str | None = None) -> Settings:
@@ -33,7 +41,7 @@ def load(fleet: str | None = None) -> Settings:
     Raises:
         UsageError: No fleet is found, or its settings are wrong; names file and key.
     """
-    return replace(load_file(find_file(fleet, os.environ, Path.cwd())), named=bool(fleet))
+    return load_file(find_file(fleet, os.environ, Path.cwd()))
 
 
 def load_file(file: Path) -> Settings:
@@ -43,7 +51,16 @@ def load_file(file: Path) -> Settings:
         UsageError: The file cannot be read or its settings are wrong; names file and key.
     """
     file = files.resolved(str(file.parent), "the fleet's file") / file.name
-    return from_data(_remembered(file, files.state_root(os.environ)), file, os.environ)
+    settings = from_data(_remembered(file, files.state_root(os.environ)), file, os.environ)
+    return replace(settings, named=must_be_named(file))
+
+
+def must_be_named(file: Path) -> bool:
+    """Return whether commands that are given here, without `--fleet`, are not on the fleet of this file."""
+    try:
+        return find_file(None, os.environ, Path.cwd()) != file
+    except (OpsError, OSError):
+        return True
 
 
 def find_file(fleet: str | None, environ: Mapping[str, str], start: Path) -> Path:
@@ -139,17 +156,26 @@ def _text(file: Path) -> str:
 def _remembered(file: Path, root: Path) -> Mapping[str, Any]:
     """Return what `read_file` does, out of the directory for state where this very text was parsed before."""
     text, place = _text(file), root / "parsed" / f"{hashlib.sha256(os.fsencode(file)).hexdigest()[:16]}.json"
-    # Whatever it is that stands there or cannot be written there, the file itself is still to be had.
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+    # Whatever it is that stands there, the file itself is to be had.
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         known = json.loads(files.read_regular(place, 10 * _LARGEST))
-        if known["text"] == text and isinstance(known["data"], dict):
+        if (known["format"], known["text"]) == (_FORMAT, text) and isinstance(known["data"], dict):
             return dict(known["data"])
     data = _parsed(text, file)
     # With anchors a small text may mean more than any memory holds.
-    if "&" not in text:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            content = json.dumps({"text": text, "data": data})
-            if json.loads(content)["data"] == data:
-                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                files.replace(place, content, 0o600)
+    if "&" not in text and not _SECRETS & data.keys():
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+            _remember(place, text, data)
     return data
+
+
+def _remember(place: Path, text: str, data: Mapping[str, Any]) -> None:
+    content = json.dumps({"format": _FORMAT, "text": text, "data": data})
+    if json.loads(content)["data"] != data:
+        return
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for old in place.parent.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if old.stat().st_mtime < time.time() - _KEPT:
+                old.unlink()
+    files.replace(place, content, 0o600)

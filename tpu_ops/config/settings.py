@@ -140,7 +140,7 @@ class Settings:
         iap: Whether these are reached through Identity-Aware Proxy, by gcloud.
         forward_agent: Whether the written ssh config forwards the person's ssh agent.
         learn_host_keys: Whether the inventory plugin learns the host keys of nodes that it has not seen.
-        named: Whether `--fleet` named it.
+        named: Whether commands are not on this fleet where they are given here without `--fleet`.
     """
 
     path: Path
@@ -171,8 +171,6 @@ class Settings:
 
 
 def command_on(file: Path, name: str, *, named: bool) -> str:
-    """Return the same, given the fleet's file; that is named where no directory leads to it, or `--fleet` had to."""
-    in_fleet = file.parts[-2:] == FLEET_FILE.parts
-    if in_fleet and not named:
-        return f"tpu_ops {name}"
-    return f"tpu_ops {name} --fleet {shlex.quote(str(file.parents[1] if in_fleet else file))}"
+    """Return the same, given the fleet's file, and whether it or its directory is to be named."""
+    folder = file.parents[1] if file.parts[-2:] == FLEET_FILE.parts else file
+    return f"tpu_ops {name} --fleet {shlex.quote(str(folder))}" if named else f"tpu_ops {name}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import math
 import os
 import signal
@@ -188,14 +187,6 @@ async def end(process: asyncio.subprocess.Process) -> None:
         transport.close()
 
 
-class _Signs(enum.Enum):
-    """For whom the agent that holds the keys signs, as far as that has been seen."""
-
-    TOGETHER = "for many at once"
-    ALONE = "for one after the other"
-    NOT = "for nobody"
-
-
 class Masters:
     """Opens master connections: one at a time per worker, over all processes that use the same ssh configuration.
 
@@ -210,7 +201,9 @@ class Masters:
         self._proxied = proxied
         self._find = find
         self._first, self._tried = asyncio.Lock(), False
-        self._signs = _Signs.TOGETHER
+        # How many workers are being reached beside each other, and for how many the agent is to be asked alone; why it
+        # does not sign even so.
+        self._beside, self._alone, self._refusal = 0, 0, ""
         self._proxies, self._width = asyncio.Semaphore(PROXIES), asyncio.Semaphore(WIDTH)
         self._locks = ssh_config.parent / "masters"
         self._ready: set[str] = set()
@@ -279,32 +272,40 @@ class Masters:
 
         gpg-agent signs for a handful, others for as many as they take connections.
         """
-        refusal = None
-        if self._signs is not _Signs.ALONE:
+        if not self._alone:
+            async with self._turn(host, deadline):
+                # While this one waited for its turn the agent may have begun to refuse.
+                if not self._alone:
+                    self._beside += 1
+                    try:
+                        return await self._open_unless_open(host)
+                    except Unsigned:
+                        pass
+                    finally:
+                        self._beside -= 1
+        self._alone += 1
+        try:
+            async with self._locked(_AGENT, deadline=deadline):
+                await self._open_alone(host)
+        finally:
+            self._alone -= 1
+            if not self._alone:
+                self._refusal = ""
+
+    async def _open_alone(self, host: str) -> None:
+        left = _TRIES
+        # An agent that has refused a worker alone is not waited for again by those that wait for their turn.
+        while not self._refusal:
+            beside = self._beside
             try:
-                async with self._turn(host, deadline):
-                    await self._open_unless_open(host)
+                return await self._open_unless_open(host)
             except Unsigned as exc:
-                if self._signs is _Signs.NOT:
-                    raise
-                refusal, self._signs = exc, _Signs.ALONE
-            else:
-                return
-        async with self._locked(_AGENT, deadline=deadline):
-            for left in reversed(range(_TRIES)):
-                # An agent that has refused somebody alone is not waited for again by those who were refused before.
-                if refusal and self._signs is _Signs.NOT:
-                    raise refusal
-                try:
-                    await self._open_unless_open(host)
-                except Unsigned:
-                    if not left:
-                        self._signs = _Signs.NOT
-                        raise
-                else:
-                    return
-                # Some may still be asking it beside this one, of which nothing is heard here.
+                # Others may still be asking it beside this one: those of this process end soon, others are not heard.
+                left -= not beside
+                self._refusal = "" if left else str(exc)
+            if left:
                 await asyncio.sleep(_AGAIN)
+        raise Unsigned(self._refusal, answered=True)
 
     async def _open_unless_open(self, host: str) -> None:
         async with self._locked(host, OPEN_LIMIT + CONTROL_LIMIT):
