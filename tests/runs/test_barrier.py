@@ -30,7 +30,7 @@ UNHANG = "cd /usr/local/sbin && mv tpu-host.real tpu-host; rm -f /run/asked; pki
 KEY = "5a" * 32
 BARRIER = 15
 #: From the first record to the barrier's begin, and from its end to the final record, in seconds.
-MARGIN = 3.0
+MARGIN = 2.0
 
 
 def spec_of(bench: Bench, rank: int, run_id: str, port: int = 0, **changes: Any) -> dict[str, object]:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.lab
 
 HOLD = "exec 3<{chip}; exec sleep 600"
 #: From the grace's end to the final record, in seconds.
-MARGIN = 3.0
+MARGIN = 2.0
 
 
 def test_who_names_runs_and_processes_that_no_run_owns(bench: Bench) -> None:

@@ -34,7 +34,7 @@ DISK = 24 * 2**20
 GROWTH = 8 * 1024
 SLOWEST = 2.0
 #: From the last rank's end to the final record, in seconds.
-MARGIN = 3.0
+MARGIN = 2.0
 
 
 def block(number: int) -> bytes:

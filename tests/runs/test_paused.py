@@ -27,7 +27,7 @@ LEASE = 5.0
 #: busy machine. In seconds.
 MARGIN = 45.0
 #: Of the run whose stop is killed, longer than its helpers may take to go; and from its end to the final record.
-GRACE, ENDING = 20.0, 3.0
+GRACE, ENDING = 20.0, 2.0
 #: After which no helper of a killed controller may be left, in seconds.
 HELPERS_GONE = 30.0
 CODE = "DIR"

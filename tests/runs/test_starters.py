@@ -13,7 +13,7 @@ pytestmark = pytest.mark.lab
 PEOPLE = ("ada", "bob")
 BARRIER = 15.0
 #: From the first record to the barrier's begin, and from its end to the final record, in seconds.
-MARGIN = 3.0
+MARGIN = 2.0
 
 
 def race(workers: Bench, target: str, names: dict[str, str], odd: str = "") -> dict[str, tuple[int, str]]:

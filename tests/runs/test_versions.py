@@ -27,7 +27,7 @@ time.time, time.monotonic = lambda: wall() - 3600, lambda: steady() - 600
 """
 LEASE = 5.0
 #: From the end of one rank to that of the whole run, the supervisors' own waits included, in seconds.
-MARGIN = 3.0
+MARGIN = 2.0
 
 
 @contextlib.contextmanager
