@@ -40,11 +40,15 @@ async def test_a_master_is_opened_once_and_used_by_all(play: Path) -> None:
     assert all("ControlMaster=no" in call for call in calls(play, "/bin/sh"))
 
 
-async def test_an_agent_that_signs_for_one_at_a_time_is_asked_so(play: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_that_signs_for_one_at_a_time_is_asked_so(
+    play: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     monkeypatch.setattr(ssh, "WIDTH", 4)
     (play / "agent-for-one").touch()
     results = await Fanout(play / "config").run("abcdefghijkl", ["true"], limit=20)
     assert [result.problem for result in results.values()] == [""] * 12
+    assert "connections are opened one after the other" in caplog.text
 
 
 async def test_who_gives_up_while_another_process_asks_the_agent_keeps_nobody_from_it(play: Path) -> None:
@@ -65,6 +69,18 @@ async def test_who_gives_up_while_another_process_asks_the_agent_keeps_nobody_fr
     (play / "agent-for-none").unlink()
     assert (await fanout.run(["a"], ["true"], limit=20))["a"].ok
     assert fanout.masters._alone == fanout.masters._beside == 0
+
+
+async def test_a_process_that_keeps_the_agent_for_itself_is_not_waited_for_without_end(
+    play: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "_AGENT_LIMIT", 0.2)
+    (play / "masters").mkdir()
+    (play / "agent-for-none").touch()
+    with (play / "masters" / ".agent").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        result = (await Fanout(play / "config").run(["a"], ["true"], limit=20))["a"]
+    assert result.problem == "another process has been opening a connection for too long"
 
 
 async def test_an_agent_that_will_not_sign_is_told_of_and_not_asked_again_for_each(play: Path) -> None:

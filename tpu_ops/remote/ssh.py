@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
+import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
@@ -28,8 +28,10 @@ WIDTH = 64
 _POLL = 0.05
 #: How often an agent is asked for one worker alone before it is said not to sign, and the seconds from one to the next.
 _TRIES, _AGAIN = 3, 0.5
-#: The lock of whoever asks it alone; no worker is called so.
-_AGENT = ".agent"
+#: The lock of whoever asks it alone; no worker is called so. Seconds to wait for it: many may be before one.
+_AGENT, _AGENT_LIMIT = ".agent", 300.0
+
+_log = logging.getLogger(__name__)
 
 #: What runs a remote command line.
 Process = asyncio.subprocess.Process | mux.Session
@@ -280,17 +282,21 @@ class Masters:
                     try:
                         return await self._open_unless_open(host)
                     except Unsigned:
-                        pass
+                        self._say_one_by_one()
                     finally:
                         self._beside -= 1
         self._alone += 1
         try:
-            async with self._locked(_AGENT, deadline=deadline):
+            async with self._locked(_AGENT, _AGENT_LIMIT, deadline):
                 await self._open_alone(host)
         finally:
             self._alone -= 1
             if not self._alone:
                 self._refusal = ""
+
+    def _say_one_by_one(self) -> None:
+        if not self._alone:
+            _log.info("the agent that holds the key refuses some of many: connections are opened one after the other")
 
     async def _open_alone(self, host: str) -> None:
         left = _TRIES
@@ -323,9 +329,7 @@ class Masters:
             raise kind(openssh.reason(said, code), answered=openssh.refused(said))
 
     @contextlib.asynccontextmanager
-    async def _locked(
-        self, name: str, limit: float = math.inf, deadline: asyncio.Timeout | None = None
-    ) -> AsyncIterator[None]:
+    async def _locked(self, name: str, limit: float, deadline: asyncio.Timeout | None = None) -> AsyncIterator[None]:
         """Keep other processes, and what else goes on in this one, from the same for as long as the block lasts.
 
         Args:
@@ -351,7 +355,7 @@ class Masters:
             with paused(deadline):
                 while not files.take(handle):
                     if asyncio.get_running_loop().time() > until:
-                        raise Unreachable("another process has been opening a connection to it for too long")
+                        raise Unreachable("another process has been opening a connection for too long")
                     # Another process holds the lock: there is no event of ours to wait for.
                     await asyncio.sleep(_POLL)
             yield
