@@ -159,7 +159,11 @@ async def test_the_time_of_the_question_is_not_the_workers(play: Path) -> None:
     assert (await Fanout(play / "config", slowly).run("a", ["true"], limit=0.8))["a"].ok
 
 
-async def test_who_answers_too_late_is_told_with_the_time_that_the_question_took_besides(play: Path) -> None:
+async def test_who_answers_too_late_is_told_with_the_time_that_the_question_took_besides(
+    play: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Both have to fail within it, on a busy machine too: who fails later is not held up by the question.
+    monkeypatch.setattr(renewal, "GATHER", 1.0)
     down(play, "a", "b")
     for host in "ab":
         (play / f"mute-{host}").touch()
