@@ -75,14 +75,15 @@ def test_a_node_is_made_and_removed(tpu, fleet):
 
 def test_a_wait_ends_and_says_what_it_waited_for(tpu, fleet):
     fleet.create("pod")
+    nodes.get_node(tpu, f"{fleet.location()}/nodes/pod")  # the connection is there
     told = []
-    with pytest.raises(CloudError, match=r"node pod.*not done after 0 s"):
+    with pytest.raises(CloudError, match=r"node pod.*not done after 1 s"):
         operations.wait_for_state(
             tpu,
             f"{fleet.location()}/nodes/pod",
             through=("READY",),
             what="node pod",
-            timeout=0.3,
+            timeout=1.0,
             progress=lambda elapsed, state: told.append(state),
         )
     assert set(told) == {"READY"}

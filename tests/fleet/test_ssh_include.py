@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.nodes import node
@@ -151,6 +151,7 @@ LINES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(LINES, st.sampled_from([b"\n", b"\r\n"]), st.booleans(), st.binary(max_size=20))
 def test_what_was_put_in_is_taken_out_again_to_the_byte(lines, end, closed, more):
     content = end.join(lines) + (end if closed else b"") + more

@@ -120,7 +120,7 @@ def test_a_process_that_does_not_serve_yet_is_no_endpoint_and_is_ended_all_the_s
 def test_a_process_that_ignores_sigterm_is_killed(lab: Instance, started) -> None:
     child = started(f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {PAUSE}", *LOOKS_LIKE)
     record(lab, child.pid)
-    assert instance.stop_api(lab, timeout=0.2)
+    assert instance.stop_api(lab, timeout=1.0)
     assert child.wait(timeout=10) == -signal.SIGKILL
 
 

@@ -46,7 +46,7 @@ case "$all" in
 esac
 if rm "$PLAY/stale-$1" 2>/dev/null; then echo "mux_client_request_session: read from master failed" >&2; exit 255; fi
 if [ -e "$PLAY/cut-$1" ]; then sh -c "$2" | head -c 40; echo "Connection to $1 closed by remote host." >&2; exit 255; fi
-[ ! -e "$PLAY/mute-$1" ] || sleep 3
+[ ! -e "$PLAY/mute-$1" ] || exec sleep 30
 echo "noise of the login shell"
 export HOST_NAME="$1"
 exec sh -c "$2"

@@ -127,7 +127,7 @@ def test_a_worker_that_is_waited_for_beside_others_is_given_up_in_time(
 ) -> None:
     slow = masters("a")
     masters("b").refuses = True
-    monkeypatch.setattr(silence, "PATIENCE", 0.2)
+    monkeypatch.setattr(silence, "PATIENCE", 1.0)
     monkeypatch.setattr(wire, "ENVELOPE", "sleep 60")
     caplog.set_level(logging.INFO)
     found = run(ways("a", "b"), ["true"], limit=2)
@@ -182,6 +182,27 @@ def test_workers_that_are_waited_for_are_named_once(
     caplog.set_level(logging.INFO)
     assert all(result.ok for result in run(ways("a", "b"), ["true"]).values())
     assert caplog.messages == ["a, b are silent: waiting for an answer"]
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["alone", "beside others"])
+def test_workers_that_are_heard_at_the_moment_of_saying_who_is_silent_are_waited_for(
+    masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    masters("a")
+    masters("b").refuses = refuses
+    attend = direct._Together.attend
+
+    def attend_until_it_is_to_be_said(sessions: direct._Together) -> bool:
+        whole = attend(sessions)
+        monkeypatch.setattr(silence, "PATIENCE", 0.0)
+        return whole
+
+    if refuses:
+        monkeypatch.setattr(direct._Together, "attend", attend_until_it_is_to_be_said)
+    else:
+        monkeypatch.setattr(silence, "PATIENCE", 0.0)
+    found = run(ways("a", "b"), ["sleep", "0.1"])
+    assert (found["a"].ok, left(found)) == (True, ["b"] if refuses else [])
 
 
 def test_files_that_sessions_had_open_are_closed_again(masters: Callable[[str], Master]) -> None:

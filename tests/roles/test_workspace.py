@@ -442,7 +442,7 @@ def test_a_forge_that_turns_some_of_many_workers_away_is_asked_again(
 def test_a_forge_that_turns_everybody_away_or_refuses_is_not_asked_for_ever(
     bring: Bring, forge: Callable[[str, int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs, "PATIENCE", 0.5)
+    monkeypatch.setattr(programs, "PATIENCE", 2.0)
     calls = forge(TURNED_AWAY, 10**6)
     assert TURNED_AWAY in bring()["msg"]
     assert len(calls.read_text().splitlines()) > 2

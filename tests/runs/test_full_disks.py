@@ -138,7 +138,7 @@ def filled(bench: Bench, index: int, path: str) -> Iterator[None]:
     try:
         yield
     finally:
-        bench.inside(index, f"kill {pid}; rm {path}/other")
+        bench.inside(index, f"kill -TERM -{pid}; rm {path}/other")
 
 
 def peak(bench: Bench, index: int, name: str) -> int:

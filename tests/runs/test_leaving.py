@@ -32,23 +32,25 @@ def press() -> None:
 
 @pytest.fixture(autouse=True)
 def _as_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Take Ctrl-C, even where these tests run in the background of a shell; and wait but a moment for a second one."""
+    """Take Ctrl-C, even where these tests run in the background of a shell; a second one always comes in time."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    monkeypatch.setattr(leaving, "AGAIN", 0.2)
+    monkeypatch.setattr(leaving, "AGAIN", 30.0)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 class Stop:
-    """Stands for what stops a run; `asked` has the runs."""
+    """Stands for what stops a run; `asked` has the runs. While it works, Ctrl-C is pressed if `pressed` says so."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
+    def __init__(self, seconds: float = 0.0, *, pressed: bool = False) -> None:
         self.asked: list[str] = []
-        self._seconds = seconds
+        self._seconds, self._pressed = seconds, pressed
 
     async def __call__(self, fanout: object, run: RunRef) -> Stopped:
         assert fanout is FANOUT
         self.asked.append(run.run_id)
+        if self._pressed:
+            press()
         await asyncio.sleep(self._seconds)
         return Stopped((Outcome(0, "pod-w0", "stopped", {"signal": 15}, "stopped by ada"),), already=False)
 
@@ -84,7 +86,10 @@ async def test_a_run_that_nobody_leaves_ends_as_it_does() -> None:
     assert await followed(work()) == 7
 
 
-async def test_one_ctrl_c_leaves_the_run_alone_and_says_what_a_second_would_do(stop: Stop, capsys: Any) -> None:
+async def test_one_ctrl_c_leaves_the_run_alone_and_says_what_a_second_would_do(
+    stop: Stop, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "AGAIN", 0.2)
     said: list[str] = []
     assert await followed(pressed(0), left=lambda: said.append("left")) == ExitCode.INTERRUPTED
     assert (said, stop.asked) == (["left"], [])
@@ -101,9 +106,9 @@ async def test_a_second_ctrl_c_stops_the_run_and_tells_how_it_ended(
 
 
 async def test_a_third_ctrl_c_does_not_wait_for_the_stop(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    slow = Stop(60)
+    slow = Stop(60, pressed=True)
     monkeypatch.setattr("tpu_ops.cli.stop.end", slow)
-    assert await followed(pressed(0, 0.05, 0.15)) == ExitCode.INTERRUPTED
+    assert await followed(pressed(0, 0.05)) == ExitCode.INTERRUPTED
     assert slow.asked == ["r1"]
     assert "to be sure that every worker was told: tpu_ops stop r1" in capsys.readouterr().err
 
@@ -227,6 +232,8 @@ def test_a_run_stopped_from_another_shell_is_not_kept_to_be_started_again(
 
 
 def test_who_leaves_a_run_is_told_how_to_get_at_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(leaving, "AGAIN", 0.2)
+
     async def found(*_: Any, begun: Callable[[object, RunRef], None], **__: Any) -> None:
         begun(FANOUT, RUN)
         press()

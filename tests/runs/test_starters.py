@@ -64,11 +64,12 @@ def test_a_start_that_asks_the_last_worker_first_never_runs_beside_another(pod: 
     ends = race(pod, "pod", names, odd="bob")
     won = [person for person, (code, _) in ends.items() if code == 0]
     # He may have the last workers while she has the first: then nobody wins, and each is told of the other. Or some of
-    # his ranks come before his rank 0 listens: they are turned away, and he is told of that.
+    # his ranks come before his rank 0 listens: they are turned away, and he is told of that. Or he comes so late that
+    # her run is seen before he asks for anything.
     if "ada" not in won:
         assert f"run {names['bob']} of bob is on" in ends["ada"][1]
     if "bob" not in won:
-        assert "the run was not started" in ends["bob"][1]
+        assert f"run {names['ada']} of ada is on" in ends["bob"][1] or "the run was not started" in ends["bob"][1]
     for person in won:
         assert pod.tpu_ops("stop", names[person], person=person).returncode == 0
     for index in pod.indices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -116,9 +117,10 @@ def desk_with(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ca
         return made
 
     yield sit
-    for desk in desks:
-        desk.hang_up()
-        shutil.rmtree(desk.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
+    with contextlib.ExitStack() as left:
+        for desk in desks:
+            left.callback(shutil.rmtree, desk.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
+            left.callback(desk.hang_up)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.ssh_ways.conftest import Person
-from tests.support.desk import Desk, Lab
+from tests.support.desk import Desk, Lab, await_no_masters
 from tpu_ops.fleet import masters
 
 pytestmark = pytest.mark.lab
@@ -96,13 +96,18 @@ def test_sessions_share_one_connection_with_the_commands(at_home, lab):
     assert len(ports) == 1
 
 
+def master(desk: Person, host: str) -> str:
+    """Return the process that holds the connection to a worker."""
+    done = desk.succeed("ssh", *desk.file_option(), "-O", "check", host)
+    found = re.search(r"pid=(\d+)", done.stderr)
+    assert found, done.stderr
+    return found[1]
+
+
 def test_a_connection_whose_process_was_killed_is_opened_anew(at_home):
     def process() -> str:
         at_home.do("tpu_ops", "run", "gate-w0", "--", "true")
-        done = at_home.succeed("ssh", *at_home.file_option(), "-O", "check", "gate-w0")
-        found = re.search(r"pid=(\d+)", done.stderr)
-        assert found, done.stderr
-        return found[1]
+        return master(at_home, "gate-w0")
 
     at_home.hang_up()
     first = process()
@@ -117,13 +122,14 @@ def test_a_connection_to_an_address_that_was_left_is_ended(at_home):
     at_home.do("ssh", *at_home.file_option(), "gate-w0", "true")
     mux = Path(at_home.environ["XDG_RUNTIME_DIR"], "tpu_ops", "mux")
     assert len(list(mux.iterdir())) == 1
+    process = master(at_home, "gate-w0")
     text = at_home.do("tpu_ops", "ssh-config", "--print")
     control = text.partition("Host gate-w0\n")[2].partition("ControlPath ")[2].split()[0]
     external = address(at_home, "gate-w0", "external_ip")
     masters.end([(external, f"{control}-of-another"), ("198.51.100.7", control)], user="tpu", mux=mux)
-    assert len(list(mux.iterdir())) == 1
+    assert master(at_home, "gate-w0") == process
     masters.end([(external, control)], user="tpu", mux=mux)
-    assert list(mux.iterdir()) == []
+    await_no_masters(mux)
 
 
 def test_ssh_goes_on_when_the_directory_of_the_connections_has_gone_with_the_last_session(at_home):

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +91,18 @@ class Desk:
 
     def hang_up(self) -> None:
         """End the connections that are kept open."""
-        for socket in Path(self.environ["XDG_RUNTIME_DIR"], "tpu_ops", "mux").glob("*"):
+        mux = Path(self.environ["XDG_RUNTIME_DIR"], "tpu_ops", "mux")
+        for socket in mux.glob("*"):
             self.try_("ssh", "-F", "none", "-o", f"ControlPath={socket}", "-O", "exit", "any")
+        await_no_masters(mux)
+
+
+def await_no_masters(mux: Path) -> None:
+    """Wait until masters that were told to end have done so: each answers before it removes its socket."""
+    until = time.monotonic() + 5
+    while left := [*mux.glob("*")]:
+        assert time.monotonic() < until, left
+        time.sleep(0.01)  # polls until the deadline
 
 
 class Lab(LabApi):

@@ -241,7 +241,9 @@ class Bench:
 
     def await_sshd(self, index: int) -> None:
         """Wait until a worker that was restarted lets people in."""
-        self.await_(lambda: self.inside(index, "systemctl is-active ssh", check=False).strip() == "active", "sshd", 120)
+        # Before the end of the boot, sshd turns people away.
+        ready = "systemctl is-active ssh && test ! -e /run/nologin && echo open"
+        self.await_(lambda: self.inside(index, ready, check=False).split() == ["active", "open"], "sshd", 120)
 
     def clean(self) -> None:
         """Check that nothing of a run is left on any worker."""

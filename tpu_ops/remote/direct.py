@@ -101,7 +101,7 @@ class _Together:
         """
         files = _Files(self._sessions)
         while self._are_waited_for() and (left := self._left()) > 0:
-            if any(session.is_lost() for session in files.read(left)):
+            if any(session.is_lost() for session in files.read(self._till_said() if self._to_say else left)):
                 return False
             self._say_who_is_silent()
         return not any(session.is_lost() for session in self._sessions)
@@ -131,7 +131,7 @@ class _Together:
                 break
             moved.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(self._till_said() if self._to_say else left):
                     await moved.wait()
             self._say_who_is_silent()
         for session in self._sessions:
@@ -155,11 +155,15 @@ class _Together:
         return not all(session.has_ended() for session in self._sessions)
 
     def _left(self) -> float:
-        """Return the seconds until it is to be said who is silent, or the time is over."""
-        return self._begun + (silence.PATIENCE if self._to_say else self._limit) - time.monotonic()
+        """Return the seconds until the time is over."""
+        return self._begun + self._limit - time.monotonic()
+
+    def _till_said(self) -> float:
+        """Return the seconds until it is to be said who is silent, at least 0."""
+        return max(0.0, self._begun + silence.PATIENCE - time.monotonic())
 
     def _say_who_is_silent(self) -> None:
-        if self._to_say and self._left() <= 0:
+        if self._to_say and not self._till_said():
             self._to_say = False
             if silent := [session.host for session in self._sessions if not (session.begun or session.has_ended())]:
                 silence.say(silent)
