@@ -65,7 +65,6 @@ OMITTED = {
     ("nfs", "prove"): "nfs_host waits until the server answers",
     ("python", "apply"): "its last task brings Pythons and environments and proves them",
     ("shell", "prove"): "packages and files are all of it",
-    ("tcmalloc", "check"): "site.yml looks for the library on the whole fleet, and managed_files before it links to it",
     ("tcmalloc", "install"): "the library is the image's own",
     ("tcmalloc", "prove"): "what is removed is seen at the next login only",
     ("users", "install"): "accounts need no packages",

@@ -13,6 +13,7 @@ from testinfra.host import Host
 
 HERE = Path(__file__).resolve().parents[1]
 ROOT = HERE.parents[1]
+VAULT = str(HERE / "files" / "vault_password")
 
 
 def as_person(host: Host, person: str, command: str) -> CommandResult:
@@ -97,7 +98,7 @@ def play(*options: str, **environment: str) -> str:
         text=True,
         timeout=300,
         check=False,
-        env=os.environ | {"VOID_WANDB_KEY": "void-secret-env"} | environment,
+        env=os.environ | {"VOID_WANDB_KEY": "void-secret-env", "ANSIBLE_VAULT_PASSWORD_FILE": VAULT} | environment,
     )
     return f"{done.returncode}\n{done.stdout}{done.stderr}"
 

@@ -29,6 +29,7 @@ def test_disks_are_mounted_by_uuid_and_at_boot(host: Host) -> None:
         assert any(line.startswith("What=/dev/") for line in shown), shown
         text = run(host, f'cat "/etc/systemd/system/{unit}"')
         assert "What=/dev/disk/by-uuid/" in text
+        assert "relatime" not in text
 
 
 def test_what_was_written_is_kept(host: Host) -> None:

@@ -87,6 +87,18 @@ def test_only_root_writes_what_root_executes(host: Host) -> None:
     assert all(row[1] == "root" and row[0][8] != "w" for row in rows if row[0].startswith(("-", "d"))), way
 
 
+def test_the_program_is_the_one_that_was_brought(host: Host) -> None:
+    with host.sudo():
+        path = host.check_output("readlink -f /usr/local/sbin/tpu-host")
+        digest = host.check_output(f"sha256sum {path}")
+    assert digest.startswith(path.split("/")[-2])
+
+
+def test_records_of_runs_are_changed_by_root_only(host: Host) -> None:
+    with host.sudo():
+        assert host.check_output("stat -c %U:%a /var/lib/tpu_ops/runs") == "root:755"
+
+
 def test_shared_memory_outlives_the_last_ssh_session(rita: Rita, host: Host) -> None:
     assert rita("head -c 4096 /dev/zero > /dev/shm/proof").returncode == 0
     closed = host.run("timeout 30 sh -c 'while loginctl show-user rita >/dev/null 2>&1; do sleep 0.2; done'")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 from testinfra.host import Host
 
 SHOW = "import sys, json; from importlib.metadata import version; print(json.dumps([*sys.version_info[:2], {}]))"
@@ -36,12 +38,15 @@ def test_pythons_stand_side_by_side_and_the_systems_own_is_untouched(host: Host)
     assert host.check_output("find /usr/local/lib/python3*/dist-packages -mindepth 1") == ""
     host.check_output("find /usr/lib/python3/dist-packages -mindepth 1 -maxdepth 1 ! -name __pycache__ | xargs dpkg -S")
     assert host.check_output("readlink -f /opt/venvs/older/bin/python") == f"/usr/bin/python{older[0]}.{older[1]}"
+    assert host.package(f"python{older[0]}.{older[1]}-venv").is_installed
     assert host.check_output("readlink -f /opt/venvs/tools/bin/python").startswith("/opt/python-of-molecule/cpython-")
 
 
 def test_environments_hold_what_was_asked(host: Host) -> None:
     assert str(asked(host, "tools", "idna", "packaging")[2]).startswith("3.7")
     assert asked(host, "locked", "six", "idna")[2:] == ["1.16.0", "3.7"]
+    used = "import idna; print(idna.encode('bücher').decode())"
+    assert host.check_output(f'/opt/venvs/locked/bin/python -I -c "{used}"') == "xn--bcher-kva"
     # What no lock has goes where it is exact.
     assert host.run("/opt/venvs/locked/bin/python -I -c 'import packaging'").rc == 1
     assert host.check_output("stat -c %U /opt/venvs/older /opt/venvs/older/bin/python /opt/venvs/tools").split() == [
@@ -49,6 +54,11 @@ def test_environments_hold_what_was_asked(host: Host) -> None:
         "tpu",
         "root",
     ]
+
+
+def test_uv_is_of_the_version_that_was_asked(host: Host) -> None:
+    defaults = yaml.safe_load((Path(__file__).parents[3] / "roles/python/defaults/main.yml").read_text())
+    assert host.check_output("/opt/uv/bin/uv --version").split()[1] == defaults["python_uv_version"]
 
 
 @pytest.mark.parametrize("name", ["tools", "older", "locked"])
