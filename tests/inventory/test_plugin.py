@@ -174,7 +174,7 @@ def test_workers_without_an_address_are_listed_and_named_in_one_line(fleet, said
         ({"zone": "us-central2-b"}, ["tpu_vm.yml", "'zone'", "did you mean 'zones'"]),
         ({"projects": []}, ["'projects'", "TPU_OPS_PROJECT"]),
         ({"projects": ["nobodys"]}, ["nobodys", "PERMISSION_DENIED"]),
-        ({"endpoint": "127.0.0.1:1"}, ["127.0.0.1:1", "Connection refused"]),
+        ({"endpoint": "127.0.0.1:1", "request_timeout": 5}, ["127.0.0.1:1", "Connection refused"]),
         ({"endpoint": ""}, ["no credentials", "gcloud auth application-default login"]),
         ({"hostvars_prefix": "ansible_"}, ["tpu_vm.yml", "'hostvars_prefix'", "'ansible_host'"]),
         ({"hostvars_prefix": "1-"}, ["tpu_vm.yml", "hostvars_prefix", "not valid as the name of a variable"]),

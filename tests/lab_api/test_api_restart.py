@@ -93,7 +93,7 @@ def test_everything_survives_an_orderly_end_and_a_kill(lab_api: LabApi) -> None:
 
 def refusal(api: LabApi, *options: str) -> list[str]:
     """Start the API where it cannot, and return the lines of its message."""
-    done = subprocess.run([*api.command(), *options], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*api.command(), *options], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr.splitlines()

@@ -82,7 +82,7 @@ def test_a_rank_killed_in_a_collective_ends_all_and_every_worker_names_it(pod: B
     at = done_at(pod, 2, f"kill -KILL {pod.record(2, name)['pid']}")
     for index in RANKS:
         record = ended(pod, index, name, GRACE_FAILURE)
-        assert record["ended"] - at < (0 if index == 2 else SETTLE) + GRACE_FAILURE + MARGIN
+        assert record["ended"] - at < GRACE_FAILURE + MARGIN
         assert record["first"] == {"rank": 2, "worker": "pod-w2", "cause": "killed by SIGKILL"}
         # The others hang, or end by themselves where their collective notices.
         assert record["state"] in ({"failed"} if index == 2 else {"failed", "stopped"})
@@ -124,18 +124,16 @@ def test_a_host_that_reboots_tells_the_others(pod: Bench) -> None:
     training(pod, "rebooted")
     booted = "cut -d ' ' -f 22 /proc/1/stat"
     before = pod.inside(3, booted)
-    asked = time.time()
+    at = time.time()
     pod.inside(3, "systemctl reboot", check=False)
-    others = [ended(pod, index, "rebooted", GRACE_FAILURE) for index in (0, 1, 2)]
+    for index in (0, 1, 2):
+        record = ended(pod, index, "rebooted", GRACE_FAILURE)
+        assert record["first"] == {"rank": 3, "worker": "pod-w3", "cause": "host shuts down"}
+        assert record["ended"] - at < SETTLE + GRACE_FAILURE + MARGIN
     pod.await_(lambda: pod.inside(3, booted, check=False) not in ("", before), "another boot", 90)
     pod.await_sshd(3)
     record = ended(pod, 3, "rebooted", GRACE_STOP)
-    at = record["intent"]["at"]
-    assert asked < at < asked + 5, "systemd tells all units at once"
     assert record["ended"] - at < GRACE_STOP + MARGIN
-    for other in others:
-        assert other["first"] == {"rank": 3, "worker": "pod-w3", "cause": "host shuts down"}
-        assert other["ended"] - at < SETTLE + GRACE_FAILURE + MARGIN
     assert (record["state"], record["reason"]) == ("stopped", "host shuts down")
     done = pod.tpu_ops("status", "rebooted")
     assert done.stdout.count("rank 3 (pod-w3) failed: host shuts down") == 3
