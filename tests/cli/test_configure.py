@@ -231,19 +231,37 @@ def test_encrypted_variables_without_their_password_are_refused_with_the_way_to_
     assert done.returncode == 0, done.stderr
 
 
-def test_no_secret_of_the_environment_is_left_in_a_file(fleet, tmp_path):
-    # The task looks for it while Ansible runs: in every file of the run's own directory.
+@pytest.fixture
+def looking(tmp_path):
+    """A task that looks for the secret while Ansible runs: in every file of the run's own directory."""
     runtime = tmp_path / "home" / "run"
     runtime.mkdir()
-    write(
-        fleet,
+    yield (
         "    - name: Look\n      ansible.builtin.command:\n"
-        f"        argv: [grep, -rl, {SECRET[:5]}{SECRET[5:]}, {runtime}]\n"
-        "      register: found\n      failed_when: found.rc != 1\n",
+        f"        argv: [grep, -rl, {SECRET}, {runtime}]\n"
+        "      check_mode: false\n      register: found\n      failed_when: found.rc != 1\n"
     )
+    assert list(runtime.glob("tpu_ops-configure-*")) == []
+
+
+def test_no_secret_of_the_environment_is_left_in_a_file(fleet, looking):
+    write(fleet, looking)
     done = configure(fleet, "solo", WANDB_API_KEY=f"{SECRET}-value")
     assert done.returncode == 0, done.stderr
-    assert list(runtime.glob("tpu_ops-configure-*")) == []
+
+
+@pytest.mark.parametrize("encrypted", [True, False], ids=["vault", "plain"])
+def test_no_secret_that_a_variable_gives_the_role_credentials_is_left_in_a_file(fleet, tmp_path, looking, encrypted):
+    (fleet.path / "site.yml").write_text(PLAY.replace("tasks:", "roles: [facts, credentials]\n  post_tasks:") + looking)
+    entries = json.dumps({"credentials_entries": [{"person": "root", "kind": "wandb", "secret": f"{SECRET}-value"}]})
+    text = vaulted(entries) if encrypted else entries
+    (fleet.path / "inventory" / "group_vars" / "node_solo.yml").write_text(text)
+    (tmp_path / "password").write_text(PASSWORD)
+    # The hosts are this machine, where nothing is to be written.
+    done = configure(fleet, "solo", "--check", ANSIBLE_VAULT_PASSWORD_FILE=str(tmp_path / "password"))
+    assert done.returncode == 0, done.stderr
+    assert "changed: credentials : Write people's credentials" in done.stderr
+    assert SECRET not in done.stdout + done.stderr
 
 
 def test_an_interrupt_ends_ansible_and_leaves_nothing(fleet, tmp_path):

@@ -39,6 +39,7 @@ LATER = "something else installs there; try again later, or raise base_apt_lock_
             f"Failed to lock apt for exclusive operation: x ({LATER})",
         ),
         ({"results": [{"failed": True, "msg": f"{INSTALL}E: a"}, {"failed": False}]}, "apt-get: E: a"),
+        ({"censored": "the output has been hidden"}, "the output has been hidden"),
     ],
 )
 def test_a_failure_is_told_in_the_words_that_tell_it(result: dict[str, Any], said: str) -> None:

@@ -33,6 +33,8 @@ _OUTCOMES = {
     "runner_on_skipped": "skipped",
 }
 
+#: How Ansible writes that a task has changed something on a host.
+_CHANGED = re.compile(r"^changed: \[", re.MULTILINE)
 
 #: What Ansible says where Ansible Vault has no password, and where none of those that it has is the right one.
 _LOCKED = "no vault secrets"
@@ -278,7 +280,9 @@ def note_of(event: Mapping[str, Any]) -> Step | Said | None:
     result = data.get("res") or {}
     if outcome == "failed" and data.get("ignore_errors"):
         outcome = "ok"
-    if outcome == "ok" and result.get("changed"):
+    # With no_log all that is left of the result is that it is hidden, and what Ansible writes of the host.
+    changed = result.get("changed") or ("censored" in result and _CHANGED.search(str(event.get("stdout"))))
+    if outcome == "ok" and changed:
         outcome = "changed"
     message = message_of(result) if outcome in ("failed", "unreachable") else ""
     task, role, host = (str(data.get(key, "")) for key in ("task", "role", "host"))
@@ -290,7 +294,8 @@ def message_of(result: Mapping[str, Any]) -> str:
     entries = [entry for entry in result.get("results") or () if isinstance(entry, dict) and entry.get("failed")]
     if entries:
         return "; ".join(dict.fromkeys(message_of(entry) for entry in entries))
-    said = [str(result.get(key) or "").strip() for key in ("msg", "stderr", "module_stderr", "module_stdout", "stdout")]
+    keys = ("msg", "stderr", "module_stderr", "module_stdout", "stdout", "censored")
+    said = [str(result.get(key) or "").strip() for key in keys]
     generic = ("non-zero return code", "MODULE FAILURE")
     telling = [text for text in said if text and not text.startswith(generic)]
     return _apt_message((telling or [text for text in said if text] or ["it says nothing more"])[0], result)
