@@ -281,7 +281,8 @@ the first change, whatever `--tags` says, and end with one list of every fault, 
 - A value has the type that the README says: `"yes"` is no truth value and `3.10` no text. `-e name=value` gives
   a text always; `-e '{{"name": false}}'` does not.
 - A variable that begins with a role's name, or is almost the name of one, and that no role has is taken for misspelt.
-  `facts_own_variables` lists those that are your own.
+  `facts_own_variables` lists those that are your own. So is one that a role sets itself for others to read, such as
+  `python_uv`: given in a file, nothing would hear of it.
 - A file of variables that Ansible passes over, since a directory or file of its name wins (`group_vars/all/` over
   `group_vars/all.yml`), is one more fault.
 - A line without a file is about a role's default, or about a value that Ansible does not know the origin of.
@@ -289,7 +290,8 @@ the first change, whatever `--tags` says, and end with one list of every fault, 
 - A login shell or a `tcmalloc_library` that a worker does not have is a fault where nothing that the playbook installs
   may bring it, and a warning where a package that is still to be installed may. A library outside the system's own
   directories (/usr/local, /opt) is never more than a warning, since a disk that is mounted may bring it.
-- A worker that does not answer is not checked; it has dropped out before.
+- A worker that does not answer is not checked; it has dropped out before. Nor is one that `--limit` leaves out, but for
+  what has to agree between workers, such as who serves an export.
 
 A role that is used in a playbook of your own checks its variables first as well, on each worker. Packages of `base` and
 `shell` count as still to be installed only where the playbook has these roles under `roles:` or by `import_role`: what

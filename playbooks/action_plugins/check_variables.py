@@ -137,6 +137,20 @@ def unknown_faults(
     return faults
 
 
+def offered_faults(names: Iterable[str], offered: Mapping[str, str]) -> list[str]:
+    """Return the variables that somebody set and that a role sets itself, for others to read.
+
+    Args:
+        names: All variables that a host has without any role.
+        offered: Names of what roles set themselves -> the role. Those that begin with _ are no one else's business.
+    """
+    return [
+        f"{name}: the role {offered[name]} sets it itself, for others to read; take it out"
+        for name in sorted(offered.keys() & set(names))
+        if not name.startswith("_")
+    ]
+
+
 def origin(value: Any) -> str:
     """Return file and line of a value as `path:line`, or where else it is from; empty where Ansible does not know."""
     tag = Origin.get_tag(value) if Origin else None
@@ -211,7 +225,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
             path.parts[-3]: _load(path)["argument_specs"]["main"]["options"]
             for path in folder.glob("*/meta/argument_specs.yml")
         }
-        offered = {name for path in folder.glob("*/vars/main.yml") for name in _load(path)}
+        offered = {name: path.parts[-3] for path in folder.glob("*/vars/main.yml") for name in _load(path)}
         values: dict[str, Any] = dict(variables)
         here = sorted(options.keys() & set(variables["ansible_play_role_names"]))
         found = {role: self._values_faults(options[role], values) for role in here}
@@ -231,7 +245,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
             wrong = [fault.text for fault in others if fault.blocks]
         if not wrong:
             judged += [f"{role}: its variables cannot be checked: {said}" for role, said in failures.items()]
-        known = {name for specification in options.values() for name in specification} | offered
+        known = {name for specification in options.values() for name in specification} | offered.keys()
         own = [] if "facts" in blocked else values["facts_own_variables"]
         result["waiting"] = (
             sorted(role for role in blocked | failures.keys() if f"__{role}_faults" in variables) if wrong else []
@@ -240,6 +254,11 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         result["faults"] = [
             {"text": with_places(fault, values), "place": self._place(fault, values, variables)}
             for fault in wrong + unknown_faults(variables, here, known, own) + judged
+        ]
+        # A role's own values hide them among `variables`; these are the host's without any play.
+        given = variables["hostvars"].raw_get(variables["inventory_hostname"])
+        result["faults"] += [
+            {"text": fault, "place": self._place(fault, given, given)} for fault in offered_faults(given, offered)
         ]
         result["faults"] += [{"text": text, "place": _shown(file)} for file, text in unread_faults(variables)]
         return result

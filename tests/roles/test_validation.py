@@ -61,6 +61,7 @@ nfs_wait: 0
 base_ca_certificates: [none-such.pem]
 users_keys_directory: keys
 python_environments: [{ name: tools, owner: eve }]
+python_uv: /usr/local/bin/uv
 """,
     "group_vars/pod.yml": """\
 python_version: "3.10"
@@ -75,6 +76,7 @@ workspace_projects: "{{ nowhere + [] }}"
     "host_vars/solo-w0.yml": """\
 shell_history_size:
 base_hugepages: sometimes
+facts_groups: []
 git_deploy_keys:
   - host: github.com
     key: !vault |
@@ -83,7 +85,7 @@ git_deploy_keys:
     # Ansible reads the file above alone.
     "host_vars/solo-w0.yaml": "base_log_max: 1G\n",
 }
-EXTRA = {"credentials_entries": [{"person": "ada", "kind": "wandb"}]}
+EXTRA = {"credentials_entries": [{"person": "ada", "kind": "wandb"}], "python_interpreter": "/usr/bin/python3"}
 ALL = "all 4 workers"
 OWN = "facts_own_variables lists your own"
 ZSH = (
@@ -102,6 +104,7 @@ PACKAGE = (
 PEM = "none-such.pem on this machine: No such file or directory; name a file in PEM form"
 PATH = "give it from / on, without blanks and .."
 ZONES = "`timedatectl list-timezones` lists them"
+ITSELF = "the role %s sets it itself, for others to read; take it out"
 EVE = "eve has no account and is not in users_people for this node; set %s, or list eve for this node"
 SAID = f"""\
 group_vars/all.yml:1: user_people: no role has this variable; did you mean users_people? {OWN} ({ALL})
@@ -128,6 +131,7 @@ group_vars/all.yml:31: nfs_wait: 0 is too small; give 1 or more ({ALL})
 group_vars/all.yml:32: base_ca_certificates[0]: {PEM} ({ALL})
 group_vars/all.yml:33: users_keys_directory: 'keys' is not an absolute path; {PATH} ({ALL})
 group_vars/all.yml:34: python_environments[0].owner: tools: {EVE % "owner"} ({ALL})
+group_vars/all.yml:35: python_uv: {ITSELF % "python"} ({ALL})
 group_vars/pod.yml:1: {JAX} (pod-w[0-2])
 group_vars/pod.yml:3: {ZSH} (pod-w[0-2])
 group_vars/pod.yml:4: shell_packages[0]: 'Bad Pkg' {PACKAGE} (pod-w[0-2])
@@ -137,8 +141,10 @@ group_vars/pod.yml:7: workspace_projects: 'nowhere' is undefined (pod-w[0-2])
 host_vars/solo-w0.yaml: is not read, since Ansible takes solo-w0.yml beside it alone; make one file of them (solo-w0)
 host_vars/solo-w0.yml:1: shell_history_size: is empty; give it a value or leave it out (solo-w0)
 host_vars/solo-w0.yml:2: base_hugepages: 'sometimes' is none of auto, always, madvise, never, keep (solo-w0)
-host_vars/solo-w0.yml:5: git_deploy_keys[0]: github.com: key is no private key from -----BEGIN to -----END (solo-w0)
+host_vars/solo-w0.yml:3: facts_groups: {ITSELF % "facts"} (solo-w0)
+host_vars/solo-w0.yml:6: git_deploy_keys[0]: github.com: key is no private key from -----BEGIN to -----END (solo-w0)
 CLI option '-e': credentials_entries[0]: wandb of ada: secret is missing ({ALL})
+CLI option '-e': python_interpreter: {ITSELF % "python"} ({ALL})
 shell, tcmalloc, workspace: the rest is checked when these are mended
 """
 
