@@ -59,7 +59,6 @@ ME = pwd.getpwuid(os.geteuid()).pw_name
         ([PROJECT | {"mode": "0775", "group": "research"}], "mode '0775' lets others write in a project of root"),
         ([PROJECT | {"mode": "0757"}], "mode '0757' lets others write in a project of root"),
         ([PROJECT | {"editable": ["../x"]}], "editable '../x' is not a path below the clone"),
-        ([PROJECT | {"environment": "venv"}], "environment 'venv' is not an absolute path"),
         ([PROJECT | {"owner": "eve"}], "owner eve has no account"),
         ([PROJECT | {"owner": "eve", "state": "absent"}], None),
         ([PROJECT | {"group": "nobody2"}], "there is no group nobody2"),
@@ -140,6 +139,7 @@ def test_environments_that_no_role_makes_are_told() -> None:
         editable | {"name": "d"},
         PROJECT | {"name": "e", "environment": "/opt/venvs/jx"},
         editable | {"name": "f", "environment": "/opt/venvs/jx", "state": "absent"},
+        editable | {"name": "g", "environment": "paper"},
     ]
     environments: list[dict[str, Any]] = [{"name": "tools"}, {"name": "paper", "path": "/srv/paper"}]
     said = "environment /opt/venvs/jx is that of no role: neither jax_venv nor in python_environments"
@@ -151,10 +151,27 @@ def test_only_a_project_that_is_to_be_installed_needs_an_environment() -> None:
     editable: dict[str, Any] = {**PROJECT, "editable": ["."]}
     projects: list[dict[str, Any]] = [PROJECT]
     projects += [editable | {"environment": "/opt/a"}, editable | {"state": "absent"}, editable]
-    assert workspace_environment_faults(projects, "/opt/venvs/jax") == []
-    assert workspace_environment_faults(projects, "") == [
+    assert workspace_environment_faults(projects, "/opt/venvs/jax", []) == []
+    assert workspace_environment_faults(projects, "", []) == [
         "workspace_projects[3]: vision: environment is missing, and workspace_environment is empty; set either"
     ]
+
+
+def test_an_environment_is_one_of_python_environments_by_its_name_or_a_path() -> None:
+    environments: list[dict[str, Any]] = [{"name": "tools"}, {"name": "paper", "path": "/srv/paper"}]
+    words = ["tools", "", "paper", "/opt/x"]
+    projects = [PROJECT | {"name": word or "none", "environment": word} for word in words]
+    assert workspace_environment_faults(projects, "paper", environments) == []
+    wanted = workspace_wanted(projects, "/w", "paper", {}, environments)
+    assert [project["environment"] for project in wanted] == ["/opt/venvs/tools", "/srv/paper", "/srv/paper", "/opt/x"]
+    said = "is none of python_environments, and no absolute path; name one, or"
+    said += " give a path from / on, without blanks and .."
+    assert workspace_environment_faults(projects, "venv", [{"name": "paper"}]) == [
+        f"workspace_environment: 'venv' {said}",
+        f"workspace_projects[0]: tools: environment 'tools' {said}",
+    ]
+    for word in ("/opt/../x", "/opt/x y", "tool"):
+        assert workspace_environment_faults([], word, environments) == [f"workspace_environment: '{word}' {said}"]
 
 
 def test_each_remote_and_ref_is_asked_for_once_and_whole_commits_are_not() -> None:
@@ -170,7 +187,7 @@ def test_each_remote_and_ref_is_asked_for_once_and_whole_commits_are_not() -> No
         {"url": url, "ref": "HEAD", "owner": "root"},
         {"url": url, "ref": "v1", "owner": "root"},
     ]
-    wanted = workspace_wanted(projects, "/w", "/e", {f"{url} HEAD": "a", f"{url} v1": "b"})
+    wanted = workspace_wanted(projects, "/w", "/e", {f"{url} HEAD": "a", f"{url} v1": "b"}, [])
     assert [project["commit"] for project in wanted] == ["a", "a", "b", COMMIT, ""]
     assert wanted[0] == PROJECT | {"path": "/w/vision", "commit": "a", "environment": "/e", "owner": "root"}
 

@@ -25,6 +25,8 @@ COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 EDITABLE = re.compile(r"(?P<path>[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)(\[[A-Za-z0-9._-]+(,[A-Za-z0-9._-]+)*\])?")
 MODE = re.compile(r"0?[0-7]{3}")
+#: As `path_faults` of the role facts takes it, whose filters no other role's can import.
+PATH = re.compile(r"(?!.*/\.\.(/|$))/\S+")
 
 
 def project_path(project: Project, directory: str) -> str:
@@ -67,9 +69,6 @@ def value_faults(project: Project, path: str) -> list[str]:
         match = EDITABLE.fullmatch(str(part))
         if match is None or ".." in match["path"].split("/"):
             faults.append(f"editable '{part}' is not a path below the clone, perhaps with [extras]")
-    environment = str(project.get("environment") or "/")
-    if not environment.startswith("/"):
-        faults.append(f"environment '{environment}' is not an absolute path")
     return faults
 
 
@@ -99,9 +98,36 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
     return faults
 
 
-def workspace_environment_faults(projects: list[Project], environment: str) -> list[str]:
-    """Given the projects and workspace_environment, return which are to be installed, and nothing says where."""
-    return [
+def environment_paths(environments: list[dict[str, Any]]) -> dict[str, str]:
+    """Given python_environments, which the role python makes, return the path of each by its name."""
+    names = [str(entry.get("name")) for entry in environments]
+    return {
+        name: str(entry.get("path") or f"/opt/venvs/{name}") for name, entry in zip(names, environments, strict=True)
+    }
+
+
+def workspace_environment_faults(
+    projects: list[Project], environment: str, environments: list[dict[str, Any]]
+) -> list[str]:
+    """Return which environments are neither a name nor a path, and which projects to be installed have none.
+
+    Args:
+        projects: The projects.
+        environment: That of projects without one of their own, workspace_environment.
+        environments: python_environments.
+    """
+    words = [("workspace_environment: ", environment)]
+    words += [
+        (f"workspace_projects[{position}]: {project.get('name')}: environment ", str(project.get("environment") or ""))
+        for position, project in enumerate(projects)
+    ]
+    faults = [
+        f"{place}'{word}' is none of python_environments, and no absolute path; name one, or give a path from / on,"
+        " without blanks and .."
+        for place, word in words
+        if word and word not in environment_paths(environments) and not PATH.fullmatch(word)
+    ]
+    return faults + [
         f"workspace_projects[{position}]: {project.get('name')}: environment is missing, and workspace_environment is"
         " empty; set either"
         for position, project in enumerate(projects)
@@ -121,13 +147,13 @@ def workspace_environment_warnings(
         jax_venv: The environment that the role jax makes.
         environments: python_environments, which the role python makes.
     """
-    made = [jax_venv, *(str(entry.get("path") or f"/opt/venvs/{entry.get('name')}") for entry in environments)]
+    paths = environment_paths(environments)
     return [
-        f"workspace_projects[{position}]: {project.get('name')}: environment {path} is that of no role: neither"
+        f"workspace_projects[{position}]: {project.get('name')}: environment {word} is that of no role: neither"
         " jax_venv nor in python_environments"
         for position, project in enumerate(projects)
         if project.get("editable") and project.get("state", "present") == "present"
-        if (path := str(project.get("environment") or environment)) not in made
+        if (word := str(project.get("environment") or environment)) not in (jax_venv, *paths, *paths.values())
     ]
 
 
@@ -175,16 +201,29 @@ def workspace_questions(projects: list[Project]) -> list[Project]:
 
 
 def workspace_wanted(
-    projects: list[Project], directory: str, environment: str, commits: dict[str, str]
+    projects: list[Project],
+    directory: str,
+    environment: str,
+    commits: dict[str, str],
+    environments: list[dict[str, Any]],
 ) -> list[Project]:
-    """Return the projects in the form of the module git_workspaces, with the commit that each is to be at."""
+    """Return the projects in the form of the module git_workspaces, with the commit that each is to be at.
+
+    Args:
+        projects: The projects.
+        directory: workspace_directory.
+        environment: workspace_environment.
+        commits: What each remote and ref is at, by both with a blank between them.
+        environments: python_environments.
+    """
     found = []
+    paths = environment_paths(environments)
     for project in projects:
         ref = str(project.get("ref") or "HEAD")
         wanted = {
             "path": project_path(project, directory),
             "commit": ref if COMMIT.fullmatch(ref) else commits.get(f"{project['url']} {ref}", ""),
-            "environment": project.get("environment") or environment,
+            "environment": paths.get(word := project.get("environment") or environment, word),
             "owner": project.get("owner") or "root",
         }
         found.append({key: value for key, value in project.items() if key != "ref"} | wanted)
