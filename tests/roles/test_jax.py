@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from roles.jax.filter_plugins.jax import jax_environment, jax_faults, jax_python_fault
 from roles.python.filter_plugins.environments import pinned, wanted_environments
@@ -17,6 +20,8 @@ from roles.python.library import uv_environments
 from tests.roles.conftest import Run
 
 ROOT = Path(__file__).resolve().parents[2]
+#: The one that tools/setup.sh uses.
+UV = shutil.which("uv") or str(ROOT / ".build/uv/bin/uv")
 
 
 @pytest.mark.parametrize(
@@ -124,12 +129,24 @@ def resolved(run: Run, tmp_path: Path, **changes: Any) -> dict[str, Any]:
     python = f"{sys.version_info[0]}.{sys.version_info[1]}"
     arguments = {
         "step": "resolve",
-        # The one that tools/setup.sh uses.
-        "uv": shutil.which("uv") or str(ROOT / ".build/uv/bin/uv"),
+        "uv": UV,
         "cache_dir": str(tmp_path / "cache"),
         "environments": wanted_environments(environments, {python: {"program": sys.executable}}, python, []),
     }
     return run(uv_environments, arguments)
+
+
+@pytest.mark.index
+def test_jax_for_tpus_is_resolved_with_the_libtpu_that_it_pins(run: Run, tmp_path: Path) -> None:
+    pins = pinned(resolved(run, tmp_path, jax_framework="jax")["locks"]["jax"])
+    assert pins["jax"] == yaml.safe_load((ROOT / "roles/jax/defaults/main.yml").read_text())["jax_version"]
+    alone = ["pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", str(tmp_path / "jax")]
+    subprocess.run([UV, *alone, f"jax=={pins['jax']}"], check=True, timeout=120)
+    (jax,) = metadata.distributions(path=[str(tmp_path / "jax")])
+    asked = [Requirement(text) for text in jax.requires or []]
+    (libtpu,) = [one for one in asked if one.name == "libtpu" and one.marker and one.marker.evaluate({"extra": "tpu"})]
+    assert str(libtpu.specifier)
+    assert pins["libtpu"] in libtpu.specifier
 
 
 @pytest.mark.index
