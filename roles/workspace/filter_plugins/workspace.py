@@ -69,7 +69,7 @@ def value_faults(project: Project, path: str) -> list[str]:
             faults.append(f"editable '{part}' is not a path below the clone, perhaps with [extras]")
     environment = str(project.get("environment") or "/")
     if not environment.startswith("/"):
-        faults.append(f"environment '{environment}' is not an absolute path")
+        faults.append(f"environment '{environment}' is not an absolute path; give it from / on")
     return faults
 
 
@@ -82,10 +82,12 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
         where, path = f"workspace_projects[{position}]: {names[position]}", paths[position]
         found = value_faults(project, path)
         if names[position] in names[:position]:
-            found.append("is listed twice")
+            found.append("is listed twice; take one out, or give it another name")
         for other, earlier in zip(paths[:position], names, strict=False):
             if other == path or other.startswith(f"{path}/") or path.startswith(f"{other}/"):
-                found.append(f"path {path} is that of {earlier}, or in it, or the other way round")
+                found.append(
+                    f"path {path} is that of {earlier}, or in it, or the other way round; choose one beside it"
+                )
         if project.get("state", "present") == "present":
             owner, group = project.get("owner") or "root", project.get("group")
             if not {owner, "*"} & set(known["accounts"]):
@@ -94,7 +96,10 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
                     " for this node"
                 )
             if group and not {group, "*"} & set(known["groups"]):
-                found.append(f"there is no group {group}")
+                found.append(
+                    f"there is no group {group}, and users_people makes none on this node; set group, or list {group}"
+                    " for this node"
+                )
         faults += [f"{where}: {fault}" for fault in found]
     return faults
 
