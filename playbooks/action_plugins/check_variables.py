@@ -93,7 +93,7 @@ def type_faults(path: str, option: Mapping[str, Any], value: Any) -> list[Fault]
                 near = _suggestion(str(key), known) or f"; known are {', '.join(known)}"
                 faults.append(Fault(f"{path}.{key}: unknown key{near}"))
         missing = [key for key, inner in known.items() if inner.get("required") and key not in value]
-        faults += [Fault(f"{path}: {key} is missing") for key in missing]
+        faults += [Fault(f"{path}: {key} is missing; give it") for key in missing]
     return faults
 
 

@@ -46,9 +46,12 @@ def unfit_slices(hosts: Iterable[str], hostvars: HostVars, alive: Iterable[str])
         if busy:
             found[node] = f"a run is on ({names(node, count, busy, workers)}): wait for it, or tpu_ops stop it"
         elif left_out:
-            found[node] = f"only whole slices are verified, and {names(node, count, left_out, workers)} is left out"
+            outside = names(node, count, left_out, workers)
+            found[node] = f"only whole slices are verified, and {outside} is left out; let --limit take all of its node"
         elif silent:
-            found[node] = f"{names(node, count, silent, workers)} does not answer"
+            found[node] = (
+                f"{names(node, count, silent, workers)} does not answer; mend that, or leave its node out by --limit"
+            )
     return found
 
 

@@ -34,8 +34,18 @@ def fleet(**busy: str) -> dict[str, dict[str, Any]]:
     [
         ({}, [*POD, "solo-w0"], [], {}),
         ({}, ["solo-w0"], [], {}),
-        ({}, ["pod-w0", "pod-w2", "solo-w0"], [], {"pod": ["pod-w1, pod-w3 is left out", "whole slices"]}),
-        ({}, [*POD, "solo-w0"], ["pod-w2"], {"pod": ["pod-w2 does not answer"]}),
+        (
+            {},
+            ["pod-w0", "pod-w2", "solo-w0"],
+            [],
+            {"pod": ["pod-w1, pod-w3 is left out", "whole slices", "; let --limit take all of its node"]},
+        ),
+        (
+            {},
+            [*POD, "solo-w0"],
+            ["pod-w2"],
+            {"pod": ["pod-w2 does not answer; mend that, or leave its node out by --limit"]},
+        ),
         ({"pod_w3": "active"}, [*POD, "solo-w0"], [], {"pod": ["a run is on (pod-w3)", "tpu_ops stop"]}),
         ({"pod_w3": "deactivating"}, POD, ["pod-w1"], {"pod": ["a run is on (pod-w3)"]}),
         ({"pod_w3": "failed"}, POD, [], {}),

@@ -65,7 +65,7 @@ PEOPLE = {"type": "list", "elements": "dict", "options": PERSON["options"]}
                 "x[0].keys: is empty; give it a value or leave it out",
                 "x[1].key: unknown key; did you mean keys?",
                 "x[1].sudo: 'all' is none of none, full",
-                "x[1]: name is missing",
+                "x[1]: name is missing; give it",
                 "x[2].zzz: unknown key; known are name, keys, sudo, uid",
             ],
         ),

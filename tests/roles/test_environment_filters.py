@@ -180,8 +180,8 @@ def test_a_missing_lock_file_is_named_with_its_environment() -> None:
     environments = [{"name": "a", "lock": "a.lock"}, {"name": "b"}, {"name": "c", "lock": "/c.lock"}]
     missing = ["/inventory/a.lock", "/c.lock"]
     assert filters.missing_lock_faults(environments, "/inventory", missing) == [
-        "python_environments[0].lock: a: /inventory/a.lock is missing on this machine",
-        "python_environments[2].lock: c: /c.lock is missing on this machine",
+        "python_environments[0].lock: a: /inventory/a.lock is missing on this machine; make it, or name another",
+        "python_environments[2].lock: c: /c.lock is missing on this machine; make it, or name another",
     ]
 
 

@@ -110,6 +110,15 @@ def test_a_directory_that_is_no_environment_is_refused_and_kept(
     assert (tmp_path / "venv" / "thesis.tex").read_text() == "years of work"
 
 
+def test_a_file_in_the_place_of_an_environment_is_refused_and_kept(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    (tmp_path / "venv").write_text("years of work")
+    said = run(uv_environments, arguments)["msg"]
+    assert "is in the way: it is not a directory; move it elsewhere, or give the environment another path" in said
+    assert (tmp_path / "venv").read_text() == "years of work"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

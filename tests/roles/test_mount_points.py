@@ -42,8 +42,8 @@ def test_mount_points_that_would_hide_something_are_refused(tmp_path: Path) -> N
     (tmp_path / "empty").mkdir()
     for name, reason in {
         "full": r"not empty \(thesis.tex\)",
-        "full/thesis.tex": "not a directory",
-        "link": "symbolic link",
+        "full/thesis.tex": "not a directory; move it away, or give another path",
+        "link": f"symbolic link to {tmp_path}/empty; give that path",
         "link/below": "symbolic link",
     }.items():
         with pytest.raises(Refusal, match=reason):

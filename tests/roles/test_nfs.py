@@ -361,14 +361,16 @@ def test_mount_points_that_would_hide_something_are_refused(units: Path) -> None
     (point / "thesis.tex").touch()
     assert "is not empty (thesis.tex)" in refusal(point, [])
     (units / "link").symlink_to(point)
-    assert "through a symbolic link" in refusal(units / "link", [])
+    assert f"through a symbolic link to {point}; give that path" in refusal(units / "link", [])
     assert "not a directory" in refusal(point / "thesis.tex", [])
 
 
 def test_mount_points_that_somebody_else_cares_for_are_refused(units: Path) -> None:
     point, text = units / "point", str(units / "point")
     unit = units / mount_points.unit_name(text, "mount")
-    assert "something else is mounted there (ext4 from /dev/sdb)" in refusal(point, [mounted(text, "ext4", "/dev/sdb")])
+    assert "(ext4 from /dev/sdb); unmount it, or give another path" in refusal(
+        point, [mounted(text, "ext4", "/dev/sdb")]
+    )
     for fstype in ("nfs4", "autofs"):
         assert refusal(point, [mounted(text, fstype, "10.0.0.1:/old")]) == ""
     unit.write_text(nfs_state.HEADER + "\n")

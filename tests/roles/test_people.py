@@ -62,12 +62,12 @@ def made(kind: str, *fields: bytes) -> str:
         (f'command="/bin/sh -c" {ED25519}', "has options before the type, which are not supported"),
         (f"no-pty {ED25519} ada@analytical", "has options before the type, which are not supported"),
         ("ssh-ed25519", "cut off"),
-        ("ssh-ed25519 AAAA!", "not base64"),
-        (ED25519[:40], "cut off"),
+        ("ssh-ed25519 AAAA!", "not base64; copy the whole line of the .pub file"),
+        (ED25519[:40], "is cut off, or not of the type ssh-ed25519; copy the whole line of the .pub file"),
         (ED25519.replace("ssh-ed25519", "ssh-rsa"), "not of the type ssh-rsa"),
         (made("ssh-ed25519", bytes(31)), "cut off"),
-        (made("ssh-rsa", b"\1\0\1", b"\x7f" * 127), "fewer than 1024 bits"),
-        (f"{ED25519}\n{ED25519}", "more than one line"),
+        (made("ssh-rsa", b"\1\0\1", b"\x7f" * 127), "and sshd refuses it; make another pair: ssh-keygen -t ed25519"),
+        (f"{ED25519}\n{ED25519}", "more than one line; list each key by itself"),
     ],
 )
 def test_keys_are_judged_before_anything_changes(key: str, fault: str) -> None:
@@ -236,7 +236,7 @@ def test_keys_that_may_let_this_run_in_are_not_taken_out_of_the_metadata() -> No
             "users_remove_metadata_keys[1]: tpu: this run logs in with this account, maybe by such a key;"
             " connect as another user"
         ),
-        "users_remove_metadata_keys[2]: a:b: is no login name",
+        "users_remove_metadata_keys[2]: a:b: is no login name; give one of small letters, digits, - and _",
     ]
 
 

@@ -6,6 +6,7 @@ import os
 import pwd
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +14,24 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 
 from roles.base.library import ca_certificates
+from roles.credentials.filter_plugins.credentials import credentials_faults
 from roles.credentials.library import person_credentials
+from roles.disks.filter_plugins.disks import disks_faults
 from roles.disks.library import data_disks
 from roles.disks.module_utils.disk_state import Disk
 from roles.facts.library import managed_files
+from roles.facts.module_utils.as_person import PersonFault
 from roles.facts.module_utils.mount_points import Mounted
+from roles.git.filter_plugins.git import git_faults
+from roles.launcher.filter_plugins.launcher import ports_faults
+from roles.nfs.filter_plugins.nfs import nfs_faults
+from roles.nfs.library import nfs_host
+from roles.python.filter_plugins import environments
 from roles.python.library import signing_key
+from roles.users.filter_plugins.people import people_faults, removal_faults
 from roles.users.library import people_leave
+from roles.workspace.filter_plugins.workspace import workspace_environment_faults, workspace_faults
+from roles.workspace.library import git_workspaces
 from tests.roles.conftest import Run
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
@@ -144,7 +156,22 @@ def left_with_a_process(run: Run, folder: Path, patch: Patch) -> str:
     def stay(*_: Any) -> str:
         raise people_leave.Fault("processes [1] survive SIGKILL; reboot the worker and run again")
 
-    patch.setattr(people_leave, "leave", stay)
+    return left(run, folder, patch, stay)
+
+
+def left_without_an_archive(run: Run, folder: Path, patch: Patch) -> str:
+    """Have somebody leave whose home cannot be archived."""
+    return left(run, folder, patch, lambda *_: people_leave.tar("--create", "--file", f"{folder}/none/x", "."))
+
+
+def left_with_the_account(run: Run, folder: Path, patch: Patch) -> str:
+    """Have somebody leave whose account cannot be removed."""
+    return left(run, folder, patch, lambda *_: people_leave.command("sh", "-c", "echo it is in use; exit 8"))
+
+
+def left(run: Run, folder: Path, patch: Patch, leave: Callable[..., Any]) -> str:
+    """Have somebody leave in a way of the test's own."""
+    patch.setattr(people_leave, "leave", leave)
     patch.setattr(people_leave, "faults_of", lambda _: [])
     patch.setattr(people_leave, "has_left", lambda *_: False)
     arguments = {"people": [{"name": "bob", "home": "keep"}], "archive_directory": str(folder)}
@@ -201,6 +228,55 @@ def busy_mount(run: Run, folder: Path, patch: Patch) -> str:
     return disks(run, patch, there, EXT4, state="absent")
 
 
+def linked_mount(run: Run, folder: Path, patch: Patch) -> str:
+    """Mount a disk behind a symbolic link."""
+    (folder / "link").symlink_to("/mnt")
+    return disks(run, patch, None, EXT4, path=str(folder / "link"))
+
+
+def mount_on_a_file(run: Run, folder: Path, patch: Patch) -> str:
+    """Mount a disk on a file."""
+    (folder / "file").touch()
+    return disks(run, patch, None, EXT4, path=str(folder / "file"))
+
+
+def signed_disk(run: Run, folder: Path, patch: Patch) -> str:
+    """Format a disk that blkid knows nothing of, and wipefs does."""
+    patch.setattr(data_disks.DataDisks, "run", lambda *_, **__: (0, "0x438 ext4"))
+    return disks(run, patch, None, {}, format=True)
+
+
+def disk_without_a_link(run: Run, folder: Path, patch: Patch) -> str:
+    """Mount a disk that udev makes no link of."""
+    patch.setattr(data_disks, "LINK_TIMEOUT", 0)
+    patch.setattr(data_disks.DataDisks, "run", lambda *_, **__: (0, "UUID=none-such\n"))
+    return disks(run, patch, None, EXT4)
+
+
+def disk_mounted_twice(run: Run, folder: Path, patch: Patch) -> str:
+    """Mount one disk in two places."""
+    patch.setattr(data_disks.DataDisks, "disk", lambda *_: Disk("/dev/sdb", "8:16", EXT4, read_only=False))
+    mounts = [DISK, DISK | {"device": "other", "path": "/mnt/second"}]
+    return str(run(data_disks, {"mounts": mounts})["msg"])
+
+
+def exported_file(run: Run, folder: Path, patch: Patch) -> str:
+    """Export a file."""
+    (folder / "file").touch()
+    directory = {"path": str(folder / "file"), "owner": "root", "group": "root", "mode": "0755"}
+    return str(run(nfs_host, {"directories": [directory]})["msg"])
+
+
+def project_of_no_group(run: Run, folder: Path, patch: Patch) -> str:
+    """Give a project to a group that the worker does not have."""
+    module = SimpleNamespace(check_mode=False, params={"timeout": 1, "uv": "uv", "pinned_packages": []})
+    project = {"name": "vision", "path": str(folder), "mode": "0755", "group": "none-such", "environment": "/none"}
+    workspace = git_workspaces.Workspace(module, project, pwd.getpwuid(os.getuid()))
+    with pytest.raises(PersonFault) as refused:
+        workspace.set_rights()
+    return str(refused.value)
+
+
 Refused = Callable[[Run, Path, Patch], str]
 
 
@@ -215,11 +291,26 @@ Refused = Callable[[Run, Path, Patch], str]
         (foreign_home, ("users_people: bob: home: archive", "does not belong to bob; set home: keep, or chown it")),
         (home_of_a_file, ("users_people: bob: home: archive", "is no directory; set home: keep")),
         (left_with_a_process, ("users_people: bob: ", "reboot the worker and run again")),
+        (
+            left_without_an_archive,
+            ("users_people: bob: tar says: ", "; the home is untouched: mend that and run again"),
+        ),
+        (left_with_the_account, ("users_people: bob: sh says: ", "it is in use; mend that and run again")),
         (no_key, ("python_deadsnakes_key_url: ", "; set it to where this host can fetch the key")),
         (another_key, ("python_deadsnakes_key_url: ", "of python_deadsnakes_fingerprint; nothing was written")),
         (no_certificate, ("base_ca_certificates[0]: ", "name a file in PEM form")),
         (other_mount, ("disks_mounts: /mnt/none-such: ", "8:32); unmount it, or give another path")),
         (no_uuid, ("disks_mounts: /mnt/none-such: ", "has no UUID; give it one (`tune2fs -U random`)")),
+        (linked_mount, ("disks_mounts: ", "through a symbolic link to /mnt; give that path")),
+        (mount_on_a_file, ("disks_mounts: ", "is not a directory; move it away, or give another path")),
+        (signed_disk, ("disks_mounts: /mnt/none-such: ", "needs what it is of, empty it by hand (`blkdiscard -z`)")),
+        (
+            disk_without_a_link,
+            ("none-such did not appear within 0 s", "(`journalctl -u systemd-udevd`), and run again"),
+        ),
+        (disk_mounted_twice, ("disks_mounts: /mnt/second: ", "/mnt/none-such; take one out, or name another disk")),
+        (exported_file, ("nfs_exports: ", "or behind a symbolic link; give the path of a directory itself")),
+        (project_of_no_group, ("none-such on this worker", "; set group in workspace_projects, or make it")),
         (busy_mount, ("disks_mounts: /mnt/none-such ", "used by sleep (7): end that and run again")),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
@@ -231,4 +322,197 @@ def test_a_refusal_names_its_variable_and_the_way_out(
     variable, way = words
     assert variable in said
     assert way.format(uid=os.getuid()) in said
+    assert "s3cret" not in said
+
+
+def of_disks(*changes: dict[str, Any]) -> list[str]:
+    """Return the faults of data disks, each another one that is changed."""
+    mounts = [{"device": f"disk-{position}", "path": f"/mnt/{position}"} for position, _ in enumerate(changes)]
+    return disks_faults([mount | change for mount, change in zip(mounts, changes, strict=True)], [], [])
+
+
+def of_nfs(host: str = "a", **changes: Any) -> list[str]:
+    """Return the faults of an export of the host a that the host b mounts, on one of them."""
+    nfs = {
+        "host": host,
+        "exports": [{"path": "/srv/x", "server": "a"}],
+        "mounts": [{"path": "/mnt/x", "export": "/srv/x"}],
+        "options": [],
+        "ganesha_core": {},
+        "allow_preemptible": False,
+        "disks": [],
+        "accounts": ["root"],
+        "groups": ["root"],
+    }
+    hosts = {"a": {"nfs_address": changes.pop("address", "10.0.0.1")}, "b": {"nfs_address": "10.0.0.2"}}
+    return nfs_faults(nfs | changes, hosts, {"all": ["a", "b"], "empty": []})
+
+
+def of_exports(*changes: dict[str, Any]) -> list[str]:
+    """Return the faults of exports of the host a, as the host b sees them."""
+    return of_nfs("b", mounts=[], exports=[{"path": "/srv/x", "server": "a"} | change for change in changes])
+
+
+def of_mounts(*changes: dict[str, Any], **more: Any) -> list[str]:
+    """Return the faults of mounts of the host b."""
+    return of_nfs("b", mounts=[{"path": "/mnt/x", "export": "/srv/x"} | change for change in changes], **more)
+
+
+ED25519 = "AAAAC3NzaC1lZDI1NTE5AAAA" + 44 * "A"
+FORGE = {"forge.test": [f"ssh-ed25519 {ED25519}"]}
+PRIVATE = "-----BEGIN {0}PRIVATE KEY-----\n{1}\n-----END {0}PRIVATE KEY-----\n"
+
+
+def of_git(people: list[Any] | None = None, keys: Any = FORGE["forge.test"], **deploy: str) -> list[str]:
+    """Return the faults of git's people, of a forge's keys, or of a deploy key."""
+    deploy_keys = [{"host": "forge.test", "key": PRIVATE.format("", "x")} | deploy] if deploy else []
+    return git_faults(people or [], {}, {"forge.test": keys}, deploy_keys, {"accounts": ["ada"], "groups": []})
+
+
+def of_workspace(*changes: dict[str, Any]) -> list[str]:
+    """Return the faults of projects."""
+    project = {"name": "vision", "url": "/srv/vision.git"}
+    return workspace_faults([project | change for change in changes], "/opt", {"accounts": ["root"], "groups": []})
+
+
+def of_python(*changes: dict[str, Any]) -> list[str]:
+    """Return the faults of environments."""
+    listed = [{"name": "tools"} | change for change in changes]
+    return environments.environment_faults(listed, {"3.12": {}}, "3.12", ["root"])
+
+
+def of_lock(lock: str) -> list[str]:
+    """Return the faults of a lock file that is to have numpy 2."""
+    entry = {"name": "tools", "lock": "tools.txt", "requirements": ["numpy==2"]}
+    return environments.environment_lock_faults([entry], [lock])
+
+
+def of_credentials(*changes: dict[str, Any]) -> list[str]:
+    """Return the faults of entries."""
+    entry = {"person": "ada", "kind": "git", "host": "forge.test", "login": "ada", "secret": "s3cret"}
+    return credentials_faults([entry | change for change in changes], {"TOKEN": "s3cret"}, ["ada"])
+
+
+def of_people(**changes: Any) -> list[str]:
+    """Return the faults of a person."""
+    return people_faults({"users_people": [{"name": "ada"} | changes]})
+
+
+LETTERS = "give one of small letters, digits, - and _"
+ANEW = "make it anew with `uv pip compile`"
+PUBLISHED = "copy the whole line that the forge publishes"
+PUBLIC = "copy the whole line of the .pub file"
+
+
+@pytest.mark.parametrize(
+    ("faults", "variable", "way"),
+    [
+        (of_disks({"uuid": "1234-abcd"}), "disks_mounts[0]: ", "take out the rest"),
+        (of_disks({"device": "a b"}), "disks_mounts[0]: ", "give one that `ls` lists there"),
+        (of_disks({"device": "", "uuid": "x"}), "disks_mounts[0]: ", "give one that `blkid` lists on the worker"),
+        (of_disks({"read_only": True, "mode": "0755"}), "disks_mounts[0]: ", "take out either"),
+        (of_disks({"options": ["a,b"]}), "disks_mounts[0]: ", "list each by itself, as in noatime"),
+        (of_disks({"options": ["ro"]}), "disks_mounts[0]: ", "take it out"),
+        (of_disks({"path": "/mnt/a"}, {"path": "/mnt/a"}), "disks_mounts: ", "take one out"),
+        (of_disks({"device": "a"}, {"device": "a"}), "disks_mounts: ", "take one out, or name another disk"),
+        (of_nfs("b", mounts=[], address="nas"), "nfs_exports[0]: /srv/x: ", "set it to the host's internal one"),
+        (of_exports({"clients": ["c"]}), "nfs_exports[0]: ", "name what `ansible-inventory --graph` shows"),
+        (
+            of_exports({"clients": ["empty"]}),
+            "nfs_exports[0]: ",
+            "name a group with hosts, or leave clients out for all",
+        ),
+        (of_exports({}, {"server": "b"}), "nfs_exports: ", "take one out, or give it another path"),
+        (of_exports({}, {}), "nfs_exports: ", "take one out"),
+        (of_exports({}, {"path": "/srv/x/y"}), "nfs_exports: ", "export directories beside each other"),
+        (of_mounts({"export": "/srv/y"}), "nfs_mounts[0]: ", "list it there, or name another by export"),
+        (
+            of_mounts({"server": "a", "export": "/srv/y"}),
+            "nfs_mounts[0]: ",
+            "list it there, or name another by server and export",
+        ),
+        (of_mounts({"options": ["ro"]}), "nfs_mounts[0]: ", "take it out"),
+        (of_mounts({"options": ["a,b"]}), "nfs_mounts[0]: ", "list each by itself, as in soft"),
+        (of_mounts({}, disks=[{"path": "/mnt/x"}]), "nfs_mounts[0]: ", "choose a path beside it"),
+        (
+            of_mounts({}, exports=[{"path": "/srv/x", "server": "a", "clients": ["a"]}]),
+            "nfs_mounts[0]: ",
+            "add it to them, or take this mount off its list",
+        ),
+        (of_mounts({}, {}), "nfs_mounts: ", "take one out"),
+        (
+            of_nfs(mounts=[{"path": "/srv/x/y", "export": "/srv/x"}]),
+            "nfs_mounts[0]: ",
+            "choose a path beside it, or the same",
+        ),
+        (of_nfs(ganesha_core={"a b": 1}), "nfs_ganesha_core: ", "give letters and _ alone, as in Nb_Worker"),
+        (of_git(people=[{"person": "ada"}] * 2), "git_people[1]: ", "take one out"),
+        (of_git(keys=[]), "git_host_keys: forge.test ", "list each as TYPE BASE64"),
+        (of_git(keys=["ssh-ed25519 AAAA x"]), "git_host_keys: forge.test[0] ", "give type and key alone"),
+        (of_git(keys=["ssh-ed25519 AAAA"]), "git_host_keys: forge.test[0] ", PUBLISHED),
+        (of_git(alias="a b"), "git_deploy_keys[0]: ", "choose letters, digits, . and - alone"),
+        (of_git(alias="forge.test"), "git_deploy_keys[0]: ", "choose another"),
+        (of_git(group="g"), "git_deploy_keys[0]: ", "set group, or list g for this node"),
+        (of_git(key="x"), "git_deploy_keys[0]: ", "give all that is in its file"),
+        (
+            of_git(key=PRIVATE.format("OPENSSH ", "x")),
+            "git_deploy_keys[0]: ",
+            "give all that is in its file, unchanged",
+        ),
+        (of_git(key=PRIVATE.format("ENCRYPTED ", "x")), "git_deploy_keys[0]: ", "take it off with ssh-keygen -p"),
+        (of_workspace({}, {"path": "/opt/b"}), "workspace_projects[1]: ", "take one out, or give it another name"),
+        (of_workspace({}, {"name": "b", "path": "/opt/vision/b"}), "workspace_projects[1]: ", "choose one beside it"),
+        (of_workspace({"group": "g"}), "workspace_projects[0]: ", "set group, or list g for this node"),
+        (
+            workspace_environment_faults([{"name": "vision", "environment": "venv"}], "", []),
+            "workspace_projects[0]: ",
+            "name one, or give a path from / on, without blanks and ..",
+        ),
+        (
+            environments.python_faults([{"version": "3.12"}] * 2, "distribution", "", "0.13.9", []),
+            "python_more_versions: ",
+            "take one out",
+        ),
+        (of_python({}, {"path": "/opt/b"}), "python_environments: ", "give one another"),
+        (of_python({"path": "venv"}), "python_environments[0].path: ", "give one such as /opt/venvs/a"),
+        (of_lock(""), "python_environments[0].lock: ", ANEW),
+        (of_lock("jax==1\n"), "python_environments[0].lock: ", ANEW),
+        (of_lock("numpy==1\n"), "python_environments[0].lock: ", ANEW),
+        (
+            environments.missing_lock_faults([{"name": "tools", "lock": "/none"}], "/", ["/none"]),
+            "python_environments[0].lock: ",
+            "make it, or name another",
+        ),
+        (environments.login_faults("", {"A": ""}, []), "python_active_environments: ", LETTERS),
+        (ports_faults([9000, 8000]), "launcher_ports: ", "give them the other way round"),
+        (ports_faults([80, 90]), "launcher_ports: ", "choose a range that is"),
+        (ports_faults([8000, 8100]), "launcher_ports: ", "choose a range without"),
+        (of_credentials({"from_env": "TOKEN"}), "credentials_entries[0]: ", "take out either"),
+        (
+            of_credentials({"secret": "", "from_env": "a-b"}),
+            "credentials_entries[0]: ",
+            "give its name alone, such as HF_TOKEN",
+        ),
+        (of_credentials({"secret": ""}), "credentials_entries[0]: ", "give it, or its variable as from_env"),
+        (of_credentials({"login": ""}), "credentials_entries[0]: ", "give it, or its variable as login_from_env"),
+        (of_credentials({"host": "", "state": "absent"}), "credentials_entries[0]: ", "give it"),
+        (of_credentials({"secret": "s3cret x"}), "credentials_entries[0]: ", "give it without these"),
+        (
+            of_credentials({"kind": "file", "path": "../x"}),
+            "credentials_entries[0]: ",
+            "give one such as .config/token",
+        ),
+        (of_credentials({}, {}), "credentials_entries[1]: ", "take out either"),
+        (of_people(keys=["a\nb"]), "users_people[0]: ", "list each key by itself"),
+        (of_people(keys=["ssh-ed25519 AAAA!"]), "users_people[0]: ", PUBLIC),
+        (of_people(keys=["ssh-ed25519 AAAA"]), "users_people[0]: ", PUBLIC),
+        (of_people(groups=["tpu-run"]), "users_people[0]: ", "say that"),
+        (of_people(groups=["a b"]), "users_people[0]: ", LETTERS),
+        (removal_faults(["a b"]), "users_remove_metadata_keys[0]: ", LETTERS),
+    ],
+)
+def test_a_fault_of_variables_names_them_and_ends_in_the_way_out(faults: list[str], variable: str, way: str) -> None:
+    (said,) = faults
+    assert said.startswith(variable)
+    assert said.endswith(f"; {way}")
     assert "s3cret" not in said

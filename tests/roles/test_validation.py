@@ -106,6 +106,9 @@ PATH = "give it from / on, without blanks and .."
 ZONES = "`timedatectl list-timezones` lists them"
 ITSELF = "the role %s sets it itself, for others to read; take it out"
 EVE = "eve has no account and is not in users_people for this node; set %s, or list eve for this node"
+ANOTHER = "take one out, or give it another path"
+ROUND = "give them the other way round"
+WHOLE = "is no private key from -----BEGIN to -----END; give all that is in its file"
 SAID = f"""\
 group_vars/all.yml:1: user_people: no role has this variable; did you mean users_people? {OWN} ({ALL})
 group_vars/all.yml:2: disks_mount: no role has this variable; did you mean disks_mounts? {OWN} ({ALL})
@@ -113,14 +116,14 @@ group_vars/all.yml:7: tcmalloc_for_runs: is a text, and has to be true or false 
 group_vars/all.yml:10: users_people[0]: ada: keys[0] starts with 'x', not with a key type such as ssh-ed25519 ({ALL})
 group_vars/all.yml:11: users_people[1].key: unknown key; did you mean keys? ({ALL})
 group_vars/all.yml:11: users_people[1]: ada: listed twice, {FIRST} ({ALL})
-group_vars/all.yml:14: disks_mounts: /mnt/a is listed twice ({ALL})
-group_vars/all.yml:17: nfs_exports: /srv/share has two servers, pod-w0 and pod-w1 ({ALL})
+group_vars/all.yml:14: disks_mounts: /mnt/a is listed twice; take one out ({ALL})
+group_vars/all.yml:17: nfs_exports: /srv/share has two servers, pod-w0 and pod-w1; {ANOTHER} ({ALL})
 group_vars/all.yml:19: git_people[0]: {EVE % "person"} ({ALL})
 group_vars/all.yml:20: workspace_timeout: 0 is too small; give 1 or more (solo-w0)
 group_vars/all.yml:21: base_log_max: 'lots' {SIZE} ({ALL})
 group_vars/all.yml:22: base_timezone: there is no time zone 'Mars/Olympus'; {ZONES} ({ALL})
 group_vars/all.yml:23: base_packages[1]: 'bad name!' {PACKAGE} ({ALL})
-group_vars/all.yml:24: launcher_ports: the first port, 9000, is above the last, 8000 ({ALL})
+group_vars/all.yml:24: launcher_ports: the first port, 9000, is above the last, 8000; {ROUND} ({ALL})
 group_vars/all.yml:25: users_patience: -1 is too small; give 0 or more ({ALL})
 group_vars/all.yml:26: base_apt_cache_valid_time: -1 is too small; give 0 or more ({ALL})
 group_vars/all.yml:27: base_apt_lock_timeout: -1 is too small; give 0 or more ({ALL})
@@ -142,8 +145,8 @@ host_vars/solo-w0.yaml: is not read, since Ansible takes solo-w0.yml beside it a
 host_vars/solo-w0.yml:1: shell_history_size: is empty; give it a value or leave it out (solo-w0)
 host_vars/solo-w0.yml:2: base_hugepages: 'sometimes' is none of auto, always, madvise, never, keep (solo-w0)
 host_vars/solo-w0.yml:3: facts_groups: {ITSELF % "facts"} (solo-w0)
-host_vars/solo-w0.yml:6: git_deploy_keys[0]: github.com: key is no private key from -----BEGIN to -----END (solo-w0)
-CLI option '-e': credentials_entries[0]: wandb of ada: secret is missing ({ALL})
+host_vars/solo-w0.yml:6: git_deploy_keys[0]: github.com: key {WHOLE} (solo-w0)
+CLI option '-e': credentials_entries[0]: wandb of ada: secret is missing; give it, or its variable as from_env ({ALL})
 CLI option '-e': python_interpreter: {ITSELF % "python"} ({ALL})
 shell, tcmalloc, workspace: the rest is checked when these are mended
 """

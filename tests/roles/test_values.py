@@ -173,11 +173,11 @@ def test_remotes_that_git_cannot_clone(remote: str, right: bool) -> None:
     [
         ([8500, 8519], None),
         ([1024, 1024], None),
-        ([9000, 8000], "the first port, 9000, is above the last, 8000"),
-        ([80, 90], "80 to 90 is not within 1024 to 32767"),
+        ([9000, 8000], "the first port, 9000, is above the last, 8000; give them the other way round"),
+        ([80, 90], "80 to 90 is not within 1024 to 32767; choose a range that is"),
         ([32000, 40000], "32000 to 40000 is not within 1024 to 32767"),
         ([8480, 8500], "8480 to 8500 has 8480, 8481, 8482"),
-        ([8000, 8100], "8000 to 8100 has 8080, which TPU software uses"),
+        ([8000, 8100], "8000 to 8100 has 8080, which TPU software uses; choose a range without"),
         ([8500], "has to be two numbers, the first port and the last"),
     ],
 )

@@ -64,28 +64,35 @@ def source_faults(entry: Entry, environment: dict[str, str]) -> list[str]:
     for field, option in FROM_ENV.items():
         name = str(entry.get(option) or "")
         if name and entry.get(field):
-            faults.append(f"both {field} and {option} are given")
+            faults.append(f"both {field} and {option} are given; take out either")
         elif name and not VARIABLE.fullmatch(name):
-            faults.append(f"{option} is not the name of a variable")
+            faults.append(f"{option} is not the name of a variable; give its name alone, such as HF_TOKEN")
         elif name and not environment.get(name):
             faults.append(f"{option}: the variable {name} is not set, or empty, where this playbook runs; export it")
     return faults
 
 
+def missing(name: str) -> str:
+    """Return that an entry lacks a key, and how it is given."""
+    return f"{name} is missing; give it" + (f", or its variable as {FROM_ENV[name]}" if name in FROM_ENV else "")
+
+
 def value_faults(entry: Entry) -> list[str]:
     """Given a resolved entry, return what is wrong with its values."""
     kind = str(entry.get("kind"))
-    faults = [f"{name} is missing" for name in NEEDS.get(kind, ()) if not entry.get(name)]
+    faults = [missing(name) for name in NEEDS.get(kind, ()) if not entry.get(name)]
     if kind != "file":
         for name in ("secret", "login", "session_token"):
             if entry.get(name) and not WORD.fullmatch(str(entry[name])):
-                faults.append(f'{name} holds a space, a line end, ", #, \\ or something else than ASCII')
+                faults.append(
+                    f'{name} holds a space, a line end, ", #, \\ or something else than ASCII; give it without these'
+                )
     host, path, profile = (str(entry.get(name) or "") for name in ("host", "path", "profile"))
     named = HOST.fullmatch(host)
     if host and not (named and 0 < int(named["port"] or 443) < 65536):
         faults.append(f"host '{host}' is not a host name, perhaps with a colon and a port")
     if path and (path.startswith(("/", "~")) or ".." in path.split("/") or path.endswith("/") or "\0" in path):
-        faults.append(f"path '{path}' is not a path below the home")
+        faults.append(f"path '{path}' is not a path below the home; give one such as .config/token")
     if not re.fullmatch(r"[A-Za-z0-9._@+-]*", profile):
         faults.append(f"profile '{profile}' holds something else than letters, digits and . _ @ + -")
     return faults
@@ -99,11 +106,12 @@ def credentials_faults(entries: list[Entry], environment: dict[str, str], accoun
         person = entry.get("person")
         where = f"credentials_entries[{position}]: {entry.get('kind')} of {person}"
         if places[position] in places[:position]:
-            faults.append(f"{where}: another entry is for the same place, {' '.join(places[position][1:3]).strip()}")
+            shared = " ".join(places[position][1:3]).strip()
+            faults.append(f"{where}: another entry is for the same place, {shared}; take out either")
         if entry.get("state", "present") == "absent":
             needed = {"git": ("host", "login"), "netrc": ("host",), "file": ("path",)}.get(str(entry.get("kind")), ())
             given = resolved(entry, environment)
-            faults += [f"{where}: {name} is missing" for name in needed if not given.get(name)]
+            faults += [f"{where}: {missing(name)}" for name in needed if not given.get(name)]
             continue
         if not {person, "*"} & set(accounts):
             faults.append(
@@ -112,7 +120,7 @@ def credentials_faults(entries: list[Entry], environment: dict[str, str], accoun
             )
         found = source_faults(entry, environment)
         given = resolved(entry, environment)
-        lacking = {f"{field} is missing" for field, option in FROM_ENV.items() if entry.get(option)}
+        lacking = {missing(field) for field, option in FROM_ENV.items() if entry.get(option)}
         found += [fault for fault in value_faults(given) if fault not in lacking]
         faults += [f"{where}: {fault}" for fault in found]
     return faults

@@ -57,16 +57,16 @@ def name_faults(mount: Mount) -> list[str]:
     named = [key for key in NAMES if mount.get(key)]
     faults = []
     if len(named) > 1:
-        faults.append(f"{' and '.join(named)} are given, and one of them names the disk")
+        faults.append(f"{' and '.join(named)} are given, and one of them names the disk; take out the rest")
     if not named and mount.get("state", "mounted") == "mounted":
         faults.append("no disk is named; give device, uuid or label")
     device = str(mount.get("device", ""))
     if device.startswith("/") and not device.startswith("/dev/disk/by-"):
         faults.append(f"device {device} may be another disk after the next boot; give a name below /dev/disk/by-id")
     elif device and (not re.fullmatch(r"[A-Za-z0-9_.:+\\/-]+", device) or ".." in device):
-        faults.append(f"device '{device}' is no name below /dev/disk/by-id")
+        faults.append(f"device '{device}' is no name below /dev/disk/by-id; give one that `ls` lists there")
     if (uuid := str(mount.get("uuid", ""))) and not re.fullmatch(r"[0-9A-Fa-f-]{4,36}", uuid):
-        faults.append(f"uuid '{uuid}' is none")
+        faults.append(f"uuid '{uuid}' is none; give one that `blkid` lists on the worker")
     if "/" in str(mount.get("label", "")):
         faults.append("label must not hold '/'")
     return faults
@@ -82,14 +82,14 @@ def mount_faults(mount: Mount) -> list[str]:
         faults.append("format needs device: a blank disk has neither UUID nor label")
     if mount.get("read_only"):
         writing = ("format", "owner", "group", "mode")
-        faults += [f"{key} cannot be given with read_only" for key in writing if mount.get(key)]
+        faults += [f"{key} cannot be given with read_only; take out either" for key in writing if mount.get(key)]
     if (mode := str(mount.get("mode", ""))) and not re.fullmatch(r"[0-7]{3,4}", mode):
         faults.append(f"mode '{mode}' is not octal in quotes, for example \"0755\"")
     for option in mount.get("options", []):
         if not OPTION.fullmatch(str(option)):
-            faults.append(f"options: '{option}' is not one option")
+            faults.append(f"options: '{option}' is not one option; list each by itself, as in noatime")
         elif str(option).partition("=")[0] in TAKEN:
-            faults.append(f"options: {option} is decided by the role, or would change what is mounted")
+            faults.append(f"options: {option} is decided by the role, or would change what is mounted; take it out")
     return faults
 
 
@@ -111,13 +111,13 @@ def disks_faults(mounts: list[Mount], accounts: list[str], groups: list[str]) ->
     for one, other in itertools.combinations(mounts, 2):
         a, b = str(one.get("path")), str(other.get("path"))
         if a == b:
-            faults.append(f"disks_mounts: {a} is listed twice")
+            faults.append(f"disks_mounts: {a} is listed twice; take one out")
         elif (a + "/").startswith(b + "/") or (b + "/").startswith(a + "/"):
             faults.append(f"disks_mounts: {a} and {b} lie in each other; mount them beside each other")
         if "absent" in (one.get("state"), other.get("state")):
             continue
         faults += [
-            f"disks_mounts: {key} {one[key]} is mounted both at {a} and at {b}"
+            f"disks_mounts: {key} {one[key]} is mounted both at {a} and at {b}; take one out, or name another disk"
             for key in NAMES
             if one.get(key) and one[key] == other.get(key)
         ]

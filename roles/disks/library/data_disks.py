@@ -188,7 +188,10 @@ class DataDisks:
         if disk.read_only:
             raise Refusal("%s is blank and read-only; attach it read-write to have it formatted" % disk.path)
         if self.run("wipefs", "-n", disk.path, check=False)[1].strip():
-            raise Refusal("%s holds a signature: `wipefs -n %s` shows it" % (disk.path, disk.path))
+            raise Refusal(
+                "%s holds a signature, which `wipefs -n %s` shows; if nobody needs what it is of, empty it by hand"
+                " (`blkdiscard -z`)" % (disk.path, disk.path)
+            )
         try:
             # Exclusive: the kernel refuses it while anything uses the disk.
             handle = os.open(disk.path, os.O_RDONLY | os.O_EXCL)
@@ -219,7 +222,10 @@ class DataDisks:
         while not os.path.exists(link) and time.monotonic() < deadline:
             time.sleep(0.1)  # polls for udev's link until the deadline
         if not os.path.exists(link):
-            self.fail("%s did not appear within %d s" % (link, LINK_TIMEOUT))
+            self.fail(
+                "%s did not appear within %d s; see what udev says (`journalctl -u systemd-udevd`), and run again"
+                % (link, LINK_TIMEOUT)
+            )
         if device_number(link) != disk.number:
             self.fail(
                 "%s and %s have the same UUID %s; give one of them another" % (disk.path, os.path.realpath(link), uuid)
@@ -369,7 +375,10 @@ def main() -> None:
                 continue
             disk = work.check(mount, [each["path"] for each in leaving])
             if disk.number in taken:
-                raise Refusal("%s is also to be mounted at %s" % (disk.path, taken[disk.number]))  # noqa: TRY301
+                way = "take one out, or name another disk"
+                raise Refusal(  # noqa: TRY301
+                    "%s is also to be mounted at %s; %s" % (disk.path, taken[disk.number], way)
+                )
             taken[disk.number] = path
         except Refusal as exc:
             refusals.append("%s: %s" % (path, exc))

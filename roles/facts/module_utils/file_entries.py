@@ -150,16 +150,16 @@ class File:
         kind = self.found.st_mode
         if stat.S_ISLNK(kind):
             if self.state == "directory" and not guarded(self.parent):
-                raise Refused("it is a symbolic link where others than root may put one")
+                raise Refused("it is a symbolic link where others than root may put one; remove it")
             return str(os.readlink(self.name, dir_fd=self.parent))
         if stat.S_ISDIR(kind):
             if self.state in ("file", "block", "link"):
                 raise Refused("it is a directory, and a %s belongs there; move it away" % self.state)
             if self.state == "absent" and self.entry["begins"] is None and os.listdir(self.open()):
-                raise Refused("the directory is not empty")
+                raise Refused("the directory is not empty; move away what is in it")
             return ""
         if not stat.S_ISREG(kind) or self.state == "directory":
-            raise Refused("something else than a %s is in the way" % self.state)
+            raise Refused("something else than a %s is in the way; move it away" % self.state)
         with os.fdopen(self.open(), encoding="utf-8", errors="surrogateescape", newline="") as stream:
             text: str = stream.read()
         line = open_block(text) if self.state == "block" else 0
@@ -208,7 +208,7 @@ class File:
         if stat.S_ISLNK(entry.st_mode) and self.state == "directory":
             entry = os.stat(self.name, dir_fd=self.parent)
             if not stat.S_ISDIR(entry.st_mode):
-                raise Refused("it is a symbolic link to something that is no directory")
+                raise Refused("it is a symbolic link to something that is no directory; remove it")
         return "%d:%d %04o" % (entry.st_uid, entry.st_gid, stat.S_IMODE(entry.st_mode))
 
     def wanted(self) -> str:

@@ -85,20 +85,20 @@ def open_directory(path: str) -> tuple[int, list[str]]:
                 return current, names[position:]
             if stat.S_ISLNK(kind):
                 if not guarded(current):
-                    raise Refused("%s is a symbolic link where others than root may put one" % here)
+                    raise Refused("%s is a symbolic link where others than root may put one; remove it" % here)
                 target = os.path.normpath(os.path.join(real, os.readlink(name, dir_fd=current)))
                 names = [part for part in target.split("/") if part] + names[position + 1 :]
                 os.close(current)
                 current, real = os.open("/", os.O_RDONLY | os.O_DIRECTORY), "/"
                 break
             if not stat.S_ISDIR(kind):
-                raise Refused("%s is in the way: it is not a directory" % here)
+                raise Refused("%s is in the way: it is not a directory; move it away" % here)
             below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=current)
             os.close(current)
             current, real = below, here
         else:
             return current, []
-    raise Refused("%s is behind too many symbolic links" % path)
+    raise Refused("%s is behind too many symbolic links; remove those that lead to each other" % path)
 
 
 def make_parents(directory: int, missing: list[str]) -> int:

@@ -87,9 +87,9 @@ def check_free(path: str) -> None:
         Refusal: It would.
     """
     if os.path.realpath(path) != path:
-        raise Refusal("the path leads through a symbolic link to %s" % os.path.realpath(path))
+        raise Refusal("the path leads through a symbolic link to %s; give that path" % os.path.realpath(path))
     if os.path.lexists(path) and not os.path.isdir(path):
-        raise Refusal("the mount point is not a directory")
+        raise Refusal("the mount point is not a directory; move it away, or give another path")
     inside = os.listdir(path) if os.path.isdir(path) else []
     if inside:
         raise Refusal("the mount point is not empty (%s); move that away" % ", ".join(sorted(inside)[:3]))

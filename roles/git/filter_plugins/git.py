@@ -29,6 +29,8 @@ PULL: dict[str, dict[str, str]] = {
 }
 
 BEGIN = re.compile(r"-----BEGIN ((?:[A-Z]+ )?PRIVATE KEY)-----\n")
+DAMAGED = "is damaged; give all that is in its file, unchanged"
+LOCKED = "has a passphrase, which nobody can type on a worker; take it off with ssh-keygen -p"
 
 
 def is_host(text: str) -> bool:
@@ -45,9 +47,10 @@ def host_key_fault(key: str) -> str:
     try:
         data = base64.b64decode(blob.strip(), validate=True)
     except (binascii.Error, ValueError):
-        return "has more or something else than base64 after the type"
+        return "has more or something else than base64 after the type; give type and key alone"
     head = struct.pack(">I", len(kind)) + kind.encode()
-    return "" if data.startswith(head) and len(data) >= len(head) + 32 else f"is cut off, or not of the type {kind}"
+    whole = data.startswith(head) and len(data) >= len(head) + 32
+    return "" if whole else f"is cut off, or not of the type {kind}; copy the whole line that the forge publishes"
 
 
 def private_key_fault(key: str) -> str:
@@ -58,18 +61,18 @@ def private_key_fault(key: str) -> str:
     text = key.replace("\r\n", "\n").strip() + "\n"
     begin = BEGIN.match(text)
     if not begin or not text.endswith(f"-----END {begin[1]}-----\n"):
-        return "is no private key from -----BEGIN to -----END"
+        return "is no private key from -----BEGIN to -----END; give all that is in its file"
     body = text[begin.end() :].rpartition("-----END")[0]
     magic = b"openssh-key-v1\0"
     if begin[1] == "OPENSSH PRIVATE KEY":
         try:
             data = base64.b64decode("".join(body.split()), validate=True)
         except (binascii.Error, ValueError):
-            return "is damaged"
+            return DAMAGED
         if not data.startswith(magic + struct.pack(">I", 4)):
-            return "is damaged" if not data.startswith(magic) else "has a passphrase, which nobody can type on a worker"
+            return LOCKED if data.startswith(magic) else DAMAGED
     elif "ENCRYPTED" in begin[1] or "ENCRYPTED" in body:
-        return "has a passphrase, which nobody can type on a worker"
+        return LOCKED
     return ""
 
 
@@ -96,7 +99,7 @@ def people_faults(people: list[Entry], accounts: list[str]) -> list[str]:
                 f" {names[position]} for this node"
             )
         if names[position] in names[:position]:
-            faults.append(f"{where} is listed twice")
+            faults.append(f"{where} is listed twice; take one out")
         if (email := entry.get("email")) and not re.fullmatch(r"[^\s<>@]+@[^\s<>@]+", email):
             faults.append(f"{where}: email '{email}' has not the form name@host")
         if re.search(r"[<>\n]", entry.get("name") or ""):
@@ -112,7 +115,9 @@ def forge_faults(host_keys: dict[str, list[str]]) -> list[str]:
         if not is_host(str(host)):
             faults.append(f"git_host_keys: '{host}' is not a host name, or a host name, a colon and a port")
         if not keys or isinstance(keys, str):
-            faults.append(f"git_host_keys: {host} has no list of keys, and nobody could clone from it")
+            faults.append(
+                f"git_host_keys: {host} has no list of keys, and nobody could clone from it; list each as TYPE BASE64"
+            )
             continue
         found = [(index, host_key_fault(str(key))) for index, key in enumerate(keys)]
         faults += [f"git_host_keys: {host}[{index}] {fault}" for index, fault in found if fault]
@@ -134,15 +139,18 @@ def deploy_key_faults(deploy_keys: list[Entry], host_keys: dict[str, list[str]],
         if host not in host_keys:
             faults.append(f"{where}: {host} has no pinned key; add it to git_more_host_keys")
         if not is_host(name) or ":" in name:
-            faults.append(f"{where}: the alias is not a host name")
+            faults.append(f"{where}: the alias is not a host name; choose letters, digits, . and - alone")
         if entry.get("alias") and name in {known.partition(":")[0] for known in host_keys}:
-            faults.append(f"{where}: the alias is the name of a forge")
+            faults.append(f"{where}: the alias is the name of a forge; choose another")
         if name in names[:position]:
             faults.append(f"{where} has a key already; give each further key an alias of its own")
         if fault := private_key_fault(str(entry.get("key", ""))):
             faults.append(f"{where}: key {fault}")
         if group and not {group, "*"} & set(groups):
-            faults.append(f"{where}: there is no group {group}, and users_people makes none")
+            faults.append(
+                f"{where}: there is no group {group}, and users_people makes none on this node; set group, or list"
+                f" {group} for this node"
+            )
     return faults
 
 

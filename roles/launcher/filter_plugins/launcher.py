@@ -14,11 +14,13 @@ def ports_faults(ports: list[int]) -> list[str]:
         return ["launcher_ports: has to be two numbers, the first port and the last"]
     first, last = map(int, ports)
     if first > last:
-        return [f"launcher_ports: the first port, {first}, is above the last, {last}"]
+        return [f"launcher_ports: the first port, {first}, is above the last, {last}; give them the other way round"]
     if first not in PORTS or last not in PORTS:
-        return [f"launcher_ports: {first} to {last} is not within {PORTS[0]} to {PORTS[-1]}"]
+        return [f"launcher_ports: {first} to {last} is not within {PORTS[0]} to {PORTS[-1]}; choose a range that is"]
     if taken := [str(port) for port in TAKEN if first <= port <= last]:
-        return [f"launcher_ports: {first} to {last} has {', '.join(taken)}, which TPU software uses"]
+        return [
+            f"launcher_ports: {first} to {last} has {', '.join(taken)}, which TPU software uses; choose a range without"
+        ]
     return []
 
 

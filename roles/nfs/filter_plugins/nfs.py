@@ -70,7 +70,7 @@ def address_fault(host: str, hosts: Hosts) -> str:
     try:
         ipaddress.ip_address(found)
     except ValueError:
-        return f"nfs_address of {host} is '{found}', and no IP address"
+        return f"nfs_address of {host} is '{found}', and no IP address; set it to the host's internal one"
     if found == hosts[host].get("tpu_external_ip"):
         return f"nfs_address of {host} is its external address; NFS is for internal ones"
     return ""
@@ -110,11 +110,13 @@ def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> li
     try:
         clients = client_hosts(export, hosts, groups)
     except KeyError as exc:
-        faults.append(f"clients: no group, node or host is called {exc.args[0]}")
+        faults.append(
+            f"clients: no group, node or host is called {exc.args[0]}; name what `ansible-inventory --graph` shows"
+        )
         clients = []
     else:
         # exports(5): a line without clients is one for everybody.
-        faults += [] if clients else ["clients: there is none"]
+        faults += [] if clients else ["clients: there is none; name a group with hosts, or leave clients out for all"]
     server = str(export.get("server", ""))
     if server not in hosts:
         return [*faults, f"server {server} is not in the inventory; {GONE}"]
@@ -142,7 +144,7 @@ def find_export(mount: Entry, nfs: Entry, hosts: Hosts) -> Entry | str:
     if not server:
         named = [str(export.get("server")) for export in nfs["exports"] if export.get("path") == path]
         if not named:
-            return f"no export of nfs_exports has the path {path}"
+            return f"no export of nfs_exports has the path {path}; list it there, or name another by export"
         server = named[0]
     if server not in hosts:
         return f"server {server} is not in the inventory; {GONE}"
@@ -151,7 +153,7 @@ def find_export(mount: Entry, nfs: Entry, hosts: Hosts) -> Entry | str:
     for export in there:
         if export.get("path") == path and export.get("server") == server:
             return dict(export)
-    return f"nfs_exports of {server} has no export {path}"
+    return f"nfs_exports of {server} has no export {path}; list it there, or name another by server and export"
 
 
 def option_faults(options: Iterable[str]) -> list[str]:
@@ -160,9 +162,9 @@ def option_faults(options: Iterable[str]) -> list[str]:
     for option in map(str, options):
         name, _, value = option.partition("=")
         if name.startswith("x-systemd.") or name in TAKEN:
-            faults.append(f"{option} is decided by the role")
+            faults.append(f"{option} is decided by the role; take it out")
         elif not OPTION.fullmatch(option):
-            faults.append(f"'{option}' is not one option")
+            faults.append(f"'{option}' is not one option; list each by itself, as in soft")
         elif name in NUMBERS and not (re.fullmatch(r"[0-9]+", value) and int(value) >= NUMBERS[name]):
             faults.append(f"{option}: give {name} a whole number, {NUMBERS[name]} or more")
     return faults
@@ -175,7 +177,7 @@ def mount_faults(mount: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> list
     if mount.get("state", "mounted") == "absent":
         return faults
     faults += [
-        f"disks_mounts has {disk['path']}, and one of them would hide the other"
+        f"disks_mounts has {disk['path']}, and one of them would hide the other; choose a path beside it"
         for disk in nfs["disks"]
         if disk.get("state") != "absent" and nested(path, str(disk.get("path")))
     ]
@@ -186,12 +188,18 @@ def mount_faults(mount: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> list
     server = str(export["server"])
     if server == nfs["host"]:
         if path != export["path"] and nested(path, str(export["path"])):
-            faults.append(f"on its server {server} the path and the export {export['path']} lie in each other")
+            faults.append(
+                f"on its server {server} the path and the export {export['path']} lie in each other; choose a path"
+                " beside it, or the same"
+            )
         return faults
     faults += [fault] if (fault := address_fault(server, hosts)) else []
     try:
         if nfs["host"] not in client_hosts(export, hosts, groups):
-            faults.append(f"{nfs['host']} is not among the clients of {export['path']} on {server}")
+            faults.append(
+                f"{nfs['host']} is not among the clients of {export['path']} on {server}; add it to them, or take this"
+                " mount off its list"
+            )
     except KeyError:
         pass  # said of the export
     return faults
@@ -207,11 +215,15 @@ def nfs_faults(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
     for one, other in itertools.combinations(exports, 2):
         a, b = str(one.get("path")), str(other.get("path"))
         if a == b and one.get("server") != other.get("server"):
-            faults.append(f"nfs_exports: {a} has two servers, {one.get('server')} and {other.get('server')}")
+            servers = f"{one.get('server')} and {other.get('server')}"
+            faults.append(f"nfs_exports: {a} has two servers, {servers}; take one out, or give it another path")
         elif a == b:
-            faults.append(f"nfs_exports: {a} is listed twice")
+            faults.append(f"nfs_exports: {a} is listed twice; take one out")
         elif one.get("server") == other.get("server") and nested(a, b):
-            faults.append(f"nfs_exports: {a} and {b} lie in each other; who may read one could read the other")
+            faults.append(
+                f"nfs_exports: {a} and {b} lie in each other, and who may read one could read the other; export"
+                " directories beside each other"
+            )
         elif export_id(a) == export_id(b):
             faults.append(f"nfs_exports: {a} and {b} get the same number; give one of them another path")
     for position, mount in enumerate(mounts):
@@ -220,14 +232,14 @@ def nfs_faults(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
     for one, other in itertools.combinations(mounts, 2):
         a, b = str(one.get("path")), str(other.get("path"))
         if a == b:
-            faults.append(f"nfs_mounts: {a} is listed twice")
+            faults.append(f"nfs_mounts: {a} is listed twice; take one out")
         elif nested(a, b):
             faults.append(f"nfs_mounts: {a} and {b} lie in each other; mount them beside each other")
     faults += [f"nfs_mount_options: {fault}" for fault in option_faults(nfs["options"])]
     faults += [
         f"nfs_ganesha_core: {name}: {value!r} is no number of 0 or more, and neither true nor false"
         if isinstance(name, str) and re.fullmatch(r"[A-Za-z_]+", name)
-        else f"nfs_ganesha_core: {name!r} is no name of a setting"
+        else f"nfs_ganesha_core: {name!r} is no name of a setting; give letters and _ alone, as in Nb_Worker"
         for name, value in nfs["ganesha_core"].items()
         if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z_]+", name) and isinstance(value, int) and value >= 0)
     ]

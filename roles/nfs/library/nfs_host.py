@@ -104,7 +104,10 @@ class NfsHost(Server, Client):  # type: ignore[misc] # Ansible alone knows modul
         for export in parameters["directories"]:
             path = export["path"]
             if os.path.realpath(path) != path or (os.path.lexists(path) and not os.path.isdir(path)):
-                refusals.append("nfs_exports: %s is not a directory, or behind a symbolic link" % path)
+                refusals.append(
+                    "nfs_exports: %s is not a directory, or behind a symbolic link; give the path of a directory itself"
+                    % path
+                )
             for key, find in (("owner", pwd.getpwnam), ("group", grp.getgrnam)):
                 # Check mode makes no accounts, so they may come yet.
                 if number(export[key], find) < 0 and not self.module.check_mode:

@@ -107,7 +107,8 @@ def check_point(path: str, mounts: list[Mounted], what: str) -> None:
     if here:
         known = here[-1].fstype.startswith(("nfs", "autofs")) or ours(os.path.join(UNITS, unit_name(path, "mount")))
         if not known and not same(path, what):
-            raise Refusal("something else is mounted there (%s from %s)" % (here[-1].fstype, here[-1].source))
+            found = "%s from %s" % (here[-1].fstype, here[-1].source)
+            raise Refusal("something else is mounted there (%s); unmount it, or give another path" % found)
         # Nobody looks into a mount of a server that may not answer.
         return
     check_free(path)

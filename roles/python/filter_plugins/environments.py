@@ -21,6 +21,9 @@ UV_KNOWN, UV_PYTHONS = "0.13.9", (8, 16)
 #: has for a release of Ubuntu `apt-cache search '^python3[.][0-9]+$'` says on a worker that has the archive.
 DEADSNAKES_PYTHONS = (7, 16)
 
+#: The way out where a lock file does not have what is asked for.
+ANEW = "make it anew with `uv pip compile`"
+
 #: What reports name of an environment besides its digest.
 SHOWN = ("jax", "jaxlib", "libtpu", "torch", "torch-xla", "numpy", "flax")
 
@@ -74,7 +77,7 @@ def python_faults(more: list[Words], source: str, version: str, uv_version: str,
             faults.append(f"{where}: {origin} has no Python {number}, but 3.{first} to 3.{last}{way}")
     versions = Counter(str(entry["version"]) for entry in more)
     twice = [number for number, times in versions.items() if times > 1]
-    return faults + [f"python_more_versions: {number} stands there twice" for number in twice]
+    return faults + [f"python_more_versions: {number} stands there twice; take one out" for number in twice]
 
 
 def environment_path(environment: Words) -> str:
@@ -142,7 +145,7 @@ def environment_faults(
         ("path", [environment_path(entry) for entry in environments]),
     ):
         twice = [value for value, times in Counter(values).items() if times > 1]
-        faults += [f"python_environments: two have the {key} {value}" for value in twice]
+        faults += [f"python_environments: two have the {key} {value}; give one another" for value in twice]
     for position, entry in enumerate(environments):
         name, path = str(entry["name"]), environment_path(entry)
         found = [
@@ -153,7 +156,8 @@ def environment_faults(
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             found.append(("name", "has other characters than letters, digits, '.', '_' and '-'"))
         if not re.fullmatch(r"(/[A-Za-z0-9._@+-]+){2,}", path) or "/../" in f"{path}/":
-            found.append(("path", f"{path} is not absolute with at least two parts of plain characters"))
+            fault = f"{path} is not absolute with at least two parts of plain characters; give one such as /opt/venvs/a"
+            found.append(("path", fault))
         if (python := str(entry.get("python") or version)) not in programs:
             known = ", ".join(programs)
             found.append(("python", f"{python} is none of this worker's ({known}); add it to python_more_versions"))
@@ -200,7 +204,7 @@ def pinned(lock: str) -> dict[str, str]:
 def lock_faults(lock: str, requirements: list[str]) -> list[str]:
     """Given the text of a lock file and requirements, return what the lock does not have as they want it."""
     pins = pinned(lock)
-    faults = [] if pins else ["it pins nothing as name==version"]
+    faults = [] if pins else [f"it pins nothing as name==version; {ANEW}"]
     for text in requirements:
         try:
             requirement = Requirement(text)
@@ -210,9 +214,10 @@ def lock_faults(lock: str, requirements: list[str]) -> list[str]:
         if not pins or requirement.url or (requirement.marker and not requirement.marker.evaluate()):
             continue
         if version is None:
-            faults.append(f"it lacks {requirement.name}")
+            faults.append(f"it lacks {requirement.name}; {ANEW}")
         elif not requirement.specifier.contains(version, prereleases=True):
-            faults.append(f"it has {requirement.name} {version}, and not {requirement.name}{requirement.specifier}")
+            wanted = f"{requirement.name}{requirement.specifier}"
+            faults.append(f"it has {requirement.name} {version}, and not {wanted}; {ANEW}")
     return faults
 
 
@@ -228,7 +233,8 @@ def missing_lock_faults(
         names: As `environment_faults` takes them.
     """
     return [
-        f"{_where(position, 'lock', names)}: {entry['name']}: {path} is missing on this machine"
+        f"{_where(position, 'lock', names)}: {entry['name']}: {path} is missing on this machine; make it, or name"
+        " another"
         for position, entry in enumerate(environments)
         for path in lock_paths([entry], directory)
         if path in missing
@@ -381,7 +387,7 @@ def login_faults(everybody: str, people: dict[str, str], environments: list[Word
         if value and value not in names and not re.fullmatch(r"(/[A-Za-z0-9._@+-]+)+", value)
     ]
     return faults + [
-        f"python_active_environments: '{person}' is no name of an account"
+        f"python_active_environments: '{person}' is no name of an account; give one of small letters, digits, - and _"
         for person in people
         if not re.fullmatch(r"[a-z_][a-z0-9_-]*", person)
     ]

@@ -137,7 +137,10 @@ class Uv:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     lock.close()
-                    raise Fault("another installation has held %s for %d s" % (lock.name, self.timeout)) from None
+                    raise Fault(
+                        "another installation has held %s for %d s; let it end, or end it, and run again"
+                        % (lock.name, self.timeout)
+                    ) from None
                 time.sleep(0.2)  # polls the lock until the deadline
             else:
                 return lock
@@ -292,7 +295,10 @@ class Environment:
             Fault: What is there is no environment.
         """
         if os.path.lexists(self.path) and not os.path.isdir(self.path):
-            raise Fault("%s is in the way: it is not a directory" % self.path)
+            raise Fault(
+                "%s is in the way: it is not a directory; move it elsewhere, or give the environment another path"
+                % self.path
+            )
         os.makedirs(self.path, mode=0o755, exist_ok=True)
         names = os.listdir(self.path)
         # An interrupted run may have kept everything and made nothing yet.

@@ -59,7 +59,7 @@ def key_fault(key: str) -> str:
     if "PRIVATE KEY" in key:
         return "this is a private key; give the public one, and replace the pair"
     if "\n" in key.strip():
-        return "more than one line"
+        return "more than one line; list each key by itself"
     kind, _, rest = key.strip().partition(" ")
     if kind.startswith(("/", "~", "./")) or kind.endswith(".pub"):
         return "this is a path; give the text in the file, or have lookup('ansible.builtin.file', PATH) read it"
@@ -70,7 +70,7 @@ def key_fault(key: str) -> str:
     try:
         blob = base64.b64decode(rest.strip().split(" ")[0], validate=True)
     except (binascii.Error, ValueError):
-        return "the part after the type is not base64"
+        return "the part after the type is not base64; copy the whole line of the .pub file"
     return _blob_fault(kind, blob)
 
 
@@ -79,9 +79,9 @@ def _blob_fault(kind: str, blob: bytes) -> str:
     fields = _fields(blob)
     whole = fields is not None and len(fields) == KEY_TYPES[kind] + 1 and all(fields) and fields[0] == kind.encode()
     if not whole or fields is None or (kind == "ssh-ed25519" and len(fields[1]) != ED25519_BYTES):
-        return f"is cut off, or not of the type {kind}"
+        return f"is cut off, or not of the type {kind}; copy the whole line of the .pub file"
     if kind == "ssh-rsa" and int.from_bytes(fields[2], "big").bit_length() < RSA_BITS:
-        return f"has fewer than {RSA_BITS} bits, and sshd refuses it"
+        return f"has fewer than {RSA_BITS} bits, and sshd refuses it; make another pair: ssh-keygen -t ed25519"
     return ""
 
 
@@ -174,9 +174,9 @@ def _person_faults(person: Person) -> list[str]:
         if group in ROOT_GROUPS:
             faults.append(f"groups: {group} makes people root; say sudo: full")
         elif group == LAUNCHER_GROUP:
-            faults.append(f"groups: {group} is given by sudo: launcher")
+            faults.append(f"groups: {group} is given by sudo: launcher; say that")
         elif not NAME.fullmatch(group):
-            faults.append(f"groups: '{group[:40]}' is no name of a group")
+            faults.append(f"groups: '{group[:40]}' is no name of a group; give one of small letters, digits, - and _")
     for index, key in enumerate(person.get("keys", [])):
         if fault := key_fault(str(key)):
             faults.append(f"keys[{index}] {fault}")
@@ -375,7 +375,7 @@ def removal_faults(names: list[str], connecting_user: str = "", fleet_file: str 
     for position, name in enumerate(names):
         where = f"users_remove_metadata_keys[{position}]: {name}"
         if not NAME.fullmatch(str(name)):
-            faults.append(f"{where}: is no login name")
+            faults.append(f"{where}: is no login name; give one of small letters, digits, - and _")
         elif name == connecting_user:
             faults.append(f"{where}: this run logs in with this account, maybe by such a key; connect as another user")
     return faults

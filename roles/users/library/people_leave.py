@@ -151,7 +151,8 @@ def tar(*arguments: str) -> None:
         check=False,
     )
     if done.returncode:
-        raise Fault("tar says: %s" % (done.stdout.strip()[-500:] or "exit code %d" % done.returncode))
+        said = done.stdout.strip()[-500:] or "exit code %d" % done.returncode
+        raise Fault("tar says: %s; the home is untouched: mend that and run again" % said)
 
 
 def archive(name: str, home: str, directory: str) -> str:
@@ -196,7 +197,8 @@ def command(*arguments: str, fails: bool = True) -> None:
         arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False
     )
     if done.returncode and fails:
-        raise Fault("%s says: %s" % (arguments[0], done.stdout.decode(errors="replace").strip()))
+        said = done.stdout.decode(errors="replace").strip()
+        raise Fault("%s says: %s; mend that and run again" % (arguments[0], said))
 
 
 @contextlib.contextmanager

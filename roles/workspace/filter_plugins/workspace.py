@@ -81,10 +81,12 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
         where, path = f"workspace_projects[{position}]: {names[position]}", paths[position]
         found = value_faults(project, path)
         if names[position] in names[:position]:
-            found.append("is listed twice")
+            found.append("is listed twice; take one out, or give it another name")
         for other, earlier in zip(paths[:position], names, strict=False):
             if other == path or other.startswith(f"{path}/") or path.startswith(f"{other}/"):
-                found.append(f"path {path} is that of {earlier}, or in it, or the other way round")
+                found.append(
+                    f"path {path} is that of {earlier}, or in it, or the other way round; choose one beside it"
+                )
         if project.get("state", "present") == "present":
             owner, group = project.get("owner") or "root", project.get("group")
             if not {owner, "*"} & set(known["accounts"]):
@@ -93,7 +95,10 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
                     " for this node"
                 )
             if group and not {group, "*"} & set(known["groups"]):
-                found.append(f"there is no group {group}")
+                found.append(
+                    f"there is no group {group}, and users_people makes none on this node; set group, or list {group}"
+                    " for this node"
+                )
         faults += [f"{where}: {fault}" for fault in found]
     return faults
 

@@ -173,7 +173,7 @@ class Workspace:
         """
         url, commit = self.project["url"], self.project["commit"]
         if not commit and not self.check:
-            raise PersonFault("the commit is not known: no worker of this run asked for it")
+            raise PersonFault("the commit is not known: no worker of this run asked for it; run again")
         kept = ""
         if self.as_keeper(lambda: is_free(self.path)):
             if not self.check:
@@ -219,7 +219,9 @@ class Workspace:
         except KeyError:
             if self.check:
                 return
-            raise PersonFault("there is no group %s" % group) from None
+            raise PersonFault(
+                "there is no group %s on this worker; set group in workspace_projects, or make it" % group
+            ) from None
         try:
             handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:

@@ -53,7 +53,9 @@ def program(command: list[str], timeout: int, *, errors_too: bool = False) -> st
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise PersonFault("%s did not end within %d s" % (shown, timeout)) from None
+        raise PersonFault(
+            "%s did not end within %d s; see what it waits for, or set workspace_timeout higher" % (shown, timeout)
+        ) from None
     except OSError as exc:
         raise PersonFault("%s does not run: %s" % (command[0], exc.strerror)) from None
     if done.returncode:
