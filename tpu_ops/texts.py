@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+#: A name that ends in a number without leading zeros, and holds nothing that ClusterShell takes for more than a name.
+_NUMBERED = re.compile(r"(?P<stem>[A-Za-z0-9._-]*[A-Za-z._-])(?P<number>0|[1-9][0-9]*)", re.ASCII)
 
 
 def count(number: int, noun: str) -> str:
@@ -23,10 +27,30 @@ def some(names: Sequence[str], limit: int = 8, rest: str = "more") -> str:
 
 def folded(hosts: Sequence[str]) -> str:
     """Return workers as one node set, which a target may be, as in ``pod-w[0-3]``; there is at least one."""
-    # Imported here: most commands never need it.
+    if len(hosts) == 1:
+        return hosts[0]
+    if simple := _folded_numbers(hosts):
+        return simple
+    # Imported here: it takes as long as sessions with a dozen workers, and most names are those of one node.
     from ClusterShell.NodeSet import NodeSet
 
-    return str(NodeSet.fromlist(list(hosts))) if len(hosts) > 1 else hosts[0]
+    return str(NodeSet.fromlist(list(hosts)))
+
+
+def _folded_numbers(hosts: Sequence[str]) -> str:
+    """Return what ClusterShell makes of hosts that differ in a number at their end alone, empty where others do."""
+    found = [_NUMBERED.fullmatch(host) for host in hosts]
+    stems, numbers = {match["stem"] for match in found if match}, {int(match["number"]) for match in found if match}
+    if len(stems) != 1 or None in found:
+        return ""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1] = [ranges[-1][0], number]
+        else:
+            ranges.append([number])
+    listed = ",".join("-".join(map(str, ends)) for ends in ranges)
+    return stems.pop() + (f"[{listed}]" if len(numbers) > 1 else listed)
 
 
 def ago(asked_at: float, now: float) -> str:

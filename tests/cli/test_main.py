@@ -44,18 +44,21 @@ def test_a_result_that_cannot_be_written_is_one_error(argv: list[str]) -> None:
 
 #: Warns, then acts (writes a file), then has a result, as many a command does.
 ACTS = """
-import logging, pathlib, sys
+import pathlib, sys
 from tpu_ops.cli import list as command, main, options, output
+from tpu_ops.log import Log
+*_, path, mode = sys.argv
+sys.argv[1:] = ["list"]
 def run(args):
-    logging.getLogger("tpu_ops.x").warning("one")
-    logging.getLogger("tpu_ops.x").warning("two")
-    pathlib.Path(sys.argv[2]).touch()
-    if sys.argv[3] == "ask":
+    Log("tpu_ops.x").warning("one")
+    Log("tpu_ops.x").warning("two")
+    pathlib.Path(path).touch()
+    if mode == "ask":
         options.confirmed("Sure?", "this")
     output.line("result")
     return 0
 command.run, command.add_arguments = run, lambda parser: None
-sys.exit(main.main(["list"]))
+main.program()
 """
 
 
@@ -83,6 +86,31 @@ def test_streams_that_are_closed_or_have_no_reader(
     assert err in done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
+
+
+#: Leaves something to be done at the end, and a thread where it is asked to.
+ENDS = """
+import atexit, pathlib, sys, threading, time
+from tpu_ops.cli import list as command, main
+*_, path, mode = sys.argv
+sys.argv[1:] = ["list"]
+def last():
+    pathlib.Path(path).touch()
+def late():
+    time.sleep(0.5)
+    atexit.register(last)
+def run(args):
+    threading.Thread(target=late).start() if mode else atexit.register(last)
+    return 3
+command.run, command.add_arguments = run, lambda parser: None
+main.program()
+"""
+
+
+@pytest.mark.parametrize("mode", ["", "thread"])
+def test_what_is_to_be_done_at_the_end_is_done_and_threads_are_waited_for(tmp_path: Path, mode: str) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS, str(tmp_path / "done"), mode], timeout=60, check=False)
+    assert (done.returncode, (tmp_path / "done").exists()) == (3, True)
 
 
 def test_a_cell_of_a_table_gives_no_orders_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import functools
 import importlib
 import itertools
-import logging
 import os
 import re
 import shlex
@@ -14,8 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
-from tpu_ops import __version__
+from tpu_ops import __version__, log
 from tpu_ops.cli import output
 from tpu_ops.cli.commands import COMMANDS, on_fleet
 from tpu_ops.errors import ExitCode, OpsError, UsageError
@@ -121,28 +122,17 @@ def _refuse_empty(words: Sequence[str]) -> None:
             raise UsageError("this is empty", where=option, fix="give it a value, or leave it out")
 
 
-class _Said(logging.Handler):
-    """Says what the parts below the command line have to say on the way."""
+def _listen() -> None:
+    # Imported here: see tpu_ops.log.
+    from tpu_ops.cli import listening
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Say it."""
-        say = output.warning if record.levelno >= logging.WARNING else output.info
-        say(record.getMessage())
-
-
-def listen() -> None:
-    """Say what is logged below this package's name, once."""
-    log = logging.getLogger("tpu_ops")
-    if not any(isinstance(handler, _Said) for handler in log.handlers):
-        log.addHandler(_Said())
-        log.setLevel(logging.INFO)
-        log.propagate = False
+    listening.listen()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; every error a user may meet becomes a message and a code."""
     output.any_text()
-    listen()
+    log.heard_by(_listen)
     try:
         return _dispatch(sys.argv[1:] if argv is None else argv)
     except OpsError as failure:
@@ -160,7 +150,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             OpsError(exc.strerror or str(exc), where=path, fix="see that it can be read and written (ls -l, df)")
         )
         return ExitCode.FAILED
+    finally:
+        log.heard_by(None)
+
+
+def program() -> NoReturn:
+    """Run the command that this process is, and end.
+
+    What the interpreter takes apart at its end goes with the process anyway, and to do so takes as long as a session
+    with a worker.
+    """
+    code = main()
+    threading = sys.modules.get("threading")
+    if threading is None or threading.active_count() == 1:
+        # As multiprocessing ends its children. Whatever is written is flushed by then.
+        atexit._run_exitfuncs()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

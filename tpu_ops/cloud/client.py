@@ -5,7 +5,6 @@ google-cloud-tpu is imported only when a client is made: its import costs half a
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import re
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 
 from tpu_ops.cloud.auth import Auth, credentials
 from tpu_ops.errors import CloudError
+from tpu_ops.log import Log
 
 Thing = TypeVar("Thing")
 Answer = TypeVar("Answer")
@@ -65,7 +65,7 @@ _NO_GRPC = "this is no gRPC port: what listens there speaks something else"
 
 _ENDPOINT_FIX = "start what serves the endpoint (TPU_OPS_ENDPOINT), or unset it to reach the real service"
 
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 _FIXES = {
     "UNAUTHENTICATED": "log in: gcloud auth application-default login; with auth_kind, renew the key or the token",

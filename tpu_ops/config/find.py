@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import time
@@ -12,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tpu_ops import files
+from tpu_ops import digests, files
 from tpu_ops.config.read import from_data
 from tpu_ops.config.settings import FLEET_FILE, Settings
 from tpu_ops.errors import OpsError, UsageError
@@ -155,7 +154,7 @@ def _text(file: Path) -> str:
 
 def _remembered(file: Path, root: Path) -> Mapping[str, Any]:
     """Return what `read_file` does, out of the directory for state where this very text was parsed before."""
-    text, place = _text(file), root / "parsed" / f"{hashlib.sha256(os.fsencode(file)).hexdigest()[:16]}.json"
+    text, place = _text(file), root / "parsed" / f"{digests.sha256(os.fsencode(file)).hexdigest()[:16]}.json"
     # Whatever it is that stands there, the file itself is to be had.
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         known = json.loads(files.read_regular(place, 10 * _LARGEST))

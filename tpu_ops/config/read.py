@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shlex
@@ -10,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tpu_ops import files
+from tpu_ops import digests, files
 from tpu_ops.cloud.auth import KINDS, Auth
 from tpu_ops.config import composed
 from tpu_ops.config.hosts import USER, USER_AT_HOST, is_loopback
@@ -310,5 +309,5 @@ def _service_account_contents(options: Options) -> Value:
 
 def _state_name(path: Path, endpoint: str) -> str:
     """Name of a fleet's state: its own for each endpoint, so that a test service and the real one never mix."""
-    digest = hashlib.sha256(f"{path}\n{endpoint}".encode()).hexdigest()[:8]
+    digest = digests.sha256(f"{path}\n{endpoint}".encode()).hexdigest()[:8]
     return f"{_NOT_FOR_SSH.sub('_', path.name)}-{digest}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from tpu_ops.errors import CloudError, UnreachableError
 from tpu_ops.fleet import hostkeys, selection, targets, view
 from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
 from tpu_ops.fleet.view import Fleet
+from tpu_ops.log import Log
 from tpu_ops.remote import direct
 from tpu_ops.remote.mux_protocol import Master
 from tpu_ops.remote.replies import Result
@@ -27,7 +27,7 @@ _NAMES = 4
 #: Lines of news that are said before it is only said that there are more.
 _LINES = 12
 
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 
 def fanout(fleet: Fleet) -> Fanout:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -17,8 +16,9 @@ from tpu_ops.errors import OpsError
 from tpu_ops.fleet import selection, ssh_files
 from tpu_ops.fleet.model import Node, Worker
 from tpu_ops.fleet.state import Files, Snapshot, Stored, question_of, replace
+from tpu_ops.log import Log
 
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pwd
 import re
@@ -11,6 +10,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
+from tpu_ops import digests
 from tpu_ops.errors import OpsError
 from tpu_ops.remote import aliases
 
@@ -121,7 +121,7 @@ def control_socket(control_path: str, user: str, address: str) -> Path:
         user: Likewise.
         address: Likewise; it is connected to at the usual port.
     """
-    digest = hashlib.sha1(f"{socket.gethostname()}{address}22{user}".encode(), usedforsecurity=False)
+    digest = digests.sha1(f"{socket.gethostname()}{address}22{user}".encode(), usedforsecurity=False)
     return Path(control_path.strip('"').replace("%C", digest.hexdigest()))
 
 

@@ -5,12 +5,12 @@ Such a connection may lead to where the worker was. OpenSSH gives it up when sev
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tpu_ops import texts
+from tpu_ops.log import Log
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Seconds without an answer after which that is said, and in which further silent workers join.
 PATIENCE, GATHER = 4.0, 0.5
 
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 
 def say(hosts: Iterable[str]) -> None:

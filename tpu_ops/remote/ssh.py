@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from tpu_ops import files
 from tpu_ops.errors import OpsError
+from tpu_ops.log import Log
 from tpu_ops.remote import mux, openssh
 from tpu_ops.remote.mux_protocol import Master, Unavailable
 from tpu_ops.remote.renewal import paused
@@ -31,7 +31,7 @@ _TRIES, _AGAIN = 3, 0.5
 #: The lock of whoever asks it alone; no worker is called so. Seconds to wait for it: many may be before one.
 _AGENT, _AGENT_LIMIT = ".agent", 300.0
 
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 #: What runs a remote command line.
 Process = asyncio.subprocess.Process | mux.Session

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from tpu_ops.errors import OpsError
+from tpu_ops.log import Log
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.follow import Follower, Outcome
 
-_log = logging.getLogger(__name__)
+_log = Log(__name__)
 
 
 class Copied(NamedTuple):
