@@ -1,7 +1,7 @@
 """SHA-1 and SHA-256, as of hashlib, for what names things: without OpenSSL, which hashlib loads before anything else.
 
-That takes some 3 % of the CPU of a command on a few workers. The interpreter has its own of both; the standard library's
-random takes its own likewise.
+That takes some 3 % of the CPU of a command on a few workers. The interpreter has its own of both, and the standard
+library's random takes them likewise.
 """
 
 from __future__ import annotations
