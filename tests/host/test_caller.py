@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.specs import good, myself
-from tpu_ops.host import actions, chips, follow, logs, main, record, spec, supervise, unit, wire
+from tpu_ops.host import actions, chips, follow, logs, record, requests, spec, supervise, unit, wire
 from tpu_ops.host.store import Store
 from tpu_ops.remote import wire as controller
 
@@ -64,7 +64,7 @@ def served(store: Store, request: dict[str, Any], line: Line, *, attended: bool 
     line.controller.close()
     answer, back = os.pipe()
     try:
-        assert main.serve(store, line.host.fileno(), back) == code
+        assert requests.serve(store, line.host.fileno(), back) == code
     finally:
         os.close(back)
     with os.fdopen(answer, "rb") as file:

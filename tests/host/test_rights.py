@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.specs import myself
-from tpu_ops.host import actions, main, person
+from tpu_ops.host import actions, person, requests
 from tpu_ops.host.store import Store
 from tpu_ops.host.wire import PROTOCOL, Refused
 from tpu_ops.remote.wire import find_answer
@@ -71,7 +71,7 @@ def answer(store: Store, action: str) -> dict[str, Any]:
     (source, write), (read, sink) = os.pipe(), os.pipe()
     with os.fdopen(write, "w") as file:
         file.write(json.dumps({"marker": MARKER, "protocol": PROTOCOL, "action": action}) + "\n")
-    main.serve(store, source, sink)
+    requests.serve(store, source, sink)
     os.close(source)
     os.close(sink)
     with os.fdopen(read, "rb") as said:

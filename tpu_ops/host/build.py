@@ -23,9 +23,9 @@ compiled = "{}.{}.zip".format(os.path.realpath(sys.argv[0]), sys.implementation.
 if os.path.exists(compiled):
     sys.path.insert(0, compiled)
 
-from tpu_ops.host.main import main
+from tpu_ops.host.main import program
 
-sys.exit(main(compiled))
+program(compiled)
 """
 #: The oldest time that a zip archive can hold.
 _EPOCH = (1980, 1, 1, 0, 0, 0)

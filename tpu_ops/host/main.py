@@ -1,74 +1,16 @@
-"""Entry: one request on standard input, or an internal word: systemd's two, and that of the role that installs it."""
+"""Entry: one request on standard input, or an internal word: systemd's two, and that of the role that installs it.
+
+Each imports what it needs alone: that is most of what it costs.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
-from . import TYPE_CHECKING, actions, chips, follow, spec, wire
-from .person import asking
+from .spec import check_run_id
 from .store import Store
-
-if TYPE_CHECKING:
-    from typing import Any, Callable, Dict
-
-_ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
-    "probe": actions.probe,
-    "status": actions.status,
-    "holders": chips.holders,
-}
-#: Those that wait for something, and end when whoever asked has gone.
-_WAITING: Dict[str, Callable[[Dict[str, Any], Store, wire.Caller], Dict[str, Any]]] = {
-    "start": actions.start,
-    "stop": actions.stop,
-    "unlock": chips.unlock,
-}
-
-
-def _carried_out(request: Dict[str, Any], store: Store, caller: wire.Caller) -> Dict[str, Any]:
-    """Return the answer to a request.
-
-    Raises:
-        Refused: There is no such action, or it says no.
-        Gone: Nobody waits for it any more.
-    """
-    name = request["action"]
-    if name in _WAITING:
-        return _WAITING[name](request, store, caller)
-    if name in _ACTIONS:
-        return _ACTIONS[name](request, store)
-    raise wire.Refused("invalid", "unknown action {!r}".format(name))
-
-
-def serve(store: Store, source: int = 0, sink: int = 1) -> int:
-    """Answer one request; return the exit code (a refusal is an answer, so its code is 0)."""
-    try:
-        request = wire.read_request(source)
-    except wire.Refused as refusal:
-        sys.stderr.write("tpu-host: {}\n".format(refusal.message))
-        return 2
-    marker = request["marker"]
-    try:
-        actions.require_right(asking())
-        if request["action"] == "follow":
-            follow.follow(request, store, wire.Caller(source, attended=True), sink)
-            return 0
-        value = _carried_out(request, store, wire.Caller(source, request.get("attended") is True))
-    except wire.Refused as refusal:
-        value = refusal.to_json()
-    except (wire.Gone, BrokenPipeError):
-        return 0
-    except Exception:
-        import traceback  # half of what else an answer imports
-
-        if request["action"] == "follow":
-            # Behind its answer stand frames and no text: where the connection just ends the controller asks again.
-            sys.stderr.write("tpu-host: following failed:\n" + traceback.format_exc())
-            return 1
-        error = {"kind": "failed", "message": "the launcher failed:\n" + traceback.format_exc(), "fix": ""}
-        value = {"ok": False, "error": error}
-    wire.answer(sink, marker, value)
-    return 0
 
 
 def main(compiled_copy: str) -> int:
@@ -78,18 +20,18 @@ def main(compiled_copy: str) -> int:
         compiled_copy: Path of this program's compiled copy, which may be missing.
     """
     words = sys.argv[1:]
-    store = Store()
     if not words:
-        return serve(store)
-    if len(words) == 2 and words[0] in ("supervise", "after"):
-        # Requests do without what only the unit needs.
-        if words[0] == "after":
-            from .after import after
+        from .requests import serve
 
-            return after(store, spec.check_run_id(words[1]))
-        from . import supervise
+        return serve(Store())
+    if len(words) == 2 and words[0] == "supervise":
+        from .supervise import Supervisor
 
-        return supervise.Supervisor(store, spec.check_run_id(words[1])).run()
+        return Supervisor(Store(), check_run_id(words[1])).run()
+    if len(words) == 2 and words[0] == "after":
+        from .after import after
+
+        return after(Store(), check_run_id(words[1]))
     if words == ["compile"]:
         from . import compiled
 
@@ -101,3 +43,20 @@ def main(compiled_copy: str) -> int:
         return 0
     sys.stderr.write("tpu-host: takes one JSON request on standard input and no arguments\n")
     return 2
+
+
+def program(compiled_copy: str) -> None:
+    """Run this program and end the process.
+
+    What the interpreter takes apart at its end goes with the process anyway, and to do so takes a sixth of a request.
+
+    Args:
+        compiled_copy: As for `main`.
+    """
+    code = main(compiled_copy)
+    threading = sys.modules.get("threading")
+    if threading is None or threading.active_count() == 1:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -1,0 +1,71 @@
+"""Answers one request: reads it, has it carried out, and writes what came of it."""
+
+from __future__ import annotations
+
+import sys
+
+from . import TYPE_CHECKING, actions, chips, follow, wire
+from .person import asking
+
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict
+
+    from .store import Store
+
+_ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
+    "probe": actions.probe,
+    "status": actions.status,
+    "holders": chips.holders,
+}
+#: Those that wait for something, and end when whoever asked has gone.
+_WAITING: Dict[str, Callable[[Dict[str, Any], Store, wire.Caller], Dict[str, Any]]] = {
+    "start": actions.start,
+    "stop": actions.stop,
+    "unlock": chips.unlock,
+}
+
+
+def _carried_out(request: Dict[str, Any], store: Store, caller: wire.Caller) -> Dict[str, Any]:
+    """Return the answer to a request.
+
+    Raises:
+        Refused: There is no such action, or it says no.
+        Gone: Nobody waits for it any more.
+    """
+    name = request["action"]
+    if name in _WAITING:
+        return _WAITING[name](request, store, caller)
+    if name in _ACTIONS:
+        return _ACTIONS[name](request, store)
+    raise wire.Refused("invalid", "unknown action {!r}".format(name))
+
+
+def serve(store: Store, source: int = 0, sink: int = 1) -> int:
+    """Answer one request; return the exit code (a refusal is an answer, so its code is 0)."""
+    try:
+        request = wire.read_request(source)
+    except wire.Refused as refusal:
+        sys.stderr.write("tpu-host: {}\n".format(refusal.message))
+        return 2
+    marker = request["marker"]
+    try:
+        actions.require_right(asking())
+        if request["action"] == "follow":
+            follow.follow(request, store, wire.Caller(source, attended=True), sink)
+            return 0
+        value = _carried_out(request, store, wire.Caller(source, request.get("attended") is True))
+    except wire.Refused as refusal:
+        value = refusal.to_json()
+    except (wire.Gone, BrokenPipeError):
+        return 0
+    except Exception:
+        import traceback  # half of what else an answer imports
+
+        if request["action"] == "follow":
+            # Behind its answer stand frames and no text: where the connection just ends the controller asks again.
+            sys.stderr.write("tpu-host: following failed:\n" + traceback.format_exc())
+            return 1
+        error = {"kind": "failed", "message": "the launcher failed:\n" + traceback.format_exc(), "fix": ""}
+        value = {"ok": False, "error": error}
+    wire.answer(sink, marker, value)
+    return 0
