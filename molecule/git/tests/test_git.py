@@ -112,13 +112,19 @@ def test_git_pull_rebases_for_who_is_to_rebase(host: Host) -> None:
     assert done.stdout.split() == ["ours", "theirs", "one"], done.stderr
 
 
-def test_keys_are_the_owners_alone_and_strays_have_gone(host: Host) -> None:
+def test_git_that_was_removed_is_installed(host: Host) -> None:
+    assert host.package("git").is_installed
+
+
+def test_keys_are_those_of_the_list_and_their_owners_alone_and_strays_have_gone(host: Host) -> None:
     with host.sudo():
         listed = host.check_output("cd /etc/tpu_ops/git/keys && stat -c '%n %a %U:%G' *").splitlines()
         people = host.check_output("ls /etc/tpu_ops/git/people").split()
+        contents = [host.file(f"/etc/tpu_ops/git/keys/{line.split()[0]}").content_string for line in listed]
     assert listed == [
         "forge.test 600 root:root",
         "forge.test.group 640 root:deploy",
         "vision.forge.test 600 root:root",
     ]
+    assert all(content == (FILES / "deploy").read_text() for content in contents)
     assert people == ["gilda", "gus"]

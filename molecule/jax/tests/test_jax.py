@@ -23,6 +23,13 @@ def test_what_was_removed_is_there(host: Host) -> None:
     assert host.check_output(f"{PYTHON} -I -c 'import opt_einsum; print(opt_einsum.__name__)'") == "opt_einsum"
 
 
+def test_training_runs_get_what_the_framework_needs_and_nothing_else(host: Host) -> None:
+    file = host.file("/etc/tpu_ops/jax.env")
+    # JAX finds its devices by itself.
+    assert file.content_string == "# Written by Ansible; changes are lost.\n"
+    assert (file.user, file.group, file.mode) == ("root", "root", 0o644)
+
+
 def test_the_digests_of_two_workers_that_the_role_shows_are_equal(host: Host) -> None:
     source = (ROOT / "roles/python/module_utils/environment_state.py").read_text()
     source += "print(digest(python_version('/opt/venvs/jax'), packages('/opt/venvs/jax')))\n"

@@ -99,6 +99,13 @@ def test_records_of_runs_are_changed_by_root_only(host: Host) -> None:
         assert host.check_output("stat -c %U:%a /var/lib/tpu_ops/runs") == "root:755"
 
 
+def test_runs_trust_the_authorities_of_the_worker(host: Host) -> None:
+    file = host.file("/etc/tpu_ops/certificates.env")
+    written = "# Written by Ansible; changes are lost.\nSSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt\n"
+    assert file.content_string == written
+    assert (file.user, file.group, file.mode) == ("root", "root", 0o644)
+
+
 def test_shared_memory_outlives_the_last_ssh_session(rita: Rita, host: Host) -> None:
     assert rita("head -c 4096 /dev/zero > /dev/shm/proof").returncode == 0
     closed = host.run("timeout 30 sh -c 'while loginctl show-user rita >/dev/null 2>&1; do sleep 0.2; done'")

@@ -56,6 +56,14 @@ def test_an_account_of_the_group_writes_and_root_is_nobody(host: Host) -> None:
     assert "NFS4ERR_ACCESS" in refused.stderr
 
 
+def test_the_server_has_its_settings_and_the_exports_their_owners(host: Host) -> None:
+    if serves(host):
+        settings = host.file("/etc/ganesha/ganesha.conf")
+        assert "    Squash = Root_Squash;\n" in settings.content_string
+        assert (settings.user, settings.group, settings.mode) == ("root", "root", 0o644)
+        assert host.check_output("stat -c %U:%G:%a /srv/nfs/data") == "root:root:755"
+
+
 def test_nobody_writes_what_is_exported_to_be_read(host: Host) -> None:
     if not serves(host):
         assert nfs(host, "nfs-ls", "/srv/nfs/data").rc == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,13 @@ def test_one_environment_is_active_at_login(host: Host, person: str, name: str) 
 def test_root_s_login_has_none(host: Host) -> None:
     with host.sudo():
         assert host.check_output("bash -lc 'echo [$VIRTUAL_ENV]'") == "[]"
+
+
+def test_the_archive_s_key_is_its_own(host: Host) -> None:
+    key = host.file("/etc/apt/keyrings/tpu_ops-deadsnakes.asc")
+    archive = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / host.system_info.codename / "archive"
+    assert key.content_string == (archive / "good.asc").read_text()
+    assert (key.user, key.group, key.mode) == ("root", "root", 0o644)
 
 
 def test_what_was_refused_is_not_there(host: Host) -> None:

@@ -135,10 +135,15 @@ def test_the_project_is_imported_from_its_clone(host: Host) -> None:
     assert says(host, "lise", f"cd / && python -c {shlex.quote(script)}").startswith("/opt/workspaces/vision/")
 
 
+def test_the_time_zone_is_the_fleet_s(host: Host) -> None:
+    assert host.check_output("date +%Z") == "UTC"
+
+
 def test_the_disk_is_mounted_and_what_one_writes_on_it_all_workers_read(host: Host) -> None:
     if stores(host):
         assert host.mount_point("/srv/data").filesystem == "ext4"
         assert "noatime" in host.mount_point("/srv/data").options
+        assert host.check_output("systemctl is-enabled srv-data.mount") == "enabled"
         says(host, "hedy", "echo from hedy > /mnt/shared/hedys && cat /srv/data/shared/hedys")
         return
     # What the mount's unit names, over the wire: this kernel may have no client of its own.

@@ -13,7 +13,7 @@ from testinfra.host import Host
 KEYS = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "keys"
 KEYS_DIRECTORY = "/etc/ssh/authorized_keys.d"
 ARCHIVES = "/var/backups/tpu_ops/homes"
-PRESENT = ["ada", "dave", "erin", "grace", "heidi", "ivan"]
+PRESENT = ["ada", "dave", "erin", "grace", "heidi", "ivan", "judy"]
 
 Done = subprocess.CompletedProcess[str]
 Login = Callable[..., Done]
@@ -25,7 +25,7 @@ def login(ssh: Login) -> Login:
     return lambda user, command="whoami", key="": ssh(command, user, str(KEYS / (key or user)))
 
 
-@pytest.mark.parametrize("name", ["ada", "grace", "heidi", "dave", "ivan"])
+@pytest.mark.parametrize("name", ["ada", "grace", "heidi", "dave", "ivan", "judy"])
 def test_people_log_in_with_their_keys(login: Login, name: str) -> None:
     done = login(name)
     assert (done.returncode, done.stdout.strip()) == (0, name), done.stderr
@@ -69,10 +69,15 @@ def test_sudo_gives_exactly_what_was_granted(login: Login, name: str, root: bool
 
 @pytest.mark.parametrize(
     ("name", "groups"),
-    [("ada", {"tpu-run", "vision"}), ("grace", {"tpu-run"}), ("heidi", set()), ("fred", set())],
+    [("ada", {"tpu-run", "vision"}), ("grace", {"tpu-run"}), ("heidi", set()), ("judy", {"vision"}), ("fred", set())],
 )
 def test_groups_are_those_of_the_list(host: Host, name: str, groups: set[str]) -> None:
     assert set(host.user(name).groups) - {name} == groups
+
+
+def test_a_group_that_was_removed_is_back_as_one_of_the_system(host: Host) -> None:
+    assert sorted(host.group("vision").members) == ["ada", "judy"]
+    assert host.group("vision").gid < 1000
 
 
 def test_an_account_has_the_number_of_the_list(host: Host) -> None:

@@ -24,6 +24,11 @@ def test_all_workers_are_at_the_commit_that_the_forge_has(host: Host) -> None:
         assert as_person(host, "root", f"git ls-remote {url} main").stdout.split()[0] == at.strip()
 
 
+def test_the_clone_of_root_has_its_remote_and_lets_everybody_read(host: Host) -> None:
+    shown = as_person(host, "root", "cd /opt/workspaces/vision && git remote get-url origin && stat -c '%a %U:%G' .")
+    assert shown.stdout.splitlines() == ["git@forge.test:vision.git", "755 root:root"], shown.stderr
+
+
 def test_the_installation_is_editable_and_of_this_commit(host: Host) -> None:
     script = "import vision; print(vision.ANSWER, vision.__file__)"
     done = as_person(host, "wim", f"cd /; {PYTHON} -c {shlex.quote(script)}")
@@ -46,8 +51,9 @@ def test_a_person_uses_git_in_the_clone_of_root(host: Host) -> None:
 
 
 def test_a_person_s_own_clone_is_hers_at_the_commit_of_the_tag(host: Host) -> None:
-    done = as_person(host, "wim", "cd code/vision && git describe --tags && git status --porcelain && git fetch -q")
-    assert (done.rc, done.stdout.split()) == (0, ["v1"]), done.stderr
+    asked = "git describe --tags && git status --porcelain && git remote get-url origin && git fetch -q"
+    done = as_person(host, "wim", f"cd code/vision && {asked}")
+    assert (done.rc, done.stdout.split()) == (0, ["v1", "ssh://git@forge.test/srv/forge/vision.git"]), done.stderr
     with host.sudo():
         listed = host.check_output(
             "find /home/wim/code ! -user wim; stat -c '%a %U' /home/wim/code /home/wim/code/vision"
