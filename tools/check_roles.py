@@ -281,15 +281,19 @@ the first change, whatever `--tags` says, and end with one list of every fault, 
 - A value has the type that the README says: `"yes"` is no truth value and `3.10` no text. `-e name=value` gives
   a text always; `-e '{{"name": false}}'` does not.
 - A variable that begins with a role's name, or is almost the name of one, and that no role has is taken for misspelt.
-  `facts_own_variables` lists those that are your own. So is one that a role sets itself for others to read, such as
-  `python_uv`: given in a file, nothing would hear of it.
+  `facts_own_variables` lists those that are your own.
+- A variable that a role of the playbook sets itself for others to read, such as `python_uv`, is a fault where it is
+  given: nothing would hear of it.
 - A file of variables that Ansible passes over, since a directory or file of its name wins (`group_vars/all/` over
   `group_vars/all.yml`), is one more fault.
+- So is a variable of a role that two files of one directory set, of which Ansible takes the last.
 - A line without a file is about a role's default, or about a value that Ansible does not know the origin of.
 - What a role can only judge once the types are right is named at the end; the next run says it.
 - A login shell or a `tcmalloc_library` that a worker does not have is a fault where nothing that the playbook installs
   may bring it, and a warning where a package that is still to be installed may. A library outside the system's own
   directories (/usr/local, /opt) is never more than a warning, since a disk that is mounted may bring it.
+- A file that is no YAML ends Ansible before all checks, without its name: `tpu_ops configure` says which it is, and
+  where it goes wrong.
 - A worker that does not answer is not checked; it has dropped out before. Nor is one that `--limit` leaves out, but for
   what has to agree between workers, such as who serves an export.
 

@@ -38,10 +38,10 @@ class Log:
 
         if _hear is not None:
             _hear()
-        getattr(logging.getLogger(self._name), method)(text, *values, stacklevel=3)
+        getattr(logging.getLogger(self._name), method)(text, *values)
 
 
-def heard_by(hear: Callable[[], None] | None) -> None:
-    """Have this called each time before something is said, so that it sees to somebody listening; None is nobody."""
+def heard_by(hear: Callable[[], None]) -> None:
+    """Have this called each time before something is said, so that it sees to somebody listening."""
     global _hear  # noqa: PLW0603 - one process, one who listens
     _hear = hear

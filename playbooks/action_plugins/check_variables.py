@@ -71,12 +71,8 @@ def type_faults(path: str, option: Mapping[str, Any], value: Any) -> list[Fault]
         return [Fault(f"{path}: is empty; give it a value or leave it out", blocks=True)]
     fits = isinstance(value, KINDS[kind]) and (kind == "bool" or not isinstance(value, bool))
     if not fits:
-        return [
-            Fault(
-                f"{path}: is {_word(value, secret=option.get('no_log', False))}, and has to be {_wanted(kind, value)}",
-                blocks=True,
-            )
-        ]
+        word = _word(value, secret=option.get("no_log", False))
+        return [Fault(f"{path}: is {word}, and has to be {_wanted(option, value)}", blocks=True)]
     if kind != "list" and "choices" in option and value not in option["choices"]:
         return [Fault(f"{path}: '{value}' is none of {', '.join(map(str, option['choices']))}")]
     faults = []
@@ -103,7 +99,10 @@ def _word(value: Any, *, secret: bool) -> str:
     return ("a text" if isinstance(value, str) else WORDS.get(kind, kind.__name__)) + shown
 
 
-def _wanted(kind: str, value: Any) -> str:
+def _wanted(option: Mapping[str, Any], value: Any) -> str:
+    kind = option.get("type", "str")
+    if kind == "str" and "choices" in option:
+        return f"one of {', '.join(map(str, option['choices']))}"
     if kind in ("str", "path"):
         return "a text" if isinstance(value, (dict, list)) else "a text; put it in quotes"
     way = "; give it to -e as JSON" if origin(value).endswith("'-e'") else ""
@@ -255,11 +254,15 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
             {"text": with_places(fault, values), "place": self._place(fault, values, variables)}
             for fault in wrong + unknown_faults(variables, here, known, own) + judged
         ]
-        # A role's own values hide them among `variables`; these are the host's without any play.
+        # A role's own values hide them among `variables`; these are the host's without any play. Where a role has no
+        # part, what others take in the place of its value may be given.
         given = variables["hostvars"].raw_get(variables["inventory_hostname"])
+        own_values = {name: role for name, role in offered.items() if role in here}
         result["faults"] += [
-            {"text": fault, "place": self._place(fault, given, given)} for fault in offered_faults(given, offered)
+            {"text": fault, "place": self._place(fault, given, given)} for fault in offered_faults(given, own_values)
         ]
+        hidden = hidden_faults(variables, known, self._loader)
+        result["faults"] += [{"text": text, "place": where} for where, text in hidden]
         result["faults"] += [{"text": text, "place": _shown(file)} for file, text in unread_faults(variables)]
         return result
 
@@ -302,6 +305,31 @@ def variable_files(variables: Mapping[str, Any]) -> list[Path]:
     return [
         file for path in found for file in (sorted(path.rglob("*.y*ml")) if path.is_dir() else [path]) if file.is_file()
     ]
+
+
+def hidden_faults(variables: Mapping[str, Any], known: Collection[str], loader: Any) -> list[tuple[str, str]]:
+    """Return the variables of roles that two files of one directory set, of which Ansible takes the last.
+
+    Args:
+        variables: Of a host.
+        known: The variables that roles have.
+        loader: Ansible's, which finds and reads the files.
+
+    Returns:
+        File and line of the value that counts for nothing, and what is wrong.
+    """
+    faults = []
+    for first, *_ in _variable_paths(variables):
+        before: dict[str, str] = {}
+        for file in loader.find_vars_files(str(first.parent), first.name) if first.is_dir() else []:
+            content = loader.load_from_file(file)
+            for key in content.keys() & known if isinstance(content, dict) else ():
+                here = next(origin(found) for found in content if found == key) or _shown(Path(file))
+                if key in before:
+                    text = f"{key}: counts for nothing, since {here} sets it anew and is read later; take one out"
+                    faults.append((before[key], text))
+                before[key] = here
+    return sorted(faults)
 
 
 def unread_faults(variables: Mapping[str, Any]) -> list[tuple[Path, str]]:

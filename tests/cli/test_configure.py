@@ -216,6 +216,24 @@ def test_a_playbook_that_is_none_is_said_so_without_colours(fleet):
     assert "\x1b" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("a:\n  - b: 1\n   c: 2\n", "node_solo.yml:3:4: "),
+        ("a: [\n", "node_solo.yml:2:1: "),
+        ("a:\n\tb: 1\n", "node_solo.yml:2:1: "),
+    ],
+)
+def test_a_file_of_variables_that_is_no_yaml_is_named(fleet, text, where):
+    write(fleet, TOUCH)
+    (fleet.path / "inventory" / "group_vars" / "pod.yml").write_text("secret: !vault |\n  x\n")
+    (fleet.path / "inventory" / "group_vars" / "node_solo.yml").write_text(text)
+    done = configure(fleet, "solo")
+    assert done.returncode != 0
+    assert f"fix: mend {fleet.path}/inventory/group_vars/{where}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["file", "variable"])
 def test_encrypted_variables_without_their_password_are_refused_with_the_way_to_give_it(fleet, tmp_path, whole):
     write(fleet, "    - {name: Open, ansible.builtin.assert: {that: secret == 's3cret'}}\n")
@@ -232,14 +250,14 @@ def test_encrypted_variables_without_their_password_are_refused_with_the_way_to_
 
 
 @pytest.fixture
-def looking(tmp_path):
-    """A task that looks for the secret while Ansible runs: in every file of the run's own directory."""
+def looking(fleet, tmp_path):
+    """A task that looks for the secret while Ansible runs, in every file of the run's own directory; that goes then."""
     runtime = tmp_path / "home" / "run"
     runtime.mkdir()
     yield (
-        "    - name: Look\n      ansible.builtin.command:\n"
-        f"        argv: [grep, -rl, {SECRET}, {runtime}]\n"
-        "      check_mode: false\n      register: found\n      failed_when: found.rc != 1\n"
+        "    - name: Look\n      ansible.builtin.shell:\n"
+        f"        cmd: test -s {runtime}/tpu_ops-configure-*/limit && grep -rl {SECRET} {runtime}/tpu_ops-configure-*\n"
+        "      check_mode: false\n      register: found\n      failed_when: found.rc != 1 or found.stderr != ''\n"
     )
     assert list(runtime.glob("tpu_ops-configure-*")) == []
 

@@ -199,3 +199,12 @@ def test_a_copy_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     done = ask(program, "", "compile")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert f"cannot write {program}" in done.stderr
+
+
+@pytest.mark.parametrize("redirection", ["", "2>&-", "2>/dev/full"])
+def test_an_answer_is_one_whatever_becomes_of_standard_error(tmp_path: Path, redirection: str) -> None:
+    program, _ = build.build(tmp_path)
+    words = ["sh", "-c", f'exec "$0" -IS "$1" {redirection}', sys.executable, str(program)]
+    request = json.dumps({"marker": "0123456789", "action": "explode"}) + "\n"
+    done = subprocess.run(words, input=request, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, "unknown action" in done.stdout) == (0, True), done.stderr

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tpu_ops.remote.playbook import message_of
+from tpu_ops.remote.playbook import Step, message_of, note_of
 
 INSTALL = """'/usr/bin/apt-get -y -o "Dpkg::Options::=--force-confdef" install 'zsh=5.9' 'less'' failed: """
 INTERRUPTED = "E: dpkg was interrupted, you must manually run 'sudo dpkg --configure -a' to correct the problem."
@@ -44,3 +44,26 @@ LATER = "something else installs there; try again later, or raise base_apt_lock_
 )
 def test_a_failure_is_told_in_the_words_that_tell_it(result: dict[str, Any], said: str) -> None:
     assert message_of(result) == said
+
+
+@pytest.mark.parametrize(
+    ("result", "stdout", "outcome"),
+    [
+        ({"changed": True}, "changed: [a]", "changed"),
+        ({"changed": False}, "ok: [a]", "ok"),
+        ({"censored": "hidden"}, "changed: [a]", "changed"),
+        ({"censored": "hidden"}, "changed: [a -> b]", "changed"),
+        # With the task's name before the first host of it (display_skipped_hosts).
+        ({"censored": "hidden"}, "\r\nTASK [x : changed: [a]] ****\r\nchanged: [a]", "changed"),
+        ({"censored": "hidden"}, "\r\nTASK [x : changed: [a]] ****\r\nok: [a]", "ok"),
+        ({"censored": "hidden"}, "ok: [a]", "ok"),
+        ({"censored": "hidden"}, "", "ok"),
+    ],
+)
+def test_a_task_that_hides_its_result_has_changed_what_ansible_says_it_has(
+    result: dict[str, Any], stdout: str, outcome: str
+) -> None:
+    event = {"event": "runner_on_ok", "stdout": stdout, "event_data": {"host": "a", "task": "x", "res": result}}
+    note = note_of(event)
+    assert isinstance(note, Step)
+    assert note.outcome == outcome

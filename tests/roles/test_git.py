@@ -109,7 +109,7 @@ PERSON = {"person": "ada", "name": "Ada", "email": "ada@example.org"}
         ({"host_keys": {"forge.test": [f"{ED25519} comment"]}}, "more or something else than base64"),
         ({"deploy_keys": [{"host": "else.test"}]}, "else.test has no pinned key"),
         ({"deploy_keys": [{"host": "forge.test"}, {"host": "forge.test"}]}, "has a key already"),
-        ({"deploy_keys": [{"host": "forge.test", "alias": "a b"}]}, "the alias is not a host name"),
+        ({"deploy_keys": [{"host": "forge.test", "alias": "a b"}]}, "alias is not a host name"),
         ({"deploy_keys": [{"host": "forge.test", "alias": "forge.test"}]}, "the alias is the name of a forge"),
         ({"deploy_keys": [{"host": "forge.test", "group": "nobody2"}]}, "there is no group nobody2"),
     ],

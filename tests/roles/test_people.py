@@ -236,7 +236,10 @@ def test_keys_that_may_let_this_run_in_are_not_taken_out_of_the_metadata() -> No
             "users_remove_metadata_keys[1]: tpu: this run logs in with this account, maybe by such a key;"
             " connect as another user"
         ),
-        "users_remove_metadata_keys[2]: a:b: is no login name; give one of small letters, digits, - and _",
+        (
+            "users_remove_metadata_keys[2]: a:b: is no login name; give at most 32 small letters, digits, - and _,"
+            " and no digit or - first"
+        ),
     ]
 
 

@@ -229,6 +229,33 @@ def test_right_variables_encrypted_ones_too_go_on_and_no_role_checks_them_again(
     )
 
 
+def test_a_variable_that_two_files_of_a_directory_set_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, {"group_vars/pod.yml": "users_patience: 5\n"})
+    (tmp_path / "group_vars" / "all").mkdir()
+    people = [{"name": "ada", "keys": []}]
+    write(
+        tmp_path,
+        {
+            "group_vars/all/access.yml": f"own: 1\npython_source: uv\nusers_people: {json.dumps(people)}\n",
+            "group_vars/all/main.yml": vaulted("users_people: []\nown: 2\nusers_patience: 9\n"),
+        },
+    )
+    code, tasks = playbook(tmp_path, "playbooks/users.yml")
+    assert code != 0
+    (said,) = {result["msg"] for result in tasks[-1]["hosts"].values() if result.get("failed")}
+    (line,) = said.replace(f"{tmp_path}/", "").splitlines()[1:]
+    counts = "counts for nothing, since group_vars/all/main.yml:1 sets it anew and is read later; take one out"
+    assert line == f"group_vars/all/access.yml:3: users_people: {counts} (all 4 workers)"
+
+
+def test_what_a_role_sets_may_be_given_where_it_has_no_part(tmp_path: Path) -> None:
+    write(tmp_path, {"group_vars/all.yml": "python_uv: /usr/local/bin/uv\n"})
+    for name, part in (("workspace.yml", False), ("python.yml", True)):
+        _, tasks = playbook(tmp_path, f"playbooks/{name}", "--tags", "none-such")
+        said = [result.get("msg", "") for result in tasks[-1]["hosts"].values()]
+        assert any("python_uv: the role python sets it itself" in text for text in said) == part, name
+
+
 def test_a_role_that_is_used_alone_checks_its_variables_first(tmp_path: Path) -> None:
     play = tmp_path / "play.yml"
     play.write_text("- { hosts: solo-w0, gather_facts: false, roles: [users] }\n")

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from roles.facts.filter_plugins import values
 from roles.facts.filter_plugins.values import remote_faults
 from roles.facts.module_utils.as_person import PersonFault
+from roles.workspace.filter_plugins import workspace
 from roles.workspace.filter_plugins.workspace import (
     workspace_chosen,
     workspace_environment_faults,
@@ -145,6 +147,10 @@ def test_environments_that_no_role_makes_are_told() -> None:
     said = "environment /opt/venvs/jx is that of no role: neither jax_venv nor in python_environments"
     found = workspace_environment_warnings(projects, "/opt/venvs/jax", "/opt/venvs/jax", environments)
     assert found == [f"workspace_projects[0]: a: {said}"]
+
+
+def test_a_path_is_the_same_for_the_role_as_for_those_that_facts_checks() -> None:
+    assert workspace.PATH == values.PATH
 
 
 def test_only_a_project_that_is_to_be_installed_needs_an_environment() -> None:

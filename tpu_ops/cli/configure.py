@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from tpu_ops import config, texts
 from tpu_ops.cli import options, output
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     elif outcome.hosts:
         output.table([{"host": host, **counts} for host, counts in outcome.hosts.items()], COLUMNS)
     show_failures(outcome.failures)
-    return exit_code(outcome, file.name, target or "the fleet", settings)
+    return exit_code(outcome, shown(file), target or "the fleet", settings)
 
 
 def converge(
@@ -109,7 +111,7 @@ def converge(
     progress.end()
     show_failures(outcome.failures)
     names = texts.folded([worker.host for worker in workers])
-    if exit_code(outcome, file.name, names, settings):
+    if exit_code(outcome, shown(file), names, settings):
         raise HostError(f"{file.name} failed there", where=names, fix="see above; mend it and go on")
     return outcome
 
@@ -132,7 +134,7 @@ def rehearse(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Non
     outcome = playbook.run(project, file, hosts=hosts, options=["--tags", "always", "--check"], told=Progress())
     show_failures(outcome.failures)
     # A site.yml of the fleet's own may have no task of this kind.
-    if outcome.code and exit_code(outcome, file.name, ", ".join(hosts), settings):
+    if outcome.code and exit_code(outcome, shown(file), ", ".join(hosts), settings):
         what = "site.yml would fail there, and it is run on each node that is made anew"
         fix = "see above; mend it first, or start all the same with --force"
         raise HostError(what, where=texts.folded([step.host for step in outcome.failures]), fix=fix)
@@ -206,12 +208,35 @@ def show_failures(failures: Sequence[Step]) -> None:
         output.info(f"  {text[:_LONGEST]}{' ...' if len(text) > _LONGEST else ''}")
 
 
+def shown(file: Path) -> str:
+    """Return a playbook's file as ansible-playbook takes it here."""
+    return os.path.relpath(file) if file.is_relative_to(Path.cwd()) else str(file)
+
+
+def no_yaml(inventory: Path) -> str:
+    """Return where the first of the inventory's files that is no YAML goes wrong, and why; empty where all are.
+
+    Ansible names no file where it is one of variables.
+    """
+    # Imported here: it is rarely wanted.
+    import yaml
+
+    for file in sorted(path for path in inventory.parent.rglob("*.y*ml") if path.is_file()):
+        try:
+            list(yaml.parse(file.read_text()))
+        except (yaml.MarkedYAMLError, UnicodeDecodeError) as exc:
+            mark = getattr(exc, "problem_mark", None)
+            place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+            return f"{shown(file)}{place}: {getattr(exc, 'problem', '') or 'not UTF-8 text'}"
+    return ""
+
+
 def exit_code(outcome: Outcome, name: str, target: str, settings: Settings) -> int:
     """Return the command's exit code, and say what to do where it is not 0.
 
     Args:
         outcome: Of the playbook.
-        name: Of the playbook.
+        name: The playbook's file.
         target: Which workers were meant.
         settings: Of the fleet.
 
@@ -222,6 +247,8 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings) -> i
     again = f"mend it and run the same command again; `ansible-playbook {name} -vv` says more"
     if outcome.locked:
         again = VAULT
+    elif any("YAML" in text for text in outcome.said) and (fault := no_yaml(settings.file)):
+        again = f"mend {fault}"
     if outcome.unreachable:
         who = texts.count(len(outcome.unreachable), "host")
         what = f"{who} did not answer" + (", others failed" if len(outcome.failures) > len(outcome.unreachable) else "")

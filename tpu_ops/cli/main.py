@@ -150,8 +150,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             OpsError(exc.strerror or str(exc), where=path, fix="see that it can be read and written (ls -l, df)")
         )
         return ExitCode.FAILED
-    finally:
-        log.heard_by(None)
 
 
 def program() -> NoReturn:
@@ -163,7 +161,7 @@ def program() -> NoReturn:
     code = main()
     threading = sys.modules.get("threading")
     if threading is None or threading.active_count() == 1:
-        # As multiprocessing ends its children. Whatever is written is flushed by then.
+        # As multiprocessing ends its children. What was written is flushed by then: see `output`.
         atexit._run_exitfuncs()
         os._exit(code)
     sys.exit(code)

@@ -1,7 +1,8 @@
 """The only writer: results go to standard output, everything said on the way to standard error.
 
 Text of others gets into what is said (names, what a server answered, what ssh printed). So each of its lines is made
-one line without orders for a terminal here, and nowhere else needs to.
+one line without orders for a terminal here, and nowhere else needs to. Each write is flushed at once: the process ends
+without the interpreter's own flush (main.program).
 """
 
 from __future__ import annotations

@@ -9,8 +9,12 @@ import contextlib
 import os
 import sys
 
+from . import TYPE_CHECKING
 from .spec import check_run_id
 from .store import Store
+
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main(compiled_copy: str) -> int:
@@ -45,10 +49,11 @@ def main(compiled_copy: str) -> int:
     return 2
 
 
-def program(compiled_copy: str) -> None:
+def program(compiled_copy: str) -> NoReturn:
     """Run this program and end the process.
 
     What the interpreter takes apart at its end goes with the process anyway, and to do so takes a sixth of a request.
+    Nothing here is registered with atexit.
 
     Args:
         compiled_copy: As for `main`.
@@ -56,7 +61,9 @@ def program(compiled_copy: str) -> None:
     code = main(compiled_copy)
     threading = sys.modules.get("threading")
     if threading is None or threading.active_count() == 1:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
-            sys.stderr.flush()
+        # Before Python 3.9 it is held back where it is no terminal. Nobody may read it any more.
+        if sys.stderr is not None:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.flush()
         os._exit(code)
     sys.exit(code)

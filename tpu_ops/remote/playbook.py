@@ -33,7 +33,7 @@ _OUTCOMES = {
     "runner_on_skipped": "skipped",
 }
 
-#: How Ansible writes that a task has changed something on a host.
+#: How Ansible writes, without colours, that a task has changed something on a host.
 _CHANGED = re.compile(r"^changed: \[", re.MULTILINE)
 
 #: What Ansible says where Ansible Vault has no password, and where none of those that it has is the right one.

@@ -90,7 +90,8 @@ def reply_of(host: str, answer: Any, stderr: str, code: int | None) -> Reply:
         return Reply(host, {}, "unreachable", said)
     configure = f"tpu_ops configure {host}"
     if "password is required" in stderr or "not allowed" in stderr or "not in the sudoers" in stderr:
-        return Reply(host, {}, "denied", "sudo does not let you use the launcher there", f"{configure} (role users)")
+        fix = f"let your entry of users_people have `sudo: launcher`; {configure} then gives it to you"
+        return Reply(host, {}, "denied", "sudo does not let you use the launcher there", fix)
     if "not found" in stderr or "No such file" in stderr:
         return Reply(host, {}, "no-launcher", "the launcher is not installed", configure)
     return Reply(host, {}, "failed", f"the launcher did not answer: {said}", configure)

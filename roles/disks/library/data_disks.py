@@ -189,7 +189,7 @@ class DataDisks:
             raise Refusal("%s is blank and read-only; attach it read-write to have it formatted" % disk.path)
         if self.run("wipefs", "-n", disk.path, check=False)[1].strip():
             raise Refusal(
-                "%s holds a signature, which `wipefs -n %s` shows; if nobody needs what it is of, empty it by hand"
+                "%s holds a signature, which `wipefs -n %s` shows; if nobody needs what is on it, empty it by hand"
                 " (`blkdiscard -z`)" % (disk.path, disk.path)
             )
         try:

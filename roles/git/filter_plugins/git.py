@@ -139,7 +139,8 @@ def deploy_key_faults(deploy_keys: list[Entry], host_keys: dict[str, list[str]],
         if host not in host_keys:
             faults.append(f"{where}: {host} has no pinned key; add it to git_more_host_keys")
         if not is_host(name) or ":" in name:
-            faults.append(f"{where}: the alias is not a host name; choose letters, digits, . and - alone")
+            key = "alias" if entry.get("alias") else "host"
+            faults.append(f"{where}: {key} is not a host name; give one such as work.forge.test")
         if entry.get("alias") and name in {known.partition(":")[0] for known in host_keys}:
             faults.append(f"{where}: the alias is the name of a forge; choose another")
         if name in names[:position]:

@@ -387,7 +387,8 @@ def login_faults(everybody: str, people: dict[str, str], environments: list[Word
         if value and value not in names and not re.fullmatch(r"(/[A-Za-z0-9._@+-]+)+", value)
     ]
     return faults + [
-        f"python_active_environments: '{person}' is no name of an account; give one of small letters, digits, - and _"
+        f"python_active_environments: '{person}' is no name of an account; give small letters, digits, - and _, and no"
+        " digit or - first"
         for person in people
         if not re.fullmatch(r"[a-z_][a-z0-9_-]*", person)
     ]

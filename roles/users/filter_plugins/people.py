@@ -13,6 +13,8 @@ Person = dict[str, Any]
 
 #: What useradd of Debian and Ubuntu accepts without being forced.
 NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+#: What makes it one.
+LETTERS = "give at most 32 small letters, digits, - and _, and no digit or - first"
 
 #: What may stand in a field of /etc/passwd (passwd(5)).
 FIELD = re.compile(r"[^:\n\x00-\x1f]*")
@@ -163,9 +165,7 @@ def _person_faults(person: Person) -> list[str]:
     faults = []
     name = str(person.get("name", ""))
     if not NAME.fullmatch(name) or name in ("root", LAUNCHER_GROUP):
-        faults.append(
-            f"name must be a login name of small letters, digits, - and _, and neither root nor {LAUNCHER_GROUP}"
-        )
+        faults.append(f"name must be a login name other than root and {LAUNCHER_GROUP}; {LETTERS}")
     if not FIELD.fullmatch(str(person.get("comment", ""))):
         faults.append("comment must be one line without a colon")
     if not SHELL.fullmatch(str(person.get("shell", "/bin/bash"))):
@@ -176,7 +176,7 @@ def _person_faults(person: Person) -> list[str]:
         elif group == LAUNCHER_GROUP:
             faults.append(f"groups: {group} is given by sudo: launcher; say that")
         elif not NAME.fullmatch(group):
-            faults.append(f"groups: '{group[:40]}' is no name of a group; give one of small letters, digits, - and _")
+            faults.append(f"groups: '{group[:40]}' is no name of a group; {LETTERS}")
     for index, key in enumerate(person.get("keys", [])):
         if fault := key_fault(str(key)):
             faults.append(f"keys[{index}] {fault}")
@@ -375,7 +375,7 @@ def removal_faults(names: list[str], connecting_user: str = "", fleet_file: str 
     for position, name in enumerate(names):
         where = f"users_remove_metadata_keys[{position}]: {name}"
         if not NAME.fullmatch(str(name)):
-            faults.append(f"{where}: is no login name; give one of small letters, digits, - and _")
+            faults.append(f"{where}: is no login name; {LETTERS}")
         elif name == connecting_user:
             faults.append(f"{where}: this run logs in with this account, maybe by such a key; connect as another user")
     return faults

@@ -105,9 +105,8 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
 
 def environment_paths(environments: list[dict[str, Any]]) -> dict[str, str]:
     """Given python_environments, which the role python makes, return the path of each by its name."""
-    names = [str(entry.get("name")) for entry in environments]
     return {
-        name: str(entry.get("path") or f"/opt/venvs/{name}") for name, entry in zip(names, environments, strict=True)
+        str(entry.get("name")): str(entry.get("path") or f"/opt/venvs/{entry.get('name')}") for entry in environments
     }
 
 
@@ -146,6 +145,8 @@ def workspace_environment_warnings(
 ) -> list[str]:
     """Return, as sentences, which environments no role makes; somebody may have made them, or they are misspelt.
 
+    What is neither a name nor a path is a fault already.
+
     Args:
         projects: The projects.
         environment: That of projects without one of their own, workspace_environment.
@@ -159,6 +160,7 @@ def workspace_environment_warnings(
         for position, project in enumerate(projects)
         if project.get("editable") and project.get("state", "present") == "present"
         if (word := str(project.get("environment") or environment)) not in (jax_venv, *paths, *paths.values())
+        if PATH.fullmatch(word)
     ]
 
 
@@ -225,10 +227,11 @@ def workspace_wanted(
     paths = environment_paths(environments)
     for project in projects:
         ref = str(project.get("ref") or "HEAD")
+        word = str(project.get("environment") or environment)
         wanted = {
             "path": project_path(project, directory),
             "commit": ref if COMMIT.fullmatch(ref) else commits.get(f"{project['url']} {ref}", ""),
-            "environment": paths.get(word := project.get("environment") or environment, word),
+            "environment": paths.get(word, word),
             "owner": project.get("owner") or "root",
         }
         found.append({key: value for key, value in project.items() if key != "ref"} | wanted)

@@ -249,7 +249,9 @@ class Workspace:
             uid = os.lstat(os.path.join(where, "pyvenv.cfg")).st_uid
         except FileNotFoundError:
             if not self.check:
-                raise PersonFault("there is no virtual environment %s; the role jax makes one" % where) from None
+                raise PersonFault(
+                    "there is no virtual environment %s; make it there, or name one of python_environments" % where
+                ) from None
             uid = self.account.pw_uid
         if uid != self.account.pw_uid:
             raise PersonFault(
@@ -305,22 +307,22 @@ class Workspace:
             clear(self.gone)
 
 
-def keep_safe(paths: list[str], gone: list[str], system: str, *, check: bool) -> list[str]:
+def keep_safe(paths: list[str], gone: list[str], system: str, timeout: int, *, check: bool) -> list[str]:
     """Have git trust clones of root whoever uses it, and forget those that have gone; return what was done.
 
     git uses no clone of others unless told to (git-config(1), safe.directory). Only clones of root are named, since the
     owner of a clone decides which programs git runs in it.
     """
     try:
-        known = program(["git", "config", "--file", system, "--get-all", "safe.directory"], 60).splitlines()
+        known = program(["git", "config", "--file", system, "--get-all", "safe.directory"], timeout).splitlines()
     except PersonFault:
         known = []
     added = [path for path in paths if path not in known]
     removed = [path for path in gone if path in known]
     for path in added if not check else []:
-        program(["git", "config", "--file", system, "--add", "safe.directory", path], 60)
+        program(["git", "config", "--file", system, "--add", "safe.directory", path], timeout)
     for path in removed if not check else []:
-        program(["git", "config", "--file", system, "--unset-all", "safe.directory", "^%s$" % re.escape(path)], 60)
+        program(["git", "config", "--file", system, "--unset-all", "safe.directory", "^%s$" % re.escape(path)], timeout)
     return ["let everybody use git in %s" % path for path in added] + [
         "forget %s in %s" % (path, system) for path in removed
     ]
@@ -403,7 +405,7 @@ def main() -> None:
         if project["owner"] == "root" and project["name"] in commits
     ]
     try:
-        actions += keep_safe(roots, gone, module.params["system"], check=module.check_mode)
+        actions += keep_safe(roots, gone, module.params["system"], module.params["timeout"], check=module.check_mode)
     except PersonFault as exc:
         faults.append(str(exc))
     paths = {project["name"]: project["path"] for project in module.params["projects"] if project["state"] == "present"}
