@@ -247,6 +247,10 @@ def test_equal_faults_are_shown_once_with_all_their_workers() -> None:
     ("said", "shown"),
     [
         (b"timeout: failed to run command 'nope': No such file or directory\n", b"command not found: nope\n"),
+        (
+            b"timeout: failed to run command 'cd /tmp; ls': No such file or directory\n",
+            b"command not found: cd /tmp; ls; for a shell line: -- sh -c 'LINE'\n",
+        ),
         ("timeout: failed to run command \u2018/x\u2019: Permission denied".encode(), b"permission denied: /x"),
         (b"else\n", b"else\n"),
     ],

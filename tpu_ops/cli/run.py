@@ -111,12 +111,13 @@ def _show(hosts: Sequence[str], total: int, result: Result) -> None:
 
 def said_by(stderr: bytes) -> bytes:
     """Return what a command said, without the words of what starts it: nothing may be known of that."""
-    return _NOT_STARTED.sub(
-        lambda found: (
-            (b"permission denied: " if found[2].startswith(b"Permission") else b"command not found: ") + found[1]
-        ),
-        stderr,
-    )
+    return _NOT_STARTED.sub(_not_started, stderr)
+
+
+def _not_started(found: re.Match[bytes]) -> bytes:
+    what = b"permission denied: " if found[2].startswith(b"Permission") else b"command not found: "
+    line = b"; for a shell line: -- sh -c 'LINE'" if re.search(rb"[\s;|&<>$]", found[1]) else b""
+    return what + found[1] + line
 
 
 def exit_code(results: Sequence[Result], *, of_rank: bool = False) -> int:
