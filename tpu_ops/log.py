@@ -41,7 +41,7 @@ class Log:
         getattr(logging.getLogger(self._name), method)(text, *values)
 
 
-def heard_by(hear: Callable[[], None]) -> None:
-    """Have this called each time before something is said, so that it sees to somebody listening."""
+def heard_by(hear: Callable[[], None] | None) -> None:
+    """Have this called each time before something is said, so that it sees to somebody listening; None ends that."""
     global _hear  # noqa: PLW0603 - one process, one who listens
     _hear = hear

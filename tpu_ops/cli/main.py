@@ -150,6 +150,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             OpsError(exc.strerror or str(exc), where=path, fix="see that it can be read and written (ls -l, df)")
         )
         return ExitCode.FAILED
+    finally:
+        # Who has called this from a program of their own may have others listen.
+        log.heard_by(None)
 
 
 def program() -> NoReturn:
