@@ -176,6 +176,15 @@ def test_an_environment_is_one_of_python_environments_by_its_name_or_a_path() ->
         f"workspace_environment: 'venv' {said}",
         f"workspace_projects[0]: tools: environment 'tools' {said}",
     ]
+    at = "workspace_environment: 't' is at 'rel/x' by python_environments, which is no absolute path;"
+    assert workspace_environment_faults([], "t", [{"name": "t", "path": "rel/x"}]) == [
+        f"{at} give a path from / on, without blanks and .."
+    ]
+    # What the role python refuses: where it has no part nobody does.
+    for odd in ({"name": "t"}, "t", 7, None, [None], [["t"]]):
+        assert workspace_environment_faults([], "t", odd) == [f"workspace_environment: 't' {said}"]
+        assert workspace_environment_warnings([], "/opt/venvs/jax", "/opt/venvs/jax", odd) == []
+        assert workspace_wanted([], "/w", "t", {}, odd) == []
     for word in ("/opt/../x", "/opt/x y", "tool"):
         assert workspace_environment_faults([], word, environments) == [f"workspace_environment: '{word}' {said}"]
 

@@ -27,6 +27,7 @@ EDITABLE = re.compile(r"(?P<path>[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)(\[[A-Za-z0-
 MODE = re.compile(r"0?[0-7]{3}")
 #: As `path_faults` of the role facts takes it, whose filters no other role's can import.
 PATH = re.compile(r"(?!.*/\.\.(/|$))/\S+")
+ABSOLUTE = "give a path from / on, without blanks and .."
 
 
 def project_path(project: Project, directory: str) -> str:
@@ -103,16 +104,16 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
     return faults
 
 
-def environment_paths(environments: list[dict[str, Any]]) -> dict[str, str]:
-    """Given python_environments, which the role python makes, return the path of each by its name."""
-    return {
-        str(entry.get("name")): str(entry.get("path") or f"/opt/venvs/{entry.get('name')}") for entry in environments
-    }
+def environment_paths(environments: Any) -> dict[str, str]:
+    """Given python_environments, return the path of each by its name; the role python says what else is wrong with it.
+
+    Where that role has no part nobody has looked at the value.
+    """
+    entries = [entry for entry in environments if isinstance(entry, dict)] if isinstance(environments, list) else []
+    return {str(entry.get("name")): str(entry.get("path") or f"/opt/venvs/{entry.get('name')}") for entry in entries}
 
 
-def workspace_environment_faults(
-    projects: list[Project], environment: str, environments: list[dict[str, Any]]
-) -> list[str]:
+def workspace_environment_faults(projects: list[Project], environment: str, environments: Any) -> list[str]:
     """Return which environments are neither a name nor a path, and which projects to be installed have none.
 
     Args:
@@ -125,11 +126,13 @@ def workspace_environment_faults(
         (f"workspace_projects[{position}]: {project.get('name')}: environment ", str(project.get("environment") or ""))
         for position, project in enumerate(projects)
     ]
+    paths = environment_paths(environments)
     faults = [
-        f"{place}'{word}' is none of python_environments, and no absolute path; name one, or give a path from / on,"
-        " without blanks and .."
+        f"{place}'{word}' is none of python_environments, and no absolute path; name one, or {ABSOLUTE}"
+        if word not in paths
+        else f"{place}'{word}' is at '{paths[word]}' by python_environments, which is no absolute path; {ABSOLUTE}"
         for place, word in words
-        if word and word not in environment_paths(environments) and not PATH.fullmatch(word)
+        if word and not PATH.fullmatch(paths.get(word, word))
     ]
     return faults + [
         f"workspace_projects[{position}]: {project.get('name')}: environment is missing, and workspace_environment is"
@@ -141,7 +144,7 @@ def workspace_environment_faults(
 
 
 def workspace_environment_warnings(
-    projects: list[Project], environment: str, jax_venv: str, environments: list[dict[str, Any]]
+    projects: list[Project], environment: str, jax_venv: str, environments: Any
 ) -> list[str]:
     """Return, as sentences, which environments no role makes; somebody may have made them, or they are misspelt.
 
@@ -212,7 +215,7 @@ def workspace_wanted(
     directory: str,
     environment: str,
     commits: dict[str, str],
-    environments: list[dict[str, Any]],
+    environments: Any,
 ) -> list[Project]:
     """Return the projects in the form of the module git_workspaces, with the commit that each is to be at.
 
