@@ -116,6 +116,13 @@ def test_a_state_is_served_by_one_process_only(shared_api: LabApi, unique: str) 
     assert shared_api.node(unique)["state"] == "READY"
 
 
+def test_who_asks_for_the_end_as_soon_as_it_serves_gets_an_orderly_one(tmp_path: Path) -> None:
+    api = LabApi(tmp_path / "state.json")
+    for _ in range(3):
+        api.start()
+        assert api.stop() == 0
+
+
 @pytest.mark.parametrize("option", ["--grpc-port", "--rest-port"])
 def test_a_port_in_use_is_named(tmp_path: Path, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

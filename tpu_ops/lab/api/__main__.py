@@ -106,9 +106,11 @@ async def _serve(options: argparse.Namespace) -> None:
         await service.store.flush()
         host = f"[{bind}]" if ":" in bind else bind
         where = {"grpc": f"{host}:{grpc_port}", "rest": f"http://{host}:{rest_port}"}
+        # Before the line: whoever reads it may ask for the end at once.
+        asked = _asked_to_end()
         sys.stdout.write(json.dumps(where) + "\n")
         sys.stdout.flush()
-        await _signalled()
+        await asked.wait()
 
 
 async def _listen(starting: Awaitable[tuple[Any, int]], bind: str, port: int, option: str) -> tuple[Any, int]:
@@ -146,13 +148,13 @@ def _cannot_listen(failure: OSError, bind: str, port: int, option: str) -> Usage
     )
 
 
-async def _signalled() -> None:
-    """Return when the process is asked to end."""
+def _asked_to_end() -> asyncio.Event:
+    """Return what is set once the process is asked to end; from now on no signal ends it by itself."""
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked.set)
-    await asked.wait()
+    return asked
 
 
 def main(argv: Sequence[str] | None = None) -> int:
