@@ -90,14 +90,14 @@ def test_streams_that_are_closed_or_have_no_reader(
 
 #: Leaves something to be done at the end, and a thread where it is asked to.
 ENDS = """
-import atexit, pathlib, sys, threading, time
+import atexit, pathlib, sys, threading
 from tpu_ops.cli import list as command, main
 *_, path, mode = sys.argv
 sys.argv[1:] = ["list"]
 def last():
     pathlib.Path(path).touch()
 def late():
-    time.sleep(0.5)
+    threading.main_thread().join()
     atexit.register(last)
 def run(args):
     threading.Thread(target=late).start() if mode else atexit.register(last)
