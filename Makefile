@@ -38,8 +38,10 @@ test: check engine ## Run every test: the fast ones, the lab, the demo's way, Mo
 # Two lanes of about the same length, and never three: what is waited for in the lab has to come in time. Each is kept, so
 # that what failed can be said where it is looked for, at the end.
 lane-runs:
+	@mkdir -p $(LANES)
 	@{ $(MAKE) --no-print-directory lab-test-runs && $(MAKE) --no-print-directory demo-test; } 2>&1 | tee -i $(LANES)/runs.log
 lane-roles:
+	@mkdir -p $(LANES)
 	@{ $(MAKE) --no-print-directory lab-test-rest && $(MAKE) --no-print-directory molecule; } 2>&1 | tee -i $(LANES)/roles.log
 
 check: env ## Run the fast part: style, types, roles, rooms, tests without containers

@@ -222,11 +222,15 @@ def test_a_playbook_that_is_none_is_said_so_without_colours(fleet):
         ("a:\n  - b: 1\n   c: 2\n", "node_solo.yml:3:4: "),
         ("a: [\n", "node_solo.yml:2:1: "),
         ("a:\n\tb: 1\n", "node_solo.yml:2:1: "),
+        ("a: \x01\n", "node_solo.yml: "),
     ],
 )
 def test_a_file_of_variables_that_is_no_yaml_is_named(fleet, text, where):
     write(fleet, TOUCH)
     (fleet.path / "inventory" / "group_vars" / "pod.yml").write_text("secret: !vault |\n  x\n")
+    # Of somebody else: it is none of Ansible's.
+    (fleet.path / "inventory" / "another").mkdir()
+    (fleet.path / "inventory" / "another" / "file.yml").write_text("[")
     (fleet.path / "inventory" / "group_vars" / "node_solo.yml").write_text(text)
     done = configure(fleet, "solo")
     assert done.returncode != 0

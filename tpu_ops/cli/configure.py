@@ -221,13 +221,18 @@ def no_yaml(inventory: Path) -> str:
     # Imported here: it is rarely wanted.
     import yaml
 
-    for file in sorted(path for path in inventory.parent.rglob("*.y*ml") if path.is_file()):
+    # Nothing else below it is read: it may be anybody's home.
+    folders = [inventory.parent / name for name in ("group_vars", "host_vars")]
+    found = [*inventory.parent.glob("*.y*ml"), *(path for folder in folders for path in folder.rglob("*.y*ml"))]
+    for file in sorted(path for path in found if path.is_file()):
         try:
-            list(yaml.parse(file.read_text()))
-        except (yaml.MarkedYAMLError, UnicodeDecodeError) as exc:
+            list(yaml.parse(file.read_text(encoding="utf-8")))
+        except OSError:
+            continue  # Ansible has named it
+        except (yaml.YAMLError, UnicodeDecodeError) as exc:
             mark = getattr(exc, "problem_mark", None)
             place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-            return f"{shown(file)}{place}: {getattr(exc, 'problem', '') or 'not UTF-8 text'}"
+            return f"{shown(file)}{place}: {getattr(exc, 'problem', '') or exc}"
     return ""
 
 
