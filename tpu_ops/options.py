@@ -1,11 +1,8 @@
 """Options of a file and the environment, read with their types; every error names where the value stands."""
 
-from __future__ import annotations
-
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +50,6 @@ class Value(NamedTuple):
     from_environment: bool = False
 
 
-@dataclass(frozen=True)
 class Options:
     """Reads options of the right type from the file and the environment, which wins.
 
@@ -63,9 +59,10 @@ class Options:
         environ: The environment.
     """
 
-    data: Mapping[str, Any] = field(repr=False)
-    file: Path
-    environ: Mapping[str, str] = field(repr=False)
+    __slots__ = ("data", "environ", "file")
+
+    def __init__(self, data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -> None:
+        self.data, self.file, self.environ = data, file, environ
 
     def at(self, key: str) -> str:
         """Return the place of a key, for an error."""

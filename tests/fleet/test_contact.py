@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -193,8 +192,8 @@ def test_a_name_is_unknown_only_once_the_api_was_asked(fleet, said):
 
 def test_a_node_that_is_still_being_made_has_no_worker_yet(fleet, monkeypatch):
     update.refresh(fleet.settings())
-    young = replace(view.current(fleet.settings()), nodes=(node("young", count=0, state="CREATING"),))
-    young = replace(young, labels={each.full_name: each.name for each in young.nodes})
+    young = view.current(fleet.settings())._replace(nodes=(node("young", count=0, state="CREATING"),))
+    young = young._replace(labels={each.full_name: each.name for each in young.nodes})
     monkeypatch.setattr(update, "refresh", lambda settings: (young, Changes()))
     with pytest.raises(UnreachableError, match="in state CREATING and has no worker yet"):
         contact.find(fleet.settings(), "young")
@@ -217,7 +216,7 @@ def test_a_member_reads_the_published_snapshot_again(member, tmp_path, said, sea
     assert found.changed == frozenset()
     assert found.notes["pod-w0"].startswith("its address is as published ")
     assert said == [f"pod-w0 does not answer: reading {path} again for its address"]
-    path.write_text(document([replace(POD, external_ips=("34.0.9.0", "34.0.9.1"))], asked_at=NOW + 1).text())
+    path.write_text(document([POD._replace(external_ips=("34.0.9.0", "34.0.9.1"))], asked_at=NOW + 1).text())
     assert looking(["pod-w0"]).changed == {"pod-w0", "pod-w1"}
     path.unlink()
     assert looking(["pod-w0"]) == News()

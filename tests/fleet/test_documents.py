@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import time
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -28,7 +26,7 @@ def parsed(value):
 def test_a_snapshot_holds_no_secret_of_a_node():
     """The API's metadata may: only its keys' names are ever kept of it."""
     assert json.loads(document().text())["nodes"][0]["metadata_keys"] == ["ssh-keys"]
-    assert {field.name for field in dataclasses.fields(Node)} == forms.NODE.keys(), "say so in docs/members.md, too"
+    assert {*Node._fields} == forms.NODE.keys(), "say so in docs/members.md, too"
 
 
 def test_what_is_published_is_read_as_it_was():
@@ -53,7 +51,7 @@ def test_what_no_reader_would_take_is_not_published_and_the_error_names_it():
     with pytest.raises(
         CloudError, match=r"cannot be published: two nodes have one id: \S+/nodes/pod and \S+/nodes/twin"
     ):
-        documents.publishable(document([POD, replace(POD, name="twin")]), NOW)
+        documents.publishable(document([POD, POD._replace(name="twin")]), NOW)
 
 
 HOSTILE = "x\nHost *\n  ProxyCommand sh -c id"
@@ -205,7 +203,7 @@ def test_whatever_a_document_holds_only_hosts_and_keys_are_written(member, path,
     place[path[-1]] = value
     source = member.home / "hostile.json"
     source.write_text(json.dumps(changed))
-    settings = replace(member.settings(), state_dir=member.home / "fuzz")
+    settings = member.settings()._replace(state_dir=member.home / "fuzz")
     for old in ("snapshot.json", "known_hosts"):
         (settings.state_dir / old).unlink(missing_ok=True)
     try:

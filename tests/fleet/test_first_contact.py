@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 
 import pytest
@@ -193,7 +192,7 @@ def test_a_jump_that_the_filters_hide_is_trusted_by_the_name_in_the_warning(sile
 def test_a_node_without_an_id_is_never_vouched_for(member, tmp_path):
     settings = member.settings()
     source = tmp_path / "published.json"
-    nodes = [dataclasses.replace(node(name), node_id="") for name in ("one", "two")]
+    nodes = [node(name)._replace(node_id="") for name in ("one", "two")]
     source.write_text(document(nodes).text())
     seen, _ = update.refresh(settings, source=str(source))
     for name in ("one", "two"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -27,7 +26,7 @@ def test_a_member_has_hosts_and_keys_and_the_source_is_asked_again(member, file)
     assert [worker.host for worker in fleet.workers] == ["pod-w0", "pod-w1", "solo-w0"]
     assert parse_known_hosts(fleet.known_hosts.read_text()) == KEYS
     assert "HostName 34.0.1.1" in fleet.ssh_config.read_text()
-    moved = replace(POD, external_ips=("34.0.9.0", "34.0.9.1"))
+    moved = POD._replace(external_ips=("34.0.9.0", "34.0.9.1"))
     file.write_text(text([moved, SOLO], asked_at=NOW + 60))
     assert view.current(settings).asked_at == NOW
     assert [change.new for change in update.look(settings)[1].addresses] == ["34.0.9.0", "34.0.9.1"]
@@ -75,7 +74,7 @@ def test_what_the_settings_name_wins_over_what_is_remembered(member, file, tmp_p
     # An older one does not take what is newer away: it is said and passed over.
     other.write_text(text([SOLO], asked_at=NOW - 1))
     file.write_text(text(asked_at=NOW + 2))
-    update.refresh(replace(member.settings(), snapshot=""), source=str(file))
+    update.refresh(member.settings()._replace(snapshot=""), source=str(file))
     assert view.current(member.settings()).source == str(file)
 
 
@@ -121,7 +120,7 @@ def test_a_changed_key_of_the_same_node_is_an_alarm_and_nothing_is_written(membe
 
 def test_a_recreated_node_comes_with_its_new_keys(member, file):
     update.refresh(member.settings(), source=str(file))
-    anew = replace(POD, node_id="77")
+    anew = POD._replace(node_id="77")
     file.write_text(text([anew], {"tpu-77-w0": {"ssh-ed25519": key("n")}}, NOW + 1))
     fleet, changes = update.refresh(member.settings())
     assert (changes.recreated, changes.gone) == (("pod",), ("solo",))

@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ GATE, INNER, INNER_1, LOST = WORKERS
 
 
 def ways(folder: Path = Path("/state"), workers=WORKERS, **options) -> Ways:
-    settings = replace(SETTINGS, **options)
+    settings = SETTINGS._replace(**options)
     return Ways(settings, Files(folder), MUX, workers)
 
 
@@ -117,7 +116,7 @@ def test_another_way_or_key_never_takes_a_connection_that_was_opened_before():
 
 def test_a_jump_that_does_not_serve_is_no_way_to_those_behind_it():
     away = [
-        replace(worker, node=replace(worker.node, state="PREEMPTED")) if worker is GATE else worker
+        worker._replace(node=worker.node._replace(state="PREEMPTED")) if worker is GATE else worker
         for worker in WORKERS
     ]
     found = ways(proxy_jump="gate-w0", workers=away)
@@ -227,7 +226,7 @@ def test_workers_of_one_address_behind_a_jump_have_control_sockets_of_their_own(
 
 def test_ssh_and_ansible_offer_all_keys_in_the_same_order(tmp_path):
     keys = [tmp_path / name for name in ("id_ed25519", "google compute 100%", "id_rsa")]
-    settings = replace(SETTINGS, state_dir=tmp_path, private_key=keys[0], more_keys=tuple(keys[1:]))
+    settings = SETTINGS._replace(state_dir=tmp_path, private_key=keys[0], more_keys=tuple(keys[1:]))
     options = selection.ssh_options(settings)
     way = Ways(settings, Files(tmp_path), tmp_path, WORKERS).of(GATE)
     text = ssh_files.ssh_config([(GATE, way)], user="ada", private_key=keys[0], options=options, mux=tmp_path)
@@ -243,7 +242,7 @@ def test_ssh_and_ansible_offer_all_keys_in_the_same_order(tmp_path):
 @pytest.mark.parametrize("options", [{}, {"proxy_jump": "bastion"}, {"forward_agent": True, "user": "Ada"}])
 def test_a_master_is_looked_for_where_ssh_has_its_socket(tmp_path, options):
     (tmp_path / "run time").mkdir()
-    found = Ways(replace(SETTINGS, **options), Files(tmp_path), tmp_path / "run time", WORKERS)
+    found = Ways(SETTINGS._replace(**options), Files(tmp_path), tmp_path / "run time", WORKERS)
     config = tmp_path / "ssh_config"
     config.write_text(
         ssh_files.ssh_config(
@@ -272,7 +271,7 @@ def test_a_jump_shares_one_connection_unless_the_person_says_otherwise(tmp_path,
     monkeypatch.setattr(openssh, "home", lambda: tmp_path)
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host mine\n    HostName 192.0.2.1\n    ControlPath ~/mine-%C\n")
-    found = Ways(replace(SETTINGS, proxy_jump="bastion"), Files(tmp_path), tmp_path / "mux", [])
+    found = Ways(SETTINGS._replace(proxy_jump="bastion"), Files(tmp_path), tmp_path / "mux", [])
     (tmp_path / "jump_config").write_text(found.jump_config)
 
     def effective(host: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,7 +149,7 @@ def test_labels_hosts_and_groups_are_unique_and_independent_of_order(nodes, rand
     ),
 )
 def test_filters_choose_among_the_nodes_and_rename_nothing(fleet_settings, nodes, filters):
-    chosen, workers, labels = selection.of(replace(fleet_settings, filters=filters), nodes)
+    chosen, workers, labels = selection.of(fleet_settings._replace(filters=filters), nodes)
     assert [node for node in nodes if node in chosen] == list(chosen)
     assert labels == node_labels(nodes)
     assert workers == [worker for worker in workers_of(nodes) if worker.node in chosen]

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,7 +157,7 @@ def test_more_than_a_snapshot_may_have_is_not_read(member, tmp_path, monkeypatch
     ids=["body", "header", "chunk size"],
 )
 def test_a_web_server_that_never_ends_is_given_up(member, head, drop):
-    settings = replace(member.settings(), request_timeout=0.5)
+    settings = member.settings()._replace(request_timeout=0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         over = threading.Event()
 
@@ -218,7 +217,7 @@ def test_a_host_that_does_not_answer_is_said_in_sshs_words(member, ssh, tmp_path
     for line in (f"exec {slow}", f"{slow}; true", f"{slow} & exit 0", f"exec >&-; exec {slow}"):
         ssh(line)
         with pytest.raises(CloudError, match=r"did not end within 0\.3 s"):
-            sources.read("ssh:bastion", replace(member.settings(), request_timeout=0.3))
+            sources.read("ssh:bastion", member.settings()._replace(request_timeout=0.3))
         assert not over.exists()
 
 

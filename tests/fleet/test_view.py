@@ -180,7 +180,7 @@ def published(folder, nodes, keys, seconds):
 
 @pytest.mark.parametrize(
     "between",
-    [[POD], [POD, replace(SOLO, state="STOPPED", internal_ips=())], []],
+    [[POD], [POD, SOLO._replace(state="STOPPED", internal_ips=())], []],
     ids=["left out", "without endpoints", "nothing"],
 )
 def test_a_node_that_was_out_of_sight_may_not_come_back_with_another_key(member, tmp_path, between):
@@ -214,8 +214,8 @@ def test_a_narrower_question_keeps_the_keys_of_all_and_their_marks(fleet):
 
 
 def test_a_narrower_question_does_not_let_an_older_snapshot_in(member, tmp_path):
-    everything = replace(member.settings(), projects=("lab", "other"))
-    narrow = replace(everything, zones=("us-central2-b",))
+    everything = member.settings()._replace(projects=("lab", "other"))
+    narrow = everything._replace(zones=("us-central2-b",))
     old = published(tmp_path, [POD, SOLO], KEYS, 0)
     update.refresh(everything, source=published(tmp_path, [POD, SOLO], KEYS, 9))
     before = files(everything)
@@ -306,7 +306,7 @@ def test_a_jump_that_the_filters_hide_is_a_worker_of_the_fleet_all_the_same(flee
     [("solo-w0", True), ("ada@solo", True), ("pod-w7", True), ("pod-w1", False), ("pod", False), ("bastion-w0", False)],
 )
 def test_a_jump_that_is_no_worker_although_it_is_called_like_one_is_warned_of(member, tmp_path, jump, warned):
-    settings = replace(member.settings(), proxy_jump=jump)
+    settings = member.settings()._replace(proxy_jump=jump)
     update.refresh(member.settings(), source=published(tmp_path, [POD, SOLO], KEYS, 0))
     later = published(tmp_path, [POD], KEYS, 1)
     looked, _ = update.look(settings, source=later)

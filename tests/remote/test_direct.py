@@ -240,14 +240,19 @@ def test_many_workers_take_no_longer_than_the_slowest(masters: Callable[[str], M
 def test_nothing_that_takes_long_is_imported_for_it(masters: Callable[[str], Master]) -> None:
     masters("a")
     script = """
-import pathlib, sys
-import tpu_ops.cli.main, tpu_ops.cli.run
+import pathlib, sys, typing
+def compiled(self, text, *rest, **options):
+    raise AssertionError(f"an annotation is compiled: {text}")
+typing.ForwardRef.__init__ = compiled
+from tpu_ops.cli.main import main
 from tpu_ops.remote import direct, mux_protocol
+code = main(["run", "pod"])
 found = direct.run({"a": mux_protocol.Master(pathlib.Path("a"))}, ["echo", "hi"], limit=20, others=None)
-print(found["a"].stdout, {"asyncio", "hashlib", "logging", "subprocess", "yaml"} & sys.modules.keys())
+heavy = {"asyncio", "dataclasses", "hashlib", "inspect", "locale", "logging", "shutil", "subprocess", "yaml"}
+print(code, found["a"].stdout, heavy & sys.modules.keys(), "tpu_ops.fleet.contact" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "b'hi\\n' set()\n"
+    assert done.stdout == "2 b'hi\\n' set() True\n"
 
 
 def test_a_master_that_says_nonsense_is_left_to_others_at_once(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import os
@@ -74,7 +73,7 @@ class FleetDir:
 
     def settings(self) -> Settings:
         """Return the fleet's settings, as in its directory."""
-        return dataclasses.replace(config.load_file(self.file), named=False)
+        return config.load_file(self.file)._replace(named=False)
 
     def location(self, zone: str = ZONE, project: str = "") -> str:
         """Return the resource name of a zone of the fleet's project or another."""

@@ -30,8 +30,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lab": ("lab", "the local lab: a Cloud TPU API whose workers are containers"),
 }
 
-#: One of them in a text, without a fleet; in double quotes stand other things. `tpu_ops lab` takes none.
-_NAMED = re.compile(rf"(?<!\")\btpu_ops ({'|'.join(name for name in COMMANDS if name != 'lab')})(?![\w-]| --fleet )")
+#: One of them in a text, without a fleet; in double quotes stand other things. `tpu_ops lab` takes none. As a text: to
+#: compile it takes its time, and mostly nothing is said.
+_NAMED = rf"(?<!\")\btpu_ops ({'|'.join(name for name in COMMANDS if name != 'lab')})(?![\w-]| --fleet )"
 
 
 def on_fleet(text: str, command: Callable[[str], str]) -> str:
@@ -41,4 +42,4 @@ def on_fleet(text: str, command: Callable[[str], str]) -> str:
         text: What is said.
         command: `Settings.command` of the fleet.
     """
-    return _NAMED.sub(lambda found: command(found[1]), text)
+    return re.sub(_NAMED, lambda found: command(found[1]), text) if text else ""

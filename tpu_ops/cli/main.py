@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import functools
+import gc
 import importlib
 import itertools
 import os
@@ -38,6 +39,9 @@ def _usage() -> str:
         "            4 unreachable, 130 interrupted or detached"
     )
 
+
+# There is no translation of its words, and gettext takes longer to find that out than a worker takes for a session.
+argparse._ = str  # type: ignore[attr-defined]
 
 #: argparse makes one for each argument that it is told of, and asks the terminal for its width unless it has one.
 _DECLARING = functools.partial(argparse.HelpFormatter, width=80)
@@ -90,6 +94,7 @@ def _run(module: ModuleType, args: argparse.Namespace) -> int:
     Raises:
         OpsError: It failed.
     """
+    gc.enable()
     try:
         return int(module.run(args))
     except OpsError as failure:
@@ -161,6 +166,8 @@ def program() -> NoReturn:
     What the interpreter takes apart at its end goes with the process anyway, and to do so takes as long as a session
     with a worker.
     """
+    # Of what is imported nothing is ever garbage, and to look for some takes its time.
+    gc.disable()
     code = main()
     threading = sys.modules.get("threading")
     if threading is None or threading.active_count() == 1:

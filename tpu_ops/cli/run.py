@@ -15,11 +15,9 @@ from tpu_ops.remote.replies import Result
 
 #: Seconds that the command may take on each worker where --timeout does not say.
 TIMEOUT = 300.0
-#: How the program that ends a command in time says that there is none.
-_NOT_STARTED = re.compile(
-    rb"^timeout: failed to run command [^\w/.]*(.+?)\W*: (No such file|Permission denied).*$", re.M
-)
-
+#: How the program that ends a command in time says that there is none. As a text: to compile it takes its time, and
+#: mostly nothing is said.
+_NOT_STARTED = rb"(?m)^timeout: failed to run command [^\w/.]*(.+?)\W*: (No such file|Permission denied).*$"
 
 #: What stands behind `--` is the command.
 TAKES_COMMAND = True
@@ -111,7 +109,7 @@ def _show(hosts: Sequence[str], total: int, result: Result) -> None:
 
 def said_by(stderr: bytes) -> bytes:
     """Return what a command said, without the words of what starts it: nothing may be known of that."""
-    return _NOT_STARTED.sub(_not_started, stderr)
+    return re.sub(_NOT_STARTED, _not_started, stderr) if stderr else b""
 
 
 def _not_started(found: re.Match[bytes]) -> bytes:

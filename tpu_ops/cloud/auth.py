@@ -1,12 +1,9 @@
 """Who asks the Cloud TPU API: three kinds of credentials, under the names that the modules of google.cloud have."""
 
-from __future__ import annotations
-
 import json
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpu_ops.errors import CloudError
 
@@ -16,8 +13,7 @@ KINDS = ("application", "serviceaccount", "accesstoken")
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
-@dataclass(frozen=True)
-class Auth:
+class Auth(NamedTuple):
     """Credentials as the fleet's settings name them; secrets are left out of its printed form.
 
     Attributes:
@@ -29,8 +25,11 @@ class Auth:
 
     kind: str = KINDS[0]
     service_account_file: Path | None = None
-    service_account_contents: str = field(default="", repr=False)
-    access_token: str = field(default="", repr=False)
+    service_account_contents: str = ""
+    access_token: str = ""
+
+    def __repr__(self) -> str:
+        return f"Auth(kind={self.kind!r}, service_account_file={self.service_account_file!r})"
 
     @property
     def name(self) -> str:

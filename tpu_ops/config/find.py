@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def load_file(file: Path) -> Settings:
     """
     file = files.resolved(str(file.parent), "the fleet's file") / file.name
     settings = from_data(_remembered(file, files.state_root(os.environ)), file, os.environ)
-    return replace(settings, named=must_be_named(file))
+    return settings._replace(named=must_be_named(file))
 
 
 def must_be_named(file: Path) -> bool:

@@ -1,9 +1,7 @@
 """What a fleet's settings are, and which keys its file may have."""
 
-from __future__ import annotations
-
 import shlex
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
@@ -102,7 +100,7 @@ class Filters(NamedTuple):
     labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
     accelerator_types: tuple[str, ...] = ()
 
-    def match(self, name: str, label: str, accelerator_type: str, labels: dict[str, str]) -> bool:
+    def match(self, name: str, label: str, accelerator_type: str, labels: Mapping[str, str]) -> bool:
         """Given a node's name, unique label, accelerator type and labels, return whether it belongs to the fleet."""
         return (
             (not self.names or any(fnmatchcase(text, form) for form in self.names for text in (name, label)))
@@ -114,8 +112,7 @@ class Filters(NamedTuple):
         )
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """What a fleet's file and the environment say, checked.
 
     Attributes:
@@ -155,15 +152,15 @@ class Settings:
     private_key: Path | None
     state_dir: Path
     more_keys: tuple[Path, ...] = ()
-    auth: Auth = field(default_factory=Auth)
+    auth: Auth = Auth()
     strict_permissions: bool = False
     snapshot: str = ""
-    filters: Filters = field(default_factory=Filters)
+    filters: Filters = Filters()
     proxy_jump: str = ""
     iap: bool = False
     forward_agent: bool = False
     learn_host_keys: bool = True
-    named: bool = field(default=False, compare=False)
+    named: bool = False
 
     def command(self, name: str) -> str:
         """Return a command on this fleet, as in ``tpu_ops refresh``, which can be given where this one was."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tpu_ops import texts
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UnreachableError
-from tpu_ops.fleet import hostkeys, selection, targets, view
+from tpu_ops.fleet import selection, targets, view
 from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.log import Log
@@ -137,6 +137,9 @@ def out_of_reach(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
 
 def without_host_keys(fleet: Fleet) -> dict[str, str]:
     """Return what to do about the workers that serve and of which, or of whose jump, no host key is known."""
+    # Imported here, and below: mostly all workers answer.
+    from tpu_ops.fleet import hostkeys
+
     settings, keys = fleet.settings, hostkeys.keys_of(fleet.settings)
     refresh = settings.command("refresh")
     found = {
@@ -221,6 +224,8 @@ def _asked(fleet: Fleet, reason: str, what: str, hosts: Collection[str] = ()) ->
 
 def _ways(fleet: Fleet) -> dict[str, tuple[str, ...]]:
     """Return what decides how each worker is reached, its address first; empty where it is not to be had."""
+    from tpu_ops.fleet import hostkeys
+
     keys = hostkeys.keys_of(fleet.settings)
     ways = selection.ways_of(fleet.settings, fleet.listed)
     found = {}

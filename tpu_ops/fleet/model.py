@@ -4,12 +4,10 @@ API objects become these at the boundary (`tpu_ops.cloud`); nothing past it sees
 of JSON types, so that a snapshot or an inventory cache is their dictionary form and nothing more.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
 
 from tpu_ops.cloud.names import split_name
 from tpu_ops.fleet import forms
@@ -21,8 +19,7 @@ Json = dict[str, Any]
 SERVING_STATES = ("READY",)
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """One TPU VM of the API, all workers of it.
 
     Attributes:
@@ -65,7 +62,7 @@ class Node:
     chips: int = 0
     chips_per_worker: int = 0
     topology: str = ""
-    labels: dict[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = MappingProxyType({})
     symptoms: tuple[Json, ...] = ()
     queued_resource: str = ""
     multislice: bool = False
@@ -101,10 +98,10 @@ class Node:
 
     def to_json(self) -> Json:
         """Return the node as a dictionary of JSON types."""
-        return asdict(self)
+        return {**self._asdict(), "labels": dict(self.labels)}
 
     @classmethod
-    def from_json(cls, data: Json) -> Node:
+    def from_json(cls, data: Json) -> Self:
         """Given what `to_json` returned, possibly through JSON text, return the node.
 
         Whoever wrote the text may have written what ssh takes for an option: all of it is held against its form.
@@ -134,8 +131,7 @@ class Node:
         return made
 
 
-@dataclass(frozen=True)
-class Worker:
+class Worker(NamedTuple):
     """One host VM of a node.
 
     Attributes:
@@ -146,7 +142,7 @@ class Worker:
 
     host: str
     node: Node
-    index: int
+    index: int  # type: ignore[assignment]  # hides the method of tuples, which finds a value
 
     @property
     def label(self) -> str:

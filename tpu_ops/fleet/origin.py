@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace as replace_fields
 
 from tpu_ops.cloud.client import Tpu, connect
 from tpu_ops.cloud.listing import list_nodes
@@ -103,7 +102,7 @@ def _named(node: Node, names: tuple[str, ...]) -> Node:
 
     A node that stops, for one, is listed without endpoints.
     """
-    return replace_fields(node, instance_names=names) if names and len(names) == node.worker_count else node
+    return node._replace(instance_names=names) if names and len(names) == node.worker_count else node
 
 
 def with_unanswered(

@@ -1,7 +1,5 @@
 """How each worker is reached: directly, through another host, or through Identity-Aware Proxy."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shlex

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Sequence
 
 from tpu_ops import texts
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet import hostvars
 from tpu_ops.fleet.model import Node, Worker, node_labels
 
 #: A range of numbers in a node set's brackets, and how many names one part of a target may stand for.
@@ -100,6 +99,9 @@ class _Names:
 
     def _groups(self) -> dict[str, set[str]]:
         """Return the hosts of each of the inventory's own groups, and of all workers, which may be empty."""
+        # Imported here: few targets are groups.
+        from tpu_ops.fleet import hostvars
+
         labels = node_labels(self._listed) | {worker.node.full_name: worker.label for worker in self._workers}
         names, found = hostvars.groups(self._listed, labels), {"all": set[str]()}
         for worker in self._workers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace as replace_fields
 
 from tpu_ops.config import Settings
 from tpu_ops.fleet import hostkeys, masters, origin, published, selection, ssh_files, view
@@ -34,7 +33,7 @@ def newest(settings: Settings, *, learn: bool = True) -> tuple[Fleet, Changes]:
     except published.OutdatedError as exc:
         if (found := view.last(settings)) is None:
             raise
-        return replace_fields(found, warnings=(str(exc), *found.warnings)), Changes()
+        return found._replace(warnings=(str(exc), *found.warnings)), Changes()
 
 
 def look(settings: Settings, *, source: str | None = None) -> tuple[Fleet, Changes]:
@@ -119,7 +118,7 @@ def refresh(
     reached = selection.reached(settings, now.nodes)
     missing = hostkeys.missing(reached, keys, reasons, settings.command("refresh"))
     compared = hostkeys.compared(reached, known, seen.learned.keys, reasons) if verify_keys else {}
-    fleet = replace_fields(fleet, warnings=(*fleet.warnings, *missing), compared=compared)
+    fleet = fleet._replace(warnings=(*fleet.warnings, *missing), compared=compared)
     return fleet, _changes(settings, shown, now.nodes)
 
 

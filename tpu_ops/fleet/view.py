@@ -3,12 +3,11 @@
 `tpu_ops.fleet.update` brings it up to date, and is imported only where that is done: most commands start without.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from tpu_ops import texts
 from tpu_ops.config import Settings
@@ -21,8 +20,7 @@ from tpu_ops.log import Log
 _log = Log(__name__)
 
 
-@dataclass(frozen=True)
-class Fleet:
+class Fleet(NamedTuple):
     """A fleet's nodes and workers: those of the projects and zones that its filters let pass.
 
     Attributes:
@@ -47,7 +45,7 @@ class Fleet:
     asked_at: float
     warnings: tuple[str, ...] = ()
     source: str = ""
-    compared: Mapping[str, str] = field(default_factory=dict)
+    compared: Mapping[str, str] = MappingProxyType({})
     unlisted: tuple[str, ...] = ()
 
     @property

@@ -3,13 +3,11 @@
 OpenSSH's source has it: PROTOCOL.mux tells of it, the client's side is in mux.c.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import struct
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 HELLO, VERSION = 0x00000001, 4
 NEW_SESSION, ALIVE_CHECK = 0x10000002, 0x10000004
@@ -28,8 +26,7 @@ class Unavailable(Exception):
     """A master did not do what it was asked for, and nothing was started."""
 
 
-@dataclass(frozen=True)
-class Master:
+class Master(NamedTuple):
     """Where the master of a worker listens, if there is one.
 
     Attributes:

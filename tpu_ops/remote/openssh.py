@@ -21,11 +21,12 @@ _SPECIAL = re.compile(r'[*?\[\]\\"%$\x00-\x1f\x7f]')
 #: What ssh says at the end whatever a proxy failed from.
 _OF_A_PROXY = ("Connection closed by UNKNOWN port", "kex_exchange_identification:", "stdio forwarding failed")
 
-#: Where ssh says of which host, or which HostKeyAlias, the key is not known or has changed.
-_HOST_KEY = re.compile(r"[Hh]ost key (?:is known )?for (\S+) (has changed|and you have requested)")
+#: Where ssh says of which host, or which HostKeyAlias, the key is not known or has changed. As a text, like the next:
+#: to compile them takes its time, and mostly ssh says nothing.
+_HOST_KEY = r"[Hh]ost key (?:is known )?for (\S+) (has changed|and you have requested)"
 
 #: What it says of an agent that would not sign, or that it could not ask: ssherr.c of OpenSSH has these words.
-_UNSIGNED = re.compile(r"signing failed.*: (agent refused operation|communication with agent failed)")
+_UNSIGNED = r"signing failed.*: (agent refused operation|communication with agent failed)"
 
 
 def home() -> Path:
@@ -182,12 +183,12 @@ def reason(stderr: str, code: int | None) -> str:
     """Given what ssh said, return the one line that tells why it failed, and what to do about a host key."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     if any("Host key verification failed" in line or "IDENTIFICATION HAS CHANGED" in line for line in lines):
-        found = _HOST_KEY.search(stderr)
+        found = re.search(_HOST_KEY, stderr)
         return _host_key_reason(*found.groups()) if found else "host key verification failed"
     telling = [line for line in lines if not line.startswith(_OF_A_PROXY)] or lines
     gcloud = [line for line in telling if line.startswith("ERROR: ")]
     told = (gcloud or telling[-1:] or [f"ssh ended with {code}"])[0]
-    if agent := _UNSIGNED.search(stderr):
+    if agent := re.search(_UNSIGNED, stderr):
         return f"the agent that holds the key would not sign ({agent[1]}): unlock it; `ssh-add -l` lists its keys"
     return told
 
@@ -226,7 +227,7 @@ def of_host_key(reason: str) -> bool:
 
 def unsigned(stderr: str) -> bool:
     """Given what ssh said, return whether the agent that holds a key would not sign with it."""
-    return bool(_UNSIGNED.search(stderr))
+    return bool(re.search(_UNSIGNED, stderr))
 
 
 def refused(stderr: str) -> bool:

@@ -1,7 +1,5 @@
 """What comes back from one worker: how a command ended there, or what the host program answered."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ The two are kept apart on purpose: an installed host program may be older than t
 them against each other.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
