@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 
 from . import TYPE_CHECKING, proc, spec, unit
-from .child import become
 from .person import LAUNCHER_GROUP, Person, asking, by_name, groups_of, require_control
-from .probe import describe
 from .store import FINAL, Store
 from .wire import PROTOCOL, Caller, Refused
 
@@ -100,6 +97,8 @@ def has_full_sudo(person: Person) -> bool:
     """
     if person.uid == 0:
         return True
+    from .child import become  # few requests want it
+
     root_shell = ["-k", "-n", "-u", "root", "--", "/bin/sh", "-c", ":"]
     return _sudo_agrees(person, root_shell, before=lambda: become(person))
 
@@ -110,6 +109,8 @@ def _sudo_agrees(person: Person, words: list[str], before: Callable[[], None] | 
     Raises:
         Refused: sudo does not answer.
     """
+    import subprocess  # most requests do without it
+
     try:
         done = subprocess.run(
             ["sudo", *words],
@@ -353,6 +354,8 @@ def _await_end(store: Store, run_id: str, grace: float, caller: Caller) -> Dict[
 
 def probe(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     """Describe this host."""
+    from .probe import describe  # no other request wants it
+
     person = runs_as(asking(), str(request.get("user") or ""))
     venv, chips = str(request.get("venv") or ""), int(request.get("chips") or 0)
     return {"ok": True, "probe": describe(store, person, venv, chips)}

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from . import TYPE_CHECKING, actions, chips, follow, wire
+from . import TYPE_CHECKING, actions, wire
 from .person import asking
 
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict
+    from typing import Any, Dict
 
     from .store import Store
-
-_ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
-    "probe": actions.probe,
-    "status": actions.status,
-    "holders": chips.holders,
-}
-#: Those that wait for something, and end when whoever asked has gone.
-_WAITING: Dict[str, Callable[[Dict[str, Any], Store, wire.Caller], Dict[str, Any]]] = {
-    "start": actions.start,
-    "stop": actions.stop,
-    "unlock": chips.unlock,
-}
 
 
 def _carried_out(request: Dict[str, Any], store: Store, caller: wire.Caller) -> Dict[str, Any]:
@@ -33,10 +21,19 @@ def _carried_out(request: Dict[str, Any], store: Store, caller: wire.Caller) -> 
         Gone: Nobody waits for it any more.
     """
     name = request["action"]
-    if name in _WAITING:
-        return _WAITING[name](request, store, caller)
-    if name in _ACTIONS:
-        return _ACTIONS[name](request, store)
+    # Each imports what it needs alone. Those that are given the caller wait for something, and end when it has gone.
+    if name == "probe":
+        return actions.probe(request, store)
+    if name == "status":
+        return actions.status(request, store)
+    if name == "start":
+        return actions.start(request, store, caller)
+    if name == "stop":
+        return actions.stop(request, store, caller)
+    if name in ("holders", "unlock"):
+        from . import chips
+
+        return chips.holders(request, store) if name == "holders" else chips.unlock(request, store, caller)
     raise wire.Refused("invalid", "unknown action {!r}".format(name))
 
 
@@ -51,6 +48,8 @@ def serve(store: Store, source: int = 0, sink: int = 1) -> int:
     try:
         actions.require_right(asking())
         if request["action"] == "follow":
+            from . import follow
+
             follow.follow(request, store, wire.Caller(source, attended=True), sink)
             return 0
         value = _carried_out(request, store, wire.Caller(source, request.get("attended") is True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 
 from .store import SECRETS
 from .wire import Refused
@@ -71,6 +70,8 @@ def call(command: list[str], limit: float) -> tuple[int, str]:
     Raises:
         Refused: systemd does not answer.
     """
+    import subprocess  # most requests, and the supervisor, do without it
+
     try:
         done = subprocess.run(
             command,
