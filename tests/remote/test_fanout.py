@@ -189,6 +189,32 @@ async def test_the_host_program_knows_by_its_input_that_somebody_waits(play: Pat
     assert (reply.value["request"]["attended"], reply.value["request"]["gone"]) == (True, False)
 
 
+async def test_who_has_a_head_start_is_asked_alone_until_it_answers(play: Path) -> None:
+    fanout, requests = Fanout(play / "config"), {host: dict[str, str]() for host in "cab"}
+    replies = await asyncio.wait_for(fanout.call(requests, "start", limit=20, head_start=3600), 15)
+    assert [(host, reply.ok) for host, reply in replies.items()] == [("c", True), ("a", True), ("b", True)]
+    asked = [line.removesuffix(wire.COMMAND).split()[-1] for line in calls(play, wire.COMMAND)]
+    assert asked[0] == "c"
+    assert {*asked} == {"a", "b", "c"}
+
+
+async def test_who_has_a_head_start_and_does_not_answer_keeps_nobody_waiting(play: Path) -> None:
+    for host in "ab":
+        (play / f"master-{host}").touch()
+    (play / "mute-a").touch()
+    began = asyncio.get_running_loop().time()
+    answered = dict[str, float]()
+    replies = await Fanout(play / "config").call(
+        {"a": {}, "b": {}},
+        "start",
+        limit=5,
+        head_start=0.3,
+        done=lambda reply: answered.update({reply.host: asyncio.get_running_loop().time() - began}),
+    )
+    assert (replies["a"].kind, replies["b"].ok) == ("timeout", True)
+    assert 0.3 <= answered["b"] < answered["a"]
+
+
 async def test_frames_come_as_they_were_sent(play: Path) -> None:
     async with Fanout(play / "config").stream("a", "follow", {}) as stream:
         assert (await stream.answer()).ok

@@ -86,6 +86,7 @@ class Fanout:
         *,
         limit: float,
         done: Callable[[Reply], None] | None = None,
+        head_start: float = 0.0,
     ) -> dict[str, Reply]:
         """Send a request to the host program of each of these workers at once.
 
@@ -94,10 +95,17 @@ class Fanout:
             action: What the host program is to do.
             limit: Seconds for each worker, its connection included.
             done: Called with each reply as it comes.
+            head_start: Seconds by which the first worker is asked before the others, unless it answers sooner.
         """
+        leader, answered = next(iter(requests), ""), asyncio.Event()
 
         async def one(host: str) -> Reply:
+            if head_start and host != leader:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(answered.wait(), head_start)
             reply = await self._call(host, action, requests[host], limit)
+            if host == leader:
+                answered.set()
             if done:
                 done(reply)
             return reply
