@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.specs import good, myself
-from tpu_ops.host import actions, logs, proc, record
+from tpu_ops.host import actions, logs, proc, record, wire
 from tpu_ops.host.store import Store
 from tpu_ops.host.wire import Refused
 
@@ -175,6 +175,24 @@ def test_a_run_comes_back_with_a_later_attempt_of_its_person_only(attempt: int, 
 def test_a_run_of_unknown_name_has_no_record(tmp_path: Path) -> None:
     assert Store(str(tmp_path)).observe("never") is None
     assert Store(str(tmp_path)).recent(5) == []
+
+
+def test_a_list_of_runs_names_the_workers_of_the_one_that_is_on_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    store, names = Store(str(tmp_path)), ["pod-w0", "pod-w1"]
+    for run_id, state in (("r1", "succeeded"), ("r2", "running")):
+        recorded(store, run_id=run_id, state=state, workers=names)
+    lock = store.lock({"run_id": "r2", "supervisor": {"pid": os.getpid(), "start": proc.start_time(os.getpid())}})
+    assert lock is not None
+    request = {"protocol": wire.PROTOCOL}
+    assert {one["run_id"]: one.get("workers") for one in actions.status(request, store)["records"]} == {
+        "r1": None,
+        "r2": names,
+    }
+    assert actions.status({**request, "run_id": "r1"}, store)["record"]["workers"] == names
+    lock.close()
 
 
 def test_one_lock_names_its_holder_as_long_as_it_lives(tmp_path: Path) -> None:

@@ -261,7 +261,12 @@ def status(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     if run_id:
         answer["record"] = store.observe(spec.check_run_id(run_id))
     else:
-        answer["records"] = store.recent(int(request.get("count", 10)))
+        # Each worker would tell the names of all, for each of its runs: only those of the run that is on matter.
+        on = (answer["holder"] or {}).get("run_id")
+        answer["records"] = [
+            {key: value for key, value in record.items() if key != "workers" or record["run_id"] == on}
+            for record in store.recent(int(request.get("count", 10)))
+        ]
     return answer
 
 
