@@ -250,8 +250,7 @@ async def test_whoever_does_not_wait_until_rank_0_is_told_is_not_sure() -> None:
 
 
 async def test_workers_without_an_internal_address_cannot_meet() -> None:
-    bare = pod(2)
-    object.__setattr__(bare[1].node, "internal_ips", ("10.0.0.0", ""))
+    bare = [worker._replace(node=worker.node._replace(internal_ips=("10.0.0.0", ""))) for worker in pod(2)]
     fanout: Any = Workers()
     with pytest.raises(UsageError, match="no internal address of pod-w1"):
         await launch.start(fanout, SPEC, bare)

@@ -192,8 +192,7 @@ def test_slices_are_in_the_order_of_node_ids_whatever_they_are_called() -> None:
 
 
 def test_slices_of_one_run_are_of_one_type() -> None:
-    other = pod(4, "b", "2")
-    object.__setattr__(other[0].node, "accelerator_type", "v4-16")
+    other = [worker._replace(node=worker.node._replace(accelerator_type="v4-16")) for worker in pod(4, "b", "2")]
     with pytest.raises(UsageError, match="one accelerator type, the target means 2: b is v4-16, a is v4-32"):
         control.by_rank([*pod(4, "a"), *other], "a,b")
 
