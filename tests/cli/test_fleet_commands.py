@@ -414,7 +414,8 @@ sys.addaudithook(look)
 from tpu_ops.cli.main import main
 main(["run", "pod", "--", "true"])
 needed = {"asyncio", "tpu_ops.fleet.contact"}
-own = {f"tpu_ops.{name}" for name in ("cloud.client", "fleet.origin", "fleet.sources", "fleet.update")}
+names = ("cloud.client", "fleet.hostvars", "fleet.origin", "fleet.sources", "fleet.update")
+own = {f"tpu_ops.{name}" for name in names}
 heavy = {"google", "grpc", "ansible", "ClusterShell", "difflib", "random", "secrets", "shutil", "tempfile"}
 print(sorted(needed - loaded), sorted((own | heavy) & loaded - before))
 """

@@ -257,3 +257,15 @@ def test_equal_faults_are_shown_once_with_all_their_workers() -> None:
 )
 def test_a_command_that_is_not_there_is_named_plainly(said: bytes, shown: bytes) -> None:
     assert run_command.said_by(said) == shown
+
+
+def test_a_command_runs_with_garbage_collection_and_without_what_was_imported_before_it():
+    script = """
+import gc, sys
+from tpu_ops.cli import main, runs
+sys.argv = ["tpu_ops", "runs"]
+runs.run = lambda args: print(gc.isenabled(), gc.get_freeze_count() > 1000, flush=True) or 0
+main.program()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("True True\n", "")

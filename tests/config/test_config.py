@@ -248,7 +248,9 @@ def test_a_file_of_another_name_is_a_fleet_of_its_own_wherever_it_is_named(tmp_p
         monkeypatch.setenv(name, value)
     found = config.load(f"a fleet/{place}")
     monkeypatch.setenv("TPU_OPS_FLEET", str(file))
-    assert config.load()._replace(named=True) == found == config.load_file(file)._replace(named=True)
+    known, alone = config.load(), config.load_file(file)
+    assert (found.named, known.named) == (True, False)
+    assert known._replace(named=True) == found == alone._replace(named=True)
     assert (found.path, found.file) == (tmp_path / "a fleet", file)
     assert found.command("list") == f"tpu_ops list --fleet '{file}'"
     assert project_of(found.path, found.file).inventory == file

@@ -177,7 +177,7 @@ def test_a_run_of_unknown_name_has_no_record(tmp_path: Path) -> None:
     assert Store(str(tmp_path)).recent(5) == []
 
 
-def test_a_list_of_runs_names_the_workers_of_the_one_that_is_on_alone(
+def test_a_list_of_runs_names_all_workers_of_the_run_that_is_on_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -186,13 +186,10 @@ def test_a_list_of_runs_names_the_workers_of_the_one_that_is_on_alone(
         recorded(store, run_id=run_id, state=state, workers=names)
     lock = store.lock({"run_id": "r2", "supervisor": {"pid": os.getpid(), "start": proc.start_time(os.getpid())}})
     assert lock is not None
-    request = {"protocol": wire.PROTOCOL}
-    assert {one["run_id"]: one.get("workers") for one in actions.status(request, store)["records"]} == {
-        "r1": None,
-        "r2": names,
-    }
-    assert actions.status({**request, "run_id": "r1"}, store)["record"]["workers"] == names
-    lock.close()
+    with lock:
+        records = actions.status({"protocol": wire.PROTOCOL}, store)["records"]
+    assert {one["run_id"]: one.get("workers") for one in records} == {"r1": None, "r2": names}
+    assert actions.status({"protocol": wire.PROTOCOL, "run_id": "r1"}, store)["record"]["workers"] == names
 
 
 def test_one_lock_names_its_holder_as_long_as_it_lives(tmp_path: Path) -> None:

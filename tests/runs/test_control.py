@@ -277,6 +277,20 @@ async def test_a_stop_tells_a_run_that_had_ended_before(tmp_path: Path, already:
     assert stopped.already is said
 
 
+async def test_a_stop_gives_rank_0_a_head_start() -> None:
+    seen: list[tuple[list[str], float]] = []
+
+    class Noted(Answers):
+        async def call(self, requests: Any, action: str, *, head_start: float = 0.0, **rest: Any) -> dict[str, Reply]:
+            seen.append((list(requests), head_start))
+            return await super().call(requests, action, **rest)
+
+    fanout: Any = Noted(pod_w0=ENDED, pod_w1=ENDED)
+    await control.stop(fanout, control.RunRef("r1", ("pod-w1", "pod-w0")))
+    assert seen == [(["pod-w1", "pod-w0"], control._HEAD_START)]
+    assert control._HEAD_START > 0
+
+
 class Ending(Answers):
     """Workers on which an earlier stop is on that gave its processes more time; keeps how long each answer had."""
 

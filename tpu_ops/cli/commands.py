@@ -30,8 +30,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lab": ("lab", "the local lab: a Cloud TPU API whose workers are containers"),
 }
 
-#: One of them in a text, without a fleet; in double quotes stand other things. `tpu_ops lab` takes none. As a text: to
-#: compile it takes its time, and mostly nothing is said.
+#: One of them in a text, without a fleet; in double quotes stand other things. `tpu_ops lab` takes none. Not
+#: compiled here: most commands never search for it.
 _NAMED = rf"(?<!\")\btpu_ops ({'|'.join(name for name in COMMANDS if name != 'lab')})(?![\w-]| --fleet )"
 
 

@@ -15,8 +15,8 @@ from tpu_ops.remote.replies import Result
 
 #: Seconds that the command may take on each worker where --timeout does not say.
 TIMEOUT = 300.0
-#: How the program that ends a command in time says that there is none. As a text: to compile it takes its time, and
-#: mostly nothing is said.
+#: How the program that ends a command in time says that there is none. Not compiled here: most commands never
+#: search for it.
 _NOT_STARTED = rb"(?m)^timeout: failed to run command [^\w/.]*(.+?)\W*: (No such file|Permission denied).*$"
 
 #: What stands behind `--` is the command.

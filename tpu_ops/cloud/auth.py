@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tpu_ops.errors import CloudError
 
@@ -13,20 +13,33 @@ KINDS = ("application", "serviceaccount", "accesstoken")
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
-class Auth(NamedTuple):
+class Auth:
     """Credentials as the fleet's settings name them; secrets are left out of its printed form.
 
-    Attributes:
+    Args:
         kind: ``application`` (application default credentials), ``serviceaccount`` or ``accesstoken``.
         service_account_file: Key file of the service account, or None.
         service_account_contents: The same as JSON text, or empty; wins over the file.
         access_token: OAuth 2.0 access token, or empty.
     """
 
-    kind: str = KINDS[0]
-    service_account_file: Path | None = None
-    service_account_contents: str = ""
-    access_token: str = ""
+    __slots__ = ("access_token", "kind", "service_account_contents", "service_account_file")
+
+    def __init__(
+        self,
+        kind: str = KINDS[0],
+        service_account_file: Path | None = None,
+        service_account_contents: str = "",
+        access_token: str = "",
+    ) -> None:
+        self.kind, self.service_account_file = kind, service_account_file
+        self.service_account_contents, self.access_token = service_account_contents, access_token
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Auth) and all(getattr(self, key) == getattr(other, key) for key in self.__slots__)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.service_account_file))
 
     def __repr__(self) -> str:
         return f"Auth(kind={self.kind!r}, service_account_file={self.service_account_file!r})"

@@ -137,7 +137,8 @@ class Settings(NamedTuple):
         iap: Whether these are reached through Identity-Aware Proxy, by gcloud.
         forward_agent: Whether the written ssh config forwards the person's ssh agent.
         learn_host_keys: Whether the inventory plugin learns the host keys of nodes that it has not seen.
-        named: Whether commands are not on this fleet where they are given here without `--fleet`.
+        named: Whether commands are not on this fleet where they are given here without `--fleet`. It tells settings of
+            one fleet apart that were read in two ways.
     """
 
     path: Path

@@ -137,7 +137,7 @@ def out_of_reach(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
 
 def without_host_keys(fleet: Fleet) -> dict[str, str]:
     """Return what to do about the workers that serve and of which, or of whose jump, no host key is known."""
-    # Imported here, and below: mostly all workers answer.
+    # Imported here, and below: needed only where a worker does not answer.
     from tpu_ops.fleet import hostkeys
 
     settings, keys = fleet.settings, hostkeys.keys_of(fleet.settings)

@@ -1,7 +1,7 @@
 """A node and its workers as plain data: the only form in which the fleet travels through the rooms.
 
-API objects become these at the boundary (`tpu_ops.cloud`); nothing past it sees a protobuf. Both classes are made
-of JSON types, so that a snapshot or an inventory cache is their dictionary form and nothing more.
+API objects become these at the boundary (`tpu_ops.cloud`); nothing past it sees a protobuf. `Node.to_json` makes one of
+JSON types, so that a snapshot or an inventory cache is that and nothing more.
 """
 
 from collections import Counter
@@ -98,7 +98,8 @@ class Node(NamedTuple):
 
     def to_json(self) -> Json:
         """Return the node as a dictionary of JSON types."""
-        return {**self._asdict(), "labels": dict(self.labels)}
+        copies = {key: tuple(map(dict, getattr(self, key))) for key in ("symptoms", "data_disks")}
+        return {**self._asdict(), **copies, "labels": dict(self.labels)}
 
     @classmethod
     def from_json(cls, data: Json) -> Self:

@@ -8,9 +8,19 @@ from . import TYPE_CHECKING, actions, wire
 from .person import asking
 
 if TYPE_CHECKING:
-    from typing import Any, Dict
+    from typing import Any, Callable, Dict
 
     from .store import Store
+
+_ACTIONS: Dict[str, Callable[[Dict[str, Any], Store], Dict[str, Any]]] = {
+    "probe": actions.probe,
+    "status": actions.status,
+}
+#: Those that wait for something, and end when whoever asked has gone.
+_WAITING: Dict[str, Callable[[Dict[str, Any], Store, wire.Caller], Dict[str, Any]]] = {
+    "start": actions.start,
+    "stop": actions.stop,
+}
 
 
 def _carried_out(request: Dict[str, Any], store: Store, caller: wire.Caller) -> Dict[str, Any]:
@@ -21,17 +31,12 @@ def _carried_out(request: Dict[str, Any], store: Store, caller: wire.Caller) -> 
         Gone: Nobody waits for it any more.
     """
     name = request["action"]
-    # Each imports what it needs alone. Those that are given the caller wait for something, and end when it has gone.
-    if name == "probe":
-        return actions.probe(request, store)
-    if name == "status":
-        return actions.status(request, store)
-    if name == "start":
-        return actions.start(request, store, caller)
-    if name == "stop":
-        return actions.stop(request, store, caller)
+    if name in _WAITING:
+        return _WAITING[name](request, store, caller)
+    if name in _ACTIONS:
+        return _ACTIONS[name](request, store)
     if name in ("holders", "unlock"):
-        from . import chips
+        from . import chips  # no other request wants it
 
         return chips.holders(request, store) if name == "holders" else chips.unlock(request, store, caller)
     raise wire.Refused("invalid", "unknown action {!r}".format(name))

@@ -88,12 +88,12 @@ class Fanout:
         done: Callable[[Reply], None] | None = None,
         head_start: float = 0.0,
     ) -> dict[str, Reply]:
-        """Send a request to the host program of each of these workers at once.
+        """Send a request to the host program of each of these workers, at once or after the first.
 
         Args:
             requests: Values of the request by worker.
             action: What the host program is to do.
-            limit: Seconds for each worker, its connection included.
+            limit: Seconds for each worker, its connection included; a head start of another comes before them.
             done: Called with each reply as it comes.
             head_start: Seconds by which the first worker is asked before the others, unless it answers sooner.
         """
@@ -102,7 +102,8 @@ class Fanout:
         async def one(host: str) -> Reply:
             if head_start and host != leader:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(answered.wait(), head_start)
+                    async with asyncio.timeout(head_start):
+                        await answered.wait()
             reply = await self._call(host, action, requests[host], limit)
             if host == leader:
                 answered.set()

@@ -21,8 +21,8 @@ _SPECIAL = re.compile(r'[*?\[\]\\"%$\x00-\x1f\x7f]')
 #: What ssh says at the end whatever a proxy failed from.
 _OF_A_PROXY = ("Connection closed by UNKNOWN port", "kex_exchange_identification:", "stdio forwarding failed")
 
-#: Where ssh says of which host, or which HostKeyAlias, the key is not known or has changed. As a text, like the next:
-#: to compile them takes its time, and mostly ssh says nothing.
+#: Where ssh says of which host, or which HostKeyAlias, the key is not known or has changed. Not compiled here, nor is
+#: the next: most commands never search for them.
 _HOST_KEY = r"[Hh]ost key (?:is known )?for (\S+) (has changed|and you have requested)"
 
 #: What it says of an agent that would not sign, or that it could not ask: ssherr.c of OpenSSH has these words.
