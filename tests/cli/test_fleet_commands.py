@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.commands import failed
 from tpu_ops.cli.main import main
-from tpu_ops.fleet import lifecycle
+from tpu_ops.fleet import contact, lifecycle
 
 POD = ("pod", "--type", "v4-16", "--zone", "us-central2-b")
 
@@ -374,6 +374,28 @@ def test_run_connects_to_no_worker_of_a_node_that_does_not_serve(fleet, tpu_ops,
     assert not any("off-w0" in call for call in ssh())
     fleet.act("start", "off")
     assert "STOPPED now" not in tpu_ops("run", "off", "--", "true")[1]
+
+
+def test_a_command_that_no_worker_would_take_is_refused(fleet, tpu_ops, ssh):
+    fleet.create("pod")
+    failed(tpu_ops("run", "pod", "--", "echo", "x" * 120_000), 2, "120005 bytes", "tpu_ops sync")
+    assert ssh() == []
+
+
+def test_a_command_that_is_interrupted_says_what_goes_on(fleet, tpu_ops, monkeypatch):
+    def pressed(*_):
+        raise KeyboardInterrupt
+
+    fleet.create("pod")
+    monkeypatch.setattr(contact, "run", pressed)
+    code, _, err = tpu_ops("run", "pod", "--timeout", "60", "--", "true")
+    assert (code, "goes on, for 60 s at most" in err) == (130, True)
+
+
+def test_a_run_cannot_have_the_name_of_a_node_or_worker(fleet, tpu_ops, ssh):
+    fleet.create("pod")
+    for name in ("pod", "pod-w0"):
+        failed(tpu_ops("train", "pod", "--name", name, "--", "true"), 2, "--name", "nobody could tell the run from it")
 
 
 def test_ssh_to_what_cannot_be_reached_is_refused_before_it_starts(fleet, tpu_ops):

@@ -243,20 +243,26 @@ def test_equal_faults_are_shown_once_with_all_their_workers() -> None:
     ]
 
 
+LINE = "; for a shell line: -- sh -c 'LINE'"
+
+
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("quoted", "why", "program", "shown"),
     [
-        (b"timeout: failed to run command 'nope': No such file or directory\n", b"command not found: nope\n"),
-        (
-            b"timeout: failed to run command 'cd /tmp; ls': No such file or directory\n",
-            b"command not found: cd /tmp; ls; for a shell line: -- sh -c 'LINE'\n",
-        ),
-        ("timeout: failed to run command \u2018/x\u2019: Permission denied".encode(), b"permission denied: /x"),
-        (b"else\n", b"else\n"),
+        ("'nope'", "No such file or directory", "nope", "command not found: nope"),
+        ("'cd /tmp; ls'", "No such file or directory", "cd /tmp; ls", f"command not found: cd /tmp; ls{LINE}"),
+        ("\u2018/x\u2019", "Permission denied", "/x", "permission denied: /x"),
+        ("'~/train.sh'", "No such file or directory", "~/train.sh", f"command not found: ~/train.sh{LINE}"),
+        ("'$HOME/x.sh'", "No such file or directory", "$HOME/x.sh", f"command not found: $HOME/x.sh{LINE}"),
+        ("'--help'", "No such file or directory", "--help", "command not found: --help"),
+        ("''$'\\303\\274''n'$'\\303\\257'", "No such file or directory", "ünï", "command not found: ünï"),
+        ("'*'", "No such file or directory", "*", f"command not found: *{LINE}"),
+        ("'other'", "No such file or directory", "sh", "command not found: 'other'"),
     ],
 )
-def test_a_command_that_is_not_there_is_named_plainly(said: bytes, shown: bytes) -> None:
-    assert run_command.said_by(said) == shown
+def test_a_command_that_is_not_there_is_named_plainly(quoted: str, why: str, program: str, shown: str) -> None:
+    said = f"before\ntimeout: failed to run command {quoted}: {why}\nelse\n"
+    assert run_command.said_by(said.encode(), program).decode() == f"before\n{shown}\nelse\n"
 
 
 def test_a_command_runs_with_garbage_collection_and_without_what_was_imported_before_it():

@@ -260,6 +260,20 @@ def test_a_file_of_another_name_is_a_fleet_of_its_own_wherever_it_is_named(tmp_p
         assert str(file) in caught.value.fix
 
 
+def test_from_a_directory_that_is_gone_a_fleet_can_be_named(tmp_path, monkeypatch, environ, file):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    file.parent.mkdir(parents=True)
+    file.write_text("plugin: tpu_vm\nprojects: [lab]\nuser: ada\n")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert config.load(str(file)).named
+    with pytest.raises(UsageError, match="no fleet"):
+        config.load()
+
+
 def test_a_file_that_ansible_would_not_read_is_no_fleet(tmp_path):
     (tmp_path / "fleet.yml").write_text("plugin: tpu_vm\n")
     with pytest.raises(UsageError, match=r"tpu_vm\.yml or tpu_vm\.yaml"):

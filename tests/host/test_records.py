@@ -36,6 +36,16 @@ def test_only_an_own_exit_with_0_succeeds(status: int | None, intent: Any, state
 
 
 @pytest.mark.parametrize(
+    ("kind", "intent", "blamed"),
+    [("lost", "stop", False), ("lost", "lost", True), ("lost", None, True), ("failed", "stop", True)],
+)
+def test_a_stop_blames_nobody_who_is_not_heard_any_more(kind: str, intent: str | None, blamed: bool) -> None:
+    first = {"rank": 0, "worker": "w0", "cause": "lost contact"}
+    why = intent and {"kind": intent}
+    assert record.first_in({"kind": kind, "first": first}, why) == (first if blamed else None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("ending", "oom", "text"),
     [
         ({"code": 3}, False, "exit code 3"),

@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from tpu_ops.host.referee import DECIDED, RUNNING, SAME, SETTLE, Failure, Referee, first_of, weight_of
+from tpu_ops.host.referee import (
+    DECIDED,
+    QUIET,
+    QUIET_PART,
+    RUNNING,
+    SAME,
+    SETTLE,
+    Failure,
+    Referee,
+    first_of,
+    weight_of,
+)
 
 KILL, ABORT, SEGV = {"signal": 9}, {"signal": 6}, {"signal": 11}
 WORKERS = ["w0", "w1", "w2", "w3"]
@@ -167,7 +178,23 @@ def test_hosts_that_shut_down_have_said_so_and_are_not_cut_off() -> None:
 def test_all_that_end_with_0_are_over_together() -> None:
     referee = running(2)
     referee.ended(1, 5.0, 5.0, {"code": 0}, oom=False, cause="")
-    assert [order["do"] for order in referee.take()] == ["note"]
+    referee.tick(5.0 + QUIET - 0.1)
+    assert referee.take() == [], "most end at about the same time"
+    referee.ended(0, 9.9, 9.9, {"code": 0}, oom=False, cause="")
+    assert (last(referee)["kind"], referee.phase) == ("over", DECIDED)
+
+
+@pytest.mark.parametrize(("skew", "quiet", "said"), [(300, QUIET, 295), (3, 3 * QUIET_PART, 3)])
+def test_who_goes_on_after_another_has_ended_with_0_is_said_once(skew: float, quiet: float, said: int) -> None:
+    referee = running(2, skew=skew)
+    referee.ended(1, 5.0, 5.0, {"code": 0}, oom=False, cause="")
+    assert referee.deadline == 5.0 + quiet
+    referee.tick(referee.deadline)
+    text = f"rank 1 (w1) has ended with exit code 0, 1 still run; all are ended in {said} s"
+    assert referee.take() == [{"do": "note", "text": text}]
+    assert referee.deadline == 5.0 + skew
+    referee.tick(5.0 + skew - 0.1)
+    assert referee.take() == []
     referee.ended(0, 6.0, 6.0, {"code": 0}, oom=False, cause="")
     assert (last(referee)["kind"], referee.phase) == ("over", DECIDED)
 
@@ -177,7 +204,7 @@ def test_who_ends_too_early_is_named_when_the_others_go_on_too_long() -> None:
     for rank, at in ((2, 5.0), (1, 30.0)):
         referee.ended(rank, at, at, {"code": 0}, oom=False, cause="")
     referee.tick(64.9)
-    assert "60 s" in referee.take()[0]["text"]
+    assert "rank 2 (w2) has ended with exit code 0, 2 still run" in referee.take()[0]["text"]
     referee.tick(65.0)
     order = last(referee)
     assert (order["kind"], order["first"]["rank"]) == ("skew", 2)

@@ -172,6 +172,13 @@ def test_a_command_that_takes_too_long_is_given_up_and_ended(
     assert both[next(iter(late))].hung_up.wait(5)
 
 
+def test_what_a_command_has_printed_until_its_time_was_over_is_not_lost(masters: Callable[[str], Master]) -> None:
+    masters("a")
+    late = run(ways("a"), ["sh", "-c", "echo step 1; echo careful >&2; exec sleep 60"], limit=2)["a"]
+    assert (late.problem, late.code, late.reached) == ("did not end within 2 s", None, True)
+    assert (late.stdout, late.stderr) == (b"step 1\n", b"careful\n")
+
+
 def test_workers_that_are_waited_for_are_named_once(
     masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -168,6 +168,32 @@ async def test_of_two_runs_of_one_name_that_others_started_the_one_that_is_on_is
     assert wrong.value.where == "a-w0; b-w0"
 
 
+@pytest.mark.parametrize(
+    ("called", "found"),
+    [
+        (("a-w0", "a-w1", "b-w0", "b-w1"), ("a-w0", "a-w1", "b-w0", "b-w1")),
+        # Whoever started it calls a node otherwise; of another one nobody answers, and its name is all that is known.
+        (("a.zone-w0", "a.zone-w1", "c-w0", "c-w1"), ("a-w0", "a-w1", "c-w0", "c-w1")),
+    ],
+)
+async def test_who_does_not_answer_is_one_of_the_ranks_of_a_run_that_was_started_elsewhere(
+    tmp_path: Path, called: tuple[str, ...], found: tuple[str, ...]
+) -> None:
+    both = SimpleNamespace(
+        workers=(*pod(2, "a", "1"), *pod(2, "b", "2")), listed=(), settings=SimpleNamespace(state_dir=tmp_path)
+    )
+    known = Reply("", {"record": of("a-w1", "ada") | {"rank": 1, "workers": list(called)}})
+    fanout: Any = Answers(a_w0=SILENT, a_w1=known, b_w0=BARE, b_w1=LATE)
+    assert (await control.find(both, fanout, "exp")).runs == [control.RunRef("exp", found)]  # type: ignore[arg-type]
+
+
+async def test_where_workers_refuse_to_say_no_run_is_called_unknown(tmp_path: Path) -> None:
+    fanout: Any = Answers(pod_w1=BARE)
+    with pytest.raises(HostError, match="nobody could say whether there is a run 'exp': the launcher") as caught:
+        await control.find(fleet(tmp_path), fanout, "exp")
+    assert (caught.value.where, caught.value.fix) == ("pod-w1", BARE.fix)
+
+
 @pytest.mark.parametrize(("reply", "error"), [(has("a-w0", "ada"), UsageError), (SILENT, UnreachableError)])
 async def test_a_name_is_taken_while_a_run_of_it_is_on_elsewhere_or_may_be(
     tmp_path: Path, reply: Reply, error: type[Exception]
@@ -269,6 +295,31 @@ def test_unlock_says_on_which_workers_a_run_ends_and_whether_it_has(
     assert (code, said) == ends
 
 
+def test_unlock_calls_no_worker_free_that_another_person_s_run_is_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    nothing = Reply("", {"ended": [], "left": [], "chips": {"lockfiles_removed": []}})
+
+    class Pod(Answers):
+        async def call(self, requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+            held = Reply("", {"holder": HOLDER, "records": [record(0)]})
+            self._replies = dict.fromkeys(requests, nothing) if action == "unlock" else {"pod-w0": held}
+            return await super().call(requests, action, **options)
+
+    pod_ = fleet(Path("nowhere"))
+    pod_.settings.user = "bob"
+    monkeypatch.setattr(config, "load", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.unlock.contact.find", lambda *_: (pod_, pod_.workers))
+    monkeypatch.setattr("tpu_ops.cli.unlock.contact.serving", lambda fleet, _: fleet)
+    monkeypatch.setattr("tpu_ops.cli.unlock.contact.fanout", lambda _: Pod())
+    parser = argparse.ArgumentParser()
+    unlock.add_arguments(parser)
+    with pytest.raises(HostError, match="a run of ada is on: r1") as caught:
+        unlock.run(parser.parse_args(["pod", "--yes"]))
+    assert (caught.value.where, "ask ada" in caught.value.fix) == ("pod-w0", True)
+    assert capsys.readouterr().out == "free: pod-w1\n"
+
+
 @pytest.mark.parametrize(("already", "said"), [((True, True), True), ((True, False), False)])
 async def test_a_stop_tells_a_run_that_had_ended_before(tmp_path: Path, already: tuple[bool, bool], said: bool) -> None:
     replies = [Reply("", {"record": record(rank), "already": value}) for rank, value in enumerate(already)]
@@ -277,18 +328,36 @@ async def test_a_stop_tells_a_run_that_had_ended_before(tmp_path: Path, already:
     assert stopped.already is said
 
 
-async def test_a_stop_gives_rank_0_a_head_start() -> None:
-    seen: list[tuple[list[str], float]] = []
+async def test_a_stop_gives_rank_0_a_head_start_and_calls_nobody_silent_within_the_grace() -> None:
+    seen: list[tuple[list[str], float, float]] = []
 
     class Noted(Answers):
-        async def call(self, requests: Any, action: str, *, head_start: float = 0.0, **rest: Any) -> dict[str, Reply]:
-            seen.append((list(requests), head_start))
+        async def call(
+            self, requests: Any, action: str, *, head_start: float = 0.0, quiet: float = 0.0, **rest: Any
+        ) -> dict[str, Reply]:
+            seen.append((list(requests), head_start, quiet))
             return await super().call(requests, action, **rest)
 
     fanout: Any = Noted(pod_w0=ENDED, pod_w1=ENDED)
-    await control.stop(fanout, control.RunRef("r1", ("pod-w1", "pod-w0")))
-    assert seen == [(["pod-w1", "pod-w0"], control._HEAD_START)]
+    await control.stop(fanout, control.RunRef("r1", ("pod-w1", "pod-w0")), grace=60)
+    assert seen == [(["pod-w1", "pod-w0"], control._HEAD_START, 60)]
     assert control._HEAD_START > 0
+
+
+@pytest.mark.parametrize(
+    ("intent", "grace"),
+    [
+        ({"kind": "stop", "grace": 600}, 600),
+        ({"kind": "stop", "grace": None}, 30),
+        ({"kind": "stop"}, 30),
+        ({"kind": "failed", "grace": None}, 0),
+        (None, 0),
+    ],
+)
+async def test_the_grace_of_an_earlier_stop_is_what_it_named_or_the_usual_one(intent: Any, grace: float) -> None:
+    on = record(0) | {"state": "ending", "intent": intent, "grace": {"stop": 30, "failure": 10}}
+    fanout: Any = Answers(pod_w0=Reply("", {"record": on}))
+    assert await control.longest_grace(fanout, "r1", ["pod-w0"]) == grace
 
 
 class Ending(Answers):
@@ -377,7 +446,11 @@ def over(rank: int, state: str, began: float | None, attempt: int = 1) -> Reply:
 @pytest.mark.parametrize(
     ("first", "code", "said"),
     [
-        (MISSING, ExitCode.OK, "run r1 is not on: none of its workers knows it:"),
+        (
+            MISSING,
+            ExitCode.OK,
+            "run r1 is not on: none of its workers knows it (if it is being started just now, repeat this):",
+        ),
         (over(0, "refused", None), ExitCode.OK, "run r1 was given up before it began:"),
         (over(0, "refused", None, attempt=2), ExitCode.OK, "run r1 had already ended:"),
         (over(0, "failed", 5.5), ExitCode.OK, "run r1 had already ended:"),

@@ -293,6 +293,14 @@ def test_silence_counts_before_what_is_wrong() -> None:
     assert (error.exit_code, error.fix, error.where) == (ExitCode.FAILED, "configure it", "pod-w0")
 
 
+def test_the_error_names_all_workers_that_the_first_fix_helps() -> None:
+    faults = [preflight.Fault(f"pod-w{index}", "no launcher", preflight.configure(f"pod-w{index}")) for index in (0, 1)]
+    faults.insert(1, preflight.Fault("pod-w2", "its chips are held", "wait for it"))
+    error = preflight.PreflightError(faults, 4)
+    assert (error.where, error.fix) == ("pod-w[0-2]", "tpu_ops configure pod-w0,pod-w1")
+    assert preflight.PreflightError([preflight.Fault("pod-w0", "x")], 4).fix == "see the table above"
+
+
 # --- lines --------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 from tpu_ops import texts
 from tpu_ops.cli import commands, output
 from tpu_ops.config import Settings
-from tpu_ops.runs.preflight import Fault, PreflightError
+from tpu_ops.runs.preflight import Fault, PreflightError, for_any
 
 
 @contextmanager
@@ -54,8 +53,7 @@ def once_each(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """Given the faults of all workers, return each once with its workers, and with them together in its fix."""
     groups: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
     for row in rows:
-        fix = re.sub(rf"(?<!\S){re.escape(row['worker'])}(?!\S)", "\0", row["fix"])
-        groups.setdefault((row["problem"], fix), []).append(row)
+        groups.setdefault((row["problem"], for_any(row["fix"], row["worker"])), []).append(row)
     found = []
     for (problem, fix), group in groups.items():
         hosts = [row["worker"] for row in group]

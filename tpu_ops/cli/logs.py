@@ -131,5 +131,9 @@ async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str) -> control.RunR
         raise problem
     if len(runs) != 1:
         names = ", ".join(run_.run_id for run_ in runs)
-        raise UsageError(f"{word} has {names or 'no run on it'}", where=f"RUN {word!r}", fix="name the run")
+        raise UsageError(
+            f"{word} has {names or 'no run on it'}",
+            where=f"RUN {word!r}",
+            fix="name the run, as `tpu_ops runs` lists it",
+        )
     return runs[0]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shlex
 from collections.abc import Sequence
 
 from tpu_ops import config, texts
@@ -17,7 +19,11 @@ from tpu_ops.remote.replies import Result
 TIMEOUT = 300.0
 #: How the program that ends a command in time says that there is none. Not compiled here: most commands never
 #: search for it.
-_NOT_STARTED = rb"(?m)^timeout: failed to run command [^\w/.]*(.+?)\W*: (No such file|Permission denied).*$"
+_NOT_STARTED = rb"(?m)^timeout: failed to run command (.*): (No such file|Permission denied).*$"
+#: What it changes in a name that it quotes, and the rest of what it adds.
+_QUOTED = rb"\\[0-7]{3}|[^A-Za-z0-9/.]"
+#: Longest command, in bytes: on a worker it is one argument of a shell, of which Linux takes 128 KiB.
+_LONGEST = 100_000
 
 #: What stands behind `--` is the command.
 TAKES_COMMAND = True
@@ -43,18 +49,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command everywhere and show what it printed."""
     command = words(args.command)
+    if (size := len(os.fsencode(shlex.join(command)))) > _LONGEST:
+        what = f"the command is {size} bytes long, and workers take {_LONGEST}"
+        raise UsageError(what, where="behind `--`", fix="bring what is long as a file (tpu_ops sync)")
     fleet, workers = contact.find(config.load(args.fleet), args.target)
     fleet = contact.serving(fleet, workers)
     hosts = [worker.host for worker in workers]
     away = contact.out_of_reach(fleet, hosts)
-    found = contact.run(fleet, [host for host in hosts if host not in away], command, args.timeout)
+    try:
+        found = contact.run(fleet, [host for host in hosts if host not in away], command, args.timeout)
+    except KeyboardInterrupt:
+        output.info(f"interrupted: where the command has begun it goes on, for {args.timeout:g} s at most")
+        return ExitCode.INTERRUPTED
     results = [found.get(host) or Result(host, None, problem=away[host], reached=False) for host in hosts]
     results = [one._replace(problem=commands.on_fleet(one.problem, fleet.settings.command)) for one in results]
     if args.json:
         output.as_json([row(result) for result in results])
     else:
         for result_hosts, result in gathered(results):
-            _show(result_hosts, len(hosts), result)
+            _show(result_hosts, len(hosts), result, command[0])
     if any(not result.reached and openssh.refused(result.problem) for result in results):
         output.info(f"  fix: {contact.login_hint(fleet.settings)}")
     if away:
@@ -96,26 +109,33 @@ def gathered(results: Sequence[Result]) -> list[tuple[list[str], Result]]:
     return [([result.host for result in group], group[0]) for group in ordered]
 
 
-def _show(hosts: Sequence[str], total: int, result: Result) -> None:
+def _show(hosts: Sequence[str], total: int, result: Result, program: str) -> None:
     if total > 1 or not result.ok:
         count = f" ({len(hosts)} workers)" if len(hosts) > 1 else ""
         ending = "" if result.ok else f": {result.problem or f'exit code {result.code}'}"
         output.line(f"--- {texts.folded(hosts)}{count}{ending}")
     if result.stdout:
         output.line(result.stdout.decode(errors="replace").removesuffix("\n"))
-    if said := said_by(result.stderr):
+    if said := said_by(result.stderr, program):
         output.aside(said.decode(errors="replace").removesuffix("\n"))
 
 
-def said_by(stderr: bytes) -> bytes:
-    """Return what a command said, without the words of what starts it: nothing may be known of that."""
-    return re.sub(_NOT_STARTED, _not_started, stderr) if stderr else b""
+def said_by(stderr: bytes, program: str) -> bytes:
+    """Return what a command said, without the words of what starts it: nothing may be known of that.
 
+    Args:
+        stderr: All that it said.
+        program: Its first word. What it starts by the same means is named as that has it.
+    """
+    own = os.fsencode(program)
 
-def _not_started(found: re.Match[bytes]) -> bytes:
-    what = b"permission denied: " if found[2].startswith(b"Permission") else b"command not found: "
-    line = b"; for a shell line: -- sh -c 'LINE'" if re.search(rb"[\s;|&<>$]", found[1]) else b""
-    return what + found[1] + line
+    def not_started(found: re.Match[bytes]) -> bytes:
+        what = b"permission denied: " if found[2].startswith(b"Permission") else b"command not found: "
+        name = own if re.sub(_QUOTED, b"", found[1]) == re.sub(_QUOTED, b"", own) else found[1]
+        line = b"; for a shell line: -- sh -c 'LINE'" if re.search(rb"[\s;|&<>$*~]", name) else b""
+        return what + name + line
+
+    return re.sub(_NOT_STARTED, not_started, stderr) if stderr else b""
 
 
 def exit_code(results: Sequence[Result], *, of_rank: bool = False) -> int:

@@ -156,7 +156,7 @@ def _before(stopped: control.Stopped) -> str:
     if not stopped.already:
         return ""
     if not records_:
-        return " is not on: none of its workers knows it"
+        return " is not on: none of its workers knows it (if it is being started just now, repeat this)"
     began = any(record["began"] or record["attempt"] > 1 for record in records_)
     return " had already ended" if began else " was given up before it began"
 

@@ -59,7 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="set a variable (repeatable)")
     parser.add_argument(
-        "--env-file", type=Path, action="append", default=[], metavar="FILE", help="variables, KEY=VALUE lines"
+        "--env-file",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="variables, KEY=VALUE lines; a value is taken as it stands, quotes and all",
     )
     parser.add_argument(
         "--secret",
@@ -111,6 +116,9 @@ def run(args: argparse.Namespace) -> int:
     fleet = contact.serving(*contact.find(config.load(args.fleet), args.target))
     workers = _ranked(fleet, args.target)
     shown = runs_output.ranks(args.rank, len(workers))
+    if args.name and control.is_target(fleet, args.name):
+        what = f"{args.name!r} is the name of a node or worker: nobody could tell the run from it"
+        raise UsageError(what, where="--name", fix="choose another name")
     if args.sync and args.user:
         what = f"--sync brings the directory to your home, and {args.user} starts in another"
         raise UsageError(what, where="--sync and --user", fix="leave out one of the two")

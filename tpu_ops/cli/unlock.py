@@ -69,10 +69,18 @@ def run(args: argparse.Namespace) -> int:
         stopped = [run_.run_id for run_, end in ended if not _left(end)]
         output.as_json({"runs": stopped, "workers": [asdict(result) for result in unlocked]})
     _show_runs(ended)
+    kept = [holder for holder in seen.holders if holder.run and holder not in doomed]
     if not args.json:
-        _show(unlocked, fleet.settings)
+        _show(unlocked, fleet.settings, kept)
     if problem := control.Found([], seen.silent).problem():
         raise problem
+    if kept:
+        raise HostError(
+            f"a run of {kept[0].user} is on: {kept[0].run}",
+            where=texts.folded(sorted({holder.host for holder in kept})),
+            fix=f"`tpu_ops stop {kept[0].run}` if you have started it; else ask {kept[0].user}, or an administrator: "
+            f"--force --user {kept[0].user}",
+        )
     return exit_code(unlocked, user) or stop.exit_code([outcome for _, end in ended for outcome in end.outcomes])
 
 
@@ -112,7 +120,7 @@ def _show_runs(ended: Sequence[tuple[control.RunRef, control.Stopped]]) -> None:
             output.info(f"run {run_.run_id} {how} on {texts.folded(run_.hosts)}")
 
 
-def _show(unlocked: Sequence[Unlocked], settings: Settings) -> None:
+def _show(unlocked: Sequence[Unlocked], settings: Settings, kept: Sequence[Holder]) -> None:
     for result in unlocked:
         for holder in result.ended:
             output.info(f"{result.host}: ended pid {holder.pid} of {holder.user}: {holder.command}")
@@ -123,7 +131,8 @@ def _show(unlocked: Sequence[Unlocked], settings: Settings) -> None:
         if result.problem:
             said = f"{result.problem}; {result.fix}" if result.fix else result.problem
             output.warning(f"{result.host}: {commands.on_fleet(said, settings.command)}")
-    if free := [result.host for result in unlocked if not result.left and not result.problem]:
+    taken = {holder.host for holder in kept}
+    if free := [one.host for one in unlocked if not one.left and not one.problem and one.host not in taken]:
         output.line(f"free: {texts.folded(free)}")
 
 

@@ -36,7 +36,8 @@ def find_program(name: bytes, path: bytes) -> bytes:
         candidate = os.path.join(folder or b".", name)
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
             return candidate
-    raise NotReady("{} is not on PATH ({})".format(os.fsdecode(name), os.fsdecode(path)))
+    line = "; for a shell line: --shell -- 'LINE'" if any(mark in name for mark in b" \n;|&<>$") else ""
+    raise NotReady("{} is not on PATH ({}){}".format(os.fsdecode(name), os.fsdecode(path), line))
 
 
 def become(person: Person) -> None:

@@ -88,7 +88,7 @@ def faults(facts: Dict[str, Any], chips: int, *, force: bool = False) -> list[Di
         add("free", problem, "wait for it, or `tpu_ops stop {}`".format(holder["run_id"]))
     for process in facts["holders"] if not holder else ():
         problem = "its chips are held by pid {pid} of {user}: {command}".format(**process)
-        add("free", problem, "ask {} to end it".format(process["user"]))
+        add("free", problem, "`tpu_ops unlock` ends it where it is yours; else ask {} to".format(process["user"]))
     for path, size in facts["space"].items():
         if size["free"] < SMALLEST_SPACE:
             add("space", "{} has {} MiB free".format(path, size["free"] // 2**20), "remove what is not needed there")

@@ -96,6 +96,17 @@ def verdict(status: int | None, intent: Dict[str, Any] | None, oom: bool = False
     return {"state": "failed", "exit": ending, "reason": cause_of(ending, oom)}
 
 
+def first_in(ending: Dict[str, Any], intent: Dict[str, Any] | None) -> Dict[str, Any] | None:
+    """Given the order by which the whole run ends, and why this rank was ended, return who failed first.
+
+    A person's stop blames nobody, though this rank hears no more of the others while it ends: they were told as well.
+    """
+    if intent is not None and intent["kind"] == "stop" and ending["kind"] == "lost":
+        return None
+    first: Dict[str, Any] | None = ending["first"]
+    return first
+
+
 def intent_of(order: Dict[str, Any]) -> Dict[str, Any]:
     """Given the order by which the whole run ends, return the intent with which this rank is ended."""
     return {

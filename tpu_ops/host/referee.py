@@ -12,6 +12,9 @@ SETTLE = 1.0
 #: Failures within this many seconds count as of the same moment: a busy host notices its own a little later.
 SAME = 0.5
 _SIGABRT = 6
+#: Seconds that others may go on before it is said that a rank has ended with 0: most end at about the same time. Where
+#: they may go on for a short time only it is said sooner, after this part of it.
+QUIET, QUIET_PART = 5.0, 0.1
 
 BARRIER, RUNNING, DECIDED = "barrier", "running", "decided"
 
@@ -66,6 +69,8 @@ class Referee:
         self._deadline = now + barrier
         self._ready: set[int] = set()
         self._finished: Dict[int, float] = {}
+        #: When they are all ended since one has ended with 0.
+        self._skewed = float("inf")
         self._failures: list[Failure] = []
         self._orders: list[Dict[str, Any]] = []
         self.phase = BARRIER
@@ -104,12 +109,9 @@ class Referee:
             return
         if ending == {"code": 0}:
             if not self._finished and not self._failures:
-                self._deadline = now + self._skew
+                self._skewed = now + self._skew
+                self._deadline = now + min(QUIET, self._skew * QUIET_PART)
             self._finished[rank] = at
-            left = len(self._workers) - len(self._finished)
-            if left and not self._failures and len(self._finished) == 1:
-                text = "{} has ended with exit code 0, {} still run; all are ended in {:.0f} s"
-                self._note(text.format(self.name(rank), left, self._skew))
         else:
             self._fail(Failure(rank, at, weight_of(ending, oom), cause), now)
         self._decide_if_all_are_known()
@@ -146,8 +148,13 @@ class Referee:
             self._abort("not ready within {:g} s: {}".format(self._barrier, names), missing)
         elif self._failures:
             self._decide_failure()
+        elif now < self._skewed:
+            self._deadline = self._skewed
+            text = "{} has ended with exit code 0, {} still run; all are ended in {:.0f} s"
+            left = len(self._workers) - len(self._finished)
+            self._note(text.format(self.name(self._earliest()), left, self._skewed - now))
         else:
-            early = min(self._finished, key=lambda rank: self._finished[rank])
+            early = self._earliest()
             cause = "ended with exit code 0 while others went on for {:.0f} s".format(self._skew)
             self._end(kind="skew", reason="{} {}".format(self.name(early), cause), first=self._first(early, cause))
 
@@ -176,6 +183,10 @@ class Referee:
         self._note("{} failed: {}; all ranks are ended".format(self.name(first.rank), first.cause))
         reason = "{} failed: {}".format(self.name(first.rank), first.cause)
         self._end(kind="failed", reason=reason, first=self._first(first.rank, first.cause))
+
+    def _earliest(self) -> int:
+        """Return the rank that ended with 0 before any other; there is one."""
+        return min(self._finished, key=lambda rank: self._finished[rank])
 
     def _first(self, rank: int, cause: str) -> Dict[str, Any]:
         return {"rank": rank, "worker": self._workers[rank], "cause": cause}

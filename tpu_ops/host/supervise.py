@@ -16,7 +16,7 @@ from .link import Alone, Link, team
 from .logs import Logger
 from .peer import Peer
 from .person import by_uid
-from .record import cause_of, exit_of, holder_of, intent_of, new_record, verdict
+from .record import cause_of, exit_of, first_in, holder_of, intent_of, new_record, verdict
 from .store import Store
 from .wire import Refused
 
@@ -210,7 +210,7 @@ class Supervisor:
         if error:
             result.update(state="failed", reason=error)
         self._close()
-        self._finish(first=ending["first"], intent=intent, **result)
+        self._finish(first=first_in(ending, intent), intent=intent, **result)
 
     def _report(self, error: str, oom: bool) -> None:
         """Tell the others how the command has ended by itself."""

@@ -123,7 +123,7 @@ def parse_request(line: bytes) -> dict[str, Any]:
     """
     try:
         request = json.loads(line.decode("utf-8"))
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise Refused("invalid", "the request is not JSON: {}".format(exc)) from exc
     if not isinstance(request, dict) or not _MARKER.fullmatch(str(request.get("marker", ""))):
         raise Refused("invalid", "the request carries no marker")

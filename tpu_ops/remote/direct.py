@@ -146,7 +146,7 @@ class _Together:
         """Return how the command ended, but for the sessions that are lost."""
         late = f"did not end within {self._limit:g} s"
         return {
-            session.host: session.result() if session.has_ended() else Result(session.host, None, problem=late)
+            session.host: session.result() if session.has_ended() else session.result()._replace(problem=late)
             for session in self._sessions
             if not session.is_lost()
         }

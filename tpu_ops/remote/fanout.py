@@ -87,6 +87,7 @@ class Fanout:
         limit: float,
         done: Callable[[Reply], None] | None = None,
         head_start: float = 0.0,
+        quiet: float = 0.0,
     ) -> dict[str, Reply]:
         """Send a request to the host program of each of these workers, at once or after the first.
 
@@ -96,6 +97,7 @@ class Fanout:
             limit: Seconds for each worker, its connection included; a head start of another comes before them.
             done: Called with each reply as it comes.
             head_start: Seconds by which the first worker is asked before the others, unless it answers sooner.
+            quiet: Seconds that the action takes by itself: only who is silent for longer is said to be waited for.
         """
         leader, answered = next(iter(requests), ""), asyncio.Event()
 
@@ -104,7 +106,7 @@ class Fanout:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(head_start):
                         await answered.wait()
-            reply = await self._call(host, action, requests[host], limit)
+            reply = await self._call(host, action, requests[host], limit, quiet)
             if host == leader:
                 answered.set()
             if done:
@@ -217,13 +219,15 @@ class Fanout:
             return Result(host, None, problem=f"did not end within {_spent(limit, begun, deadline)}")
         return result_of(host, marker, code, stdout, stderr)
 
-    async def _call(self, host: str, action: str, values: Mapping[str, Any], limit: float) -> Reply:
+    async def _call(self, host: str, action: str, values: Mapping[str, Any], limit: float, quiet: float) -> Reply:
         marker = wire.new_marker()
         begun = asyncio.get_running_loop().time()
         line, first = wire.request(marker, action, values), wire.beginning(marker)
         try:
             async with asyncio.timeout_at(begun + limit) as deadline:
-                code, stdout, stderr = await self._exchange(host, wire.COMMAND, line, first, deadline, attended=True)
+                code, stdout, stderr = await self._exchange(
+                    host, wire.COMMAND, line, first, deadline, attended=True, quiet=quiet
+                )
         except Unreachable as exc:
             return Reply(host, {}, "unreachable", str(exc))
         except TimeoutError:
@@ -231,7 +235,15 @@ class Fanout:
         return reply_of(host, wire.find_answer(stdout, marker), stderr.decode(errors="replace"), code)
 
     async def _exchange(
-        self, host: str, command: str, stdin: bytes, begun: bytes, deadline: asyncio.Timeout, *, attended: bool = False
+        self,
+        host: str,
+        command: str,
+        stdin: bytes,
+        begun: bytes,
+        deadline: asyncio.Timeout,
+        *,
+        attended: bool = False,
+        quiet: float = 0.0,
     ) -> tuple[int | None, bytes, bytes]:
         """Run one command line over the master; a master that turns out to be stale is replaced once.
 
@@ -242,7 +254,7 @@ class Fanout:
         session, replaced = openssh.shared_session, False
         while True:
             words = session(self.ssh_config, host, command)
-            code, stdout, stderr = await self._session_once(host, words, stdin, begun, attended)
+            code, stdout, stderr = await self._session_once(host, words, stdin, begun, attended=attended, quiet=quiet)
             if code != SSH_FAILED or begun in stdout:
                 self.masters.served(host)
                 return code, stdout, stderr
@@ -257,10 +269,10 @@ class Fanout:
             await self.reach(host, deadline)
 
     async def _session_once(
-        self, host: str, command: Sequence[str], stdin: bytes, begun: bytes, attended: bool
+        self, host: str, command: Sequence[str], stdin: bytes, begun: bytes, *, attended: bool, quiet: float
     ) -> tuple[int | None, bytes, bytes]:
         async with self._session(host):
-            with self._silence.watch(host) as heard:
+            with self._silence.watch(host, quiet) as heard:
                 async with ssh.session(self._find(host), command) as process:
                     stdout, stderr = await ssh.converse(process, stdin, begun, heard, attended=attended)
         return process.returncode, stdout, stderr

@@ -34,9 +34,14 @@ class Silence:
         self._hosts: list[str] = []
 
     @contextmanager
-    def watch(self, host: str) -> Iterator[Callable[[], None]]:
-        """Say so if a worker is silent; yields what is to be called once it has answered."""
-        timer = _later(PATIENCE, self._add, host)
+    def watch(self, host: str, quiet: float = 0.0) -> Iterator[Callable[[], None]]:
+        """Say so if a worker is silent; yields what is to be called once it has answered.
+
+        Args:
+            host: The worker.
+            quiet: Seconds that what it was asked for takes by itself.
+        """
+        timer = _later(PATIENCE + quiet, self._add, host)
         try:
             yield timer.cancel
         finally:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tpu_ops import texts
 from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet import targets
-from tpu_ops.fleet.model import SERVING_STATES, Worker
+from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
@@ -212,13 +212,19 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
         if record := reply.value.get("record") if reply.ok else None:
             found.setdefault((*sorted(record["workers"]), record["person"]["uid"]), {})[host] = record
     if found:
-        return _one_of(run_id, list(found.values()))
-    silent = [reply.host for reply in replies.values() if is_lost(reply)]
-    if silent:
+        return RunRef(run_id, _all_of(_one_of(run_id, list(found.values()))))
+    silent = [reply for reply in replies.values() if not reply.ok]
+    if lost := [reply.host for reply in silent if is_lost(reply)]:
         raise UnreachableError(
             f"no worker that answers knows a run {run_id!r}",
-            where=f"silent: {texts.folded(silent)}",
+            where=f"silent: {texts.folded(lost)}",
             fix="run the same command again once they answer; `tpu_ops list` shows their node's state",
+        )
+    if silent:
+        raise HostError(
+            f"nobody could say whether there is a run {run_id!r}: {silent[0].problem}",
+            where=texts.folded([reply.host for reply in silent]),
+            fix=silent[0].fix,
         )
     raise UsageError(
         f"{run_id!r} is neither a run nor a node or worker",
@@ -227,8 +233,8 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
     )
 
 
-def _one_of(run_id: str, found: Sequence[Mapping[str, Mapping[str, Any]]]) -> RunRef:
-    """Given the records, by worker, of all runs of one name, return the one that is on, or else the newest.
+def _one_of(run_id: str, found: Sequence[Mapping[str, Mapping[str, Any]]]) -> Mapping[str, Mapping[str, Any]]:
+    """Given the records, by worker, of all runs of one name, return those of the one that is on, or else the newest.
 
     Raises:
         UsageError: Several are on.
@@ -239,8 +245,19 @@ def _one_of(run_id: str, found: Sequence[Mapping[str, Mapping[str, Any]]]) -> Ru
         raise UsageError(
             f"{len(on)} runs are called {run_id}", where=where, fix="name a worker of the one that is meant"
         )
-    records_ = on[0] if on else max(found, key=lambda one: max(float(record["since"]) for record in one.values()))
-    return RunRef(run_id, tuple(sorted(records_, key=lambda host: records_[host]["rank"])))
+    return on[0] if on else max(found, key=lambda one: max(float(record["since"]) for record in one.values()))
+
+
+def _all_of(seen: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Given the records of a run by worker, return all its workers by rank, those that did not answer as well.
+
+    Whoever started it may call nodes by other names: these are learnt from the workers that did answer.
+    """
+    called = {int(record["rank"]): host for host, record in seen.items()}
+    workers: Sequence[str] = next(iter(seen.values()))["workers"]
+    labels = {label_of(workers[rank]): label_of(host) for rank, host in called.items()}
+    now = (labels.get(label_of(name), label_of(name)) + name.removeprefix(label_of(name)) for name in workers)
+    return tuple(called.get(rank, name) for rank, name in enumerate(now))
 
 
 async def require_free_name(fleet: Fleet, fanout: Fanout, run_id: str, hosts: Sequence[str]) -> None:
@@ -289,10 +306,10 @@ async def stop(
         request["grace"] = grace
     given = max(GRACE_STOP, grace or 0)
     requests, limit = dict.fromkeys(run.hosts, request), given + STOP_MARGIN
-    replies = await fanout.call(requests, "stop", limit=limit, head_start=_HEAD_START)
+    replies = await fanout.call(requests, "stop", limit=limit, head_start=_HEAD_START, quiet=given)
     late = [host for host, reply in replies.items() if reply.kind == "timeout"]
     if late and (longer := await longest_grace(fanout, run.run_id, late)) > given:
-        replies |= await fanout.call(dict.fromkeys(late, request), "stop", limit=longer + STOP_MARGIN)
+        replies |= await fanout.call(dict.fromkeys(late, request), "stop", limit=longer + STOP_MARGIN, quiet=longer)
     ended = tuple(_ended(rank, replies[host]) for rank, host in enumerate(run.hosts))
     over = (_knows_none(reply) or (reply.ok and reply.value.get("already")) for reply in replies.values())
     return Stopped(ended, all(over))
@@ -309,8 +326,15 @@ async def longest_grace(fanout: Fanout, run_id: str, hosts: Sequence[str], limit
     """
     replies = await fanout.call({host: {"run_id": run_id} for host in hosts}, "status", limit=limit)
     found = [(reply.ok and reply.value["record"]) or {} for reply in replies.values()]
-    intents = [record.get("intent") or {} for record in found if record.get("state") in ON]
-    return max((float(intent.get("grace") or 0) for intent in intents), default=0.0)
+    return max((_grace(record) for record in found if record.get("state") in ON), default=0.0)
+
+
+def _grace(record: Mapping[str, Any]) -> float:
+    """Return the grace of the stop that a rank ends by, in seconds; 0 where nobody has stopped it."""
+    intent = record.get("intent") or {}
+    if intent.get("kind") != "stop":
+        return 0.0
+    return float(record["grace"]["stop"] if intent.get("grace") is None else intent["grace"])
 
 
 def _ended(rank: int, reply: Reply) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -70,11 +71,23 @@ class PreflightError(OpsError):
         super().__init__(
             f"{len(workers)} of {total} workers {verb} not ready for a run: {problem}",
             where=texts.folded(sorted(workers)),
-            fix=next((fault.fix for fault in faults if fault.fix), "see the table above"),
+            fix=_first_fix(faults) or "see the table above",
         )
         self.faults = tuple(faults)
         if any(fault.unreachable for fault in faults):
             self.exit_code = ExitCode.UNREACHABLE
+
+
+def for_any(fix: str, worker: str) -> str:
+    """Return what to do about one worker with a zero byte in place of its name: equal for all that it helps."""
+    return re.sub(rf"(?<!\S){re.escape(worker)}(?!\S)", "\0", fix)
+
+
+def _first_fix(faults: Sequence[Fault]) -> str:
+    """Return the first fix, for all workers that it helps; empty where there is none."""
+    fixes = [(for_any(fault.fix, fault.worker), fault.worker) for fault in faults if fault.fix]
+    workers = dict.fromkeys(worker for fix, worker in fixes if fix == fixes[0][0])
+    return fixes[0][0].replace("\0", ",".join(workers)) if fixes else ""
 
 
 def configure(worker: str) -> str:
