@@ -293,6 +293,28 @@ def test_silence_counts_before_what_is_wrong() -> None:
     assert (error.exit_code, error.fix, error.where) == (ExitCode.FAILED, "configure it", "pod-w0")
 
 
+@pytest.mark.parametrize(("ended", "over"), [((8.0, 9.0), 9.0), ((8.0, None), None)])
+def test_a_summary_tells_whose_run_it_is_of_what_and_since_when(ended: tuple[Any, Any], over: float | None) -> None:
+    whose = {
+        "person": {"name": "ada"},
+        "asker": "root",
+        "argv": ["python", "train.py"],
+        "code_digest": "c",
+        "exit": None,
+    }
+    outcomes = [
+        outcome_of(rank, f"pod-w{rank}", {**whose, "state": "running", "attempt": 2, "since": 5.0 + rank, "ended": end})
+        for rank, end in enumerate(ended)
+    ]
+    earlier = {**whose, "state": "failed", "attempt": 1, "since": 1.0, "ended": 2.0, "argv": ["old"]}
+    outcomes.append(outcome_of(2, "pod-w2", earlier))
+    found = runs_output.summary("r1", outcomes)
+    assert (found["person"], found["started_by"], found["argv"]) == ("ada", "root", ["python", "train.py"])
+    assert (found["attempt"], found["since"], found["ended"]) == (2, 5.0, over)
+    unknown = runs_output.summary("r1", [outcome_of(0, "pod-w0", None)])
+    assert (unknown["person"], unknown["argv"], unknown["since"], unknown["ended"]) == ("", [], None, None)
+
+
 def test_the_error_names_all_workers_that_the_first_fix_helps() -> None:
     faults = [preflight.Fault(f"pod-w{index}", "no launcher", preflight.configure(f"pod-w{index}")) for index in (0, 1)]
     faults.insert(1, preflight.Fault("pod-w2", "its chips are held", "wait for it"))
@@ -523,6 +545,9 @@ def test_ranks_are_written_as_they_are_read() -> None:
 def test_a_time_is_so_long_ago_or_a_date(text: str, seconds: float) -> None:
     assert abs(time.time() - seconds - cli_logs.moment(text)) < 60
     assert cli_logs.moment("2026-01-31T12:00+00:00") == 1769860800
+    assert cli_logs.moment("2026-01-31 12:00:00 UTC") == 1769860800, "as tables have it"
+    with pytest.raises(argparse.ArgumentTypeError, match="is still to come"):
+        cli_logs.moment("2999-01-31 12:00")
 
 
 def test_a_time_that_is_none_is_refused() -> None:

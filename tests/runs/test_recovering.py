@@ -46,6 +46,7 @@ def ended(state: str, exit_: Mapping[str, int] | None = None, intent: str = "", 
         "intent": told,
         "since": 1.0,
         "ended": 2.0,
+        "person": {"name": "ada"},
         "code_digest": "d1",
     }
 

@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--follow", action="store_true", help="go on until the run has ended, and end as it does")
     parser.add_argument(
-        "--since", type=moment, metavar="TIME", help="lines from then on: 90s, 10m, 2h, 1d, or 2026-01-31T12:00"
+        "--since",
+        type=moment,
+        metavar="TIME",
+        help="lines from then on: 90s, 10m, 2h, 1d, or 2026-01-31T12:00 (here)",
     )
     parser.add_argument("--fetch", metavar="DIR", help="copy the logs as they are to DIR/RUN/rank-N.log, all ranks")
     parser.add_argument("run", help="a run, or a node or worker whose run is meant")
@@ -71,10 +74,15 @@ def moment(text: str) -> float:
     if found := _AGO.fullmatch(text):
         return time.time() - float(found[1]) * _UNITS[found[2]]
     try:
-        return datetime.fromisoformat(text).timestamp()
+        # As tables have it.
+        found_at = datetime.fromisoformat(text.replace(" UTC", "Z")).timestamp()
     except ValueError:
         what = f"{text!r} is no time: write 10m for ten minutes ago (s, m, h, d), or 2026-01-31T12:00"
         raise argparse.ArgumentTypeError(what) from None
+    if found_at > time.time():
+        what = f"{text!r} is still to come; without UTC behind it, it is this machine's time"
+        raise argparse.ArgumentTypeError(what)
+    return found_at
 
 
 async def followed(

@@ -74,12 +74,22 @@ def ending(outcome: Outcome) -> str:
 
 
 def summary(run_id: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return a run's result for --json."""
-    first = first_failure(outcomes)
+    """Return a run's result for --json.
+
+    ``since`` and ``ended`` are seconds since 1970; ``ended`` is None while a rank is on that is known.
+    """
+    first, newest = first_failure(outcomes), attempt(outcomes)
+    known = [out.record for out in outcomes if out.record and out.record["attempt"] == newest]
+    ends = [float(record["ended"]) for record in known if record.get("ended")]
     return {
         "run_id": run_id,
-        "attempt": attempt(outcomes),
+        "attempt": newest,
         "state": run_state(outcomes),
+        "person": next((record["person"]["name"] for record in known), ""),
+        "started_by": next((record["asker"] for record in known if record.get("asker")), ""),
+        "argv": next((record["argv"] for record in known if "argv" in record), []),
+        "since": min((record["since"] for record in known), default=None),
+        "ended": max(ends, default=None) if len(ends) == len(known) else None,
         "code_digest": next((out.record["code_digest"] for out in outcomes if out.record), ""),
         "first_failure": asdict(first) if first else None,
         "ranks": [outcome.to_json() for outcome in outcomes],
