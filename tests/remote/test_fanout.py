@@ -139,6 +139,13 @@ async def test_every_call_has_its_own_deadline(play: Path) -> None:
     assert not mark.exists()
 
 
+async def test_what_came_before_the_deadline_is_not_lost(play: Path) -> None:
+    script = "echo step 1; echo careful >&2; exec sleep 30"
+    late = (await Fanout(play / "config").run(["a"], ["sh", "-c", script], limit=2))["a"]
+    assert (late.problem, late.code, late.reached) == ("did not end within 2 s", None, True)
+    assert (late.stdout, late.stderr) == (b"step 1\n", b"careful\n")
+
+
 async def test_a_process_that_is_let_go_is_collected_before_its_pipes_are_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -103,6 +103,15 @@ async def test_silent_workers_are_given_up_once_all_others_have_ended(monkeypatc
     assert [outcome.state for outcome in outcomes] == ["stopped", "unknown", "unknown"]
 
 
+async def test_where_nobody_waits_for_the_end_a_silent_worker_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
+    monkeypatch.setattr(follow, "ALONE_LIMIT", 0.1)
+    workers = Workers(w0=[[] for _ in range(1000)])
+    outcomes, said, _ = await followed(workers, ["w0"], live=False)
+    assert [outcome.state for outcome in outcomes] == ["unknown"]
+    assert said == ["rank 0 (w0) does not answer: the connection ended; trying for 0 s"]
+
+
 async def test_a_silent_worker_is_waited_for_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
     monkeypatch.setattr(follow, "ALONE_LIMIT", 0.0)

@@ -209,14 +209,17 @@ class Fanout:
     async def _run(self, host: str, argv: Sequence[str], stdin: bytes, limit: float) -> Result:
         marker = wire.new_marker()
         command = wire.enveloped(marker, argv, limit)
-        begun = asyncio.get_running_loop().time()
+        begun, said = asyncio.get_running_loop().time(), ssh.Said(bytearray(), bytearray())
         try:
             async with asyncio.timeout_at(begun + limit) as deadline:
-                code, stdout, stderr = await self._exchange(host, command, stdin, wire.beginning(marker), deadline)
+                code, stdout, stderr = await self._exchange(
+                    host, command, stdin, wire.beginning(marker), deadline, said=said
+                )
         except Unreachable as exc:
             return Result(host, None, problem=str(exc), reached=False)
         except TimeoutError:
-            return Result(host, None, problem=f"did not end within {_spent(limit, begun, deadline)}")
+            late = f"did not end within {_spent(limit, begun, deadline)}"
+            return result_of(host, marker, SSH_FAILED, bytes(said.stdout), bytes(said.stderr))._replace(problem=late)
         return result_of(host, marker, code, stdout, stderr)
 
     async def _call(self, host: str, action: str, values: Mapping[str, Any], limit: float, quiet: float) -> Reply:
@@ -244,17 +247,24 @@ class Fanout:
         *,
         attended: bool = False,
         quiet: float = 0.0,
+        said: ssh.Said | None = None,
     ) -> tuple[int | None, bytes, bytes]:
         """Run one command line over the master; a master that turns out to be stale is replaced once.
+
+        What it prints is in `said` as it comes.
 
         Its input stays open until it has ended where it is `attended`, see `ssh.converse`.
         `begun` in the output proves that the command was started: what was started is never started again.
         """
         # Most often a master is open, and to ask for it first would cost as much as the session itself.
         session, replaced = openssh.shared_session, False
+        said = said or ssh.Said(bytearray(), bytearray())
         while True:
             words = session(self.ssh_config, host, command)
-            code, stdout, stderr = await self._session_once(host, words, stdin, begun, attended=attended, quiet=quiet)
+            said.stdout.clear()
+            said.stderr.clear()
+            code = await self._session_once(host, words, said, stdin, begun, attended=attended, quiet=quiet)
+            stdout, stderr = bytes(said.stdout), bytes(said.stderr)
             if code != SSH_FAILED or begun in stdout:
                 self.masters.served(host)
                 return code, stdout, stderr
@@ -269,13 +279,21 @@ class Fanout:
             await self.reach(host, deadline)
 
     async def _session_once(
-        self, host: str, command: Sequence[str], stdin: bytes, begun: bytes, *, attended: bool, quiet: float
-    ) -> tuple[int | None, bytes, bytes]:
+        self,
+        host: str,
+        command: Sequence[str],
+        said: ssh.Said,
+        stdin: bytes,
+        begun: bytes,
+        *,
+        attended: bool,
+        quiet: float,
+    ) -> int | None:
         async with self._session(host):
             with self._silence.watch(host, quiet) as heard:
                 async with ssh.session(self._find(host), command) as process:
-                    stdout, stderr = await ssh.converse(process, stdin, begun, heard, attended=attended)
-        return process.returncode, stdout, stderr
+                    await ssh.converse(process, said, stdin, begun, heard, attended=attended)
+        return process.returncode
 
 
 def _spent(limit: float, begun: float, deadline: asyncio.Timeout) -> str:

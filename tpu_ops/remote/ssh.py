@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tpu_ops import files
 from tpu_ops.errors import OpsError
@@ -130,25 +131,34 @@ async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
         return process.returncode, said.read().decode(errors="replace")
 
 
+class Said(NamedTuple):
+    """What a process prints, as far as it has come."""
+
+    stdout: bytearray
+    stderr: bytearray
+
+
 async def converse(
-    process: Process, data: bytes, begun: bytes, heard: Callable[[], None], *, attended: bool = False
-) -> tuple[bytes, bytes]:
-    """Give a process its input and return what it prints, when it has ended.
+    process: Process, said: Said, data: bytes, begun: bytes, heard: Callable[[], None], *, attended: bool = False
+) -> None:
+    """Give a process its input and take what it prints, until it has ended.
 
     Args:
         process: With three pipes.
+        said: What it prints comes there.
         data: Its input; one that ends before it has read all is none the worse for it.
         begun: What it prints first.
         heard: Called when that has come.
         attended: Whether its input stays open until it has ended, so that it knows when this process is gone.
     """
     assert process.stdin and process.stdout and process.stderr  # noqa: S101, PT018 - for the type checker
-    _, stdout, stderr = await asyncio.gather(
-        _feed(process.stdin, data, attended), _read(process.stdout, begun, heard), process.stderr.read()
+    await asyncio.gather(
+        _feed(process.stdin, data, attended),
+        _read(process.stdout, said.stdout, begun, heard),
+        _read(process.stderr, said.stderr),
     )
     process.stdin.close()
     await process.wait()
-    return stdout, stderr
 
 
 async def _feed(writer: asyncio.StreamWriter, data: bytes, attended: bool) -> None:
@@ -159,14 +169,14 @@ async def _feed(writer: asyncio.StreamWriter, data: bytes, attended: bool) -> No
         writer.close()
 
 
-async def _read(reader: asyncio.StreamReader, begun: bytes, heard: Callable[[], None]) -> bytes:
-    data, waiting = bytearray(), True
+async def _read(
+    reader: asyncio.StreamReader, said: bytearray, begun: bytes = b"", heard: Callable[[], None] | None = None
+) -> None:
     while piece := await reader.read(2**16):
-        data += piece
-        if waiting and begun in data:
+        said += piece
+        if heard and begun in said:
             heard()
-            waiting = False
-    return bytes(data)
+            heard = None
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

@@ -21,7 +21,8 @@ RETRY_EVERY = 2.0
 RETRY_LIMIT = 120.0
 #: A connection that held this long makes the next break a new one, in seconds.
 HELD = 30.0
-#: The same once all ranks that answer have ended: the workers have given the silent ones up as well.
+#: The same once all ranks that answer have ended: the workers have given the silent ones up as well. And where nobody
+#: waits for the run's end, whom it helps little that somebody else may be bringing its nodes back.
 ALONE_LIMIT = 15.0
 #: Seconds between two looks at lines that wait for the same line of other ranks.
 TICK = 0.1
@@ -194,15 +195,15 @@ class Follower:
                 continue
             except (Broken, Unreachable) as exc:
                 problem = str(exc)
-            now = loop.time()
+            now, limit = loop.time(), RETRY_LIMIT if self._live else ALONE_LIMIT
             held = place.reached_at is not None and now - place.reached_at > HELD
             if place.lost_at is None or held:
                 place.lost_at = now
-                self._say(f"rank {rank} ({place.host}) does not answer: {problem}; trying for {RETRY_LIMIT:.0f} s")
+                self._say(f"rank {rank} ({place.host}) does not answer: {problem}; trying for {limit:.0f} s")
             place.reached_at = None
             self._silent.add(rank)
             over = self._ended and len(self._ended | self._silent) == len(self._hosts)
-            if now - place.lost_at > (ALONE_LIMIT if over else RETRY_LIMIT):
+            if now - place.lost_at > (ALONE_LIMIT if over else limit):
                 return Outcome(rank, place.host, "unknown", reason=f"lost contact: {problem}")
             await self._fanout.masters.drop(place.host)
             await asyncio.sleep(RETRY_EVERY)
