@@ -378,8 +378,10 @@ def test_run_connects_to_no_worker_of_a_node_that_does_not_serve(fleet, tpu_ops,
 
 def test_a_command_that_no_worker_would_take_is_refused(fleet, tpu_ops, ssh):
     fleet.create("pod")
-    failed(tpu_ops("run", "pod", "--", "echo", "x" * 120_000), 2, "120005 bytes", "tpu_ops sync")
+    failed(tpu_ops("run", "pod", "--", "echo", "x" * 131_072), 2, "bytes longer than a worker takes", "tpu_ops sync")
     assert ssh() == []
+    tpu_ops("run", "pod", "--", "echo", "x" * 130_000)
+    assert ssh(), "it is asked"
 
 
 def test_a_command_that_is_interrupted_says_what_goes_on(fleet, tpu_ops, monkeypatch):

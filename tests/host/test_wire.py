@@ -38,6 +38,7 @@ def test_a_request_arrives_as_it_was_sent() -> None:
         b"",
         b"[]",
         b"{",
+        b"[" * 100_000,
         b"\xff",
         b'{"marker": "short", "action": "probe"}',
         b'{"marker": "with\\nnewline", "action": "probe"}',

@@ -177,6 +177,9 @@ def test_what_a_command_has_printed_until_its_time_was_over_is_not_lost(masters:
     late = run(ways("a"), ["sh", "-c", "echo step 1; echo careful >&2; exec sleep 60"], limit=2)["a"]
     assert (late.problem, late.code, late.reached) == ("did not end within 2 s", None, True)
     assert (late.stdout, late.stderr) == (b"step 1\n", b"careful\n")
+    # What it leaves behind holds the session open: nobody knows whether more is to come.
+    left_behind = run(ways("a"), ["sh", "-c", "echo done; sleep 60 &"], limit=2)["a"]
+    assert (left_behind.problem, left_behind.code, left_behind.ok) == ("did not end within 2 s", None, False)
 
 
 def test_workers_that_are_waited_for_are_named_once(

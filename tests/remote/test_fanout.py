@@ -144,6 +144,8 @@ async def test_what_came_before_the_deadline_is_not_lost(play: Path) -> None:
     late = (await Fanout(play / "config").run(["a"], ["sh", "-c", script], limit=2))["a"]
     assert (late.problem, late.code, late.reached) == ("did not end within 2 s", None, True)
     assert (late.stdout, late.stderr) == (b"step 1\n", b"careful\n")
+    left_behind = (await Fanout(play / "config").run(["a"], ["sh", "-c", "echo done; sleep 30 &"], limit=2))["a"]
+    assert (left_behind.problem, left_behind.code, left_behind.ok) == ("did not end within 2 s", None, False)
 
 
 async def test_a_process_that_is_let_go_is_collected_before_its_pipes_are_closed(

@@ -189,7 +189,7 @@ async def test_who_does_not_answer_is_one_of_the_ranks_of_a_run_that_was_started
 
 async def test_where_workers_refuse_to_say_no_run_is_called_unknown(tmp_path: Path) -> None:
     fanout: Any = Answers(pod_w1=BARE)
-    with pytest.raises(HostError, match="nobody could say whether there is a run 'exp': the launcher") as caught:
+    with pytest.raises(HostError, match="knows a run 'exp'; of the others: the launcher") as caught:
         await control.find(fleet(tmp_path), fanout, "exp")
     assert (caught.value.where, caught.value.fix) == ("pod-w1", BARE.fix)
 

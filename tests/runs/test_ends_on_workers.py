@@ -103,7 +103,7 @@ def test_ranks_that_go_on_after_another_has_ended_are_ended_and_warned_of(bench:
     script = '[ "$TPU_OPS_RANK" = 1 ] && date +%s.%N >"$TPU_OPS_RUN_DIR/at" && exit 0; exec sleep 600'
     done = bench.tpu_ops("train", "pod", "--exit-skew", "3", "--name", "early", "--", "sh", "-c", script)
     assert done.returncode == 1
-    assert "rank 1 (pod-w1) has ended with exit code 0, 1 still run; all are ended in 3 s" in done.stderr
+    assert "rank 1 (pod-w1) has ended with exit code 0, 1 still run; all are ended 3 s after it" in done.stderr
     assert "rank 1 (pod-w1) failed first: ended with exit code 0 while others went on for 3 s" in done.stderr
     records = [bench.record(index, "early") for index in BOTH]
     assert [record["state"] for record in records] == ["stopped", "succeeded"]

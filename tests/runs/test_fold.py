@@ -42,27 +42,6 @@ def test_the_lines_of_a_rank_keep_their_order() -> None:
     assert [text for ranks, text in said if 1 in ranks] == ["b", "a", "c"]
 
 
-def test_equal_lines_behind_lines_of_each_rank_s_own_are_one() -> None:
-    fold, said = folded([0, 1, 2])
-    # Of each rank all lines come together, as from the log of a run that has ended.
-    for rank in (2, 0, 1):
-        for text in (f"process {rank} of 3", "epoch 1", "epoch 2", f"loss {rank}"):
-            fold.add(rank, text, 5.0 + rank * 0.01)
-    fold.finish()
-    assert [text for ranks, text in said if len(ranks) == 1 and text.startswith("epoch")] == []
-    assert [entry for entry in said if len(entry[0]) == 3] == [((0, 1, 2), "epoch 1"), ((0, 1, 2), "epoch 2")]
-    assert len(said) == 8
-
-
-def test_lines_that_others_say_later_wait_no_longer_than_the_window() -> None:
-    fold, said = folded([0, 1, 2])
-    fold.add(0, "epoch 1", 5.0)
-    fold.add(1, "process 1", 5.3)
-    fold.add(1, "epoch 1", 5.3)
-    fold.tick(5.0 + WINDOW)
-    assert said == [((0,), "epoch 1")]
-
-
 def test_a_silent_rank_holds_nothing_back() -> None:
     fold, said = folded([0, 1, 2])
     for number in range(1000):
@@ -73,21 +52,11 @@ def test_a_silent_rank_holds_nothing_back() -> None:
 
 
 def given(ranks: Sequence[int], lines: Sequence[tuple[float, int, str]]) -> list[tuple[tuple[int, ...], str]]:
-    """What is given on of lines that all came within the window, by the rule alone.
-
-    The oldest that no other rank says behind another line, or else the oldest, each with its equals.
-    """
+    """What is given on of lines that all came within the window, by the rule alone: the oldest, with its equals."""
     waiting = {rank: [(now, text) for now, whose, text in lines if whose == rank] for rank in ranks}
     said = []
     while any(waiting.values()):
-        by_age = [text for _, text in sorted(kept[0] for kept in waiting.values() if kept)]
-        later = {
-            text
-            for text in by_age
-            for kept in waiting.values()
-            if kept and kept[0][1] != text and text in [other for _, other in kept[1:]]
-        }
-        first = next((text for text in by_age if text not in later), by_age[0])
+        first = min((kept[0], rank) for rank, kept in waiting.items() if kept)[0][1]
         same = tuple(rank for rank in ranks if waiting[rank] and waiting[rank][0][1] == first)
         for rank in same:
             del waiting[rank][0]

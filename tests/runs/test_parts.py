@@ -241,6 +241,16 @@ def test_what_is_wrong_with_a_worker_is_said(changes: dict[str, Any], words: lis
     assert all(fault.fix for fault in faults)
 
 
+def test_who_holds_the_chips_themselves_learns_how_to_end_it() -> None:
+    held = probe(holders=[{"pid": 7, "user": "bob", "command": "python x"}])
+    faults = [preflight.faults_of(worker, held)[0] for worker in pod(2)]
+    assert faults[1].fix == "if it is yours: tpu_ops unlock pod-w1 (else ask bob to end it)"
+    assert (
+        preflight.PreflightError(faults, 2).fix
+        == "if it is yours: tpu_ops unlock pod-w0,pod-w1 (else ask bob to end it)"
+    )
+
+
 def test_an_environment_that_the_person_named_is_the_persons_matter() -> None:
     for asked, fix in ((False, "tpu_ops configure pod-w0"), (True, "--venv")):
         absent = probe(venv={"path": "/nope", "exists": False, "asked": asked})

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--since",
         type=moment,
         metavar="TIME",
-        help="lines from then on: 90s, 10m, 2h, 1d, or 2026-01-31T12:00 (here)",
+        help="lines from then on: 90s, 10m, 2h, 1d, or 2026-01-31T12:00 (this machine's time)",
     )
     parser.add_argument("--fetch", metavar="DIR", help="copy the logs as they are to DIR/RUN/rank-N.log, all ranks")
     parser.add_argument("run", help="a run, or a node or worker whose run is meant")
@@ -80,7 +80,7 @@ def moment(text: str) -> float:
         what = f"{text!r} is no time: write 10m for ten minutes ago (s, m, h, d), or 2026-01-31T12:00"
         raise argparse.ArgumentTypeError(what) from None
     if found_at > time.time():
-        what = f"{text!r} is still to come; without UTC behind it, it is this machine's time"
+        what = f"{text!r} is still to come; a time is this machine's, unless UTC stands behind it"
         raise argparse.ArgumentTypeError(what)
     return found_at
 

@@ -13,7 +13,6 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
@@ -111,7 +110,7 @@ def _name_fleet(failure: OpsError, fleet: str | None) -> None:
     from tpu_ops import config
 
     try:
-        file = config.find_file(fleet, os.environ, Path.cwd())
+        file = config.find_file(fleet, os.environ, config.here())
     except (OpsError, OSError):
         return
     command = functools.partial(config.command_on, file, named=config.must_be_named(file))

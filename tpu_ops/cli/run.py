@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 from collections.abc import Sequence
 
 from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact
-from tpu_ops.remote import openssh
+from tpu_ops.remote import openssh, wire
 from tpu_ops.remote.replies import Result
 
 #: Seconds that the command may take on each worker where --timeout does not say.
@@ -22,8 +21,9 @@ TIMEOUT = 300.0
 _NOT_STARTED = rb"(?m)^timeout: failed to run command (.*): (No such file|Permission denied).*$"
 #: What it changes in a name that it quotes, and the rest of what it adds.
 _QUOTED = rb"\\[0-7]{3}|[^A-Za-z0-9/.]"
-#: Longest command, in bytes: on a worker it is one argument of a shell, of which Linux takes 128 KiB.
-_LONGEST = 100_000
+#: Longest command, in bytes with what it is run by: on a worker it is one argument of a shell, of which Linux takes
+#: 128 KiB.
+_LONGEST = 128 * 1024 - 64
 
 #: What stands behind `--` is the command.
 TAKES_COMMAND = True
@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command everywhere and show what it printed."""
     command = words(args.command)
-    if (size := len(os.fsencode(shlex.join(command)))) > _LONGEST:
-        what = f"the command is {size} bytes long, and workers take {_LONGEST}"
+    if (size := len(os.fsencode(wire.enveloped(wire.new_marker(), command, args.timeout)))) > _LONGEST:
+        what = f"the command is {size - _LONGEST} bytes longer than a worker takes"
         raise UsageError(what, where="behind `--`", fix="bring what is long as a file (tpu_ops sync)")
     fleet, workers = contact.find(config.load(args.fleet), args.target)
     fleet = contact.serving(fleet, workers)

@@ -74,14 +74,15 @@ def run(args: argparse.Namespace) -> int:
         _show(unlocked, fleet.settings, kept)
     if problem := control.Found([], seen.silent).problem():
         raise problem
-    if kept:
+    code = exit_code(unlocked, user) or stop.exit_code([outcome for _, end in ended for outcome in end.outcomes])
+    if kept and code != ExitCode.UNREACHABLE:
         raise HostError(
             f"a run of {kept[0].user} is on: {kept[0].run}",
             where=texts.folded(sorted({holder.host for holder in kept})),
             fix=f"`tpu_ops stop {kept[0].run}` if you have started it; else ask {kept[0].user}, or an administrator: "
             f"--force --user {kept[0].user}",
         )
-    return exit_code(unlocked, user) or stop.exit_code([outcome for _, end in ended for outcome in end.outcomes])
+    return code
 
 
 async def _runs_of(fleet: Fleet, workers: Sequence[Worker], doomed: Sequence[Holder]) -> list[control.RunRef]:

@@ -39,7 +39,7 @@ def load(fleet: str | None = None) -> Settings:
     Raises:
         UsageError: No fleet is found, or its settings are wrong; names file and key.
     """
-    return load_file(find_file(fleet, os.environ, _here()))
+    return load_file(find_file(fleet, os.environ, here()))
 
 
 def load_file(file: Path) -> Settings:
@@ -53,7 +53,7 @@ def load_file(file: Path) -> Settings:
     return settings._replace(named=must_be_named(file))
 
 
-def _here() -> Path:
+def here() -> Path:
     """Return the working directory; one that is gone has nothing above it but the root."""
     try:
         return Path.cwd()
@@ -64,7 +64,7 @@ def _here() -> Path:
 def must_be_named(file: Path) -> bool:
     """Return whether commands that are given here, without `--fleet`, are not on the fleet of this file."""
     try:
-        return find_file(None, os.environ, _here()) != file
+        return find_file(None, os.environ, here()) != file
     except (OpsError, OSError):
         return True
 

@@ -28,15 +28,15 @@ def find_program(name: bytes, path: bytes) -> bytes:
     Raises:
         NotReady: There is no such executable file.
     """
+    line = "; for a shell line: --shell -- 'LINE'" if any(mark in name for mark in b" \n;|&<>$*~") else ""
     if b"/" in name:
         if os.path.isfile(name) and os.access(name, os.X_OK):
             return name
-        raise NotReady("{} is no executable file".format(os.fsdecode(name)))
+        raise NotReady("{} is no executable file{}".format(os.fsdecode(name), line))
     for folder in path.split(b":"):
         candidate = os.path.join(folder or b".", name)
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
             return candidate
-    line = "; for a shell line: --shell -- 'LINE'" if any(mark in name for mark in b" \n;|&<>$") else ""
     raise NotReady("{} is not on PATH ({}){}".format(os.fsdecode(name), os.fsdecode(path), line))
 
 

@@ -56,7 +56,7 @@ def look(config: Dict[str, Any], person: Person, venv: str) -> Dict[str, Any]:
 def faults(facts: Dict[str, Any], chips: int, *, force: bool = False) -> list[Dict[str, str]]:
     """Given what this host looks like, return why no run can start: ``check``, ``problem`` and ``fix`` each.
 
-    An empty fix is to configure this host.
+    An empty fix is to configure this host; ``WORKER`` in one stands for what the fleet calls it.
 
     Args:
         facts: As of `look`; with ``holder``, the run that has this host, where it is not the one that is being started.
@@ -88,7 +88,7 @@ def faults(facts: Dict[str, Any], chips: int, *, force: bool = False) -> list[Di
         add("free", problem, "wait for it, or `tpu_ops stop {}`".format(holder["run_id"]))
     for process in facts["holders"] if not holder else ():
         problem = "its chips are held by pid {pid} of {user}: {command}".format(**process)
-        add("free", problem, "`tpu_ops unlock` ends it where it is yours; else ask {} to".format(process["user"]))
+        add("free", problem, "if it is yours: tpu_ops unlock WORKER (else ask {} to end it)".format(process["user"]))
     for path, size in facts["space"].items():
         if size["free"] < SMALLEST_SPACE:
             add("space", "{} has {} MiB free".format(path, size["free"] // 2**20), "remove what is not needed there")

@@ -150,9 +150,9 @@ class Referee:
             self._decide_failure()
         elif now < self._skewed:
             self._deadline = self._skewed
-            text = "{} has ended with exit code 0, {} still run; all are ended in {:.0f} s"
+            text = "{} has ended with exit code 0, {} still run; all are ended {:.0f} s after it"
             left = len(self._workers) - len(self._finished)
-            self._note(text.format(self.name(self._earliest()), left, self._skewed - now))
+            self._note(text.format(self.name(self._earliest()), left, self._skew))
         else:
             early = self._earliest()
             cause = "ended with exit code 0 while others went on for {:.0f} s".format(self._skew)

@@ -123,8 +123,10 @@ def parse_request(line: bytes) -> dict[str, Any]:
     """
     try:
         request = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError) as exc:
+    except ValueError as exc:
         raise Refused("invalid", "the request is not JSON: {}".format(exc)) from exc
+    except RecursionError:
+        raise Refused("invalid", "the request is nested too deeply") from None
     if not isinstance(request, dict) or not _MARKER.fullmatch(str(request.get("marker", ""))):
         raise Refused("invalid", "the request carries no marker")
     if not isinstance(request.get("action"), str):

@@ -146,7 +146,9 @@ class _Together:
         """Return how the command ended, but for the sessions that are lost."""
         late = f"did not end within {self._limit:g} s"
         return {
-            session.host: session.result() if session.has_ended() else session.result()._replace(problem=late)
+            session.host: session.result()
+            if session.has_ended()
+            else session.result()._replace(code=None, problem=late, reached=True)
             for session in self._sessions
             if not session.is_lost()
         }

@@ -219,7 +219,9 @@ class Fanout:
             return Result(host, None, problem=str(exc), reached=False)
         except TimeoutError:
             late = f"did not end within {_spent(limit, begun, deadline)}"
-            return result_of(host, marker, SSH_FAILED, bytes(said.stdout), bytes(said.stderr))._replace(problem=late)
+            found = result_of(host, marker, SSH_FAILED, bytes(said.stdout), bytes(said.stderr))
+            # The command may have ended, and what it has left behind holds the session open.
+            return found._replace(code=None, problem=late, reached=True)
         return result_of(host, marker, code, stdout, stderr)
 
     async def _call(self, host: str, action: str, values: Mapping[str, Any], limit: float, quiet: float) -> Reply:
@@ -261,8 +263,6 @@ class Fanout:
         said = said or ssh.Said(bytearray(), bytearray())
         while True:
             words = session(self.ssh_config, host, command)
-            said.stdout.clear()
-            said.stderr.clear()
             code = await self._session_once(host, words, said, stdin, begun, attended=attended, quiet=quiet)
             stdout, stderr = bytes(said.stdout), bytes(said.stderr)
             if code != SSH_FAILED or begun in stdout:
@@ -276,6 +276,9 @@ class Fanout:
                 replaced = True
                 await self.masters.drop(host)
             session = openssh.session
+            # What ssh said of itself is not the command's.
+            said.stdout.clear()
+            said.stderr.clear()
             await self.reach(host, deadline)
 
     async def _session_once(

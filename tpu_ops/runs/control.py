@@ -222,7 +222,7 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
         )
     if silent:
         raise HostError(
-            f"nobody could say whether there is a run {run_id!r}: {silent[0].problem}",
+            f"no worker that can say so knows a run {run_id!r}; of the others: {silent[0].problem}",
             where=texts.folded([reply.host for reply in silent]),
             fix=silent[0].fix,
         )
@@ -253,8 +253,9 @@ def _all_of(seen: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
 
     Whoever started it may call nodes by other names: these are learnt from the workers that did answer.
     """
-    called = {int(record["rank"]): host for host, record in seen.items()}
-    workers: Sequence[str] = next(iter(seen.values()))["workers"]
+    newest = max(seen.values(), key=lambda record: int(record["attempt"]))
+    called = {int(rec["rank"]): host for host, rec in seen.items() if rec["attempt"] == newest["attempt"]}
+    workers: Sequence[str] = newest["workers"]
     labels = {label_of(workers[rank]): label_of(host) for rank, host in called.items()}
     now = (labels.get(label_of(name), label_of(name)) + name.removeprefix(label_of(name)) for name in workers)
     return tuple(called.get(rank, name) for rank, name in enumerate(now))
@@ -306,7 +307,9 @@ async def stop(
         request["grace"] = grace
     given = max(GRACE_STOP, grace or 0)
     requests, limit = dict.fromkeys(run.hosts, request), given + STOP_MARGIN
-    replies = await fanout.call(requests, "stop", limit=limit, head_start=_HEAD_START, quiet=given)
+    replies = await fanout.call(
+        requests, "stop", limit=limit, head_start=_HEAD_START, quiet=GRACE_STOP if grace is None else grace
+    )
     late = [host for host, reply in replies.items() if reply.kind == "timeout"]
     if late and (longer := await longest_grace(fanout, run.run_id, late)) > given:
         replies |= await fanout.call(dict.fromkeys(late, request), "stop", limit=longer + STOP_MARGIN, quiet=longer)

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 
 #: Seconds that a line waits for the same line of the other ranks.
 WINDOW = 0.5
-#: Of so many ranks, whose lines have waited longest, one is looked for whose line no other rank says later.
-_LOOKED_AT = 16
 
 
 class Fold:
@@ -28,9 +26,6 @@ class Fold:
         # another's stays in the first until it is on top.
         self._by_time: list[tuple[float, int]] = []
         self._by_text: dict[str, set[int]] = {}
-        # How often each text stands behind a rank's next line, and behind those of all.
-        self._behind: dict[int, dict[str, int]] = {rank: {} for rank in ranks}
-        self._behind_any: dict[str, int] = {}
         self._speaking = 0
 
     def add(self, rank: int, text: str, now: float) -> None:
@@ -39,22 +34,19 @@ class Fold:
         lines.append((now, text))
         if len(lines) == 1:
             self._is_next(rank)
-        else:
-            for behind in (self._behind[rank], self._behind_any):
-                behind[text] = behind.get(text, 0) + 1
         # Where every rank has said something, no other rank can join in what comes first.
         while self._speaking == len(self._waiting):
-            self._give(self._chosen())
+            self._give(self._first())
 
     def tick(self, now: float) -> None:
         """Give on what has waited long enough."""
-        while self._speaking and self._waiting[self._first()][0][0] <= now - WINDOW:
-            self._give(self._chosen(now - WINDOW))
+        while self._speaking and self._waiting[rank := self._first()][0][0] <= now - WINDOW:
+            self._give(rank)
 
     def finish(self) -> None:
         """Give on all that is left."""
         while self._speaking:
-            self._give(self._chosen())
+            self._give(self._first())
 
     def _is_next(self, rank: int) -> None:
         at, text = self._waiting[rank][0]
@@ -70,29 +62,6 @@ class Fold:
                 return rank
             heapq.heappop(self._by_time)
 
-    def _chosen(self, until: float = float("inf")) -> int:
-        """Return the rank whose next line is given on: the first, unless others say the same behind other lines.
-
-        Args:
-            until: Only lines that came until then go before the first.
-        """
-        first = self._first()
-        if not self._is_said_later(first):
-            return first
-        for at, rank in heapq.nsmallest(_LOOKED_AT, self._by_time):
-            lines = self._waiting[rank]
-            if at <= until and lines and lines[0][0] == at and not self._is_said_later(rank):
-                return rank
-        return first
-
-    def _is_said_later(self, rank: int) -> bool:
-        """Return whether a rank's next line stands behind another one of some rank."""
-        text = self._waiting[rank][0][1]
-        if text not in self._behind_any:
-            return False
-        same = self._by_text[text]
-        return any(text in behind for other, behind in self._behind.items() if other not in same)
-
     def _give(self, rank: int) -> None:
         """Give on a rank's next line, with all ranks whose next line is the same."""
         text = self._waiting[rank][0][1]
@@ -102,14 +71,5 @@ class Fold:
             lines = self._waiting[other]
             lines.popleft()
             if lines:
-                for behind in (self._behind[other], self._behind_any):
-                    _take_one(behind, lines[0][1])
                 self._is_next(other)
         self._line(same, text)
-
-
-def _take_one(counts: dict[str, int], text: str) -> None:
-    """Count one of a text less; what is not there any more has no count."""
-    counts[text] -= 1
-    if not counts[text]:
-        del counts[text]

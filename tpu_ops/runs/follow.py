@@ -21,8 +21,8 @@ RETRY_EVERY = 2.0
 RETRY_LIMIT = 120.0
 #: A connection that held this long makes the next break a new one, in seconds.
 HELD = 30.0
-#: The same once all ranks that answer have ended: the workers have given the silent ones up as well. And where nobody
-#: waits for the run's end, whom it helps little that somebody else may be bringing its nodes back.
+#: Seconds after which a silent worker is given up once all ranks that answer have ended, since the workers have given
+#: it up as well; and where only the lines that there are were asked for.
 ALONE_LIMIT = 15.0
 #: Seconds between two looks at lines that wait for the same line of other ranks.
 TICK = 0.1
@@ -195,7 +195,7 @@ class Follower:
                 continue
             except (Broken, Unreachable) as exc:
                 problem = str(exc)
-            now, limit = loop.time(), RETRY_LIMIT if self._live else ALONE_LIMIT
+            now, limit = loop.time(), RETRY_LIMIT if self._live or self._data else ALONE_LIMIT
             held = place.reached_at is not None and now - place.reached_at > HELD
             if place.lost_at is None or held:
                 place.lost_at = now

@@ -104,7 +104,12 @@ def faults_of(worker: Worker, probe: Mapping[str, Any]) -> list[Fault]:
         problem = f"its launcher speaks version {probe['protocol']}, this machine {wire.PROTOCOL}"
         return [Fault(worker.host, problem, configure(worker.host))]
     found = [
-        Fault(worker.host, fault["problem"], fault["fix"] or configure(worker.host), check=fault["check"])
+        Fault(
+            worker.host,
+            fault["problem"],
+            fault["fix"].replace("WORKER", worker.host) or configure(worker.host),
+            check=fault["check"],
+        )
         for fault in probe["faults"]
     ]
     if not probe["boot_id"]:
