@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 
 #: Seconds that a line waits for the same line of the other ranks.
 WINDOW = 0.5
+#: Of so many ranks, whose lines have waited longest, one is looked for whose line no other rank says later.
+_LOOKED_AT = 16
 
 
 class Fold:
@@ -26,31 +28,58 @@ class Fold:
         # another's stays in the first until it is on top.
         self._by_time: list[tuple[float, int]] = []
         self._by_text: dict[str, set[int]] = {}
+        # How often each text stands behind a rank's next line, and behind those of how many ranks.
+        self._behind: dict[int, dict[str, int]] = {rank: {} for rank in ranks}
+        self._later: dict[str, int] = {}
         self._speaking = 0
 
-    def add(self, rank: int, text: str, now: float) -> None:
-        """Take one line that came at a time (seconds, of a clock that only grows)."""
+    def add(self, rank: int, texts: Sequence[str], now: float) -> None:
+        """Take lines that came together at a time (seconds, of a clock that only grows)."""
         lines = self._waiting[rank]
-        lines.append((now, text))
-        if len(lines) == 1:
-            self._is_next(rank)
+        if len(self._waiting) == 1:
+            for text in texts:
+                self._line([rank], text)
+            return
+        for text in texts:
+            lines.append((now, text))
+            if len(lines) == 1:
+                self._is_next(rank)
+            else:
+                self._comes_later(rank, text)
         # Where every rank has said something, no other rank can join in what comes first.
         while self._speaking == len(self._waiting):
-            self._give(self._first())
+            self._give(self._chosen())
 
     def tick(self, now: float) -> None:
         """Give on what has waited long enough."""
-        while self._speaking and self._waiting[rank := self._first()][0][0] <= now - WINDOW:
-            self._give(rank)
+        while self._speaking and self._waiting[self._first()][0][0] <= now - WINDOW:
+            self._give(self._chosen(now - WINDOW))
 
     def finish(self) -> None:
         """Give on all that is left."""
         while self._speaking:
-            self._give(self._first())
+            self._give(self._chosen())
 
-    def _is_next(self, rank: int) -> None:
+    def _comes_later(self, rank: int, text: str) -> None:
+        behind = self._behind[rank]
+        if text not in behind:
+            self._later[text] = self._later.get(text, 0) + 1
+        behind[text] = behind.get(text, 0) + 1
+
+    def _comes_now(self, rank: int, text: str) -> None:
+        behind = self._behind[rank]
+        behind[text] -= 1
+        if not behind[text]:
+            del behind[text]
+            self._later[text] -= 1
+            if not self._later[text]:
+                del self._later[text]
+
+    def _is_next(self, rank: int, before: float | None = None) -> None:
         at, text = self._waiting[rank][0]
-        heapq.heappush(self._by_time, (at, rank))
+        # Where the line before it came at the same time, that time is still there.
+        if at != before:
+            heapq.heappush(self._by_time, (at, rank))
         self._by_text.setdefault(text, set()).add(rank)
         self._speaking += 1
 
@@ -62,6 +91,27 @@ class Fold:
                 return rank
             heapq.heappop(self._by_time)
 
+    def _chosen(self, until: float = float("inf")) -> int:
+        """Return the rank whose next line is given on: the first, unless others say the same behind other lines.
+
+        Args:
+            until: Only lines that came until then go before the first.
+        """
+        first = self._first()
+        if not self._is_said_later(first):
+            return first
+        by_age = ((lines[0][0], rank) for rank, lines in self._waiting.items() if lines)
+        for at, rank in heapq.nsmallest(_LOOKED_AT, by_age):
+            if at <= until and not self._is_said_later(rank):
+                return rank
+        return first
+
+    def _is_said_later(self, rank: int) -> bool:
+        """Return whether a rank's next line stands behind another one of some rank."""
+        text = self._waiting[rank][0][1]
+        later = self._later.get(text, 0)
+        return later > 0 and later > sum(text in self._behind[other] for other in self._by_text[text])
+
     def _give(self, rank: int) -> None:
         """Give on a rank's next line, with all ranks whose next line is the same."""
         text = self._waiting[rank][0][1]
@@ -69,7 +119,8 @@ class Fold:
         self._speaking -= len(same)
         for other in same:
             lines = self._waiting[other]
-            lines.popleft()
+            before, _ = lines.popleft()
             if lines:
-                self._is_next(other)
+                self._comes_now(other, lines[0][1])
+                self._is_next(other, before)
         self._line(same, text)

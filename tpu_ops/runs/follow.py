@@ -269,9 +269,9 @@ class Follower:
             self._print(place.rank, place.lines.feed(data))
 
     def _print(self, rank: int, lines: Sequence[str]) -> None:
-        now = asyncio.get_running_loop().time()
-        for text in lines:
-            self._fold.add(rank, text, now)
+        # A rank that is not shown has none.
+        if lines:
+            self._fold.add(rank, lines, asyncio.get_running_loop().time())
 
 
 @dataclass(frozen=True)
