@@ -5,6 +5,7 @@ Every fault comes after a step was logged; what is left is read from the workers
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import time
@@ -140,15 +141,19 @@ def test_a_host_that_reboots_tells_the_others(pod: Bench) -> None:
     assert done.returncode == 1
 
 
+def cuts(pod: Bench, *chains: str) -> list[str]:
+    """Return the rules that drop what comes in, or goes out, on the network on which workers reach each other."""
+    network = f"{pod.specs[0].peers[0].rsplit('.', 2)[0]}.0.0/16"
+    return [f"{chain} {'-s' if chain == 'INPUT' else '-d'} {network} -j DROP" for chain in chains]
+
+
 @pytest.mark.parametrize(
     ("cut", "way"), [(2, "both"), (2, "INPUT"), (2, "OUTPUT"), (0, "both"), (0, "INPUT"), (0, "OUTPUT")]
 )
 def test_a_cut_network_ends_both_sides_for_good(pod: Bench, cut: int, way: str) -> None:
     name = f"cut-{cut}-{way.lower()}"
     training(pod, name)
-    chains = ["INPUT", "OUTPUT"] if way == "both" else [way]
-    network = f"{pod.specs[0].peers[0].rsplit('.', 2)[0]}.0.0/16"
-    rules = [f"{chain} {'-s' if chain == 'INPUT' else '-d'} {network} -j DROP" for chain in chains]
+    rules = cuts(pod, "INPUT", "OUTPUT") if way == "both" else cuts(pod, way)
     at = done_at(pod, cut, " && ".join(f"iptables -A {rule}" for rule in rules))
     try:
         pod.await_(
@@ -165,6 +170,22 @@ def test_a_cut_network_ends_both_sides_for_good(pod: Bench, cut: int, way: str) 
     others = [index for index in RANKS if index != cut]
     assert {records[index]["first"]["rank"] for index in others} == {cut}
     assert all("lost contact" in records[index]["reason"] for index in RANKS)
+
+
+def test_a_stop_of_ranks_that_do_not_reach_each_other_is_no_failure(pod: Bench) -> None:
+    """Who recovers a run on another machine would start one that has failed again."""
+    name, rules = "stopped-apart", cuts(pod, "INPUT", "OUTPUT")
+    pod.started("sleep", "600", name=name, options=("--lease", f"{LEASE}"))
+    pod.inside(0, " && ".join(f"iptables -A {rule}" for rule in rules))
+    try:
+        stopped = pod.tpu_ops("stop", name, "--grace", "1", "--json")
+    finally:
+        pod.inside(0, " ; ".join(f"iptables -D {rule}" for rule in rules))
+    run = json.loads(stopped.stdout)[0]
+    assert (stopped.returncode, run["state"], run["first_failure"]) == (0, "stopped", None)
+    for index in RANKS:
+        record = ended(pod, index, name, LEASE + SETTLE)
+        assert (record["state"], record["intent"]["kind"], record["first"]) == ("stopped", "stop", None)
 
 
 @pytest.mark.parametrize("victim", [2, 0])
