@@ -84,7 +84,7 @@ def test_train_tells_how_to_get_at_its_run_on_the_fleet_that_it_was_called_with(
     assert main([*call, "--detach", "--", "true"]) == 0
     fleet = f"--fleet {tmp_path / 'other.tpu_vm.yml'}"
     assert capsys.readouterr().err.splitlines()[-2:] == [
-        f"  follow: tpu_ops logs {fleet} r1 --follow",
+        f"  follow: tpu_ops attach {fleet} r1",
         f"  stop:   tpu_ops stop {fleet} r1",
     ]
 
@@ -105,7 +105,7 @@ def test_what_workers_and_checks_name_is_on_the_fleet_that_the_command_was_calle
     assert main(["runs", "--fleet", "other.tpu_vm.yml"]) == 0
     assert f"`tpu_ops train {fleet}` starts one" in capsys.readouterr().err
     assert main(["logs", "--fleet", "other.tpu_vm.yml", "nothing"]) == 2
-    assert f"`tpu_ops status {fleet}` runs" in capsys.readouterr().err
+    assert f"`tpu_ops runs {fleet}` runs" in capsys.readouterr().err
 
 
 def test_attach_and_recovery_tell_of_the_fleet_that_they_were_called_with(

@@ -181,6 +181,17 @@ def test_hosts_without_a_host_key_are_refused_with_the_way_out(fleet):
     assert "fix: node pod publishes no host key: `tpu_ops refresh --trust-first pod`" in done.stderr
 
 
+@pytest.mark.parametrize("target", ["solo", "pod,solo"])
+def test_a_node_that_does_not_serve_is_named_and_nothing_runs(fleet, target):
+    write(fleet, TOUCH)
+    away = node("solo", node_id="2", count=1, state="PREEMPTED")
+    (fleet.path.parent / "published.json").write_text(document([node(), away]).text())
+    done = configure(fleet, target)
+    assert done.returncode == 4, done.stderr
+    assert "error: solo is PREEMPTED\n  at:  solo-w0\n  fix: `tpu_ops list" in done.stderr
+    assert not list(fleet.path.glob("pod-w*"))
+
+
 def test_hosts_of_other_names_are_meant_by_their_node(fleet):
     write(fleet, TOUCH)
     fleet.write(snapshot=str(fleet.path.parent / "published.json"), hostnames=["tpu_node ~ 'x' ~ tpu_worker_index"])

@@ -92,7 +92,7 @@ async def test_an_overview_has_what_is_on_and_what_this_machine_started(tmp_path
     seen = await control.overview(fleet(tmp_path), fanout)
     assert [(run.run_id, [outcome.state for outcome in outcomes]) for run, outcomes, _ in seen.rows] == [
         ("r1", ["running", "unreachable"]),
-        ("old", ["gone"]),
+        ("old", ["unreachable"]),
     ]
     assert [reply.host for reply in seen.silent.silent] == ["pod-w1"]
 

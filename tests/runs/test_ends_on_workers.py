@@ -181,7 +181,7 @@ def test_ctrl_c_detaches_and_the_log_is_complete_afterwards(bench: Bench) -> Non
     assert process.returncode == 130
     assert "tpu_ops stop left-alone" in said
     assert "Ctrl-C again within 3 s stops the run" in said
-    assert "tpu_ops logs left-alone --follow" in said
+    assert "tpu_ops attach left-alone" in said
     assert "Traceback" not in said
     for index in BOTH:
         bench.inside(index, "touch /var/lib/tpu_ops/runs/left-alone/files/end")

@@ -100,7 +100,7 @@ async def test_silent_workers_are_given_up_once_all_others_have_ended(monkeypatc
     monkeypatch.setattr(follow, "ALONE_LIMIT", 0.1)
     workers = Workers(w0=[[end()]], w1=[[]], w2=[[]])
     outcomes, _, _ = await followed(workers, ["w0", "w1", "w2"])
-    assert [outcome.state for outcome in outcomes] == ["stopped", "unknown", "unknown"]
+    assert [outcome.state for outcome in outcomes] == ["stopped", "unreachable", "unreachable"]
 
 
 async def test_where_nobody_waits_for_the_end_a_silent_worker_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ async def test_where_nobody_waits_for_the_end_a_silent_worker_is_given_up_soon(m
     monkeypatch.setattr(follow, "ALONE_LIMIT", 0.1)
     workers = Workers(w0=[[] for _ in range(1000)])
     outcomes, said, _ = await followed(workers, ["w0"], live=False)
-    assert [outcome.state for outcome in outcomes] == ["unknown"]
+    assert [outcome.state for outcome in outcomes] == ["unreachable"]
     assert said == ["rank 0 (w0) does not answer: the connection ended; trying for 0 s"]
 
 
@@ -176,7 +176,8 @@ def test_a_rank_whose_log_a_worker_does_not_give_is_said(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(follow, "RETRY_EVERY", 0.01)
         patch.setattr("tpu_ops.cli.logs.config.load", lambda _: None)
-        patch.setattr("tpu_ops.cli.logs.view.current", lambda _: None)
+        fleet = SimpleNamespace(settings=SimpleNamespace(command="tpu_ops {}".format))
+        patch.setattr("tpu_ops.cli.logs.view.current", lambda _: fleet)
         patch.setattr("tpu_ops.cli.logs.contact.fanout", lambda _: fanout)
         patch.setattr("tpu_ops.cli.logs.control.find", found)
         code = cli_logs.run(parser.parse_args(["r1", *wanted, *live]))
@@ -186,6 +187,8 @@ def test_a_rank_whose_log_a_worker_does_not_give_is_said(
     assert code == ExitCode.UNREACHABLE
     assert f"warning: rank 1 (w1): the run belongs to ada{kept}" in said
     assert (f"logs of 1 rank are in {tmp_path}" in said) is fetched
+    further = ["run r1: unknown", "  nodes:  tpu_ops list", "  follow: tpu_ops attach r1", "  stop:   tpu_ops stop r1"]
+    assert (said[-4:] == further) is bool(live)
     if fetched:
         names = ["rank-0.log", *(["rank-1.log.part"] if begins else [])]
         assert sorted(path.name for path in part.parent.iterdir()) == names

@@ -571,7 +571,7 @@ async def test_stop_ends_a_recovery_and_asks_the_workers_where_an_attempt_may_be
 
     async def end(_: object, run_: Any, **__: Any) -> Any:
         asked.append(run_.run_id)
-        return control.Stopped((), already=False)
+        return control.Stopped((follow.Outcome(0, "pod-w0", "stopped"),), already=False)
 
     monkeypatch.setattr(stop, "end", end)
     monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
@@ -589,6 +589,24 @@ async def test_stop_ends_a_recovery_and_asks_the_workers_where_an_attempt_may_be
     assert "it is not started again" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("since", "asked"), [(0.0, 3), (60.0, 1)])
+async def test_a_run_that_this_machine_is_just_starting_is_stopped_once_a_worker_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, since: float, asked: int
+) -> None:
+    states = ["gone", "gone", "stopped"]
+
+    async def end(*_: object, **__: Any) -> control.Stopped:
+        return control.Stopped((follow.Outcome(0, "pod-w0", states.pop(0)),), already=False)
+
+    monkeypatch.setattr(stop, "end", end)
+    monkeypatch.setattr(stop, "AGAIN", 0.01)
+    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
+    known = records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",))
+    records.write(tmp_path, replace(known, since=known.since - since))
+    await stop._stop(*words_of_stop(tmp_path))
+    assert 3 - len(states) == asked
+
+
 @pytest.mark.parametrize("already", [False, True])
 async def test_a_full_disk_keeps_no_worker_from_being_told_of_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, already: bool
@@ -597,7 +615,7 @@ async def test_a_full_disk_keeps_no_worker_from_being_told_of_a_stop(
 
     async def end(_: object, run_: control.RunRef, **__: Any) -> control.Stopped:
         told.append(run_.run_id)
-        return control.Stopped((), already=already)
+        return control.Stopped((follow.Outcome(0, "pod-w0", "stopped"),), already=already)
 
     async def find(*_: object) -> control.Found:
         return control.Found([control.RunRef(name, ("pod-w0",)) for name in ("r1", "r2")])

@@ -62,7 +62,7 @@ async def test_a_run_that_may_be_on_is_remembered_and_one_that_is_not_leaves_wha
         assert (known.hosts if may_be_on and known else known) == (("pod-w0", "pod-w1") if may_be_on else before)
         assert guard._begun is may_be_on, "nothing that recovers it goes, then"
         starting.left()
-        assert ("may be on\n  follow: tpu_ops logs exp" in capsys.readouterr().err) is may_be_on
+        assert ("may be on\n  follow: tpu_ops attach exp" in capsys.readouterr().err) is may_be_on
 
 
 async def test_a_run_is_kept_as_begun_right_before_a_worker_is_asked(

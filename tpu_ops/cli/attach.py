@@ -52,12 +52,13 @@ def run(args: argparse.Namespace) -> int:
         )
         found.clear()
         of_rank = args.exit_code == "rank"
-        return runs_output.finish(run_.run_id, outcomes, shown, as_json=args.json, of_rank=of_rank)
+        return runs_output.finish(
+            run_.run_id, outcomes, shown, as_json=args.json, of_rank=of_rank, command=settings.command
+        )
 
     def left() -> None:
         output.info("detached: the run goes on")
-        output.info(f"  follow: {settings.command('attach')} {args.run}")
-        output.info(f"  stop:   {settings.command('stop')} {args.run}")
+        runs_output.hints(args.run, settings.command)
 
     def stopped() -> None:
         run_ = found[0][1]

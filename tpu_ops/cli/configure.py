@@ -14,7 +14,7 @@ from tpu_ops.config import Settings
 from tpu_ops.config.find import read_file
 from tpu_ops.errors import ExitCode, HostError, RefusedError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, hostvars, view
-from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote import openssh, playbook
 from tpu_ops.remote.playbook import Outcome, Said, Step
@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     hosts: Sequence[str] = ()
     if target:
         fleet, workers = contact.find(settings, target)
+        fleet = contact.serving(fleet, workers)
+        _check_serve(fleet, workers)
         hosts = limit_of(settings, fleet, workers)
     given = [f"--{name}={value}" for name, value in (("tags", args.tags), ("skip-tags", args.skip_tags)) if value]
     progress = Progress(verbose=args.verbose)
@@ -77,6 +79,19 @@ def run(args: argparse.Namespace) -> int:
         output.table([{"host": host, **counts} for host, counts in outcome.hosts.items()], COLUMNS)
     show_failures(outcome.failures)
     return exit_code(outcome, shown(file), target or "the fleet", settings)
+
+
+def _check_serve(fleet: Fleet, workers: Sequence[Worker]) -> None:
+    """Refuse workers whose nodes do not serve: Ansible would say that no host matches, or wait for them.
+
+    Raises:
+        UnreachableError: There are some.
+    """
+    names = {worker.host for worker in workers}
+    if away := [one for one in fleet.workers if one.host in names and one.node.state not in SERVING_STATES]:
+        states = texts.some([f"{label} is {state}" for label, state in {w.label: w.node.state for w in away}.items()])
+        fix = "`tpu_ops list` shows when all are READY; or name those that are"
+        raise UnreachableError(states, where=texts.folded([worker.host for worker in away]), fix=fix)
 
 
 def converge(

@@ -16,7 +16,7 @@ from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control, fetch
-from tpu_ops.runs.follow import Follower, Outcome
+from tpu_ops.runs.follow import UNKNOWN, Follower, Outcome
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -46,18 +46,18 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--fetch copies whole logs", where="--since", fix="leave out one of the two")
     try:
         if args.fetch:
-            outcomes, parts = asyncio.run(_fetch(fleet, args.run, Path(args.fetch), live=args.follow))
+            run_, (outcomes, parts) = asyncio.run(_fetch(fleet, args.run, Path(args.fetch), live=args.follow))
             shown: Sequence[int] = range(len(outcomes))
-            if whole := [outcome for outcome in outcomes if outcome.state != "unknown"]:
+            if whole := [outcome for outcome in outcomes if outcome.state not in UNKNOWN]:
                 output.info(f"logs of {texts.count(len(whole), 'rank')} are in {args.fetch}")
         else:
             following = followed(fleet, args.run, args.rank, live=args.follow, since=args.since or 0.0)
-            (_, outcomes, shown), parts = asyncio.run(following), {}
+            (run_, outcomes, shown), parts = asyncio.run(following), {}
     except KeyboardInterrupt:
         output.info("")
         output.info("no longer following; the run goes on")
         return ExitCode.INTERRUPTED
-    lost = [outcome for outcome in outcomes if outcome.state == "unknown" and (args.follow or outcome.rank in shown)]
+    lost = [outcome for outcome in outcomes if outcome.state in UNKNOWN and (args.follow or outcome.rank in shown)]
     for outcome in lost:
         part = f"; {parts[outcome.rank]} has what came before" if outcome.rank in parts else ""
         output.warning(f"rank {outcome.rank} ({outcome.host}): {outcome.reason}{part}")
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         return ExitCode.UNREACHABLE if lost else ExitCode.OK
     if runs_output.run_state(outcomes) != "succeeded":
         runs_output.failure(outcomes, shown)
-        output.info(f"the run {runs_output.run_state(outcomes)}")
+        runs_output.state_of(run_.run_id, outcomes, fleet.settings.command)
     return runs_output.exit_code(outcomes)
 
 
@@ -123,9 +123,10 @@ async def followed(
     return run_, await follower.run(), shown
 
 
-async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -> fetch.Copied:
+async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -> tuple[control.RunRef, fetch.Copied]:
     fanout = contact.fanout(fleet)
-    return await fetch.logs(fanout, await _the_run(fleet, fanout, word), directory, live=live)
+    run_ = await _the_run(fleet, fanout, word)
+    return run_, await fetch.logs(fanout, run_, directory, live=live)
 
 
 async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str) -> control.RunRef:
@@ -139,9 +140,7 @@ async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str) -> control.RunR
         raise problem
     if len(runs) != 1:
         names = ", ".join(run_.run_id for run_ in runs)
-        raise UsageError(
-            f"{word} has {names or 'no run on it'}",
-            where=f"RUN {word!r}",
-            fix="name the run, as `tpu_ops runs` lists it",
-        )
+        fix = f"name one of them: {names}" if names else "name a run that has ended, as `tpu_ops runs` lists it"
+        what = f"{len(runs)} runs are" if names else "no run is"
+        raise UsageError(f"{what} on {word}", where=f"RUN {word!r}", fix=fix)
     return runs[0]

@@ -422,6 +422,7 @@ class Recovering:
             self._shown(len(outcomes)),
             as_json=self._args.json,
             of_rank=self._args.exit_code == "rank",
+            command=self._settings.command,
             more=self.facts(),
         )
 

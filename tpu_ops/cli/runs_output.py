@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from tpu_ops.cli import output
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.runs.follow import Outcome, first_failure
+from tpu_ops.runs.follow import UNKNOWN, Outcome, first_failure
 
 #: Lines shown of a failed rank whose log was not followed.
 TAIL_LINES = 20
@@ -167,6 +167,7 @@ def finish(
     *,
     as_json: bool,
     of_rank: bool,
+    command: Callable[[str], str],
     more: Mapping[str, Any] | None = None,
 ) -> int:
     """Say how a run ended that was followed to its end; return the exit code.
@@ -177,6 +178,7 @@ def finish(
         shown: Ranks whose lines were shown.
         as_json: Whether the result is JSON.
         of_rank: As of `exit_code`.
+        command: As of `config.Settings`.
         more: What else is in the JSON.
     """
     state = run_state(outcomes)
@@ -189,8 +191,23 @@ def finish(
     if not as_json:
         table(outcomes)
     failure(outcomes, shown)
-    output.info(f"run {run_id}: {state}")
+    state_of(run_id, outcomes, command)
     return exit_code(outcomes, of_rank=of_rank) or ExitCode.FAILED
+
+
+def state_of(run_id: str, outcomes: Sequence[Outcome], command: Callable[[str], str]) -> None:
+    """Say how a run is that is followed no more, and where nothing is known of ranks, what tells more."""
+    state = run_state(outcomes)
+    output.info(f"run {run_id}: {state}")
+    if state in UNKNOWN:
+        output.info(f"  nodes:  {command('list')}")
+        hints(run_id, command)
+
+
+def hints(run_id: str, command: Callable[[str], str]) -> None:
+    """Say how to get at a run that may be on, and how to end it."""
+    output.info(f"  follow: {command('attach')} {run_id}")
+    output.info(f"  stop:   {command('stop')} {run_id}")
 
 
 def failure(outcomes: Sequence[Outcome], shown: Sequence[int]) -> None:

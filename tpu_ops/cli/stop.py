@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
+from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import control, records, recovery
@@ -23,6 +25,8 @@ from tpu_ops.runs.spec import GRACE_STOP, MAX_GRACE
 MOMENT = 1.0
 #: Seconds for workers to say what grace an earlier stop has asked for.
 LOOK_LIMIT = 5.0
+#: Seconds in which the first worker of a run knows of it once its start has begun, and between two questions.
+STARTING, AGAIN = 10.0, 0.5
 #: Seconds for a process of this machine to end what it does to bring a run's nodes back.
 RECOVERY_LIMIT = 30.0
 
@@ -83,6 +87,9 @@ async def _end_of_all(
         gone = (Outcome(rank, host, "gone", reason="no attempt was on") for rank, host in enumerate(run_.hosts))
         return control.Stopped(tuple(gone), already=False), None
     stopped = await end(fanout, run_, force=args.force, grace=args.grace)
+    while _nobody_knows(stopped) and _is_starting(fleet.settings.state_dir, run_, fleet.workers):
+        await asyncio.sleep(AGAIN)
+        stopped = await end(fanout, run_, force=args.force, grace=args.grace)
     if deaf and not stopped.already:
         # Who recovers it learns from the workers that it was stopped.
         why = commands.on_fleet(str(deaf), fleet.settings.command)
@@ -92,6 +99,17 @@ async def _end_of_all(
     what = f"a process of this machine that recovers it could not be told, and may start it again: {deaf.what}"
     fix = f"press Ctrl-C there, or see that the disk has space (df), and repeat `tpu_ops stop {run_.run_id}`"
     return stopped, OpsError(what, where=f"run {run_.run_id}, {deaf.where}", fix=fix)
+
+
+def _nobody_knows(stopped: control.Stopped) -> bool:
+    return all(outcome.state == "gone" for outcome in stopped.outcomes)
+
+
+def _is_starting(state_dir: Path, run_: control.RunRef, workers: Sequence[Worker]) -> bool:
+    """Return whether this machine has just begun to ask the run's workers, the first of which may not have heard it."""
+    known = records.read(state_dir, run_.run_id)
+    lately = known is not None and 0 <= time.time() - known.since < STARTING
+    return lately and records.is_of(state_dir, run_.run_id, run_.hosts, workers)
 
 
 async def _not_again(state_dir: Path, run_id: str) -> bool:

@@ -169,6 +169,7 @@ class _Job:
     started_by: Fanout | None = None
     guard: recovering.Recovering | None = None
     project: projects.Project | None = None
+    asked: bool = False
     may_be_on: bool = False
     overridden: Callable[[preflight.Fault], None] = field(default_factory=faults.overriding)
 
@@ -270,7 +271,14 @@ class _Job:
         outcomes = await self._follow(fanout)
         self.started_by = None
         of_rank = self.args.exit_code == "rank"
-        return runs_output.finish(self.spec.run_id, outcomes, self.shown, as_json=self.args.json, of_rank=of_rank)
+        return runs_output.finish(
+            self.spec.run_id,
+            outcomes,
+            self.shown,
+            as_json=self.args.json,
+            of_rank=of_rank,
+            command=self.fleet.settings.command,
+        )
 
     async def _check(self, fanout: Fanout) -> None:
         begun = time.monotonic()
@@ -325,15 +333,14 @@ class _Job:
         ids = tuple(dict.fromkeys(worker.node.node_id for worker in self.workers))
         before = records.read(state_dir, self.spec.run_id)
         records.write(state_dir, records.new(self.spec.run_id, nodes, ids, self.hosts, self.spec.argv))
-        asked = False
         try:
             if self.guard:
                 self.guard.starts()
-            asked = True
+            self.asked = True
             await launch.start(fanout, self.spec, self.workers)
         except (OpsError, launch.Interrupted) as exc:
             # What ends it from elsewhere, as the alarm of a changed host key does, tells nothing of the run.
-            self.may_be_on = asked and getattr(exc, "may_be_on", not isinstance(exc, UsageError))
+            self.may_be_on = self.asked and getattr(exc, "may_be_on", not isinstance(exc, UsageError))
             if self.may_be_on:
                 # What finds it, and what recovers it, is kept.
                 if self.guard:
@@ -367,9 +374,7 @@ class _Job:
         return ExitCode.OK
 
     def _hints(self) -> None:
-        command = self.fleet.settings.command
-        output.info(f"  follow: {command('logs')} {self.spec.run_id} --follow")
-        output.info(f"  stop:   {command('stop')} {self.spec.run_id}")
+        runs_output.hints(self.spec.run_id, self.fleet.settings.command)
 
     def running(self) -> tuple[Fanout, control.RunRef] | None:
         """Return the run once it was started, and how its workers are reached."""
@@ -385,5 +390,5 @@ class _Job:
             self._hints()
         else:
             output.info("interrupted before the run was started")
-            if len(self.hosts) > 1:
+            if self.asked and len(self.hosts) > 1:
                 output.info(f"  a worker that waits for the others already gives up within {self.spec.barrier:.0f} s")

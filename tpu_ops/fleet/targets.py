@@ -115,7 +115,7 @@ class _Names:
         groups = self._groups()
         if name in groups:
             return groups[name]
-        close = _close(name, groups)
+        close = alike(name, groups)
         fix = f"did you mean @{' or @'.join(close)}?" if close else f"groups: {texts.some(sorted(groups))}"
         raise UnknownError(f"no group is called {shortened(name)}", where=where, fix=fix)
 
@@ -126,14 +126,14 @@ class _Names:
         if dash and index.isascii() and index.isdecimal() and label in self.nodes:
             count = len(self.nodes[label])
             return f"{label} has worker{f's 0 to {count - 1}' if count > 1 else ' 0 only'}"
-        if close := _close(name, [*self.nodes, *self.hosts]):
+        if close := alike(name, [*self.nodes, *self.hosts]):
             return f"did you mean {' or '.join(close)}? `tpu_ops refresh` looks for new nodes"
         if self.nodes:
             return f"known nodes: {texts.some(sorted(self.nodes))}; `tpu_ops refresh` looks for new ones"
         return "the fleet has no worker: `tpu_ops create` makes a node, `tpu_ops refresh` looks for new ones"
 
 
-def _close(name: str, known: Iterable[str]) -> list[str]:
+def alike(name: str, known: Iterable[str]) -> list[str]:
     """Return the known names that are like a name."""
     # Imported here: only errors need it.
     import difflib

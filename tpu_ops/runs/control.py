@@ -196,7 +196,7 @@ async def _seen_of(fanout: Fanout, run: RunRef, replies: Mapping[str, Reply]) ->
 def _seen(rank: int, host: str, run_id: str, reply: Reply | None) -> Outcome:
     """Given what a worker says of its newest runs, return the outcome of one rank."""
     if reply is None:
-        return Outcome(rank, host, "gone", reason="its node no longer serves")
+        return Outcome(rank, host, "unreachable", reason="its node does not serve")
     if not reply.ok:
         return _outcome(rank, reply)
     record = next((record for record in reply.value.get("records", ()) if record["run_id"] == run_id), None)
@@ -226,10 +226,13 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
             where=texts.folded([reply.host for reply in silent]),
             fix=silent[0].fix,
         )
+    known = [label_of(worker.host) for worker in fleet.workers] + records.names(fleet.settings.state_dir)
+    close = targets.alike(run_id, dict.fromkeys(known))
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
     raise UsageError(
         f"{run_id!r} is neither a run nor a node or worker",
         where="this fleet",
-        fix="`tpu_ops list` shows workers, `tpu_ops status` runs",
+        fix=hint + "`tpu_ops list` shows workers, `tpu_ops runs` runs",
     )
 
 

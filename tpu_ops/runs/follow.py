@@ -28,6 +28,8 @@ ALONE_LIMIT = 15.0
 TICK = 0.1
 #: Seconds beyond the grace that ending ranks may take.
 STOP_MARGIN = 60.0
+#: States of a rank of which nothing is known: its worker says so, or does not answer.
+UNKNOWN = ("unknown", "unreachable")
 #: States of a rank that has not ended.
 ON = ("starting", "running", "exited", "ending")
 
@@ -40,7 +42,7 @@ class Outcome:
         rank: The rank.
         host: Its worker.
         state: ``succeeded``, ``failed``, ``stopped``, ``lost``, ``refused``; ``running`` where it was not waited for,
-            ``unknown`` where contact was lost.
+            ``unreachable`` where contact was lost, ``unknown`` where the worker cannot tell.
         exit: ``{"code": n}``, ``{"signal": n}`` or None.
         reason: Why, for people.
         intent: Why it was ended, as the worker recorded it: ``stop``, ``failed``, ``shutdown``; empty where it was not.
@@ -204,7 +206,7 @@ class Follower:
             self._silent.add(rank)
             over = self._ended and len(self._ended | self._silent) == len(self._hosts)
             if now - place.lost_at > (ALONE_LIMIT if over else limit):
-                return Outcome(rank, place.host, "unknown", reason=f"lost contact: {problem}")
+                return Outcome(rank, place.host, "unreachable", reason=f"lost contact: {problem}")
             await self._fanout.masters.drop(place.host)
             await asyncio.sleep(RETRY_EVERY)
 

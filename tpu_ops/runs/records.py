@@ -116,10 +116,14 @@ def is_of(state_dir: Path, run_id: str, hosts: tuple[str, ...], workers: Iterabl
     return known is not None and hosts_now(known, workers) == hosts
 
 
+def names(state_dir: Path) -> list[str]:
+    """Return the runs that this machine remembers."""
+    return [path.stem for path in (state_dir / "runs").glob("*.json")]
+
+
 def recent(state_dir: Path, count: int) -> list[RunRecord]:
     """Return the newest runs that this machine remembers, newest first."""
-    names = [path.stem for path in (state_dir / "runs").glob("*.json")]
-    found = [record for record in (read(state_dir, name) for name in names) if record]
+    found = [record for record in (read(state_dir, name) for name in names(state_dir)) if record]
     return sorted(found, key=lambda record: -record.since)[:count]
 
 

@@ -24,13 +24,13 @@ from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.fleet.state import unwritable
 from tpu_ops.runs import launch, spec, sync
-from tpu_ops.runs.follow import Outcome, first_failure
+from tpu_ops.runs.follow import UNKNOWN, Outcome, first_failure
 
 #: What a run's end means for its recovery.
 SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"
 
-#: States of a rank of which its worker knows nothing, whose host went down under it, or whose starter died.
-_GONE = ("unknown", "lost", "refused")
+#: States of a rank of which nothing is known, whose host went down under it, or whose starter died.
+_GONE = (*UNKNOWN, "lost", "refused")
 #: How the workers' word for a rank begins that the others no longer heard; its command has not failed.
 _UNHEARD = "lost contact"
 
