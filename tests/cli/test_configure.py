@@ -85,7 +85,7 @@ def test_the_playbook_runs_on_the_target_and_tells_what_changed(fleet):
 def test_check_changes_nothing_and_tags_choose(fleet):
     write(fleet, TOUCH)
     done = configure(fleet, "pod-w0", "--check", "--tags", "write")
-    assert "pod-w0: changed: Write a file" in done.stderr
+    assert "pod-w0: would change: Write a file" in done.stderr
     done = configure(fleet, "--limit", "pod-w0", "--skip-tags", "write")
     assert done.returncode == 2
     assert "no task ran: no tag or no host is meant" in done.stderr

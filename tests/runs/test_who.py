@@ -18,7 +18,8 @@ from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, holders
 from tpu_ops.runs.follow import outcome_of
 
-BUSY = Reply("", {"holders": [], "holder": {"run_id": "r1", "person": "ada", "since": 5.0}, "chips": ["/dev/accel0"]})
+RUN = {"run_id": "r1", "person": "ada", "since": 5.0}
+BUSY = Reply("", {"holders": [], "holder": RUN, "argv": ["sh", "-c", "sleep 1"], "chips": ["/dev/accel0"]})
 IDLE = Reply("", {"holders": [], "holder": None, "chips": ["/dev/accel0"]})
 SILENT = Reply("", {}, "unreachable", "no route to\nhost")
 
@@ -53,7 +54,7 @@ def test_the_table_comes_again_and_again_until_ctrl_c(
     text = shown.replace("\x1b[H\x1b[2J", "")
     once = (
         r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, every 0\.01 s; Ctrl-C ends this\n"
-        r"WORKER .*\nw0 +ada +r1 .*\nfree: w1\nsilent: w2: no route to host\n"
+        r"WORKER .*\nw0 +ada +r1 .* sh -c 'sleep 1'\nfree: w1\nsilent: w2: no route to host\n"
     )
     assert re.fullmatch(f"(?:{once}){{3}}", text)
 

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         _check_serve(fleet, workers)
         hosts = limit_of(settings, fleet, workers)
     given = [f"--{name}={value}" for name, value in (("tags", args.tags), ("skip-tags", args.skip_tags)) if value]
-    progress = Progress(verbose=args.verbose)
+    progress = Progress(verbose=args.verbose, check=args.check)
     outcome = playbook.run(
         project, file, hosts=hosts, options=given + (["--check"] if args.check else []), told=progress
     )
@@ -120,7 +120,7 @@ def converge(
     """
     project = playbook.project_of(settings.path, settings.file)
     file = project.playbook(name)
-    progress = Progress()
+    progress = Progress(check=check)
     given = (["-e", json.dumps(dict(variables))] if variables else []) + (["--check"] if check else [])
     outcome = playbook.run(project, file, hosts=limit_of(settings, fleet, workers), options=given, told=progress)
     progress.end()
@@ -146,7 +146,7 @@ def rehearse(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Non
     nodes = dict.fromkeys(worker.node.full_name for worker in workers)
     groups = hostvars.groups(fleet.listed)
     hosts = [next(f"{group}[0]" for group in groups[name] if group.startswith("node_")) for name in nodes]
-    outcome = playbook.run(project, file, hosts=hosts, options=["--tags", "always", "--check"], told=Progress())
+    outcome = playbook.run(project, file, hosts=hosts, options=["--tags", "always", "--check"], told=Progress(check=True))
     show_failures(outcome.failures)
     # A site.yml of the fleet's own may have no task of this kind.
     if outcome.code and exit_code(outcome, shown(file), ", ".join(hosts), settings):
@@ -176,10 +176,15 @@ def limit_of(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> lis
 
 
 class Progress:
-    """Says what changes and fails while the playbook runs; equal steps of several hosts in one line."""
+    """Says what changes and fails while the playbook runs; equal steps of several hosts in one line.
 
-    def __init__(self, *, verbose: bool = False) -> None:
-        self._verbose = verbose
+    Args:
+        verbose: Whether steps that change nothing are said as well.
+        check: Whether nothing is changed in truth.
+    """
+
+    def __init__(self, *, verbose: bool = False, check: bool = False) -> None:
+        self._verbose, self._changed = verbose, "would change" if check else "changed"
         self._task = ""
         self._hosts: dict[str, list[str]] = {}
         self._warned: set[str] = set()
@@ -207,7 +212,8 @@ class Progress:
         shown = ("ok", "changed", "skipped") if self._verbose else ("changed",)
         for outcome in shown:
             if names := hosts.get(outcome):
-                output.info(f"{texts.folded(sorted(names))}: {outcome}: {self._task}")
+                how = self._changed if outcome == "changed" else outcome
+                output.info(f"{texts.folded(sorted(names))}: {how}: {self._task}")
 
 
 def show_failures(failures: Sequence[Step]) -> None:

@@ -43,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("target", help="a node (pod), a worker (pod-w0), a node set (pod-w[0-1]) or a group (@all)")
     parser.usage = "%(prog)s TARGET [OPTION...] -- COMMAND..."
-    parser.epilog = "The command and its arguments arrive as they are; for a shell line: -- sh -c 'LINE'"
+    parser.epilog = (
+        "The command and its arguments arrive as they are; for a shell line: -- sh -c 'LINE'. It is no run: the "
+        "environment of the runs is not on its PATH, so that its python is named whole, as /opt/venvs/jax/bin/python."
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,11 +25,13 @@ _POLL = 0.05
 
 
 def holders(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
-    """Return who holds the chips (as `described`), and the run that has this worker."""
+    """Return who holds the chips (as `described`), the run that has this worker, and its command."""
     require_root()
     require_protocol(request)
     holder = store.holder()
-    return {"ok": True, "holders": described(store, holder), "holder": holder, "chips": proc.chips()}
+    argv = ((store.read(holder["run_id"]) if holder else None) or {}).get("argv") or []
+    seen = described(store, holder)
+    return {"ok": True, "holders": seen, "holder": holder, "argv": argv, "chips": proc.chips()}
 
 
 def described(store: Store, holder: Dict[str, Any] | None) -> list[Dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +27,7 @@ class Holder:
         run: The run it belongs to; empty where none owns it.
         pid: The process; 0 where it is the run as such.
         since: When it started, in seconds since 1970.
-        command: Its command line.
+        command: Its command line; of a run as such that of the run.
         devices: The chips' device files.
         asker: Who started the run; empty where none owns it, or its worker does not say.
     """
@@ -74,7 +75,8 @@ def held_on(host: str, answer: Mapping[str, Any]) -> list[Holder]:
     if run is None:
         return found
     if not any(holder.run == run["run_id"] for holder in found):
-        found.insert(0, Holder(host, run["person"], run["run_id"], 0, float(run["since"])))
+        command = shlex.join(map(str, answer.get("argv") or ()))
+        found.insert(0, Holder(host, run["person"], run["run_id"], 0, float(run["since"]), command))
     return [replace(holder, asker=run.get("asker", "")) if holder.run else holder for holder in found]
 
 
