@@ -293,7 +293,7 @@ def test_no_secret_that_a_variable_gives_the_role_credentials_is_left_in_a_file(
     # The hosts are this machine, where nothing is to be written.
     done = configure(fleet, "solo", "--check", ANSIBLE_VAULT_PASSWORD_FILE=str(tmp_path / "password"))
     assert done.returncode == 0, done.stderr
-    assert "changed: credentials : Write people's credentials" in done.stderr
+    assert "would change: credentials : Write people's credentials" in done.stderr
     assert SECRET not in done.stdout + done.stderr
 
 

@@ -146,7 +146,9 @@ def rehearse(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Non
     nodes = dict.fromkeys(worker.node.full_name for worker in workers)
     groups = hostvars.groups(fleet.listed)
     hosts = [next(f"{group}[0]" for group in groups[name] if group.startswith("node_")) for name in nodes]
-    outcome = playbook.run(project, file, hosts=hosts, options=["--tags", "always", "--check"], told=Progress(check=True))
+    outcome = playbook.run(
+        project, file, hosts=hosts, options=["--tags", "always", "--check"], told=Progress(check=True)
+    )
     show_failures(outcome.failures)
     # A site.yml of the fleet's own may have no task of this kind.
     if outcome.code and exit_code(outcome, shown(file), ", ".join(hosts), settings):
