@@ -7,13 +7,14 @@ import json
 import os
 import signal
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.specs import good, myself
-from tpu_ops.host import child, ending, link, logs, record, spec, supervise
+from tpu_ops.host import child, ending, keeper, link, logs, record, spec, supervise
 from tpu_ops.host.after import after
 from tpu_ops.host.store import Store
 
@@ -32,6 +33,48 @@ class Disk:
         if self.full and "/var/lib/" in str(Path(f"/proc/self/fd/{handle}").readlink()):
             raise OSError(errno.ENOSPC, FULL)
         self._fsync(handle)
+
+
+class Stall:
+    """Plays a disk that is behind with what others have written: it takes what it is given once it is let go."""
+
+    def __init__(self) -> None:
+        self.stalls, self.let_go = False, threading.Event()
+        self._fsync = os.fsync
+
+    def fsync(self, handle: int) -> None:
+        if self.stalls and "/var/lib/" in str(Path(f"/proc/self/fd/{handle}").readlink()):
+            assert self.let_go.wait(30)
+        self._fsync(handle)
+
+
+def test_a_disk_that_stalls_holds_up_nothing_and_has_the_newest_record_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stall, beats = Stall(), list[str]()
+    monkeypatch.setattr("tpu_ops.host.store.os.fsync", stall.fsync)
+    monkeypatch.setattr(keeper, "PATIENCE", 0.05)
+    monkeypatch.setattr(keeper, "_BEAT", 0.05)
+
+    def notify(text: str) -> None:
+        beats.append(text)
+        if len(beats) == 3:
+            assert known(tmp_path)["state"] == "stopped", "it stands in memory meanwhile"
+            stall.let_go.set()
+
+    supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
+    supervisor.record = record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "")
+    supervisor._keep()
+    stall.stalls = True
+    supervisor._save(state="running")
+    supervisor._save(state="ending")
+    assert known(tmp_path)["state"] == "ending"
+    assert written(tmp_path)["state"] == "starting"
+    monkeypatch.setattr("tpu_ops.host.supervise.unit.notify", notify)
+    supervisor._finish(state="stopped")
+    assert set(beats) == {"WATCHDOG=1"}, "systemd does not take it for one that hangs"
+    assert (written(tmp_path)["state"], written(tmp_path)["notes"]) == ("stopped", [])
+    assert not list((tmp_path / "run/tpu_ops/records").iterdir())
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ async def test_an_overview_asks_by_name_for_a_run_that_is_behind_newer_ones(tmp_
     fanout: Any = Busy(pod_w1=BARE)
     seen = await control.overview(fleet(tmp_path), fanout)
     assert [(run.run_id, [one.state for one in outcomes]) for run, outcomes, _ in seen.rows] == [
-        ("lost", ["unknown", "unknown"]),
+        ("lost", ["gone", "unknown"]),
         ("r1", ["succeeded", "unknown"]),
     ]
     assert seen.rows[0][1][1].reason == "the launcher is not installed"

@@ -410,7 +410,7 @@ def test_a_stopped_run_is_never_a_success() -> None:
 
 
 def test_a_worker_that_forgot_the_run_is_unknown() -> None:
-    assert outcome_of(0, "w0", None).state == "unknown"
+    assert outcome_of(0, "w0", None).state == "gone"
 
 
 @pytest.mark.parametrize(("text", "expected"), [("all", [0, 1, 2, 3]), ("0,3", [0, 3]), ("1-2,2", [1, 2]), ("0", [0])])

@@ -421,7 +421,7 @@ def test_a_new_node_that_goes_on_refusing_the_person_ends_the_recovery(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its guest agent makes the accounts a while after its sshd answers, and perhaps not that of this person."""
-    refusals = iter([RefusedError("you may not log in to 2 hosts")] * (recovering.REFUSALS + 1))
+    refusals = iter([RefusedError("you may not log in to 2 hosts")] * (attempt.REFUSALS + 1))
     world = World(PREEMPTED, DONE)
 
     def converge(*_: Any, **__: Any) -> Outcome:
@@ -431,7 +431,7 @@ def test_a_new_node_that_goes_on_refusing_the_person_ends_the_recovery(
     monkeypatch.setattr(world, "converge", converge)
     with pytest.raises(RefusedError):
         run(world)
-    assert world.done.count("refused") == recovering.REFUSALS > 1
+    assert world.done.count("refused") == attempt.REFUSALS > 1
 
 
 def test_an_api_that_tells_late_of_a_preemption_has_it_counted_once(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def ended(number: int, first: dict[str, Any] = FIRST) -> Outcome:
         ([ended(0), failed(1)], {}, "failed", "rank 1 (pod-w1): exit code 3"),
         # Ranks fail with codes of their own when their peers vanish: what the API says comes first.
         ([ended(0), failed(1)], {"n": "node pod is PREEMPTED"}, "taken", "node pod is PREEMPTED"),
-        ([failed(1), rank(0, "unknown", reason="knows nothing of this run")], {}, "taken", "pod-w0: knows nothing"),
+        ([failed(1), rank(0, "gone", reason="knows nothing of this run")], {}, "taken", "pod-w0: knows nothing"),
         ([rank(0, "lost", reason="the host was restarted"), failed(1)], {}, "taken", "the host was restarted"),
         ([rank(0, "stopped", intent="shutdown", reason="host shuts down"), ended(1)], {}, "taken", "host shuts down"),
         # A network that was cut between workers, and is there again.
@@ -57,7 +57,7 @@ def ended(number: int, first: dict[str, Any] = FIRST) -> Outcome:
             "lost contact",
         ),
         ([rank(0, "stopped", intent="stop", reason="stopped by ada"), rank(1, "unknown")], {}, "stopped", "by ada"),
-        ([rank(0, "succeeded"), rank(1, "unknown", reason="knows nothing")], {}, "taken", "knows nothing"),
+        ([rank(0, "succeeded"), rank(1, "gone", reason="knows nothing")], {}, "taken", "knows nothing"),
     ],
 )
 def test_what_became_of_the_nodes_comes_before_what_failed(

@@ -10,16 +10,19 @@ from dataclasses import replace
 from tpu_ops import texts
 from tpu_ops.cli import commands, output
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, OpsError, UnreachableError
+from tpu_ops.errors import ExitCode, HostError, OpsError, RefusedError, UnreachableError
 from tpu_ops.fleet import origin, remaking, view
 from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
-from tpu_ops.runs import control, launch, records, recovery, spec
+from tpu_ops.runs import control, launch, preflight, records, recovery, spec
 from tpu_ops.runs.follow import Follower, Outcome
 
 #: Seconds between two looks at the nodes while a rank does not answer.
 LOOK = 10.0
+#: How often in a row what passes in most cases may be in the way: accounts, chips and what site.yml takes come to a new
+#: node a while after its sshd.
+REFUSALS = 5
 
 
 class Renamed(UnreachableError):
@@ -30,6 +33,11 @@ def passes(exc: OpsError) -> bool:
     """Return whether the same may succeed a while later: a worker or the API did not answer."""
     silent = isinstance(exc, launch.NotStarted) and all(map(control.is_lost, exc.refused))
     return silent or exc.exit_code == ExitCode.UNREACHABLE or remaking.passes(exc)
+
+
+def may_pass(exc: OpsError) -> bool:
+    """Return whether a few more tries are worth it: what is wrong with a worker mends itself, or takes a person."""
+    return isinstance(exc, (RefusedError, HostError, preflight.PreflightError, launch.NotStarted))
 
 
 def lost_of(settings: Settings, plan: remaking.Plan) -> dict[str, str]:
@@ -130,22 +138,33 @@ class Attempt:
 
         Raises:
             Renamed: One that does not answer is no longer known by its name.
+            HostError: One answers again and again that it cannot tell.
         """
-        said = False
+        said, refusals = False, 0
         while True:
             outcomes = recovery.of_attempt(await control.outcomes(self.fanout, self.run), self._kept.attempt)
             self.lost = await self._look()
             asked = [outcomes[rank] for rank in ranks]
             silent = [outcome.host for outcome in asked if outcome.state == "unreachable"]
-            if self.lost or not silent or any(outcome.record for outcome in asked):
+            refusing = [outcome for outcome in asked if outcome.state == "unknown"]
+            if self.lost or not (silent or refusing) or any(outcome.record for outcome in asked):
                 return outcomes
+            refusals += bool(refusing)
+            if refusals == REFUSALS:
+                what = f"it cannot be told whether the run is on: {refusing[0].reason}"
+                where = texts.folded([outcome.host for outcome in refusing])
+                raise HostError(
+                    what, where=where, fix="`tpu_ops doctor` shows what is wrong there; the run goes on as it was"
+                )
             fleet = view.known(self._settings)
             known = {worker.host for worker in fleet.workers} if fleet else {*silent}
             if gone := [host for host in silent if host not in known]:
                 what, fix = "the fleet has no workers of these names any more", "`tpu_ops list` shows those there are"
                 raise Renamed(what, where=texts.folded(gone), fix=fix)
             if not said:
-                what = f"nothing is known of {texts.folded(silent)}, whose node is there"
+                why = f": {refusing[0].reason}" if refusing else ""
+                hosts = silent + [outcome.host for outcome in refusing]
+                what = f"nothing is known of {texts.folded(hosts)}, whose node is there{why}"
                 output.info(f"run {self.run.run_id}: {what}; asking every {LOOK:g} s")
                 said = True
             for host in silent:

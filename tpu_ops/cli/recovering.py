@@ -13,7 +13,7 @@ from typing import Any
 from tpu_ops import texts
 from tpu_ops.cli import commands, configure, faults, leaving, options, output, projects, runs_output
 from tpu_ops.cli.asked import Asked, ended_by
-from tpu_ops.cli.attempt import Attempt, Renamed, lost_of, names_of, passes
+from tpu_ops.cli.attempt import REFUSALS, Attempt, Renamed, lost_of, may_pass, names_of, passes
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, RefusedError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, newcomers, origin, remaking, view
@@ -26,8 +26,6 @@ from tpu_ops.runs.recovery import FAILED, STOPPED, SUCCEEDED, TAKEN, Recovery
 
 #: What to do where a budget is used up.
 MORE = "`tpu_ops train` with a larger one and another --name goes on from the last checkpoint"
-#: How often in a row a new node may refuse the person: accounts are there a while after its sshd answers.
-REFUSALS = 5
 
 
 @contextlib.contextmanager
@@ -76,7 +74,8 @@ class Recovering:
         self._lost: Mapping[str, str] = {}
         self._events: list[dict[str, Any]] = []
         self._now: remaking.Plan | None = None
-        self._wrote = False
+        self._wrote = self._has_followed = self._counted = False
+        self._refusals = 0
 
     async def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
         """Keep what starts the run again, before it is started; return the code that goes to the workers.
@@ -221,10 +220,11 @@ class Recovering:
 
     async def started(self, fanout: Fanout, workers: Sequence[Worker]) -> int:
         """Follow the attempt that was just started on these workers."""
+        self._refusals = 0
         return await self._follow(self._attempt(fanout, {worker.host: worker.node.full_name for worker in workers}))
 
     async def _follow(self, one: Attempt) -> int:
-        self._begun = True
+        self._begun = self._has_followed = True
         self._on = (one.fanout, one.run)
         outcomes = await one.to_its_end()
         self._on, self._outcomes, self._lost = None, outcomes, one.lost
@@ -250,8 +250,13 @@ class Recovering:
                 data=logs.write,
                 offsets=logs.offsets,
             ),
-            losing=lambda: self._keep(pending=True),
+            losing=self._losing,
         )
+
+    def _losing(self) -> None:
+        """Count a node that is lost, before what is left is ended: whoever takes over would not know why that was."""
+        self._counted = True
+        self._keep(preemptions=self.kept.preemptions + 1, pending=True)
 
     def _shown(self, count: int) -> list[int]:
         return runs_output.ranks(self._args.rank, count)
@@ -265,7 +270,9 @@ class Recovering:
         if tree := recovery.kept_code(state_dir, self.kept):
             await sync.push(fanout, hosts, tree)
             output.info(f"synced {tree.name}, digest {tree.digest}, to {texts.count(len(hosts), 'worker')}")
-        await self._check(fanout, workers)
+        if stopped := await self._check(fanout, workers):
+            self._outcomes = stopped
+            return ExitCode.OK
         if self.kept.git:
             await projects.look(fanout, hosts, self._spec)
         nodes = tuple(dict.fromkeys(worker.label for worker in workers))
@@ -283,15 +290,22 @@ class Recovering:
         output.info(f"run {self.kept.run_id}, attempt {attempt}: started on {texts.count(len(hosts), 'worker')}")
         return await self.started(fanout, workers)
 
-    async def _check(self, fanout: Fanout, workers: Sequence[Worker]) -> None:
-        """Look at the workers as before any run; what an attempt that is over has left on them is ended first."""
+    async def _check(self, fanout: Fanout, workers: Sequence[Worker]) -> list[Outcome]:
+        """Look at the workers as before any run; what an attempt that is over has left on them is ended first.
+
+        Returns:
+            How that attempt has ended, where somebody wants no other one meanwhile; else nothing.
+        """
         run = control.RunRef(self.kept.run_id, tuple(worker.host for worker in workers))
         outcomes = recovery.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)
+        if recovery.stopped_by(outcomes):
+            return outcomes
         if left := tuple(outcome.host for outcome in outcomes if outcome.state in ON):
             reason = f"attempt {self.kept.attempt} is over"
             await control.stop(fanout, replace(run, hosts=left), grace=spec.GRACE_FAILURE, reason=reason)
         forced = faults.overriding() if self.kept.force else None
         await preflight.check(fanout, workers, self._spec.venv, self._spec.user, forced)
+        return []
 
     # --- between two attempts -------------------------------------------------------------------------------
 
@@ -301,6 +315,10 @@ class Recovering:
         Raises:
             Asked: One would, and none is wanted.
         """
+        if who := recovery.stopped_by(outcomes):
+            if any(outcome.intent != "stop" for outcome in outcomes):
+                self._tell(f"stopped by {who}", "not started again")
+            return False
         if not (self.kept.pending or self._lost or recovery.was_started(outcomes)):
             self._keep(pending=True)
             if self._asked():
@@ -324,7 +342,9 @@ class Recovering:
     def _count_one(self, kind: str) -> str:
         """Count an end of an attempt; return which budget is used up, if any."""
         failed = kind == FAILED
-        self._keep(failures=self.kept.failures + failed, preemptions=self.kept.preemptions + (not failed), pending=True)
+        preempted = not (failed or self._counted)
+        self._counted = False
+        self._keep(failures=self.kept.failures + failed, preemptions=self.kept.preemptions + preempted, pending=True)
         return self.kept.over_budget()
 
     def _tell(self, what: str, then: str) -> None:
@@ -341,9 +361,8 @@ class Recovering:
         with origin.api(self._settings) as tpu:
             seen = remaking.bring_back(tpu, plan, f"{self.kept.run_id}/{self.kept.attempt + 1}", output.info)
         names = [made.name for made in plan.nodes]
-        if remaking.fresh(plan, seen):
-            # What becomes of these from now on is a preemption of its own.
-            self._now = plan.now(seen, names)
+        # What becomes of these from now on is a preemption of its own.
+        self._now = plan.now(seen, names)
         fleet, found = newcomers.known(self._settings, names, options.Waiting(f"run {self.kept.run_id}"))
         for text in (text for text in fleet.warnings if text not in self._said):
             output.warning(text)
@@ -366,15 +385,18 @@ class Recovering:
 
     def _next(self) -> int:
         """Bring the nodes back, start the next attempt and follow it, again where something is in the way for now."""
-        pause, refusals = remaking.FIRST_PAUSE, 0
+        pause = remaking.FIRST_PAUSE
         while True:
             try:
                 # A start of which not all was heard may have been one.
                 work = self._again(self._bring_back()) if self.kept.pending else self.attached()
                 return self._followed(work)
             except OpsError as exc:
-                refusals = refusals + 1 if isinstance(exc, RefusedError) else 0
-                if not passes(exc) or refusals == REFUSALS:
+                silent = passes(exc) and not isinstance(exc, RefusedError)
+                self._refusals = 0 if silent else self._refusals + 1
+                # Whoever has just called the command is told at once what is wrong, and mends it.
+                hopeful = isinstance(exc, RefusedError) or (self._has_followed and may_pass(exc))
+                if not (silent or hopeful) or self._refusals == REFUSALS:
                     raise
                 lost: Mapping[str, str] = {}
                 with contextlib.suppress(OpsError):

@@ -87,7 +87,7 @@ async def _end_of_all(
         gone = (Outcome(rank, host, "gone", reason="no attempt was on") for rank, host in enumerate(run_.hosts))
         return control.Stopped(tuple(gone), already=False), None
     stopped = await end(fanout, run_, force=args.force, grace=args.grace)
-    while _nobody_knows(stopped) and _is_starting(fleet.settings.state_dir, run_, fleet.workers):
+    while _is_starting(fleet.settings.state_dir, run_, fleet.workers, stopped):
         await asyncio.sleep(AGAIN)
         stopped = await end(fanout, run_, force=args.force, grace=args.grace)
     if deaf and not stopped.already:
@@ -101,15 +101,14 @@ async def _end_of_all(
     return stopped, OpsError(what, where=f"run {run_.run_id}, {deaf.where}", fix=fix)
 
 
-def _nobody_knows(stopped: control.Stopped) -> bool:
-    return all(outcome.state == "gone" for outcome in stopped.outcomes)
-
-
-def _is_starting(state_dir: Path, run_: control.RunRef, workers: Sequence[Worker]) -> bool:
-    """Return whether this machine has just begun to ask the run's workers, the first of which may not have heard it."""
+def _is_starting(state_dir: Path, run_: control.RunRef, workers: Sequence[Worker], stopped: control.Stopped) -> bool:
+    """Return whether this machine has just begun to start an attempt that none of the run's workers knew of yet."""
     known = records.read(state_dir, run_.run_id)
-    lately = known is not None and 0 <= time.time() - known.since < STARTING
-    return lately and records.is_of(state_dir, run_.run_id, run_.hosts, workers)
+    if known is None or not 0 <= time.time() - known.since < STARTING:
+        return False
+    heard = any(int(outcome.record["attempt"]) >= known.attempt for outcome in stopped.outcomes if outcome.record)
+    silent = any(outcome.record is None and outcome.state != "gone" for outcome in stopped.outcomes)
+    return not heard and not silent and records.is_of(state_dir, run_.run_id, run_.hosts, workers)
 
 
 async def _not_again(state_dir: Path, run_id: str) -> bool:

@@ -173,7 +173,11 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
                 spec.discard(store.run_dir, run_id)
     record = _of_attempt(store.observe(run_id), data)
     reserve = request.get("reserve") is True
-    while record is not None and record["state"] == "starting" and (record["reason"] or not reserve):
+    while record is not None and record["state"] == "starting":
+        # The others are told where rank 0 listens; a request that comes again may come before that is known.
+        listens = record["port"] or record["rank"] > 0 or data["net"] is None
+        if reserve and listens and not record["reason"]:
+            break
         caller.pause(_POLL)
         record = store.observe(run_id)
     if record is None or (record["state"] in FINAL and not record["began"]):
@@ -230,7 +234,14 @@ def _not_begun(store: Store, record: Dict[str, Any] | None) -> Refused:
 
 
 def _start_unit(store: Store, data: Dict[str, Any], caller: Caller) -> None:
-    """Start the unit; a name that an ended run is just leaving is waited for."""
+    """Start the unit; a name that an ended run is just leaving is waited for.
+
+    Raises:
+        Refused: It cannot be started.
+        Gone: Nobody waits for the answer any more, and nothing was started.
+    """
+    # Whoever has gone may have said already that the run is not on, and have asked nobody but this.
+    caller.pause(0)
     program = os.path.realpath(sys.argv[0])
     command = unit.start_command(program, data["run_id"], data["grace_stop"])
     deadline = time.monotonic() + _NAME_LIMIT
@@ -277,6 +288,7 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     """End a run and return its final record. Without a run id: whatever run is on.
 
     Its supervisor tells those of the other ranks. A run that has not begun yet is refused for the request's ``reason``.
+    Where that is that its starter gives it up, ``attempt`` says which: an earlier one that is known is not meant.
 
     Raises:
         Refused: There is no such run, it belongs to another person, the grace is none, or it did not end in time.
@@ -288,13 +300,22 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     run_id = request.get("run_id") or (store.holder() or {}).get("run_id")
     if not run_id:
         return {"ok": True, "record": None}
-    record = store.observe(spec.check_run_id(run_id))
-    if record is None:
+    deadline = time.monotonic() + unit.START_LIMIT
+    # One that is being started has no record of it yet.
+    while os.path.exists(spec.path_of(store.run_dir, spec.check_run_id(run_id))) and time.monotonic() < deadline:
+        caller.pause(_POLL)
+    record = store.observe(run_id)
+    if record is None or record["attempt"] < int(request.get("attempt", 0)):
         raise Refused("missing", "this worker knows no run {}".format(run_id))
+    owner = record["person"]
     if record["state"] in FINAL:
         store.settle(record)
+        if not request.get("reason") and person.uid in (0, owner["uid"], record.get("asked_by")):
+            from .record import note_wish  # few requests want it
+
+            # Whoever recovers it may be about to start it again.
+            note_wish(store, record, person.name)
         return {"ok": True, "record": record, "already": True}
-    owner = record["person"]
     if person.uid != record.get("asked_by"):
         require_control(person, owner["uid"], owner["name"], bool(request.get("force")))
     intent = _intent(request, person)
@@ -303,7 +324,7 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     if proc.start_time(supervisor["pid"]) == supervisor["start"]:
         with contextlib.suppress(ProcessLookupError):  # it has ended just now
             os.kill(supervisor["pid"], signal.SIGTERM)
-    return {"ok": True, "record": _await_end(store, run_id, intent.get("grace", 0), caller)}
+    return {"ok": True, "record": _await_end(store, record, intent.get("grace", 0), caller)}
 
 
 def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
@@ -314,6 +335,8 @@ def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
     """
     reason = str(request.get("reason") or "stopped by {}".format(person.name))[:500]
     intent = {"kind": "stop", "by": person.name, "at": time.time(), "reason": reason}
+    # A recovery ends what is left of an attempt as well, and says why.
+    intent["wanted"] = not request.get("reason")
     grace = request.get("grace")
     if grace is not None:
         if not isinstance(grace, (int, float)) or isinstance(grace, bool) or not 0 <= grace <= spec.MAX_GRACE:
@@ -328,12 +351,12 @@ def _limit(record: Dict[str, Any], grace: float) -> float:
     return float(max(record["grace"]["stop"], grace, earlier) + unit.STOP_MARGIN + 5)
 
 
-def _await_end(store: Store, run_id: str, grace: float, caller: Caller) -> Dict[str, Any]:
+def _await_end(store: Store, asked: Dict[str, Any], grace: float, caller: Caller) -> Dict[str, Any]:
     """Wait until a run has ended; what does not listen is ended by systemd.
 
     Args:
         store: Where its record is.
-        run_id: The run.
+        asked: Its record when it was asked to end.
         grace: Seconds between SIGTERM and SIGKILL as just asked for; 0 where nothing was.
         caller: Who waits.
 
@@ -343,10 +366,17 @@ def _await_end(store: Store, run_id: str, grace: float, caller: Caller) -> Dict[
     """
     begun = time.monotonic()
     asked_systemd = 0.0
+    run_id, supervisor = asked["run_id"], asked["supervisor"]
     while True:
         record = store.observe(run_id)
         if record is None:
             return {}
+        if record["supervisor"] != supervisor:
+            return asked
+        holder = store.holder()
+        if holder is not None and holder["supervisor"] != supervisor:
+            # The unit's name, and its control group, are another run's now.
+            return record
         closed = record["state"] in FINAL and record["state"] != "lost"
         if closed and (store.settled(record) or asked_systemd):
             return record

@@ -44,6 +44,7 @@ def new_record(data: Dict[str, Any], person: Person, asked_by: int, marker: str 
         reason="",
         exit=None,
         intent=None,
+        stopped_by="",
         port=0,
         first=None,
         blamed=[],
@@ -94,6 +95,17 @@ def verdict(status: int | None, intent: Dict[str, Any] | None, oom: bool = False
     if ending == {"code": 0}:
         return {"state": "succeeded", "exit": ending, "reason": ""}
     return {"state": "failed", "exit": ending, "reason": cause_of(ending, oom)}
+
+
+def wanted_by(intent: Dict[str, Any] | None) -> str:
+    """Return who wanted a run stopped for good; empty where that was nobody, or what starts it again."""
+    return str(intent["by"]) if intent is not None and intent.get("wanted") else ""
+
+
+def note_wish(store: Store, record: Dict[str, Any], name: str) -> None:
+    """Keep in the record of a rank that has ended who wants no other attempt of the run; who was first stays."""
+    if record["state"] not in ("succeeded", "lost") and not record.get("stopped_by"):
+        store.save(dict(record, stopped_by=name))
 
 
 def first_in(ending: Dict[str, Any], intent: Dict[str, Any] | None) -> Dict[str, Any] | None:

@@ -150,21 +150,36 @@ class Store:
         Raises:
             OSError: The disk does not take it.
         """
-        in_memory, on_disk = self._records(record["run_id"])
-        _replace(on_disk, record)
-        _remove(in_memory)
+        self.to_disk(record)
+        self.forget_in_memory(record["run_id"])
+
+    def to_disk(self, record: dict[str, Any]) -> None:
+        """Write a run's record to the disk, where one in memory goes on to count before it.
+
+        Raises:
+            OSError: The disk does not take it.
+        """
+        _replace(self._records(record["run_id"])[1], record)
+
+    def forget_in_memory(self, run_id: str) -> None:
+        """Let the record on the disk count."""
+        _remove(self._records(run_id)[0])
 
     def save(self, record: dict[str, Any]) -> str:
         """Write a run's record, to memory where the disk does not take it; return what is wrong with the disk."""
         try:
             self.write(record)
         except OSError as exc:
-            in_memory, _ = self._records(record["run_id"])
-            with contextlib.suppress(OSError):
-                os.makedirs(os.path.dirname(in_memory), mode=0o700, exist_ok=True)
-                _replace(in_memory, record)
+            self.remember(record)
             return exc.strerror or str(exc)
         return ""
+
+    def remember(self, record: dict[str, Any]) -> None:
+        """Write a run's record to memory, where it stands for that on the disk until the next one is written there."""
+        in_memory, _ = self._records(record["run_id"])
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(in_memory), mode=0o700, exist_ok=True)
+            _replace(in_memory, record)
 
     def restore(self) -> None:
         """Write to the disk what it did not take before; a run that it has never heard of is forgotten."""

@@ -12,11 +12,12 @@ from . import environment, fitness, proc, spec, unit
 from .child import Child, NotReady
 from .ending import chips_after, end_tree
 from .hub import Hub
+from .keeper import Keeper
 from .link import Alone, Link, team
 from .logs import Logger
 from .peer import Peer
 from .person import by_uid
-from .record import cause_of, exit_of, first_in, holder_of, intent_of, new_record, verdict
+from .record import cause_of, exit_of, first_in, holder_of, intent_of, new_record, verdict, wanted_by
 from .store import Store
 from .wire import Refused
 
@@ -50,6 +51,7 @@ class Supervisor:
         #: What is wrong with the disk that the record belongs on, and when it was tried last (monotonic seconds).
         self._disk_fault = ""
         self._tried = 0.0
+        self._keeper = Keeper(store)
         self._oom_kills = proc.oom_kills()
 
     def run(self) -> int:
@@ -254,7 +256,7 @@ class Supervisor:
 
         Once the whole run ends nothing else decides: what a link that fails says then is too late.
         """
-        if self._disk_fault and time.monotonic() - self._tried >= _TICK:
+        if (self._disk_fault or self._keeper.fault) and time.monotonic() - self._tried >= _TICK:
             self._save()
         if self.intent is not None and not self._intent_told:
             self.link.say(say="stop", intent=self.intent, at=time.monotonic())
@@ -280,9 +282,8 @@ class Supervisor:
         """Wait for a signal, at most this long; collect ended children, note intents, keep the watchdog quiet."""
         got = signal.sigtimedwait(_AWAITED, max(0.0, seconds))
         unit.notify("WATCHDOG=1")
-        if got is not None and got.si_signo in (signal.SIGTERM, signal.SIGINT) and self.intent is None:
-            told = self.store.take_intent(self.run_id)
-            self.intent = told or {"kind": "shutdown", "by": "systemd", "at": time.time(), "reason": "host shuts down"}
+        if got is not None and got.si_signo in (signal.SIGTERM, signal.SIGINT):
+            self._asked_to_end()
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -293,19 +294,32 @@ class Supervisor:
             if self.child is not None and pid == self.child.pid:
                 self.status = status
 
+    def _asked_to_end(self) -> None:
+        """Note why this rank is to end. What ended it before stays, and whoever wants no other attempt is known."""
+        told = self._note_wish()
+        if self.intent is None:
+            self.intent = told or {"kind": "shutdown", "by": "systemd", "at": time.time(), "reason": "host shuts down"}
+
+    def _note_wish(self) -> Dict[str, Any] | None:
+        """Take the intent that was written for this rank, if any; whoever wants no other attempt stays on record."""
+        told = self.store.take_intent(self.run_id)
+        self.record["stopped_by"] = self.record["stopped_by"] or wanted_by(told)
+        return told
+
     # --- the record -----------------------------------------------------------------------------------------
 
     def _save(self, **changes: Any) -> None:
         """Write the record. That the disk does not take it is noted once and tried again, and in the way of nothing."""
         self.record.update(changes)
-        fault = self.store.save(self.record)
+        fault = self._keeper.save(dict(self.record))
         if fault and not self._disk_fault:
             text = "rank {rank} ({worker}): the run's record cannot be written to the disk and is kept in memory: "
             self.record["notes"] = [*self.record["notes"], text.format(**self.record) + fault]
-            self.store.save(self.record)
+            self._keeper.save(dict(self.record))
         self._disk_fault, self._tried = fault, time.monotonic()
 
     def _finish(self, **changes: Any) -> None:
         self.store.drop_secrets()
+        self._note_wish()
         self._save(ended=self.record["ended"] or time.time(), **changes)
-        self.store.take_intent(self.run_id)
+        self._keeper.flush(lambda: unit.notify("WATCHDOG=1"))

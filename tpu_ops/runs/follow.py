@@ -28,7 +28,7 @@ ALONE_LIMIT = 15.0
 TICK = 0.1
 #: Seconds beyond the grace that ending ranks may take.
 STOP_MARGIN = 60.0
-#: States of a rank of which nothing is known: its worker says so, or does not answer.
+#: States of a rank of which nothing is known: its worker does not answer, or cannot tell.
 UNKNOWN = ("unknown", "unreachable")
 #: States of a rank that has not ended.
 ON = ("starting", "running", "exited", "ending")
@@ -42,7 +42,8 @@ class Outcome:
         rank: The rank.
         host: Its worker.
         state: ``succeeded``, ``failed``, ``stopped``, ``lost``, ``refused``; ``running`` where it was not waited for,
-            ``unreachable`` where contact was lost, ``unknown`` where the worker cannot tell.
+            ``unreachable`` where contact was lost, ``unknown`` where the worker cannot tell, ``gone`` where it knows
+            nothing of the run.
         exit: ``{"code": n}``, ``{"signal": n}`` or None.
         reason: Why, for people.
         intent: Why it was ended, as the worker recorded it: ``stop``, ``failed``, ``shutdown``; empty where it was not.
@@ -75,7 +76,7 @@ class Outcome:
 def outcome_of(rank: int, host: str, record: Mapping[str, Any] | None, tail: str = "") -> Outcome:
     """Given a worker's record of a run, return the outcome of its rank."""
     if record is None:
-        return Outcome(rank, host, "unknown", reason="the worker knows nothing of this run")
+        return Outcome(rank, host, "gone", reason="the worker knows nothing of this run")
     intent = (record.get("intent") or {}).get("kind", "")
     reason = record.get("reason") or ""
     return Outcome(rank, host, record["state"], record.get("exit"), reason, intent, tail, record)

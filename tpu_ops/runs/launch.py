@@ -186,7 +186,8 @@ def _at_fault(refused: Sequence[Reply], workers: Sequence[Worker]) -> list[Reply
 
 async def _give_up(fanout: Fanout, spec: RunSpec, first: str, reason: str) -> list[str]:
     """Let rank 0 give up a run that has not begun; return where that could not be done."""
-    request = {"run_id": spec.run_id, "reason": GIVEN_UP + reason, "grace": spec.grace_failure}
+    # Of an earlier attempt it knows already that it has ended.
+    request = {"run_id": spec.run_id, "attempt": spec.attempt, "reason": GIVEN_UP + reason, "grace": spec.grace_failure}
     limit = spec.grace_failure + MARGIN
     reply = (await fanout.call({first: request}, "stop", limit=limit))[first]
     return [] if reply.ok or reply.kind == "missing" else [first]

@@ -30,7 +30,7 @@ from tpu_ops.runs.follow import UNKNOWN, Outcome, first_failure
 SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"
 
 #: States of a rank of which nothing is known, whose host went down under it, or whose starter died.
-_GONE = (*UNKNOWN, "lost", "refused")
+_GONE = (*UNKNOWN, "gone", "lost", "refused")
 #: How the workers' word for a rank begins that the others no longer heard; its command has not failed.
 _UNHEARD = "lost contact"
 
@@ -121,7 +121,7 @@ def of_attempt(outcomes: Sequence[Outcome], attempt: int) -> list[Outcome]:
     return [
         outcome
         if outcome.record is None or outcome.record["attempt"] == attempt
-        else Outcome(outcome.rank, outcome.host, "unknown", reason=f"attempt {attempt} is not on it")
+        else Outcome(outcome.rank, outcome.host, "gone", reason=f"attempt {attempt} is not on it")
         for outcome in outcomes
     ]
 
@@ -132,6 +132,11 @@ def was_started(outcomes: Sequence[Outcome]) -> bool:
         outcome.record and outcome.state != "refused" and not outcome.reason.startswith(launch.GIVEN_UP)
         for outcome in outcomes
     )
+
+
+def stopped_by(outcomes: Sequence[Outcome]) -> str:
+    """Return who wanted the run stopped, whatever ended its ranks; empty where nobody did."""
+    return next((who for outcome in outcomes if (who := (outcome.record or {}).get("stopped_by"))), "")
 
 
 def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, str]:
@@ -147,8 +152,9 @@ def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, s
     first = first_failure(outcomes)
     if all(outcome.state == "succeeded" for outcome in outcomes):
         return SUCCEEDED, "all ranks ended with 0"
-    if any(outcome.intent == "stop" for outcome in outcomes) and first is None:
-        return STOPPED, next(outcome.reason for outcome in outcomes if outcome.intent == "stop")
+    who, told = stopped_by(outcomes), [outcome.reason for outcome in outcomes if outcome.intent == "stop"]
+    if who or (told and first is None):
+        return STOPPED, f"stopped by {who}" if who else told[0]
     if lost:
         return TAKEN, "; ".join(lost.values())
     for outcome in outcomes:
