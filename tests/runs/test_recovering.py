@@ -25,6 +25,7 @@ from tpu_ops.cloud.client import ApiError
 from tpu_ops.errors import ExitCode, HostError, OpsError, RefusedError, UnreachableError, UsageError
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.remaking import Made, Plan, Seen
+from tpu_ops.fleet.state import UnwritableError, unwritable
 from tpu_ops.remote.playbook import Outcome
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.remote.ssh import Unreachable
@@ -676,12 +677,132 @@ def test_a_full_disk_of_this_machine_ends_no_recovery(
     assert "the recovery goes on" in said
 
 
-def test_who_takes_over_in_the_midst_of_bringing_nodes_back_goes_on_with_that(run: Any) -> None:
+@pytest.mark.parametrize(("counted", "preemptions"), [(True, 1), (False, 2)])
+def test_who_takes_over_in_the_midst_of_bringing_nodes_back_goes_on_with_that(
+    run: Any, counted: bool, preemptions: int
+) -> None:
+    """What is not counted was taken away after the last attempt had failed."""
     world = World(None, DONE)
     world.state = "PREEMPTED"
-    code, world, job = run(world, pending=True, preemptions=1)
+    code, world, job = run(world, pending=True, preemptions=1, counted=counted)
     assert (code, world.done[0], job.kept.attempt) == (0, "bring back r1/2", 2)
-    assert job.kept.preemptions == 1, "it is not counted twice"
+    assert (job.kept.preemptions, job.kept.counted) == (preemptions, False)
+
+
+def test_nodes_that_are_taken_away_after_a_failure_use_up_the_budget(run: Any, tmp_path: Path) -> None:
+    world = World(None)
+    world.state = "PREEMPTED"
+    with pytest.raises(UnreachableError, match="node pod is PREEMPTED, and --max-preemptions 0 is used up"):
+        run(world, pending=True, failures=1, max_failures=1, max_preemptions=0)
+    assert world.done == []
+    assert not (tmp_path / "runs/r1/recovery.json").exists()
+
+
+def test_an_attempt_that_somebody_else_has_started_meanwhile_is_followed_and_nothing_is_configured_under_it(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    world = World(PREEMPTED, None, DONE)
+    bring_back, status = world.bring_back, world.status
+
+    def elsewhere(*args: Any) -> dict[str, Seen]:
+        world.attempt = 3
+        return bring_back(*args)
+
+    def on(host: str) -> Reply:
+        found = status(host)
+        return Reply(host, {"record": {**found.value["record"], "state": "running"}}) if world.attempt == 3 else found
+
+    monkeypatch.setattr(world, "bring_back", elsewhere)
+    monkeypatch.setattr(world, "status", on)
+    code, world, job = run(world)
+    assert (code, job.kept.attempt) == (0, 3)
+    assert world.done == ["bring back r1/2"], "nothing was configured or started from here"
+    assert "attempt 3 was started by somebody else; following it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", [FAILED, PREEMPTED])
+def test_a_full_disk_keeps_nobody_from_starting_again_on_nodes_that_are_known(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, ending: Any
+) -> None:
+    world = World(ending, DONE)
+
+    def full(*_: object) -> Any:
+        raise unwritable(Path("known_hosts"), OSError(28, "No space left on device"))
+
+    monkeypatch.setattr(world, "known", full)
+    if ending == PREEMPTED:
+        with pytest.raises(UnwritableError):
+            run(world, max_failures=1)
+        return
+    code, _, job = run(world, max_failures=1)
+    assert (code, job.kept.attempt) == (0, 2)
+    assert "No space left on device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["failed", "held"])
+def test_a_worker_that_is_not_ready_for_the_next_attempt_is_asked_again_a_few_times(run: Any, kind: str) -> None:
+    refusal = ("start", Reply("", {}, kind, "the chips are not there yet"))
+    world = World(PREEMPTED, DONE, DONE, DONE)
+    world.refusals = [refusal]
+    code, world, _ = run(world)
+    assert code == 0
+    world = World(PREEMPTED, *[DONE] * 9)
+    world.refusals = [refusal] * attempt.REFUSALS
+    with pytest.raises(launch.NotStarted):
+        run(world)
+
+
+def test_a_node_that_is_taken_away_under_the_start_of_an_attempt_is_a_preemption_whatever_its_workers_say(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """systemd answers while its host goes down."""
+    world = World(PREEMPTED, None, DONE, DONE)
+    call, dying = world.call, [Reply("", {}, "failed", "D-Bus connection terminated")]
+
+    async def going(requests: Any, action: str, **more: Any) -> dict[str, Reply]:
+        if action == "start" and dying:
+            world.state, world.refusals = "PREEMPTED", [("start", dying.pop())]
+        return await call(requests, action, **more)
+
+    monkeypatch.setattr(world, "call", going)
+    code, _, job = run(world)
+    assert (code, job.kept.preemptions) == (0, 2)
+    assert "attempt 2: node pod is PREEMPTED; bringing its nodes back" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", [FAILED, ended("refused"), ended("lost", first=True)])
+def test_who_wants_a_run_stopped_is_heard_though_its_ranks_end_for_another_reason(
+    run: Any, capsys: Any, ending: Any
+) -> None:
+    code, world, _ = run(World({**ending, "stopped_by": "ada"}, DONE), max_failures=5)
+    assert (code, [one for one in world.done if not one.startswith("stop")]) == (1, [])
+    assert "stopped by ada; not started again" in capsys.readouterr().err
+
+
+def test_who_wants_a_run_stopped_between_two_attempts_is_heard(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(FAILED, DONE)
+    bring_back = world.bring_back
+
+    def stopped(*args: Any) -> dict[str, Seen]:
+        world.endings[1] = {**FAILED, "stopped_by": "ada"}
+        return bring_back(*args)
+
+    monkeypatch.setattr(world, "bring_back", stopped)
+    code, world, job = run(world, max_failures=5)
+    assert (code, job.kept.attempt, world.done) == (1, 1, ["bring back r1/2"])
+
+
+def test_a_worker_that_cannot_tell_is_no_worker_that_knows_nothing(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Its launcher is being replaced, for example: the run goes on, and is not started again."""
+    world = World(SILENT, DONE)
+    cannot = Reply("", {}, "invalid", "this launcher speaks another protocol")
+    world.refusals = [("status", cannot)] * 100
+    with pytest.raises(HostError, match="cannot be told whether the run is on: this launcher speaks another protocol"):
+        run(world)
+    assert world.done == []
+    assert "recover: tpu_ops attach r1 --recover" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("git", ["", f"vision@{COMMIT}"])

@@ -18,6 +18,7 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, RefusedError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, newcomers, origin, remaking, view
 from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import control, launch, preflight, records, recovery, spec, sync
@@ -26,6 +27,10 @@ from tpu_ops.runs.recovery import FAILED, STOPPED, SUCCEEDED, TAKEN, Recovery
 
 #: What to do where a budget is used up.
 MORE = "`tpu_ops train` with a larger one and another --name goes on from the last checkpoint"
+
+
+class _Later(OpsError):
+    """Somebody else has started a later attempt, as who recovers the run on another machine does."""
 
 
 @contextlib.contextmanager
@@ -74,7 +79,7 @@ class Recovering:
         self._lost: Mapping[str, str] = {}
         self._events: list[dict[str, Any]] = []
         self._now: remaking.Plan | None = None
-        self._wrote = self._has_followed = self._counted = False
+        self._wrote = self._has_followed = self._taken_early = False
         self._refusals = 0
 
     async def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
@@ -121,6 +126,8 @@ class Recovering:
             with ended_by(lambda: (self._begun or self._wrote) and self._on is None and self._asked()):
                 try:
                     code = self._followed(work) if work else self._next()
+                    if self._taken_early:
+                        code = self._next()
                 except Renamed as exc:
                     why = self._on_fleet(str(exc))
                     output.info(f"run {self.kept.run_id}: {why}; looking for its workers by their new names")
@@ -166,6 +173,13 @@ class Recovering:
         try:
             how: dict[str, Any] = {"command": self._settings.command, "as_json": self._args.json}
             return asyncio.run(leaving.followed(work, lambda: self._on, self.left, self._never_again, **how))
+        except OpsError as exc:
+            first = self._wrote and not self._begun and self.kept.attempt == 1
+            if not (first and (passes(exc) or may_pass(exc)) and self._count_lost(self.kept.plan, exc)):
+                raise
+            # Its nodes were taken away under its start, as they might have been a moment later.
+            self._begun = self._taken_early = True
+            return ExitCode.OK
         finally:
             # What stands there may be of another run of this name, which goes on.
             if self._wrote and not self._begun:
@@ -255,8 +269,7 @@ class Recovering:
 
     def _losing(self) -> None:
         """Count a node that is lost, before what is left is ended: whoever takes over would not know why that was."""
-        self._counted = True
-        self._keep(preemptions=self.kept.preemptions + 1, pending=True)
+        self._keep(preemptions=self.kept.preemptions + 1, pending=True, counted=True)
 
     def _shown(self, count: int) -> list[int]:
         return runs_output.ranks(self._args.rank, count)
@@ -275,11 +288,7 @@ class Recovering:
             return ExitCode.OK
         if self.kept.git:
             await projects.look(fanout, hosts, self._spec)
-        nodes = tuple(dict.fromkeys(worker.label for worker in workers))
-        ids = tuple(dict.fromkeys(worker.node.node_id for worker in workers))
-        record = records.new(self.kept.run_id, nodes, ids, hosts, self._spec.argv)
-        with self._as_far_as_it_goes():
-            records.write(state_dir, replace(record, attempt=attempt))
+        self._remember(workers, attempt)
         # From here on it may be on, whatever is heard of its start.
         self._keep(attempt=attempt, pending=False)
         try:
@@ -290,13 +299,21 @@ class Recovering:
         output.info(f"run {self.kept.run_id}, attempt {attempt}: started on {texts.count(len(hosts), 'worker')}")
         return await self.started(fanout, workers)
 
+    def _remember(self, workers: Sequence[Worker], attempt: int) -> None:
+        """Keep on which workers an attempt is, by rank."""
+        nodes = tuple(dict.fromkeys(worker.label for worker in workers))
+        ids = tuple(dict.fromkeys(worker.node.node_id for worker in workers))
+        record = records.new(self.kept.run_id, nodes, ids, self._run_on(workers).hosts, self._spec.argv)
+        with self._as_far_as_it_goes():
+            records.write(self._settings.state_dir, replace(record, attempt=attempt))
+
     async def _check(self, fanout: Fanout, workers: Sequence[Worker]) -> list[Outcome]:
         """Look at the workers as before any run; what an attempt that is over has left on them is ended first.
 
         Returns:
             How that attempt has ended, where somebody wants no other one meanwhile; else nothing.
         """
-        run = control.RunRef(self.kept.run_id, tuple(worker.host for worker in workers))
+        run = self._run_on(workers)
         outcomes = recovery.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)
         if recovery.stopped_by(outcomes):
             return outcomes
@@ -339,13 +356,44 @@ class Recovering:
             output.info(f"  fix: {self._on_fleet(MORE)}")
         return not over
 
-    def _count_one(self, kind: str) -> str:
-        """Count an end of an attempt; return which budget is used up, if any."""
-        failed = kind == FAILED
-        preempted = not (failed or self._counted)
-        self._counted = False
-        self._keep(failures=self.kept.failures + failed, preemptions=self.kept.preemptions + preempted, pending=True)
+    def _count_one(self, kind: str, *, anew: bool = False) -> str:
+        """Count an end of an attempt, a loss of its nodes once; return which budget is used up, if any.
+
+        Args:
+            kind: As of `recovery.ending`.
+            anew: Whether nodes are lost that took the place of others, whose loss is counted.
+        """
+        if kind == FAILED:
+            self._keep(failures=self.kept.failures + 1, pending=True)
+        elif anew or not self.kept.counted:
+            self._keep(preemptions=self.kept.preemptions + 1, pending=True, counted=True)
+        else:
+            self._keep(pending=True)
         return self.kept.over_budget()
+
+    def _count_lost(self, plan: remaking.Plan, exc: OpsError | None = None, *, anew: bool = False) -> bool:
+        """Count nodes that are not as a plan has them; return whether there are any.
+
+        Args:
+            plan: The nodes.
+            exc: What went wrong because of that, if anything.
+            anew: As of `_count_one`.
+
+        Raises:
+            UnreachableError: There are, and the budget is used up.
+        """
+        lost: Mapping[str, str] = {}
+        with contextlib.suppress(OpsError):
+            lost = lost_of(self._settings, plan)
+        if not lost:
+            return False
+        why, over = "; ".join(lost.values()), self._count_one(TAKEN, anew=anew)
+        if over:
+            recovery.forget(self._settings.state_dir, self.kept.run_id)
+            what = f"not started again: {why}, and {over} is used up"
+            raise UnreachableError(what, where=f"run {self.kept.run_id}", fix=MORE) from exc
+        self._tell(why, "bringing its nodes back")
+        return True
 
     def _tell(self, what: str, then: str) -> None:
         what = self._on_fleet(what)
@@ -358,12 +406,17 @@ class Recovering:
         self._on = self._now = None
         self._keep(pending=True)
         plan = self.kept.plan
+        if self.kept.attempt and not self.kept.counted:
+            # Taken away since the last attempt ended, which was for another reason.
+            self._count_lost(plan)
         with origin.api(self._settings) as tpu:
             seen = remaking.bring_back(tpu, plan, f"{self.kept.run_id}/{self.kept.attempt + 1}", output.info)
         names = [made.name for made in plan.nodes]
         # What becomes of these from now on is a preemption of its own.
         self._now = plan.now(seen, names)
-        fleet, found = newcomers.known(self._settings, names, options.Waiting(f"run {self.kept.run_id}"))
+        if self.kept.counted and not remaking.fresh(plan, seen):
+            self._keep(counted=False)
+        fleet, found = self._found(names, fresh=bool(remaking.fresh(plan, seen)))
         for text in (text for text in fleet.warnings if text not in self._said):
             output.warning(text)
         self._said.update(fleet.warnings)
@@ -374,14 +427,47 @@ class Recovering:
             raise UsageError(
                 what, where=", ".join(missing), fix="see filters and zones in inventory/tpu_vm.yml, and `tpu_ops list`"
             )
+        if later := asyncio.run(control.newest_attempt(contact.fanout(fleet), self._run_on(workers))):
+            self._leave_to(later, plan.now(seen, [worker.node.full_name for worker in workers]), workers)
         if new := [worker for worker in workers if worker.node.full_name in remaking.fresh(plan, seen)]:
             output.info(f"run {self.kept.run_id}: configuring {', '.join(worker.host for worker in new)} (site.yml)")
             configure.converge(self._settings, fleet, new)
-        self._keep(plan=plan.now(seen, [worker.node.full_name for worker in workers]))
+        self._keep(plan=plan.now(seen, [worker.node.full_name for worker in workers]), counted=False)
         if self.kept.git:
             asyncio.run(self._check(contact.fanout(fleet), workers))
             projects.bring(self._settings, fleet, workers, self.kept.git)
         return workers
+
+    def _found(self, names: Sequence[str], *, fresh: bool) -> tuple[view.Fleet, list[Worker]]:
+        """Return the fleet and the workers of nodes once they are known.
+
+        Args:
+            names: Resource names of the nodes.
+            fresh: Whether some are new. The others are known, also to a machine whose disk is full now.
+        """
+        try:
+            return newcomers.known(self._settings, names, options.Waiting(f"run {self.kept.run_id}"))
+        except UnwritableError as exc:
+            if fresh:
+                raise
+            output.warning(self._on_fleet(f"{exc}; the workers are taken as they were known before"))
+        fleet = self._fleet()
+        return fleet, [worker for worker in fleet.workers if worker.node.full_name in names]
+
+    def _run_on(self, workers: Sequence[Worker]) -> control.RunRef:
+        return control.RunRef(self.kept.run_id, tuple(worker.host for worker in workers))
+
+    def _leave_to(self, attempt: int, plan: remaking.Plan, workers: Sequence[Worker]) -> None:
+        """Take an attempt that is on as the one that is followed, where it is a later one than those known here.
+
+        Raises:
+            _Later: It is.
+        """
+        if attempt <= self.kept.attempt:
+            return
+        self._remember(workers, attempt)
+        self._keep(attempt=attempt, plan=plan, pending=False, counted=False)
+        raise _Later(f"attempt {attempt} was started by somebody else")
 
     def _next(self) -> int:
         """Bring the nodes back, start the next attempt and follow it, again where something is in the way for now."""
@@ -391,27 +477,23 @@ class Recovering:
                 # A start of which not all was heard may have been one.
                 work = self._again(self._bring_back()) if self.kept.pending else self.attached()
                 return self._followed(work)
+            except _Later as exc:
+                self._tell(str(exc), "following it")
             except OpsError as exc:
+                if self.kept.over_budget():
+                    raise
                 silent = passes(exc) and not isinstance(exc, RefusedError)
                 self._refusals = 0 if silent else self._refusals + 1
+                if (silent or may_pass(exc)) and self._now and self._count_lost(self._now, exc, anew=True):
+                    self._now = None
+                    continue
                 # Whoever has just called the command is told at once what is wrong, and mends it.
                 hopeful = isinstance(exc, RefusedError) or (self._has_followed and may_pass(exc))
                 if not (silent or hopeful) or self._refusals == REFUSALS:
                     raise
-                lost: Mapping[str, str] = {}
-                with contextlib.suppress(OpsError):
-                    lost = lost_of(self._settings, self._now) if self._now else {}
-                if not lost:
-                    self._tell(str(exc), f"trying again in {pause:g} s; Ctrl-C ends that")
-                    time.sleep(pause)
-                    pause = min(pause * 2, remaking.LONGEST_PAUSE)
-                    continue
-                why, over = "; ".join(lost.values()), self._count_one(TAKEN)
-                if over:
-                    recovery.forget(self._settings.state_dir, self.kept.run_id)
-                    what = f"not started again: {why}, and {over} is used up"
-                    raise UnreachableError(what, where=f"run {self.kept.run_id}", fix=MORE) from exc
-                self._tell(why, "bringing its nodes back")
+                self._tell(str(exc), f"trying again in {pause:g} s; Ctrl-C ends that")
+                time.sleep(pause)
+                pause = min(pause * 2, remaking.LONGEST_PAUSE)
 
     def _keep(self, **changes: Any) -> None:
         self.kept = replace(self.kept, **changes)

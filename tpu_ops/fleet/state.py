@@ -290,13 +290,17 @@ def replace(path: Path, text: str, mode: int) -> None:
         raise unwritable(path, exc) from exc
 
 
-def unwritable(path: Path, exc: OSError) -> OpsError:
+class UnwritableError(OpsError):
+    """What this machine keeps of a fleet cannot be written."""
+
+
+def unwritable(path: Path, exc: OSError) -> UnwritableError:
     """Return the error for a file or directory of the state that cannot be written."""
     in_the_way = exc.errno in (errno.EISDIR, errno.EEXIST, errno.EINVAL)
     fix = "move away the file in this path, or set TPU_OPS_STATE to a directory"
     if exc.errno != errno.ENOTDIR:
         fix = "move away what is there: it is made anew" if in_the_way else files.TO_WRITE
-    return OpsError(
+    return UnwritableError(
         f"cannot write the fleet's state: {exc.strerror or exc}",
         where=str(exc.filename or path) if in_the_way else str(path),
         fix=fix,

@@ -54,6 +54,7 @@ class Recovery:
         preemptions: How often that has happened.
         failures: The same of its command.
         pending: Whether the next attempt is being prepared, its nodes brought back for example, so that none is on.
+        counted: Whether it is counted already that nodes are not as the plan has them.
     """
 
     run_id: str
@@ -70,6 +71,7 @@ class Recovery:
     preemptions: int = 0
     failures: int = 0
     pending: bool = False
+    counted: bool = False
 
     def over_budget(self) -> str:
         """Return which budget is used up, in words; empty where none is."""
