@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import shutil
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +19,7 @@ import pytest
 from tpu_ops.cli import main
 from tpu_ops.errors import HostError, OpsError
 from tpu_ops.remote.replies import Result
-from tpu_ops.runs import sync
+from tpu_ops.runs import sync, synced
 
 HOSTS = ("w0", "w1")
 
@@ -150,6 +153,59 @@ async def test_only_what_an_earlier_sync_put_there_goes(workers: Workers, code: 
     assert seen["w0"].stale == ("link", "sub/part.py")
     assert names(workers.there()) == sorted([*names(code), "notes.txt"])
     assert outside.exists()
+
+
+@pytest.mark.parametrize("link", [False, True])
+async def test_a_directory_that_becomes_a_file_or_a_link_makes_room_where_all_in_it_was_brought(
+    workers: Workers, code: Path, link: bool
+) -> None:
+    (code / "sub" / "deep").mkdir()
+    (code / "sub" / "deep" / "one.py").write_text("1")
+    await push(workers, code)
+    shutil.rmtree(code / "sub")
+    if link:
+        (code / "sub").symlink_to("train.py")
+    else:
+        (code / "sub").write_text("a file now")
+    mine = workers.there() / "sub" / "mine.txt"
+    mine.write_text("of the run")
+    with pytest.raises(HostError, match="sub in ~/tpu_ops/digits differs"):
+        await push(workers, code)
+    mine.unlink()
+    await push(workers, code)
+    assert names(workers.there()) == names(code)
+    assert (workers.there() / "sub").is_symlink() is link
+
+
+async def test_a_link_that_becomes_a_directory_goes_whatever_it_leads_to(workers: Workers, code: Path) -> None:
+    (code / "same").symlink_to("sub")
+    (code / "loop").symlink_to("loop")
+    await push(workers, code)
+    for name, text in (("same", "y"), ("loop", "z")):
+        (code / name).unlink()
+        (code / name).mkdir()
+        (code / name / "part.py").write_text(text)
+    await push(workers, code)
+    assert names(workers.there()) == names(code)
+    assert not (workers.there() / "same").is_symlink()
+
+
+def test_what_was_brought_goes_from_a_directory_that_is_not_to_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, unlink = tmp_path / "kept", os.unlink
+    folder.mkdir(mode=0o555)
+    (folder / "old.py").write_text("")
+
+    def refused(path: Any) -> None:
+        """Refuse root what the person would be."""
+        if not Path(os.fsdecode(path)).parent.stat().st_mode & stat.S_IWUSR:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", refused)
+    synced._remove(os.fsencode(folder / "old.py"))
+    assert (list(folder.iterdir()), stat.S_IMODE(folder.stat().st_mode)) == ([], 0o555)
 
 
 async def test_what_a_push_that_failed_has_brought_is_a_sync_s_own(workers: Workers, code: Path) -> None:

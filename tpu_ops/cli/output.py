@@ -40,7 +40,8 @@ def _result(text: str, end: str = "\n") -> None:
     if sys.stdout is None:
         raise OpsError("the result cannot be written: it is closed", where="standard output", fix="open it: not `>&-`")
     try:
-        print(text, end=end, flush=True)
+        # At once, as threads print as well.
+        print(text + end, end="", flush=True)
     except BrokenPipeError:
         raise
     except OSError as exc:
@@ -57,7 +58,7 @@ def _say(text: str) -> None:
     if sys.stderr is None:
         return
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(text + "\n", end="", file=sys.stderr, flush=True)
     except BrokenPipeError:
         # The reader has gone for good, and what is left in the buffer must not fail once more at the end.
         _to_nowhere(sys.stderr)

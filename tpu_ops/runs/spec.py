@@ -51,6 +51,10 @@ RENDEZVOUS = (
     "MEGASCALE_SLICE_ID",
     "MASTER_ADDR",
 )
+#: Variables that the host program sets for every rank.
+OWN = tuple(
+    f"TPU_OPS_{name}" for name in ("RUN_ID", "ATTEMPT", "RANK", "WORLD_SIZE", "NODE", "SLICE", "SLICES", "RUN_DIR")
+)
 _FOUND = "leave it out: JAX finds its processes by itself, and TPU_OPS_* tell each rank where it is"
 _VARIABLE = "write it as KEY=VALUE, the key in letters, digits and underscores, no digit first"
 
@@ -115,6 +119,10 @@ class RunSpec:
         if self.venv and not self.venv.startswith("/"):
             fix = "write the absolute path that it has on the workers, as in /home/ada/env"
             raise UsageError(f"{self.venv!r} is no absolute path", where="--venv", fix=fix)
+        for option, names in (("--env", self.env), ("--secret", self.secrets)):
+            if own := next((name for name in names if name in OWN), ""):
+                what = f"{own} is what tells each rank where it is, and set by the launcher itself"
+                raise UsageError(what, where=option, fix="choose another name")
         for name in self.secrets:
             if twice := {name, f"{name}_FILE"} & {*self.env, *(self.secrets.keys() - {name})}:
                 what = f"it sets {name} and {name}_FILE, and {twice.pop()} is set already"
@@ -222,6 +230,8 @@ def read_secrets(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
         name, sign, path = word.partition("=")
         if not _ENV_NAME.fullmatch(name):
             raise UsageError("not of the form NAME or NAME=FILE", where="--secret", fix=_HOW)
+        if name in found:
+            raise UsageError("it is named twice", where=f"--secret {name}", fix="leave out one of the two")
         try:
             value = _text_of(Path(path).expanduser()) if sign else environ.get(name, "")
         except (OSError, RuntimeError) as exc:
@@ -283,5 +293,8 @@ def read_env_file(path: Path) -> dict[str, str]:
         if not sign or not _ENV_NAME.fullmatch(name.strip()):
             where = f"--env-file {path}, line {number}"
             raise UsageError("not of the form KEY=VALUE", where=where, fix=_VARIABLE)
+        if "\0" in value:
+            where = f"--env-file {path}, line {number}"
+            raise UsageError(f"the value of {name.strip()} holds a NUL byte", where=where, fix="leave it out")
         found[name.strip()] = value
     return found

@@ -281,4 +281,5 @@ def _require(results: dict[str, Result]) -> None:
             where=where,
             fix="have its start-up files (.zshenv, .bashrc) print only in interactive shells",
         )
-    raise error(f"the code could not be brought to the workers: {what}", where=where)
+    fix = "see what is in the way there, and whose it is (`tpu_ops ssh`), and move it away" if first.reached else ""
+    raise error(f"the code could not be brought to the workers: {what}", where=where, fix=fix)

@@ -7,13 +7,14 @@ controller takes the same marks and the same digest from here. Names of files ar
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 #: Below the person's home: where trees are, and the lists of what was put into each.
 PARENT = b"tpu_ops"
@@ -31,8 +32,10 @@ def mark(path: bytes) -> str:
     """
     try:
         mode = os.lstat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
+    except OSError as exc:
+        if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return ""
+        raise
     if stat.S_ISDIR(mode):
         return FOLDER
     if stat.S_ISLNK(mode):
@@ -61,10 +64,12 @@ def look(name: bytes, marks: Mapping[bytes, str]) -> dict[str, object]:
     place, before = os.path.join(PARENT, name), _listed(name)
     differs, taken = [], []
     for entry, wanted in marks.items():
-        found = mark(os.path.join(place, entry))
+        # The link goes before the directory comes that takes its place.
+        found = "" if _behind_link(place, entry) else mark(os.path.join(place, entry))
         if found != wanted:
             differs.append(entry)
-            if found and entry not in (before or ()) and not _behind_link(place, entry):
+            own = entry in (before or ()) or (found == FOLDER and _all_own(place, entry, before or set()))
+            if found and not own:
                 taken.append(entry)
     shown = {"differs": differs, "taken": taken, "stale": list(_stale(place, before or set(), marks))}
     return {
@@ -82,14 +87,51 @@ def prepare(name: bytes, marks: Mapping[bytes, str]) -> dict[str, object]:
     os.makedirs(place, exist_ok=True)
     os.makedirs(_LISTS, exist_ok=True)
     for entry in _stale(place, _listed(name) or set(), marks):
-        # Workers may share the home: then each does all of this in one place.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(place, entry))
+        _remove(os.path.join(place, entry))
+    for entry in _files(marks):
+        path = os.path.join(place, entry)
+        if os.path.isdir(path) and not os.path.islink(path) and not _behind_link(place, entry):
+            _remove_folders(path)
     handle, path = tempfile.mkstemp(dir=_LISTS, prefix=b".")
     with os.fdopen(handle, "wb") as file:
         file.write(b"\0".join(sorted(_files(marks))))
     os.replace(path, os.path.join(_LISTS, name))
     return {}
+
+
+def _all_own(place: bytes, folder: bytes, before: Collection[bytes]) -> bool:
+    """Return whether a directory holds files, and syncs have put all of them there."""
+    held: set[bytes] = set()
+    for path, names, files in os.walk(os.path.join(place, folder)):
+        links = [name for name in names if os.path.islink(os.path.join(path, name))]
+        held.update(os.path.relpath(os.path.join(path, name), place) for name in [*files, *links])
+    return bool(held) and held <= set(before)
+
+
+def _remove(path: bytes) -> None:
+    """Remove a file, also from a directory of the person's own that is not to be written to."""
+    # Workers may share the home: then each does all of this in one place.
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            os.unlink(path)
+        except PermissionError:
+            parent = os.path.dirname(path)
+            mode = stat.S_IMODE(os.stat(parent).st_mode)
+            os.chmod(parent, mode | stat.S_IRWXU)
+            try:
+                os.unlink(path)
+            finally:
+                os.chmod(parent, mode)
+
+
+def _remove_folders(top: bytes) -> None:
+    """Remove a directory that holds no file any more, with those in it."""
+    for path, names, _ in os.walk(top, topdown=False):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(os.path.join(path, name))
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(top)
 
 
 def _files(marks: Mapping[bytes, str]) -> set[bytes]:
