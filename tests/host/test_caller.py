@@ -14,12 +14,20 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.specs import good, myself
+from tests.support.specs import good, good_net, myself
 from tpu_ops.host import actions, chips, follow, logs, record, requests, spec, supervise, unit, wire
 from tpu_ops.host.store import Store
 from tpu_ops.remote import wire as controller
 
 MARKER = "0123456789abcdef"
+#: Rank 0 of a run of two workers.
+PAIR: dict[str, Any] = {
+    "rank": 0,
+    "world_size": 2,
+    "worker": "w0",
+    "workers": ["w0", "w1"],
+    "net": good_net(port=0),
+}
 
 
 class Line(NamedTuple):
@@ -261,6 +269,98 @@ def test_a_supervisor_that_ends_just_before_it_is_told_is_no_fault(
     monkeypatch.setattr("tpu_ops.host.actions.os.kill", gone)
     said = served(store, {"action": "stop", "run_id": "r1"}, line, attended=False)
     assert controller.find_answer(said, MARKER)["record"]["state"] == "succeeded"
+
+
+def test_a_start_whose_asker_has_gone_starts_nothing(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who pressed Ctrl-C has been told that the run is not on."""
+    monkeypatch.setattr(unit, "call", lambda *_: pytest.fail("it is started"))
+    store = Store(str(tmp_path))
+    assert served(store, {"action": "start", "spec": good(run_id="r1")}, line) == b""
+    assert (store.read("r1"), list(Path(store.run_dir, "specs").iterdir())) == (None, [])
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_stop_waits_for_a_start_that_has_no_record_yet(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    store = Store(str(tmp_path))
+    spec.put(store.run_dir, spec.check(good(run_id="r1")), os.getuid(), os.getuid(), MARKER)
+    waited: list[float] = []
+
+    def pause(_self: wire.Caller, seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            if begins:
+                on(tmp_path)
+            spec.discard(store.run_dir, "r1")
+
+    def end(*_: object) -> None:
+        store.write(dict(store.read("r1") or {}, state="refused"))
+
+    monkeypatch.setattr(wire.Caller, "pause", pause)
+    monkeypatch.setattr("tpu_ops.host.actions.os.kill", end)
+    answer = controller.find_answer(served(store, {"action": "stop", "run_id": "r1"}, line, attended=False), MARKER)
+    if begins:
+        assert answer["record"]["state"] == "refused"
+    else:
+        assert answer["error"]["kind"] == "missing"
+    assert len(waited) == 3
+
+
+@pytest.mark.parametrize(("attempt", "kind"), [(2, "missing"), (1, "")])
+def test_an_earlier_attempt_that_has_ended_is_not_the_one_that_its_starter_gives_up(
+    tmp_path: Path, line: Line, attempt: int, kind: str
+) -> None:
+    store = on(tmp_path, state="failed")
+    request = {"action": "stop", "run_id": "r1", "attempt": attempt, "reason": "not started: w1"}
+    answer = controller.find_answer(served(store, request, line, attended=False), MARKER)
+    assert (answer.get("error") or {}).get("kind", "") == kind
+    assert (store.read("r1") or {})["stopped_by"] == "", "nobody wants that the run does not go on"
+
+
+@pytest.mark.parametrize(("state", "wish"), [("failed", True), ("stopped", True), ("succeeded", False)])
+def test_who_stops_a_run_that_has_ended_wants_no_other_attempt(
+    tmp_path: Path, line: Line, state: str, wish: bool
+) -> None:
+    store = on(tmp_path, state=state)
+    answer = controller.find_answer(served(store, {"action": "stop", "run_id": "r1"}, line, attended=False), MARKER)
+    found = store.read("r1") or {}
+    assert (answer["already"], found["state"], found["stopped_by"]) == (True, state, myself().name if wish else "")
+
+
+@pytest.mark.parametrize("state", ["stopped", "running"])
+def test_a_stop_leaves_the_next_run_alone_which_has_the_same_unit(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """Its record says that the run has ended, or says nothing any more, while its control group is there again."""
+    monkeypatch.setattr(unit, "call", lambda *_: pytest.fail("the next run is killed"))
+    (tmp_path / "cgroup").mkdir()
+    store = on(tmp_path, state="running", cgroup=str(tmp_path / "cgroup"))
+    other = {"run_id": "r2", "supervisor": {"pid": os.getpid(), "start": -1}}
+    monkeypatch.setattr(Store, "holder", lambda _: other)
+
+    def end(*_: object) -> None:
+        store.write(dict(store.read("r1") or {}, state=state))
+
+    monkeypatch.setattr("tpu_ops.host.actions.os.kill", end)
+    answer = controller.find_answer(served(store, {"action": "stop", "run_id": "r1"}, line, attended=False), MARKER)
+    assert answer["record"]["state"] == state
+
+
+def test_a_start_that_is_sent_again_waits_until_the_others_can_be_told_where_to_meet(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = on(tmp_path, **{key: good(**PAIR)[key] for key in ("rank", "world_size", "workers")})
+
+    def pause(_self: wire.Caller, _seconds: float) -> None:
+        store.write(dict(store.read("r1") or {}, port=8503))
+
+    monkeypatch.setattr(wire.Caller, "pause", pause)
+    again = {"action": "start", "spec": good(run_id="r1", **PAIR), "reserve": True}
+    answer = controller.find_answer(served(store, again, line, attended=False), MARKER)
+    assert answer["record"]["port"] == 8503
 
 
 def test_a_systemd_that_hangs_is_said(tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,22 @@ def test_a_disk_that_stalls_holds_up_nothing_and_has_the_newest_record_in_the_en
     assert not list((tmp_path / "run/tpu_ops/records").iterdir())
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["while it ends", "at its very end"])
+@pytest.mark.parametrize(("wanted", "noted"), [(True, "ada"), (False, "")])
+def test_who_wants_a_run_stopped_that_ends_for_another_reason_stays_on_record(
+    tmp_path: Path, wanted: bool, noted: str, late: bool
+) -> None:
+    supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
+    supervisor.record = record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "")
+    supervisor._keep()
+    supervisor.intent = {"kind": "failed", "by": "the run itself"}
+    supervisor.store.put_intent("r1", {"kind": "stop", "by": "ada", "wanted": wanted})
+    if not late:
+        supervisor._asked_to_end()
+    supervisor._finish(state="stopped", intent=supervisor.intent)
+    assert (written(tmp_path)["stopped_by"], written(tmp_path)["intent"]["kind"]) == (noted, "failed")
+
+
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     found = Disk()

@@ -109,7 +109,8 @@ def run_state(outcomes: Sequence[Outcome]) -> str:
     for state in ("unreachable", "unknown", "gone", "stopped", "starting", "running", "ending", "exited"):
         if state in states:
             return state
-    return "succeeded"
+    # Refused for a stop, or it would have failed.
+    return "stopped" if "refused" in states else "succeeded"
 
 
 def exit_code(outcomes: Sequence[Outcome], *, of_rank: bool = False) -> int:

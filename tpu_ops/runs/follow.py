@@ -67,6 +67,11 @@ class Outcome:
             self.state == "stopped" and self.intent not in {"stop", "failed"}
         )
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody wanted this end, and not what starts the run, or starts it again."""
+        return bool(((self.record or {}).get("intent") or {}).get("wanted"))
+
     def to_json(self) -> dict[str, Any]:
         """Return the outcome for --json."""
         keys = ("rank", "host", "state", "exit", "reason", "intent")
@@ -298,5 +303,8 @@ def first_failure(outcomes: Sequence[Outcome]) -> FirstFailure | None:
         rank, _ = votes.most_common(1)[0]
         first = next(first for first in told if first and first["rank"] == rank)
         return FirstFailure(rank, first["worker"], first["cause"])
-    cause = next((outcome for outcome in outcomes if outcome.is_cause), None)
+    # A stop at the barrier refuses all ranks, and stands as such in the record of the one that was told.
+    stopped = any(outcome.state == "refused" and outcome.is_wanted for outcome in outcomes)
+    causes = [outcome for outcome in outcomes if outcome.is_cause and not (stopped and outcome.state == "refused")]
+    cause = causes[0] if causes else None
     return FirstFailure(cause.rank, cause.host, cause.reason or cause.state) if cause else None
