@@ -12,8 +12,10 @@ import sys
 import pytest
 
 from tests.support.commands import failed
+from tpu_ops import config
 from tpu_ops.cli.main import main
 from tpu_ops.fleet import contact, lifecycle
+from tpu_ops.runs import records
 
 POD = ("pod", "--type", "v4-16", "--zone", "us-central2-b")
 
@@ -42,6 +44,16 @@ def test_the_life_of_a_node(fleet, tpu_ops):
     assert (code, "deleted node pod" in out) == (0, True)
     assert tpu_ops("list")[1] == ""
     failed(tpu_ops("delete", "pod", "--yes"), 2, "'pod'")
+
+
+def test_a_node_on_which_a_run_may_be_is_deleted_with_a_warning_that_names_it(fleet, tpu_ops):
+    fleet.create("pod")
+    state_dir, node_id = config.load().state_dir, fleet.api.node("pod", fleet.location())["id"]
+    records.write(state_dir, records.new("exp", ("pod",), (node_id,), ("pod-w0",), ("true",)))
+    told = "warning: run exp, which was started here, may be on it: tpu_ops status exp"
+    assert told in tpu_ops("delete", "pod", "--dry-run")[2]
+    records.close(state_dir, "exp", "failed")
+    assert "exp" not in tpu_ops("delete", "pod", "--dry-run")[2]
 
 
 @pytest.mark.parametrize(("name", "words"), [("loop", "leads back to itself"), ("~nobodyhere/x", "no home directory")])
@@ -309,9 +321,7 @@ def test_a_worker_that_does_not_answer_is_asked_for_before_ssh_starts(fleet, tpu
     failed(tpu_ops("ssh", "pod"), 4, "pod-w0 does not answer: asking the API for its address", "Connection refused")
     fleet.act("stop", "pod")
     failed(tpu_ops("ssh", "pod"), 4, "state      pod: READY -> STOPPED", "its node is STOPPED now", "pod-w0")
-    failed(
-        tpu_ops("ssh", "pod"), 4, "pod is STOPPED as far as is known: asking the API", "its node is in state STOPPED"
-    )
+    failed(tpu_ops("ssh", "pod"), 4, "pod is STOPPED as far as is known: asking the API", "its node is STOPPED")
     fleet.act("delete", "pod")
     failed(tpu_ops("ssh", "pod-w1"), 2, "gone       pod", "no node or worker is called 'pod-w1'")
 
@@ -369,7 +379,7 @@ def test_run_connects_to_no_worker_of_a_node_that_does_not_serve(fleet, tpu_ops,
     assert tpu_ops("run", "off", "--", "true")[0] == 4
     assert "--- off-w0: its node is STOPPED now\n" in out
     assert "off is STOPPED as far as is known: asking the API" in err
-    assert err.endswith("  fix: `tpu_ops list` shows which nodes are READY and which addresses they have\n")
+    assert err.endswith("  fix: gcloud compute tpus tpu-vm start off --zone us-central2-b\n")
     assert any("pod-w1" in call for call in ssh())
     assert not any("off-w0" in call for call in ssh())
     fleet.act("start", "off")

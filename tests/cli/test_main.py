@@ -243,7 +243,7 @@ def test_equal_faults_are_shown_once_with_all_their_workers() -> None:
     ]
 
 
-LINE = "; for a shell line: -- sh -c 'LINE'"
+LINE = "; for a shell line: --shell -- 'LINE'"
 
 
 @pytest.mark.parametrize(
@@ -258,6 +258,14 @@ LINE = "; for a shell line: -- sh -c 'LINE'"
         ("''$'\\303\\274''n'$'\\303\\257'", "No such file or directory", "ünï", "command not found: ünï"),
         ("'*'", "No such file or directory", "*", f"command not found: *{LINE}"),
         ("'other'", "No such file or directory", "sh", "command not found: 'other'"),
+        ("'cd'", "No such file or directory", "cd", f"command not found: cd{LINE}"),
+        ("'A=1'", "No such file or directory", "A=1", f"command not found: A=1{LINE}"),
+        (
+            "'python'",
+            "No such file or directory",
+            "python",
+            "command not found: python; that of an environment is named whole, as /opt/venvs/jax/bin/python",
+        ),
     ],
 )
 def test_a_command_that_is_not_there_is_named_plainly(quoted: str, why: str, program: str, shown: str) -> None:

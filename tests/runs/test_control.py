@@ -13,7 +13,7 @@ import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops import config
-from tpu_ops.cli import stop, unlock
+from tpu_ops.cli import runs_output, stop, unlock
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, follow, records
@@ -95,6 +95,19 @@ async def test_an_overview_has_what_is_on_and_what_this_machine_started(tmp_path
         ("old", ["unreachable"]),
     ]
     assert [reply.host for reply in seen.silent.silent] == ["pod-w1"]
+
+
+@pytest.mark.parametrize(("ended", "state"), [("succeeded", "succeeded"), ("stopped", "stopped"), ("failed", "failed")])
+async def test_how_a_run_ended_is_known_here_when_its_nodes_are_gone(tmp_path: Path, ended: str, state: str) -> None:
+    records.write(tmp_path, records.RunRecord("old", ("gone",), ("7",), ("gone-w0",), ("true",), since=1.0))
+    records.close(tmp_path, "old", "running")
+    records.close(tmp_path, "unheard-of", "failed")
+    fanout: Any = Answers(pod_w0=BARE, pod_w1=BARE)
+    seen = await control.overview(fleet(tmp_path), fanout)
+    assert [outcome.state for outcome in seen.rows[0][1]] == ["unreachable"], "nobody has seen its end"
+    records.close(tmp_path, "old", ended)
+    seen = await control.overview(fleet(tmp_path), fanout)
+    assert runs_output.run_state(seen.rows[0][1]) == state
 
 
 async def test_an_overview_asks_by_name_for_a_run_that_is_behind_newer_ones(tmp_path: Path) -> None:

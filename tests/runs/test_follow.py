@@ -15,14 +15,17 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from tests.runs.test_parts import pod
 from tpu_ops.cli import logs as cli_logs
 from tpu_ops.errors import ExitCode, OpsError
+from tpu_ops.fleet.remaking import Plan
 from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.stream import Broken
 from tpu_ops.remote.wire import DATA, END, NOTE, Frame
-from tpu_ops.runs import fetch, fold, follow
+from tpu_ops.runs import fetch, fold, follow, records, recovery
 from tpu_ops.runs.control import Found, RunRef
 from tpu_ops.runs.follow import Follower
+from tpu_ops.runs.spec import RunSpec
 
 RECORD = {"state": "stopped", "exit": None, "reason": "", "first": None, "attempt": 1}
 
@@ -112,6 +115,41 @@ async def test_where_nobody_waits_for_the_end_a_silent_worker_is_given_up_soon(m
     assert said == ["rank 0 (w0) does not answer: the connection ended; trying for 0 s"]
 
 
+async def test_a_worker_whose_node_was_taken_away_for_good_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
+    monkeypatch.setattr(follow, "ALONE_LIMIT", 0.1)
+    workers, gone = Workers(w0=[[] for _ in range(1000)], w1=[[], [], [end()]]), ["w0"]
+    outcomes, said, _ = await followed(workers, ["w0", "w1"], taken=gone.__contains__)
+    assert [outcome.state for outcome in outcomes] == ["unreachable", "stopped"]
+    assert "rank 0 (w0) does not answer: the connection ended; trying for 0 s" in said
+    assert "rank 1 (w1) does not answer: the connection ended; trying for 120 s" in said
+
+
+@pytest.mark.parametrize(
+    ("from_here", "state", "taken"),
+    [
+        ("known", "PREEMPTED", True),
+        ("known", "", True),
+        ("known", "READY", False),
+        ("known", "REPAIRING", False),
+        # Whoever recovers it brings the node back: here, or perhaps elsewhere.
+        ("recovered", "PREEMPTED", False),
+        ("", "PREEMPTED", False),
+    ],
+)
+def test_a_node_is_gone_for_good_where_nobody_brings_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_here: str, state: str, taken: bool
+) -> None:
+    workers = [worker._replace(node=worker.node._replace(state=state)) for worker in pod(1)] if state else []
+    monkeypatch.setattr("tpu_ops.cli.logs.view.known", lambda _: SimpleNamespace(workers=workers))
+    if from_here:
+        records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",)))
+    if from_here == "recovered":
+        recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), recovery.options_of(RunSpec("r1", ("x",)), {})))
+    settings: Any = SimpleNamespace(state_dir=tmp_path)
+    assert cli_logs.taken(settings, "r1")("pod-w0") is taken
+
+
 async def test_a_silent_worker_is_waited_for_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
     monkeypatch.setattr(follow, "ALONE_LIMIT", 0.0)
@@ -143,7 +181,7 @@ async def test_logs_that_cannot_be_written_are_an_error_that_names_the_place(
     (tmp_path / "r1" / "rank-0.log.part").symlink_to("/dev/full")
     fanout: Any = Workers(w0=[[Frame(DATA, 0, b"x" * 2**20), end(2**20)]])
     with pytest.raises(OpsError, match="No space left") as raised:
-        await fetch.logs(fanout, RunRef("r1", ("w0",)), tmp_path)
+        await fetch.logs(fanout, RunRef("r1", ("w0",)), tmp_path, taken=lambda _: False)
     assert raised.value.where == str(tmp_path / "r1")
 
 
@@ -176,7 +214,7 @@ def test_a_rank_whose_log_a_worker_does_not_give_is_said(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(follow, "RETRY_EVERY", 0.01)
         patch.setattr("tpu_ops.cli.logs.config.load", lambda _: None)
-        fleet = SimpleNamespace(settings=SimpleNamespace(command="tpu_ops {}".format))
+        fleet = SimpleNamespace(settings=SimpleNamespace(command="tpu_ops {}".format, state_dir=tmp_path))
         patch.setattr("tpu_ops.cli.logs.view.current", lambda _: fleet)
         patch.setattr("tpu_ops.cli.logs.contact.fanout", lambda _: fanout)
         patch.setattr("tpu_ops.cli.logs.control.find", found)
@@ -186,7 +224,7 @@ def test_a_rank_whose_log_a_worker_does_not_give_is_said(
     said = capsys.readouterr().err.splitlines()
     assert code == ExitCode.UNREACHABLE
     assert f"warning: rank 1 (w1): the run belongs to ada{kept}" in said
-    assert (f"logs of 1 rank are in {tmp_path}" in said) is fetched
+    assert (f"logs of 1 rank are in {tmp_path / 'r1'}" in said) is fetched
     further = ["run r1: unknown", "  nodes:  tpu_ops list", "  follow: tpu_ops attach r1", "  stop:   tpu_ops stop r1"]
     assert (said[-4:] == further) is bool(live)
     if fetched:

@@ -201,7 +201,7 @@ def test_of_a_run_that_has_ended_nobody_says_that_it_goes_on(
         return RUN, [], []
 
     monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SETTINGS)
-    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: SimpleNamespace(workers=()))
     monkeypatch.setattr("tpu_ops.cli.attach.logs.followed", found)
     monkeypatch.setattr("tpu_ops.cli.attach.runs_output.finish", Mock(side_effect=full))
     parser = argparse.ArgumentParser()
@@ -240,7 +240,7 @@ def test_who_leaves_a_run_is_told_how_to_get_at_it(monkeypatch: pytest.MonkeyPat
         await asyncio.Event().wait()
 
     monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SETTINGS)
-    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: SimpleNamespace(workers=()))
     monkeypatch.setattr("tpu_ops.cli.attach.logs.followed", found)
     parser = argparse.ArgumentParser()
     attach.add_arguments(parser)

@@ -608,6 +608,33 @@ async def test_a_run_that_this_machine_is_just_starting_is_stopped_once_a_worker
     assert 3 - len(states) == asked
 
 
+@pytest.mark.parametrize(
+    ("state", "left"), [("PREEMPTED", "gone"), ("", "gone"), ("READY", "unreachable"), ("REPAIRING", "unreachable")]
+)
+def test_nothing_of_a_run_is_left_on_a_node_that_was_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, left: str
+) -> None:
+    now = [worker._replace(node=worker.node._replace(state=state)) for worker in pod(1)] if state else []
+    monkeypatch.setattr("tpu_ops.cli.stop.view.known", lambda _: SimpleNamespace(workers=now))
+    fleet: Any = SimpleNamespace(settings=stand_in(tmp_path), workers=pod(1))
+    seen = [follow.Outcome(0, "pod-w0", "unreachable"), follow.Outcome(1, "b-w0", "unreachable")]
+    found = stop._without_nodes(fleet, seen)
+    assert [outcome.state for outcome in found] == [left, "unreachable"], "of b nothing was known before"
+
+
+@pytest.mark.parametrize(("pending", "held", "told"), [(True, True, True), (False, True, False), (True, False, False)])
+def test_a_run_that_is_being_brought_back_here_is_said_to_be(
+    tmp_path: Path, pending: bool, held: bool, told: bool
+) -> None:
+    options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
+    recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options, pending=pending))
+    settings = stand_in(tmp_path)
+    with recovering.alone(settings, "r1") if held else contextlib.nullcontext():
+        found = recovery.under_way(tmp_path, "r1")
+    assert (str(tmp_path / "runs/r1/attempt-1") in found) is told
+    assert recovery.under_way(tmp_path, "r2") == ""
+
+
 @pytest.mark.parametrize("already", [False, True])
 async def test_a_full_disk_keeps_no_worker_from_being_told_of_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, already: bool

@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
             fleet, args.run, args.rank, live=True, since=since, aside=args.json, begun=begun
         )
         found.clear()
+        if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
+            records.close(settings.state_dir, run_.run_id, runs_output.run_state(outcomes))
         of_rank = args.exit_code == "rank"
         return runs_output.finish(
             run_.run_id, outcomes, shown, as_json=args.json, of_rank=of_rank, command=settings.command

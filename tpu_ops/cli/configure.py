@@ -14,7 +14,7 @@ from tpu_ops.config import Settings
 from tpu_ops.config.find import read_file
 from tpu_ops.errors import ExitCode, HostError, RefusedError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, hostvars, view
-from tpu_ops.fleet.model import SERVING_STATES, Worker
+from tpu_ops.fleet.model import SERVING_STATES, Worker, until_ready
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote import openssh, playbook
 from tpu_ops.remote.playbook import Outcome, Said, Step
@@ -90,7 +90,7 @@ def _check_serve(fleet: Fleet, workers: Sequence[Worker]) -> None:
     names = {worker.host for worker in workers}
     if away := [one for one in fleet.workers if one.host in names and one.node.state not in SERVING_STATES]:
         states = texts.some([f"{label} is {state}" for label, state in {w.label: w.node.state for w in away}.items()])
-        fix = "`tpu_ops list` shows when all are READY; or name those that are"
+        fix = f"{until_ready(away[0].node)}; or name nodes that are READY"
         raise UnreachableError(states, where=texts.folded([worker.host for worker in away]), fix=fix)
 
 

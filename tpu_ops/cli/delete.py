@@ -10,6 +10,7 @@ from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import lifecycle, origin, update
 from tpu_ops.fleet.model import Node
 from tpu_ops.fleet.view import Fleet
+from tpu_ops.runs import records
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +33,11 @@ def run(args: argparse.Namespace) -> int:
         output.warning(text)
     node = chosen(fleet, args.name, zone=args.zone, project=args.project)
     what = f"node {node.name}, zone {node.zone}, project {node.project}"
+    recent = records.recent(settings.state_dir, records.KEPT)
+    last = next((known for known in recent if node.node_id in known.node_ids), None)
+    if last and not last.ended:
+        look = settings.command("status")
+        output.warning(f"run {last.run_id}, which was started here, may be on it: {look} {last.run_id}")
     if args.dry_run:
         return _say(args, node, f"would delete {what} ({node.accelerator_type}, {node.worker_count} workers)")
     if not args.yes and not options.confirmed(

@@ -12,10 +12,12 @@ from pathlib import Path
 
 from tpu_ops import config, texts
 from tpu_ops.cli import options, output, runs_output
+from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import contact, view
+from tpu_ops.fleet import contact, targets, view
+from tpu_ops.fleet.model import TAKEN_STATES
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import control, fetch
+from tpu_ops.runs import control, fetch, records, recovery
 from tpu_ops.runs.follow import UNKNOWN, Follower, Outcome
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
             run_, (outcomes, parts) = asyncio.run(_fetch(fleet, args.run, Path(args.fetch), live=args.follow))
             shown: Sequence[int] = range(len(outcomes))
             if whole := [outcome for outcome in outcomes if outcome.state not in UNKNOWN]:
-                output.info(f"logs of {texts.count(len(whole), 'rank')} are in {args.fetch}")
+                output.info(f"logs of {texts.count(len(whole), 'rank')} are in {Path(args.fetch, run_.run_id)}")
         else:
             following = followed(fleet, args.run, args.rank, live=args.follow, since=args.since or 0.0)
             (run_, outcomes, shown), parts = asyncio.run(following), {}
@@ -61,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
     for outcome in lost:
         part = f"; {parts[outcome.rank]} has what came before" if outcome.rank in parts else ""
         output.warning(f"rank {outcome.rank} ({outcome.host}): {outcome.reason}{part}")
+    if lost and (note := recovery.under_way(fleet.settings.state_dir, run_.run_id)):
+        output.info(note)
     if not args.follow:
         return ExitCode.UNREACHABLE if lost else ExitCode.OK
     if runs_output.run_state(outcomes) != "succeeded":
@@ -119,14 +123,40 @@ async def followed(
         say=output.info,
         live=live,
         since=since,
+        taken=taken(fleet.settings, run_.run_id),
     )
     return run_, await follower.run(), shown
+
+
+def taken(settings: Settings, run_id: str) -> Callable[[str], bool]:
+    """Return what says of a worker of a run that its node was taken away and nobody brings it back.
+
+    That is known of runs that this machine has started, and does not recover.
+    """
+    ours = records.read(settings.state_dir, run_id) and not recovery.is_kept(settings.state_dir, run_id)
+
+    def found(host: str) -> bool:
+        fleet = view.known(settings) if ours else None
+        state = next((worker.node.state for worker in fleet.workers if worker.host == host), "") if fleet else "unknown"
+        return state in ("", *TAKEN_STATES)
+
+    return found
 
 
 async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -> tuple[control.RunRef, fetch.Copied]:
     fanout = contact.fanout(fleet)
     run_ = await _the_run(fleet, fanout, word)
-    return run_, await fetch.logs(fanout, run_, directory, live=live)
+    return run_, await fetch.logs(fanout, run_, directory, live=live, taken=taken(fleet.settings, run_.run_id))
+
+
+def _ended_on(fleet: view.Fleet, word: str) -> str:
+    """Return what names a run that is no longer on the workers of a target."""
+    ids = {worker.node.node_id for worker in targets.select(fleet.workers, word, listed=fleet.listed)}
+    before = [
+        known.run_id for known in records.recent(fleet.settings.state_dir, records.KEPT) if ids & {*known.node_ids}
+    ]
+    last = f"the last one from here was {before[0]}; " if before else ""
+    return f"{last}name a run that has ended, as `tpu_ops runs` lists it"
 
 
 async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str) -> control.RunRef:
@@ -140,7 +170,7 @@ async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str) -> control.RunR
         raise problem
     if len(runs) != 1:
         names = ", ".join(run_.run_id for run_ in runs)
-        fix = f"name one of them: {names}" if names else "name a run that has ended, as `tpu_ops runs` lists it"
+        fix = f"name one of them: {names}" if names else _ended_on(fleet, word)
         what = f"{len(runs)} runs are" if names else "no run is"
         raise UsageError(f"{what} on {word}", where=f"RUN {word!r}", fix=fix)
     return runs[0]

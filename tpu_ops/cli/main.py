@@ -53,6 +53,12 @@ class _Parser(argparse.ArgumentParser):
         """Print it."""
         output.line(self.format_help().removesuffix("\n"))
 
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the words, and end."""
+        if message.startswith("unrecognized arguments: ") and " -" not in message:
+            message += "; several nodes or workers are one word, as in a,b"
+        super().error(message)
+
 
 def _dispatch(argv: Sequence[str]) -> int:
     if not argv or argv[0] in {"-h", "--help", "help"}:

@@ -520,6 +520,7 @@ class Recovering:
 
     def _finish(self, outcomes: Sequence[Outcome]) -> int:
         recovery.forget(self._settings.state_dir, self.kept.run_id)
+        records.close(self._settings.state_dir, self.kept.run_id, runs_output.run_state(outcomes))
         return runs_output.finish(
             self.kept.run_id,
             outcomes,

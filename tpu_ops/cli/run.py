@@ -11,8 +11,9 @@ from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact
+from tpu_ops.fleet.model import SERVING_STATES, until_ready
 from tpu_ops.remote import openssh, wire
-from tpu_ops.remote.replies import Result
+from tpu_ops.remote.replies import LATE, Result
 
 #: Seconds that the command may take on each worker where --timeout does not say.
 TIMEOUT = 300.0
@@ -42,16 +43,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"for each worker, its connection included (default: {TIMEOUT:.0f})",
     )
     parser.add_argument("target", help="a node (pod), a worker (pod-w0), a node set (pod-w[0-1]) or a group (@all)")
+    parser.add_argument(
+        "--shell", action="store_true", help="the command is one line for /bin/sh on every worker, its words joined"
+    )
     parser.usage = "%(prog)s TARGET [OPTION...] -- COMMAND..."
     parser.epilog = (
-        "The command and its arguments arrive as they are; for a shell line: -- sh -c 'LINE'. It is no run: the "
-        "environment of the runs is not on its PATH, so that its python is named whole, as /opt/venvs/jax/bin/python."
+        "The command and its arguments arrive as they are; for a shell line: --shell -- 'LINE'. It has no input, and "
+        "what it prints is shown when it has ended everywhere. It is no run: the environment of the runs is not on its "
+        "PATH, so that its python is named whole, as /opt/venvs/jax/bin/python."
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command everywhere and show what it printed."""
     command = words(args.command)
+    if args.shell:
+        command = ["/bin/sh", "-c", " ".join(command)]
     if (size := len(os.fsencode(wire.enveloped(wire.new_marker(), command, args.timeout)))) > _LONGEST:
         what = f"the command is {size - _LONGEST} bytes longer than a worker takes"
         raise UsageError(what, where="behind `--`", fix="bring what is long as a file (tpu_ops sync)")
@@ -71,11 +78,16 @@ def run(args: argparse.Namespace) -> int:
     else:
         for result_hosts, result in gathered(results):
             _show(result_hosts, len(hosts), result, command[0])
+    if any(result.reached and result.problem.startswith(LATE) for result in results):
+        output.info("  fix: --timeout gives it longer; what is to stay behind writes elsewhere: `... >/tmp/log 2>&1 &`")
     if any(not result.reached and openssh.refused(result.problem) for result in results):
         output.info(f"  fix: {contact.login_hint(fleet.settings)}")
     if away:
-        listing = fleet.settings.command("list")
-        output.info(f"  fix: `{listing}` shows which nodes are READY and which addresses they have")
+        listing = f"`{fleet.settings.command('list')}` shows which nodes are READY and which addresses they have"
+        node = next(
+            (one.node for one in fleet.workers if one.host in away and one.node.state not in SERVING_STATES), None
+        )
+        output.info(f"  fix: {commands.on_fleet(until_ready(node), fleet.settings.command) if node else listing}")
     return exit_code(results, of_rank=args.exit_code == "rank")
 
 
@@ -135,7 +147,11 @@ def said_by(stderr: bytes, program: str) -> bytes:
     def not_started(found: re.Match[bytes]) -> bytes:
         what = b"permission denied: " if found[2].startswith(b"Permission") else b"command not found: "
         name = own if re.sub(_QUOTED, b"", found[1]) == re.sub(_QUOTED, b"", own) else found[1]
-        line = b"; for a shell line: -- sh -c 'LINE'" if re.search(rb"[\s;|&<>$*~]", name) else b""
+        line = (
+            b"; for a shell line: --shell -- 'LINE'" if re.search(rb"[\s;|&<>$*~=]|^(cd|export|source)$", name) else b""
+        )
+        if re.search(rb"^(python3?|pip3?)$", name):
+            line = b"; that of an environment is named whole, as /opt/venvs/jax/bin/" + name
         return what + name + line
 
     return re.sub(_NOT_STARTED, not_started, stderr) if stderr else b""

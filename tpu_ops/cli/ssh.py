@@ -12,7 +12,7 @@ from tpu_ops import config
 from tpu_ops.cli import options, output
 from tpu_ops.errors import UnreachableError, UsageError
 from tpu_ops.fleet import contact, selection, targets
-from tpu_ops.fleet.model import SERVING_STATES, Worker
+from tpu_ops.fleet.model import SERVING_STATES, Worker, until_ready
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote import openssh
 from tpu_ops.remote.ssh import Unreachable
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     fleet = contact.serving(fleet, [named(fleet, args.target)])
     worker = named(fleet, args.target)
     if len(targets.select(fleet.workers, args.target, listed=fleet.listed)) > 1:
-        output.info(f"{args.target} has {worker.node.worker_count} workers: this is {worker.host}")
+        output.info(f"{args.target} means several workers: this is {worker.host}")
     check_serves(fleet, worker)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     argv = ssh_argv(fleet, worker, command)
@@ -85,9 +85,7 @@ def check_serves(fleet: Fleet, worker: Worker) -> None:
         UnreachableError: It has no address, or its node does not serve.
     """
     if worker.node.state not in SERVING_STATES:
-        raise UnreachableError(
-            f"its node is in state {worker.node.state}", where=worker.host, fix="`tpu_ops list` shows when it is READY"
-        )
+        raise UnreachableError(f"its node is {worker.node.state}", where=worker.host, fix=until_ready(worker.node))
     if problem := selection.ways_of(fleet.settings, fleet.listed).of(worker).problem:
         raise UnreachableError(f"it {problem}", where=worker.host, fix="see connect_with and proxy_jump in tpu_vm.yml")
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
-from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.model import TAKEN_STATES, Worker
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import control, records, recovery
@@ -90,6 +91,9 @@ async def _end_of_all(
     while _is_starting(fleet.settings.state_dir, run_, fleet.workers, stopped):
         await asyncio.sleep(AGAIN)
         stopped = await end(fanout, run_, force=args.force, grace=args.grace)
+    stopped = stopped._replace(outcomes=_without_nodes(fleet, stopped.outcomes))
+    if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
+        records.close(fleet.settings.state_dir, run_.run_id, runs_output.run_state(stopped.outcomes))
     if deaf and not stopped.already:
         # Who recovers it learns from the workers that it was stopped.
         why = commands.on_fleet(str(deaf), fleet.settings.command)
@@ -109,6 +113,26 @@ def _is_starting(state_dir: Path, run_: control.RunRef, workers: Sequence[Worker
     heard = any(int(outcome.record["attempt"]) >= known.attempt for outcome in stopped.outcomes if outcome.record)
     silent = any(outcome.record is None and outcome.state != "gone" for outcome in stopped.outcomes)
     return not heard and not silent and records.is_of(state_dir, run_.run_id, run_.hosts, workers)
+
+
+def _without_nodes(fleet: view.Fleet, outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    """Return outcomes where nothing is left of a rank whose node was taken away, as far as is known by now.
+
+    Args:
+        fleet: As it was known before the workers were asked.
+        outcomes: How the ranks are.
+    """
+    known = view.known(fleet.settings) if any(outcome.state == "unreachable" for outcome in outcomes) else None
+    if known is None:
+        return tuple(outcomes)
+    states = {worker.node.node_id: worker.node.state for worker in known.workers}
+    now = {worker.host: states.get(worker.node.node_id, "") for worker in fleet.workers}
+    return tuple(
+        replace(outcome, state="gone")
+        if outcome.state == "unreachable" and now.get(outcome.host, "unknown") in ("", *TAKEN_STATES)
+        else outcome
+        for outcome in outcomes
+    )
 
 
 async def _not_again(state_dir: Path, run_id: str) -> bool:

@@ -18,6 +18,7 @@ from tpu_ops.cli import (
     configure,
     faults,
     leaving,
+    logs,
     options,
     output,
     projects,
@@ -270,6 +271,7 @@ class _Job:
             return self._detach()
         outcomes = await self._follow(fanout)
         self.started_by = None
+        records.close(self.fleet.settings.state_dir, self.spec.run_id, runs_output.run_state(outcomes))
         of_rank = self.args.exit_code == "rank"
         return runs_output.finish(
             self.spec.run_id,
@@ -364,6 +366,7 @@ class _Job:
             shown=self.shown,
             line=runs_output.line_aside if self.args.json else runs_output.line,
             say=output.info,
+            taken=logs.taken(self.fleet.settings, self.spec.run_id),
         )
         return await follower.run()
 

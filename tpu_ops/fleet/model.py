@@ -17,6 +17,8 @@ Json = dict[str, Any]
 
 #: States in which a node's workers can serve (google.cloud.tpu.v2.Node.State).
 SERVING_STATES = ("READY",)
+#: States that a node does not leave by itself, and in which nothing runs on its workers.
+TAKEN_STATES = ("PREEMPTED", "TERMINATED", "STOPPED")
 
 
 class Node(NamedTuple):
@@ -130,6 +132,16 @@ class Node(NamedTuple):
         if len(made.external_ips) not in (0, count) or len(made.instance_names) not in (0, count):
             raise ValueError("it has not as many addresses as workers")
         return made
+
+
+def until_ready(node: Node) -> str:
+    """Return what to do about a node that does not serve."""
+    if node.state in ("PREEMPTED", "TERMINATED"):
+        anew = f"`tpu_ops delete {node.name} --zone {node.zone}`, then `tpu_ops create`"
+        return f"it does not come back by itself: {anew}"
+    if node.state == "STOPPED":
+        return f"gcloud compute tpus tpu-vm start {node.name} --zone {node.zone}"
+    return "`tpu_ops list` shows when it is READY; if that is old: tpu_ops refresh"
 
 
 class Worker(NamedTuple):

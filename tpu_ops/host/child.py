@@ -18,8 +18,23 @@ if TYPE_CHECKING:
 NOT_EXECUTED = 127
 
 
+#: Words that only a shell knows.
+_SHELL_S_OWN = (b"cd", b"export", b"source", b".", b"set", b"unset", b"ulimit", b"umask", b"alias", b"eval", b"exec")
+
+
 class NotReady(Exception):
     """The command cannot be executed as asked; the text says why."""
+
+
+def _hint(name: bytes) -> str:
+    """Return what somebody may have meant by the name of a program that is none, in words that follow the problem."""
+    if name.endswith(b".py"):
+        return "; to have it read by Python: -- python {}".format(os.fsdecode(name))
+    if b"=" in name and os.fsdecode(name.partition(b"=")[0]).isidentifier():
+        return "; a variable is given by --env NAME=VALUE"
+    if name in _SHELL_S_OWN or any(mark in name for mark in b" \n;|&<>$*~"):
+        return "; for a shell line: --shell -- 'LINE'"
+    return ""
 
 
 def find_program(name: bytes, path: bytes) -> bytes:
@@ -28,7 +43,7 @@ def find_program(name: bytes, path: bytes) -> bytes:
     Raises:
         NotReady: There is no such executable file.
     """
-    line = "; for a shell line: --shell -- 'LINE'" if any(mark in name for mark in b" \n;|&<>$*~") else ""
+    line = _hint(name)
     if b"/" in name:
         if os.path.isfile(name) and os.access(name, os.X_OK):
             return name

@@ -79,7 +79,8 @@ def by_name(name: str) -> Person:
     try:
         return Person(pwd.getpwnam(name))
     except KeyError:
-        raise Refused("missing", "there is no user {} on this worker".format(name)) from None
+        fix = "who is in `users_people` has an account once the worker is configured: tpu_ops configure"
+        raise Refused("missing", "there is no user {} on this worker".format(name), fix) from None
 
 
 @contextlib.contextmanager

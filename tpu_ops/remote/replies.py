@@ -7,6 +7,8 @@ from tpu_ops.remote import openssh, wire
 
 #: What ssh itself ends with when it fails; a remote command may end with the same.
 SSH_FAILED = 255
+#: How the problem of a command begins that took too long.
+LATE = "did not end within"
 
 
 class Result(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tpu_ops import texts
@@ -14,7 +14,7 @@ from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import records
+from tpu_ops.runs import preflight, records
 from tpu_ops.runs.follow import ON, STOP_MARGIN, Outcome, outcome_of
 from tpu_ops.runs.spec import GRACE_STOP
 
@@ -48,13 +48,15 @@ class Found(NamedTuple):
         """Return the error that silent workers are, None where all have answered."""
         if not self.silent:
             return None
-        first = self.silent[0]
         lost = [reply for reply in self.silent if is_lost(reply)]
         who, why = texts.count(len(self.silent), "worker"), (lost or self.silent)[0].problem
         what = f"{who} could not say whether a run is there: {why}"
         where = texts.folded([reply.host for reply in self.silent])
+        if not lost:
+            fixes = [(reply.fix, reply.host) for reply in self.silent]
+            return HostError(what, where=where, fix=preflight.first_fix(fixes))
         fix = "run the same command again once they answer; `tpu_ops list` shows their node's state"
-        return UnreachableError(what, where=where, fix=fix) if lost else HostError(what, where=where, fix=first.fix)
+        return UnreachableError(what, where=where, fix=fix)
 
 
 def is_lost(reply: Reply) -> bool:
@@ -168,28 +170,31 @@ async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
     """Ask every worker that serves for its runs."""
     serving = [worker for worker in fleet.workers if worker.node.state in SERVING_STATES]
     replies = await fanout.call({worker.host: {"count": RECENT} for worker in serving}, "status", limit=LIMIT)
-    wanted = {
-        RunRef(known.run_id, records.hosts_now(known, fleet.workers)): known.since
-        for known in records.recent(fleet.settings.state_dir, RECENT)
-    }
+    recent = records.recent(fleet.settings.state_dir, RECENT)
+    wanted = {RunRef(known.run_id, records.hosts_now(known, fleet.workers)): known.since for known in recent}
+    ended = {known.run_id: known.ended for known in recent}
     for reply in replies.values():
         if holder := _holder(reply):
             wanted.setdefault(_held(fleet, reply), float(holder["since"]))
     newest = sorted(wanted.items(), key=lambda item: -item[1])
-    seen = await asyncio.gather(*(_seen_of(fanout, run, replies) for run, _ in newest))
+    seen = await asyncio.gather(*(_seen_of(fanout, run, replies, ended.get(run.run_id, "")) for run, _ in newest))
     rows = tuple((run, outcomes, since) for (run, since), outcomes in zip(newest, seen, strict=True))
     return Overview(rows, Found([], tuple(reply for reply in replies.values() if not reply.ok)))
 
 
-async def _seen_of(fanout: Fanout, run: RunRef, replies: Mapping[str, Reply]) -> tuple[Outcome, ...]:
+async def _seen_of(fanout: Fanout, run: RunRef, replies: Mapping[str, Reply], ended: str) -> tuple[Outcome, ...]:
     """Given what workers say of their newest runs, return a run's outcomes; those that have had many since are asked.
 
     Args:
         fanout: Reaches the workers.
         run: The run.
         replies: Of the workers that serve.
+        ended: How the run was seen to end from here; empty where it was not.
     """
     seen = [_seen(rank, host, run.run_id, replies.get(host)) for rank, host in enumerate(run.hosts)]
+    if ended and all(outcome.record is None for outcome in seen):
+        # No worker tells of it any more, or none is left.
+        return tuple(replace(outcome, state=ended, intent="stop" if ended == "stopped" else "") for outcome in seen)
     older = [one.host for one in seen if one.record is None and one.host in replies and replies[one.host].ok]
     asked = await fanout.call({host: {"run_id": run.run_id} for host in older}, "status", limit=LIMIT) if older else {}
     return tuple(_outcome(one.rank, asked[one.host]) if one.host in asked else one for one in seen)
@@ -226,7 +231,7 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
         raise HostError(
             f"no worker that can say so knows a run {run_id!r}; of the others: {silent[0].problem}",
             where=texts.folded([reply.host for reply in silent]),
-            fix=silent[0].fix,
+            fix=preflight.first_fix([(reply.fix, reply.host) for reply in silent]),
         )
     known = [label_of(worker.host) for worker in fleet.workers] + records.names(fleet.settings.state_dir)
     close = targets.alike(run_id, dict.fromkeys(known))

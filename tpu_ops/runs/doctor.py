@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tpu_ops.fleet.model import SERVING_STATES, Worker
+from tpu_ops.fleet.model import SERVING_STATES, Worker, until_ready
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import preflight
 from tpu_ops.runs.preflight import Fault
@@ -56,7 +56,7 @@ async def examine(fanout: Fanout, workers: Sequence[Worker]) -> list[Finding]:
         Fault(
             worker.host,
             f"its node is {worker.node.state}",
-            "`tpu_ops list` shows its health; if that is old: tpu_ops refresh",
+            until_ready(worker.node),
             check="state",
         )
         for worker in workers

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from tpu_ops.errors import OpsError
+from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.log import Log
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs.control import RunRef
@@ -23,7 +23,9 @@ class Copied(NamedTuple):
     parts: Mapping[int, Path]
 
 
-async def logs(fanout: Fanout, run: RunRef, directory: Path, *, live: bool = False) -> Copied:
+async def logs(
+    fanout: Fanout, run: RunRef, directory: Path, *, taken: Callable[[str], bool], live: bool = False
+) -> Copied:
     """Write each rank's log to ``directory/RUN/rank-N.log``; what was there before is replaced once all is copied.
 
     One that could not be read to its end, of a rank that is ``unknown`` then, is left as ``rank-N.log.part``.
@@ -32,6 +34,7 @@ async def logs(fanout: Fanout, run: RunRef, directory: Path, *, live: bool = Fal
         fanout: Reaches the workers.
         run: The run.
         directory: Made where it is missing.
+        taken: As of `Follower`.
         live: Whether to go on until the run has ended.
 
     Raises:
@@ -40,13 +43,16 @@ async def logs(fanout: Fanout, run: RunRef, directory: Path, *, live: bool = Fal
     folder = directory / run.run_id
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return await _copied(fanout, run, folder, live=live)
+        return await _copied(fanout, run, folder, taken, live=live)
+    except (FileExistsError, NotADirectoryError) as exc:
+        what = "the logs cannot be written: it is no directory"
+        raise UsageError(what, where=str(directory), fix="name a directory, or one that is to be made") from exc
     except OSError as exc:
         what = f"the logs cannot be written: {exc.strerror or exc}"
         raise OpsError(what, where=str(exc.filename or folder), fix="see that the disk has space (df)") from exc
 
 
-async def _copied(fanout: Fanout, run: RunRef, folder: Path, *, live: bool) -> Copied:
+async def _copied(fanout: Fanout, run: RunRef, folder: Path, taken: Callable[[str], bool], *, live: bool) -> Copied:
     ranks = range(len(run.hosts))
     paths = [folder / f"rank-{rank}.log" for rank in ranks]
     parts = [path.with_suffix(".log.part") for path in paths]
@@ -60,6 +66,7 @@ async def _copied(fanout: Fanout, run: RunRef, folder: Path, *, live: bool) -> C
             line=lambda *_: None,
             say=_log.info,
             live=live,
+            taken=taken,
             data=lambda rank, _, data: files[rank].write(data),
         )
         outcomes = await follower.run()

@@ -22,7 +22,7 @@ RETRY_LIMIT = 120.0
 #: A connection that held this long makes the next break a new one, in seconds.
 HELD = 30.0
 #: Seconds after which a silent worker is given up once all ranks that answer have ended, since the workers have given
-#: it up as well; and where only the lines that there are were asked for.
+#: it up as well; where only the lines that there are were asked for; and where the node was taken away for good.
 ALONE_LIMIT = 15.0
 #: Seconds between two looks at lines that wait for the same line of other ranks.
 TICK = 0.1
@@ -119,6 +119,7 @@ class Follower:
         since: Lines from that time on (seconds since 1970); 0 is from the beginning.
         data: Called with rank, offset in its log and raw bytes, for all ranks, whoever is shown.
         offsets: Where in each rank's log to begin, in place of `since`.
+        taken: Whether the node of a worker was taken away, and nobody brings it back as far as is known.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class Follower:
         since: float = 0.0,
         data: Callable[[int, int, bytes], object] | None = None,
         offsets: Sequence[int] = (),
+        taken: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._fanout = fanout
         self._run_id = run_id
@@ -143,7 +145,7 @@ class Follower:
         self._say = say
         self._live = live
         self._since = since
-        self._data = data
+        self._data, self._taken = data, taken
         begin = tuple(offsets) or (0,) * len(self._hosts)
         self._places = [_Place(rank, host, begin[rank]) for rank, host in enumerate(self._hosts)]
         self._attempts: set[int] = set()
@@ -203,7 +205,8 @@ class Follower:
                 continue
             except (Broken, Unreachable) as exc:
                 problem = str(exc)
-            now, limit = loop.time(), RETRY_LIMIT if self._live or self._data else ALONE_LIMIT
+            waits = (self._live or self._data) and not self._taken(place.host)
+            now, limit = loop.time(), RETRY_LIMIT if waits else ALONE_LIMIT
             held = place.reached_at is not None and now - place.reached_at > HELD
             if place.lost_at is None or held:
                 place.lost_at = now

@@ -11,7 +11,7 @@ from typing import Any
 
 from tpu_ops import texts
 from tpu_ops.errors import ExitCode, OpsError
-from tpu_ops.fleet.model import SERVING_STATES, Worker
+from tpu_ops.fleet.model import SERVING_STATES, Worker, until_ready
 from tpu_ops.remote import openssh, wire
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
@@ -71,7 +71,7 @@ class PreflightError(OpsError):
         super().__init__(
             f"{len(workers)} of {total} workers {verb} not ready for a run: {problem}",
             where=texts.folded(sorted(workers)),
-            fix=_first_fix(faults) or "see the table above",
+            fix=first_fix([(fault.fix, fault.worker) for fault in faults]) or "see the table above",
         )
         self.faults = tuple(faults)
         if any(fault.unreachable for fault in faults):
@@ -83,9 +83,9 @@ def for_any(fix: str, worker: str) -> str:
     return re.sub(rf"(?<!\S){re.escape(worker)}(?!\S)", "\0", fix)
 
 
-def _first_fix(faults: Sequence[Fault]) -> str:
-    """Return the first fix, for all workers that it helps; empty where there is none."""
-    fixes = [(for_any(fault.fix, fault.worker), fault.worker) for fault in faults if fault.fix]
+def first_fix(known: Sequence[tuple[str, str]]) -> str:
+    """Given what to do about each worker, return the first for all workers that it helps; empty where there is none."""
+    fixes = [(for_any(fix, worker), worker) for fix, worker in known if fix]
     workers = dict.fromkeys(worker for fix, worker in fixes if fix == fixes[0][0])
     return fixes[0][0].replace("\0", ",".join(workers)) if fixes else ""
 
@@ -190,7 +190,7 @@ async def check(
         PreflightError: Some are not fit; it lists every fault of every worker.
     """
     faults = [
-        Fault(worker.host, f"its node is in state {worker.node.state}", "if that is old: tpu_ops refresh", True)
+        Fault(worker.host, f"its node is {worker.node.state}", until_ready(worker.node), True)
         for worker in workers
         if worker.node.state not in SERVING_STATES
     ]

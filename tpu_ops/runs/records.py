@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import time
 from collections.abc import Iterable
@@ -10,10 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tpu_ops.fleet.model import Worker, label_of
-from tpu_ops.fleet.state import replace, unwritable
+from tpu_ops.fleet.state import UnwritableError, replace, unwritable
 
 #: Runs that are remembered, and those that can be started again: more than any list shows.
 KEPT = 200
+#: States in which a run has ended.
+ENDED = ("succeeded", "failed", "stopped")
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class RunRecord:
         argv: The command.
         since: When it was started, seconds since 1970.
         attempt: As in the spec.
+        ended: State in which it was seen to end: ``succeeded``, ``failed`` or ``stopped``; empty where it was not.
     """
 
     run_id: str
@@ -37,6 +41,7 @@ class RunRecord:
     argv: tuple[str, ...]
     since: float
     attempt: int = 1
+    ended: str = ""
 
 
 def _path(state_dir: Path, run_id: str) -> Path:
@@ -68,6 +73,14 @@ def _prune(folder: Path) -> None:
                 path.unlink()
 
 
+def close(state_dir: Path, run_id: str, state: str) -> None:
+    """Remember how a run has ended, which nobody tells once its nodes are gone; a full disk forgets it."""
+    known = read(state_dir, run_id)
+    if known and state in ENDED:
+        with contextlib.suppress(UnwritableError, OSError):
+            write(state_dir, dataclasses.replace(known, ended=state))
+
+
 def forget(state_dir: Path, run_id: str) -> None:
     """Forget a run that never was."""
     _path(state_dir, run_id).unlink(missing_ok=True)
@@ -87,6 +100,7 @@ def read(state_dir: Path, run_id: str) -> RunRecord | None:
             argv=tuple(data["argv"]),
             since=float(data["since"]),
             attempt=int(data["attempt"]),
+            ended=str(data.get("ended", "")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

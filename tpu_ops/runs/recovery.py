@@ -198,7 +198,7 @@ def require_none(state_dir: Path, run_id: str) -> None:
     Raises:
         UsageError: One is.
     """
-    if (folder(state_dir, run_id) / "recovery.json").exists():
+    if is_kept(state_dir, run_id):
         fix = f"`tpu_ops attach {run_id} --recover` goes on with it, `tpu_ops stop {run_id}` ends it, or choose another"
         raise UsageError("it has not ended as far as is known here", where=f"run {run_id}", fix=f"{fix} --name")
 
@@ -248,6 +248,28 @@ def lock(state_dir: Path, run_id: str, seconds: float = 0.0) -> AbstractContextM
     place = folder(state_dir, run_id)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     return files.locked(place / "lock", seconds)
+
+
+def is_kept(state_dir: Path, run_id: str) -> bool:
+    """Return whether a run is recovered on this machine, or could be."""
+    return (folder(state_dir, run_id) / "recovery.json").exists()
+
+
+def under_way(state_dir: Path, run_id: str) -> str:
+    """Return what a process of this machine is about to do with a run, in words; empty where that is nothing."""
+    place = folder(state_dir, run_id)
+    if not is_kept(state_dir, run_id):
+        return ""
+    with contextlib.suppress(TimeoutError, OSError), lock(state_dir, run_id):
+        return ""
+    with contextlib.suppress(OpsError):
+        kept = read(state_dir, run_id)
+        if kept.pending:
+            logs = (
+                f"; logs of attempt {kept.attempt} are in {place / f'attempt-{kept.attempt}'}" if kept.attempt else ""
+            )
+            return f"run {run_id}: a process of this machine brings it back, and is about to start it{logs}"
+    return ""
 
 
 def asked_to_stop(state_dir: Path, run_id: str) -> bool:
