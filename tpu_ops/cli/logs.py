@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--since",
         type=moment,
         metavar="TIME",
-        help="lines from then on: 90s, 10m, 2h, 1d, or 2026-01-31T12:00 (this machine's time)",
+        help="lines from then on: 90s, 10m, 2h, 1d, 2026-01-31T12:00 (this machine's time), or as tables have it",
     )
     parser.add_argument("--fetch", metavar="DIR", help="copy the logs as they are to DIR/RUN/rank-N.log, all ranks")
     parser.add_argument("run", help="a run, or a node or worker whose run is meant")

@@ -116,7 +116,8 @@ def holders(root: str = "/", only: Iterable[int] | None = None) -> list[dict[str
         except OSError:
             continue  # ended while we looked
         if devices:
-            command = read_text(os.path.join(folder, "cmdline")).replace("\0", " ").strip()
+            # One line, whatever stands in it, as in a program that was given with -c.
+            command = " ".join(read_text(os.path.join(folder, "cmdline")).replace("\0", " ").split())
             found.append(
                 {
                     "pid": pid,
