@@ -188,8 +188,9 @@ def test_a_node_that_does_not_serve_is_named_and_nothing_runs(fleet, target):
     (fleet.path.parent / "published.json").write_text(document([node(), away]).text())
     done = configure(fleet, target)
     assert done.returncode == 4, done.stderr
-    fix = "it does not come back by itself: `tpu_ops delete solo --zone us-central2-b`, then `tpu_ops create`"
-    assert f"error: solo is PREEMPTED\n  at:  solo-w0\n  fix: {fix}; or name" in done.stderr
+    anew = "`tpu_ops delete solo --zone us-central2-b --project lab`, then `tpu_ops create`"
+    fix = f"it does not come back by itself: {anew}; or name"
+    assert f"error: solo is PREEMPTED\n  at:  solo-w0\n  fix: {fix}" in done.stderr
     assert not list(fleet.path.glob("pod-w*"))
 
 

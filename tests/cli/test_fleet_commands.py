@@ -379,7 +379,8 @@ def test_run_connects_to_no_worker_of_a_node_that_does_not_serve(fleet, tpu_ops,
     assert tpu_ops("run", "off", "--", "true")[0] == 4
     assert "--- off-w0: its node is STOPPED now\n" in out
     assert "off is STOPPED as far as is known: asking the API" in err
-    assert err.endswith("  fix: gcloud compute tpus tpu-vm start off --zone us-central2-b\n")
+    start = f"gcloud compute tpus tpu-vm start off --zone us-central2-b --project {fleet.project}"
+    assert err.endswith(f"  fix: start it: `{start}`\n")
     assert any("pod-w1" in call for call in ssh())
     assert not any("off-w0" in call for call in ssh())
     fleet.act("start", "off")

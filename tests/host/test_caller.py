@@ -317,7 +317,7 @@ def test_an_earlier_attempt_that_has_ended_is_not_the_one_that_its_starter_gives
     request = {"action": "stop", "run_id": "r1", "attempt": attempt, "reason": "not started: w1"}
     answer = controller.find_answer(served(store, request, line, attended=False), MARKER)
     assert (answer.get("error") or {}).get("kind", "") == kind
-    assert (store.read("r1") or {})["stopped_by"] == "", "nobody wants that the run does not go on"
+    assert (store.read("r1") or {})["stop_requested_by"] == "", "nobody wants that the run does not go on"
 
 
 @pytest.mark.parametrize(("state", "wish"), [("failed", True), ("stopped", True), ("succeeded", False)])
@@ -327,7 +327,11 @@ def test_who_stops_a_run_that_has_ended_wants_no_other_attempt(
     store = on(tmp_path, state=state)
     answer = controller.find_answer(served(store, {"action": "stop", "run_id": "r1"}, line, attended=False), MARKER)
     found = store.read("r1") or {}
-    assert (answer["already"], found["state"], found["stopped_by"]) == (True, state, myself().name if wish else "")
+    assert (answer["already"], found["state"], found["stop_requested_by"]) == (
+        True,
+        state,
+        myself().name if wish else "",
+    )
 
 
 @pytest.mark.parametrize("state", ["stopped", "running"])

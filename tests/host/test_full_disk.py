@@ -86,11 +86,11 @@ def test_who_wants_a_run_stopped_that_ends_for_another_reason_stays_on_record(
     supervisor.record = record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "")
     supervisor._keep()
     supervisor.intent = {"kind": "failed", "by": "the run itself"}
-    supervisor.store.put_intent("r1", {"kind": "stop", "by": "ada", "wanted": wanted})
+    supervisor.store.put_intent("r1", {"kind": "stop", "by": "ada", "requested": wanted})
     if not late:
         supervisor._asked_to_end()
     supervisor._finish(state="stopped", intent=supervisor.intent)
-    assert (written(tmp_path)["stopped_by"], written(tmp_path)["intent"]["kind"]) == (noted, "failed")
+    assert (written(tmp_path)["stop_requested_by"], written(tmp_path)["intent"]["kind"]) == (noted, "failed")
 
 
 @pytest.fixture

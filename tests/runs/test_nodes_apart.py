@@ -1,9 +1,11 @@
-"""Nodes of one worker each: one name on two of them, and a stop while a node that was taken away is brought back."""
+"""Nodes of one worker each: one name on two of them, starts that are interrupted, and stops that a recovery hears."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -85,4 +87,55 @@ def test_a_run_that_is_stopped_between_two_attempts_is_started_no_more(
     assert lab_api.call("GET", f"v2/{LOCATION}/nodes/a")[0] == 404
     again = here.tpu_ops("attach", "between", "--recover")
     assert (again.returncode, "nothing is kept here" in again.stderr) == (ExitCode.USAGE, True)
+    bench.clean()
+
+
+def test_a_start_on_one_worker_that_is_interrupted_is_on_or_not_as_it_says(
+    bench: Bench, desk: Callable[[], Bench]
+) -> None:
+    """Between the request and the first record nothing on the worker tells of the run but who asks for it."""
+    here, said = desk(), set[str]()
+    for number, moment in enumerate((0.0, 0.04, 0.08, 0.12, 0.16, 0.2, 0.3, 0.4, 0.6)):
+        name = f"moment-{number}"
+        train = here.popen("train", "a", "--name", name, "--", "sleep", "600")
+        await_said(train, "1 workers ready in")
+        time.sleep(moment)  # not for anything: these are the moments at which it is interrupted
+        train.send_signal(signal.SIGINT)
+        _, told = train.communicate(timeout=60)
+        assert train.returncode == ExitCode.INTERRUPTED, told
+        bench.await_(lambda: not bench.helpers(0), "nobody asks the worker for anything any more")
+        if "interrupted before the run was started" in told:
+            said.add("not on")
+            bench.clean()
+        else:
+            said.add("on")
+            assert f"tpu_ops stop {name}" in told
+            stopped = here.tpu_ops("stop", name)
+            assert stopped.returncode == 0, stopped.stderr
+            bench.clean()
+    assert said == {"on", "not on"}
+
+
+def test_a_stop_from_another_machine_while_a_failed_run_is_ending_is_heard_by_whoever_recovers_it(
+    bench: Bench, desk: Callable[[], Bench]
+) -> None:
+    here, there = desk(), desk()
+    line = "trap '' TERM; sleep 600 & sleep 2; exit 3"
+    train = here.popen("train", "a", "--recover", "--max-failures", "3", "--name", "enough", "--shell", "--", line)
+    patience = threading.Timer(PATIENCE, train.kill)
+    patience.start()
+    try:
+        await_said(train, "logs of all ranks go to")
+        bench.await_state(0, "enough", "ending")
+        stopped = there.tpu_ops("stop", "enough")
+        assert stopped.returncode == 0, stopped.stderr
+        _, said = train.communicate()
+    finally:
+        patience.cancel()
+        train.kill()
+        train.wait()
+    assert train.returncode == ExitCode.FAILED
+    assert "attempt 1: stopped by ada; not started again" in said
+    record = bench.record(0, "enough")
+    assert (record["attempt"], record["state"], record["stop_requested_by"]) == (1, "failed", "ada")
     bench.clean()

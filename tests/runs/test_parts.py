@@ -411,12 +411,12 @@ def test_a_stopped_run_is_never_a_success() -> None:
 
 @pytest.mark.parametrize(("wanted", "state"), [(True, "stopped"), (False, "failed")])
 def test_a_stop_at_the_barrier_is_no_failure_and_a_start_that_is_given_up_is(wanted: bool, state: str) -> None:
-    told = {"intent": {"kind": "stop", "wanted": wanted}}
+    told = {"intent": {"kind": "stop", "requested": wanted}}
     outcomes = [Outcome(0, "w0", "refused", reason="why", intent="stop", record=told), Outcome(1, "w1", "refused")]
     assert (runs_output.run_state(outcomes), runs_output.exit_code(outcomes)) == (state, 1)
 
 
-def test_a_worker_that_forgot_the_run_is_unknown() -> None:
+def test_of_a_run_that_its_worker_has_forgotten_nothing_is_left() -> None:
     assert outcome_of(0, "w0", None).state == "gone"
 
 

@@ -767,7 +767,9 @@ def test_a_full_disk_keeps_nobody_from_starting_again_on_nodes_that_are_known(
 
 
 @pytest.mark.parametrize("kind", ["failed", "held"])
-def test_a_worker_that_is_not_ready_for_the_next_attempt_is_asked_again_a_few_times(run: Any, kind: str) -> None:
+def test_a_worker_that_is_not_ready_for_the_next_attempt_is_asked_a_few_times_and_then_ends_the_recovery(
+    run: Any, kind: str
+) -> None:
     refusal = ("start", Reply("", {}, kind, "the chips are not there yet"))
     world = World(PREEMPTED, DONE, DONE, DONE)
     world.refusals = [refusal]
@@ -801,7 +803,7 @@ def test_a_node_that_is_taken_away_under_the_start_of_an_attempt_is_a_preemption
 def test_who_wants_a_run_stopped_is_heard_though_its_ranks_end_for_another_reason(
     run: Any, capsys: Any, ending: Any
 ) -> None:
-    code, world, _ = run(World({**ending, "stopped_by": "ada"}, DONE), max_failures=5)
+    code, world, _ = run(World({**ending, "stop_requested_by": "ada"}, DONE), max_failures=5)
     assert (code, [one for one in world.done if not one.startswith("stop")]) == (1, [])
     assert "stopped by ada; not started again" in capsys.readouterr().err
 
@@ -811,7 +813,7 @@ def test_who_wants_a_run_stopped_between_two_attempts_is_heard(run: Any, monkeyp
     bring_back = world.bring_back
 
     def stopped(*args: Any) -> dict[str, Seen]:
-        world.endings[1] = {**FAILED, "stopped_by": "ada"}
+        world.endings[1] = {**FAILED, "stop_requested_by": "ada"}
         return bring_back(*args)
 
     monkeypatch.setattr(world, "bring_back", stopped)
@@ -819,16 +821,25 @@ def test_who_wants_a_run_stopped_between_two_attempts_is_heard(run: Any, monkeyp
     assert (code, job.kept.attempt, world.done) == (1, 1, ["bring back r1/2"])
 
 
-def test_a_worker_that_cannot_tell_is_no_worker_that_knows_nothing(
-    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+@pytest.mark.parametrize("endings", [(SILENT,), (PREEMPTED, SILENT)], ids=["at once", "in a later attempt"])
+def test_a_recovery_ends_where_a_worker_cannot_tell_and_starts_nothing(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, endings: Any
 ) -> None:
-    """Its launcher is being replaced, for example: the run goes on, and is not started again."""
-    world = World(SILENT, DONE)
-    cannot = Reply("", {}, "invalid", "this launcher speaks another protocol")
-    world.refusals = [("status", cannot)] * 100
-    with pytest.raises(HostError, match="cannot be told whether the run is on: this launcher speaks another protocol"):
+    """Its launcher is being replaced, for example: the run goes on."""
+    world = World(*endings, DONE)
+    call, asked = world.call, []
+
+    async def refusing(requests: Any, action: str, **more: Any) -> dict[str, Reply]:
+        if action != "status" or world.attempt < len(endings):
+            return await call(requests, action, **more)
+        asked.append(action)
+        return {host: Reply(host, {}, "invalid", "this launcher speaks another protocol") for host in requests}
+
+    monkeypatch.setattr(world, "call", refusing)
+    with pytest.raises(attempt.CannotTell, match="cannot be told whether the run is on: this launcher speaks another"):
         run(world)
-    assert world.done == []
+    assert len(asked) == attempt.CANNOT_TELL
+    assert max([0, *(sent["attempt"] for sent in world.specs)]) == (2 if len(endings) > 1 else 0)
     assert "recover: tpu_ops attach r1 --recover" in capsys.readouterr().err
 
 
@@ -870,7 +881,7 @@ def test_ranks_on_the_slices_that_are_left_are_ended_before_the_next_attempt(run
     one.lost = job._lost = {"n/a": "node a is PREEMPTED"}
     outcomes = asyncio.run(one.without_lost())
     assert [(outcome.rank, outcome.host, outcome.state) for outcome in outcomes] == [
-        (0, "a-w0", "unknown"),
+        (0, "a-w0", "gone"),
         (1, "b-w0", "stopped"),
     ]
     assert [(action, list(requests)) for action, requests in asked] == [("stop", ["b-w0"])]

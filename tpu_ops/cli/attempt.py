@@ -23,10 +23,16 @@ LOOK = 10.0
 #: How often in a row what passes in most cases may be in the way: accounts, chips and what site.yml takes come to a new
 #: node a while after its sshd.
 REFUSALS = 5
+#: How often a worker may say that it cannot tell how the run is.
+CANNOT_TELL = 5
 
 
 class Renamed(UnreachableError):
     """Workers of a run that is followed are called otherwise now: nodes of their node's name were made or deleted."""
+
+
+class CannotTell(OpsError):
+    """A worker that is there does not say how the run is: its launcher is another one now, for example."""
 
 
 def passes(exc: OpsError) -> bool:
@@ -138,7 +144,7 @@ class Attempt:
 
         Raises:
             Renamed: One that does not answer is no longer known by its name.
-            HostError: One answers again and again that it cannot tell.
+            CannotTell: One answers again and again that it cannot tell.
         """
         said, refusals = False, 0
         while True:
@@ -150,12 +156,11 @@ class Attempt:
             if self.lost or not (silent or refusing) or any(outcome.record for outcome in asked):
                 return outcomes
             refusals += bool(refusing)
-            if refusals == REFUSALS:
+            if refusals == CANNOT_TELL:
                 what = f"it cannot be told whether the run is on: {refusing[0].reason}"
                 where = texts.folded([outcome.host for outcome in refusing])
-                raise HostError(
-                    what, where=where, fix="`tpu_ops doctor` shows what is wrong there; the run goes on as it was"
-                )
+                fix = "`tpu_ops doctor` shows what is wrong there; the run goes on as it was"
+                raise CannotTell(what, where=where, fix=fix)
             fleet = view.known(self._settings)
             known = {worker.host for worker in fleet.workers} if fleet else {*silent}
             if gone := [host for host in silent if host not in known]:
@@ -195,7 +200,7 @@ class Attempt:
         hosts = self.run.hosts
         gone = {host: self.lost[name] for host in hosts if (name := self._names[host]) in self.lost}
         left = tuple(host for host in hosts if host not in gone)
-        found = {host: Outcome(0, host, "unknown", reason=why) for host, why in gone.items()}
+        found = {host: Outcome(0, host, "gone", reason=why) for host, why in gone.items()}
         if left:
             self._losing()
             reason = "; ".join(self.lost.values())

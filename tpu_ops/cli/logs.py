@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         return ExitCode.UNREACHABLE if lost else ExitCode.OK
     if runs_output.run_state(outcomes) != "succeeded":
         runs_output.failure(outcomes, shown)
-        runs_output.state_of(run_.run_id, outcomes, fleet.settings.command)
+        runs_output.say_state(run_.run_id, outcomes, fleet.settings.command)
     return runs_output.exit_code(outcomes)
 
 

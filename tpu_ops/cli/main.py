@@ -55,7 +55,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with the words, and end."""
-        if message.startswith("unrecognized arguments: ") and " -" not in message:
+        targets = any(action.dest == "target" for action in self._actions)
+        if targets and message.startswith("unrecognized arguments: ") and " -" not in message:
             message += "; several nodes or workers are one word, as in a,b"
         super().error(message)
 

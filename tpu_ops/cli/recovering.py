@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from tpu_ops import texts
-from tpu_ops.cli import commands, configure, faults, leaving, options, output, projects, runs_output
+from tpu_ops.cli import configure, faults, leaving, options, output, projects, runs_output
 from tpu_ops.cli.asked import Asked, ended_by
-from tpu_ops.cli.attempt import REFUSALS, Attempt, Renamed, lost_of, may_pass, names_of, passes
+from tpu_ops.cli.attempt import REFUSALS, Attempt, Renamed, may_pass, names_of, passes
+from tpu_ops.cli.bookkeeping import MORE, Bookkeeping
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, OpsError, RefusedError, UnreachableError, UsageError
+from tpu_ops.errors import ExitCode, OpsError, RefusedError, UsageError
 from tpu_ops.fleet import contact, newcomers, origin, remaking, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.state import UnwritableError
@@ -23,13 +24,14 @@ from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import control, launch, preflight, records, recovery, spec, sync
 from tpu_ops.runs.follow import ON, Follower, Outcome
-from tpu_ops.runs.recovery import FAILED, STOPPED, SUCCEEDED, TAKEN, Recovery
-
-#: What to do where a budget is used up.
-MORE = "`tpu_ops train` with a larger one and another --name goes on from the last checkpoint"
+from tpu_ops.runs.recovery import STOPPED, SUCCEEDED, TAKEN, Recovery
 
 
-class _Later(OpsError):
+class _TakenEarly(OpsError):
+    """Nodes were taken away while the first attempt was being started on them."""
+
+
+class _Superseded(OpsError):
     """Somebody else has started a later attempt, as who recovers the run on another machine does."""
 
 
@@ -50,7 +52,7 @@ def alone(settings: Settings, run_id: str) -> Iterator[None]:
         yield
 
 
-class Recovering:
+class Recovering(Bookkeeping):
     """One run that this process follows to its end, through all its attempts.
 
     Args:
@@ -72,14 +74,14 @@ class Recovering:
         begun: bool,
         said: Iterable[str] = (),
     ) -> None:
-        self._settings, self.kept, self._spec, self._args, self._begun = settings, kept, run, args, begun
+        super().__init__(settings, kept, run, begun=begun)
+        self._args = args
         self._said = set(said)
         self._on: tuple[Fanout, control.RunRef] | None = None
         self._outcomes: list[Outcome] | None = None
         self._lost: Mapping[str, str] = {}
-        self._events: list[dict[str, Any]] = []
         self._now: remaking.Plan | None = None
-        self._wrote = self._has_followed = self._taken_early = False
+        self._wrote = self._has_followed = False
         self._refusals = 0
 
     async def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
@@ -126,8 +128,8 @@ class Recovering:
             with ended_by(lambda: (self._begun or self._wrote) and self._on is None and self._asked()):
                 try:
                     code = self._followed(work) if work else self._next()
-                    if self._taken_early:
-                        code = self._next()
+                except _TakenEarly:
+                    code = self._next()
                 except Renamed as exc:
                     why = self._on_fleet(str(exc))
                     output.info(f"run {self.kept.run_id}: {why}; looking for its workers by their new names")
@@ -177,9 +179,9 @@ class Recovering:
             first = self._wrote and not self._begun and self.kept.attempt == 1
             if not (first and (passes(exc) or may_pass(exc)) and self._count_lost(self.kept.plan, exc)):
                 raise
-            # Its nodes were taken away under its start, as they might have been a moment later.
-            self._begun = self._taken_early = True
-            return ExitCode.OK
+            # As it might have been a moment later.
+            self._begun = True
+            raise _TakenEarly("its nodes were taken away under its start") from exc
         finally:
             # What stands there may be of another run of this name, which goes on.
             if self._wrote and not self._begun:
@@ -202,9 +204,6 @@ class Recovering:
         output.info(f"{how}, and nobody starts it{' again' if self.kept.attempt else ''}")
         output.info(f"  stop:    {self._settings.command('stop')} {self.kept.run_id}")
         self._hint()
-
-    def _on_fleet(self, text: str) -> str:
-        return commands.on_fleet(text, self._settings.command)
 
     def _hint(self) -> None:
         output.info(f"  recover: {self._settings.command('attach')} {self.kept.run_id} --recover")
@@ -269,7 +268,7 @@ class Recovering:
 
     def _losing(self) -> None:
         """Count a node that is lost, before what is left is ended: whoever takes over would not know why that was."""
-        self._keep(preemptions=self.kept.preemptions + 1, pending=True, counted=True)
+        self._count_one(TAKEN, anew=True)
 
     def _shown(self, count: int) -> list[int]:
         return runs_output.ranks(self._args.rank, count)
@@ -299,14 +298,6 @@ class Recovering:
         output.info(f"run {self.kept.run_id}, attempt {attempt}: started on {texts.count(len(hosts), 'worker')}")
         return await self.started(fanout, workers)
 
-    def _remember(self, workers: Sequence[Worker], attempt: int) -> None:
-        """Keep on which workers an attempt is, by rank."""
-        nodes = tuple(dict.fromkeys(worker.label for worker in workers))
-        ids = tuple(dict.fromkeys(worker.node.node_id for worker in workers))
-        record = records.new(self.kept.run_id, nodes, ids, self._run_on(workers).hosts, self._spec.argv)
-        with self._as_far_as_it_goes():
-            records.write(self._settings.state_dir, replace(record, attempt=attempt))
-
     async def _check(self, fanout: Fanout, workers: Sequence[Worker]) -> list[Outcome]:
         """Look at the workers as before any run; what an attempt that is over has left on them is ended first.
 
@@ -315,7 +306,7 @@ class Recovering:
         """
         run = self._run_on(workers)
         outcomes = recovery.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)
-        if recovery.stopped_by(outcomes):
+        if recovery.stop_requested_by(outcomes):
             return outcomes
         if left := tuple(outcome.host for outcome in outcomes if outcome.state in ON):
             reason = f"attempt {self.kept.attempt} is over"
@@ -332,7 +323,7 @@ class Recovering:
         Raises:
             Asked: One would, and none is wanted.
         """
-        if who := recovery.stopped_by(outcomes):
+        if who := recovery.stop_requested_by(outcomes):
             if any(outcome.intent != "stop" for outcome in outcomes):
                 self._tell(f"stopped by {who}", "not started again")
             return False
@@ -355,51 +346,6 @@ class Recovering:
         if over:
             output.info(f"  fix: {self._on_fleet(MORE)}")
         return not over
-
-    def _count_one(self, kind: str, *, anew: bool = False) -> str:
-        """Count an end of an attempt, a loss of its nodes once; return which budget is used up, if any.
-
-        Args:
-            kind: As of `recovery.ending`.
-            anew: Whether nodes are lost that took the place of others, whose loss is counted.
-        """
-        if kind == FAILED:
-            self._keep(failures=self.kept.failures + 1, pending=True)
-        elif anew or not self.kept.counted:
-            self._keep(preemptions=self.kept.preemptions + 1, pending=True, counted=True)
-        else:
-            self._keep(pending=True)
-        return self.kept.over_budget()
-
-    def _count_lost(self, plan: remaking.Plan, exc: OpsError | None = None, *, anew: bool = False) -> bool:
-        """Count nodes that are not as a plan has them; return whether there are any.
-
-        Args:
-            plan: The nodes.
-            exc: What went wrong because of that, if anything.
-            anew: As of `_count_one`.
-
-        Raises:
-            UnreachableError: There are, and the budget is used up.
-        """
-        lost: Mapping[str, str] = {}
-        with contextlib.suppress(OpsError):
-            lost = lost_of(self._settings, plan)
-        if not lost:
-            return False
-        why, over = "; ".join(lost.values()), self._count_one(TAKEN, anew=anew)
-        if over:
-            recovery.forget(self._settings.state_dir, self.kept.run_id)
-            what = f"not started again: {why}, and {over} is used up"
-            raise UnreachableError(what, where=f"run {self.kept.run_id}", fix=MORE) from exc
-        self._tell(why, "bringing its nodes back")
-        return True
-
-    def _tell(self, what: str, then: str) -> None:
-        what = self._on_fleet(what)
-        self._events.append({"attempt": self.kept.attempt, "what": what, "then": then})
-        attempt = f"attempt {self.kept.attempt}" if self.kept.attempt else "not begun"
-        output.info(f"run {self.kept.run_id}, {attempt}: {what}; {then}")
 
     def _bring_back(self) -> list[Worker]:
         """Return the workers by rank once all nodes are READY, known and configured."""
@@ -433,8 +379,8 @@ class Recovering:
             output.info(f"run {self.kept.run_id}: configuring {', '.join(worker.host for worker in new)} (site.yml)")
             configure.converge(self._settings, fleet, new)
         self._keep(plan=plan.now(seen, [worker.node.full_name for worker in workers]), counted=False)
-        if self.kept.git:
-            asyncio.run(self._check(contact.fanout(fleet), workers))
+        # Of a run that somebody stopped meanwhile nothing is moved: `_again` sees that as well, and ends.
+        if self.kept.git and not asyncio.run(self._check(contact.fanout(fleet), workers)):
             projects.bring(self._settings, fleet, workers, self.kept.git)
         return workers
 
@@ -454,20 +400,17 @@ class Recovering:
         fleet = self._fleet()
         return fleet, [worker for worker in fleet.workers if worker.node.full_name in names]
 
-    def _run_on(self, workers: Sequence[Worker]) -> control.RunRef:
-        return control.RunRef(self.kept.run_id, tuple(worker.host for worker in workers))
-
     def _leave_to(self, attempt: int, plan: remaking.Plan, workers: Sequence[Worker]) -> None:
         """Take an attempt that is on as the one that is followed, where it is a later one than those known here.
 
         Raises:
-            _Later: It is.
+            _Superseded: It is.
         """
         if attempt <= self.kept.attempt:
             return
         self._remember(workers, attempt)
         self._keep(attempt=attempt, plan=plan, pending=False, counted=False)
-        raise _Later(f"attempt {attempt} was started by somebody else")
+        raise _Superseded(f"attempt {attempt} was started by somebody else")
 
     def _next(self) -> int:
         """Bring the nodes back, start the next attempt and follow it, again where something is in the way for now."""
@@ -477,7 +420,7 @@ class Recovering:
                 # A start of which not all was heard may have been one.
                 work = self._again(self._bring_back()) if self.kept.pending else self.attached()
                 return self._followed(work)
-            except _Later as exc:
+            except _Superseded as exc:
                 self._tell(str(exc), "following it")
             except OpsError as exc:
                 if self.kept.over_budget():
@@ -495,29 +438,6 @@ class Recovering:
                 time.sleep(pause)
                 pause = min(pause * 2, remaking.LONGEST_PAUSE)
 
-    def _keep(self, **changes: Any) -> None:
-        self.kept = replace(self.kept, **changes)
-        with self._as_far_as_it_goes():
-            recovery.write(self._settings.state_dir, self.kept)
-
-    @contextlib.contextmanager
-    def _as_far_as_it_goes(self) -> Iterator[None]:
-        """Let a run that has begun go on where this machine's disk is full: it is this command that knows of it, then.
-
-        Raises:
-            OpsError: The run has not begun.
-        """
-        try:
-            yield
-        except OpsError as exc:
-            if not self._begun:
-                raise
-            output.warning(
-                self._on_fleet(
-                    f"{exc}; the recovery goes on, but `tpu_ops attach --recover` would begin from an older state"
-                )
-            )
-
     def _finish(self, outcomes: Sequence[Outcome]) -> int:
         recovery.forget(self._settings.state_dir, self.kept.run_id)
         records.close(self._settings.state_dir, self.kept.run_id, runs_output.run_state(outcomes))
@@ -530,9 +450,3 @@ class Recovering:
             command=self._settings.command,
             more=self.facts(),
         )
-
-    def facts(self) -> dict[str, Any]:
-        """Return what --json tells of a recovered run beside its ranks."""
-        return {key: getattr(self.kept, key) for key in ("attempt", "preemptions", "failures")} | {
-            "events": self._events
-        }

@@ -148,7 +148,9 @@ def said_by(stderr: bytes, program: str) -> bytes:
         what = b"permission denied: " if found[2].startswith(b"Permission") else b"command not found: "
         name = own if re.sub(_QUOTED, b"", found[1]) == re.sub(_QUOTED, b"", own) else found[1]
         line = (
-            b"; for a shell line: --shell -- 'LINE'" if re.search(rb"[\s;|&<>$*~=]|^(cd|export|source)$", name) else b""
+            b"; for a shell line: --shell -- 'LINE'"
+            if re.search(rb"[\s;|&<>$*~=]|^(cd|export|source|\.|set|unset|ulimit|umask|alias|eval|exec)$", name)
+            else b""
         )
         if re.search(rb"^(python3?|pip3?)$", name):
             line = b"; that of an environment is named whole, as /opt/venvs/jax/bin/" + name

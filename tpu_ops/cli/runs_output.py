@@ -192,11 +192,11 @@ def finish(
     if not as_json:
         table(outcomes)
     failure(outcomes, shown)
-    state_of(run_id, outcomes, command)
+    say_state(run_id, outcomes, command)
     return exit_code(outcomes, of_rank=of_rank) or ExitCode.FAILED
 
 
-def state_of(run_id: str, outcomes: Sequence[Outcome], command: Callable[[str], str]) -> None:
+def say_state(run_id: str, outcomes: Sequence[Outcome], command: Callable[[str], str]) -> None:
     """Say how a run is that is followed no more, and where nothing is known of ranks, what tells more."""
     state = run_state(outcomes)
     output.info(f"run {run_id}: {state}")

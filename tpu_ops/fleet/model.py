@@ -137,11 +137,11 @@ class Node(NamedTuple):
 def until_ready(node: Node) -> str:
     """Return what to do about a node that does not serve."""
     if node.state in ("PREEMPTED", "TERMINATED"):
-        anew = f"`tpu_ops delete {node.name} --zone {node.zone}`, then `tpu_ops create`"
+        anew = f"`tpu_ops delete {node.name} --zone {node.zone} --project {node.project}`, then `tpu_ops create`"
         return f"it does not come back by itself: {anew}"
     if node.state == "STOPPED":
-        return f"gcloud compute tpus tpu-vm start {node.name} --zone {node.zone}"
-    return "`tpu_ops list` shows when it is READY; if that is old: tpu_ops refresh"
+        return f"start it: `gcloud compute tpus tpu-vm start {node.name} --zone {node.zone} --project {node.project}`"
+    return "`tpu_ops list` shows when it is READY; if that is old: `tpu_ops refresh`"
 
 
 class Worker(NamedTuple):

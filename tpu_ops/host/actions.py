@@ -288,7 +288,7 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     """End a run and return its final record. Without a run id: whatever run is on.
 
     Its supervisor tells those of the other ranks. A run that has not begun yet is refused for the request's ``reason``.
-    Where that is that its starter gives it up, ``attempt`` says which: an earlier one that is known is not meant.
+    With ``attempt``, which a starter sends that gives its own up, a record of an earlier attempt is no such run.
 
     Raises:
         Refused: There is no such run, it belongs to another person, the grace is none, or it did not end in time.
@@ -311,10 +311,10 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     if record["state"] in FINAL:
         store.settle(record)
         if not request.get("reason") and person.uid in (0, owner["uid"], record.get("asked_by")):
-            from .record import note_wish  # few requests want it
+            from .record import note_stop_request  # few requests want it
 
             # Whoever recovers it may be about to start it again.
-            note_wish(store, record, person.name)
+            note_stop_request(store, record, person.name)
         return {"ok": True, "record": record, "already": True}
     if person.uid != record.get("asked_by"):
         require_control(person, owner["uid"], owner["name"], bool(request.get("force")))
@@ -336,7 +336,7 @@ def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
     reason = str(request.get("reason") or "stopped by {}".format(person.name))[:500]
     intent = {"kind": "stop", "by": person.name, "at": time.time(), "reason": reason}
     # A recovery ends what is left of an attempt as well, and says why.
-    intent["wanted"] = not request.get("reason")
+    intent["requested"] = not request.get("reason")
     grace = request.get("grace")
     if grace is not None:
         if not isinstance(grace, (int, float)) or isinstance(grace, bool) or not 0 <= grace <= spec.MAX_GRACE:
@@ -372,6 +372,7 @@ def _await_end(store: Store, asked: Dict[str, Any], grace: float, caller: Caller
         if record is None:
             return {}
         if record["supervisor"] != supervisor:
+            # A later attempt has the id now: the one that was asked to end is over.
             return asked
         holder = store.holder()
         if holder is not None and holder["supervisor"] != supervisor:

@@ -7,7 +7,7 @@ import time
 
 from . import spec
 from .ending import chips_after
-from .record import note_wish, wanted_by
+from .record import note_stop_request, requested_by
 from .store import FINAL, Store
 
 
@@ -23,8 +23,8 @@ def after(store: Store, run_id: str) -> int:
     record = store.read(run_id)
     if record is None or record["state"] in FINAL:
         store.restore()
-        if record is not None and wanted_by(intent):
-            note_wish(store, record, wanted_by(intent))
+        if record is not None and requested_by(intent):
+            note_stop_request(store, record, requested_by(intent))
         return 0
     result = os.environ.get("SERVICE_RESULT", "unknown")
     how = "{} {}".format(os.environ.get("EXIT_CODE", ""), os.environ.get("EXIT_STATUS", "")).strip()
@@ -34,6 +34,6 @@ def after(store: Store, run_id: str) -> int:
         record["first"] = {"rank": record["rank"], "worker": record["worker"], "cause": reason}
     record.update(state=state, reason=reason, ended=time.time(), chips=chips, stuck=[])
     record["intent"] = record.get("intent") or intent
-    record["stopped_by"] = record.get("stopped_by") or wanted_by(intent)
+    record["stop_requested_by"] = record.get("stop_requested_by") or requested_by(intent)
     store.save(record)
     return 0

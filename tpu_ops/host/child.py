@@ -19,7 +19,7 @@ NOT_EXECUTED = 127
 
 
 #: Words that only a shell knows.
-_SHELL_S_OWN = (b"cd", b"export", b"source", b".", b"set", b"unset", b"ulimit", b"umask", b"alias", b"eval", b"exec")
+_SHELL_BUILTINS = (b"cd", b"export", b"source", b".", b"set", b"unset", b"ulimit", b"umask", b"alias", b"eval", b"exec")
 
 
 class NotReady(Exception):
@@ -32,7 +32,7 @@ def _hint(name: bytes) -> str:
         return "; to have it read by Python: -- python {}".format(os.fsdecode(name))
     if b"=" in name and os.fsdecode(name.partition(b"=")[0]).isidentifier():
         return "; a variable is given by --env NAME=VALUE"
-    if name in _SHELL_S_OWN or any(mark in name for mark in b" \n;|&<>$*~"):
+    if name in _SHELL_BUILTINS or any(mark in name for mark in b" \n;|&<>$*~"):
         return "; for a shell line: --shell -- 'LINE'"
     return ""
 

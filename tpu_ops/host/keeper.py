@@ -20,7 +20,7 @@ LAST_PATIENCE, _BEAT = 60.0, 1.0
 
 
 class Keeper:
-    """Writes to the disk, the newest record before older ones, and to memory where that takes long or fails.
+    """Writes records to the disk, of those that wait only the newest; to memory where that takes long or fails.
 
     Args:
         store: Where records are.

@@ -44,7 +44,7 @@ def new_record(data: Dict[str, Any], person: Person, asked_by: int, marker: str 
         reason="",
         exit=None,
         intent=None,
-        stopped_by="",
+        stop_requested_by="",
         port=0,
         first=None,
         blamed=[],
@@ -97,15 +97,15 @@ def verdict(status: int | None, intent: Dict[str, Any] | None, oom: bool = False
     return {"state": "failed", "exit": ending, "reason": cause_of(ending, oom)}
 
 
-def wanted_by(intent: Dict[str, Any] | None) -> str:
+def requested_by(intent: Dict[str, Any] | None) -> str:
     """Return who wanted a run stopped for good; empty where that was nobody, or what starts it again."""
-    return str(intent["by"]) if intent is not None and intent.get("wanted") else ""
+    return str(intent["by"]) if intent is not None and intent.get("requested") else ""
 
 
-def note_wish(store: Store, record: Dict[str, Any], name: str) -> None:
+def note_stop_request(store: Store, record: Dict[str, Any], name: str) -> None:
     """Keep in the record of a rank that has ended who wants no other attempt of the run; who was first stays."""
-    if record["state"] not in ("succeeded", "lost") and not record.get("stopped_by"):
-        store.save(dict(record, stopped_by=name))
+    if record["state"] not in ("succeeded", "lost") and not record.get("stop_requested_by"):
+        store.save(dict(record, stop_requested_by=name))
 
 
 def first_in(ending: Dict[str, Any], intent: Dict[str, Any] | None) -> Dict[str, Any] | None:

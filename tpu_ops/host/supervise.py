@@ -17,7 +17,7 @@ from .link import Alone, Link, team
 from .logs import Logger
 from .peer import Peer
 from .person import by_uid
-from .record import cause_of, exit_of, first_in, holder_of, intent_of, new_record, verdict, wanted_by
+from .record import cause_of, exit_of, first_in, holder_of, intent_of, new_record, requested_by, verdict
 from .store import Store
 from .wire import Refused
 
@@ -296,14 +296,14 @@ class Supervisor:
 
     def _asked_to_end(self) -> None:
         """Note why this rank is to end. What ended it before stays, and whoever wants no other attempt is known."""
-        told = self._note_wish()
+        told = self._note_stop_request()
         if self.intent is None:
             self.intent = told or {"kind": "shutdown", "by": "systemd", "at": time.time(), "reason": "host shuts down"}
 
-    def _note_wish(self) -> Dict[str, Any] | None:
+    def _note_stop_request(self) -> Dict[str, Any] | None:
         """Take the intent that was written for this rank, if any; whoever wants no other attempt stays on record."""
         told = self.store.take_intent(self.run_id)
-        self.record["stopped_by"] = self.record["stopped_by"] or wanted_by(told)
+        self.record["stop_requested_by"] = self.record["stop_requested_by"] or requested_by(told)
         return told
 
     # --- the record -----------------------------------------------------------------------------------------
@@ -320,6 +320,6 @@ class Supervisor:
 
     def _finish(self, **changes: Any) -> None:
         self.store.drop_secrets()
-        self._note_wish()
+        self._note_stop_request()
         self._save(ended=self.record["ended"] or time.time(), **changes)
         self._keeper.flush(lambda: unit.notify("WATCHDOG=1"))

@@ -21,7 +21,7 @@ from tpu_ops.runs.spec import GRACE_STOP
 #: Seconds for each worker to tell what it knows.
 LIMIT = 45.0
 #: The same where one that does not answer is no matter.
-MOMENT = 10.0
+SHORT_LIMIT = 10.0
 #: Runs that a list of runs remembers.
 RECENT = 10
 #: Seconds by which rank 0 is asked to stop before the others: its supervisor tells them sooner than the controller,
@@ -304,7 +304,7 @@ async def outcomes(fanout: Fanout, run: RunRef) -> list[Outcome]:
 async def newest_attempt(fanout: Fanout, run: RunRef) -> int:
     """Return the newest attempt of a run that is on as far as its workers say so in a moment; 0 where none is."""
     requests = {host: {"run_id": run.run_id} for host in run.hosts}
-    replies = await fanout.call(requests, "status", limit=MOMENT, quiet=MOMENT)
+    replies = await fanout.call(requests, "status", limit=SHORT_LIMIT, quiet=SHORT_LIMIT)
     found = [(reply.ok and reply.value["record"]) or {} for reply in replies.values()]
     return max((int(record["attempt"]) for record in found if record.get("state") in ON), default=0)
 

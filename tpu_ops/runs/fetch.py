@@ -28,7 +28,8 @@ async def logs(
 ) -> Copied:
     """Write each rank's log to ``directory/RUN/rank-N.log``; what was there before is replaced once all is copied.
 
-    One that could not be read to its end, of a rank that is ``unknown`` then, is left as ``rank-N.log.part``.
+    One that could not be read to its end is left as ``rank-N.log.part``; its rank is ``unknown``, ``unreachable`` or
+    ``gone`` then.
 
     Args:
         fanout: Reaches the workers.
@@ -38,6 +39,7 @@ async def logs(
         live: Whether to go on until the run has ended.
 
     Raises:
+        UsageError: A file is in the place of the directory.
         OpsError: The files cannot be written.
     """
     folder = directory / run.run_id
@@ -46,7 +48,7 @@ async def logs(
         return await _copied(fanout, run, folder, taken, live=live)
     except (FileExistsError, NotADirectoryError) as exc:
         what = "the logs cannot be written: it is no directory"
-        raise UsageError(what, where=str(directory), fix="name a directory, or one that is to be made") from exc
+        raise UsageError(what, where=str(exc.filename or folder), fix="name another place") from exc
     except OSError as exc:
         what = f"the logs cannot be written: {exc.strerror or exc}"
         raise OpsError(what, where=str(exc.filename or folder), fix="see that the disk has space (df)") from exc
@@ -72,7 +74,7 @@ async def _copied(fanout: Fanout, run: RunRef, folder: Path, taken: Callable[[st
         outcomes = await follower.run()
     left = {}
     for outcome, part, path in zip(outcomes, parts, paths, strict=True):
-        if outcome.state not in UNKNOWN:
+        if outcome.state not in (*UNKNOWN, "gone"):
             part.replace(path)
         elif part.stat().st_size:
             left[outcome.rank] = part

@@ -42,8 +42,8 @@ class Outcome:
         rank: The rank.
         host: Its worker.
         state: ``succeeded``, ``failed``, ``stopped``, ``lost``, ``refused``; ``running`` where it was not waited for,
-            ``unreachable`` where contact was lost, ``unknown`` where the worker cannot tell, ``gone`` where it knows
-            nothing of the run.
+            ``unreachable`` where contact was lost, ``unknown`` where the worker cannot tell, ``gone`` where nothing of
+            the run is left: its worker knows nothing of it, or has a later attempt, or its node was taken away.
         exit: ``{"code": n}``, ``{"signal": n}`` or None.
         reason: Why, for people.
         intent: Why it was ended, as the worker recorded it: ``stop``, ``failed``, ``shutdown``; empty where it was not.
@@ -68,9 +68,9 @@ class Outcome:
         )
 
     @property
-    def is_wanted(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether somebody wanted this end, and not what starts the run, or starts it again."""
-        return bool(((self.record or {}).get("intent") or {}).get("wanted"))
+        return bool(((self.record or {}).get("intent") or {}).get("requested"))
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome for --json."""
@@ -237,7 +237,7 @@ class Follower:
             if place.attempt not in (0, attempt):
                 # Its log is another one now.
                 if self._data is not None:
-                    return Outcome(place.rank, place.host, "unknown", reason=f"attempt {attempt} has begun on it")
+                    return Outcome(place.rank, place.host, "gone", reason=f"attempt {attempt} has begun on it")
                 self._start_again(place, attempt)
                 return None
             place.attempt = attempt
@@ -307,7 +307,7 @@ def first_failure(outcomes: Sequence[Outcome]) -> FirstFailure | None:
         first = next(first for first in told if first and first["rank"] == rank)
         return FirstFailure(rank, first["worker"], first["cause"])
     # A stop at the barrier refuses all ranks, and stands as such in the record of the one that was told.
-    stopped = any(outcome.state == "refused" and outcome.is_wanted for outcome in outcomes)
+    stopped = any(outcome.state == "refused" and outcome.is_requested for outcome in outcomes)
     causes = [outcome for outcome in outcomes if outcome.is_cause and not (stopped and outcome.state == "refused")]
     cause = causes[0] if causes else None
     return FirstFailure(cause.rank, cause.host, cause.reason or cause.state) if cause else None

@@ -1,4 +1,7 @@
-"""What this machine remembers of the runs it started: which workers to ask. The truth stands on the workers."""
+"""What this machine remembers of the runs it started: which workers to ask, how they were seen to end.
+
+The truth stands on the workers.
+"""
 
 from __future__ import annotations
 

@@ -136,9 +136,9 @@ def was_started(outcomes: Sequence[Outcome]) -> bool:
     )
 
 
-def stopped_by(outcomes: Sequence[Outcome]) -> str:
+def stop_requested_by(outcomes: Sequence[Outcome]) -> str:
     """Return who wanted the run stopped, whatever ended its ranks; empty where nobody did."""
-    return next((who for outcome in outcomes if (who := (outcome.record or {}).get("stopped_by"))), "")
+    return next((who for outcome in outcomes if (who := (outcome.record or {}).get("stop_requested_by"))), "")
 
 
 def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, str]:
@@ -154,7 +154,7 @@ def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, s
     first = first_failure(outcomes)
     if all(outcome.state == "succeeded" for outcome in outcomes):
         return SUCCEEDED, "all ranks ended with 0"
-    who, told = stopped_by(outcomes), [outcome.reason for outcome in outcomes if outcome.intent == "stop"]
+    who, told = stop_requested_by(outcomes), [outcome.reason for outcome in outcomes if outcome.intent == "stop"]
     if who or (told and first is None):
         return STOPPED, f"stopped by {who}" if who else told[0]
     if lost:
@@ -268,7 +268,7 @@ def under_way(state_dir: Path, run_id: str) -> str:
             logs = (
                 f"; logs of attempt {kept.attempt} are in {place / f'attempt-{kept.attempt}'}" if kept.attempt else ""
             )
-            return f"run {run_id}: a process of this machine brings it back, and is about to start it{logs}"
+            return f"run {run_id}: a process of this machine is preparing attempt {kept.attempt + 1}{logs}"
     return ""
 
 

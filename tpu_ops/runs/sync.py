@@ -281,5 +281,5 @@ def _require(results: dict[str, Result]) -> None:
             where=where,
             fix="have its start-up files (.zshenv, .bashrc) print only in interactive shells",
         )
-    fix = "see what is in the way there, and whose it is (`tpu_ops ssh`), and move it away" if first.reached else ""
+    fix = "see there (`tpu_ops ssh`) what is in the way: files of others, or no space (df)" if first.reached else ""
     raise error(f"the code could not be brought to the workers: {what}", where=where, fix=fix)

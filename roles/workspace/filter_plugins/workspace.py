@@ -173,7 +173,7 @@ def workspace_only_faults(projects: list[Project], only: str) -> list[str]:
         return []
     name, ref = named(only)
     present = [str(project.get("name")) for project in projects if project.get("state", "present") == "present"]
-    none = "none, describe it there, in inventory/group_vars (roles/workspace/README.md)"
+    none = "none: name the project there (inventory/group_vars, see roles/workspace/README.md)"
     there = f"workspace_projects has {', '.join(present) or none}"
     if not ref or BAD_REF.search(ref):
         return [f"workspace_only: ref '{ref}' is not the name of a branch, a tag or a commit"]
