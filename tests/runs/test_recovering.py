@@ -767,7 +767,7 @@ def test_a_full_disk_keeps_nobody_from_starting_again_on_nodes_that_are_known(
 
 
 @pytest.mark.parametrize("kind", ["failed", "held"])
-def test_a_worker_that_is_not_ready_for_the_next_attempt_is_asked_a_few_times_and_then_ends_the_recovery(
+def test_a_worker_that_is_not_ready_for_an_attempt_is_asked_a_few_times_and_then_ends_the_recovery(
     run: Any, kind: str
 ) -> None:
     refusal = ("start", Reply("", {}, kind, "the chips are not there yet"))

@@ -22,6 +22,9 @@ TIMEOUT = 300.0
 _NOT_STARTED = rb"(?m)^timeout: failed to run command (.*): (No such file|Permission denied).*$"
 #: What it changes in a name that it quotes, and the rest of what it adds.
 _QUOTED = rb"\\[0-7]{3}|[^A-Za-z0-9/.]"
+#: What only a shell reads, and what to do then.
+_OF_A_SHELL = rb"[\s;|&<>$*~=]|^(cd|export|source|\.|set|unset|ulimit|umask|alias|eval|exec)$"
+_HINT = b"; for a shell line: --shell -- 'LINE'"
 #: Longest command, in bytes with what it is run by: on a worker it is one argument of a shell, of which Linux takes
 #: 128 KiB.
 _LONGEST = 128 * 1024 - 64
@@ -147,11 +150,7 @@ def said_by(stderr: bytes, program: str) -> bytes:
     def not_started(found: re.Match[bytes]) -> bytes:
         what = b"permission denied: " if found[2].startswith(b"Permission") else b"command not found: "
         name = own if re.sub(_QUOTED, b"", found[1]) == re.sub(_QUOTED, b"", own) else found[1]
-        line = (
-            b"; for a shell line: --shell -- 'LINE'"
-            if re.search(rb"[\s;|&<>$*~=]|^(cd|export|source|\.|set|unset|ulimit|umask|alias|eval|exec)$", name)
-            else b""
-        )
+        line = _HINT if re.search(_OF_A_SHELL, name) else b""
         if re.search(rb"^(python3?|pip3?)$", name):
             line = b"; that of an environment is named whole, as /opt/venvs/jax/bin/" + name
         return what + name + line
