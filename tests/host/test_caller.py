@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.specs import good, good_net, myself
 from tpu_ops.host import actions, chips, follow, logs, record, requests, spec, supervise, unit, wire
+from tpu_ops.host.after import after
 from tpu_ops.host.store import Store
 from tpu_ops.remote import wire as controller
 
@@ -320,11 +321,49 @@ def test_an_earlier_attempt_that_has_ended_is_not_the_one_that_its_starter_gives
     assert (store.read("r1") or {})["stop_requested_by"] == "", "nobody wants that the run does not go on"
 
 
+def test_a_run_that_somebody_stopped_is_started_again_by_nobody_who_has_looked_before(
+    tmp_path: Path, line: Line
+) -> None:
+    store = on(tmp_path, state="failed", stop_requested_by="ada", marker="another request's")
+    request = {"action": "start", "spec": good(run_id="r1", attempt=2)}
+    answer = controller.find_answer(served(store, request, line, attended=False), MARKER)
+    assert answer["error"]["message"] == "run r1 was stopped by ada"
+
+
+def test_a_stop_of_a_run_that_the_host_went_down_under_is_kept(tmp_path: Path, line: Line) -> None:
+    store = on(tmp_path, state="running", init_start=-1)
+    answer = controller.find_answer(served(store, {"action": "stop", "run_id": "r1"}, line, attended=False), MARKER)
+    assert (answer["already"], answer["record"]["state"]) == (True, "lost")
+    found = store.observe("r1") or {}
+    assert (found["state"], found["stop_requested_by"]) == ("lost", myself().name)
+
+
+def test_a_stop_that_comes_while_the_last_record_is_being_written_is_kept_by_what_comes_behind_it(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tpu_ops.host.after.chips_after", lambda: {"holders": []})
+    # Its supervisor is this process, and lives.
+    store = on(tmp_path, state="failed")
+    served(store, {"action": "stop", "run_id": "r1"}, line, attended=False)
+    assert (store.read("r1") or {})["stop_requested_by"] == ""
+    after(store, "r1")
+    assert (store.read("r1") or {})["stop_requested_by"] == myself().name
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_a_person_asks_for_comes_before_what_a_recovery_does(tmp_path: Path, first: bool) -> None:
+    store, told = Store(str(tmp_path)), [{"kind": "stop", "requested": True}, {"kind": "stop", "requested": False}]
+    for intent in told if first else reversed(told):
+        store.put_intent("r1", intent)
+    assert store.take_intent("r1") == told[0]
+    assert list(Path(store.run_dir, "intents").iterdir()) == []
+
+
 @pytest.mark.parametrize(("state", "wish"), [("failed", True), ("stopped", True), ("succeeded", False)])
 def test_who_stops_a_run_that_has_ended_wants_no_other_attempt(
     tmp_path: Path, line: Line, state: str, wish: bool
 ) -> None:
-    store = on(tmp_path, state=state)
+    store = on(tmp_path, state=state, supervisor={"pid": os.getpid(), "start": -1})
     answer = controller.find_answer(served(store, {"action": "stop", "run_id": "r1"}, line, attended=False), MARKER)
     found = store.read("r1") or {}
     assert (answer["already"], found["state"]) == (True, state)

@@ -58,8 +58,9 @@ def test_a_disk_that_stalls_holds_up_nothing_and_has_the_newest_record_in_the_en
 
     def notify(text: str) -> None:
         beats.append(text)
+        if not stall.let_go.is_set():
+            assert known(tmp_path)["state"] == "ending", "nobody takes the worker for free meanwhile"
         if len(beats) == 3:
-            assert known(tmp_path)["state"] == "stopped", "it stands in memory meanwhile"
             stall.let_go.set()
 
     supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
@@ -75,6 +76,21 @@ def test_a_disk_that_stalls_holds_up_nothing_and_has_the_newest_record_in_the_en
     assert set(beats) == {"WATCHDOG=1"}, "systemd does not take it for one that hangs"
     assert (written(tmp_path)["state"], written(tmp_path)["notes"]) == ("stopped", [])
     assert not list((tmp_path / "run/tpu_ops/records").iterdir())
+
+
+def test_a_disk_that_stalls_for_ever_leaves_the_last_record_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stall = Stall()
+    monkeypatch.setattr("tpu_ops.host.store.os.fsync", stall.fsync)
+    monkeypatch.setattr(keeper, "LAST_PATIENCE", 0.05)
+    supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
+    supervisor.record = record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "")
+    supervisor._keep()
+    stall.stalls = True
+    supervisor._finish(state="stopped")
+    assert (known(tmp_path)["state"], written(tmp_path)["state"]) == ("stopped", "starting")
+    stall.let_go.set()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["while it ends", "at its very end"])

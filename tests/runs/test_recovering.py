@@ -615,10 +615,11 @@ def test_nothing_of_a_run_is_left_on_a_node_that_was_taken_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, left: str
 ) -> None:
     now = [worker._replace(node=worker.node._replace(state=state)) for worker in pod(1)] if state else []
-    monkeypatch.setattr("tpu_ops.cli.stop.view.known", lambda _: SimpleNamespace(workers=now))
+    monkeypatch.setattr("tpu_ops.cli.stop.view.known", lambda _: SimpleNamespace(workers=now, asked_at=5.0))
     fleet: Any = SimpleNamespace(settings=stand_in(tmp_path), workers=pod(1))
     seen = [follow.Outcome(0, "pod-w0", "unreachable"), follow.Outcome(1, "b-w0", "unreachable")]
-    found = stop._without_nodes(fleet, seen)
+    assert list(stop._without_nodes(fleet, seen, 6.0)) == seen, "it may have been started again since"
+    found = stop._without_nodes(fleet, seen, 4.0)
     assert [outcome.state for outcome in found] == [left, "unreachable"], "of b nothing was known before"
 
 
@@ -714,6 +715,48 @@ def test_who_takes_over_in_the_midst_of_bringing_nodes_back_goes_on_with_that(
     code, world, job = run(world, pending=True, preemptions=1, counted=counted)
     assert (code, world.done[0], job.kept.attempt) == (0, "bring back r1/2", 2)
     assert (job.kept.preemptions, job.kept.counted) == (preemptions, False)
+
+
+@pytest.mark.parametrize(("preemptions", "counted"), [(1, True), (0, False)])
+def test_what_the_version_before_has_kept_is_not_counted_twice(tmp_path: Path, preemptions: int, counted: bool) -> None:
+    options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
+    recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options, preemptions=preemptions, pending=True))
+    file = tmp_path / "runs/r1/recovery.json"
+    data = json.loads(file.read_text())
+    del data["counted"]
+    file.write_text(json.dumps(data))
+    assert recovery.read(tmp_path, "r1").counted is counted
+
+
+def test_a_stop_that_an_older_attempt_heard_is_one_of_the_run() -> None:
+    record = {**FAILED, "attempt": 1, "stop_requested_by": "ada"}
+    found = recovery.of_attempt([follow.outcome_of(0, "pod-w0", record)], 2)
+    assert [(outcome.state, outcome.record) for outcome in found] == [("gone", None)]
+    assert recovery.stop_requested_by(found) == "ada"
+
+
+async def test_a_run_whose_nodes_were_taken_away_under_its_first_start_can_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
+    options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
+    recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options, pending=True))
+    fleet, words = words_of_stop(tmp_path)
+    monkeypatch.setattr("tpu_ops.cli.stop.recovery.stop", lambda *_: True)
+    assert await stop._stop(fleet, words) == ([], None)
+    assert "it had not begun, and is not started any more" in capsys.readouterr().err
+
+
+def test_who_takes_over_a_run_whose_budget_is_used_up_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
+    spent = recovery.Recovery("r1", 1, Plan(()), options, max_preemptions=0, preemptions=1, pending=True, counted=True)
+    recovery.write(tmp_path, spent)
+    words: Any = SimpleNamespace(run="r1", since=None)
+    with pytest.raises(UsageError, match="--max-preemptions 0 is used up"):
+        attach._take_over(stand_in(tmp_path), words)
+    assert not recovery.is_kept(tmp_path, "r1")
 
 
 def test_nodes_that_are_taken_away_after_a_failure_use_up_the_budget(run: Any, tmp_path: Path) -> None:

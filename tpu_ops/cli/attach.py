@@ -8,7 +8,7 @@ import os
 import time
 
 from tpu_ops import config
-from tpu_ops.cli import faults, leaving, logs, options, output, recover_options, recovering, runs_output
+from tpu_ops.cli import bookkeeping, faults, leaving, logs, options, output, recover_options, recovering, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import view
@@ -81,6 +81,9 @@ def _take_over(settings: Settings, args: argparse.Namespace) -> int:
         what = "lines are shown from where the copy of the logs on this machine ends"
         raise UsageError(what, where="--since and --recover", fix="leave out --since; `tpu_ops logs` shows older ones")
     kept = recovery.read(settings.state_dir, args.run)
+    if kept.pending and (over := kept.over_budget()):
+        recovery.forget(settings.state_dir, args.run)
+        raise UsageError(f"not started again: {over} is used up", where=f"run {args.run}", fix=bookkeeping.MORE)
     with recovering.alone(settings, args.run):
         job = recovering.Recovering(settings, kept, kept.spec(os.environ), args, begun=True)
         with faults.told(args.run, settings, as_json=args.json, more=job.facts):

@@ -18,7 +18,7 @@ from tpu_ops.fleet import contact, targets, view
 from tpu_ops.fleet.model import TAKEN_STATES
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control, fetch, records, recovery
-from tpu_ops.runs.follow import UNKNOWN, Follower, Outcome
+from tpu_ops.runs.follow import Follower, Outcome
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         if args.fetch:
             run_, (outcomes, parts) = asyncio.run(_fetch(fleet, args.run, Path(args.fetch), live=args.follow))
             shown: Sequence[int] = range(len(outcomes))
-            if whole := [outcome for outcome in outcomes if outcome.state not in UNKNOWN]:
+            if whole := [outcome for outcome in outcomes if outcome.record]:
                 output.info(f"logs of {texts.count(len(whole), 'rank')} are in {Path(args.fetch, run_.run_id)}")
         else:
             following = followed(fleet, args.run, args.rank, live=args.follow, since=args.since or 0.0)
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         output.info("")
         output.info("no longer following; the run goes on")
         return ExitCode.INTERRUPTED
-    lost = [outcome for outcome in outcomes if outcome.state in UNKNOWN and (args.follow or outcome.rank in shown)]
+    lost = [outcome for outcome in outcomes if not outcome.record and (args.follow or outcome.rank in shown)]
     for outcome in lost:
         part = f"; {parts[outcome.rank]} has what came before" if outcome.rank in parts else ""
         output.warning(f"rank {outcome.rank} ({outcome.host}): {outcome.reason}{part}")

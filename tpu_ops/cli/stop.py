@@ -62,7 +62,11 @@ async def _stop(
     fleet: view.Fleet, args: argparse.Namespace
 ) -> tuple[list[tuple[control.RunRef, control.Stopped]], OpsError | None]:
     fanout, state_dir = contact.fanout(fleet), fleet.settings.state_dir
-    kept = recovery.not_begun(state_dir, args.run) and not control.is_target(fleet, args.run)
+    unheard = recovery.not_begun(state_dir, args.run) or (
+        # Its nodes were taken away under its first start.
+        recovery.is_kept(state_dir, args.run) and records.read(state_dir, args.run) is None
+    )
+    kept = unheard and not control.is_target(fleet, args.run)
     # No worker knows it; one that is begun just now is stopped as any other.
     if kept and await _not_again(state_dir, args.run):
         output.info(f"run {args.run}: it had not begun, and is not started any more")
@@ -77,7 +81,7 @@ async def _end_of_all(
     fleet: view.Fleet, fanout: Fanout, run_: control.RunRef, args: argparse.Namespace
 ) -> tuple[control.Stopped, OpsError | None]:
     """Stop one run, and see to it that it is not started again from here; return the error where that is not sure."""
-    off, deaf = False, None
+    off, deaf, begun = False, None, time.time()
     if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
         try:
             off = await _not_again(fleet.settings.state_dir, run_.run_id)
@@ -91,7 +95,7 @@ async def _end_of_all(
     while _is_starting(fleet.settings.state_dir, run_, fleet.workers, stopped):
         await asyncio.sleep(AGAIN)
         stopped = await end(fanout, run_, force=args.force, grace=args.grace)
-    stopped = stopped._replace(outcomes=_without_nodes(fleet, stopped.outcomes))
+    stopped = stopped._replace(outcomes=_without_nodes(fleet, stopped.outcomes, begun))
     if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
         records.close(fleet.settings.state_dir, run_.run_id, runs_output.run_state(stopped.outcomes))
     if deaf and not stopped.already:
@@ -115,15 +119,16 @@ def _is_starting(state_dir: Path, run_: control.RunRef, workers: Sequence[Worker
     return not heard and not silent and records.is_of(state_dir, run_.run_id, run_.hosts, workers)
 
 
-def _without_nodes(fleet: view.Fleet, outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+def _without_nodes(fleet: view.Fleet, outcomes: Sequence[Outcome], begun: float) -> tuple[Outcome, ...]:
     """Return outcomes where nothing is left of a rank whose node was taken away, as far as is known by now.
 
     Args:
         fleet: As it was known before the workers were asked.
         outcomes: How the ranks are.
+        begun: When they were asked (seconds since 1970): what was known before may be so no more.
     """
     known = view.known(fleet.settings) if any(outcome.state == "unreachable" for outcome in outcomes) else None
-    if known is None:
+    if known is None or known.asked_at < begun:
         return tuple(outcomes)
     states = {worker.node.node_id: worker.node.state for worker in known.workers}
     now = {worker.host: states.get(worker.node.node_id, "") for worker in fleet.workers}

@@ -99,7 +99,11 @@ async def _free(
     """Stop the runs and end the processes; return what became of each run and each worker."""
     fanout = contact.fanout(fleet)
     ended = [
-        (run_, await control.stop(fanout, run_, force=args.force, grace=args.grace, reason="unlocked")) for run_ in runs
+        (
+            run_,
+            await control.stop(fanout, run_, force=args.force, grace=args.grace, reason="unlocked", requested=True),
+        )
+        for run_ in runs
     ]
     return ended, await holders.unlock(fanout, hosts, args.user, args.grace)
 

@@ -214,6 +214,9 @@ def _check_earlier(earlier: Dict[str, Any] | None, data: Dict[str, Any], person:
     run_id = data["run_id"]
     if earlier["person"]["uid"] != person.uid or data["attempt"] == 1:
         raise Refused("held", "run {} has been on this worker before".format(run_id), "choose another --name")
+    if earlier.get("stop_requested_by"):
+        # After whoever starts it again has looked.
+        raise Refused("held", "run {} was stopped by {}".format(run_id, earlier["stop_requested_by"]))
     if data["attempt"] <= earlier["attempt"]:
         message = "attempt {} of run {} has been on this worker before".format(earlier["attempt"], run_id)
         raise Refused("held", message, "`tpu_ops status {}` tells how it is".format(run_id))
@@ -307,24 +310,52 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     record = store.observe(run_id)
     if record is None or record["attempt"] < int(request.get("attempt", 0)):
         raise Refused("missing", "this worker knows no run {}".format(run_id))
-    owner = record["person"]
-    if record["state"] in FINAL:
-        store.settle(record)
-        if not request.get("reason") and person.uid in (0, owner["uid"], record.get("asked_by")):
-            from .record import note_stop_request  # few requests want it
-
-            # Whoever recovers it may be about to start it again.
-            note_stop_request(store, record, person.name)
-        return {"ok": True, "record": record, "already": True}
-    if person.uid != record.get("asked_by"):
-        require_control(person, owner["uid"], owner["name"], bool(request.get("force")))
     intent = _intent(request, person)
-    store.put_intent(run_id, intent)
     supervisor = record["supervisor"]
-    if proc.start_time(supervisor["pid"]) == supervisor["start"]:
+    alive = record["state"] != "lost" and proc.start_time(supervisor["pid"]) == supervisor["start"]
+    if record["state"] in FINAL:
+        # Whoever recovers it may be about to start it again.
+        with contextlib.suppress(Refused):
+            _require_control(person, record, request)
+            _note(store, record, intent, alive=alive)
+        store.settle(record)
+        return {"ok": True, "record": record, "already": True}
+    _require_control(person, record, request)
+    store.put_intent(run_id, intent)
+    if alive:
         with contextlib.suppress(ProcessLookupError):  # it has ended just now
             os.kill(supervisor["pid"], signal.SIGTERM)
     return {"ok": True, "record": _await_end(store, record, intent.get("grace", 0), caller)}
+
+
+def _require_control(person: Person, record: Dict[str, Any], request: Dict[str, Any]) -> None:
+    """Return where a person may end a run: whose it is, who started it, and an administrator who insists.
+
+    Raises:
+        Refused: It is another person's.
+    """
+    owner = record["person"]
+    if person.uid != record.get("asked_by"):
+        require_control(person, owner["uid"], owner["name"], bool(request.get("force")))
+
+
+def _note(store: Store, record: Dict[str, Any], intent: Dict[str, Any], *, alive: bool) -> None:
+    """Keep that somebody wants no other attempt of a run that has ended.
+
+    Args:
+        store: Where its record is.
+        record: Its final record.
+        intent: As `_intent` has it.
+        alive: Whether its supervisor, which may still be writing that, is there; what comes behind it heeds intents.
+    """
+    from .record import note_stop_request  # few requests want it
+
+    if not intent["requested"]:
+        return
+    if alive:
+        store.put_intent(record["run_id"], intent)
+    else:
+        note_stop_request(store, record, intent["by"])
 
 
 def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
@@ -336,7 +367,7 @@ def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
     reason = str(request.get("reason") or "stopped by {}".format(person.name))[:500]
     intent = {"kind": "stop", "by": person.name, "at": time.time(), "reason": reason}
     # A recovery ends what is left of an attempt as well, and says why.
-    intent["requested"] = not request.get("reason")
+    intent["requested"] = request.get("requested") is True or not request.get("reason")
     grace = request.get("grace")
     if grace is not None:
         if not isinstance(grace, (int, float)) or isinstance(grace, bool) or not 0 <= grace <= spec.MAX_GRACE:

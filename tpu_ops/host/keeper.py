@@ -38,34 +38,31 @@ class Keeper:
         """What is wrong with the disk, as far as is known; empty where nothing is."""
         return self._fault
 
-    def save(self, record: Dict[str, Any]) -> str:
+    def save(self, record: Dict[str, Any], beat: Callable[[], None] | None = None) -> str:
         """Write a record, which nobody may change any more; return what is wrong with the disk.
 
         Where the disk takes longer than a moment the record stands in memory, and goes to the disk in its turn.
+
+        Args:
+            record: The record.
+            beat: Of the last record, after which others may take this worker: called every second while the disk is
+                waited for, and that not for ever.
         """
+        deadline = time.monotonic() + (LAST_PATIENCE if beat else PATIENCE)
         with self._changed:
             # What waits for a disk that stalls is not waited for again.
-            waits = not self._busy
+            waits = beat is not None or not self._busy
             self._next = record
             if not self._busy:
                 self._busy = True
                 threading.Thread(target=self._write, name="record", daemon=True).start()
-            done = waits and self._changed.wait_for(lambda: not self._busy, PATIENCE)
-            if not done or self._fault:
+            while waits and self._busy and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(min(left, _BEAT))
+                if beat:
+                    beat()
+            if self._busy or self._fault:
                 self._store.remember(record)
             return self._fault
-
-    def flush(self, beat: Callable[[], None]) -> None:
-        """Wait until the disk has all of it or refuses it; not for ever, since memory has it as well.
-
-        Args:
-            beat: Called every second meanwhile.
-        """
-        deadline = time.monotonic() + LAST_PATIENCE
-        with self._changed:
-            while self._busy and time.monotonic() < deadline:
-                self._changed.wait(_BEAT)
-                beat()
 
     def _write(self) -> None:
         while True:

@@ -8,7 +8,7 @@ import time
 
 from . import TYPE_CHECKING, proc, spec
 from .person import Person
-from .store import Store
+from .store import FINAL, Store
 from .wire import PROTOCOL
 
 if TYPE_CHECKING:
@@ -104,8 +104,12 @@ def requested_by(intent: Dict[str, Any] | None) -> str:
 
 def note_stop_request(store: Store, record: Dict[str, Any], name: str) -> None:
     """Keep in the record of a rank that has ended who wants no other attempt of the run; who was first stays."""
-    if record["state"] not in ("succeeded", "lost") and not record.get("stop_requested_by"):
-        store.save(dict(record, stop_requested_by=name))
+    found = store.read(record["run_id"])
+    if found is None or found["state"] == "succeeded" or found.get("stop_requested_by"):
+        return
+    # Of a run of this boot whose supervisor has died the record is still to be closed.
+    if found["state"] in FINAL or (found["boot_id"], found["init_start"]) != store.boot():
+        store.save(dict(found, stop_requested_by=name))
 
 
 def first_in(ending: Dict[str, Any], intent: Dict[str, Any] | None) -> Dict[str, Any] | None:

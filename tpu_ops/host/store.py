@@ -314,14 +314,18 @@ class Store:
     # --- intent: why a run is being ended, written before anything is signalled -----------------------------
 
     def put_intent(self, run_id: str, intent: dict[str, Any]) -> None:
-        """Record why a run is about to be ended; the first intent stays."""
+        """Record why a run is about to be ended; the first intent stays, but for one that a person asks for."""
         path = self._intent_path(run_id)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         temporary = "{}.{}".format(path, os.getpid())
         with open(temporary, "w", encoding="ascii") as file:
             json.dump(intent, file)
-        with contextlib.suppress(FileExistsError):
+        try:
             os.link(temporary, path)
+        except FileExistsError:
+            if intent.get("requested"):
+                os.replace(temporary, path)
+                return
         os.unlink(temporary)
 
     def take_intent(self, run_id: str) -> dict[str, Any] | None:

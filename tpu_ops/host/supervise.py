@@ -51,7 +51,7 @@ class Supervisor:
         #: What is wrong with the disk that the record belongs on, and when it was tried last (monotonic seconds).
         self._disk_fault = ""
         self._tried = 0.0
-        self._keeper = Keeper(store)
+        self._keeper, self._last = Keeper(store), False
         self._oom_kills = proc.oom_kills()
 
     def run(self) -> int:
@@ -311,15 +311,16 @@ class Supervisor:
     def _save(self, **changes: Any) -> None:
         """Write the record. That the disk does not take it is noted once and tried again, and in the way of nothing."""
         self.record.update(changes)
-        fault = self._keeper.save(dict(self.record))
+        beat = (lambda: unit.notify("WATCHDOG=1")) if self._last else None
+        fault = self._keeper.save(dict(self.record), beat)
         if fault and not self._disk_fault:
             text = "rank {rank} ({worker}): the run's record cannot be written to the disk and is kept in memory: "
             self.record["notes"] = [*self.record["notes"], text.format(**self.record) + fault]
-            self._keeper.save(dict(self.record))
+            self._keeper.save(dict(self.record), beat)
         self._disk_fault, self._tried = fault, time.monotonic()
 
     def _finish(self, **changes: Any) -> None:
         self.store.drop_secrets()
         self._note_stop_request()
+        self._last = True
         self._save(ended=self.record["ended"] or time.time(), **changes)
-        self._keeper.flush(lambda: unit.notify("WATCHDOG=1"))

@@ -317,10 +317,25 @@ class Stopped(NamedTuple):
 
 
 async def stop(
-    fanout: Fanout, run: RunRef, *, force: bool = False, grace: float | None = None, reason: str = ""
+    fanout: Fanout,
+    run: RunRef,
+    *,
+    force: bool = False,
+    grace: float | None = None,
+    reason: str = "",
+    requested: bool = False,
 ) -> Stopped:
-    """Stop a run on all its workers and return how every rank ended; one that had ended before stays so."""
-    request: dict[str, Any] = {"run_id": run.run_id, "force": force, "reason": reason}
+    """Stop a run on all its workers and return how every rank ended; one that had ended before stays so.
+
+    Args:
+        fanout: Reaches the workers.
+        run: The run.
+        force: Whether another person's run is meant, for administrators.
+        grace: Seconds between SIGTERM and SIGKILL; None is the run's own.
+        reason: Why, where that is not that the person asks for it.
+        requested: Whether a person wants that it is not started again in spite of a reason.
+    """
+    request: dict[str, Any] = {"run_id": run.run_id, "force": force, "reason": reason, "requested": requested}
     if grace is not None:
         request["grace"] = grace
     given = max(GRACE_STOP, grace or 0)

@@ -11,7 +11,7 @@ from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.log import Log
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs.control import RunRef
-from tpu_ops.runs.follow import UNKNOWN, Follower, Outcome
+from tpu_ops.runs.follow import Follower, Outcome
 
 _log = Log(__name__)
 
@@ -74,7 +74,7 @@ async def _copied(fanout: Fanout, run: RunRef, folder: Path, taken: Callable[[st
         outcomes = await follower.run()
     left = {}
     for outcome, part, path in zip(outcomes, parts, paths, strict=True):
-        if outcome.state not in (*UNKNOWN, "gone"):
+        if outcome.record is not None:
             part.replace(path)
         elif part.stat().st_size:
             left[outcome.rank] = part

@@ -49,6 +49,7 @@ class Outcome:
         intent: Why it was ended, as the worker recorded it: ``stop``, ``failed``, ``shutdown``; empty where it was not.
         tail: The last lines of its log.
         record: The worker's record.
+        stop_requested_by: Who wanted the run stopped, as the worker knows it, whatever ended the rank.
     """
 
     rank: int
@@ -59,6 +60,7 @@ class Outcome:
     intent: str = ""
     tail: str = ""
     record: Mapping[str, Any] | None = None
+    stop_requested_by: str = ""
 
     @property
     def is_cause(self) -> bool:
@@ -84,7 +86,8 @@ def outcome_of(rank: int, host: str, record: Mapping[str, Any] | None, tail: str
         return Outcome(rank, host, "gone", reason="the worker knows nothing of this run")
     intent = (record.get("intent") or {}).get("kind", "")
     reason = record.get("reason") or ""
-    return Outcome(rank, host, record["state"], record.get("exit"), reason, intent, tail, record)
+    asked = record.get("stop_requested_by", "")
+    return Outcome(rank, host, record["state"], record.get("exit"), reason, intent, tail, record, asked)
 
 
 def _attempt(outcome: Outcome) -> int:

@@ -123,7 +123,7 @@ def of_attempt(outcomes: Sequence[Outcome], attempt: int) -> list[Outcome]:
     return [
         outcome
         if outcome.record is None or outcome.record["attempt"] == attempt
-        else Outcome(outcome.rank, outcome.host, "gone", reason=f"attempt {attempt} is not on it")
+        else replace(outcome, state="gone", reason=f"attempt {attempt} is not on it", exit=None, intent="", record=None)
         for outcome in outcomes
     ]
 
@@ -138,7 +138,7 @@ def was_started(outcomes: Sequence[Outcome]) -> bool:
 
 def stop_requested_by(outcomes: Sequence[Outcome]) -> str:
     """Return who wanted the run stopped, whatever ended its ranks; empty where nobody did."""
-    return next((who for outcome in outcomes if (who := (outcome.record or {}).get("stop_requested_by"))), "")
+    return next((outcome.stop_requested_by for outcome in outcomes if outcome.stop_requested_by), "")
 
 
 def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, str]:
@@ -216,6 +216,8 @@ def read(state_dir: Path, run_id: str) -> Recovery:
         raise UsageError(f"{run_id!r} is no run", where="--recover", fix=fix)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+        # As the version before has it, which counted before it brought nodes back.
+        data.setdefault("counted", data["pending"] and data["preemptions"] > 0)
         lists = {key: tuple(data[key]) for key in ("env_files", "secret_words")}
         found = Recovery(**{**data, **lists, "plan": Plan.from_json(data["plan"])})
         _without_values(found)
