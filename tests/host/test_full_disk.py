@@ -109,6 +109,31 @@ def test_who_wants_a_run_stopped_that_ends_for_another_reason_stays_on_record(
     assert (written(tmp_path)["stop_requested_by"], written(tmp_path)["intent"]["kind"]) == (noted, "failed")
 
 
+def test_an_attempt_that_comes_just_after_a_stop_is_refused_and_the_stop_stays_on_record(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    ended = record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "") | {"state": "failed"}
+    store.prepare("r1", os.getuid(), os.getgid())
+    store.write(ended)
+    record.note_stop_request(store, {**ended, "attempt": 2}, "bob")
+    assert written(tmp_path)["stop_requested_by"] == "", "another attempt was meant"
+    record.note_stop_request(store, ended, "ada")
+    supervisor = supervise.Supervisor(store, "r1")
+    supervisor.record = record.new_record(spec.check(good(**ALONE, attempt=2)), myself(), os.getuid(), "")
+    with pytest.raises(child.NotReady, match="run r1 was stopped by ada"):
+        supervisor._keep()
+    assert (written(tmp_path)["attempt"], written(tmp_path)["stop_requested_by"]) == (2, "ada")
+
+
+def test_a_stop_of_a_rank_that_is_ending_anyway_is_written_at_once(tmp_path: Path) -> None:
+    supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
+    supervisor.record = record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "")
+    supervisor._keep()
+    supervisor.intent = {"kind": "failed", "by": "the run itself"}
+    supervisor.store.put_intent("r1", {"kind": "stop", "by": "ada", "requested": True})
+    supervisor._asked_to_end()
+    assert written(tmp_path)["stop_requested_by"] == "ada"
+
+
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     found = Disk()

@@ -178,7 +178,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
     monkeypatch.setattr(attempt, "LOOK", 0.05)
     monkeypatch.setattr("tpu_ops.fleet.remaking.FIRST_PAUSE", 0.01)
 
-    def followed(world: World, *words: str, **changes: Any) -> tuple[int, World, recovering.Recovering]:
+    def followed(
+        world: World, *words: str, first: Any = None, **changes: Any
+    ) -> tuple[int, World, recovering.Recovering]:
         for name, value in {
             "origin.api": lambda _: contextlib.nullcontext(),
             "remaking.look": world.look,
@@ -199,6 +201,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
         settings: Any = stand_in(tmp_path)
         job = recovering.Recovering(settings, replace(kept, **changes), asked, parser.parse_args(words), begun=False)
         world_fanout: Any = world
+        if first:
+            return job.to_the_end(first(job)), world, job
         if job.kept.pending:
             return job.to_the_end(None), world, job
         return job.to_the_end(job.started(world_fanout, world.workers)), world, job
@@ -757,6 +761,62 @@ def test_who_takes_over_a_run_whose_budget_is_used_up_starts_nothing(
     with pytest.raises(UsageError, match="--max-preemptions 0 is used up"):
         attach._take_over(stand_in(tmp_path), words)
     assert not recovery.is_kept(tmp_path, "r1")
+
+
+async def test_a_recovery_that_died_under_its_first_start_is_ended_by_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
+    options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
+    recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options, pending=True))
+    assert await stop._stop(*words_of_stop(tmp_path)) == ([], None)
+    assert not recovery.is_kept(tmp_path, "r1")
+    assert "it had not begun, and is not started any more" in capsys.readouterr().err
+
+
+def test_an_attempt_that_is_refused_for_a_stop_ends_the_recovery_as_stopped(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    world = World(FAILED, DONE)
+    world.refusals = [("start", Reply("", {}, "held", "run r1 was stopped by ada"))]
+    call = world.call
+
+    async def stopped(requests: Any, action: str, **more: Any) -> dict[str, Reply]:
+        if action == "start":
+            world.endings[1] = {**FAILED, "stop_requested_by": "ada"}
+        return await call(requests, action, **more)
+
+    monkeypatch.setattr(world, "call", stopped)
+    code, _, _ = run(world, max_failures=5)
+    assert (code, [sent["attempt"] for sent in world.specs]) == (1, [2])
+    assert "run r1: stopped; it is not started again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("may_be_on", [False, True])
+@pytest.mark.parametrize(("state", "limit"), [("PREEMPTED", None), ("PREEMPTED", 0), ("READY", None)])
+def test_a_node_that_is_taken_away_under_the_first_start_is_brought_back(
+    run: Any, tmp_path: Path, state: str, limit: int | None, may_be_on: bool
+) -> None:
+    world = World(None, DONE)
+
+    async def starts(job: recovering.Recovering) -> int:
+        job._wrote = True
+        job._keep(attempt=1, pending=False)
+        world.state = state
+        if may_be_on:
+            job.may_be_on()
+        raise launch.NotStarted([Reply("pod-w0", {}, "failed", "D-Bus connection terminated")])
+
+    if state == "READY" or limit == 0:
+        error = launch.NotStarted if state == "READY" else UnreachableError
+        with pytest.raises(error):
+            run(world, first=starts, max_preemptions=limit)
+        assert world.done == []
+        assert recovery.is_kept(tmp_path, "r1") is (may_be_on and state == "READY")
+    else:
+        code, _, job = run(world, first=starts, max_preemptions=limit)
+        assert (code, job.kept.attempt, job.kept.preemptions) == (0, 2, 1)
+        assert world.done[0] == "bring back r1/2"
 
 
 def test_nodes_that_are_taken_away_after_a_failure_use_up_the_budget(run: Any, tmp_path: Path) -> None:

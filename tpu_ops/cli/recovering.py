@@ -176,7 +176,7 @@ class Recovering(Bookkeeping):
             how: dict[str, Any] = {"command": self._settings.command, "as_json": self._args.json}
             return asyncio.run(leaving.followed(work, lambda: self._on, self.left, self._never_again, **how))
         except OpsError as exc:
-            first = self._wrote and not self._begun and self.kept.attempt == 1
+            first = self._wrote and not self._has_followed and self.kept.attempt == 1
             if not (first and (passes(exc) or may_pass(exc)) and self._count_lost(self.kept.plan, exc)):
                 raise
             # As it might have been a moment later.
@@ -324,6 +324,9 @@ class Recovering(Bookkeeping):
             Asked: One would, and none is wanted.
         """
         if who := recovery.stop_requested_by(outcomes):
+            if not any(outcome.record for outcome in outcomes):
+                # Of an attempt that was refused for that nothing is to be told.
+                raise Asked
             if any(outcome.intent != "stop" for outcome in outcomes):
                 self._tell(f"stopped by {who}", "not started again")
             return False

@@ -61,27 +61,35 @@ def run(args: argparse.Namespace) -> int:
 async def _stop(
     fleet: view.Fleet, args: argparse.Namespace
 ) -> tuple[list[tuple[control.RunRef, control.Stopped]], OpsError | None]:
-    fanout, state_dir = contact.fanout(fleet), fleet.settings.state_dir
+    fanout, state_dir, begun = contact.fanout(fleet), fleet.settings.state_dir, time.time()
     unheard = recovery.not_begun(state_dir, args.run) or (
         # Its nodes were taken away under its first start.
         recovery.is_kept(state_dir, args.run) and records.read(state_dir, args.run) is None
     )
     kept = unheard and not control.is_target(fleet, args.run)
     # No worker knows it; one that is begun just now is stopped as any other.
-    if kept and await _not_again(state_dir, args.run):
+    if kept and (await _not_again(state_dir, args.run) or not recovery.is_kept(state_dir, args.run)):
         output.info(f"run {args.run}: it had not begun, and is not started any more")
         return [], None
     found = await control.find(fleet, fanout, args.run)
-    ended = await asyncio.gather(*(_end_of_all(fleet, fanout, run, args) for run in found.runs))
+    ended = await asyncio.gather(*(_end_of_all(fleet, fanout, run, args, begun) for run in found.runs))
     problem = next((problem for _, problem in ended if problem), None)
     return [(run, stopped) for run, (stopped, _) in zip(found.runs, ended, strict=True)], problem or found.problem()
 
 
 async def _end_of_all(
-    fleet: view.Fleet, fanout: Fanout, run_: control.RunRef, args: argparse.Namespace
+    fleet: view.Fleet, fanout: Fanout, run_: control.RunRef, args: argparse.Namespace, begun: float
 ) -> tuple[control.Stopped, OpsError | None]:
-    """Stop one run, and see to it that it is not started again from here; return the error where that is not sure."""
-    off, deaf, begun = False, None, time.time()
+    """Stop one run, and see to it that it is not started again from here; return the error where that is not sure.
+
+    Args:
+        fleet: The fleet.
+        fanout: Reaches its workers.
+        run_: The run.
+        args: Of the command line.
+        begun: When workers were asked first (seconds since 1970).
+    """
+    off, deaf = False, None
     if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
         try:
             off = await _not_again(fleet.settings.state_dir, run_.run_id)

@@ -315,6 +315,9 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     alive = record["state"] != "lost" and proc.start_time(supervisor["pid"]) == supervisor["start"]
     if record["state"] in FINAL:
         # Whoever recovers it may be about to start it again.
+        if not alive:
+            # What comes behind a supervisor that was killed closes its record.
+            store.settle(record)
         with contextlib.suppress(Refused):
             _require_control(person, record, request)
             _note(store, record, intent, alive=alive)

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 #: How long a record is waited for, in seconds: an fsync waits for all that others have written before it, which a
 #: checkpoint of tens of GB makes longer than systemd's watchdog.
 PATIENCE = 1.0
-#: How long the last record of a run is waited for, in seconds, and between two calls meanwhile.
-LAST_PATIENCE, _BEAT = 60.0, 1.0
+#: How long the last record of a run is waited for, in seconds, and between two calls meanwhile: less than a stop waits
+#: beyond its grace before it has systemd kill the supervisor (`unit.STOP_MARGIN`).
+LAST_PATIENCE, _BEAT = 10.0, 1.0
 
 
 class Keeper:

@@ -13,7 +13,7 @@ from .person import Person
 from .spec import RUN_ID, encode
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, TextIO
+    from typing import Any, Dict, Iterator, TextIO
 
 #: How long the unit of an ended run may take to go, in seconds.
 SETTLE_LIMIT = 5.0
@@ -143,6 +143,14 @@ class Store:
         return os.path.join(self.run_dir, "records", run_id + ".json"), os.path.join(
             self.directory(run_id), "record.json"
         )
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Keep others from setting a record aside, or from adding to one that has ended, for as long as this lasts."""
+        os.makedirs(self.run_dir, mode=0o700, exist_ok=True)
+        with open(os.path.join(self.run_dir, "changing"), "w", encoding="ascii") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def write(self, record: dict[str, Any]) -> None:
         """Write a run's record to the disk; a reader sees the old one or the new one, never a part.

@@ -103,17 +103,22 @@ class Supervisor:
         """Make the place of the record and the log, on the disk: what nobody could look up later is not begun.
 
         Raises:
-            NotReady: The disk does not take them.
+            NotReady: The disk does not take them, or somebody wanted no other attempt before this one came.
         """
         person = self.record["person"]
         try:
-            self.store.prepare(self.run_id, person["uid"], by_uid(person["uid"]).gid)
-            self.store.write(self.record)
+            with self.store.changing():
+                who = (self.store.read(self.run_id) or {}).get("stop_requested_by") or ""
+                self.record["stop_requested_by"] = who
+                self.store.prepare(self.run_id, person["uid"], by_uid(person["uid"]).gid)
+                self.store.write(self.record)
         except OSError as exc:
             text = "no record or log can be kept in {0}: {1}; `df {0}` tells how full that disk is"
             raise NotReady(text.format(self.store.runs_dir, exc.strerror or exc)) from exc
         finally:
             spec.discard(self.store.run_dir, self.run_id)
+        if who:
+            raise NotReady("run {} was stopped by {}".format(self.run_id, who))
 
     def _prepare(self, data: Dict[str, Any], config: Dict[str, Any]) -> tuple[Logger, Dict[bytes, bytes]]:
         """Fork the command and hold it: everything that can be wrong shows here, before anything runs."""
@@ -296,7 +301,10 @@ class Supervisor:
 
     def _asked_to_end(self) -> None:
         """Note why this rank is to end. What ended it before stays, and whoever wants no other attempt is known."""
-        told = self._note_stop_request()
+        before, told = self.record["stop_requested_by"], self._note_stop_request()
+        if self.intent is not None and self.record["stop_requested_by"] != before:
+            # What ends it has been written; this stands nowhere else any more.
+            self._save()
         if self.intent is None:
             self.intent = told or {"kind": "shutdown", "by": "systemd", "at": time.time(), "reason": "host shuts down"}
 
