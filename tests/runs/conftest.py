@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.desk import Desk, lab_up
+from tests.support.recovery import launcher_fleet
 from tests.support.runs import Bench, made
 
 SIZE = 2
@@ -33,6 +35,14 @@ def slices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("slices")
     with made("slices", folder, packages=[""] * 4, jax="0.10.2", nodes=["a", "b", "c"]) as workers:
         yield workers
+
+
+@pytest.fixture(scope="session")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """A shell whose lab is up, with no node, and whose site.yml has the launcher alone."""
+    fleet = launcher_fleet(tmp_path_factory.mktemp("recover") / "fleet")
+    with lab_up("recover", tmp_path_factory.mktemp("state"), TPU_OPS_FLEET=str(fleet)) as shell:
+        yield shell
 
 
 @pytest.fixture(autouse=True)

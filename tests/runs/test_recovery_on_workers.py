@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import json
 import re
 import signal
-import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.desk import Desk, Lab, lab_up
-from tests.support.fleet import ROOT
+from tests.support.desk import Desk, Lab
 from tests.support.proxy import Proxy
-from tests.support.runs import JAX, PATIENCE
+from tests.support.recovery import begun, lines_until
+from tests.support.runs import JAX
 
 pytestmark = pytest.mark.lab
 
@@ -62,63 +58,16 @@ def loss_of(step: int) -> float:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fleet whose site.yml has the launcher alone: what a run needs, and quickly there on a new worker."""
-    folder = tmp_path_factory.mktemp("recover") / "fleet"
-    (folder / "inventory" / "group_vars").mkdir(parents=True)
-    (folder / "inventory" / "tpu_vm.yml").write_text("plugin: tpu_vm\n")
-    (folder / "inventory" / "group_vars" / "all.yml").write_text('launcher_venv: ""\n')
-    (folder / "playbooks").mkdir()
-    for name in ("library", "action_plugins", "filter_plugins"):
-        (folder / "playbooks" / name).symlink_to(ROOT / "playbooks" / name)
-    (folder / "site.yml").write_text("- import_playbook: playbooks/launcher.yml\n")
-    play = {"hosts": "all", "become": True, "gather_facts": False, "roles": ["launcher"]}
-    (folder / "playbooks" / "launcher.yml").write_text(json.dumps([play]))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def desk(fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    """A shell whose lab is up, with two nodes of four workers, `a` and `b`."""
-    with lab_up("recover", tmp_path_factory.mktemp("state"), TPU_OPS_FLEET=str(fleet)) as shell:
-        # The lab gives the lowest free addresses: a node that is made anew finds some that neither had.
-        shell.do("tpu_ops", "create", "low", "--type", "v4-8", "--zone", "us-central2-b", "--no-wait")
-        for name in ("a", "b"):
-            shell.do("tpu_ops", "create", name, "--type", "v4-32", "--zone", "us-central2-b", "--spot")
-        shell.do("tpu_ops", "delete", "low", "--yes")
-        shell.do("tpu_ops", "configure", "a,b")
-        Lab(shell).inside("a-w0", "sh", "-c", JAX, "sh", VENV, JAX_VERSION)
-        yield shell
-
-
-@contextlib.contextmanager
-def begun(desk: Desk, *argv: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a command, which is killed at the end of the block, and when it takes too long."""
-    pipe = subprocess.PIPE
-    # As at a terminal, even where these tests themselves run in the background of a shell, which ignores Ctrl-C.
-    command = ["env", "--default-signal=INT", *argv]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=desk.environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
-    )
-    patience = threading.Timer(PATIENCE, process.kill)
-    patience.start()
-    try:
-        yield process
-    finally:
-        patience.cancel()
-        process.kill()
-        process.wait()
-
-
-def lines_until(process: subprocess.Popen[str], text: str) -> str:
-    """Return what a command says up to the line that holds a text."""
-    assert process.stderr is not None
-    found = ""
-    for line in process.stderr:
-        found += line
-        if text in line:
-            return found
-    raise AssertionError(f"{text!r} was never said: {found}")
+def desk(cloud: Desk) -> Desk:
+    """A shell whose lab has two nodes of four workers, `a` and `b`."""
+    # The lab gives the lowest free addresses: a node that is made anew finds some that neither had.
+    cloud.do("tpu_ops", "create", "low", "--type", "v4-8", "--zone", "us-central2-b", "--no-wait")
+    for name in ("a", "b"):
+        cloud.do("tpu_ops", "create", name, "--type", "v4-32", "--zone", "us-central2-b", "--spot")
+    cloud.do("tpu_ops", "delete", "low", "--yes")
+    cloud.do("tpu_ops", "configure", "a,b")
+    Lab(cloud).inside("a-w0", "sh", "-c", JAX, "sh", VENV, JAX_VERSION)
+    return cloud
 
 
 def workers(desk: Desk) -> list[dict[str, Any]]:

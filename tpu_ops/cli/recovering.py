@@ -430,7 +430,8 @@ class Recovering(Bookkeeping):
                     raise
                 silent = passes(exc) and not isinstance(exc, RefusedError)
                 self._refusals = 0 if silent else self._refusals + 1
-                if (silent or may_pass(exc)) and self._now and self._count_lost(self._now, exc, anew=True):
+                # Whatever went wrong: Ansible knows no such worker, for example, once its node is taken away.
+                if self._now and self._count_lost(self._now, exc, anew=True):
                     self._now = None
                     continue
                 # Whoever has just called the command is told at once what is wrong, and mends it.

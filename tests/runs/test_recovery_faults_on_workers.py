@@ -1,0 +1,140 @@
+"""Runs that are recovered while their nodes are taken, and whoever recovers them dies, at the worst moments."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.desk import Desk, Lab
+from tests.support.recovery import begun, lines_until
+from tpu_ops.errors import ExitCode
+
+pytestmark = pytest.mark.lab
+
+#: Notes each attempt where a later one finds it: a node that was not taken keeps its disk.
+NOTED = 'echo "$TPU_OPS_ATTEMPT" >>~/began-"$TPU_OPS_RUN_ID"; echo "attempt $TPU_OPS_ATTEMPT is on"'
+CONFIGURING = "configuring x-w0 (site.yml)"
+
+
+@pytest.fixture(scope="module")
+def desk(cloud: Desk) -> Iterator[Desk]:
+    """A shell whose lab has two nodes of one worker each, `x` and `y`."""
+    for name in ("x", "y"):
+        cloud.do("tpu_ops", "create", name, "--type", "v4-8", "--zone", "us-central2-b", "--spot")
+    cloud.do("tpu_ops", "configure", "x,y")
+    yield cloud
+    cloud.do("tpu_ops", "delete", "x,y", "--yes")
+
+
+def machine_like(desk: Desk, state: Path) -> Desk:
+    """Return a shell on another machine, which has a copy of what the first one knows, as with a home on NFS."""
+    here = Path(desk.environ["TPU_OPS_STATE"])
+    shutil.copytree(here / "fleets", state / "fleets", ignore=shutil.ignore_patterns("lock"))
+    return replace(desk, environ=desk.environ | {"TPU_OPS_STATE": str(state)})
+
+
+def attempts(desk: Desk, host: str, run_id: str) -> list[str]:
+    """Return the attempts of a run that were begun on a worker, in their order."""
+    return Lab(desk).inside(host, "sh", "-c", f"cat /home/*/began-{run_id}").split()
+
+
+def told(out: str) -> tuple[str, int, int, int]:
+    """Return state, attempt, preemptions and failures of what --json has printed."""
+    found = json.loads(out)
+    return found["state"], found["attempt"], found["preemptions"], found["failures"]
+
+
+def test_a_node_that_is_taken_under_the_start_under_site_yml_and_in_training_is_brought_back_each_time(
+    desk: Desk,
+) -> None:
+    """Then whoever recovers the run is killed while site.yml runs, and another shell goes on."""
+    seen = ""
+    line = f'{NOTED}; [ "$TPU_OPS_ATTEMPT" = 3 ] || exec sleep 600'
+    train = ("tpu_ops", "train", "x", "--recover", "--json", "--name", "often", "--shell", "--", line)
+    Lab(desk).fault(method="GetNode", seconds=5, times=1)
+    with begun(desk, *train) as first:
+        lines_until(first, "looking whether site.yml")
+        lines_until(first, "1 workers ready in")
+        # All that is left to ask before the start is what makes the node again; attempt 1 is asked for in vain.
+        desk.do("tpu_ops", "lab", "preempt", "x")
+        seen += lines_until(first, CONFIGURING)
+        desk.do("tpu_ops", "lab", "preempt", "x")
+        seen += lines_until(first, "attempt 2 is on")
+        desk.do("tpu_ops", "lab", "preempt", "x")
+        seen += lines_until(first, CONFIGURING)
+        first.kill()
+    with begun(desk, "tpu_ops", "attach", "often", "--recover", "--json") as second:
+        out, rest = second.communicate(timeout=desk.patience)
+    assert second.returncode == 0, rest
+    assert told(out) == ("succeeded", 3, 3, 0), seen + rest
+    assert attempts(desk, "x-w0", "often") == ["3"]
+    kept = next(Path(desk.environ["TPU_OPS_STATE"]).glob("fleets/*/runs/often"))
+    assert not (kept / "recovery.json").exists()
+    logs = {path.parent.name: path.read_text() for path in kept.glob("attempt-*/rank-0.log")}
+    assert logs == {f"attempt-{number}": f"attempt {number} is on\n" for number in (2, 3)}
+
+
+def test_two_machines_that_recover_one_run_start_each_attempt_once(desk: Desk, tmp_path: Path) -> None:
+    line = f'{NOTED}; [ "$TPU_OPS_ATTEMPT" = 2 ] || exec sleep 600; sleep 20'
+    train = ("tpu_ops", "train", "x,y", "--recover", "--json", "--name", "both", "--shell", "--", line)
+    with begun(desk, *train) as first:
+        lines_until(first, "attempt 1 is on")
+        there = machine_like(desk, tmp_path / "state")
+        with begun(there, "tpu_ops", "attach", "both", "--recover", "--json") as second:
+            lines_until(second, "attempt 1 is on")
+            desk.do("tpu_ops", "lab", "preempt", "x")
+            ends = [process.communicate(timeout=desk.patience) for process in (first, second)]
+    said = "\n".join(err for _, err in ends)
+    assert [process.returncode for process in (first, second)] == [0, 0], said
+    assert [told(out)[:2] for out, _ in ends] == [("succeeded", 2)] * 2, said
+    assert attempts(desk, "x-w0", "both") == ["2"]
+    assert attempts(desk, "y-w0", "both") == ["1", "2"]
+
+
+def test_a_stop_from_another_machine_between_two_attempts_is_heard_of_a_node_that_is_left(
+    desk: Desk, tmp_path: Path
+) -> None:
+    train = ("tpu_ops", "train", "x,y", "--recover", "--json", "--name", "halfway", "--shell", "--")
+    there = replace(desk, environ=desk.environ | {"TPU_OPS_STATE": str(tmp_path / "state")})
+    with begun(desk, *train, f"{NOTED}; exec sleep 600") as process:
+        lines_until(process, "attempt 1 is on")
+        desk.do("tpu_ops", "lab", "preempt", "x")
+        lines_until(process, CONFIGURING)
+        stopped = there.try_("tpu_ops", "stop", "halfway")
+        out, rest = process.communicate(timeout=desk.patience)
+    assert process.returncode == ExitCode.FAILED, f"{rest}\nstop: {stopped.stderr}"
+    assert "attempt 2: started" not in rest
+    assert told(out)[1] == 1
+    assert attempts(desk, "y-w0", "halfway") == ["1"]
+
+
+def test_whoever_recovers_a_run_may_be_killed_at_any_moment_and_nothing_happens_twice(desk: Desk) -> None:
+    """A command fails at once; what recovers it is killed again and again, a little later each time."""
+    last, kills = 6, 0
+    line = f'{NOTED}; [ "$TPU_OPS_ATTEMPT" = {last} ] || exit 3'
+    argv = ["train", "y", "--recover", "--json", "--name", "killed", "--max-failures", "9", "--shell", "--", line]
+    out = ""
+    for moment in (*(number * 0.15 for number in range(14)), 600.0):
+        with begun(desk, "tpu_ops", *argv) as process:
+            if argv[0] == "train":
+                lines_until(process, "logs of all ranks go to")
+            deadline = time.monotonic() + moment + 0.3
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.02)  # these are the moments at which it is killed
+            if process.poll() is not None:
+                out, err = process.communicate()
+                assert process.returncode == 0, err
+                break
+            kills += 1
+        argv = ["attach", "killed", "--recover", "--json"]
+    assert kills > 3
+    assert told(out) == ("succeeded", last, 0, last - 1)
+    assert attempts(desk, "y-w0", "killed") == [str(number) for number in range(1, last + 1)]
+    assert not re.search("killed", desk.do("tpu_ops", "runs"))
