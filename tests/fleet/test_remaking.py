@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import pytest
 
 from tests.support.lab_api import LOCATION, LabApi
@@ -213,6 +216,55 @@ def test_of_two_who_bring_a_node_back_both_have_the_same_one(tpu, lab_api, monke
     assert lab_api.requests()["CreateNode"] == 3
 
 
+@pytest.mark.parametrize(("times", "pauses"), [(1, 0), (3, 2)])
+def test_a_name_that_is_taken_though_nothing_is_there_is_waited_for(tpu, lab_api, times, pauses):
+    lab_api.create("pod")
+    plan = remaking.remember(tpu, [name()])
+    lab_api.done("DELETE", f"v2/{name()}")
+    lab_api.fault(method="CreateNode", code="ALREADY_EXISTS", message="it is being deleted", times=times)
+    seen, said = back(tpu, plan)
+    assert seen[name()].state == "READY"
+    assert len([text for text in said if "it is being deleted (ALREADY_EXISTS); next try in" in text]) == pauses
+
+
+def test_what_a_node_needs_and_is_gone_ends_it_and_is_named(tpu, lab_api):
+    lab_api.create("pod")
+    plan = remaking.remember(tpu, [name()])
+    lab_api.done("DELETE", f"v2/{name()}")
+    lab_api.fault(method="CreateNode", code="NOT_FOUND", message="the network net was not found")
+    with pytest.raises(ApiError, match="the network net was not found"):
+        back(tpu, plan)
+    assert lab_api.requests()["CreateNode"] == 3
+
+
+def test_what_is_wrong_with_one_node_is_told_while_another_is_waited_for(tpu, lab_api, monkeypatch):
+    monkeypatch.setattr(remaking, "FIRST_PAUSE", 60.0)
+    for one in ("a", "b"):
+        lab_api.create(one)
+    plan = remaking.remember(tpu, [name("a"), name("b")])
+    lab_api.done("DELETE", f"v2/{name('a')}")
+    lab_api.done("POST", f"v2/{name('b')}:stop", {})
+    lab_api.fault(method="CreateNode", code="RESOURCE_EXHAUSTED", message="no capacity")
+    lab_api.fault(method="StartNode", code="PERMISSION_DENIED", message="not you")
+    begun = time.monotonic()
+    with pytest.raises(ApiError, match="not you"):
+        back(tpu, plan)
+    assert time.monotonic() - begun < 30
+
+
+def test_what_takes_too_long_is_told_with_what_waits_on(tpu, lab_api, monkeypatch):
+    lab_api.create("pod")
+    plan = remaking.remember(tpu, [name()])
+    preempt(lab_api)
+    with monkeypatch.context() as patch:
+        patch.setattr(remaking, "MAKING", 0.0)
+        with pytest.raises(CloudError, match="not done after 0 s") as late:
+            back(tpu, plan)
+    assert late.value.fix == "`tpu_ops attach RUN --recover` waits on"
+    with connect(lab_api.grpc, timeout=10) as again:
+        assert remaking.fresh(plan, back(again, plan)[0]) == {name()}
+
+
 def queued(lab_api, tpu, *nodes, short="spring"):
     """Ask for nodes by a queued resource and wait until it is ACTIVE."""
     node = {"acceleratorType": "v4-8", "runtimeVersion": "tpu-ubuntu2204-base", "metadata": {"a": "b"}}
@@ -237,13 +289,50 @@ def test_nodes_of_a_queued_resource_are_made_again_by_it(tpu, lab_api):
     seen, said = back(tpu, plan)
     assert remaking.fresh(plan, seen) == {name("a"), name("b")}
     assert before is not None
-    assert cloud.queued(tpu, resource) == before
+    now = cloud.queued(tpu, resource)
+    assert now is not None
+    assert replace(now, created=before.created) == before
     assert "spot" in before.body
     assert before.body["queueing_policy"] == {"valid_until_duration": "3600s"}
     assert lab_api.requests()["CreateQueuedResource"] == 2
     assert "CreateNode" not in lab_api.requests()
     assert any("deleting what is left of it" in text for text in said)
     assert any("asking for its resources again" in text for text in said)
+
+
+def test_a_queued_resource_that_is_lost_again_before_the_next_attempt_is_asked_for_again(tpu, lab_api):
+    """The service answers a request id that it knows with what it answered then, and does nothing."""
+    queued(lab_api, tpu, "a")
+    plan = remaking.remember(tpu, [name("a")])
+    for _ in range(3):
+        preempt(lab_api, "a")
+        seen, _ = back(tpu, plan)
+        assert remaking.fresh(plan, seen) == {name("a")}
+        plan = plan.now(seen, [name("a")])
+
+
+def test_a_queued_resource_whose_deletion_fails_is_deleted_again(tpu, lab_api, monkeypatch):
+    queued(lab_api, tpu, "a")
+    plan = remaking.remember(tpu, [name("a")])
+    preempt(lab_api, "a")
+    ids = []
+    delete, wait = cloud.delete_queued, operations.wait
+
+    def counted(client, resource, request_id):
+        ids.append(request_id)
+        return delete(client, resource, request_id) if len(ids) > 1 else "nothing"
+
+    def failing(client, operation, **more):
+        if operation == "nothing":
+            raise ApiError("a bad moment", status="INTERNAL", where="spring")
+        wait(client, operation, **more)
+
+    monkeypatch.setattr(cloud, "delete_queued", counted)
+    monkeypatch.setattr(operations, "wait", failing)
+    seen, said = back(tpu, plan)
+    assert remaking.fresh(plan, seen) == {name("a")}
+    assert len(set(ids)) == len(ids) == 2
+    assert any("a bad moment" in text for text in said)
 
 
 def test_a_stopped_node_of_a_queued_resource_is_started_and_the_others_stay(tpu, lab_api):

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -115,15 +115,27 @@ class Tpu:
         self.closed.set()
         self.client.transport.close()
 
-    def concurrently(self, function: Callable[[Thing], Answer], things: Sequence[Thing]) -> list[Answer]:
+    def concurrently(
+        self, function: Callable[[Thing], Answer], things: Sequence[Thing], at_once: int = CONCURRENCY
+    ) -> list[Answer]:
         """Return what a function that makes calls returns for each of several things, in their order.
 
-        The first exception of it, or an interrupt, ends all calls: nobody waits for their time-outs.
+        Whichever exception of it comes first, or an interrupt, ends all calls: nobody waits for their time-outs.
+
+        Args:
+            function: Called in several threads.
+            things: What it is called with.
+            at_once: Number of threads at most, at least 1.
         """
-        with ThreadPoolExecutor(CONCURRENCY) as pool:
+        with ThreadPoolExecutor(at_once) as pool:
+            futures = [pool.submit(function, thing) for thing in things]
             try:
-                return list(pool.map(function, things))
+                wait(futures, return_when=FIRST_EXCEPTION)
+                # Where some have not ended, one of the others has failed.
+                return [future.result() for future in futures if future.done()]
             except BaseException:
+                for future in futures:
+                    future.cancel()
                 self.close()
                 raise
 

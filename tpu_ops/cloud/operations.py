@@ -19,12 +19,16 @@ FIRST_LOOK, LONGEST_LOOK = 0.2, 5.0
 Progress = Callable[[float, str], None]
 
 
+class Late(CloudError):
+    """What was waited for takes longer; it goes on."""
+
+
 def wait(tpu: Tpu, operation: str, *, what: str, timeout: float, progress: Progress) -> None:
     """Wait until an operation is done.
 
     Raises:
         ApiError: It ended with an error.
-        CloudError: It was not done in time; it goes on.
+        Late: It was not done in time.
     """
 
     def look() -> bool:
@@ -50,7 +54,7 @@ def wait_for_state(
         progress: Told what is waited for.
 
     Raises:
-        CloudError: The node was still in one of these states when the time was over.
+        Late: The node was still in one of these states when the time was over.
     """
     node: Json | None = {}
 
@@ -78,7 +82,7 @@ def _until(look: Callable[[], bool], *, what: str, timeout: float, progress: Cal
     while not look():
         elapsed = time.monotonic() - start
         if elapsed >= timeout:
-            raise CloudError(
+            raise Late(
                 f"not done after {timeout:.0f} s; it goes on without this command",
                 where=what,
                 fix="run the same command again to wait on, or give more --timeout",

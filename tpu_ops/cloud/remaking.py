@@ -44,12 +44,15 @@ class Queued:
         error: Why it has failed, or empty.
         body: What makes it again.
         nodes: Resource names of the nodes that it asks for.
+        created: When it was created, as the API writes times; empty where it does not say. Another one that is made
+            later under the same name has another.
     """
 
     state: str
     error: str
     body: Json
     nodes: tuple[str, ...]
+    created: str = ""
 
 
 def node_body(tpu: Tpu, name: str) -> tuple[Json, str, str]:
@@ -97,7 +100,11 @@ def queued(tpu: Tpu, name: str) -> Queued | None:
     state = answer.state
     word = state.DESCRIPTOR.fields_by_name["state"].enum_type.values_by_number.get(state.state)
     return Queued(
-        word.name if word else str(state.state), state.failed_data.error.message, kept, tuple(_nodes(name, specs))
+        word.name if word else str(state.state),
+        state.failed_data.error.message,
+        kept,
+        tuple(_nodes(name, specs)),
+        body.get("create_time", ""),
     )
 
 

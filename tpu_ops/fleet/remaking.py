@@ -183,7 +183,8 @@ def bring_back(tpu: Tpu, plan: Plan, request: str, told: Callable[[str], None]) 
     """
     work: list[Callable[[], None]] = [_Queue(tpu, plan, name, request, told).bring for name in plan.queued]
     work += [_Single(tpu, made, told).bring for made in plan.nodes if not made.queued]
-    tpu.concurrently(lambda bring: bring(), work)
+    # Each waits for as long as it takes: none waits for another.
+    tpu.concurrently(lambda bring: bring(), work, at_once=max(1, len(work)))
     return look(tpu, plan)
 
 
@@ -208,19 +209,35 @@ def _left_alone(where: str, state: str) -> CloudError:
     return CloudError(f"it is {state}: that is left alone", where=where, fix=fix)
 
 
+def _late(exc: operations.Late, where: str) -> CloudError:
+    """Return the error about what takes too long, as it is said of a run."""
+    return CloudError(exc.what, where=where, fix="`tpu_ops attach RUN --recover` waits on")
+
+
 class _Pauses:
     """Waits longer each time, until the client is closed."""
 
     def __init__(self, tpu: Tpu, told: Callable[[str], None]) -> None:
         self._tpu, self._told, self._seconds = tpu, told, FIRST_PAUSE
+        self._before: object = None
 
-    def wait(self, failure: ApiError) -> None:
-        """Say what the API refused and wait.
+    def wait(self, failure: ApiError, seen: object) -> None:
+        """Say what the API refused and wait; where somebody was faster, for a moment only.
+
+        Args:
+            failure: What the API answered.
+            seen: What was there before. Where that is as it was the last time, nobody was faster.
 
         Raises:
             ApiError: It refused for good, or nobody wants the answer any more.
         """
-        if not passes(failure):
+        again, self._before = (failure.status, seen) == self._before, (failure.status, seen)
+        if failure.status in _FASTER and not again:
+            if self._tpu.closed.wait(operations.FIRST_LOOK):
+                raise failure
+            return
+        # A name that is taken though nothing is there will be free one day.
+        if not (passes(failure) or failure.status == "ALREADY_EXISTS"):
             raise failure
         self._told(f"{failure.where}: {failure.what}; next try in {self._seconds:g} s")
         if self._tpu.closed.wait(self._seconds):
@@ -237,7 +254,7 @@ class _Single:
 
     def bring(self) -> None:
         """Look and do what is next until it is READY."""
-        pauses = _Pauses(self._tpu, self._told)
+        pauses, now = _Pauses(self._tpu, self._told), Seen(GONE)
         while True:
             try:
                 now = _seen(self._tpu, self._made.name)
@@ -245,10 +262,9 @@ class _Single:
                     return
                 self._next(now)
             except ApiError as exc:
-                if exc.status not in _FASTER:
-                    pauses.wait(exc)
-                elif self._tpu.closed.wait(operations.FIRST_LOOK):
-                    raise
+                pauses.wait(exc, now)
+            except operations.Late as exc:
+                raise _late(exc, self._where) from exc
 
     def _next(self, now: Seen) -> None:
         same = now.node_id == self._made.node_id
@@ -290,11 +306,12 @@ class _Queue:
         self._body: Any = plan.queued[name]
         self._nodes = [made.name for made in plan.nodes if made.queued == name]
         self._where = f"queued resource {name.rpartition('/')[2]}"
-        self._said, self._tries = "", 0
+        self._said, self._tries, self._undeleted = "", 0, 0
 
     def bring(self) -> None:
         """Look and do what is next until it is ACTIVE and its nodes are READY."""
         pauses = _Pauses(self._tpu, self._told)
+        found: remaking.Queued | None = None
         while True:
             try:
                 # Before its nodes: where it is ACTIVE they are there already.
@@ -304,8 +321,9 @@ class _Queue:
                     return
                 self._next(found, states, pauses)
             except ApiError as exc:
-                if exc.status not in _FASTER:
-                    pauses.wait(exc)
+                pauses.wait(exc, found)
+            except operations.Late as exc:
+                raise _late(exc, self._where) from exc
             if self._tpu.closed.wait(LOOK):
                 raise CloudError("nobody waits for it any more", where=self._where)
 
@@ -323,9 +341,9 @@ class _Queue:
         elif found.state in ("SUSPENDED", "FAILED") or (found.state == "ACTIVE" and there & {GONE, *_TAKEN_AWAY}):
             if found.state == "FAILED" and self._tries:
                 why = ApiError(found.error or "it failed", status="RESOURCE_EXHAUSTED", where=self._where)
-                pauses.wait(why)
+                pauses.wait(why, found)
             self._tell(f"{found.state}, nodes {', '.join(sorted(there))}; deleting what is left of it")
-            remaking.delete_queued(self._tpu, self._name, self._id(f"delete {self._tries}"))
+            self._delete(found)
         elif found.state == "ACTIVE" and there <= {*SERVING_STATES, *ON_THE_WAY, *_PASSING, "STOPPED"}:
             self._tell("its nodes come back; waiting until they are READY")
             for name in (name for name, state in states.items() if state == "STOPPED"):
@@ -333,6 +351,16 @@ class _Queue:
                 operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=lambda *_: None)
         else:
             raise _left_alone(self._where, f"{found.state}, nodes {', '.join(sorted(there))}")
+
+    def _delete(self, found: remaking.Queued) -> None:
+        """Delete this one, and not one that somebody has asked for since; what failed is asked for anew."""
+        request = self._id(f"delete {found.created or self._tries} {self._undeleted}")
+        operation = remaking.delete_queued(self._tpu, self._name, request)
+        try:
+            operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=lambda *_: None)
+        except ApiError:
+            self._undeleted += 1
+            raise
 
     def _tell(self, text: str) -> None:
         if text != self._said:
