@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tpu_ops.errors import UnreachableError
 from tpu_ops.fleet import contact, update, view
 from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
+from tpu_ops.fleet.state import unwritable
 from tpu_ops.fleet.targets import UnknownError
 from tpu_ops.remote import fanout as remote_fanout
 from tpu_ops.remote.renewal import News
@@ -158,6 +160,19 @@ def test_an_api_that_does_not_answer_leaves_the_first_problem(fleet, said, searc
     assert looking(["pod-w0"]) == News()
     assert "not you" in said[-1]
     fleet.api.clear_faults()
+
+
+def test_what_is_found_out_and_cannot_be_written_leaves_the_first_problem(fleet, said, search, monkeypatch):
+    """A worker that is silent for a moment is asked again, though this machine's disk is full."""
+    fleet.create("pod", "v4-16")
+    looking = search(fleet)
+
+    def full(_):
+        raise unwritable(Path("known_hosts"), OSError(28, "No space left on device"))
+
+    monkeypatch.setattr(update, "refresh", full)
+    assert looking(["pod-w0"]) == News()
+    assert "No space left on device" in said[-1]
 
 
 def test_many_that_do_not_answer_are_not_all_named(fleet, said, search):

@@ -134,6 +134,23 @@ def test_a_stop_of_a_rank_that_is_ending_anyway_is_written_at_once(tmp_path: Pat
     assert written(tmp_path)["stop_requested_by"] == "ada"
 
 
+def test_a_stop_that_comes_before_a_dead_supervisors_record_is_closed_stays_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(str(tmp_path))
+    running = record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "") | {"state": "running"}
+    store.prepare("r1", os.getuid(), os.getgid())
+    store.write(running)
+
+    def chips() -> dict[str, Any]:
+        record.note_stop_request(store, running, "ada")
+        return {"holders": []}
+
+    monkeypatch.setattr("tpu_ops.host.after.chips_after", chips)
+    after(store, "r1")
+    assert (written(tmp_path)["state"], written(tmp_path)["stop_requested_by"]) == ("failed", "ada")
+
+
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     found = Disk()

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.runs.world import run
 from tests.support.desk import Desk, lab_up
 from tests.support.recovery import launcher_fleet
 from tests.support.runs import Bench, made
+
+__all__ = ["run"]
 
 SIZE = 2
 BOTH = range(SIZE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import threading
@@ -26,8 +27,17 @@ def ended_by(asked: Callable[[], bool]) -> Iterator[None]:
         Asked: It was.
     """
 
-    def ended(*_: object) -> None:
+    def end() -> None:
         raise Asked
+
+    def ended(*_: object) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            end()
+        else:
+            # Between two steps: within one of a task that task would never learn that it is to clean up.
+            loop.call_soon_threadsafe(end)
 
     def watch() -> None:
         while not over.wait(EVERY):

@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     def stopped() -> None:
         run_ = found[0][1]
         if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
+            records.close(settings.state_dir, run_.run_id, recovery.STOPPED)
             # A process of this machine that recovers it learns from the workers as well that it was stopped.
             with contextlib.suppress(TimeoutError, OpsError):
                 recovery.stop(settings.state_dir, run_.run_id, 0.0)
@@ -80,11 +81,16 @@ def _take_over(settings: Settings, args: argparse.Namespace) -> int:
     if args.since:
         what = "lines are shown from where the copy of the logs on this machine ends"
         raise UsageError(what, where="--since and --recover", fix="leave out --since; `tpu_ops logs` shows older ones")
-    kept = recovery.read(settings.state_dir, args.run)
-    if kept.pending and (over := kept.over_budget()):
-        recovery.forget(settings.state_dir, args.run)
-        raise UsageError(f"not started again: {over} is used up", where=f"run {args.run}", fix=bookkeeping.MORE)
+    # Nothing is made for a run that is none.
+    recovery.read(settings.state_dir, args.run)
     with recovering.alone(settings, args.run):
+        # Whoever recovered it until just now may have ended that for good.
+        kept = recovery.read(settings.state_dir, args.run)
+        if kept.pending and (over := kept.over_budget()):
+            recovery.forget(settings.state_dir, args.run)
+            raise UsageError(f"not started again: {over} is used up", where=f"run {args.run}", fix=bookkeeping.MORE)
+        if known := records.read(settings.state_dir, args.run):
+            runs_output.ranks(args.rank, len(known.hosts))
         job = recovering.Recovering(settings, kept, kept.spec(os.environ), args, begun=True)
         with faults.told(args.run, settings, as_json=args.json, more=job.facts):
             return job.to_the_end(None if kept.pending else job.attached())

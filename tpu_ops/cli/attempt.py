@@ -83,6 +83,7 @@ class Attempt:
 
     Attributes:
         lost: What became of the nodes that are not what they were, in words.
+        newest: The latest attempt that a worker has told of, or the one that is followed.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Attempt:
     ) -> None:
         self.fanout, self.run = fanout, run
         self.lost: Mapping[str, str] = {}
+        self.newest = kept.attempt
         self._settings, self._kept, self._names = settings, kept, names
         self._follower, self._losing = follower, losing
 
@@ -148,7 +150,9 @@ class Attempt:
         """
         said, refusals = False, 0
         while True:
-            outcomes = recovery.of_attempt(await control.outcomes(self.fanout, self.run), self._kept.attempt)
+            found = await control.outcomes(self.fanout, self.run)
+            self.newest = max(self.newest, *(int(one.record["attempt"]) for one in found if one.record), 0)
+            outcomes = recovery.of_attempt(found, self._kept.attempt)
             self.lost = await self._look()
             asked = [outcomes[rank] for rank in ranks]
             silent = [outcome.host for outcome in asked if outcome.state == "unreachable"]

@@ -97,6 +97,10 @@ class Bookkeeping:
         lost: Mapping[str, str] = {}
         with contextlib.suppress(OpsError):
             lost = lost_of(self._settings, plan)
+        return self._count_these(lost, exc, anew=anew)
+
+    def _count_these(self, lost: Mapping[str, str], exc: OpsError | None = None, *, anew: bool = False) -> bool:
+        """Do as `_count_lost`, for nodes of which is known what became of them (`remaking.lost`)."""
         if not lost:
             return False
         why, over = "; ".join(lost.values()), self._count_one(TAKEN, anew=anew)

@@ -32,7 +32,14 @@ class _TakenEarly(OpsError):
 
 
 class _Superseded(OpsError):
-    """Somebody else has started a later attempt, as who recovers the run on another machine does."""
+    """Somebody else has started a later attempt, as who recovers the run on another machine does.
+
+    Args:
+        attempt: That one.
+    """
+
+    def __init__(self, attempt: int) -> None:
+        super().__init__(f"attempt {attempt} was started by somebody else")
 
 
 @contextlib.contextmanager
@@ -81,7 +88,7 @@ class Recovering(Bookkeeping):
         self._outcomes: list[Outcome] | None = None
         self._lost: Mapping[str, str] = {}
         self._now: remaking.Plan | None = None
-        self._wrote = self._has_followed = False
+        self._wrote = self._has_followed = self._has_made = False
         self._refusals = 0
 
     async def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
@@ -128,7 +135,7 @@ class Recovering(Bookkeeping):
             with ended_by(lambda: (self._begun or self._wrote) and self._on is None and self._asked()):
                 try:
                     code = self._followed(work) if work else self._next()
-                except _TakenEarly:
+                except (_TakenEarly, _Superseded):
                     code = self._next()
                 except Renamed as exc:
                     why = self._on_fleet(str(exc))
@@ -160,11 +167,19 @@ class Recovering(Bookkeeping):
 
     def _never_again(self) -> None:
         recovery.forget(self._settings.state_dir, self.kept.run_id)
+        records.close(self._settings.state_dir, self.kept.run_id, STOPPED)
         output.info(f"run {self.kept.run_id}: stopped; it is not started again")
 
     def _stopped(self) -> int:
-        """Say that the run is started no more."""
-        self._never_again()
+        """Say that the run is started no more, or how it has ended meanwhile; whoever asked ends what may be on."""
+        outcomes = self._outcomes or []
+        known = any(outcome.record for outcome in outcomes)
+        if known and recovery.ending(outcomes, self._lost)[0] in (SUCCEEDED, STOPPED):
+            return self._finish(outcomes)
+        if outcomes or self.kept.pending or not self.kept.attempt:
+            self._never_again()
+        else:
+            output.info(f"run {self.kept.run_id}: not started again; attempt {self.kept.attempt} may be on")
         if self._args.json:
             output.as_json({"run_id": self.kept.run_id, "state": STOPPED, "ranks": [], **self.facts()})
         return ExitCode.FAILED
@@ -220,6 +235,11 @@ class Recovering(Bookkeeping):
         one = self._attempt(contact.fanout(fleet), names_of(known, self.kept.plan, fleet.workers))
         self._on = (one.fanout, one.run)
         outcomes = await one.heard(range(len(known.hosts)))
+        if one.newest > self.kept.attempt:
+            # What is known of its nodes here is as old as what is known of its attempts.
+            self._on = None
+            self._keep(pending=True)
+            raise _Superseded(one.newest)
         if one.lost or any(outcome.record for outcome in outcomes):
             return await self._follow(one)
         self._on, self._outcomes, self._lost = None, outcomes, one.lost
@@ -238,6 +258,8 @@ class Recovering(Bookkeeping):
 
     async def _follow(self, one: Attempt) -> int:
         self._begun = self._has_followed = True
+        # What becomes of its nodes from now on ends the attempt.
+        self._now = None
         self._on = (one.fanout, one.run)
         outcomes = await one.to_its_end()
         self._on, self._outcomes, self._lost = None, outcomes, one.lost
@@ -276,6 +298,7 @@ class Recovering(Bookkeeping):
     async def _again(self, workers: Sequence[Worker]) -> int:
         """Start the next attempt on these workers and follow it."""
         attempt, state_dir = self.kept.attempt + 1, self._settings.state_dir
+        self._shown(len(workers))
         self._spec = recovery.next_attempt(self._spec, attempt)
         fanout = contact.fanout(self._fleet())
         hosts = tuple(worker.host for worker in workers)
@@ -352,15 +375,23 @@ class Recovering(Bookkeeping):
 
     def _bring_back(self) -> list[Worker]:
         """Return the workers by rank once all nodes are READY, known and configured."""
-        self._on = self._now = None
+        self._on = None
         self._keep(pending=True)
         plan = self.kept.plan
+        # What took the place of nodes that were lost, if that is counted.
+        self._now = self._now if self.kept.counted else None
         if self.kept.attempt and not self.kept.counted:
             # Taken away since the last attempt ended, which was for another reason.
             self._count_lost(plan)
         with origin.api(self._settings) as tpu:
             seen = remaking.bring_back(tpu, plan, f"{self.kept.run_id}/{self.kept.attempt + 1}", output.info)
         names = [made.name for made in plan.nodes]
+        if self._now:
+            self._count_these(remaking.lost(self._now, seen), anew=True)
+        elif self.kept.attempt and not self.kept.counted:
+            # The API did not answer when they were looked at.
+            self._count_these(remaking.lost(plan, seen))
+        self._has_made |= bool(remaking.fresh(plan, seen))
         # What becomes of these from now on is a preemption of its own.
         self._now = plan.now(seen, names)
         if self.kept.counted and not remaking.fresh(plan, seen):
@@ -404,7 +435,7 @@ class Recovering(Bookkeeping):
         return fleet, [worker for worker in fleet.workers if worker.node.full_name in names]
 
     def _leave_to(self, attempt: int, plan: remaking.Plan, workers: Sequence[Worker]) -> None:
-        """Take an attempt that is on as the one that is followed, where it is a later one than those known here.
+        """Take an attempt that workers tell of as the one that is followed, where it is later than those known here.
 
         Raises:
             _Superseded: It is.
@@ -413,7 +444,7 @@ class Recovering(Bookkeeping):
             return
         self._remember(workers, attempt)
         self._keep(attempt=attempt, plan=plan, pending=False, counted=False)
-        raise _Superseded(f"attempt {attempt} was started by somebody else")
+        raise _Superseded(attempt)
 
     def _next(self) -> int:
         """Bring the nodes back, start the next attempt and follow it, again where something is in the way for now."""
@@ -424,7 +455,8 @@ class Recovering(Bookkeeping):
                 work = self._again(self._bring_back()) if self.kept.pending else self.attached()
                 return self._followed(work)
             except _Superseded as exc:
-                self._tell(str(exc), "following it")
+                if not self.kept.pending:
+                    self._tell(str(exc), "following it")
             except OpsError as exc:
                 if self.kept.over_budget():
                     raise
@@ -435,7 +467,8 @@ class Recovering(Bookkeeping):
                     self._now = None
                     continue
                 # Whoever has just called the command is told at once what is wrong, and mends it.
-                hopeful = isinstance(exc, RefusedError) or (self._has_followed and may_pass(exc))
+                late = self._has_followed or self._has_made
+                hopeful = isinstance(exc, RefusedError) or (late and may_pass(exc))
                 if not (silent or hopeful) or self._refusals == REFUSALS:
                     raise
                 self._tell(str(exc), f"trying again in {pause:g} s; Ctrl-C ends that")

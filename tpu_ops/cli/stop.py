@@ -97,6 +97,7 @@ async def _end_of_all(
             deaf = exc
     if off:
         output.info(f"run {run_.run_id}: its nodes were being brought back; it is not started again")
+        records.close(fleet.settings.state_dir, run_.run_id, recovery.STOPPED)
         gone = (Outcome(rank, host, "gone", reason="no attempt was on") for rank, host in enumerate(run_.hosts))
         return control.Stopped(tuple(gone), already=False), None
     stopped = await end(fanout, run_, force=args.force, grace=args.grace)

@@ -150,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
             with recovering.alone(fleet.settings, run_spec.run_id):
                 return job.recovered().to_the_end(job.run())
         named = fleet.settings.command
-        return leaving.to_its_end(job.run(), job.running, job.left, command=named, as_json=args.json)
+        return leaving.to_its_end(job.run(), job.running, job.left, job.stopped, command=named, as_json=args.json)
 
 
 def _ranked(fleet: view.Fleet, target: str) -> list[Worker]:
@@ -382,6 +382,10 @@ class _Job:
     def running(self) -> tuple[Fanout, control.RunRef] | None:
         """Return the run once it was started, and how its workers are reached."""
         return (self.started_by, control.RunRef(self.spec.run_id, self.hosts)) if self.started_by else None
+
+    def stopped(self) -> None:
+        """Remember that it was stopped."""
+        records.close(self.fleet.settings.state_dir, self.spec.run_id, recovery.STOPPED)
 
     def left(self) -> None:
         """Say after Ctrl-C what goes on and how to get at it."""

@@ -11,6 +11,7 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UnreachableError
 from tpu_ops.fleet import selection, targets, view
 from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
+from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.log import Log
 from tpu_ops.remote import direct
@@ -208,7 +209,8 @@ def _asked(fleet: Fleet, reason: str, what: str, hosts: Collection[str] = ()) ->
     _log.info("%s: %s for %s", reason, asking, what)
     try:
         found, changes = update.refresh(fleet.settings)
-    except CloudError as exc:
+    except (CloudError, UnwritableError) as exc:
+        # A full disk is no reason to give up workers that are known.
         _log.warning("that failed: %s", exc)
         return None
     # The others were said of what was known before.

@@ -224,7 +224,7 @@ class Files(NamedTuple):
         """Keep other writers out for as long as the block lasts.
 
         Raises:
-            OpsError: Another writer did not end in time, or the directory cannot be written.
+            UnwritableError: Another writer did not end in time, or the directory cannot be written.
         """
         path = self.directory / "lock"
         with ExitStack() as held:
@@ -234,7 +234,7 @@ class Files(NamedTuple):
                 own = (self.snapshot, self.shown, self.ssh_config, self.jump_config, self.known_hosts)
                 files.clear(self.directory, own)
             except TimeoutError as exc:
-                raise OpsError(
+                raise UnwritableError(
                     f"another process held the fleet's state for more than {timeout:.0f} s",
                     where=str(path),
                     fix="see which with `fuser` on that file, and run this again when it has ended",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import time
 
-from . import spec
+from . import TYPE_CHECKING, spec
 from .ending import chips_after
 from .record import note_stop_request, requested_by
 from .store import FINAL, Store
+
+if TYPE_CHECKING:
+    from typing import Any, Dict
 
 
 def after(store: Store, run_id: str) -> int:
@@ -26,6 +29,20 @@ def after(store: Store, run_id: str) -> int:
         if record is not None and requested_by(intent):
             note_stop_request(store, record, requested_by(intent))
         return 0
+    with store.changing():
+        _close(store, store.read(run_id) or record, intent, chips)
+    return 0
+
+
+def _close(store: Store, record: Dict[str, Any], intent: Dict[str, Any] | None, chips: Dict[str, Any]) -> None:
+    """Close the record of a run whose supervisor is dead.
+
+    Args:
+        store: Where it is.
+        record: The record.
+        intent: Why the run was to be ended; None where it was not.
+        chips: How the chips are left.
+    """
     result = os.environ.get("SERVICE_RESULT", "unknown")
     how = "{} {}".format(os.environ.get("EXIT_CODE", ""), os.environ.get("EXIT_STATUS", "")).strip()
     reason = "the supervisor ended ({}; {})".format(result, how or "no more is known")
@@ -36,4 +53,3 @@ def after(store: Store, run_id: str) -> int:
     record["intent"] = record.get("intent") or intent
     record["stop_requested_by"] = record.get("stop_requested_by") or requested_by(intent)
     store.save(record)
-    return 0

@@ -8,7 +8,7 @@ import time
 
 from . import TYPE_CHECKING, proc, spec
 from .person import Person
-from .store import FINAL, Store
+from .store import Store
 from .wire import PROTOCOL
 
 if TYPE_CHECKING:
@@ -103,15 +103,15 @@ def requested_by(intent: Dict[str, Any] | None) -> str:
 
 
 def note_stop_request(store: Store, record: Dict[str, Any], name: str) -> None:
-    """Keep in the record of a rank that has ended who wants no other attempt of the run; who was first stays."""
+    """Keep in the record of a rank that has ended who wants no other attempt of the run; who was first stays.
+
+    Where its supervisor was killed, what comes behind that closes the record, and finds this there.
+    """
     with store.changing():
         found = store.read(record["run_id"])
         if found is None or found["state"] == "succeeded" or found.get("stop_requested_by"):
             return
-        if found["attempt"] != record["attempt"]:
-            return
-        # Of a run of this boot whose supervisor has died the record is still to be closed.
-        if found["state"] in FINAL or (found["boot_id"], found["init_start"]) != store.boot():
+        if found["attempt"] == record["attempt"]:
             store.save(dict(found, stop_requested_by=name))
 
 

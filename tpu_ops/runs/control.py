@@ -302,11 +302,11 @@ async def outcomes(fanout: Fanout, run: RunRef) -> list[Outcome]:
 
 
 async def newest_attempt(fanout: Fanout, run: RunRef) -> int:
-    """Return the newest attempt of a run that is on as far as its workers say so in a moment; 0 where none is."""
+    """Return the newest attempt of a run that its workers tell of in a moment, on or over; 0 where none does."""
     requests = {host: {"run_id": run.run_id} for host in run.hosts}
     replies = await fanout.call(requests, "status", limit=SHORT_LIMIT, quiet=SHORT_LIMIT)
     found = [(reply.ok and reply.value["record"]) or {} for reply in replies.values()]
-    return max((int(record["attempt"]) for record in found if record.get("state") in ON), default=0)
+    return max((int(record["attempt"]) for record in found if record), default=0)
 
 
 class Stopped(NamedTuple):

@@ -306,6 +306,9 @@ def stop(state_dir: Path, run_id: str, seconds: float) -> bool:
         raise unwritable(place / "stop", exc) from exc
     if pending:
         with lock(state_dir, run_id, seconds):
+            # What was being started at that moment may be on.
+            if is_kept(state_dir, run_id):
+                pending = read(state_dir, run_id).pending
             forget(state_dir, run_id)
     return pending
 

@@ -1,0 +1,233 @@
+"""A recovery that is taken over, overtaken by another one, or ended at a moment at which much may be true."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs.test_parts import stand_in
+from tests.runs.world import DONE, FAILED, PREEMPTED, World
+from tpu_ops import files
+from tpu_ops.cli import asked, attach, recovering
+from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
+from tpu_ops.runs import launch, records, recovery
+
+
+def later(monkeypatch: pytest.MonkeyPatch, world: World, name: str, then: Callable[[], None]) -> None:
+    """Let something happen whenever the world does one thing, after that."""
+    before = getattr(world, name)
+
+    def both(*args: Any, **more: Any) -> Any:
+        found = before(*args, **more)
+        then()
+        return found
+
+    monkeypatch.setattr(world, name, both)
+
+
+def test_whatever_goes_wrong_because_a_new_node_is_lost_is_a_loss_of_that_node(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ansible knows no such worker any more, for example, and does not begin."""
+    world, faults = World(PREEMPTED, DONE), [UsageError("Ansible did not run the playbook")]
+
+    def lost() -> None:
+        if faults:
+            world.state = "PREEMPTED"
+            raise faults.pop()
+
+    later(monkeypatch, world, "converge", lost)
+    code, _, job = run(world)
+    assert (code, job.kept.attempt, job.kept.preemptions) == (0, 2, 2)
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_what_a_new_node_lacks_at_first_is_waited_for_whoever_made_it(
+    run: Any, monkeypatch: pytest.MonkeyPatch, is_made: bool
+) -> None:
+    """Where no node is new whoever has just called the command is told what is wrong."""
+    world, faults = World(None, DONE), [HostError("apt is locked by the first boot")]
+    world.state = "PREEMPTED" if is_made else "READY"
+
+    def locked() -> None:
+        if faults:
+            raise faults.pop()
+
+    later(monkeypatch, world, "converge" if is_made else "known", locked)
+    if is_made:
+        code, _, job = run(world, pending=True)
+        assert (code, job.kept.attempt) == (0, 2)
+    else:
+        with pytest.raises(HostError):
+            run(world, pending=True)
+
+
+def test_a_loss_that_the_api_does_not_tell_of_is_counted_once_it_does(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def once() -> Callable[[], None]:
+        silent = [UnreachableError("the API does not answer")]
+
+        def looked() -> None:
+            if silent:
+                raise silent.pop()
+
+        return looked
+
+    world = World(None, DONE)
+    world.state = "PREEMPTED"
+    later(monkeypatch, world, "look", once())
+    code, _, job = run(world, pending=True, failures=1, max_failures=1)
+    assert (code, job.kept.preemptions) == (0, 1)
+    world = World(None, DONE)
+    world.state = "PREEMPTED"
+    later(monkeypatch, world, "look", once())
+    with pytest.raises(UnreachableError, match="--max-preemptions 0 is used up"):
+        run(world, pending=True, failures=1, max_failures=1, max_preemptions=0)
+
+
+def test_a_new_node_that_is_lost_while_the_api_is_silent_is_counted_once_it_answers(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, lost = World(PREEMPTED, DONE), [True]
+
+    def converged() -> None:
+        if lost:
+            lost.pop()
+            world.state = "PREEMPTED"
+            monkeypatch.setattr("tpu_ops.cli.recovering.remaking.look", silent)
+            raise UnreachableError("no route to host")
+
+    def silent(*_: Any) -> Any:
+        monkeypatch.setattr("tpu_ops.cli.recovering.remaking.look", world.look)
+        raise UnreachableError("the API does not answer")
+
+    later(monkeypatch, world, "converge", converged)
+    code, _, job = run(world)
+    assert (code, job.kept.attempt, job.kept.preemptions) == (0, 2, 2)
+
+
+def test_who_takes_over_with_an_older_state_follows_the_attempt_that_is_on(run: Any, tmp_path: Path) -> None:
+    """As with a home on NFS, or where this machine's disk was full."""
+    world = World(None, DONE)
+    world.attempt, world.node_id = 2, "2"
+    records.write(tmp_path, replace(records.new("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",)), attempt=1))
+    code, world, job = run(world, attempt=1, first=lambda job: job.attached())
+    assert (code, job.kept.attempt) == (0, 2)
+    assert [one for one in world.done if not one.startswith("bring back")] == [], "nothing was started from here"
+    assert (tmp_path / "runs/r1/attempt-2/rank-0.log").read_text() == "attempt 2\n"
+
+
+@pytest.mark.parametrize("may_be_on", [True, False])
+def test_a_stop_at_the_start_of_an_attempt_that_may_be_on_asks_its_workers(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, may_be_on: bool
+) -> None:
+    monkeypatch.setattr(asked, "EVERY", 0.01)
+    answers: list[bool] = []
+    stopping = threading.Thread(target=lambda: answers.append(recovery.stop(tmp_path, "r1", 10.0)))
+    world = World(PREEMPTED, DONE)
+
+    async def start(*_: Any) -> None:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            raise launch.Interrupted(may_be_on=may_be_on) from None
+
+    keep = recovering.Recovering._keep
+
+    def kept(self: recovering.Recovering, **changes: Any) -> None:
+        if changes.get("attempt") == 2:
+            # It is asked for just before.
+            stopping.start()
+            while not recovery.asked_to_stop(tmp_path, "r1"):
+                pass
+        keep(self, **changes)
+
+    monkeypatch.setattr(recovering.Recovering, "_keep", kept)
+    monkeypatch.setattr(launch, "start", start)
+    with recovering.alone(stand_in(tmp_path), "r1"):
+        code, _, _ = run(world)
+    stopping.join()
+    assert (code, answers) == (ExitCode.FAILED, [not may_be_on])
+    assert not recovery.is_kept(tmp_path, "r1")
+    said = capsys.readouterr().err
+    assert ("attempt 2 may be on" in said) is may_be_on
+    known = records.read(tmp_path, "r1")
+    assert known is not None
+    assert known.ended == ("" if may_be_on else "stopped")
+
+
+def test_a_stop_that_comes_as_the_run_succeeds_changes_nothing(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def ended(self: recovering.Recovering, *_: Any) -> bool:
+        raise asked.Asked
+
+    monkeypatch.setattr(recovering.Recovering, "_goes_on", ended)
+    code, _, _ = run(World(DONE), "--json")
+    assert (code, json.loads(capsys.readouterr().out)["state"]) == (0, "succeeded")
+    assert not recovery.is_kept(tmp_path, "r1")
+
+
+def test_whoever_is_asked_to_end_lets_what_runs_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is asked while a step of that is under way."""
+    monkeypatch.setattr(asked, "EVERY", 0.01)
+    cleaned = []
+
+    async def work() -> None:
+        try:
+            while True:
+                signal.sigtimedwait([], 0.01)
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            cleaned.append(True)
+            raise
+
+    with pytest.raises(asked.Asked), asked.ended_by(lambda: True):
+        asyncio.run(work())
+    assert cleaned == [True]
+
+
+@pytest.fixture
+def attached(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """What takes over a run of two workers whose next attempt is being prepared."""
+    *_, job = run(World(FAILED, DONE), max_failures=1)
+    job._keep(pending=True)
+    records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("true",)))
+    monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: stand_in(tmp_path))
+    parser = argparse.ArgumentParser()
+    attach.add_arguments(parser)
+    return lambda *words: attach.run(parser.parse_args(["r1", "--recover", *words]))
+
+
+def test_a_rank_that_is_none_is_refused_before_anything_is_brought_back(
+    attached: Callable[..., int], tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="9"):
+        attached("--rank", "9")
+    assert recovery.is_kept(tmp_path, "r1")
+
+
+def test_a_run_that_is_stopped_just_before_it_is_taken_over_is_not_started(
+    attached: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = files.locked
+
+    def stopped(*args: Any) -> Any:
+        recovery.forget(tmp_path, "r1")
+        return locked(*args)
+
+    monkeypatch.setattr(files, "locked", stopped)
+    with pytest.raises(UsageError, match="nothing is kept here"):
+        attached()
+    assert not recovery.is_kept(tmp_path, "r1")
