@@ -126,7 +126,8 @@ def converge(
     progress.end()
     show_failures(outcome.failures)
     names = texts.folded([worker.host for worker in workers])
-    if exit_code(outcome, shown(file), names, settings):
+    # The command may be one that tries again by itself.
+    if exit_code(outcome, shown(file), names, settings, then="go on"):
         raise HostError(f"{file.name} failed there", where=names, fix="see above; mend it and go on")
     return outcome
 
@@ -259,7 +260,9 @@ def no_yaml(inventory: Path) -> str:
     return ""
 
 
-def exit_code(outcome: Outcome, name: str, target: str, settings: Settings) -> int:
+def exit_code(
+    outcome: Outcome, name: str, target: str, settings: Settings, then: str = "run the same command again"
+) -> int:
     """Return the command's exit code, and say what to do where it is not 0.
 
     Args:
@@ -267,12 +270,13 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings) -> i
         name: The playbook's file.
         target: Which workers were meant.
         settings: Of the fleet.
+        then: What to do once what is wrong is mended.
 
     Raises:
         UnreachableError: Hosts did not answer, or refused the person.
         UsageError: The playbook did not begin, or met no host.
     """
-    again = f"mend it and run the same command again; `ansible-playbook {name} -vv` says more"
+    again = f"mend it and {then}; `ansible-playbook {name} -vv` says more"
     if outcome.locked:
         again = VAULT
     elif any("YAML" in text for text in outcome.said) and (fault := no_yaml(settings.file)):
@@ -288,7 +292,7 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings) -> i
         if not keys and len(refused) == len(outcome.unreachable):
             what, fix = f"you may not log in to {texts.count(len(refused), 'host')}", contact.login_hint(settings)
             raise RefusedError(what, where=texts.folded(refused), fix=fix)
-        away = "`tpu_ops list` shows which nodes are READY; run the same command again once they answer"
+        away = f"`tpu_ops list` shows which nodes are READY; {then} once they answer"
         fix = "; ".join(keys) or away
         raise UnreachableError(what, where=texts.folded(outcome.unreachable), fix=fix)
     if outcome.failures:
