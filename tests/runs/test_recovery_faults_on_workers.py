@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.desk import Desk, Lab
+from tests.support.desk import ZONE, Desk, Lab
 from tests.support.recovery import begun, lines_until
 from tpu_ops.errors import ExitCode
 
@@ -80,6 +80,58 @@ def test_a_node_that_is_taken_under_the_start_under_site_yml_and_in_training_is_
     assert not (kept / "recovery.json").exists()
     logs = {path.parent.name: path.read_text() for path in kept.glob("attempt-*/rank-0.log")}
     assert logs == {f"attempt-{number}": f"attempt {number} is on\n" for number in (2, 3)}
+
+
+def test_a_queued_resource_that_is_lost_in_every_way_is_asked_for_again(desk: Desk) -> None:
+    """Preempted, again before the next attempt, in maintenance, and deleted by somebody with all that it made."""
+    lab = Lab(desk)
+    like = lab.call("GET", f"v2/{ZONE}/nodes/y")[1]
+    node = {key: like[key] for key in ("acceleratorType", "runtimeVersion", "metadata")}
+    spec = {"tpu": {"nodeSpec": [{"parent": ZONE, "nodeId": "q", "node": node}]}, "spot": {}}
+    spring = f"v2/{ZONE}/queuedResources/spring"
+    lab.done("POST", f"v2/{ZONE}/queuedResources?queuedResourceId=spring", spec)
+    deadline = time.monotonic() + desk.patience
+    while (state := lab.call("GET", spring)[1]["state"]["state"]) != "ACTIVE":
+        assert time.monotonic() < deadline, state
+        time.sleep(0.2)  # polls until the deadline
+    desk.do("tpu_ops", "configure", "q")
+    line = f'{NOTED}; [ "$TPU_OPS_ATTEMPT" = 4 ] || exec sleep 600'
+    configuring = "configuring q-w0 (site.yml)"
+    with begun(
+        desk, "tpu_ops", "train", "q", "--recover", "--json", "--name", "spring", "--shell", "--", line
+    ) as train:
+        lines_until(train, "attempt 1 is on")
+        desk.do("tpu_ops", "lab", "preempt", "q")
+        lines_until(train, configuring)
+        desk.do("tpu_ops", "lab", "preempt", "q")
+        lines_until(train, configuring)
+        lines_until(train, "attempt 2 is on")
+        desk.do("tpu_ops", "lab", "maintenance", "q")
+        lines_until(train, "attempt 3 is on")
+        assert attempts(desk, "q-w0", "spring") == ["2", "3"], "the node is the same"
+        lab.done("DELETE", f"{spring}?force=true")
+        out, rest = train.communicate(timeout=desk.patience)
+    assert train.returncode == 0, rest
+    assert told(out) == ("succeeded", 4, 4, 0), rest
+    assert attempts(desk, "q-w0", "spring") == ["4"]
+    lab.done("DELETE", f"{spring}?force=true")
+
+
+def test_a_node_that_somebody_deletes_or_makes_anew_is_taken_as_it_is_then(desk: Desk) -> None:
+    lab = Lab(desk)
+    line = f'{NOTED}; [ "$TPU_OPS_ATTEMPT" = 3 ] || exec sleep 600'
+    with begun(desk, "tpu_ops", "train", "x", "--recover", "--json", "--name", "anew", "--shell", "--", line) as train:
+        lines_until(train, "attempt 1 is on")
+        lab.done("DELETE", f"v2/{ZONE}/nodes/x")
+        lines_until(train, "attempt 2 is on")
+        lab.done("DELETE", f"v2/{ZONE}/nodes/x")
+        made = desk.try_("tpu_ops", "create", "x", "--type", "v4-8", "--zone", "us-central2-b", "--spot")
+        out, rest = train.communicate(timeout=desk.patience)
+    assert train.returncode == 0, rest
+    assert told(out) == ("succeeded", 3, 2, 0), rest
+    assert attempts(desk, "x-w0", "anew") == ["3"]
+    assert made.returncode == 0, made.stderr
+    assert "creating it as it was" not in rest
 
 
 def test_two_machines_that_recover_one_run_start_each_attempt_once(desk: Desk, tmp_path: Path) -> None:
