@@ -41,6 +41,13 @@ class Answers:
         return {host: Reply(host, reply.value, reply.kind, reply.problem, reply.fix) for host, reply in found.items()}
 
 
+@pytest.fixture(autouse=True)
+def _listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the API lists by now: the node `pod`, and no other."""
+    now = SimpleNamespace(listed=[pod(2)[0].node], asked_at=0.0, unlisted=())
+    monkeypatch.setattr("tpu_ops.runs.nodes.view.known", lambda _: now)
+
+
 def fleet(tmp_path: Path) -> Any:
     return SimpleNamespace(workers=tuple(pod(2)), listed=(), settings=SimpleNamespace(state_dir=tmp_path))
 
@@ -92,7 +99,7 @@ async def test_an_overview_has_what_is_on_and_what_this_machine_started(tmp_path
     seen = await control.overview(fleet(tmp_path), fanout)
     assert [(run.run_id, [outcome.state for outcome in outcomes]) for run, outcomes, _ in seen.rows] == [
         ("r1", ["running", "unreachable"]),
-        ("old", ["unreachable"]),
+        ("old", ["gone"]),
     ]
     assert [reply.host for reply in seen.silent.silent] == ["pod-w1"]
 
@@ -104,7 +111,7 @@ async def test_how_a_run_ended_is_known_here_when_its_nodes_are_gone(tmp_path: P
     records.close(tmp_path, "unheard-of", "failed")
     fanout: Any = Answers(pod_w0=BARE, pod_w1=BARE)
     seen = await control.overview(fleet(tmp_path), fanout)
-    assert [outcome.state for outcome in seen.rows[0][1]] == ["unreachable"], "nobody has seen its end"
+    assert [outcome.state for outcome in seen.rows[0][1]] == ["gone"], "nobody has seen its end"
     records.close(tmp_path, "old", ended)
     seen = await control.overview(fleet(tmp_path), fanout)
     assert runs_output.run_state(seen.rows[0][1]) == state

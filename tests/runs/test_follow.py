@@ -22,7 +22,7 @@ from tpu_ops.fleet.remaking import Plan
 from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.stream import Broken
 from tpu_ops.remote.wire import DATA, END, NOTE, Frame
-from tpu_ops.runs import fetch, fold, follow, records, recovery
+from tpu_ops.runs import fetch, fold, follow, nodes, records, recovery
 from tpu_ops.runs.control import Found, RunRef
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.spec import RunSpec
@@ -120,7 +120,7 @@ async def test_a_worker_whose_node_was_taken_away_for_good_is_not_waited_for(mon
     monkeypatch.setattr(follow, "ALONE_LIMIT", 0.1)
     workers, gone = Workers(w0=[[] for _ in range(1000)], w1=[[], [], [end()]]), ["w0"]
     outcomes, said, _ = await followed(workers, ["w0", "w1"], taken=gone.__contains__)
-    assert [outcome.state for outcome in outcomes] == ["unreachable", "stopped"]
+    assert [outcome.state for outcome in outcomes] == ["gone", "stopped"]
     assert "rank 0 (w0) does not answer: the connection ended; trying for 0 s" in said
     assert "rank 1 (w1) does not answer: the connection ended; trying for 120 s" in said
 
@@ -147,7 +147,7 @@ def test_a_node_is_gone_for_good_where_nobody_brings_it_back(
     if from_here == "recovered":
         recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), recovery.options_of(RunSpec("r1", ("x",)), {})))
     settings: Any = SimpleNamespace(state_dir=tmp_path)
-    assert cli_logs.taken(settings, "r1")("pod-w0") is taken
+    assert nodes.taken(settings, "r1")("pod-w0") is taken
 
 
 async def test_a_silent_worker_is_waited_for_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,10 @@ from pathlib import Path
 
 from tpu_ops import config, texts
 from tpu_ops.cli import options, output, runs_output
-from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, targets, view
-from tpu_ops.fleet.model import TAKEN_STATES
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import control, fetch, records, recovery
+from tpu_ops.runs import control, fetch, nodes, records, recovery
 from tpu_ops.runs.follow import Follower, Outcome
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
@@ -123,30 +121,15 @@ async def followed(
         say=output.info,
         live=live,
         since=since,
-        taken=taken(fleet.settings, run_.run_id),
+        taken=nodes.taken(fleet.settings, run_.run_id),
     )
     return run_, await follower.run(), shown
-
-
-def taken(settings: Settings, run_id: str) -> Callable[[str], bool]:
-    """Return what says of a worker of a run that its node was taken away and nobody brings it back.
-
-    That is known of runs that this machine has started, and does not recover.
-    """
-    ours = records.read(settings.state_dir, run_id) and not recovery.is_kept(settings.state_dir, run_id)
-
-    def found(host: str) -> bool:
-        fleet = view.known(settings) if ours else None
-        state = next((worker.node.state for worker in fleet.workers if worker.host == host), "") if fleet else "unknown"
-        return state in ("", *TAKEN_STATES)
-
-    return found
 
 
 async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -> tuple[control.RunRef, fetch.Copied]:
     fanout = contact.fanout(fleet)
     run_ = await _the_run(fleet, fanout, word)
-    return run_, await fetch.logs(fanout, run_, directory, live=live, taken=taken(fleet.settings, run_.run_id))
+    return run_, await fetch.logs(fanout, run_, directory, live=live, taken=nodes.taken(fleet.settings, run_.run_id))
 
 
 def _ended_on(fleet: view.Fleet, word: str) -> str:

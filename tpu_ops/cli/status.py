@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import time
 
 from tpu_ops import config
 from tpu_ops.cli import options, output, runs, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import control, recovery
+from tpu_ops.runs import control, nodes, recovery
 from tpu_ops.runs.follow import Outcome
 
 
@@ -50,7 +51,11 @@ def run(args: argparse.Namespace) -> int:
     return max((runs_output.exit_code(outcomes, of_rank=of_rank) for _, outcomes in seen), default=ExitCode.OK)
 
 
-async def _ask(fleet: view.Fleet, word: str) -> tuple[list[tuple[control.RunRef, list[Outcome]]], OpsError | None]:
-    fanout = contact.fanout(fleet)
+async def _ask(
+    fleet: view.Fleet, word: str
+) -> tuple[list[tuple[control.RunRef, tuple[Outcome, ...]]], OpsError | None]:
+    fanout, begun = contact.fanout(fleet), time.time()
     found = await control.find(fleet, fanout, word)
-    return [(run_, await control.outcomes(fanout, run_)) for run_ in found.runs], found.problem()
+    seen = [(run_, await control.outcomes(fanout, run_)) for run_ in found.runs]
+    known = [(run_, nodes.without_nodes(fleet, run_.run_id, outcomes, begun)) for run_, outcomes in seen]
+    return known, found.problem()

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
-from tpu_ops.fleet.model import TAKEN_STATES, Worker
+from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
-from tpu_ops.runs import control, records, recovery
+from tpu_ops.runs import control, nodes, records, recovery
 from tpu_ops.runs.follow import Outcome
 from tpu_ops.runs.spec import GRACE_STOP, MAX_GRACE
 
@@ -104,7 +103,7 @@ async def _end_of_all(
     while _is_starting(fleet.settings.state_dir, run_, fleet.workers, stopped):
         await asyncio.sleep(AGAIN)
         stopped = await end(fanout, run_, force=args.force, grace=args.grace)
-    stopped = stopped._replace(outcomes=_without_nodes(fleet, stopped.outcomes, begun))
+    stopped = stopped._replace(outcomes=nodes.without_nodes(fleet, run_.run_id, stopped.outcomes, begun))
     if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
         records.close(fleet.settings.state_dir, run_.run_id, runs_output.run_state(stopped.outcomes))
     if deaf and not stopped.already:
@@ -126,27 +125,6 @@ def _is_starting(state_dir: Path, run_: control.RunRef, workers: Sequence[Worker
     heard = any(int(outcome.record["attempt"]) >= known.attempt for outcome in stopped.outcomes if outcome.record)
     silent = any(outcome.record is None and outcome.state != "gone" for outcome in stopped.outcomes)
     return not heard and not silent and records.is_of(state_dir, run_.run_id, run_.hosts, workers)
-
-
-def _without_nodes(fleet: view.Fleet, outcomes: Sequence[Outcome], begun: float) -> tuple[Outcome, ...]:
-    """Return outcomes where nothing is left of a rank whose node was taken away, as far as is known by now.
-
-    Args:
-        fleet: As it was known before the workers were asked.
-        outcomes: How the ranks are.
-        begun: When they were asked (seconds since 1970): what was known before may be so no more.
-    """
-    known = view.known(fleet.settings) if any(outcome.state == "unreachable" for outcome in outcomes) else None
-    if known is None or known.asked_at < begun:
-        return tuple(outcomes)
-    states = {worker.node.node_id: worker.node.state for worker in known.workers}
-    now = {worker.host: states.get(worker.node.node_id, "") for worker in fleet.workers}
-    return tuple(
-        replace(outcome, state="gone")
-        if outcome.state == "unreachable" and now.get(outcome.host, "unknown") in ("", *TAKEN_STATES)
-        else outcome
-        for outcome in outcomes
-    )
 
 
 async def _not_again(state_dir: Path, run_id: str) -> bool:

@@ -18,7 +18,6 @@ from tpu_ops.cli import (
     configure,
     faults,
     leaving,
-    logs,
     options,
     output,
     projects,
@@ -32,7 +31,7 @@ from tpu_ops.errors import ExitCode, HostError, OpsError, UsageError
 from tpu_ops.fleet import contact, remaking, targets, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import control, launch, preflight, records, recovery, spec, sync
+from tpu_ops.runs import control, launch, nodes, preflight, records, recovery, spec, sync
 from tpu_ops.runs.follow import Follower, Outcome
 
 #: What stands behind `--` is the command.
@@ -366,7 +365,7 @@ class _Job:
             shown=self.shown,
             line=runs_output.line_aside if self.args.json else runs_output.line,
             say=output.info,
-            taken=logs.taken(self.fleet.settings, self.spec.run_id),
+            taken=nodes.taken(self.fleet.settings, self.spec.run_id),
         )
         return await follower.run()
 

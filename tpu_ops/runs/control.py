@@ -14,7 +14,7 @@ from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import preflight, records
+from tpu_ops.runs import nodes, preflight, records
 from tpu_ops.runs.follow import ON, STOP_MARGIN, Outcome, outcome_of
 from tpu_ops.runs.spec import GRACE_STOP
 
@@ -178,7 +178,10 @@ async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
             wanted.setdefault(_held(fleet, reply), float(holder["since"]))
     newest = sorted(wanted.items(), key=lambda item: -item[1])
     seen = await asyncio.gather(*(_seen_of(fanout, run, replies, ended.get(run.run_id, "")) for run, _ in newest))
-    rows = tuple((run, outcomes, since) for (run, since), outcomes in zip(newest, seen, strict=True))
+    rows = tuple(
+        (run, nodes.without_nodes(fleet, run.run_id, outcomes), since)
+        for (run, since), outcomes in zip(newest, seen, strict=True)
+    )
     return Overview(rows, Found([], tuple(reply for reply in replies.values() if not reply.ok)))
 
 

@@ -218,7 +218,8 @@ class Follower:
             self._silent.add(rank)
             over = self._ended and len(self._ended | self._silent) == len(self._hosts)
             if now - place.lost_at > (ALONE_LIMIT if over else limit):
-                return Outcome(rank, place.host, "unreachable", reason=f"lost contact: {problem}")
+                state = "gone" if self._taken(place.host) else "unreachable"
+                return Outcome(rank, place.host, state, reason=f"lost contact: {problem}")
             await self._fanout.masters.drop(place.host)
             await asyncio.sleep(RETRY_EVERY)
 
