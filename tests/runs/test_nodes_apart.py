@@ -98,7 +98,7 @@ def test_a_start_on_one_worker_that_is_interrupted_is_on_or_not_as_it_says(
     for number, moment in enumerate((0.0, 0.04, 0.08, 0.12, 0.16, 0.2, 0.3, 0.4, 0.6)):
         name = f"moment-{number}"
         train = here.popen("train", "a", "--name", name, "--", "sleep", "600")
-        await_said(train, "1 workers ready in")
+        await_said(train, "1 worker ready in")
         time.sleep(moment)  # not for anything: these are the moments at which it is interrupted
         train.send_signal(signal.SIGINT)
         _, told = train.communicate(timeout=60)

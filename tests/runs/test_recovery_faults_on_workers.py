@@ -62,7 +62,7 @@ def test_a_node_that_is_taken_under_the_start_under_site_yml_and_in_training_is_
     Lab(desk).fault(method="GetNode", seconds=5, times=1)
     with begun(desk, *train) as first:
         lines_until(first, "looking whether site.yml")
-        lines_until(first, "1 workers ready in")
+        lines_until(first, "1 worker ready in")
         # All that is left to ask before the start is what makes the node again; attempt 1 is asked for in vain.
         desk.do("tpu_ops", "lab", "preempt", "x")
         seen += lines_until(first, CONFIGURING)

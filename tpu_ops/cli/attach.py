@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 
-from tpu_ops import config
+from tpu_ops import config, texts
 from tpu_ops.cli import bookkeeping, faults, leaving, logs, options, output, recover_options, recovering, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
     def begun(fanout: Fanout, run_: RunRef) -> None:
         found.append((fanout, run_))
-        output.info(f"run {run_.run_id} on {len(run_.hosts)} workers; Ctrl-C detaches")
+        output.info(f"run {run_.run_id} on {texts.count(len(run_.hosts), 'worker')}; Ctrl-C detaches")
 
     async def follow() -> int:
         run_, outcomes, shown = await logs.followed(

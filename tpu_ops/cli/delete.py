@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tpu_ops import config
+from tpu_ops import config, texts
 from tpu_ops.cli import options, output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import lifecycle, origin, update
@@ -33,16 +33,15 @@ def run(args: argparse.Namespace) -> int:
         output.warning(text)
     node = chosen(fleet, args.name, zone=args.zone, project=args.project)
     what = f"node {node.name}, zone {node.zone}, project {node.project}"
+    size = f"{node.accelerator_type}, {texts.count(node.worker_count, 'worker')}"
     recent = records.recent(settings.state_dir, records.KEPT)
     last = next((known for known in recent if node.node_id in known.node_ids), None)
     if last and not last.ended:
         look = settings.command("status")
         output.warning(f"run {last.run_id}, which was started here, may be on it: {look} {last.run_id}")
     if args.dry_run:
-        return _say(args, node, f"would delete {what} ({node.accelerator_type}, {node.worker_count} workers)")
-    if not args.yes and not options.confirmed(
-        f"delete {what} ({node.accelerator_type}, {node.worker_count} workers)?", "deleting"
-    ):
+        return _say(args, node, f"would delete {what} ({size})")
+    if not args.yes and not options.confirmed(f"delete {what} ({size})?", "deleting"):
         output.info("nothing was deleted")
         return ExitCode.FAILED
     with origin.api(settings) as tpu:

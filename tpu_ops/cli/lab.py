@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tpu_ops import config, files
+from tpu_ops import config, files, texts
 from tpu_ops.cli import output
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.lab import environment, events, instance
@@ -241,7 +241,9 @@ def _status(lab: Instance, args: argparse.Namespace) -> int:
         output.as_json({"instance": lab.name, "workers": rows})
         return ExitCode.OK
     endpoints = lab.endpoints()
-    output.line(f"lab {lab.name}: {endpoints.grpc if endpoints else 'API not running'}, {len(rows)} workers")
+    output.line(
+        f"lab {lab.name}: {endpoints.grpc if endpoints else 'API not running'}, {texts.count(len(rows), 'worker')}"
+    )
     output.table(rows, ["node", "zone", "index", "state", "internal_ip", "external_ip", "container", "image"])
     return ExitCode.OK
 

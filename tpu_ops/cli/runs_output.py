@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tpu_ops import texts
 from tpu_ops.cli import output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.runs.follow import UNKNOWN, Outcome, first_failure
@@ -187,7 +188,7 @@ def finish(
         output.as_json({**summary(run_id, outcomes), **(more or {})})
     if state == "succeeded":
         leftovers(outcomes)
-        output.info(f"run {run_id} succeeded on all {len(outcomes)} ranks")
+        output.info(f"run {run_id} succeeded on {'all ' * (len(outcomes) > 1)}{texts.count(len(outcomes), 'rank')}")
         return ExitCode.OK
     if not as_json:
         table(outcomes)

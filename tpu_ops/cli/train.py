@@ -294,7 +294,7 @@ class _Job:
         packages = ", ".join(f"{name} {version}" for name, version in venv["packages"].items() if name != "numpy")
         environment = f"{venv['path']} (Python {venv['python']}{', ' if packages else ''}{packages}, {venv['digest']})"
         output.info(
-            f"{len(self.workers)} workers ready in {time.monotonic() - begun:.1f} s: "
+            f"{texts.count(len(self.workers), 'worker')} ready in {time.monotonic() - begun:.1f} s: "
             f"{environment if venv['path'] else 'no environment configured'}"
         )
 
@@ -353,7 +353,7 @@ class _Job:
             raise
         self.started_by = fanout
         output.info(
-            f"run {self.spec.run_id} started on {len(self.hosts)} workers in {time.monotonic() - begun:.1f} s: "
+            f"run {self.spec.run_id} started on {texts.count(len(self.hosts), 'worker')} in {time.monotonic() - begun:.1f} s: "
             f"{shlex.join(self.spec.argv)}"
         )
 
