@@ -116,5 +116,6 @@ def test_a_large_state_is_rendered_and_read_in_linear_time() -> None:
         return time.process_time() - start
 
     seconds(10)
-    small, large = seconds(100), seconds(1000)
+    # The least of several: what else this process has to do, as collecting garbage, comes on top now and then.
+    small, large = (min(seconds(count) for _ in range(3)) for count in (100, 1000))
     assert large < 30 * small + 0.05, f"100 nodes took {small:.3f} s, 1000 took {large:.3f} s"

@@ -352,10 +352,8 @@ class _Job:
                 records.forget(state_dir, self.spec.run_id)
             raise
         self.started_by = fanout
-        output.info(
-            f"run {self.spec.run_id} started on {texts.count(len(self.hosts), 'worker')} in {time.monotonic() - begun:.1f} s: "
-            f"{shlex.join(self.spec.argv)}"
-        )
+        where, took = texts.count(len(self.hosts), "worker"), time.monotonic() - begun
+        output.info(f"run {self.spec.run_id} started on {where} in {took:.1f} s: {shlex.join(self.spec.argv)}")
 
     async def _follow(self, fanout: Fanout) -> list[Outcome]:
         follower = Follower(
