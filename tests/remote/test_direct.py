@@ -182,6 +182,15 @@ def test_what_a_command_has_printed_until_its_time_was_over_is_not_lost(masters:
     assert (left_behind.problem, left_behind.code, left_behind.ok) == ("did not end within 2 s", None, False)
 
 
+def test_what_a_command_leaves_behind_may_print_after_its_end(masters: Callable[[str], Master]) -> None:
+    masters("a")
+    gone = "read -r _ _ _ envelope _ </proc/$PPID/stat; (while [ -e /proc/$envelope ]; do sleep 0.05; done"
+    found = run(ways("a"), ["sh", "-c", f"{gone}; echo late; echo later >&2) & echo now; exit 3"])["a"]
+    assert (found.code, found.problem, found.stdout, found.stderr) == (3, "", b"now\nlate\n", b"later\n")
+    held = run(ways("a"), ["sh", "-c", f"{gone}; echo late; sleep 60) & echo now; exit 3"], limit=2)["a"]
+    assert (held.code, held.problem, held.stdout) == (None, "did not end within 2 s", b"now\nlate\n")
+
+
 def test_workers_that_are_waited_for_are_named_once(
     masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -148,6 +148,16 @@ async def test_what_came_before_the_deadline_is_not_lost(play: Path) -> None:
     assert (left_behind.problem, left_behind.code, left_behind.ok) == ("did not end within 2 s", None, False)
 
 
+async def test_what_a_command_leaves_behind_may_print_after_its_end(play: Path) -> None:
+    gone = "read -r _ _ _ envelope _ </proc/$PPID/stat; (while [ -e /proc/$envelope ]; do sleep 0.05; done"
+    script = f"{gone}; echo late; echo later >&2) & echo now; exit 3"
+    found = (await Fanout(play / "config").run(["a"], ["sh", "-c", script], limit=20))["a"]
+    assert (found.code, found.problem, found.stdout, found.stderr) == (3, "", b"now\nlate\n", b"later\n")
+    script = f"{gone}; echo late; sleep 30) & echo now; exit 3"
+    held = (await Fanout(play / "config").run(["a"], ["sh", "-c", script], limit=2))["a"]
+    assert (held.code, held.problem, held.stdout) == (None, "did not end within 2 s", b"now\nlate\n")
+
+
 async def test_a_process_that_is_let_go_is_collected_before_its_pipes_are_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -67,6 +67,10 @@ ENVELOPE = (
 )
 
 
+#: Bytes of the line before a command's end that are not there by chance.
+_PART = 9
+
+
 def beginning(marker: str) -> bytes:
     """Return what is printed before an answer, or a command's output: it proves that the command was started."""
     return f"\n{marker}\n".encode("ascii")
@@ -90,13 +94,19 @@ def behind_marker(said: bytes, marker: str) -> bytes:
 def open_envelope(output: bytes, marker: str) -> tuple[bytes, int | None, bool]:
     """Given what a command in the envelope printed, return its output, its exit code, and whether it was started.
 
-    The code is None where the command's end was not seen.
+    The output includes what the command has left behind and what prints after its end. The code is None where the
+    command's end was not seen.
     """
-    word = marker.encode("ascii")
     _, started, rest = output.partition(beginning(marker))
     if not started:
         return b"", None, False
-    body, ended, code = rest.rpartition(b"\n" + word + b" ")
-    if not ended or not code.strip().isdigit():
-        return rest, None, True
-    return body, int(code), True
+    end = f"\n{marker} ".encode("ascii")
+    body, _, behind = rest.rpartition(end)
+    number, ended, late = behind.partition(b"\n")
+    if ended and number.isdigit():
+        return body + late, int(number), True
+    # The connection may end in the midst of the marker: nobody but this module prints so much of it.
+    cut = rest.rfind(end[:_PART])
+    if cut >= 0 and (end.startswith(rest[cut:]) or rest[cut + len(end) :].isdigit()):
+        return rest[:cut], None, True
+    return rest, None, True

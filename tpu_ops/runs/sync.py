@@ -6,6 +6,7 @@ Only what an earlier sync put on a worker is ever replaced or removed there: che
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import os
@@ -249,7 +250,23 @@ async def _ask(fanout: Fanout, hosts: Sequence[str], action: str, tree: Tree) ->
     limit = _STEP_LIMIT + min(len(hosts) * len(request) / _UPLINK, _TELLING)
     results = await fanout.run(hosts, _RUN, limit=limit, stdin=request)
     _require(results)
-    return {host: json.loads(result.stdout) for host, result in results.items()}
+    answers = {host: _answer(result.stdout) for host, result in results.items()}
+    if mute := [host for host, answer in answers.items() if answer is None]:
+        raise HostError(
+            "no answer came of the program that looks at the files there",
+            where=texts.folded(mute),
+            fix="have the login shell's start-up files print nothing, and run the same command again",
+        )
+    return answers
+
+
+def _answer(said: bytes) -> Any:
+    """Return the answer; what a shell's start-up files have left behind may print before and after it."""
+    for line in said.splitlines():
+        with contextlib.suppress(ValueError):
+            if isinstance(found := json.loads(line), dict):
+                return found
+    return None
 
 
 async def _transfer(fanout: Fanout, host: str, tree: Tree, entries: Iterable[str]) -> Result:
