@@ -133,7 +133,7 @@ def _show(hosts: Sequence[str], total: int, result: Result, program: str) -> Non
         ending = "" if result.ok else f": {result.problem or f'exit code {result.code}'}"
         output.line(f"--- {texts.folded(hosts)}{count}{ending}")
     if result.stdout:
-        output.line(result.stdout.decode(errors="replace").removesuffix("\n"))
+        output.as_it_is(result.stdout.decode(errors="replace").removesuffix("\n"))
     if said := said_by(result.stderr, program):
         output.aside(said.decode(errors="replace").removesuffix("\n"))
 
