@@ -45,7 +45,7 @@ def request(marker: str, action: str, values: Mapping[str, Any]) -> bytes:
     return json.dumps(body).encode("ascii") + b"\n"
 
 
-def find_answer(output: bytes, marker: str) -> Any:
+def find_answer(output: bytes | bytearray, marker: str) -> Any:
     """Given all that a worker printed, return the answer behind the marker; None where there is none."""
     _, found, rest = output.partition(beginning(marker))
     if not found:
@@ -76,6 +76,11 @@ def beginning(marker: str) -> bytes:
     return f"\n{marker}\n".encode("ascii")
 
 
+def end(marker: str) -> bytes:
+    """Return what is printed when a command has ended, before its exit code and the end of the line."""
+    return f"\n{marker} ".encode("ascii")
+
+
 def enveloped(marker: str, argv: Sequence[str], limit: float) -> str:
     """Return the command line that runs a command in the envelope and ends it after so many seconds.
 
@@ -100,13 +105,13 @@ def open_envelope(output: bytes, marker: str) -> tuple[bytes, int | None, bool]:
     _, started, rest = output.partition(beginning(marker))
     if not started:
         return b"", None, False
-    end = f"\n{marker} ".encode("ascii")
-    body, _, behind = rest.rpartition(end)
+    told = end(marker)
+    body, _, behind = rest.rpartition(told)
     number, ended, late = behind.partition(b"\n")
     if ended and number.isdigit():
         return body + late, int(number), True
     # The connection may end in the midst of the marker: nobody but this module prints so much of it.
-    cut = rest.rfind(end[:_PART])
-    if cut >= 0 and (end.startswith(rest[cut:]) or rest[cut + len(end) :].isdigit()):
+    cut = rest.rfind(told[:_PART])
+    if cut >= 0 and (told.startswith(rest[cut:]) or rest[cut + len(told) :].isdigit()):
         return rest[:cut], None, True
     return rest, None, True
