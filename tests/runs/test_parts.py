@@ -508,6 +508,13 @@ def test_a_tree_is_what_gitignore_leaves(code: Path) -> None:
     assert re.fullmatch("[0-9a-f]{12}", tree.digest)
 
 
+def test_a_tree_has_what_an_exception_in_gitignore_brings_back(code: Path) -> None:
+    for name in ("config.json", "big.json", "sub/out", "out/x"):
+        (code / name).write_text("")
+    (code / ".gitignore").write_text("*.json\n!config.json\n/out\n")
+    assert sync.read(code).files == (".gitignore", "config.json", "link", "sub/out", "sub/part.py", "train.py")
+
+
 @pytest.mark.parametrize("kind", ["named pipe", "socket"])
 def test_what_is_neither_file_nor_link_nor_directory_is_refused_at_once(
     code: Path, kind: str, monkeypatch: pytest.MonkeyPatch
