@@ -11,12 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import failed
-from tpu_ops.cli import faults, options, output
+from tpu_ops.cli import configure, doctor, faults, options, output
 from tpu_ops.cli import run as run_command
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import state
 from tpu_ops.remote import openssh
+from tpu_ops.remote.playbook import Said
+from tpu_ops.remote.replies import Result
 from tpu_ops.runs import records
+from tpu_ops.runs.doctor import Finding
+from tpu_ops.runs.preflight import Fault
 
 
 def command(*argv: str, stdout: str = "", **env: str) -> subprocess.CompletedProcess[str]:
@@ -128,8 +132,27 @@ def test_what_is_said_of_others_is_one_line_without_orders_to_a_terminal(capsys:
     assert capsys.readouterr().err.splitlines() == [beginning + shown for beginning in beginnings]
     # Ansible shows the same errors by itself.
     assert str(OpsError(text, where=text, fix=text)) == f"{shown}: {shown} ({shown})"
-    output.aside("\x1b[1m of a program\nas it is")
-    assert capsys.readouterr().err == "\x1b[1m of a program\nas it is\n"
+    output.line(text)
+    assert capsys.readouterr().out == f"{shown}\n"
+
+
+def test_what_a_program_printed_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "\x1b[1m of a program\nas it is"
+    output.as_it_is(text)
+    output.aside(text)
+    assert capsys.readouterr() == (f"{text}\n", f"{text}\n")
+
+
+def test_a_worker_s_word_gives_no_orders_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Anybody on a worker chooses the command line of a process, and so what is said of it."""
+    forged = "pid 7 of eve: \x1b]0;owned\a\x1b[2Jx\nPASS  all is well"
+    shown = r"pid 7 of eve: \x1b]0;owned\x07\x1b[2Jx PASS  all is well"
+    doctor.show(Finding("chips", (Fault("pod-w0", forged, forged),), ("pod-w0",)))
+    run_command._show(["pod-w0"], 1, Result("pod-w0", None, problem=forged), "true")
+    configure.Progress()(Said(f"one\n{forged}"))
+    out, err = capsys.readouterr()
+    assert out.splitlines()[1:] == [f"        pod-w0: {shown}", f"          fix: {shown}", f"--- pod-w0: {shown}"]
+    assert err.splitlines() == ["one", *shown.replace(" PASS", "\nPASS").splitlines()]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from tests.remote.master import Master
 from tpu_ops.errors import OpsError
-from tpu_ops.remote import direct, silence, wire
+from tpu_ops.remote import direct, replies, silence, wire
 from tpu_ops.remote import mux_protocol as protocol
 from tpu_ops.remote.replies import Result
 
@@ -61,7 +61,7 @@ def test_each_worker_has_its_own_result(masters: Callable[[str], Master]) -> Non
     found = run(ways("a", "b", "c"), ["sh", "-c", script, "-", "two  words\n$X"])
     assert [*found] == ["a", "b", "c"]
     for host, result in found.items():
-        assert result == (host, 7, b"two  words\n$X\n", b"said\n", "", True)
+        assert result == (host, 7, b"two  words\n$X\n", b"said\n", "", True, False)
 
 
 def test_long_output_arrives_whole_on_both_ways(masters: Callable[[str], Master]) -> None:
@@ -69,6 +69,22 @@ def test_long_output_arrives_whole_on_both_ways(masters: Callable[[str], Master]
     script = "head -c 3000000 /dev/zero | tr '\\0' x; head -c 2000000 /dev/zero | tr '\\0' y >&2"
     result = run(ways("a"), ["sh", "-c", script])["a"]
     assert (result.code, result.stdout == b"x" * 3000000, result.stderr == b"y" * 2000000) == (0, True, True)
+
+
+def test_of_endless_output_the_beginning_is_kept_and_the_end_is_known(
+    masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masters("a")
+    monkeypatch.setattr(replies, "LONGEST", 300_000)
+    zeros = "head -c 5000000 /dev/zero | tr '\\0' "
+    cut = run(ways("a"), ["sh", "-c", f"echo begun; {zeros} x; echo last; exit 7"])["a"]
+    assert (cut.code, cut.stderr, cut.cut) == (7, b"", True)
+    assert cut.stdout.startswith(b"begun\nxxx")
+    assert 299_000 < len(cut.stdout) <= 300_000
+    assert cut.stdout.count(b"x") == len(cut.stdout) - len(b"begun\n")
+    cut = run(ways("a"), ["sh", "-c", f"echo begun; {zeros} y >&2; exit 7"])["a"]
+    assert (cut.code, cut.stdout, cut.cut) == (7, b"begun\n", True)
+    assert 299_000 < len(cut.stderr) == cut.stderr.count(b"y") <= 300_000
 
 
 def test_the_agent_is_asked_for_where_it_is_forwarded(masters: Callable[[str], Master]) -> None:
@@ -108,7 +124,7 @@ def test_a_worker_that_allows_no_more_sessions_is_left_to_others_while_the_rest_
 
     script = f"until [ -e {there} ]; do sleep 0.05; done; echo met; echo said >&2; exit 3"
     found = direct.run(ways("a", "b"), ["sh", "-c", script], limit=20, others=others)
-    assert found["a"] == ("a", 3, b"met\n", b"said\n", "", True)
+    assert found["a"] == ("a", 3, b"met\n", b"said\n", "", True, False)
     assert left(found) == ["b"]
 
 
@@ -180,6 +196,15 @@ def test_what_a_command_has_printed_until_its_time_was_over_is_not_lost(masters:
     # What it leaves behind holds the session open: nobody knows whether more is to come.
     left_behind = run(ways("a"), ["sh", "-c", "echo done; sleep 60 &"], limit=2)["a"]
     assert (left_behind.problem, left_behind.code, left_behind.ok) == ("did not end within 2 s", None, False)
+
+
+def test_what_a_command_leaves_behind_may_print_after_its_end(masters: Callable[[str], Master]) -> None:
+    masters("a")
+    gone = "read -r _ _ _ envelope _ </proc/$PPID/stat; (while [ -e /proc/$envelope ]; do sleep 0.05; done"
+    found = run(ways("a"), ["sh", "-c", f"{gone}; echo late; echo later >&2) & echo now; exit 3"])["a"]
+    assert (found.code, found.problem, found.stdout, found.stderr) == (3, "", b"now\nlate\n", b"later\n")
+    held = run(ways("a"), ["sh", "-c", f"{gone}; echo late; sleep 60) & echo now; exit 3"], limit=2)["a"]
+    assert (held.code, held.problem, held.stdout) == (None, "did not end within 2 s", b"now\nlate\n")
 
 
 def test_workers_that_are_waited_for_are_named_once(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tpu_ops.errors import OpsError
-from tpu_ops.remote import openssh, ssh, stream, wire
+from tpu_ops.remote import openssh, replies, ssh, stream, wire
 from tpu_ops.remote.fanout import SESSIONS, Fanout
 from tpu_ops.remote.replies import reply_of
 from tpu_ops.remote.stream import Broken
@@ -146,6 +146,26 @@ async def test_what_came_before_the_deadline_is_not_lost(play: Path) -> None:
     assert (late.stdout, late.stderr) == (b"step 1\n", b"careful\n")
     left_behind = (await Fanout(play / "config").run(["a"], ["sh", "-c", "echo done; sleep 30 &"], limit=2))["a"]
     assert (left_behind.problem, left_behind.code, left_behind.ok) == ("did not end within 2 s", None, False)
+
+
+async def test_of_endless_output_the_beginning_is_kept_and_the_end_is_known(
+    play: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replies, "LONGEST", 300_000)
+    script = "head -c 5000000 /dev/zero | tr '\\0' x; exit 7"
+    cut = (await Fanout(play / "config").run(["a"], ["sh", "-c", script], limit=20))["a"]
+    assert (cut.code, cut.stderr, cut.cut) == (7, b"", True)
+    assert 299_000 < len(cut.stdout) == cut.stdout.count(b"x") <= 300_000
+
+
+async def test_what_a_command_leaves_behind_may_print_after_its_end(play: Path) -> None:
+    gone = "read -r _ _ _ envelope _ </proc/$PPID/stat; (while [ -e /proc/$envelope ]; do sleep 0.05; done"
+    script = f"{gone}; echo late; echo later >&2) & echo now; exit 3"
+    found = (await Fanout(play / "config").run(["a"], ["sh", "-c", script], limit=20))["a"]
+    assert (found.code, found.problem, found.stdout, found.stderr) == (3, "", b"now\nlate\n", b"later\n")
+    script = f"{gone}; echo late; sleep 30) & echo now; exit 3"
+    held = (await Fanout(play / "config").run(["a"], ["sh", "-c", script], limit=2))["a"]
+    assert (held.code, held.problem, held.stdout) == (None, "did not end within 2 s", b"now\nlate\n")
 
 
 async def test_a_process_that_is_let_go_is_collected_before_its_pipes_are_closed(

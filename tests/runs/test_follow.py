@@ -21,7 +21,7 @@ from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.stream import Broken
-from tpu_ops.remote.wire import DATA, END, NOTE, Frame
+from tpu_ops.remote.wire import DATA, END, GAP, NOTE, Frame
 from tpu_ops.runs import fetch, fold, follow, nodes, records, recovery
 from tpu_ops.runs.control import Found, RunRef
 from tpu_ops.runs.follow import Follower
@@ -96,6 +96,13 @@ async def test_notes_and_lines_come_once_however_often_the_connection_breaks(mon
     assert lines == ["one", "two"]
     assert [text for text in said if "does not answer" not in text] == ["rank 1 failed", "another"]
     assert [(asked["offset"], asked["notes"]) for asked in workers.asked] == [(0, 0), (4, 1)]
+
+
+async def test_a_line_whose_end_is_missing_is_not_joined_to_a_later_one() -> None:
+    sent = [Frame(DATA, 0, b"whole\nloss 0."), Frame(GAP, 900, b""), Frame(DATA, 900, b"h 7\nnext\n"), end(908)]
+    _, said, lines = await followed(Workers(w0=[sent]), ["w0"])
+    assert lines == ["whole", "loss 0.", "h 7", "next"]
+    assert said == ["rank 0: 887 bytes before byte 900 are not in the log on w0: it was rotated, or the disk was full"]
 
 
 async def test_silent_workers_are_given_up_once_all_others_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ async def test_a_third_ctrl_c_does_not_wait_for_the_stop(monkeypatch: pytest.Mon
 def test_a_stop_whose_outcome_nobody_reads_any_more_was_one(stop: Stop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C has ended what read the lines as well."""
     said: list[str] = []
-    monkeypatch.setattr("tpu_ops.cli.output.line", Mock(side_effect=BrokenPipeError))
+    monkeypatch.setattr("tpu_ops.cli.output._result", Mock(side_effect=BrokenPipeError))
     monkeypatch.setattr("tpu_ops.cli.output.give_up", lambda: said.append("given up"))
     code = leaving.to_its_end(
         pressed(0, 0.1),

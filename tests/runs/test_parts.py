@@ -456,6 +456,17 @@ def test_equal_output_is_gathered_the_most_first() -> None:
     ]
 
 
+def test_who_printed_too_much_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    cut = Result("pod-w0", 0, b"x", cut=True)
+    run_command._show(["pod-w0", "pod-w1"], 3, cut, "true")
+    assert capsys.readouterr() == (
+        "--- pod-w[0-1] (2 workers)\nx\n",
+        "warning: pod-w[0-1]: the output was cut after 64 MiB\n",
+    )
+    assert len(run_command.gathered([cut, cut._replace(host="pod-w1", cut=False)])) == 2
+    assert run_command.row(cut)["cut"] is True
+
+
 @pytest.mark.parametrize(
     ("results", "code"),
     [
@@ -495,6 +506,13 @@ def test_a_tree_is_what_gitignore_leaves(code: Path) -> None:
     assert tree.files == (".gitignore", "link", "sub/part.py", "train.py")
     assert (tree.name, tree.cwd) == ("digits", "tpu_ops/digits")
     assert re.fullmatch("[0-9a-f]{12}", tree.digest)
+
+
+def test_a_tree_has_what_an_exception_in_gitignore_brings_back(code: Path) -> None:
+    for name in ("config.json", "big.json", "sub/out", "out/x"):
+        (code / name).write_text("")
+    (code / ".gitignore").write_text("*.json\n!config.json\n/out\n")
+    assert sync.read(code).files == (".gitignore", "config.json", "link", "sub/out", "sub/part.py", "train.py")
 
 
 @pytest.mark.parametrize("kind", ["named pipe", "socket"])

@@ -329,7 +329,7 @@ def test_who_no_longer_reads_the_lines_has_left_the_run_and_its_recovery(
     gone: list[str] = []
     monkeypatch.setattr("tpu_ops.cli.output.give_up", lambda: gone.append("given up"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tpu_ops.cli.output.line", Mock(side_effect=BrokenPipeError))
+        patch.setattr("tpu_ops.cli.output._result", Mock(side_effect=BrokenPipeError))
         code, *_ = run(World(DONE))
     assert (code, gone) == (ExitCode.INTERRUPTED, ["given up"])
     assert capsys.readouterr().err.splitlines()[-3:] == [

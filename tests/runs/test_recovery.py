@@ -6,6 +6,7 @@ import argparse
 import json
 import resource
 import stat
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,16 +169,25 @@ def test_preemptions_and_failures_have_budgets_of_their_own(changes: dict[str, A
     assert kept(spec.RunSpec("r1", ("true",)), **changes).over_budget() == over
 
 
-def test_every_attempt_has_the_code_of_the_first(tmp_path: Path) -> None:
-    source = tmp_path / "digits"
-    (source / "sub").mkdir(parents=True)
+@pytest.mark.parametrize("around", [None, "*\n", "*.py\n"], ids=["alone", "in a work tree", "in one of code"])
+def test_every_attempt_has_the_code_of_the_first(tmp_path: Path, around: str | None) -> None:
+    source = tmp_path / "project" / "digits"
+    (source / "sub" / "empty").mkdir(parents=True)
+    (tmp_path / "project" / ".gitignore").write_text("sub/*.log\n")
+    (source / "sub" / "kept.bin").write_text("tracked")
+    for words in (["init", "--quiet"], ["add", "."]):
+        subprocess.run(["git", "-C", str(tmp_path / "project"), *words], check=True)
+    if around is not None:
+        (tmp_path / ".gitignore").write_text(around)
+        subprocess.run(["git", "-C", str(tmp_path), "init", "--quiet"], check=True)
     (source / "train.py").write_text("first")
     (source / "sub" / "run.sh").write_text("#!/bin/sh\n")
     (source / "sub" / "run.sh").chmod(0o755)
     (source / "link").symlink_to("train.py")
-    (source / ".gitignore").write_text("*.ckpt\n")
+    (source / ".gitignore").write_text("*.ckpt\n*.bin\n")
     (source / "big.ckpt").write_text("x")
     tree = sync.read(source)
+    assert tree.files == (".gitignore", "link", "sub/kept.bin", "sub/run.sh", "train.py")
     copy = recovery.keep_code(tmp_path, "r1", tree)
     (source / "train.py").write_text("second")
     run = spec.RunSpec("r1", ("true",), cwd=tree.cwd)

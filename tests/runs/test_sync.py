@@ -261,6 +261,33 @@ async def test_a_worker_that_cannot_take_it_is_named_with_the_reason(workers: Wo
     assert wrong.value.where == "w1"
 
 
+@pytest.mark.parametrize("said", [b"%s\nof the shell's start-up files, late\n", b'so early: {"\n%s', b"[]\n%s"])
+async def test_what_others_print_beside_a_worker_s_answer_is_no_answer(
+    workers: Workers, code: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    asked = workers.run
+
+    async def beside(*arguments: Any, **options: Any) -> Mapping[str, Result]:
+        found = await asked(*arguments, **options)
+        return {host: one._replace(stdout=said % one.stdout) for host, one in found.items()}
+
+    monkeypatch.setattr(workers, "run", beside)
+    await push(workers, code)
+    assert names(workers.there()) == names(code)
+
+
+async def test_a_worker_that_gives_no_answer_is_named(
+    workers: Workers, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def mute(hosts: Sequence[str], *_: Any, **__: Any) -> Mapping[str, Result]:
+        return {host: Result(host, 0, b"Welcome\n") for host in hosts}
+
+    monkeypatch.setattr(workers, "run", mute)
+    with pytest.raises(HostError, match="no answer came of the program") as wrong:
+        await push(workers, code)
+    assert wrong.value.where == "w[0-1]"
+
+
 def test_sync_says_what_it_would_bring_and_then_brings_it(
     workers: Workers, code: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -195,7 +195,8 @@ class Progress:
     def __call__(self, note: Step | Said) -> None:
         """Be told of a step."""
         if isinstance(note, Said):
-            output.aside(note.text)
+            for text in note.text.splitlines():
+                output.info(text)
             return
         if note.title != self._task:
             self.end()

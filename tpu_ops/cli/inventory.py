@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         case "groups":
             # JSON is YAML, and leaves no doubt about what is a text.
             sets = {name: folded(members) for name, members in groups(fleet, workers).items()}
-            output.line(json.dumps({SOURCE: sets}, indent=2))
+            output.as_it_is(json.dumps({SOURCE: sets}, indent=2))
         case _:
             output.as_json({name: [w.host for w in members] for name, members in groups(fleet, workers).items()})
     return ExitCode.OK

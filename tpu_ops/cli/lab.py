@@ -224,7 +224,7 @@ def _env(lab: Instance, args: argparse.Namespace) -> int:
         output.as_json(found)
     else:
         for name, value in found.items():
-            output.line(f"export {name}={shlex.quote(value)}")
+            output.as_it_is(f"export {name}={shlex.quote(value)}")
     return ExitCode.OK
 
 

@@ -51,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
 
     def print_help(self, file: object = None) -> None:
         """Print it."""
-        output.line(self.format_help().removesuffix("\n"))
+        output.as_it_is(self.format_help().removesuffix("\n"))
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with the words, and end."""
@@ -63,7 +63,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _dispatch(argv: Sequence[str]) -> int:
     if not argv or argv[0] in {"-h", "--help", "help"}:
-        output.line(_usage())
+        output.as_it_is(_usage())
         return ExitCode.OK if argv else ExitCode.USAGE
     if argv[0] == "--version":
         output.line(f"tpu_ops {__version__}")

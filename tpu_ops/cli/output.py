@@ -1,7 +1,8 @@
 """The only writer: results go to standard output, everything said on the way to standard error.
 
 Text of others gets into what is said (names, what a server answered, what ssh printed). So each of its lines is made
-one line without orders for a terminal here, and nowhere else needs to. Each write is flushed at once: the process ends
+one line without orders for a terminal here, and nowhere else needs to; what a program printed, and text that another
+program reads, passes as it is by functions of its own. Each write is flushed at once: the process ends
 without the interpreter's own flush (main.program).
 """
 
@@ -68,6 +69,11 @@ def _say(text: str) -> None:
 
 def line(text: str = "") -> None:
     """Print one line of a result."""
+    _result(printable(text))
+
+
+def as_it_is(text: str) -> None:
+    """Print what a program printed, or what another one reads, as a result."""
     _result(text)
 
 

@@ -13,7 +13,7 @@ from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact
 from tpu_ops.fleet.model import SERVING_STATES, until_ready
 from tpu_ops.remote import openssh, wire
-from tpu_ops.remote.replies import LATE, Result
+from tpu_ops.remote.replies import LATE, LONGEST, Result
 
 #: Seconds that the command may take on each worker where --timeout does not say.
 TIMEOUT = 300.0
@@ -78,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
     results = [one._replace(problem=commands.on_fleet(one.problem, fleet.settings.command)) for one in results]
     if args.json:
         output.as_json([row(result) for result in results])
+        if cut := [result.host for result in results if result.cut]:
+            _say_cut(cut)
     else:
         for result_hosts, result in gathered(results):
             _show(result_hosts, len(hosts), result, command[0])
@@ -114,6 +116,7 @@ def row(result: Result) -> dict[str, object]:
         "stderr": result.stderr.decode(errors="replace"),
         "problem": result.problem,
         "reached": result.reached,
+        "cut": result.cut,
     }
 
 
@@ -121,7 +124,7 @@ def gathered(results: Sequence[Result]) -> list[tuple[list[str], Result]]:
     """Return the workers whose result is equal, and that result; larger groups first, then as the workers stand."""
     groups: dict[tuple[object, ...], list[Result]] = {}
     for result in results:
-        key = (result.code, result.stdout, result.stderr, result.problem, result.reached)
+        key = (result.code, result.stdout, result.stderr, result.problem, result.reached, result.cut)
         groups.setdefault(key, []).append(result)
     ordered = sorted(groups.values(), key=lambda group: -len(group))
     return [([result.host for result in group], group[0]) for group in ordered]
@@ -133,9 +136,15 @@ def _show(hosts: Sequence[str], total: int, result: Result, program: str) -> Non
         ending = "" if result.ok else f": {result.problem or f'exit code {result.code}'}"
         output.line(f"--- {texts.folded(hosts)}{count}{ending}")
     if result.stdout:
-        output.line(result.stdout.decode(errors="replace").removesuffix("\n"))
+        output.as_it_is(result.stdout.decode(errors="replace").removesuffix("\n"))
     if said := said_by(result.stderr, program):
         output.aside(said.decode(errors="replace").removesuffix("\n"))
+    if result.cut:
+        _say_cut(hosts)
+
+
+def _say_cut(hosts: Sequence[str]) -> None:
+    output.warning(f"{texts.folded(hosts)}: the output was cut after {LONGEST // 2**20} MiB")
 
 
 def said_by(stderr: bytes, program: str) -> bytes:

@@ -53,7 +53,7 @@ def folded(numbers: Sequence[int]) -> str:
 
 def line(said_by: Sequence[int], text: str) -> None:
     """Print one line of the log of some ranks."""
-    output.line(f"[{folded(said_by)}] {text}")
+    output.as_it_is(f"[{folded(said_by)}] {text}")
 
 
 def line_aside(said_by: Sequence[int], text: str) -> None:

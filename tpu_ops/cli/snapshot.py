@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     document = documents.document(fleet.asked_at, projects, settings.zones, fleet.listed, hostkeys.keys_of(settings))
     text = documents.publishable(document, time.time())
     if printed:
-        output.line(text.rstrip("\n"))
+        output.as_it_is(text.rstrip("\n"))
         return ExitCode.OK
     if not args.dry_run:
         sources.write(destination, text, settings)

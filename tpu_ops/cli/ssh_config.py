@@ -10,7 +10,7 @@ from pathlib import Path
 from tpu_ops import config, files
 from tpu_ops.cli import options, output
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, UsageError, printable
+from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import ssh_include, view
 from tpu_ops.fleet.state import Files
 from tpu_ops.remote import openssh
@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.as_json({"ssh_config": str(fragment)} | ({"text": text} if args.print else {}))
     elif args.print:
-        output.line(text.removesuffix("\n"))
+        output.as_it_is(text.removesuffix("\n"))
     else:
-        output.line(str(fragment))
+        output.as_it_is(str(fragment))
         output.info(f"once: ssh -F {shlex.quote(str(fragment))} HOST")
         install = f"{settings.command('ssh-config')} --install"
         output.info(f"always: `{install}` puts this line on top of your ssh config:")
@@ -82,7 +82,7 @@ def _change(args: argparse.Namespace, settings: Settings, fragment: Path) -> int
         )
     else:
         would = "would be " if args.dry_run and outcome.word in {"installed", "removed"} else ""
-        output.line(f"{printable(str(file))}: {would}{outcome.word}")
+        output.line(f"{file}: {would}{outcome.word}")
     return ExitCode.FAILED if problem else ExitCode.OK
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from tpu_ops import config, files, texts
 from tpu_ops.cli import options, output
-from tpu_ops.errors import ExitCode, printable
+from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact
 from tpu_ops.runs import sync
 
@@ -63,6 +63,6 @@ def _show(seen: Mapping[str, sync.Seen], *, dry: bool) -> None:
     for (differs, stale), hosts in groups.items():
         for verb, entries in (("to bring" if dry else "brought", differs), ("to remove" if dry else "removed", stale)):
             if entries:
-                output.line(printable(f"{texts.folded(hosts)}: {verb}: {texts.some(entries, _NAMED)}"))
+                output.line(f"{texts.folded(hosts)}: {verb}: {texts.some(entries, _NAMED)}")
         if not differs and not stale:
             output.line(f"{texts.folded(hosts)}: nothing differs")

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output, runs_output
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, UsageError, printable
+from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.model import SERVING_STATES
 from tpu_ops.remote.fanout import Fanout
@@ -84,7 +84,7 @@ async def _watch(fanout: Fanout, hosts: Sequence[str], every: float, settings: S
         if free := _free(seen):
             output.line(f"free: {texts.folded(free)}")
         for reply in seen.silent:
-            output.line(printable(f"silent: {reply.host}: {commands.on_fleet(reply.problem, settings.command)}"))
+            output.line(f"silent: {reply.host}: {commands.on_fleet(reply.problem, settings.command)}")
         await asyncio.sleep(every)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from tpu_ops.remote import mux_protocol as protocol
 from tpu_ops.remote import room, silence, wire
 from tpu_ops.remote.mux_protocol import Master, Unavailable
-from tpu_ops.remote.replies import LATE, SSH_FAILED, Result, result_of
+from tpu_ops.remote.replies import LATE, SSH_FAILED, Output, Result, result_of
 
 #: Seconds that the masters may take to say hello: they are processes of this machine.
 _PATIENCE = 1.0
@@ -208,12 +208,12 @@ class _Session:
 
     def __init__(self, host: str, master: Master, argv: Sequence[str], limit: float) -> None:
         self.host = host
-        self.files: dict[int, bytearray] = {}
+        self.files: dict[int, Output] = {}
         self._master = master
         self._marker = wire.new_marker()
         self._request = protocol.new_session(master, wire.enveloped(self._marker, argv, limit))
         self._control = socket.socket(socket.AF_UNIX)
-        self._said, self._stdout, self._stderr = bytearray(), bytearray(), bytearray()
+        self._said, self._stdout, self._stderr = Output(), Output(self._marker), Output()
         self._messages = 0
         self._code = SSH_FAILED
 
@@ -233,7 +233,7 @@ class _Session:
     @property
     def begun(self) -> bool:
         """Whether the command is known to have been started."""
-        return wire.beginning(self._marker) in self._stdout
+        return wire.beginning(self._marker) in self._stdout.data
 
     def connect(self) -> None:
         """Reach the master.
@@ -277,7 +277,7 @@ class _Session:
             return set()
         except OSError:
             piece = b""
-        self.files[file] += piece
+        self.files[file].add(piece)
         if not piece:
             self._let_go(file)
         elif file == self._control.fileno():
@@ -293,7 +293,7 @@ class _Session:
         Raises:
             Unavailable: It is not what was asked for.
         """
-        while message := protocol.taken(self._said):
+        while message := protocol.taken(self._said.data):
             kind, _, value = message
             if self._messages == 0:
                 protocol.must_greet(message)
@@ -305,7 +305,7 @@ class _Session:
 
     def result(self) -> Result:
         """Return how the command ended."""
-        return result_of(self.host, self._marker, self._code, bytes(self._stdout), bytes(self._stderr))
+        return result_of(self.host, self._marker, self._code, self._stdout, self._stderr)
 
     def close(self) -> None:
         """End the session if it has not ended, and let go of its files."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from tpu_ops.errors import OpsError
 from tpu_ops.remote import openssh, room, ssh, wire
 from tpu_ops.remote.renewal import Renew, Renewal, paused
-from tpu_ops.remote.replies import LATE, SSH_FAILED, Reply, Result, reply_of, result_of
+from tpu_ops.remote.replies import LATE, SSH_FAILED, Output, Reply, Result, reply_of, result_of
 from tpu_ops.remote.silence import Silence
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.stream import Stream
@@ -144,9 +144,9 @@ class Fanout:
         marker = wire.new_marker()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit) as deadline:
-                code, stdout, stderr = await self._exchange(host, f"echo {marker}", b"", marker.encode(), deadline)
-                if code == SSH_FAILED and marker.encode() not in stdout:
-                    raise Unreachable(openssh.reason(stderr.decode(errors="replace"), code))
+                code, said = await self._exchange(host, f"echo {marker}", b"", marker.encode(), deadline)
+                if code == SSH_FAILED and marker.encode() not in said.stdout.data:
+                    raise Unreachable(openssh.reason(said.stderr.data.decode(errors="replace"), code))
 
     async def _all(self, hosts: Iterable[str], one: Callable[[str], Coroutine[Any, Any, T]]) -> dict[str, T]:
         """Do something for every worker at once; keep the order of the workers.
@@ -209,20 +209,18 @@ class Fanout:
     async def _run(self, host: str, argv: Sequence[str], stdin: bytes, limit: float) -> Result:
         marker = wire.new_marker()
         command = wire.enveloped(marker, argv, limit)
-        begun, said = asyncio.get_running_loop().time(), ssh.Said(bytearray(), bytearray())
+        begun, said = asyncio.get_running_loop().time(), ssh.Said(Output(marker), Output())
         try:
             async with asyncio.timeout_at(begun + limit) as deadline:
-                code, stdout, stderr = await self._exchange(
-                    host, command, stdin, wire.beginning(marker), deadline, said=said
-                )
+                code, _ = await self._exchange(host, command, stdin, wire.beginning(marker), deadline, said=said)
         except Unreachable as exc:
             return Result(host, None, problem=str(exc), reached=False)
         except TimeoutError:
             late = f"{LATE} {_spent(limit, begun, deadline)}"
-            found = result_of(host, marker, SSH_FAILED, bytes(said.stdout), bytes(said.stderr))
+            found = result_of(host, marker, SSH_FAILED, said.stdout, said.stderr)
             # The command may have ended, and what it has left behind holds the session open.
             return found._replace(code=None, problem=late, reached=True)
-        return result_of(host, marker, code, stdout, stderr)
+        return result_of(host, marker, code, said.stdout, said.stderr)
 
     async def _call(self, host: str, action: str, values: Mapping[str, Any], limit: float, quiet: float) -> Reply:
         marker = wire.new_marker()
@@ -230,14 +228,14 @@ class Fanout:
         line, first = wire.request(marker, action, values), wire.beginning(marker)
         try:
             async with asyncio.timeout_at(begun + limit) as deadline:
-                code, stdout, stderr = await self._exchange(
-                    host, wire.COMMAND, line, first, deadline, attended=True, quiet=quiet
-                )
+                code, said = await self._exchange(host, wire.COMMAND, line, first, deadline, attended=True, quiet=quiet)
         except Unreachable as exc:
             return Reply(host, {}, "unreachable", str(exc))
         except TimeoutError:
             return Reply(host, {}, "timeout", f"the launcher did not answer within {_spent(limit, begun, deadline)}")
-        return reply_of(host, wire.find_answer(stdout, marker), stderr.decode(errors="replace"), code)
+        return reply_of(
+            host, wire.find_answer(said.stdout.data, marker), said.stderr.data.decode(errors="replace"), code
+        )
 
     async def _exchange(
         self,
@@ -250,35 +248,34 @@ class Fanout:
         attended: bool = False,
         quiet: float = 0.0,
         said: ssh.Said | None = None,
-    ) -> tuple[int | None, bytes, bytes]:
+    ) -> tuple[int | None, ssh.Said]:
         """Run one command line over the master; a master that turns out to be stale is replaced once.
 
-        What it prints is in `said` as it comes.
+        What it prints is in `said` as it comes. Returns ssh's exit code, and what was printed.
 
         Its input stays open until it has ended where it is `attended`, see `ssh.converse`.
         `begun` in the output proves that the command was started: what was started is never started again.
         """
         # Most often a master is open, and to ask for it first would cost as much as the session itself.
         session, replaced = openssh.shared_session, False
-        said = said or ssh.Said(bytearray(), bytearray())
+        said = said or ssh.Said(Output(), Output())
         while True:
             words = session(self.ssh_config, host, command)
             code = await self._session_once(host, words, said, stdin, begun, attended=attended, quiet=quiet)
-            stdout, stderr = bytes(said.stdout), bytes(said.stderr)
-            if code != SSH_FAILED or begun in stdout:
+            if code != SSH_FAILED or begun in said.stdout.data:
                 self.masters.served(host)
-                return code, stdout, stderr
-            if session is openssh.shared_session and openssh.without_room(stderr.decode(errors="replace")):
+                return code, said
+            if session is openssh.shared_session and openssh.without_room(said.stderr.data.decode(errors="replace")):
                 self.masters.forget([host])
             elif replaced:
-                return code, stdout, stderr
+                return code, said
             else:
                 replaced = True
                 await self.masters.drop(host)
             session = openssh.session
             # What ssh said of itself is not the command's.
-            said.stdout.clear()
-            said.stderr.clear()
+            said.stdout.data.clear()
+            said.stderr.data.clear()
             await self.reach(host, deadline)
 
     async def _session_once(

@@ -9,6 +9,47 @@ from tpu_ops.remote import openssh, wire
 SSH_FAILED = 255
 #: How the problem of a command begins that took too long.
 LATE = "did not end within"
+#: Bytes that are kept of what one stream of one worker brings, and about as many of its end as are kept besides.
+LONGEST, _TAIL = 64 * 2**20, 64 * 2**10
+
+
+class Output:
+    """What one stream of a worker brings; of what is too long the beginning, the end, and how the command ended.
+
+    Args:
+        marker: Of the envelope; empty where the stream does not tell how a command ended.
+
+    Attributes:
+        data: What is kept.
+        cut: Whether something was dropped.
+    """
+
+    def __init__(self, marker: str = "") -> None:
+        self.data, self.cut = bytearray(), False
+        self._told = wire.end(marker) if marker else b""
+        self._kept = LONGEST
+
+    def add(self, piece: bytes) -> None:
+        """Take more."""
+        self.data += piece
+        if len(self.data) > self._kept + 2 * _TAIL:
+            self._drop()
+
+    def shown(self, body: bytes) -> bytes:
+        """Given what of it is a command's own, return that without what stands behind the cut."""
+        return body[: max(0, len(body) - len(self.data) + LONGEST)] if self.cut else body
+
+    def _drop(self) -> None:
+        """Drop all between the beginning and the end, but for the line that tells how the command ended."""
+        self.cut = True
+        if self._told:
+            line = len(self._told) + len("255\n")
+            at = self.data.find(self._told, self._kept - line + 1)
+            if 0 <= at < len(self.data) - _TAIL:
+                # What the command has left behind prints so much after it.
+                del self.data[self._kept : at]
+                self._kept = min(self._kept, at) + line
+        del self.data[self._kept : -_TAIL]
 
 
 class Result(NamedTuple):
@@ -21,6 +62,7 @@ class Result(NamedTuple):
         stderr: What it and the login shell printed there.
         problem: Why there is no exit code; empty where there is one.
         reached: Whether the worker was reached at all.
+        cut: Whether it printed more than is kept.
     """
 
     host: str
@@ -29,6 +71,7 @@ class Result(NamedTuple):
     stderr: bytes = b""
     problem: str = ""
     reached: bool = True
+    cut: bool = False
 
     @property
     def ok(self) -> bool:
@@ -36,16 +79,17 @@ class Result(NamedTuple):
         return self.code == 0
 
 
-def result_of(host: str, marker: str, code: int | None, stdout: bytes, stderr: bytes) -> Result:
+def result_of(host: str, marker: str, code: int | None, stdout: Output, stderr: Output) -> Result:
     """Given what came of a command in the envelope, and the code of what ran it from here, return its result."""
-    body, own, started = wire.open_envelope(stdout, marker)
-    stderr = wire.behind_marker(stderr, marker)
+    body, own, started = wire.open_envelope(bytes(stdout.data), marker)
+    errors, cut = wire.behind_marker(bytes(stderr.data), marker), stdout.cut or stderr.cut
+    said = "" if own is not None else openssh.reason(errors.decode(errors="replace"), code)
+    body, errors = stdout.shown(body), stderr.shown(errors)
     if own is not None:
-        return Result(host, own, body, stderr)
-    said = openssh.reason(stderr.decode(errors="replace"), code)
+        return Result(host, own, body, errors, cut=cut)
     if not started:
-        return Result(host, None, body, stderr, said, reached=code != SSH_FAILED)
-    return Result(host, None, body, stderr, f"the connection ended before the command: {said}")
+        return Result(host, None, body, errors, said, reached=code != SSH_FAILED, cut=cut)
+    return Result(host, None, body, errors, f"the connection ended before the command: {said}", cut=cut)
 
 
 class Reply(NamedTuple):

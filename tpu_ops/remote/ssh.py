@@ -16,6 +16,7 @@ from tpu_ops.log import Log
 from tpu_ops.remote import mux, openssh
 from tpu_ops.remote.mux_protocol import Master, Unavailable
 from tpu_ops.remote.renewal import paused
+from tpu_ops.remote.replies import Output
 
 #: Seconds within which a master must be authenticated; ConnectTimeout covers the TCP connection alone.
 OPEN_LIMIT = 25.0
@@ -134,8 +135,8 @@ async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
 class Said(NamedTuple):
     """What a process prints, as far as it has come."""
 
-    stdout: bytearray
-    stderr: bytearray
+    stdout: Output
+    stderr: Output
 
 
 async def converse(
@@ -170,11 +171,11 @@ async def _feed(writer: asyncio.StreamWriter, data: bytes, attended: bool) -> No
 
 
 async def _read(
-    reader: asyncio.StreamReader, said: bytearray, begun: bytes = b"", heard: Callable[[], None] | None = None
+    reader: asyncio.StreamReader, said: Output, begun: bytes = b"", heard: Callable[[], None] | None = None
 ) -> None:
     while piece := await reader.read(2**16):
-        said += piece
-        if heard and begun in said:
+        said.add(piece)
+        if heard and begun in said.data:
             heard()
             heard = None
 

@@ -45,7 +45,7 @@ def request(marker: str, action: str, values: Mapping[str, Any]) -> bytes:
     return json.dumps(body).encode("ascii") + b"\n"
 
 
-def find_answer(output: bytes, marker: str) -> Any:
+def find_answer(output: bytes | bytearray, marker: str) -> Any:
     """Given all that a worker printed, return the answer behind the marker; None where there is none."""
     _, found, rest = output.partition(beginning(marker))
     if not found:
@@ -67,9 +67,18 @@ ENVELOPE = (
 )
 
 
+#: Bytes of the line before a command's end that are not there by chance.
+_PART = 9
+
+
 def beginning(marker: str) -> bytes:
     """Return what is printed before an answer, or a command's output: it proves that the command was started."""
     return f"\n{marker}\n".encode("ascii")
+
+
+def end(marker: str) -> bytes:
+    """Return what is printed when a command has ended, before its exit code and the end of the line."""
+    return f"\n{marker} ".encode("ascii")
 
 
 def enveloped(marker: str, argv: Sequence[str], limit: float) -> str:
@@ -90,13 +99,19 @@ def behind_marker(said: bytes, marker: str) -> bytes:
 def open_envelope(output: bytes, marker: str) -> tuple[bytes, int | None, bool]:
     """Given what a command in the envelope printed, return its output, its exit code, and whether it was started.
 
-    The code is None where the command's end was not seen.
+    The output includes what the command has left behind and what prints after its end. The code is None where the
+    command's end was not seen.
     """
-    word = marker.encode("ascii")
     _, started, rest = output.partition(beginning(marker))
     if not started:
         return b"", None, False
-    body, ended, code = rest.rpartition(b"\n" + word + b" ")
-    if not ended or not code.strip().isdigit():
-        return rest, None, True
-    return body, int(code), True
+    told = end(marker)
+    body, _, behind = rest.rpartition(told)
+    number, ended, late = behind.partition(b"\n")
+    if ended and number.isdigit():
+        return body + late, int(number), True
+    # The connection may end in the midst of the marker: nobody but this module prints so much of it.
+    cut = rest.rfind(told[:_PART])
+    if cut >= 0 and (told.startswith(rest[cut:]) or rest[cut + len(told) :].isdigit()):
+        return rest[:cut], None, True
+    return rest, None, True

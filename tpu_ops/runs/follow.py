@@ -254,6 +254,8 @@ class Follower:
                 if frame.kind == wire.DATA:
                     self._deliver(place, frame.offset, frame.payload)
                 elif frame.kind == wire.GAP:
+                    # What comes behind the missing bytes is no end of the line before them.
+                    self._print(place.rank, place.lines.finish())
                     self._say(
                         f"rank {place.rank}: {missing} bytes before byte {frame.offset} are not in the log on "
                         f"{place.host}: it was rotated, or the disk was full"

@@ -338,7 +338,7 @@ def kept_code(state_dir: Path, recovery: Recovery) -> sync.Tree | None:
     if not recovery.code:
         return None
     place = folder(state_dir, recovery.run_id) / "code" / Path(recovery.options["cwd"]).name
-    return sync.read(place)
+    return sync.read_copy(place)
 
 
 class Logs:

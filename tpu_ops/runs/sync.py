@@ -1,4 +1,4 @@
-"""Brings a directory to all workers: what .gitignore leaves, the same tree everywhere, measured on each.
+"""Brings a directory to all workers: what git takes of it, the same tree everywhere, measured on each.
 
 Only what an earlier sync put on a worker is ever replaced or removed there: checkpoints and logs beside the code stay.
 """
@@ -6,13 +6,13 @@ Only what an earlier sync put on a worker is ever replaced or removed there: che
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import os
 import re
+import shutil
 import stat
-import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.remote import openssh, ssh
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import SSH_FAILED, Result
-from tpu_ops.runs import synced
+from tpu_ops.runs import listing, synced
 
 #: Below the person's home on every worker.
 PARENT = "tpu_ops"
@@ -37,10 +37,6 @@ _UPLINK, _TELLING = 125_000, 600.0
 #: rsync processes at once: each costs the controller processor time for hashing and encryption.
 WIDTH = 8
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_READABLE = "make it readable for you, or name it in .gitignore"
-#: How rsync prints a byte of a name that is no printable character; a backslash before `#ooo` is printed so too.
-_ESCAPE = re.compile(rb"\\#([0-3][0-7]{2})")
-_FILTERS = ("--exclude=.git", "--exclude=__pycache__/", "--filter=:- .gitignore")
 #: Runs the first line of its input, which reads the rest.
 _RUN = ("/usr/bin/python3", "-IS", "-c", "import json, sys; exec(json.loads(sys.stdin.readline()))")
 _LISTS = ("differs", "taken", "stale")
@@ -77,11 +73,6 @@ class Tree:
         return tuple(entry for entry in self.entries if not entry.endswith("/"))
 
 
-def listing_command(source: Path, empty: Path) -> list[str]:
-    """Return the command with which rsync itself lists what it would bring to an empty directory."""
-    return ["rsync", "-a", "--dry-run", "--out-format=%n", *_FILTERS, f"{source}/", f"{empty}/"]
-
-
 def transfer_command(tree: Tree, host: str, ssh_config: Path) -> list[str]:
     """Return the command that brings entries to one worker; their list comes on standard input."""
     shell = openssh.rsync_shell(ssh_config)
@@ -111,37 +102,28 @@ def read(source: Path) -> Tree:
             where=where,
             fix="use letters, digits, dots, dashes and underscores",
         )
-    with tempfile.TemporaryDirectory() as empty:
-        try:
-            done = subprocess.run(
-                listing_command(source, Path(empty)),
-                capture_output=True,
-                timeout=LIMIT,
-                check=False,
-                stdin=subprocess.DEVNULL,
-            )
-        except FileNotFoundError:
-            raise OpsError("rsync is not installed", where="this machine", fix="apt-get install rsync") from None
-        except subprocess.TimeoutExpired:
-            raise UsageError(
-                f"could not be listed within {LIMIT:.0f} s",
-                where=where,
-                fix="name a smaller directory, on a local disk",
-            ) from None
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()
-        raise UsageError(f"cannot be read: {said}", where=where, fix=_READABLE)
-    entries = listed(done.stdout)
+    return _tree(source, listing.entries(source))
+
+
+def read_copy(source: Path) -> Tree:
+    """Digest a copy of what was listed before: all that is there, whatever git thinks of it where it stands.
+
+    Raises:
+        UsageError: It is not there, or cannot be read.
+    """
+    if not source.is_dir():
+        raise UsageError("no such directory", where=str(source), fix="start the run anew, under another --name")
+    return _tree(source, listing.everything(source))
+
+
+def _tree(source: Path, entries: tuple[str, ...]) -> Tree:
+    where = f"--sync {source}"
+    if not shutil.which("rsync"):
+        raise OpsError("rsync is not installed", where="this machine", fix="apt-get install rsync")
     if not entries:
         raise UsageError("there is nothing to bring to the workers", where=where, fix="look at its .gitignore")
     marks = {os.fsencode(entry.rstrip("/")): _mark(source, entry.rstrip("/")) for entry in entries}
     return Tree(source, source.name, entries, marks, synced.digest(marks))
-
-
-def listed(output: bytes) -> tuple[str, ...]:
-    """Given rsync's listing, return the entries; it writes bytes that it cannot print as octal numbers."""
-    lines = [line for line in output.split(b"\n") if line and line != b"./"]
-    return tuple(sorted(os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), line)) for line in lines))
 
 
 def _mark(source: Path, entry: str) -> str:
@@ -156,7 +138,7 @@ def _mark(source: Path, entry: str) -> str:
                 fix="remove it, or name it in .gitignore",
             )
     except OSError as exc:
-        raise UsageError(f"cannot be read: {exc.strerror}", where=f"--sync {path}", fix=_READABLE) from exc
+        raise UsageError(f"cannot be read: {exc.strerror}", where=f"--sync {path}", fix=listing.READABLE) from exc
     if not found:
         what, fix = f"{str(path)!r} has gone while the tree was read", "run the same command again"
         raise UsageError(what, where=f"--sync {source}", fix=fix)
@@ -249,7 +231,23 @@ async def _ask(fanout: Fanout, hosts: Sequence[str], action: str, tree: Tree) ->
     limit = _STEP_LIMIT + min(len(hosts) * len(request) / _UPLINK, _TELLING)
     results = await fanout.run(hosts, _RUN, limit=limit, stdin=request)
     _require(results)
-    return {host: json.loads(result.stdout) for host, result in results.items()}
+    answers = {host: _answer(result.stdout) for host, result in results.items()}
+    if mute := [host for host, answer in answers.items() if answer is None]:
+        raise HostError(
+            "no answer came of the program that looks at the files there",
+            where=texts.folded(mute),
+            fix="have the login shell's start-up files print nothing, and run the same command again",
+        )
+    return answers
+
+
+def _answer(said: bytes) -> Any:
+    """Return the answer; what a shell's start-up files have left behind may print before and after it."""
+    for line in said.splitlines():
+        with contextlib.suppress(ValueError):
+            if isinstance(found := json.loads(line), dict):
+                return found
+    return None
 
 
 async def _transfer(fanout: Fanout, host: str, tree: Tree, entries: Iterable[str]) -> Result:

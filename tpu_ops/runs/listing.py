@@ -1,0 +1,315 @@
+"""Lists what of a directory goes to the workers: what git takes of it, and directories that it would not keep.
+
+git itself is asked, so that .gitignore means what it means there; where it is not installed rsync's filter takes its
+place, and lines that mean something else to rsync are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tpu_ops.errors import OpsError, UsageError
+
+#: Seconds that git or rsync may take.
+LIMIT = 600.0
+READABLE = "make it readable for you, or name it in .gitignore"
+#: Never brought, whatever git says: what Python makes anew.
+_COMPILED = "__pycache__"
+#: git's own watcher would be started by a repository's settings, and stay.
+_GIT = ("git", "-c", "core.fsmonitor=false")
+#: Variables that mean another repository, or other paths, than the directory does.
+_ELSEWHERE = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_COMMON_DIR",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_NAMESPACE",
+    "GIT_PREFIX",
+    "GIT_TEMPLATE_DIR",
+    "GIT_LITERAL_PATHSPECS",
+    "GIT_GLOB_PATHSPECS",
+    "GIT_NOGLOB_PATHSPECS",
+    "GIT_ICASE_PATHSPECS",
+)
+#: How git says that a directory is in no work tree.
+_IN_NONE = ("not a git repository", "must be run in a work tree")
+_FILTERS = ("--exclude=.git", "--exclude=__pycache__/", "--filter=:- .gitignore")
+#: How rsync prints a byte of a name that is no printable character; a backslash before `#ooo` is printed so too.
+_ESCAPE = re.compile(rb"\\#([0-3][0-7]{2})")
+#: Lines of .gitignore that rsync reads in another way: exceptions, comments of its own, escapes, spaces at the end, and
+#: slashes within, which rsync looks for in every directory.
+_MISREAD = re.compile(rb"^[!;]|\\|[ \t]$|\*\*|^[^/]+/.*[^/\s]")
+
+
+def entries(source: Path) -> tuple[str, ...]:
+    """Return the paths below a directory that go to the workers, directories with a slash at the end.
+
+    Raises:
+        UsageError: It cannot be listed.
+        OpsError: Neither git nor rsync is there.
+    """
+    if not shutil.which("git"):
+        return _by_rsync(source)
+    with contextlib.ExitStack() as stack:
+        return tuple(sorted(_Git(stack).below(str(source))))
+
+
+def everything(source: Path) -> tuple[str, ...]:
+    """Return all paths below a directory, as `entries` does.
+
+    Raises:
+        UsageError: It cannot be listed.
+    """
+    return tuple(sorted(_all_below(str(source), "")))
+
+
+def _all_below(place: str, folder: str) -> Iterator[str]:
+    for path, one in _scanned(place, folder):
+        if one.is_dir(follow_symlinks=False):
+            yield f"{path}/"
+            yield from _all_below(place, path)
+        else:
+            yield path
+
+
+def _scanned(place: str, folder: str) -> list[tuple[str, os.DirEntry[str]]]:
+    """Return what is in a directory below another one: each path from there."""
+    try:
+        with os.scandir(f"{place}/{folder}") as found:
+            return [(f"{folder}/{one.name}" if folder else one.name, one) for one in found]
+    except OSError as exc:
+        where = f"--sync {place}/{folder}"
+        raise UsageError(f"cannot be read: {exc.strerror}", where=where, fix=READABLE) from exc
+
+
+class _Git:
+    """Lists directories by git.
+
+    Args:
+        stack: Removes what is made on the way.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._empty = ""
+        self._environment = {key: value for key, value in os.environ.items() if key not in _ELSEWHERE}
+        # What git says is understood by its words.
+        self._environment |= {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
+
+    def below(self, place: str, *, alone: bool = False) -> Iterator[str]:
+        """Yield what of a directory goes to the workers.
+
+        Args:
+            place: The directory.
+            alone: Whether the repository around it has nothing to say of what is in it.
+        """
+        git, names = self._listed(place, alone=alone)
+        files, nested = _there(place, names)
+        if folders := {path for path in nested if f"{path}/" not in names}:
+            # A file that became a directory is listed as well.
+            nested -= folders - self._submodules(git, place)
+        yield from files
+        known = {parent for path in files | nested for parent in _parents(path)}
+        level = [""]
+        while level:
+            level, others = _step(place, level, files | nested, known)
+            ignored = self._ignored(git, place, others)
+            for path in others:
+                if path in ignored:
+                    continue
+                if stat.S_ISDIR(_mode(f"{place}/{path}")):
+                    level.append(path)
+                else:
+                    # A pipe, a socket or a device: who reads the tree refuses it.
+                    yield path
+            yield from (f"{path}/" for path in level)
+        for path in nested:
+            yield f"{path}/"
+            within = f"{place}/{path}"
+            # Of what is in a submodule that was never fetched no repository knows.
+            for entry in self.below(within, alone=not os.path.lexists(f"{within}/.git")):
+                yield f"{path}/{entry}"
+
+    def _listed(self, place: str, *, alone: bool) -> tuple[list[str], set[str]]:
+        """Return git's command line for a directory, and the names that it lists there."""
+        listing = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        if not alone:
+            git = [*_GIT, "-C", place]
+            done = self._run([*git, *listing])
+            if not done.returncode:
+                names = _names(done.stdout)
+                # A directory that its repository leaves out with all that is in it was named all the same.
+                if names or not self._ignored(git, place, ["."]):
+                    return git, names
+            elif not any(words in done.stderr for words in _IN_NONE):
+                raise _refused(place, done.stderr)
+        if not self._empty:
+            self._empty = self._stack.enter_context(tempfile.TemporaryDirectory())
+            self._must(self._empty, [*_GIT, "init", "--quiet", "--template=", self._empty])
+        git = [*_GIT, "-C", place, f"--git-dir={self._empty}/.git", f"--work-tree={place}"]
+        return git, _names(self._must(place, [*git, *listing]))
+
+    def _submodules(self, git: Sequence[str], place: str) -> set[str]:
+        found = (entry.partition("\t") for entry in _names(self._must(place, [*git, "ls-files", "-z", "--stage"])))
+        return {path for facts, _, path in found if facts.startswith("160000 ")}
+
+    def _ignored(self, git: Sequence[str], place: str, paths: Sequence[str]) -> set[str]:
+        """Return those of these paths that are left out."""
+        if not paths:
+            return set()
+        # Behind `./`, as git takes a name that begins with `:` for more than a name; with the patterns, as older
+        # versions name as well what an exception brings back.
+        done = self._run([*git, "check-ignore", "-z", "-v", "--stdin"], "\0".join(f"./{path}" for path in paths))
+        if done.returncode not in (0, 1):
+            raise _refused(place, done.stderr)
+        words = done.stdout.split("\0")
+        return {path[2:] for pattern, path in zip(words[2::4], words[3::4], strict=True) if pattern[:1] != "!"}
+
+    def _must(self, place: str, command: Sequence[str]) -> str:
+        done = self._run(command)
+        if done.returncode:
+            raise _refused(place, done.stderr)
+        return done.stdout
+
+    def _run(self, command: Sequence[str], given: str = "") -> _Done:
+        return _run(command, os.fsencode(given), self._environment)
+
+
+def _names(listed: str) -> set[str]:
+    return {name for name in listed.split("\0") if name}
+
+
+def _there(place: str, names: Collection[str]) -> tuple[set[str], set[str]]:
+    """Given what git lists, return the files and the directories of it that are there.
+
+    What was deleted, or replaced by a link or a directory, is listed still.
+    """
+    files: set[str] = set()
+    nested: set[str] = set()
+    folders = {"": True}
+
+    def is_brought(folder: str) -> bool:
+        if folder not in folders:
+            parent, _, name = folder.rpartition("/")
+            folders[folder] = name != _COMPILED and is_brought(parent) and stat.S_ISDIR(_mode(f"{place}/{folder}"))
+        return folders[folder]
+
+    for name in names:
+        path = name.rstrip("/")
+        if not is_brought(path.rpartition("/")[0]):
+            continue
+        mode = _mode(f"{place}/{path}")
+        if not stat.S_ISDIR(mode):
+            files.update([path] if mode else [])
+        elif is_brought(path):
+            nested.add(path)
+    return files, nested
+
+
+def _step(
+    place: str, level: Sequence[str], listed: Collection[str], known: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Given directories, return those in them that are known to be brought, and what git has to be asked for."""
+    below: list[str] = []
+    others: list[str] = []
+    for folder in level:
+        for path, one in _scanned(place, folder):
+            is_folder = one.is_dir(follow_symlinks=False)
+            if path in listed or one.name == ".git" or (is_folder and one.name == _COMPILED):
+                continue
+            if is_folder:
+                (below if path in known else others).append(path)
+            elif not (one.is_file(follow_symlinks=False) or one.is_symlink()):
+                others.append(path)
+    return below, others
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def _mode(path: str) -> int:
+    """Return what a path is; 0 where nothing is."""
+    try:
+        return os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except OSError as exc:
+        raise UsageError(f"cannot be read: {exc.strerror}", where=f"--sync {path}", fix=READABLE) from exc
+
+
+class _Done(NamedTuple):
+    """How a program ended; its output as names of files, its errors as text."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def _run(command: Sequence[str], given: bytes = b"", environment: Mapping[str, str] | None = None) -> _Done:
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, timeout=LIMIT, check=False, env=environment)
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"could not be listed within {LIMIT:.0f} s", where="--sync", fix="name a smaller directory, on a local disk"
+        ) from None
+    return _Done(done.returncode, os.fsdecode(done.stdout), done.stderr.decode(errors="replace"))
+
+
+def _refused(place: str, said: str) -> UsageError:
+    """Return the error for what git said."""
+    where = f"--sync {place}"
+    if "safe.directory" in said:
+        allow = next((line.strip() for line in said.splitlines() if "git config" in line), "")
+        what = "git does not read a repository that belongs to somebody else"
+        return UsageError(what, where=where, fix=f"where you trust them: {allow}" if allow else "sync as who owns it")
+    return UsageError(f"git cannot list it: {said.strip()}", where=where, fix="see what `git status` says there")
+
+
+# --- without git ------------------------------------------------------------------------------------------------
+
+
+def _by_rsync(source: Path) -> tuple[str, ...]:
+    with tempfile.TemporaryDirectory() as empty:
+        command = ["rsync", "-a", "--dry-run", "--out-format=%n", *_FILTERS, f"{source}/", f"{empty}/"]
+        try:
+            done = _run(command)
+        except FileNotFoundError:
+            raise OpsError("rsync is not installed", where="this machine", fix="apt-get install rsync git") from None
+    if done.returncode:
+        raise UsageError(f"cannot be read: {done.stderr.strip()}", where=f"--sync {source}", fix=READABLE)
+    found = _printed(os.fsencode(done.stdout))
+    for folder in ("", *(entry for entry in found if entry.endswith("/"))):
+        _must_be_read_alike(source / folder / ".gitignore")
+    return found
+
+
+def _printed(output: bytes) -> tuple[str, ...]:
+    """Given rsync's listing, return the entries; it writes bytes that it cannot print as octal numbers."""
+    lines = [line for line in output.split(b"\n") if line and line != b"./"]
+    return tuple(sorted(os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), line)) for line in lines))
+
+
+def _must_be_read_alike(file: Path) -> None:
+    """Refuse a .gitignore of which rsync would make something else than git."""
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+        for number, line in enumerate(file.read_bytes().splitlines(), 1):
+            if not line.startswith(b"#") and _MISREAD.search(line):
+                text = line.decode(errors="replace")
+                raise UsageError(
+                    f"{text!r} takes git to be read as it is meant, and git is not installed on this machine",
+                    where=f"{file}, line {number}",
+                    fix="apt-get install git",
+                )
