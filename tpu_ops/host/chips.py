@@ -81,8 +81,7 @@ def unlock(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, A
 
 def _is_there(entry: Dict[str, Any]) -> bool:
     """Return whether a holder still is the process that was looked at, and no corpse."""
-    same = proc.start_time(entry["pid"]) == entry["start"]
-    return same and proc.process_state(entry["pid"]) not in ("", "Z", "X")
+    return proc.start_time(entry["pid"]) == entry["start"] and proc.is_alive(entry["pid"])
 
 
 def _allowed(person: Person, user: str) -> int:

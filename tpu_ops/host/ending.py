@@ -21,7 +21,7 @@ _POLL = 0.05
 def others(cgroup: str) -> list[int]:
     """Return every process of a control group but this one; the dead that nobody has collected do not count."""
     own = os.getpid()
-    return [pid for pid in proc.cgroup_pids(cgroup) if pid != own and proc.process_state(pid) not in ("", "Z", "X")]
+    return [pid for pid in proc.cgroup_pids(cgroup) if pid != own and proc.is_alive(pid)]
 
 
 def send(pids: list[int], number: int) -> None:
