@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ class Holder:
         command: Its command line; of a run as such that of the run.
         devices: The chips' device files.
         asker: Who started the run; empty where none owns it, or its worker does not say.
+        start: When it started, in clock ticks since the kernel's boot: with the pid this names it for good.
     """
 
     host: str
@@ -40,6 +41,7 @@ class Holder:
     command: str = ""
     devices: tuple[str, ...] = ()
     asker: str = ""
+    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ def _holder(host: str, entry: Mapping[str, Any]) -> Holder:
         float(entry["since"]),
         entry["command"],
         tuple(entry["devices"]),
+        start=int(entry.get("start", 0)),
     )
 
 
@@ -115,17 +118,24 @@ class Unlocked:
     reached: bool = True
 
 
-async def unlock(fanout: Fanout, hosts: Sequence[str], user: str, grace: float) -> list[Unlocked]:
-    """End one user's processes that hold chips and belong to no run, on all workers at once.
+async def unlock(
+    fanout: Fanout, hosts: Sequence[str], meant: Iterable[Holder], user: str, grace: float
+) -> list[Unlocked]:
+    """End those of one user's processes that hold chips and belong to no run, on all workers at once.
 
     Args:
         fanout: Reaches the workers.
         hosts: The workers.
+        meant: What may be ended: nothing that has come since.
         user: Whose processes; empty means one's own.
         grace: Seconds between SIGTERM and SIGKILL.
     """
-    request = {"user": user, "grace": grace}
-    replies = await fanout.call(dict.fromkeys(hosts, request), "unlock", limit=LIMIT + grace + _MARGIN)
+    processes: dict[str, list[list[int]]] = {host: [] for host in hosts}
+    for holder in meant:
+        if holder.pid:
+            processes[holder.host].append([holder.pid, holder.start])
+    requests = {host: {"user": user, "grace": grace, "processes": processes[host]} for host in hosts}
+    replies = await fanout.call(requests, "unlock", limit=LIMIT + grace + _MARGIN)
     return [_unlocked(host, replies[host]) for host in hosts]
 
 
