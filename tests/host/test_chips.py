@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import socket
@@ -69,3 +71,42 @@ def test_a_controller_that_names_no_processes_means_all_of_a_user_s(
 ) -> None:
     answer = unlock(tmp_path)
     assert (ids(answer["ended"]), answer["left"]) == ({process.pid for process in two}, [])
+
+
+@pytest.fixture
+def lockfile(chip: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    found = chip.with_name("libtpu_lockfile")
+    found.touch()
+    monkeypatch.setattr(ending, "LOCKFILES", (str(found), str(found) + "-that-is-not-there"))
+    return found
+
+
+def test_a_lockfile_that_is_locked_is_kept_and_who_has_it_open_is_named(lockfile: Path) -> None:
+    with lockfile.open() as file, subprocess.Popen(["sleep", "60"], stdin=file) as process:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        found = ending.chips_after()
+        process.kill()
+    assert (found["lockfiles_removed"], found["lockfiles_kept"]) == ([], [str(lockfile)])
+    fault = found["lockfile_faults"][str(lockfile)]
+    assert fault.startswith("it is locked, and open in pid ")
+    assert f"pid {process.pid} of {myself().name} (sleep 60)" in fault
+    found = ending.chips_after()
+    assert (found["lockfiles_removed"], found["lockfiles_kept"], found["lockfile_faults"]) == ([str(lockfile)], [], {})
+    assert not lockfile.exists()
+
+
+def test_a_lockfile_that_cannot_be_removed_says_why(lockfile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tpu_ops.host.ending.os.unlink", refused)
+    faults = ending.chips_after()["lockfile_faults"]
+    assert faults == {str(lockfile): "it cannot be removed: Read-only file system"}
+
+
+def test_a_lockfile_of_whoever_holds_a_chip_is_kept_without_more_words(
+    lockfile: Path, two: list[subprocess.Popen[bytes]]
+) -> None:
+    found = ending.chips_after()
+    assert ids(found["holders"]) == {process.pid for process in two}
+    assert (found["lockfiles_kept"], found["lockfile_faults"]) == ([str(lockfile)], {})

@@ -11,9 +11,11 @@ import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops import config
-from tpu_ops.cli import unlock
+from tpu_ops.cli import stop, unlock
 from tpu_ops.errors import ExitCode, HostError, UnreachableError
 from tpu_ops.remote.replies import Reply
+from tpu_ops.runs import control
+from tpu_ops.runs.follow import outcome_of
 
 SILENT = Reply("", {}, "unreachable", "no route to host")
 
@@ -105,3 +107,44 @@ def test_what_is_left_is_told_by_why_it_is(monkeypatch: pytest.MonkeyPatch, left
 def test_a_free_pod_is_free(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert unlock_pod(monkeypatch, Pod([holding(), holding()], [unlocked(), unlocked()])) == ExitCode.OK
     assert capsys.readouterr().out == "free: pod-w[0-1]\n"
+
+
+LOCKED: dict[str, Any] = {
+    "lockfiles_kept": ["/tmp/l"],
+    "lockfile_faults": {"/tmp/l": "it is locked, and open in pid 9 of bob (python)"},
+}
+KEPT = "warning: pod-w0: /tmp/l is kept: it is locked, and open in pid 9 of bob (python)"
+
+
+@pytest.mark.parametrize(
+    ("chips", "said"),
+    [(LOCKED, KEPT), ({"lockfiles_kept": ["/tmp/l"]}, "warning: pod-w0: /tmp/l is kept: no reason is known")],
+    ids=["as it is", "of an older version"],
+)
+def test_a_worker_whose_lockfile_is_kept_is_not_free(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], chips: dict[str, Any], said: str
+) -> None:
+    code = unlock_pod(monkeypatch, Pod([holding(), holding()], [unlocked(**chips), unlocked()]))
+    out, err = capsys.readouterr()
+    assert (code, out, err.splitlines()) == (ExitCode.FAILED, "free: pod-w1\n", [said])
+
+
+def test_a_lockfile_of_another_person_s_run_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Reply("", {"holders": [], "holder": {"run_id": "r1", "person": "bob", "since": 5.0}, "chips": []})
+    with pytest.raises(HostError, match="a run of bob is on: r1"):
+        unlock_pod(monkeypatch, Pod([run, holding()], [unlocked(**LOCKED), unlocked()]))
+    out, err = capsys.readouterr()
+    assert (out, err) == ("free: pod-w1\n", "")
+
+
+@pytest.mark.parametrize(("holders", "said"), [([], KEPT), ([process(9, "bob")], "")])
+def test_a_stop_says_that_a_lockfile_is_kept(
+    capsys: pytest.CaptureFixture[str], holders: list[dict[str, Any]], said: str
+) -> None:
+    record = {"state": "stopped", "attempt": 1, "since": 1.0, "began": 1.0, "stuck": []}
+    chips = {"holders": holders, "lockfiles_removed": [], **LOCKED}
+    outcome = outcome_of(0, "pod-w0", record | {"chips": chips})
+    stop.report([(control.RunRef("r1", ("pod-w0",)), control.Stopped((outcome,), already=False))], as_json=False)
+    assert [line for line in capsys.readouterr().err.splitlines() if "kept" in line] == [said] * bool(said)

@@ -144,8 +144,14 @@ def _show(unlocked: Sequence[Unlocked], settings: Settings, kept: Sequence[Holde
         if result.problem:
             said = f"{result.problem}; {result.fix}" if result.fix else result.problem
             output.warning(f"{result.host}: {commands.on_fleet(said, settings.command)}")
+    # A run's lockfile is its own.
     taken = {holder.host for holder in kept}
-    if free := [one.host for one in unlocked if not one.left and not one.problem and one.host not in taken]:
+    stale = {result.host: result.kept for result in unlocked if result.kept and result.host not in taken}
+    for host, texts_ in stale.items():
+        for text in texts_:
+            output.warning(f"{host}: {text}")
+    busy = taken | stale.keys()
+    if free := [one.host for one in unlocked if not one.left and not one.problem and one.host not in busy]:
         output.line(f"free: {texts.folded(free)}")
 
 
@@ -176,4 +182,4 @@ def exit_code(unlocked: Sequence[Unlocked], user: str, doomed: Sequence[Holder])
             or again
             or "a process in state D waits inside the kernel: reboot the worker (ps -o stat,pid,cmd)",
         )
-    return ExitCode.FAILED if any(result.problem for result in unlocked) else ExitCode.OK
+    return ExitCode.FAILED if any(result.problem or result.kept for result in unlocked) else ExitCode.OK

@@ -124,19 +124,23 @@ def chips(root: str = "/") -> list[str]:
     return sorted(filter(_CHIP.fullmatch, found), key=lambda path: (len(path), path))
 
 
-def holders(root: str = "/", only: Iterable[int] | None = None) -> list[dict[str, Any]]:
+def holders(
+    root: str = "/", only: Iterable[int] | None = None, paths: Iterable[str] | None = None
+) -> list[dict[str, Any]]:
     """Return who holds a chip: one ``{"pid", "uid", "user", "command", "devices"}`` per process, by pid.
 
     Args:
         root: Where /proc is looked for.
         only: Look at these processes alone.
+        paths: Look for who has these files open, in the place of chips.
     """
+    wanted = _CHIP_OR_CONTAINER if paths is None else re.compile("|".join(map(re.escape, paths)))
     found = []
     for pid in sorted(pids(root) if only is None else only):
         folder = os.path.join(root, "proc", str(pid))
         try:
             place, numbers = _opened(folder)
-            devices = _chips_of(place, numbers)
+            devices = _open_of(place, numbers, wanted)
             uid = os.stat(folder).st_uid
         except OSError:
             continue  # ended while we looked
@@ -174,15 +178,15 @@ def _opened(folder: str) -> tuple[str, list[str]]:
     return folder, numbers
 
 
-def _chips_of(folder: str, numbers: Iterable[str]) -> set[str]:
-    """Return the chips' device files among the open files, by number, of the process or thread of this directory."""
+def _open_of(folder: str, numbers: Iterable[str], wanted: re.Pattern[str]) -> set[str]:
+    """Return those that are wanted of the open files, by number, of the process or thread of this directory."""
     found = set()
     for number in numbers:
         try:
             target = os.readlink(os.path.join(folder, "fd", number))
         except OSError:
             continue
-        if _CHIP_OR_CONTAINER.fullmatch(target):
+        if wanted.fullmatch(target):
             found.add(target.replace(" (deleted)", ""))
     return found
 

@@ -107,6 +107,7 @@ class Unlocked:
         problem: Why nothing could be done; empty where something could.
         fix: What to do about that.
         reached: Whether the worker answered.
+        kept: libtpu's lockfiles that are still there though nobody holds a chip, each with the reason.
     """
 
     host: str
@@ -116,6 +117,7 @@ class Unlocked:
     problem: str = ""
     fix: str = ""
     reached: bool = True
+    kept: tuple[str, ...] = ()
 
 
 async def unlock(
@@ -144,4 +146,18 @@ def _unlocked(host: str, reply: Reply) -> Unlocked:
         return Unlocked(host, problem=reply.problem, fix=reply.fix, reached=reply.reached)
     value = reply.value
     ended, left = ([_holder(host, entry) for entry in value[key]] for key in ("ended", "left"))
-    return Unlocked(host, tuple(ended), tuple(left), tuple(value["chips"]["lockfiles_removed"]))
+    chips = value["chips"]
+    return Unlocked(host, tuple(ended), tuple(left), tuple(chips["lockfiles_removed"]), kept=kept_lockfiles(chips))
+
+
+def kept_lockfiles(chips: Mapping[str, Any]) -> tuple[str, ...]:
+    """Given what a worker found of its chips, return libtpu's lockfiles that are kept though nobody holds one, and why.
+
+    Of an older version a worker gives no reason.
+    """
+    if chips.get("holders"):
+        return ()
+    faults = chips.get("lockfile_faults") or {}
+    return tuple(
+        f"{path} is kept: {faults.get(path, 'no reason is known')}" for path in chips.get("lockfiles_kept", ())
+    )
