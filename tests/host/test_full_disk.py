@@ -214,6 +214,58 @@ def test_a_run_on_a_full_disk_ends_in_order_and_its_end_is_known(
     ]
 
 
+@pytest.mark.usefixtures("waits")
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_the_last_words_of_a_rank_whose_disk_stalls_are_waited_for_and_counted_where_they_are_lost(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    let_go, write, beats = threading.Event(), os.write, list[str]()
+
+    def stalls(handle: int, data: bytes) -> int:
+        if str(Path(f"/proc/self/fd/{handle}").readlink()).endswith(".log"):
+            assert let_go.wait(30)
+        return write(handle, data)
+
+    def notify(text: str) -> None:
+        beats.append(text)
+        if comes_back and len(beats) == 12:
+            let_go.set()
+
+    monkeypatch.setattr("tpu_ops.host.logs.os.write", stalls)
+    monkeypatch.setattr("tpu_ops.host.supervise.unit.notify", notify)
+    monkeypatch.setattr(supervise, "_TICK", 0.05)
+    monkeypatch.setattr(supervise, "_DRAIN", 0.15)
+    monkeypatch.setattr(supervise, "LAST_PATIENCE", 10 if comes_back else 0.6)
+    data = spec.check(good(**ALONE))
+    disk.full = False
+    supervisor = begun(tmp_path, disk)
+    disk.full = False
+    source, sink = os.pipe()
+    # No more than a pipe holds: some of it is in the hand of the logger, the rest stays in the pipe.
+    script = "head -c 30000 /dev/zero; sleep 0.1; head -c 30000 /dev/zero; exit 3"
+    env = {b"PATH": b"/usr/bin:/bin"}
+    supervisor.child = child.Child.fork(["sh", "-c", script], env, "/", myself(), sink)
+    os.close(sink)
+    (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n{supervisor.child.pid}\n")
+    supervisor.record["cgroup"] = str(tmp_path)
+    supervisor.link = link.Alone(link.team(data, "digest"), lambda: None)
+    supervisor.link.start()
+    assert supervisor._may_go()
+    logger = logs.Logger(source, str(tmp_path))
+    logger.start()
+    supervisor.child.go()
+    supervisor._live(data, logger, "")
+    found = written(tmp_path)
+    if comes_back:
+        assert found["log"] == {"bytes": 60_000, "dropped": 0, "rotated": 0, "fault": ""}
+    else:
+        fault = "the run ended before it was written"
+        assert found["log"] == {"bytes": 0, "dropped": 60_000, "rotated": 0, "fault": fault}
+    assert set(beats) == {"WATCHDOG=1"}
+    let_go.set()
+    logger.join(10)
+
+
 def test_what_the_disk_did_not_take_is_written_once_it_does(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
