@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.alone import ALONE, live
 from tests.support.specs import good, myself
 from tpu_ops.host import child, ending, keeper, link, logs, record, spec, supervise
 from tpu_ops.host.after import after
 from tpu_ops.host.store import Store
 
 FULL = "No space left on device"
-ALONE: dict[str, Any] = {"run_id": "r1", "rank": 0, "world_size": 1, "worker": "w0", "workers": ["w0"], "net": None}
 
 
 class Disk:
@@ -236,25 +236,9 @@ def test_the_last_words_of_a_rank_whose_disk_stalls_are_waited_for_and_counted_w
     monkeypatch.setattr(supervise, "_TICK", 0.05)
     monkeypatch.setattr(supervise, "_DRAIN", 0.15)
     monkeypatch.setattr(supervise, "LAST_PATIENCE", 10 if comes_back else 0.6)
-    data = spec.check(good(**ALONE))
     disk.full = False
-    supervisor = begun(tmp_path, disk)
-    disk.full = False
-    source, sink = os.pipe()
     # No more than a pipe holds: some of it is in the hand of the logger, the rest stays in the pipe.
-    script = "head -c 30000 /dev/zero; sleep 0.1; head -c 30000 /dev/zero; exit 3"
-    env = {b"PATH": b"/usr/bin:/bin"}
-    supervisor.child = child.Child.fork(["sh", "-c", script], env, "/", myself(), sink)
-    os.close(sink)
-    (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n{supervisor.child.pid}\n")
-    supervisor.record["cgroup"] = str(tmp_path)
-    supervisor.link = link.Alone(link.team(data, "digest"), lambda: None)
-    supervisor.link.start()
-    assert supervisor._may_go()
-    logger = logs.Logger(source, str(tmp_path))
-    logger.start()
-    supervisor.child.go()
-    supervisor._live(data, logger, "")
+    _, logger = live(tmp_path, "head -c 30000 /dev/zero; sleep 0.1; head -c 30000 /dev/zero; exit 3")
     found = written(tmp_path)
     if comes_back:
         assert found["log"] == {"bytes": 60_000, "dropped": 0, "rotated": 0, "fault": ""}
