@@ -62,9 +62,9 @@ def unlock(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, A
     require_root()
     require_protocol(request)
     person = asking()
-    uid = _allowed(person, str(request.get("user") or ""))
-    grace = request.get("grace", GRACE)
-    if not isinstance(grace, (int, float)) or isinstance(grace, bool) or not 0 <= grace <= MAX_GRACE:
+    uid = _allowed(person, request.get("user") or "")
+    grace = GRACE if request.get("grace") is None else request["grace"]
+    if not 0 <= grace <= MAX_GRACE:
         raise Refused("invalid", "the grace is not within 0 and {:.0f} s".format(MAX_GRACE))
     meant = request.get("processes")
     doomed = [
