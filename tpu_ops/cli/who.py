@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from tpu_ops import config, texts
-from tpu_ops.cli import commands, options, output, runs_output
+from tpu_ops.cli import commands, options, output, preparing, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError, printable
 from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.model import SERVING_STATES
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import control, holders
+from tpu_ops.runs import holders
 from tpu_ops.runs.holders import Holder
 
 COLUMNS = ("worker", "person", "run", "since", "pid", "command")
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         output.table(rows(seen.holders), COLUMNS)
     if not args.json and (free := _free(seen)):
         output.info(f"free: {texts.folded(free)}")
-    if problem := control.Found([], seen.silent).problem():
+    if problem := preparing.problem_of(seen.silent, settings.state_dir):
         raise problem
     return ExitCode.OK
 
