@@ -136,6 +136,23 @@ def test_a_run_whose_first_thread_has_ended_is_stopped_by_sigkill_alone(bench: B
     bench.clean()
 
 
+def test_a_lockfile_that_somebody_has_locked_without_a_chip_is_told(bench: Bench) -> None:
+    locks = "touch /tmp/libtpu_lockfile; exec 3</tmp/libtpu_lockfile; flock 3; exec sleep 600"
+    bench.inside(0, f"setsid su -s /bin/sh bob -c '{locks}' >/dev/null 2>&1 </dev/null &")
+    bench.await_(lambda: bench.inside(0, "pgrep -u bob -x sleep || true"), "the lock")
+    pid = int(bench.inside(0, "pgrep -u bob -x sleep"))
+    kept = f"pod-w0: /tmp/libtpu_lockfile is kept: it is locked, and open in pid {pid} of bob (sleep 600)"
+    done = bench.tpu_ops("unlock", "pod", "--yes")
+    assert (done.returncode, done.stdout, kept in done.stderr) == (1, "free: pod-w1\n", True), done.stderr
+    bench.started("sleep", "600", name="beside")
+    stopped = bench.tpu_ops("stop", "beside", "--grace", "1")
+    assert (stopped.returncode, kept in stopped.stderr) == (0, True), stopped.stderr
+    bench.inside(0, f"kill {pid}")
+    done = bench.tpu_ops("unlock", "pod", "--yes")
+    assert (done.returncode, "pod-w0: removed /tmp/libtpu_lockfile" in done.stderr) == (0, True), done.stderr
+    bench.clean()
+
+
 def test_unlock_stops_one_s_own_run_after_asking(bench: Bench) -> None:
     bench.started("sh", "-c", HOLD.format(chip=CHIPS[0]), name="mine")
     asked = bench.tpu_ops("unlock", "pod")
