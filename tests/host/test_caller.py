@@ -223,11 +223,11 @@ def test_the_grace_of_a_stop_is_the_one_that_was_asked_for(asked: float | None, 
 @pytest.mark.parametrize(
     ("graces", "given"),
     [
-        ((5, None), 50),
-        ((600, None), 620),
+        ((5, None), 55),
+        ((600, None), 625),
         # A stop with a long grace is on: one more is not to cut it short.
-        ((None, 600), 620),
-        ((5, 600), 620),
+        ((None, 600), 625),
+        ((5, 600), 625),
     ],
 )
 def test_a_stop_is_waited_for_as_long_as_its_grace(
@@ -547,3 +547,45 @@ def test_another_start_of_the_same_name_is_refused(tmp_path: Path, line: Line, c
     said = served(store, {"action": "start", "spec": good(run_id="r1")}, line, attended=False)
     lock.close()
     assert controller.find_answer(said, MARKER)["error"]["kind"] == "held"
+
+
+# --- what is sent by hand -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "key"),
+    [
+        ({"action": "stop", "run_id": 5}, "run_id"),
+        ({"action": "stop", "run_id": ["r1"], "grace": "x"}, "grace"),
+        ({"action": "stop", "run_id": "r1", "grace": "x"}, "grace"),
+        ({"action": "stop", "run_id": "r1", "grace": True}, "grace"),
+        ({"action": "stop", "run_id": "r1", "attempt": "one"}, "attempt"),
+        ({"action": "status", "count": "many"}, "count"),
+        ({"action": "status", "count": [1]}, "count"),
+        ({"action": "status", "count": 2**70}, "count"),
+        ({"action": "probe", "chips": "four"}, "chips"),
+        ({"action": "probe", "chips": {}, "venv": 7}, "chips"),
+        ({"action": "probe", "user": "a\0b"}, "user"),
+        ({"action": "probe", "venv": "\ud800"}, "venv"),
+        ({"action": "follow", "run_id": "r1", "offset": "0"}, "offset"),
+        ({"action": "follow", "run_id": "r1", "offset": 1e400}, "offset"),
+        ({"action": "follow", "run_id": "r1", "since": "yesterday"}, "since"),
+        ({"action": "follow", "run_id": "r1", "notes": {}}, "notes"),
+        ({"action": "unlock", "processes": 7}, "processes"),
+        ({"action": "unlock", "user": 0.5}, "user"),
+    ],
+    ids=json.dumps,
+)
+def test_a_request_of_wrong_types_is_refused_and_the_key_is_named(
+    tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, request_: dict[str, Any], key: str
+) -> None:
+    monkeypatch.setattr("tpu_ops.host.actions.os.kill", lambda *_: pytest.fail("it is carried out"))
+    said = served(on(tmp_path, state="running"), request_, line, attended=False)
+    error = controller.find_answer(said, MARKER)["error"]
+    assert (error["kind"], f"the request's {key} is " in error["message"]) == ("invalid", True), error
+
+
+def test_a_key_that_is_null_or_unknown_is_none(tmp_path: Path, line: Line) -> None:
+    request = {"action": "status", "run_id": None, "count": None, "colour": "green"}
+    answer = controller.find_answer(served(on(tmp_path, state="failed"), request, line, attended=False), MARKER)
+    assert [record["run_id"] for record in answer["records"]] == ["r1"]

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.alone import ALONE, live
 from tests.support.specs import good, myself
 from tpu_ops.host import child, ending, keeper, link, logs, record, spec, supervise
 from tpu_ops.host.after import after
 from tpu_ops.host.store import Store
 
 FULL = "No space left on device"
-ALONE: dict[str, Any] = {"run_id": "r1", "rank": 0, "world_size": 1, "worker": "w0", "workers": ["w0"], "net": None}
 
 
 class Disk:
@@ -229,6 +229,42 @@ def test_a_run_on_a_full_disk_ends_in_order_and_its_end_is_known(
         "log",
         "record.json",
     ]
+
+
+@pytest.mark.usefixtures("waits")
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_the_last_words_of_a_rank_whose_disk_stalls_are_waited_for_and_counted_where_they_are_lost(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    let_go, write, beats = threading.Event(), os.write, list[str]()
+
+    def stalls(handle: int, data: bytes) -> int:
+        if str(Path(f"/proc/self/fd/{handle}").readlink()).endswith(".log"):
+            assert let_go.wait(30)
+        return write(handle, data)
+
+    def notify(text: str) -> None:
+        beats.append(text)
+        if comes_back and len(beats) == 12:
+            let_go.set()
+
+    monkeypatch.setattr("tpu_ops.host.logs.os.write", stalls)
+    monkeypatch.setattr("tpu_ops.host.supervise.unit.notify", notify)
+    monkeypatch.setattr(supervise, "_TICK", 0.05)
+    monkeypatch.setattr(supervise, "_DRAIN", 0.15)
+    monkeypatch.setattr(supervise, "LAST_PATIENCE", 10 if comes_back else 0.6)
+    disk.full = False
+    # No more than a pipe holds: some of it is in the hand of the logger, the rest stays in the pipe.
+    _, logger = live(tmp_path, "head -c 30000 /dev/zero; sleep 0.1; head -c 30000 /dev/zero; exit 3")
+    found = written(tmp_path)
+    if comes_back:
+        assert found["log"] == {"bytes": 60_000, "dropped": 0, "rotated": 0, "fault": ""}
+    else:
+        fault = "the run ended before it was written"
+        assert found["log"] == {"bytes": 0, "dropped": 60_000, "rotated": 0, "fault": fault}
+    assert set(beats) == {"WATCHDOG=1"}
+    let_go.set()
+    logger.join(10)
 
 
 def test_what_the_disk_did_not_take_is_written_once_it_does(

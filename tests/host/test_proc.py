@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tpu_ops.host import proc
+from tests.support.programs import HEADLESS
+from tpu_ops.host import ending, proc
 
 V2 = "24 1 0:21 / /proc rw - proc proc rw\n30 1 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = (
@@ -87,3 +94,67 @@ def test_chips_are_listed_in_order(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     assert proc.chips(str(tmp_path)) == ["/dev/accel0", "/dev/accel2", "/dev/vfio/1", "/dev/accel10"]
+
+
+@pytest.fixture
+def headless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+    """A process whose first thread has ended, with a file open that counts as a chip."""
+    chip = tmp_path / "accel0"
+    chip.touch()
+    monkeypatch.setattr(proc, "_CHIP_OR_CONTAINER", re.compile(re.escape(str(chip))))
+    with subprocess.Popen([sys.executable, "-c", HEADLESS, chip], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "settled\n"
+        deadline = time.monotonic() + 10
+        while proc.parse_stat(Path(f"/proc/{process.pid}/stat").read_text())["state"] != "Z":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield process
+        process.kill()
+
+
+def test_a_process_whose_first_thread_has_ended_holds_its_chips(
+    headless: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    assert os.listdir(f"/proc/{headless.pid}/fd") == []  # noqa: PTH208
+    (found,) = proc.holders(only=[headless.pid])
+    assert (found["pid"], found["user"]) == (headless.pid, proc.person_name(os.getuid()))
+    assert found["devices"] == [str(tmp_path / "accel0")]
+    assert "HEADLESS" in found["command"]
+
+
+def test_a_process_whose_first_thread_has_ended_is_ended_by_sigkill_alone(
+    headless: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n{headless.pid}\n")
+    begun = time.monotonic()
+    assert ending.end_tree(str(tmp_path), 0.3, time.sleep) == []
+    assert time.monotonic() - begun >= 0.3, "the grace was given"
+    assert headless.wait(10) == -signal.SIGKILL
+
+
+def test_what_nobody_has_collected_is_no_process_that_is_left() -> None:
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert proc.process_state(process.pid) == "Z"
+        assert not proc.is_alive(process.pid)
+    assert not proc.is_alive(process.pid)
+
+
+def thread(root: Path, pid: int, number: int, state: str) -> None:
+    folder = root / "proc" / str(pid) / "task" / str(number)
+    folder.mkdir(parents=True)
+    (folder / "stat").write_text(f"{number} (x) {state} 1" + " 0" * 40)
+    if number == pid:
+        (folder.parent.parent / "stat").write_text((folder / "stat").read_text())
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"), [("ZSD", "D"), ("XRS", "R"), ("ZSR", "R"), ("ZZX", "Z"), ("SD", "S"), ("Z", "Z")]
+)
+def test_the_state_is_the_first_thread_s_or_that_of_the_others_once_it_has_ended(
+    tmp_path: Path, states: str, expected: str
+) -> None:
+    for number, state in enumerate(states):
+        thread(tmp_path, 10, 10 + number, state)
+    assert proc.process_state(10, str(tmp_path)) == expected

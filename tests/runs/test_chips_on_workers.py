@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 
 import pytest
 
 from tests.runs.conftest import BOTH
 from tests.support.folded import lines_of
+from tests.support.programs import HEADLESS
 from tests.support.runs import CHIPS, Bench
 
 pytestmark = pytest.mark.lab
@@ -99,6 +101,56 @@ def test_unlock_ends_what_is_one_s_own_and_nothing_else(bench: Bench) -> None:
     assert done.returncode == 0, done.stderr
     assert f"pod-w1: ended pid {bobs} of bob" in done.stderr
     assert bench.inside(1, "ls /tmp/libtpu_lockfile 2>&1 || true").strip().endswith("No such file or directory")
+
+
+def test_a_process_whose_first_thread_has_ended_is_shown_and_ended(bench: Bench) -> None:
+    program = shlex.quote(f"exec python3 -c {shlex.quote(HEADLESS)} {CHIPS[0]}")
+    bench.inside(0, f"setsid su -s /bin/sh ada -c {program} >/dev/null 2>&1 </dev/null &")
+    bench.await_(lambda: "<defunct>" in bench.inside(0, "ps -u ada -o args --no-headers || true"), "its first thread")
+    pid = int(bench.inside(0, "pgrep -u ada -x python3"))
+    shown = json.loads(bench.tpu_ops("who", "pod", "--json").stdout)["holders"]
+    assert [(holder["pid"], holder["user"], holder["devices"]) for holder in shown] == [(pid, "ada", [CHIPS[0]])]
+    refused = bench.tpu_ops("train", "pod", "--", "true")
+    assert f"its chips are held by pid {pid} of ada" in refused.stdout
+    done = bench.tpu_ops("unlock", "pod", "--yes", "--grace", "1")
+    assert done.returncode == 0, done.stderr
+    assert f"pod-w0: ended pid {pid} of ada: python3 -c # HEADLESS" in done.stderr
+    assert done.stdout.splitlines()[-1] == "free: pod-w[0-1]"
+    bench.clean()
+
+
+def test_a_run_whose_first_thread_has_ended_is_stopped_by_sigkill_alone(bench: Bench) -> None:
+    bench.started("python", "-c", HEADLESS, CHIPS[0], name="headless")
+    for index in BOTH:
+        bench.await_log(index, "headless", "settled")
+    bench.await_(lambda: all("<defunct>" in " ".join(bench.left(index)) for index in BOTH), "their first threads")
+    done = bench.tpu_ops("stop", "headless", "--grace", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr
+    assert [rank["state"] for rank in json.loads(done.stdout)[0]["ranks"]] == ["stopped"] * 2
+    for index in BOTH:
+        record = bench.record(index, "headless")
+        assert record["exit"] == {"signal": signal.SIGKILL}
+        assert 1 <= record["ended"] - record["intent"]["at"] < 1 + MARGIN, "the grace, and little more"
+        assert (record["stuck"], record["chips"]["holders"]) == ([], [])
+    bench.clean()
+
+
+def test_a_lockfile_that_somebody_has_locked_without_a_chip_is_told(bench: Bench) -> None:
+    locks = "touch /tmp/libtpu_lockfile; exec 3</tmp/libtpu_lockfile; flock 3; exec sleep 600"
+    bench.inside(0, f"setsid su -s /bin/sh bob -c '{locks}' >/dev/null 2>&1 </dev/null &")
+    bench.await_(lambda: bench.inside(0, "pgrep -u bob -x sleep || true"), "the lock")
+    pid = int(bench.inside(0, "pgrep -u bob -x sleep"))
+    kept = f"pod-w0: /tmp/libtpu_lockfile is kept: it is locked, and open in pid {pid} of bob (sleep 600)"
+    done = bench.tpu_ops("unlock", "pod", "--yes")
+    assert (done.returncode, done.stdout, kept in done.stderr) == (1, "free: pod-w1\n", True), done.stderr
+    bench.started("sleep", "600", name="beside")
+    stopped = bench.tpu_ops("stop", "beside", "--grace", "1")
+    assert (stopped.returncode, kept in stopped.stderr) == (0, True), stopped.stderr
+    bench.inside(0, f"kill {pid}")
+    done = bench.tpu_ops("unlock", "pod", "--yes")
+    assert (done.returncode, "pod-w0: removed /tmp/libtpu_lockfile" in done.stderr) == (0, True), done.stderr
+    bench.clean()
 
 
 def test_unlock_stops_one_s_own_run_after_asking(bench: Bench) -> None:

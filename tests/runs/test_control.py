@@ -71,6 +71,45 @@ async def test_a_worker_that_cannot_tell_is_named_where_no_run_is_found(
 
 
 @pytest.mark.parametrize(
+    ("word", "asked", "hint"),
+    [
+        ("Pod", False, "did you mean pod?"),
+        ("Digits-1", False, "did you mean digits-1?"),
+        ("@al", False, ""),
+        ("pod-[1", False, "did you mean pod?"),
+        ("x" * 80, False, ""),
+        ("digits-2", True, "did you mean digits-1?"),
+    ],
+)
+async def test_a_word_that_means_nothing_is_told_so_and_no_worker_is_asked_for_what_can_be_no_run(
+    tmp_path: Path, word: str, asked: bool, hint: str
+) -> None:
+    records.write(tmp_path, records.RunRecord("digits-1", ("gone",), ("7",), ("gone-w0",), ("true",), since=1.0))
+    questions: list[Any] = []
+
+    class Noted(Answers):
+        async def call(self, requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+            questions.append(requests)
+            return await super().call(requests, action, **options)
+
+    fanout: Any = Noted()
+    with pytest.raises(UsageError) as caught:
+        await control.find(fleet(tmp_path), fanout, word)
+    assert caught.value.what == f"{word!r} is neither a run nor a node or worker"
+    assert caught.value.fix == f"{hint} `tpu_ops list` shows workers, `tpu_ops runs` runs".lstrip()
+    assert bool(questions) is asked
+
+
+async def test_a_run_that_may_be_on_a_worker_that_cannot_say_so_is_not_called_none(tmp_path: Path) -> None:
+    with pytest.raises(HostError) as caught:
+        await find(tmp_path, "digits-2", pod_w1=BARE)
+    assert caught.value.what.startswith("no worker that can say so knows a run 'digits-2'; of the others: the launcher")
+    assert (caught.value.where, caught.value.fix) == ("pod-w1", "configure it")
+    with pytest.raises(UnreachableError, match="no worker that answers knows a run 'digits-2'"):
+        await find(tmp_path, "digits-2", pod_w0=BARE, pod_w1=SILENT)
+
+
+@pytest.mark.parametrize(
     ("called", "hosts"), [(["b-w0", "a-w0"], ("b-w0", "a-w0")), (["b.other-w0", "a.other-w0"], ("a-w0",))]
 )
 async def test_another_s_run_on_several_nodes_is_found_whole_where_its_workers_have_the_same_names(

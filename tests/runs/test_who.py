@@ -81,5 +81,18 @@ def test_who_started_a_run_as_somebody_else_is_named(asker: str, shown: str, cap
     ]
     asked = {"state": "running", "since": 5.0, "person": {"uid": 1001, "name": "ada"}, "asker": asker}
     row = (control.RunRef("r1", ("w0",)), (outcome_of(0, "w0", asked),), 5.0)
-    assert runs.show(control.Overview((row,), control.Found([])), "tpu_ops train", as_json=False) == 0
+    assert runs.show(control.Overview((row,), control.Found([])), stand_in(Path()), as_json=False) == 0
     assert re.search(rf"r1 +{re.escape(shown)} +w0 +running", capsys.readouterr().out)
+
+
+def test_two_people_s_runs_of_one_name_are_two_rows() -> None:
+    people = {"a-w0": "ada", "a-w1": "ada", "b-w0": "bob"}
+    found = [
+        holder
+        for host, name in people.items()
+        for holder in holders.held_on(host, {"holder": RUN | {"person": name, "asker": name}, "argv": ["true"]})
+    ]
+    assert [(row["worker"], row["person"], row["run"]) for row in who.rows(found)] == [
+        ("a-w[0-1]", "ada", "r1"),
+        ("b-w0", "bob", "r1"),
+    ]

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from tpu_ops import texts
-from tpu_ops.cli import commands, output
+from tpu_ops.cli import commands, output, preparing
 from tpu_ops.config import Settings
+from tpu_ops.runs import preflight
 from tpu_ops.runs.preflight import Fault, PreflightError, for_any
 
 
@@ -37,6 +38,9 @@ def told(
             output.as_json({**more(), "run_id": run_id, "state": "refused", "faults": rows})
         else:
             output.table(once_each(rows), ("worker", "problem", "fix"))
+        new = [fault.worker for fault in exc.faults if fault.fix == preflight.configure(fault.worker)]
+        if note := preparing.note_of(settings.state_dir, new, but=run_id):
+            output.info(note)
         raise
 
 

@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 
 from tpu_ops import config, texts
-from tpu_ops.cli import options, output, runs_output
+from tpu_ops.cli import options, output, preparing, runs_output
+from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control
@@ -25,15 +26,15 @@ def run(args: argparse.Namespace) -> int:
     """Ask all workers and list the runs."""
     fleet = view.current(config.load(args.fleet))
     seen = asyncio.run(control.overview(fleet, contact.fanout(fleet)))
-    return show(seen, fleet.settings.command("train"), as_json=args.json)
+    return show(seen, fleet.settings, as_json=args.json)
 
 
-def show(seen: control.Overview, train: str, *, as_json: bool) -> int:
+def show(seen: control.Overview, settings: Settings, *, as_json: bool) -> int:
     """Print the runs of a fleet.
 
     Args:
         seen: The runs.
-        train: The command that starts one.
+        settings: Of the fleet.
         as_json: Whether as JSON.
 
     Raises:
@@ -44,8 +45,8 @@ def show(seen: control.Overview, train: str, *, as_json: bool) -> int:
     elif seen.rows:
         output.table([_row(*row) for row in seen.rows], ("run", "person", "workers", "state", "started"))
     elif not seen.silent.silent:
-        output.info(f"no run is on, and this machine remembers none; `{train}` starts one")
-    if problem := seen.silent.problem():
+        output.info(f"no run is on, and this machine remembers none; `{settings.command('train')}` starts one")
+    if problem := preparing.problem_of(seen.silent.silent, settings.state_dir):
         raise problem
     return ExitCode.OK
 

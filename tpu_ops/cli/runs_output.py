@@ -10,6 +10,7 @@ from typing import Any
 from tpu_ops import texts
 from tpu_ops.cli import output
 from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.runs import holders
 from tpu_ops.runs.follow import UNKNOWN, Outcome, first_failure
 
 #: Lines shown of a failed rank whose log was not followed.
@@ -227,7 +228,7 @@ def failure(outcomes: Sequence[Outcome], shown: Sequence[int]) -> None:
 
 
 def leftovers(outcomes: Sequence[Outcome]) -> None:
-    """Warn of processes that could not be ended and of chips that are still held."""
+    """Warn of processes that could not be ended, of chips that are still held, and of lockfiles that are there."""
     for outcome in outcomes:
         record = outcome.record or {}
         for process in record.get("stuck") or ():
@@ -236,3 +237,5 @@ def leftovers(outcomes: Sequence[Outcome]) -> None:
         for holder in (record.get("chips") or {}).get("holders") or ():
             who = f"pid {holder['pid']} of {holder['user']}: {holder['command']}"
             output.warning(f"{outcome.host}: the chips are still held by {who}")
+        for text in holders.kept_lockfiles(record.get("chips") or {}):
+            output.warning(f"{outcome.host}: {text}")

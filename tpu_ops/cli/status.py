@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     fleet = view.current(config.load(args.fleet))
     if not args.run:
         found = asyncio.run(control.overview(fleet, contact.fanout(fleet)))
-        return runs.show(found, fleet.settings.command("train"), as_json=args.json)
+        return runs.show(found, fleet.settings, as_json=args.json)
     seen, problem = asyncio.run(_ask(fleet, args.run))
     if args.json:
         output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes in seen])

@@ -64,7 +64,9 @@ def run(args: argparse.Namespace) -> int:
         if not args.yes and not options.confirmed(f"end these on {args.target}?", "ending processes"):
             output.info("nothing was ended")
             return ExitCode.FAILED
-    ended, unlocked = asyncio.run(_free(fleet, hosts, runs, args))
+    # What is on a worker that did not say so was shown to nobody.
+    answered = [host for host in hosts if host in seen.chips]
+    ended, unlocked = asyncio.run(_free(fleet, answered, doomed, runs, args))
     if args.json:
         stopped = [run_.run_id for run_, end in ended if not _left(end)]
         output.as_json({"runs": stopped, "workers": [asdict(result) for result in unlocked]})
@@ -74,7 +76,9 @@ def run(args: argparse.Namespace) -> int:
         _show(unlocked, fleet.settings, kept)
     if problem := control.Found([], seen.silent).problem():
         raise problem
-    code = exit_code(unlocked, user) or stop.exit_code([outcome for _, end in ended for outcome in end.outcomes])
+    code = exit_code(unlocked, user, doomed) or stop.exit_code(
+        [outcome for _, end in ended for outcome in end.outcomes]
+    )
     if kept and code != ExitCode.UNREACHABLE:
         raise HostError(
             f"a run of {kept[0].user} is on: {kept[0].run}",
@@ -94,7 +98,11 @@ async def _runs_of(fleet: Fleet, workers: Sequence[Worker], doomed: Sequence[Hol
 
 
 async def _free(
-    fleet: Fleet, hosts: Sequence[str], runs: Sequence[control.RunRef], args: argparse.Namespace
+    fleet: Fleet,
+    hosts: Sequence[str],
+    doomed: Sequence[Holder],
+    runs: Sequence[control.RunRef],
+    args: argparse.Namespace,
 ) -> tuple[list[tuple[control.RunRef, control.Stopped]], list[Unlocked]]:
     """Stop the runs and end the processes; return what became of each run and each worker."""
     fanout = contact.fanout(fleet)
@@ -105,7 +113,7 @@ async def _free(
         )
         for run_ in runs
     ]
-    return ended, await holders.unlock(fanout, hosts, args.user, args.grace)
+    return ended, await holders.unlock(fanout, hosts, doomed, args.user, args.grace)
 
 
 def _left(ended: control.Stopped) -> list[Outcome]:
@@ -136,13 +144,24 @@ def _show(unlocked: Sequence[Unlocked], settings: Settings, kept: Sequence[Holde
         if result.problem:
             said = f"{result.problem}; {result.fix}" if result.fix else result.problem
             output.warning(f"{result.host}: {commands.on_fleet(said, settings.command)}")
+    # A run's lockfile is its own.
     taken = {holder.host for holder in kept}
-    if free := [one.host for one in unlocked if not one.left and not one.problem and one.host not in taken]:
+    stale = {result.host: result.kept for result in unlocked if result.kept and result.host not in taken}
+    for host, texts_ in stale.items():
+        for text in texts_:
+            output.warning(f"{host}: {text}")
+    busy = taken | stale.keys()
+    if free := [one.host for one in unlocked if not one.left and not one.problem and one.host not in busy]:
         output.line(f"free: {texts.folded(free)}")
 
 
-def exit_code(unlocked: Sequence[Unlocked], user: str) -> int:
+def exit_code(unlocked: Sequence[Unlocked], user: str, doomed: Sequence[Holder]) -> int:
     """Return the command's exit code.
+
+    Args:
+        unlocked: What became of each worker.
+        user: Whose processes were to be ended.
+        doomed: These processes.
 
     Raises:
         HostError: Chips are still held, or a worker refused.
@@ -153,9 +172,14 @@ def exit_code(unlocked: Sequence[Unlocked], user: str) -> int:
     if held:
         others = sorted({holder.user for holder in held if holder.user != user})
         names = f"ask {', '.join(others)}, or an administrator: --force --user {others[0]}" if others else ""
+        known = {(holder.host, holder.pid, holder.start) for holder in doomed}
+        came = [one.pid for one in held if one.user == user and (one.host, one.pid, one.start) not in known]
+        again = f"pid {came[0]} came after what was shown: repeat this command" if came else ""
         raise HostError(
             "chips are still held",
             where=texts.folded(sorted({holder.host for holder in held})),
-            fix=names or "a process in state D waits inside the kernel: reboot the worker (ps -o stat,pid,cmd)",
+            fix=names
+            or again
+            or "a process in state D waits inside the kernel: reboot the worker (ps -o stat,pid,cmd)",
         )
-    return ExitCode.FAILED if any(result.problem for result in unlocked) else ExitCode.OK
+    return ExitCode.FAILED if any(result.problem or result.kept for result in unlocked) else ExitCode.OK

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from tpu_ops import config, texts
-from tpu_ops.cli import commands, options, output, runs_output
+from tpu_ops.cli import commands, options, output, preparing, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.model import SERVING_STATES
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import control, holders
+from tpu_ops.runs import holders
 from tpu_ops.runs.holders import Holder
 
 COLUMNS = ("worker", "person", "run", "since", "pid", "command")
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         output.table(rows(seen.holders), COLUMNS)
     if not args.json and (free := _free(seen)):
         output.info(f"free: {texts.folded(free)}")
-    if problem := control.Found([], seen.silent).problem():
+    if problem := preparing.problem_of(seen.silent, settings.state_dir):
         raise problem
     return ExitCode.OK
 
@@ -90,20 +90,21 @@ async def _watch(fanout: Fanout, hosts: Sequence[str], every: float, settings: S
 
 def rows(found: Iterable[Holder]) -> list[dict[str, object]]:
     """Return holders as rows of a table; a run stands once for all its workers, any other process by itself."""
-    runs: dict[str, list[Holder]] = {}
+    # Two people may have a run of one name, each on nodes of their own.
+    runs: dict[tuple[str, str, str], list[Holder]] = {}
     strays = []
     for holder in found:
         if holder.run:
-            runs.setdefault(holder.run, []).append(holder)
+            runs.setdefault((holder.run, holder.user, holder.asker), []).append(holder)
         else:
             strays.append(holder)
     table: list[dict[str, object]] = []
-    for run_id, members in runs.items():
+    for (run_id, user, asker), members in runs.items():
         hosts = list(dict.fromkeys(holder.host for holder in members))
         table.append(
             {
                 "worker": texts.folded(hosts),
-                "person": runs_output.person(members[0].user, members[0].asker),
+                "person": runs_output.person(user, asker),
                 "run": run_id,
                 "since": at(min(holder.since for holder in members)),
                 "pid": _pids([holder.pid for holder in members if holder.pid]),

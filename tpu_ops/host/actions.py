@@ -282,7 +282,7 @@ def status(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
         held_by = (answer["holder"] or {}).get("run_id")
         answer["records"] = [
             {key: value for key, value in record.items() if key != "workers" or record["run_id"] == held_by}
-            for record in store.recent(int(request.get("count", 10)))
+            for record in store.recent(request.get("count") or 10)
         ]
     return answer
 
@@ -308,7 +308,7 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     while os.path.exists(spec.path_of(store.run_dir, spec.check_run_id(run_id))) and time.monotonic() < deadline:
         caller.pause(_POLL)
     record = store.observe(run_id)
-    if record is None or record["attempt"] < int(request.get("attempt", 0)):
+    if record is None or record["attempt"] < (request.get("attempt") or 0):
         raise Refused("missing", "this worker knows no run {}".format(run_id))
     intent = _intent(request, person)
     supervisor = record["supervisor"]
@@ -373,7 +373,7 @@ def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
     intent["requested"] = request.get("requested") is True or not request.get("reason")
     grace = request.get("grace")
     if grace is not None:
-        if not isinstance(grace, (int, float)) or isinstance(grace, bool) or not 0 <= grace <= spec.MAX_GRACE:
+        if not 0 <= grace <= spec.MAX_GRACE:
             raise Refused("invalid", "the grace is not within 0 and {:.0f} s".format(spec.MAX_GRACE))
         intent["grace"] = grace
     return intent
@@ -382,7 +382,8 @@ def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
 def _limit(record: Dict[str, Any], grace: float) -> float:
     """Return how long a run may take to end, in seconds: an earlier stop may have left it more time than this one."""
     earlier = (record["intent"] or {}).get("grace") or 0
-    return float(max(record["grace"]["stop"], grace, earlier) + unit.STOP_MARGIN + 5)
+    # The last bytes of the log and the last record may have to wait for the disk, one after the other.
+    return float(max(record["grace"]["stop"], grace, earlier) + unit.STOP_MARGIN + 10)
 
 
 def _await_end(store: Store, asked: Dict[str, Any], grace: float, caller: Caller) -> Dict[str, Any]:
@@ -429,6 +430,6 @@ def probe(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     """Describe this host."""
     from .probe import describe  # no other request wants it
 
-    person = runs_as(asking(), str(request.get("user") or ""))
-    venv, chips = str(request.get("venv") or ""), int(request.get("chips") or 0)
+    person = runs_as(asking(), request.get("user") or "")
+    venv, chips = request.get("venv") or "", request.get("chips") or 0
     return {"ok": True, "probe": describe(store, person, venv, chips)}

@@ -49,7 +49,8 @@ def unlock(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, A
     """End processes that hold chips and belong to no run, then remove libtpu's lockfiles where nobody holds a chip.
 
     Request: ``user`` (whose processes; default those of the person who asks; others only for an administrator),
-    ``grace`` (seconds between SIGTERM and SIGKILL). Processes of a run are never touched: that is ended by `stop`.
+    ``grace`` (seconds between SIGTERM and SIGKILL), ``processes`` (``[pid, start]`` each: these alone; without it, as
+    older controllers ask, all of that user). Processes of a run are never touched: that is ended by `stop`.
 
     Returns:
         ``ended`` and ``left`` (as `described`), and ``chips`` as `chips_after`.
@@ -61,11 +62,16 @@ def unlock(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, A
     require_root()
     require_protocol(request)
     person = asking()
-    uid = _allowed(person, str(request.get("user") or ""))
-    grace = request.get("grace", GRACE)
-    if not isinstance(grace, (int, float)) or isinstance(grace, bool) or not 0 <= grace <= MAX_GRACE:
+    uid = _allowed(person, request.get("user") or "")
+    grace = GRACE if request.get("grace") is None else request["grace"]
+    if not 0 <= grace <= MAX_GRACE:
         raise Refused("invalid", "the grace is not within 0 and {:.0f} s".format(MAX_GRACE))
-    doomed = [entry for entry in described(store, store.holder()) if entry["uid"] == uid and not entry["run"]]
+    meant = request.get("processes")
+    doomed = [
+        entry
+        for entry in described(store, store.holder())
+        if entry["uid"] == uid and not entry["run"] and (meant is None or [entry["pid"], entry["start"]] in meant)
+    ]
     for number, limit in ((signal.SIGTERM, float(grace)), (signal.SIGKILL, _KILL_LIMIT)):
         alive = [entry for entry in doomed if _is_there(entry)]
         if not alive:
@@ -81,8 +87,7 @@ def unlock(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, A
 
 def _is_there(entry: Dict[str, Any]) -> bool:
     """Return whether a holder still is the process that was looked at, and no corpse."""
-    same = proc.start_time(entry["pid"]) == entry["start"]
-    return same and proc.process_state(entry["pid"]) not in ("", "Z", "X")
+    return proc.start_time(entry["pid"]) == entry["start"] and proc.is_alive(entry["pid"])
 
 
 def _allowed(person: Person, user: str) -> int:

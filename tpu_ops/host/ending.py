@@ -16,12 +16,14 @@ LOCKFILES = ("/tmp/libtpu_lockfile", "/tmp/libtpu.so_lockfile")  # noqa: S108 - 
 #: How long SIGKILL is repeated until what is left is called stuck, in seconds.
 KILL_LIMIT = 10.0
 _POLL = 0.05
+#: Processes that are named of those that have a lockfile open.
+_SHOWN = 3
 
 
 def others(cgroup: str) -> list[int]:
     """Return every process of a control group but this one; the dead that nobody has collected do not count."""
     own = os.getpid()
-    return [pid for pid in proc.cgroup_pids(cgroup) if pid != own and proc.process_state(pid) not in ("", "Z", "X")]
+    return [pid for pid in proc.cgroup_pids(cgroup) if pid != own and proc.is_alive(pid)]
 
 
 def send(pids: list[int], number: int) -> None:
@@ -72,39 +74,53 @@ def chips_after() -> Dict[str, Any]:
     """Look who holds the chips of this host, and remove libtpu's lockfiles only where nobody does.
 
     Returns:
-        ``holders`` (as `proc.holders`), ``lockfiles_removed`` and ``lockfiles_kept`` (paths).
+        ``holders`` (as `proc.holders`), ``lockfiles_removed`` and ``lockfiles_kept`` (paths), ``lockfile_faults`` (why
+        a path is kept though nobody holds a chip).
     """
     holders = proc.holders()
-    removed, kept = [], []
+    removed, kept, faults = [], [], {}
     for path in LOCKFILES:
         if not os.path.lexists(path):
             continue
-        if not holders and _free(path) and _gone(path):
+        if not holders:
+            faults[path] = _removed(path)
+        if faults.get(path) == "":
             removed.append(path)
+            del faults[path]
         else:
             kept.append(path)
-    return {"holders": holders, "lockfiles_removed": removed, "lockfiles_kept": kept}
+    return {"holders": holders, "lockfiles_removed": removed, "lockfiles_kept": kept, "lockfile_faults": faults}
 
 
-def _gone(path: str) -> bool:
-    """Remove a file; return whether it is gone, which a read-only disk prevents."""
+def _removed(path: str) -> str:
+    """Remove a file that no process has locked; return why it is still there, or the empty string.
+
+    A symbolic link is never followed, and counts as one that nobody has locked.
+    """
     try:
+        if not os.path.islink(path) and _locked(path):
+            named = "pid {pid} of {user} ({command})"
+            openers = ", ".join(named.format(**entry) for entry in proc.holders(paths=[path])[:_SHOWN])
+            return "it is locked" + (", and open in {}".format(openers) if openers else "")
         os.unlink(path)
-    except OSError:
-        return not os.path.lexists(path)
-    return True
+    except FileNotFoundError:
+        return ""
+    except OSError as exc:
+        return "it cannot be removed: {}".format(exc.strerror or exc)
+    return ""
 
 
-def _free(path: str) -> bool:
-    """Return whether no process has locked a file; a symbolic link is never followed and counts as free."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return os.path.islink(path)
+def _locked(path: str) -> bool:
+    """Return whether a process has locked a file.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return False
+        return True
     finally:
         os.close(descriptor)
-    return True
+    return False

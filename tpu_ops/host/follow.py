@@ -43,14 +43,14 @@ def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int
         raise wire.Refused("missing", "this worker knows no run {}".format(run_id))
     wire.answer(sink, request["marker"], {"ok": True, "record": record})
     attempt, directory = record["attempt"], store.logs(run_id)
-    offset = max(0, int(request.get("offset") or 0))
+    offset = max(0, request.get("offset") or 0)
     if not offset and request.get("since"):
         offset = logs.since(directory, float(request["since"]))
     lines, live = request.get("lines", True), request.get("live", True)
     # What is written from now on belongs to whoever waits for the end.
     until = float("inf") if live else logs.end(directory)
     lost_since = 0.0
-    noted = max(0, int(request.get("notes") or 0))
+    noted = max(0, request.get("notes") or 0)
     while True:
         # The record first: what a rank wrote before its end is then read after its end was seen.
         record = store.observe(run_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 import threading
 import time
 
@@ -140,7 +141,8 @@ class Logger(threading.Thread):
         self._start = 0
         self._indexed = float("-inf")
         self._kept: list[tuple[str, int]] = []
-        #: Offset behind the last byte that came, dropped ones included.
+        self._came = 0
+        #: Offset behind the last byte that was dealt with, dropped ones included.
         self.offset = 0
         self.dropped = 0
         self.rotated = 0
@@ -152,17 +154,36 @@ class Logger(threading.Thread):
             data = os.read(self._source, 65536)
             if not data:
                 break
+            self._came += len(data)
             self._append(data)
         os.close(self._source)
         self._close()
 
-    def facts(self) -> dict[str, Any]:
-        """Return how many bytes were written, how many of them rotation took, how many were dropped, and why."""
+    def unread(self) -> int:
+        """Return how many bytes wait to be written: for a moment, or for as long as the disk stalls."""
+        import fcntl  # a follower does without these
+        import termios
+
+        if not self.is_alive():
+            return 0
+        count = bytearray(4)
+        # Closed just now: all has come.
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self._source, termios.FIONREAD, count)
+        return self._came - self.offset + int.from_bytes(count, sys.byteorder)
+
+    def facts(self, *, last: bool = False) -> dict[str, Any]:
+        """Return how many bytes were written, how many of them rotation took, how many were dropped, and why.
+
+        Args:
+            last: Whether this process ends now, so that what still waits to be written is dropped.
+        """
+        lost = self.unread() if last else 0
         return {
             "bytes": self.offset - self.dropped,
-            "dropped": self.dropped,
+            "dropped": self.dropped + lost,
             "rotated": self.rotated,
-            "fault": self.fault,
+            "fault": self.fault or ("the run ended before it was written" if lost else ""),
         }
 
     def _append(self, data: bytes) -> None:

@@ -16,6 +16,8 @@ _CHIP = re.compile(r"/dev/(?:accel\d+|vfio/\d+)")
 _CHIP_OR_CONTAINER = re.compile(r"/dev/(?:accel\d+|vfio/(?:\d+|vfio))(?: \(deleted\))?")
 #: Longest command line shown of a holder, in characters.
 _SHOWN_COMMAND = 200
+#: States of what has ended and was only not collected yet.
+_ENDED = ("Z", "X")
 
 
 def read_text(path: str, default: str = "") -> str:
@@ -51,9 +53,38 @@ def start_time(pid: int, root: str = "/") -> int:
 
 
 def process_state(pid: int, root: str = "/") -> str:
-    """Return the one-letter state of a process, or the empty string where it does not exist."""
-    text = read_text(os.path.join(root, "proc", str(pid), "stat"))
+    """Return the one-letter state of a process, or the empty string where it does not exist.
+
+    That is its first thread's. Where that one has ended and others have not it is theirs, D before any other.
+    """
+    folder = os.path.join(root, "proc", str(pid))
+    state = _state(folder)
+    # D is the first letter that a living thread may have.
+    return min((found for _, found in _living(folder)), default=state) if state in _ENDED else state
+
+
+def is_alive(pid: int, root: str = "/") -> bool:
+    """Return whether a process exists and a thread of it has not ended."""
+    return process_state(pid, root) not in ("", *_ENDED)
+
+
+def _state(folder: str) -> str:
+    """Return the state of the process or the thread of this directory, or the empty string where there is none."""
+    text = read_text(os.path.join(folder, "stat"))
     return parse_stat(text)["state"] if ")" in text else ""
+
+
+def _living(folder: str) -> Iterator[tuple[str, str]]:
+    """Yield directory and state of each thread of a process, given by its directory, that has not ended."""
+    try:
+        names = os.listdir(os.path.join(folder, "task"))
+    except OSError:
+        return
+    for name in names:
+        thread = os.path.join(folder, "task", name)
+        state = _state(thread)
+        if state not in ("", *_ENDED):
+            yield thread, state
 
 
 def started_at(pid: int, root: str = "/") -> float:
@@ -93,31 +124,29 @@ def chips(root: str = "/") -> list[str]:
     return sorted(filter(_CHIP.fullmatch, found), key=lambda path: (len(path), path))
 
 
-def holders(root: str = "/", only: Iterable[int] | None = None) -> list[dict[str, Any]]:
+def holders(
+    root: str = "/", only: Iterable[int] | None = None, paths: Iterable[str] | None = None
+) -> list[dict[str, Any]]:
     """Return who holds a chip: one ``{"pid", "uid", "user", "command", "devices"}`` per process, by pid.
 
     Args:
         root: Where /proc is looked for.
         only: Look at these processes alone.
+        paths: Look for who has these files open, in the place of chips.
     """
+    wanted = _CHIP_OR_CONTAINER if paths is None else re.compile("|".join(map(re.escape, paths)))
     found = []
     for pid in sorted(pids(root) if only is None else only):
         folder = os.path.join(root, "proc", str(pid))
-        devices = set()
         try:
-            for number in os.listdir(os.path.join(folder, "fd")):
-                try:
-                    target = os.readlink(os.path.join(folder, "fd", number))
-                except OSError:
-                    continue
-                if _CHIP_OR_CONTAINER.fullmatch(target):
-                    devices.add(target.replace(" (deleted)", ""))
+            place, numbers = _opened(folder)
+            devices = _open_of(place, numbers, wanted)
             uid = os.stat(folder).st_uid
         except OSError:
             continue  # ended while we looked
         if devices:
             # One line, whatever stands in it, as in a program that was given with -c.
-            command = " ".join(read_text(os.path.join(folder, "cmdline")).replace("\0", " ").split())
+            command = " ".join(read_text(os.path.join(place, "cmdline")).replace("\0", " ").split())
             found.append(
                 {
                     "pid": pid,
@@ -127,6 +156,38 @@ def holders(root: str = "/", only: Iterable[int] | None = None) -> list[dict[str
                     "devices": sorted(devices),
                 }
             )
+    return found
+
+
+def _opened(folder: str) -> tuple[str, list[str]]:
+    """Return what a process, given by its directory, has open: a directory that shows it, and the files' numbers.
+
+    Raises:
+        OSError: It has ended.
+    """
+    numbers = os.listdir(os.path.join(folder, "fd"))
+    if not numbers and _state(folder) in _ENDED:
+        # A first thread that has ended shows nothing of what all threads have open.
+        for thread, _ in _living(folder):
+            try:
+                numbers = os.listdir(os.path.join(thread, "fd"))
+            except OSError:
+                continue
+            if numbers:
+                return thread, numbers
+    return folder, numbers
+
+
+def _open_of(folder: str, numbers: Iterable[str], wanted: re.Pattern[str]) -> set[str]:
+    """Return those that are wanted of the open files, by number, of the process or thread of this directory."""
+    found = set()
+    for number in numbers:
+        try:
+            target = os.readlink(os.path.join(folder, "fd", number))
+        except OSError:
+            continue
+        if wanted.fullmatch(target):
+            found.add(target.replace(" (deleted)", ""))
     return found
 
 

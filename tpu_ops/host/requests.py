@@ -52,6 +52,7 @@ def serve(store: Store, source: int = 0, sink: int = 1) -> int:
     marker = request["marker"]
     try:
         actions.require_right(asking())
+        wire.check_request(request)
         if request["action"] == "follow":
             from . import follow
 

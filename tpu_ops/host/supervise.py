@@ -12,7 +12,7 @@ from . import environment, fitness, proc, spec, unit
 from .child import Child, NotReady
 from .ending import chips_after, end_tree
 from .hub import Hub
-from .keeper import Keeper
+from .keeper import LAST_PATIENCE, Keeper
 from .link import Alone, Link, team
 from .logs import Logger
 from .peer import Peer
@@ -26,8 +26,12 @@ _WAKE = signal.SIGUSR1
 #: The signals that the supervisor waits for instead of being interrupted by them.
 _AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, _WAKE)
 _TICK = 2.0
-#: How long to wait for the last bytes of the log once no process of the run is left, in seconds.
+#: How long to wait for the last bytes of the log once no process of the run is left, in seconds: somebody whom the run
+#: does not own may keep it open. Where it is the disk that stalls, they have as long as the last record.
 _DRAIN = 5.0
+#: How long after a kill for want of memory a failure counts as its consequence, in seconds: a command that loses a
+#: process of its own, one that loads data for example, takes a while to say so.
+_OOM_SPAN = 10.0
 #: Reasons why no run can start here that are told at once.
 _SHOWN = 3
 #: Exit code where another supervisor has this host.
@@ -52,7 +56,8 @@ class Supervisor:
         self._disk_fault = ""
         self._tried = 0.0
         self._keeper, self._last = Keeper(store), False
-        self._oom_kills = proc.oom_kills()
+        #: How many of its processes the kernel has killed for want of memory, and when the last (monotonic seconds).
+        self._oom_kills, self._oom_at = proc.oom_kills(), float("-inf")
 
     def run(self) -> int:
         """Do all of it and return the exit code of the unit's main process."""
@@ -189,12 +194,14 @@ class Supervisor:
         self._heed()
         while self.status is None and self.intent is None and not self._over:
             self.pause(_TICK)
+            self._count_kills()
             # What this host was just asked for is told before anything here is ended.
             self._heed()
         oom = False
         ended_itself = self.status is not None
         if self.status is not None:
-            oom = self.status != 0 and proc.oom_kills() > self._oom_kills
+            self._count_kills()
+            oom = self.status != 0 and time.monotonic() - self._oom_at <= _OOM_SPAN
             self._report(error, oom)
         elif self.intent is None:
             self.intent, self._intent_told = intent_of(self.order or {}), True
@@ -205,10 +212,8 @@ class Supervisor:
         self.pause(0)
         ended = time.time()
         chips = chips_after()
-        deadline = time.monotonic() + _DRAIN
-        while logger.is_alive() and time.monotonic() < deadline:
-            logger.join(0.1)
-            self.pause(0)
+        drains = time.monotonic()
+        self._drain(logger, drains)
         self._save(ended=ended, chips=chips, stuck=stuck, log=logger.facts())
         ending = self._await_end(ended_itself)
         if ended_itself and ending["kind"] == "stop":
@@ -217,7 +222,23 @@ class Supervisor:
         if error:
             result.update(state="failed", reason=error)
         self._close()
-        self._finish(first=first_in(ending, intent), intent=intent, **result)
+        self._drain(logger, drains)
+        self._finish(first=first_in(ending, intent), intent=intent, log=logger.facts(last=True), **result)
+
+    def _drain(self, logger: Logger, since: float) -> None:
+        """Wait for the last bytes of the log; longer where the disk stalls and no other rank waits for this one."""
+        while logger.is_alive():
+            limit = LAST_PATIENCE if self._link_closed and logger.unread() else _DRAIN
+            if time.monotonic() - since >= limit:
+                return
+            logger.join(0.1)
+            self.pause(0)
+
+    def _count_kills(self) -> None:
+        """Note when the kernel has killed a process of the run for want of memory."""
+        count = proc.oom_kills()
+        if count > self._oom_kills:
+            self._oom_kills, self._oom_at = count, time.monotonic()
 
     def _report(self, error: str, oom: bool) -> None:
         """Tell the others how the command has ended by itself."""

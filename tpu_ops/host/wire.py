@@ -37,6 +37,30 @@ NOTE = b"N"
 END = b"E"
 
 _MARKER = re.compile(r"[0-9a-zA-Z]{8,64}")
+_NUMBER = (int, float)
+#: What a request may say besides its marker, action and protocol; the spec of a run has a check of its own.
+_KEYS = {
+    "attempt": int,
+    "attended": bool,
+    "chips": int,
+    "count": int,
+    "force": bool,
+    "grace": _NUMBER,
+    "lines": bool,
+    "live": bool,
+    "notes": int,
+    "offset": int,
+    "processes": list,
+    "reason": str,
+    "requested": bool,
+    "reserve": bool,
+    "run_id": str,
+    "since": _NUMBER,
+    "user": str,
+    "venv": str,
+}
+#: More than any offset in a file.
+_TOO_MUCH = 2**63
 
 
 class Refused(Exception):
@@ -132,6 +156,33 @@ def parse_request(line: bytes) -> dict[str, Any]:
     if not isinstance(request.get("action"), str):
         raise Refused("invalid", "the request names no action")
     return request
+
+
+def check_request(request: dict[str, Any]) -> None:
+    """Return where all that a request says is of the right type, or null, as if it were not said.
+
+    Raises:
+        Refused: Something is not; it is named. Keys that this version does not know are nobody's fault.
+    """
+    for key, kind in _KEYS.items():
+        value = request.get(key)
+        if value is None:
+            continue
+        is_bool = isinstance(value, bool)  # which Python counts as a number
+        if not isinstance(value, kind) or is_bool != (kind is bool):  # type: ignore[arg-type]
+            raise Refused("invalid", "the request's {} is of the wrong type".format(key))
+        if isinstance(value, int) and abs(value) >= _TOO_MUCH:
+            raise Refused("invalid", "the request's {} is too large".format(key))
+        if isinstance(value, str) and not _is_text(value):
+            raise Refused("invalid", "the request's {} is no text without NUL bytes".format(key))
+
+
+def _is_text(value: str) -> bool:
+    """Return whether the system takes a text as a name or a path."""
+    try:
+        return b"\0" not in value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -16,7 +16,7 @@ from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import nodes, preflight, records
 from tpu_ops.runs.follow import ON, STOP_MARGIN, Outcome, outcome_of
-from tpu_ops.runs.spec import GRACE_STOP
+from tpu_ops.runs.spec import GRACE_STOP, is_run_id
 
 #: Seconds for each worker to tell what it knows.
 LIMIT = 45.0
@@ -114,6 +114,9 @@ async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
         return Found([RunRef(known.run_id, records.hosts_now(known, fleet.workers))])
     if target:
         return await running(fleet, fanout, targets.select(fleet.workers, word, listed=fleet.listed))
+    if not is_run_id(word):
+        # Workers would refuse it, as if they were at fault.
+        raise _nothing(fleet, word)
     return Found([await _ask_for(fleet, fanout, word)])
 
 
@@ -236,11 +239,16 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
             where=texts.folded([reply.host for reply in silent]),
             fix=preflight.first_fix([(reply.fix, reply.host) for reply in silent]),
         )
+    raise _nothing(fleet, run_id)
+
+
+def _nothing(fleet: Fleet, word: str) -> UsageError:
+    """Return the error that a word means nothing here."""
     known = [label_of(worker.host) for worker in fleet.workers] + records.names(fleet.settings.state_dir)
-    close = targets.alike(run_id, dict.fromkeys(known))
+    close = targets.alike(word, dict.fromkeys(known))
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    raise UsageError(
-        f"{run_id!r} is neither a run nor a node or worker",
+    return UsageError(
+        f"{word!r} is neither a run nor a node or worker",
         where="this fleet",
         fix=hint + "`tpu_ops list` shows workers, `tpu_ops runs` runs",
     )

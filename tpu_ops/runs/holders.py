@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ class Holder:
         command: Its command line; of a run as such that of the run.
         devices: The chips' device files.
         asker: Who started the run; empty where none owns it, or its worker does not say.
+        start: When it started, in clock ticks since the kernel's boot: with the pid this names it for good.
     """
 
     host: str
@@ -40,6 +41,7 @@ class Holder:
     command: str = ""
     devices: tuple[str, ...] = ()
     asker: str = ""
+    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ def _holder(host: str, entry: Mapping[str, Any]) -> Holder:
         float(entry["since"]),
         entry["command"],
         tuple(entry["devices"]),
+        start=int(entry.get("start", 0)),
     )
 
 
@@ -104,6 +107,7 @@ class Unlocked:
         problem: Why nothing could be done; empty where something could.
         fix: What to do about that.
         reached: Whether the worker answered.
+        kept: libtpu's lockfiles that are still there though nobody holds a chip, each with the reason.
     """
 
     host: str
@@ -113,19 +117,27 @@ class Unlocked:
     problem: str = ""
     fix: str = ""
     reached: bool = True
+    kept: tuple[str, ...] = ()
 
 
-async def unlock(fanout: Fanout, hosts: Sequence[str], user: str, grace: float) -> list[Unlocked]:
-    """End one user's processes that hold chips and belong to no run, on all workers at once.
+async def unlock(
+    fanout: Fanout, hosts: Sequence[str], meant: Iterable[Holder], user: str, grace: float
+) -> list[Unlocked]:
+    """End those of one user's processes that hold chips and belong to no run, on all workers at once.
 
     Args:
         fanout: Reaches the workers.
         hosts: The workers.
+        meant: What may be ended: nothing that has come since.
         user: Whose processes; empty means one's own.
         grace: Seconds between SIGTERM and SIGKILL.
     """
-    request = {"user": user, "grace": grace}
-    replies = await fanout.call(dict.fromkeys(hosts, request), "unlock", limit=LIMIT + grace + _MARGIN)
+    processes: dict[str, list[list[int]]] = {host: [] for host in hosts}
+    for holder in meant:
+        if holder.pid:
+            processes[holder.host].append([holder.pid, holder.start])
+    requests = {host: {"user": user, "grace": grace, "processes": processes[host]} for host in hosts}
+    replies = await fanout.call(requests, "unlock", limit=LIMIT + grace + _MARGIN)
     return [_unlocked(host, replies[host]) for host in hosts]
 
 
@@ -134,4 +146,18 @@ def _unlocked(host: str, reply: Reply) -> Unlocked:
         return Unlocked(host, problem=reply.problem, fix=reply.fix, reached=reply.reached)
     value = reply.value
     ended, left = ([_holder(host, entry) for entry in value[key]] for key in ("ended", "left"))
-    return Unlocked(host, tuple(ended), tuple(left), tuple(value["chips"]["lockfiles_removed"]))
+    chips = value["chips"]
+    return Unlocked(host, tuple(ended), tuple(left), tuple(chips["lockfiles_removed"]), kept=kept_lockfiles(chips))
+
+
+def kept_lockfiles(chips: Mapping[str, Any]) -> tuple[str, ...]:
+    """Given what a worker found of its chips, return libtpu's lockfiles that are kept though nobody holds one, and why.
+
+    Of an older version a worker gives no reason.
+    """
+    if chips.get("holders"):
+        return ()
+    faults = chips.get("lockfile_faults") or {}
+    return tuple(
+        f"{path} is kept: {faults.get(path, 'no reason is known')}" for path in chips.get("lockfiles_kept", ())
+    )

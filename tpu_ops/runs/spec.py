@@ -101,7 +101,7 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         """Check what only a person can get wrong."""
-        if not _RUN_ID.fullmatch(self.run_id):
+        if not is_run_id(self.run_id):
             raise UsageError(
                 f"{self.run_id!r} is no name for a run",
                 where="--name",
@@ -178,6 +178,11 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return "unknown"
+
+
+def is_run_id(text: str) -> bool:
+    """Return whether a run may have this id."""
+    return bool(_RUN_ID.fullmatch(text))
 
 
 def new_run_id(word: str, now: datetime | None = None, token: str | None = None) -> str:

@@ -1,0 +1,63 @@
+"""What is said of workers without a launcher while a recovery of this machine is configuring them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs.test_parts import stand_in
+from tpu_ops.cli import faults, recovering, runs
+from tpu_ops.cli.preparing import problem_of
+from tpu_ops.errors import HostError, OpsError
+from tpu_ops.fleet.remaking import Plan
+from tpu_ops.remote.replies import Reply
+from tpu_ops.runs import control, preflight, records, recovery, spec
+
+BARE = Reply("pod-w0", {}, "no-launcher", "the launcher is not installed", "tpu_ops configure pod-w0")
+LOST = Reply("pod-w1", {}, "unreachable", "no route to host")
+NOTE = "run r1: a process of this machine is preparing attempt 2"
+
+
+@pytest.fixture
+def at_work(tmp_path: Path) -> Callable[..., contextlib.AbstractContextManager[Any]]:
+    """Return what a recovery of a run on `pod` holds while it brings it back."""
+    records.write(tmp_path, records.RunRecord("r1", ("pod",), ("1",), ("pod-w0", "pod-w1"), ("x",), since=1.0))
+    options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
+    recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options, pending=True))
+    return lambda: recovering.alone(stand_in(tmp_path), "r1")
+
+
+def test_nobody_is_told_to_configure_what_a_recovery_here_is_configuring(tmp_path: Path, at_work: Any) -> None:
+    def said(*silent: Reply) -> OpsError:
+        problem = problem_of(silent, tmp_path)
+        assert problem is not None
+        return problem
+
+    with at_work():
+        assert NOTE in said(BARE).fix
+        assert said(BARE).fix.endswith("; it configures new workers by itself")
+        assert said(BARE._replace(host="else-w0")).fix == "tpu_ops configure pod-w0"
+        assert "run the same command again" in said(BARE, LOST).fix
+        with pytest.raises(HostError) as caught:
+            runs.show(control.Overview((), control.Found([], (BARE,))), stand_in(tmp_path), as_json=False)
+        assert NOTE in caught.value.fix
+    assert said(BARE).fix == "tpu_ops configure pod-w0", "it has ended"
+    assert problem_of([], tmp_path) is None
+
+
+@pytest.mark.parametrize(("own", "said"), [("r2", True), ("r1", False)])
+def test_a_start_on_such_workers_is_told_so_and_the_recovery_itself_is_not(
+    tmp_path: Path, at_work: Any, capsys: pytest.CaptureFixture[str], own: str, said: bool
+) -> None:
+    found = [preflight.fault_of_reply(BARE)]
+    with (
+        at_work(),
+        pytest.raises(preflight.PreflightError),
+        faults.told(own, stand_in(tmp_path), as_json=False),
+    ):
+        raise preflight.PreflightError(found, 2)
+    assert (NOTE in capsys.readouterr().err) is said

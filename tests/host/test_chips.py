@@ -1,0 +1,112 @@
+"""Ending what holds a chip, on real processes that hold a file in its place."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.specs import myself
+from tpu_ops.host import chips, ending, proc, wire
+from tpu_ops.host.store import Store
+
+
+@pytest.fixture
+def chip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that counts as a chip, on a host without lockfiles whose root runs the tests and asks for themselves."""
+    found = tmp_path / "accel0"
+    found.touch()
+    monkeypatch.setattr(proc, "_CHIP_OR_CONTAINER", re.compile(re.escape(str(found))))
+    monkeypatch.setattr(ending, "LOCKFILES", ())
+    monkeypatch.setattr(chips, "require_root", lambda: None)
+    monkeypatch.setattr(chips, "asking", myself)
+    return found
+
+
+@pytest.fixture
+def two(chip: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes that hold it."""
+    with chip.open() as file:
+        held = [subprocess.Popen(["sleep", "60"], stdin=file) for _ in range(2)]
+    yield held
+    for process in held:
+        process.kill()
+        process.wait()
+
+
+def unlock(folder: Path, **request: Any) -> dict[str, Any]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        caller = wire.Caller(ours.fileno(), attended=False)
+        return chips.unlock({"protocol": wire.PROTOCOL, "grace": 5, **request}, Store(str(folder)), caller)
+
+
+def named(process: subprocess.Popen[bytes]) -> list[int]:
+    return [process.pid, proc.start_time(process.pid)]
+
+
+def ids(found: list[dict[str, Any]]) -> set[int]:
+    return {entry["pid"] for entry in found} - {os.getpid()}
+
+
+def test_only_the_processes_that_a_person_has_seen_are_ended(
+    tmp_path: Path, two: list[subprocess.Popen[bytes]]
+) -> None:
+    shown, came = two
+    answer = unlock(tmp_path, processes=[named(shown), [came.pid, 1]])
+    assert (ids(answer["ended"]), ids(answer["left"])) == ({shown.pid}, {came.pid})
+    assert ids(unlock(tmp_path, processes=[])["left"]) == {came.pid}
+
+
+def test_a_controller_that_names_no_processes_means_all_of_a_user_s(
+    tmp_path: Path, two: list[subprocess.Popen[bytes]]
+) -> None:
+    answer = unlock(tmp_path)
+    assert (ids(answer["ended"]), answer["left"]) == ({process.pid for process in two}, [])
+
+
+@pytest.fixture
+def lockfile(chip: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    found = chip.with_name("libtpu_lockfile")
+    found.touch()
+    monkeypatch.setattr(ending, "LOCKFILES", (str(found), str(found) + "-that-is-not-there"))
+    return found
+
+
+def test_a_lockfile_that_is_locked_is_kept_and_who_has_it_open_is_named(lockfile: Path) -> None:
+    with lockfile.open() as file, subprocess.Popen(["sleep", "60"], stdin=file) as process:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        found = ending.chips_after()
+        process.kill()
+    assert (found["lockfiles_removed"], found["lockfiles_kept"]) == ([], [str(lockfile)])
+    fault = found["lockfile_faults"][str(lockfile)]
+    assert fault.startswith("it is locked, and open in pid ")
+    assert f"pid {process.pid} of {myself().name} (sleep 60)" in fault
+    found = ending.chips_after()
+    assert (found["lockfiles_removed"], found["lockfiles_kept"], found["lockfile_faults"]) == ([str(lockfile)], [], {})
+    assert not lockfile.exists()
+
+
+def test_a_lockfile_that_cannot_be_removed_says_why(lockfile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tpu_ops.host.ending.os.unlink", refused)
+    faults = ending.chips_after()["lockfile_faults"]
+    assert faults == {str(lockfile): "it cannot be removed: Read-only file system"}
+
+
+def test_a_lockfile_of_whoever_holds_a_chip_is_kept_without_more_words(
+    lockfile: Path, two: list[subprocess.Popen[bytes]]
+) -> None:
+    found = ending.chips_after()
+    assert ids(found["holders"]) == {process.pid for process in two}
+    assert (found["lockfiles_kept"], found["lockfile_faults"]) == ([str(lockfile)], {})

@@ -1,0 +1,150 @@
+"""`tpu_ops unlock`: what was shown is ended and nothing else, and a worker is called free that is."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.runs.test_parts import pod
+from tpu_ops import config
+from tpu_ops.cli import stop, unlock
+from tpu_ops.errors import ExitCode, HostError, UnreachableError
+from tpu_ops.remote.replies import Reply
+from tpu_ops.runs import control
+from tpu_ops.runs.follow import outcome_of
+
+SILENT = Reply("", {}, "unreachable", "no route to host")
+
+
+def process(pid: int, user: str = "ada", run: str = "") -> dict[str, Any]:
+    return {
+        "pid": pid,
+        "start": 10 * pid,
+        "user": user,
+        "run": run,
+        "since": 5.0,
+        "command": "python",
+        "devices": ["/dev/accel0"],
+    }
+
+
+def holding(*found: dict[str, Any]) -> Reply:
+    return Reply("", {"holders": list(found), "holder": None, "chips": ["/dev/accel0"]})
+
+
+def unlocked(left: list[dict[str, Any]] | None = None, **chips: Any) -> Reply:
+    values = {"lockfiles_removed": [], "lockfiles_kept": [], **chips}
+    return Reply("", {"ended": [], "left": left or [], "chips": values})
+
+
+class Pod:
+    """Two workers: what each says when it is looked who holds chips, and then, and what they were asked."""
+
+    def __init__(self, looks: list[Reply], then: list[Reply]) -> None:
+        self.looks, self.then = looks, then
+        self.asked: dict[str, Any] = {}
+
+    async def call(self, requests: dict[str, Any], action: str, **_: Any) -> dict[str, Reply]:
+        if action == "unlock":
+            self.asked = requests
+        replies = self.then if action == "unlock" else self.looks
+        named = {f"pod-w{index}": reply for index, reply in enumerate(replies)}
+        return {host: Reply(host, *(getattr(named[host], key) for key in _REST)) for host in requests}
+
+
+_REST = ("value", "kind", "problem", "fix")
+
+
+def unlock_pod(monkeypatch: pytest.MonkeyPatch, pod_: Pod, *options: str) -> int:
+    settings = SimpleNamespace(state_dir=Path("nowhere"), user="ada", command=lambda name: f"tpu_ops {name}")
+    fleet: Any = SimpleNamespace(workers=tuple(pod(2)), listed=(), settings=settings)
+    monkeypatch.setattr(config, "load", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.unlock.contact.find", lambda *_: (fleet, fleet.workers))
+    monkeypatch.setattr("tpu_ops.cli.unlock.contact.serving", lambda fleet, _: fleet)
+    monkeypatch.setattr("tpu_ops.cli.unlock.contact.fanout", lambda _: pod_)
+    parser = argparse.ArgumentParser()
+    unlock.add_arguments(parser)
+    return unlock.run(parser.parse_args(["pod", "--yes", *options]))
+
+
+def test_what_was_shown_is_meant_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    pod_ = Pod([holding(process(7), process(8, "bob")), holding()], [unlocked([process(8, "bob")]), unlocked()])
+    with pytest.raises(HostError, match="chips are still held"):
+        unlock_pod(monkeypatch, pod_)
+    assert {host: request["processes"] for host, request in pod_.asked.items()} == {"pod-w0": [[7, 70]], "pod-w1": []}
+
+
+def test_a_worker_that_did_not_say_who_holds_its_chips_is_not_asked_to_end_anything(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pod_ = Pod([holding(process(7)), SILENT], [unlocked(), unlocked()])
+    with pytest.raises(UnreachableError) as caught:
+        unlock_pod(monkeypatch, pod_)
+    assert (list(pod_.asked), caught.value.where) == (["pod-w0"], "pod-w1")
+    assert capsys.readouterr().out.splitlines()[-1] == "free: pod-w0"
+
+
+@pytest.mark.parametrize(
+    ("left", "fix"),
+    [
+        (process(7), "a process in state D waits inside the kernel"),
+        (process(9), "pid 9 came after what was shown: repeat this command"),
+        (process(7) | {"start": 1}, "pid 7 came after what was shown"),
+        (process(9, "bob"), "ask bob, or an administrator"),
+    ],
+)
+def test_what_is_left_is_told_by_why_it_is(monkeypatch: pytest.MonkeyPatch, left: dict[str, Any], fix: str) -> None:
+    pod_ = Pod([holding(process(7)), holding()], [unlocked([left]), unlocked()])
+    with pytest.raises(HostError, match="chips are still held") as caught:
+        unlock_pod(monkeypatch, pod_)
+    assert fix in caught.value.fix
+
+
+def test_a_free_pod_is_free(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert unlock_pod(monkeypatch, Pod([holding(), holding()], [unlocked(), unlocked()])) == ExitCode.OK
+    assert capsys.readouterr().out == "free: pod-w[0-1]\n"
+
+
+LOCKED: dict[str, Any] = {
+    "lockfiles_kept": ["/tmp/l"],
+    "lockfile_faults": {"/tmp/l": "it is locked, and open in pid 9 of bob (python)"},
+}
+KEPT = "warning: pod-w0: /tmp/l is kept: it is locked, and open in pid 9 of bob (python)"
+
+
+@pytest.mark.parametrize(
+    ("chips", "said"),
+    [(LOCKED, KEPT), ({"lockfiles_kept": ["/tmp/l"]}, "warning: pod-w0: /tmp/l is kept: no reason is known")],
+    ids=["as it is", "of an older version"],
+)
+def test_a_worker_whose_lockfile_is_kept_is_not_free(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], chips: dict[str, Any], said: str
+) -> None:
+    code = unlock_pod(monkeypatch, Pod([holding(), holding()], [unlocked(**chips), unlocked()]))
+    out, err = capsys.readouterr()
+    assert (code, out, err.splitlines()) == (ExitCode.FAILED, "free: pod-w1\n", [said])
+
+
+def test_a_lockfile_of_another_person_s_run_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Reply("", {"holders": [], "holder": {"run_id": "r1", "person": "bob", "since": 5.0}, "chips": []})
+    with pytest.raises(HostError, match="a run of bob is on: r1"):
+        unlock_pod(monkeypatch, Pod([run, holding()], [unlocked(**LOCKED), unlocked()]))
+    out, err = capsys.readouterr()
+    assert (out, err) == ("free: pod-w1\n", "")
+
+
+@pytest.mark.parametrize(("holders", "said"), [([], KEPT), ([process(9, "bob")], "")])
+def test_a_stop_says_that_a_lockfile_is_kept(
+    capsys: pytest.CaptureFixture[str], holders: list[dict[str, Any]], said: str
+) -> None:
+    record = {"state": "stopped", "attempt": 1, "since": 1.0, "began": 1.0, "stuck": []}
+    chips = {"holders": holders, "lockfiles_removed": [], **LOCKED}
+    outcome = outcome_of(0, "pod-w0", record | {"chips": chips})
+    stop.report([(control.RunRef("r1", ("pod-w0",)), control.Stopped((outcome,), already=False))], as_json=False)
+    assert [line for line in capsys.readouterr().err.splitlines() if "kept" in line] == [said] * bool(said)

@@ -1,0 +1,44 @@
+"""Workers that have no launcher yet since a recovery of this machine is just configuring them: nobody else has to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from tpu_ops.errors import OpsError
+from tpu_ops.remote.replies import Reply
+from tpu_ops.runs import control, records
+
+
+def note_of(state_dir: Path, hosts: Collection[str], but: str = "") -> str:
+    """Return which run's recovery here prepares some of these workers, in words; empty where none does.
+
+    Args:
+        state_dir: What this machine remembers of the fleet.
+        hosts: The workers.
+        but: A run that is nobody else's: that of this process.
+    """
+    if not hosts:
+        return ""
+    from tpu_ops.runs import recovery  # most workers have a launcher
+
+    for run_id in records.names(state_dir):
+        known = records.read(state_dir, run_id)
+        if run_id == but or known is None or set(hosts).isdisjoint(known.hosts):
+            continue
+        if note := recovery.under_way(state_dir, run_id):
+            return f"{note}; it configures new workers by itself"
+    return ""
+
+
+def problem_of(silent: Sequence[Reply], state_dir: Path) -> OpsError | None:
+    """Return the error that silent workers are, as `control.Found` has it; None where all have answered."""
+    problem = control.Found([], tuple(silent)).problem()
+    if problem and not any(map(control.is_lost, silent)) and (note := note_of(state_dir, bare(silent))):
+        problem.fix = note
+    return problem
+
+
+def bare(silent: Iterable[Reply]) -> list[str]:
+    """Return the workers without a launcher."""
+    return [reply.host for reply in silent if reply.kind == "no-launcher"]
