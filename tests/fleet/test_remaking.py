@@ -311,7 +311,7 @@ def test_a_queued_resource_that_is_lost_again_before_the_next_attempt_is_asked_f
         plan = plan.now(seen, [name("a")])
 
 
-def test_a_queued_resource_whose_deletion_fails_is_deleted_again(tpu, lab_api, monkeypatch):
+def test_a_queued_resource_whose_deletion_fails_is_deleted_again_and_waited_for(tpu, lab_api, monkeypatch):
     queued(lab_api, tpu, "a")
     plan = remaking.remember(tpu, [name("a")])
     preempt(lab_api, "a")
@@ -326,6 +326,7 @@ def test_a_queued_resource_whose_deletion_fails_is_deleted_again(tpu, lab_api, m
         if operation == "nothing":
             raise ApiError("a bad moment", status="INTERNAL", where="spring")
         wait(client, operation, **more)
+        raise operations.Late("not done after 1800 s", where="spring")
 
     monkeypatch.setattr(cloud, "delete_queued", counted)
     monkeypatch.setattr(operations, "wait", failing)

@@ -41,6 +41,11 @@ class Answers:
         return {host: Reply(host, reply.value, reply.kind, reply.problem, reply.fix) for host, reply in found.items()}
 
 
+OLD = records.RunRecord(
+    "old", ("gone",), ("7",), ("gone-w0",), ("true",), since=1.0, full_names=("projects/lab/locations/z/nodes/gone",)
+)
+
+
 @pytest.fixture(autouse=True)
 def _listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the API lists by now: the node `pod`, and no other."""
@@ -49,7 +54,8 @@ def _listed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fleet(tmp_path: Path) -> Any:
-    return SimpleNamespace(workers=tuple(pod(2)), listed=(), settings=SimpleNamespace(state_dir=tmp_path))
+    settings = SimpleNamespace(state_dir=tmp_path, projects=("lab",), zones=(), snapshot="")
+    return SimpleNamespace(workers=tuple(pod(2)), listed=(), settings=settings)
 
 
 async def find(tmp_path: Path, word: str, **replies: Reply) -> control.Found:
@@ -132,7 +138,7 @@ async def test_a_silent_worker_of_a_run_that_was_found_is_one_of_its_ranks(tmp_p
 
 
 async def test_an_overview_has_what_is_on_and_what_this_machine_started(tmp_path: Path) -> None:
-    records.write(tmp_path, records.RunRecord("old", ("gone",), ("7",), ("gone-w0",), ("true",), since=1.0))
+    records.write(tmp_path, OLD)
     held = Reply("", {"holder": HOLDER, "records": [record(0)]})
     fanout: Any = Answers(pod_w0=held, pod_w1=SILENT)
     seen = await control.overview(fleet(tmp_path), fanout)
@@ -145,7 +151,7 @@ async def test_an_overview_has_what_is_on_and_what_this_machine_started(tmp_path
 
 @pytest.mark.parametrize(("ended", "state"), [("succeeded", "succeeded"), ("stopped", "stopped"), ("failed", "failed")])
 async def test_how_a_run_ended_is_known_here_when_its_nodes_are_gone(tmp_path: Path, ended: str, state: str) -> None:
-    records.write(tmp_path, records.RunRecord("old", ("gone",), ("7",), ("gone-w0",), ("true",), since=1.0))
+    records.write(tmp_path, OLD)
     records.close(tmp_path, "old", "running")
     records.close(tmp_path, "unheard-of", "failed")
     fanout: Any = Answers(pod_w0=BARE, pod_w1=BARE)

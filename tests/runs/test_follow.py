@@ -15,17 +15,14 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from tests.runs.test_parts import pod
 from tpu_ops.cli import logs as cli_logs
 from tpu_ops.errors import ExitCode, OpsError
-from tpu_ops.fleet.remaking import Plan
 from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.stream import Broken
 from tpu_ops.remote.wire import DATA, END, GAP, NOTE, Frame
-from tpu_ops.runs import fetch, fold, follow, nodes, records, recovery
+from tpu_ops.runs import fetch, fold, follow
 from tpu_ops.runs.control import Found, RunRef
 from tpu_ops.runs.follow import Follower
-from tpu_ops.runs.spec import RunSpec
 
 RECORD = {"state": "stopped", "exit": None, "reason": "", "first": None, "attempt": 1}
 
@@ -102,7 +99,9 @@ async def test_a_line_whose_end_is_missing_is_not_joined_to_a_later_one() -> Non
     sent = [Frame(DATA, 0, b"whole\nloss 0."), Frame(GAP, 900, b""), Frame(DATA, 900, b"h 7\nnext\n"), end(908)]
     _, said, lines = await followed(Workers(w0=[sent]), ["w0"])
     assert lines == ["whole", "loss 0.", "h 7", "next"]
-    assert said == ["rank 0: 887 bytes before byte 900 are not in the log on w0: it was rotated, or the disk was full"]
+    assert said == [
+        "rank 0: 887 bytes before byte 900 are not in the log on w0: it was rotated, or the disk did not take it"
+    ]
 
 
 async def test_silent_workers_are_given_up_once_all_others_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,31 +129,6 @@ async def test_a_worker_whose_node_was_taken_away_for_good_is_not_waited_for(mon
     assert [outcome.state for outcome in outcomes] == ["gone", "stopped"]
     assert "rank 0 (w0) does not answer: the connection ended; trying for 0 s" in said
     assert "rank 1 (w1) does not answer: the connection ended; trying for 120 s" in said
-
-
-@pytest.mark.parametrize(
-    ("from_here", "state", "taken"),
-    [
-        ("known", "PREEMPTED", True),
-        ("known", "", True),
-        ("known", "READY", False),
-        ("known", "REPAIRING", False),
-        # Whoever recovers it brings the node back: here, or perhaps elsewhere.
-        ("recovered", "PREEMPTED", False),
-        ("", "PREEMPTED", False),
-    ],
-)
-def test_a_node_is_gone_for_good_where_nobody_brings_it_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_here: str, state: str, taken: bool
-) -> None:
-    workers = [worker._replace(node=worker.node._replace(state=state)) for worker in pod(1)] if state else []
-    monkeypatch.setattr("tpu_ops.cli.logs.view.known", lambda _: SimpleNamespace(workers=workers))
-    if from_here:
-        records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",)))
-    if from_here == "recovered":
-        recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), recovery.options_of(RunSpec("r1", ("x",)), {})))
-    settings: Any = SimpleNamespace(state_dir=tmp_path)
-    assert nodes.taken(settings, "r1")("pod-w0") is taken
 
 
 async def test_a_silent_worker_is_waited_for_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_a_stop_whose_outcome_nobody_reads_any_more_was_one(stop: Stop, monkeypa
         pressed(0, 0.1),
         lambda: (FANOUT, RUN),
         lambda: said.append("left"),
-        lambda: said.append("stopped"),
+        lambda outcomes: said.extend(outcome.state for outcome in outcomes),
         command="tpu_ops {}".format,
         as_json=False,
     )

@@ -29,7 +29,7 @@ from tpu_ops.fleet.remaking import Made, Plan, Seen
 from tpu_ops.fleet.state import UnwritableError, unwritable
 from tpu_ops.remote.playbook import Outcome
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import control, follow, launch, nodes, preflight, records, recovery, spec, sync
+from tpu_ops.runs import control, follow, launch, preflight, records, recovery, spec, sync
 
 
 def test_a_preempted_node_is_brought_back_and_the_run_goes_on_as_its_next_attempt(
@@ -432,29 +432,6 @@ async def test_a_run_that_this_machine_is_just_starting_is_stopped_once_a_worker
     records.write(tmp_path, replace(known, since=known.since - since))
     await stop._stop(*words_of_stop(tmp_path))
     assert 3 - len(states) == asked
-
-
-@pytest.mark.parametrize(
-    ("state", "left"), [("PREEMPTED", "gone"), ("", "gone"), ("READY", "unreachable"), ("REPAIRING", "unreachable")]
-)
-@pytest.mark.parametrize("is_known", [True, False], ids=["deleted just now", "deleted before"])
-def test_nothing_of_a_run_is_left_on_a_node_that_was_taken_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, left: str, is_known: bool
-) -> None:
-    before = pod(1)[0].node
-    listed = [before._replace(state=state)] if state else []
-    known: Any = SimpleNamespace(listed=listed, asked_at=5.0, unlisted=())
-    monkeypatch.setattr("tpu_ops.runs.nodes.view.known", lambda _: known)
-    fleet: Any = SimpleNamespace(settings=stand_in(tmp_path), workers=pod(1) if is_known else [])
-    if not is_known:
-        records.write(tmp_path, records.new("r1", ("pod",), (before.node_id,), ("pod-w0",), ("true",)))
-    seen = (follow.Outcome(0, "pod-w0", "unreachable"), follow.Outcome(1, "b-w0", "unreachable"))
-    assert nodes.without_nodes(fleet, "r1", seen, 6.0) == seen, "it may have been started again since"
-    found = nodes.without_nodes(fleet, "r1", seen, 4.0)
-    assert [outcome.state for outcome in found] == [left, "unreachable"], "of b nothing was known before"
-    known.unlisted = ("zone z could not be listed",)
-    found = nodes.without_nodes(fleet, "r1", seen, 4.0)
-    assert found[0].state == (left if state else "unreachable"), "it may be in that zone"
 
 
 @pytest.mark.parametrize(("pending", "held", "told"), [(True, True, True), (False, True, False), (True, False, False)])

@@ -10,16 +10,21 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from tests.runs.test_parts import stand_in
 from tests.runs.world import DONE, FAILED, PREEMPTED, World
 from tpu_ops import files
-from tpu_ops.cli import asked, attach, recovering
+from tpu_ops.cli import asked, attach, attempt, recovering, stop
 from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
-from tpu_ops.runs import launch, records, recovery
+from tpu_ops.fleet.remaking import Plan
+from tpu_ops.runs import control, launch, records, recovery
+from tpu_ops.runs.follow import Outcome
+from tpu_ops.runs.spec import RunSpec
 
 
 def later(monkeypatch: pytest.MonkeyPatch, world: World, name: str, then: Callable[[], None]) -> None:
@@ -164,6 +169,64 @@ def test_a_stop_at_the_start_of_an_attempt_that_may_be_on_asks_its_workers(
     known = records.read(tmp_path, "r1")
     assert known is not None
     assert known.ended == ("" if may_be_on else "stopped")
+
+
+def test_a_stop_while_nodes_are_brought_back_is_one_though_ranks_were_ended_for_that(
+    run: Any, tmp_path: Path, capsys: Any
+) -> None:
+    *_, job = run(World(DONE))
+    ended_for_it = {"attempt": 1, "state": "stopped", "reason": "node a is PREEMPTED"}
+    job._outcomes = [Outcome(0, "a-w0", "gone"), Outcome(1, "b-w0", "stopped", intent="stop", record=ended_for_it)]
+    job._lost = {"a": "node a is PREEMPTED"}
+    job._keep(pending=True)
+    assert job._stopped() == ExitCode.FAILED
+    assert "run r1: stopped; it is not started again" in capsys.readouterr().err
+    assert not recovery.is_kept(tmp_path, "r1")
+
+
+async def test_a_stop_between_two_tries_of_one_attempt_leaves_nothing_to_take_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who recovers it cannot tell whether the attempt is on; the workers have said so."""
+    options = recovery.options_of(RunSpec("r1", ("true",)), {})
+    recovery.write(tmp_path, recovery.Recovery("r1", 2, Plan(()), options))
+    ended = control.Stopped((Outcome(0, "pod-w0", "stopped"),), already=False)
+    monkeypatch.setattr(stop, "end", AsyncMock(return_value=ended))
+    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
+    records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",)))
+    fleet: Any = SimpleNamespace(settings=stand_in(tmp_path), workers=(), listed=())
+    words: Any = SimpleNamespace(run="r1", force=False, grace=None)
+    held, go = threading.Event(), threading.Event()
+
+    def recovers() -> None:
+        with recovering.alone(stand_in(tmp_path), "r1"):
+            held.set()
+            go.wait(30)
+
+    other = threading.Thread(target=recovers)
+    other.start()
+    held.wait(30)
+    asyncio.get_running_loop().call_later(0.2, go.set)
+    await stop._stop(fleet, words)
+    other.join()
+    assert not recovery.is_kept(tmp_path, "r1")
+
+
+def test_what_a_node_lacks_for_good_ends_the_recovery_whatever_else_happens(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, tries = World(PREEMPTED, DONE), [0]
+
+    def fails() -> None:
+        tries[0] += 1
+        if tries[0] == attempt.REFUSALS:
+            world.state = "PREEMPTED"
+        raise HostError("site.yml failed there")
+
+    later(monkeypatch, world, "converge", fails)
+    with pytest.raises(HostError):
+        run(world)
+    assert tries[0] == 2 * attempt.REFUSALS
 
 
 def test_a_stop_that_comes_as_the_run_succeeds_changes_nothing(

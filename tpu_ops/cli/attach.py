@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 
 from tpu_ops import config, texts
 from tpu_ops.cli import bookkeeping, faults, leaving, logs, options, output, recover_options, recovering, runs_output
@@ -15,6 +16,7 @@ from tpu_ops.fleet import view
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import records, recovery
 from tpu_ops.runs.control import RunRef
+from tpu_ops.runs.follow import Outcome
 
 #: Seconds of the past whose lines are shown first.
 PAST = 60.0
@@ -62,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
         output.info("detached: the run goes on")
         runs_output.hints(args.run, settings.command)
 
-    def stopped() -> None:
+    def stopped(outcomes: Sequence[Outcome]) -> None:
         run_ = found[0][1]
         if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
-            records.close(settings.state_dir, run_.run_id, recovery.STOPPED)
+            records.close(settings.state_dir, run_.run_id, runs_output.run_state(outcomes))
             # A process of this machine that recovers it learns from the workers as well that it was stopped.
             with contextlib.suppress(TimeoutError, OpsError):
                 recovery.stop(settings.state_dir, run_.run_id, 0.0)

@@ -62,11 +62,9 @@ class Bookkeeping:
 
     def _remember(self, workers: Sequence[Worker], attempt: int) -> None:
         """Keep on which workers an attempt is, by rank."""
-        nodes = tuple(dict.fromkeys(worker.label for worker in workers))
-        ids = tuple(dict.fromkeys(worker.node.node_id for worker in workers))
-        record = records.new(self.kept.run_id, nodes, ids, self._run_on(workers).hosts, self._spec.argv)
+        record = records.started_on(self.kept.run_id, workers, self._spec.argv, attempt)
         with self._as_far_as_it_goes():
-            records.write(self._settings.state_dir, replace(record, attempt=attempt))
+            records.write(self._settings.state_dir, record)
 
     def _count_one(self, kind: str, *, anew: bool = False) -> str:
         """Count an end of an attempt, a loss of its nodes once; return which budget is used up, if any.

@@ -19,6 +19,8 @@ from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote import openssh, playbook
 from tpu_ops.remote.playbook import Outcome, Said, Step
 
+#: What to do once what is wrong is mended.
+AGAIN = "run the same command again"
 #: Columns of the table of hosts.
 COLUMNS = ("host", "ok", "changed", "failed", "unreachable", "skipped")
 #: The way out where variables are encrypted; nobody can be asked here, as --ask-vault-pass of ansible-playbook does.
@@ -102,6 +104,7 @@ def converge(
     variables: Mapping[str, str] | None = None,
     *,
     check: bool = False,
+    then: str = AGAIN,
 ) -> Outcome:
     """Run site.yml, or another playbook, on some workers; return how it ended.
 
@@ -112,6 +115,7 @@ def converge(
         name: As of `Project.playbook`.
         variables: Win over all others.
         check: Whether nothing is changed.
+        then: As of `exit_code`.
 
     Raises:
         UnreachableError: Some did not answer, or refused the person.
@@ -126,9 +130,8 @@ def converge(
     progress.end()
     show_failures(outcome.failures)
     names = texts.folded([worker.host for worker in workers])
-    # The command may be one that tries again by itself.
-    if exit_code(outcome, shown(file), names, settings, then="go on"):
-        raise HostError(f"{file.name} failed there", where=names, fix="see above; mend it and go on")
+    if exit_code(outcome, shown(file), names, settings, then):
+        raise HostError(f"{file.name} failed there", where=names, fix=f"see above; mend it and {then}")
     return outcome
 
 
@@ -261,9 +264,7 @@ def no_yaml(inventory: Path) -> str:
     return ""
 
 
-def exit_code(
-    outcome: Outcome, name: str, target: str, settings: Settings, then: str = "run the same command again"
-) -> int:
+def exit_code(outcome: Outcome, name: str, target: str, settings: Settings, then: str = AGAIN) -> int:
     """Return the command's exit code, and say what to do where it is not 0.
 
     Args:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from tpu_ops.cli import output, runs_output, stop
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs.control import RunRef
+from tpu_ops.runs.follow import Outcome
 
 #: Seconds after the first Ctrl-C in which a second one stops the run.
 AGAIN = 3.0
@@ -21,7 +22,7 @@ def to_its_end(
     work: Coroutine[Any, Any, int],
     running: Callable[[], tuple[Fanout, RunRef] | None],
     left: Callable[[], None],
-    stopped: Callable[[], None] = lambda: None,
+    stopped: Callable[[Sequence[Outcome]], None] = lambda _: None,
     *,
     command: Callable[[str], str],
     as_json: bool,
@@ -50,7 +51,7 @@ async def followed(
     work: Coroutine[Any, Any, int],
     running: Callable[[], tuple[Fanout, RunRef] | None],
     left: Callable[[], None],
-    stopped: Callable[[], None] = lambda: None,
+    stopped: Callable[[Sequence[Outcome]], None] = lambda _: None,
     *,
     command: Callable[[str], str],
     as_json: bool,
@@ -61,7 +62,7 @@ async def followed(
         work: What starts or follows the run.
         running: Returns the run once it is on, and how to reach its workers.
         left: Called after the first Ctrl-C, to say what goes on and how to get at it.
-        stopped: Called when a second one has stopped the run and nothing of it is left.
+        stopped: Called with how its ranks have ended when a second one has stopped the run and nothing of it is left.
         command: `Settings.command` of the fleet.
         as_json: Whether the outcome of a stop is printed as JSON.
     """
@@ -92,15 +93,15 @@ async def followed(
         # Who pressed more often meanwhile wanted the stop, and not that it is given up before it is sent.
         while not pressed.empty():
             pressed.get_nowait()
-        if await _stop(*run, pressed, command=command, as_json=as_json):
-            stopped()
+        if outcomes := await _stop(*run, pressed, command=command, as_json=as_json):
+            stopped(outcomes)
     return ExitCode.INTERRUPTED
 
 
 async def _stop(
     fanout: Fanout, run: RunRef, pressed: asyncio.Queue[None], *, command: Callable[[str], str], as_json: bool
-) -> bool:
-    """Stop the run, report its outcome and return whether nothing is left; one more Ctrl-C is not to wait for that."""
+) -> Sequence[Outcome]:
+    """Stop the run, report its outcome and return it where nothing is left; one more Ctrl-C is not to wait for that."""
     stopping = asyncio.ensure_future(stop.end(fanout, run))
     given_up = asyncio.ensure_future(pressed.get())
     try:
@@ -115,10 +116,10 @@ async def _stop(
             except BrokenPipeError:
                 # Ctrl-C ends whatever reads the lines as well; the run was stopped all the same.
                 output.give_up()
-            return stop.exit_code(stopped.outcomes) == ExitCode.OK
+            return stopped.outcomes if stop.exit_code(stopped.outcomes) == ExitCode.OK else ()
         output.info(f"no longer waiting for the end of run {run.run_id}")
         output.info(f"  to be sure that every worker was told: {command('stop')} {run.run_id}")
-        return False
+        return ()
     finally:
         stopping.cancel()
         given_up.cancel()

@@ -121,7 +121,7 @@ async def followed(
         say=output.info,
         live=live,
         since=since,
-        taken=nodes.taken(fleet.settings, run_.run_id),
+        taken=nodes.taken(fleet, run_.run_id),
     )
     return run_, await follower.run(), shown
 
@@ -129,7 +129,7 @@ async def followed(
 async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -> tuple[control.RunRef, fetch.Copied]:
     fanout = contact.fanout(fleet)
     run_ = await _the_run(fleet, fanout, word)
-    return run_, await fetch.logs(fanout, run_, directory, live=live, taken=nodes.taken(fleet.settings, run_.run_id))
+    return run_, await fetch.logs(fanout, run_, directory, live=live, taken=nodes.taken(fleet, run_.run_id))
 
 
 def _ended_on(fleet: view.Fleet, word: str) -> str:

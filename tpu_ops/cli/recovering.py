@@ -13,7 +13,7 @@ from typing import Any
 from tpu_ops import texts
 from tpu_ops.cli import configure, faults, leaving, options, output, projects, runs_output
 from tpu_ops.cli.asked import Asked, ended_by
-from tpu_ops.cli.attempt import REFUSALS, Attempt, Renamed, may_pass, names_of, passes
+from tpu_ops.cli.attempt import REFUSALS, Attempt, Renamed, lost_of, may_pass, names_of, passes
 from tpu_ops.cli.bookkeeping import MORE, Bookkeeping
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, RefusedError, UsageError
@@ -165,18 +165,19 @@ class Recovering(Bookkeeping):
     def _asked(self) -> bool:
         return recovery.asked_to_stop(self._settings.state_dir, self.kept.run_id)
 
-    def _never_again(self) -> None:
+    def _never_again(self, outcomes: Sequence[Outcome] = ()) -> None:
+        state = runs_output.run_state(outcomes) if outcomes else STOPPED
         recovery.forget(self._settings.state_dir, self.kept.run_id)
-        records.close(self._settings.state_dir, self.kept.run_id, STOPPED)
+        records.close(self._settings.state_dir, self.kept.run_id, state)
         output.info(f"run {self.kept.run_id}: stopped; it is not started again")
 
     def _stopped(self) -> int:
         """Say that the run is started no more, or how it has ended meanwhile; whoever asked ends what may be on."""
         outcomes = self._outcomes or []
         known = any(outcome.record for outcome in outcomes)
-        if known and recovery.ending(outcomes, self._lost)[0] in (SUCCEEDED, STOPPED):
+        if known and not self.kept.pending and recovery.ending(outcomes, self._lost)[0] in (SUCCEEDED, STOPPED):
             return self._finish(outcomes)
-        if outcomes or self.kept.pending or not self.kept.attempt:
+        if outcomes or self.kept.pending or not self.kept.attempt or not self._begun:
             self._never_again()
         else:
             output.info(f"run {self.kept.run_id}: not started again; attempt {self.kept.attempt} may be on")
@@ -381,16 +382,14 @@ class Recovering(Bookkeeping):
         # What took the place of nodes that were lost, if that is counted.
         self._now = self._now if self.kept.counted else None
         if self.kept.attempt and not self.kept.counted:
-            # Taken away since the last attempt ended, which was for another reason.
-            self._count_lost(plan)
+            # Taken away since the last attempt ended, which was for another reason. Nothing is made before that is
+            # known: it may be more than the budget allows.
+            self._count_these(lost_of(self._settings, plan))
         with origin.api(self._settings) as tpu:
             seen = remaking.bring_back(tpu, plan, f"{self.kept.run_id}/{self.kept.attempt + 1}", output.info)
         names = [made.name for made in plan.nodes]
         if self._now:
             self._count_these(remaking.lost(self._now, seen), anew=True)
-        elif self.kept.attempt and not self.kept.counted:
-            # The API did not answer when they were looked at.
-            self._count_these(remaking.lost(plan, seen))
         self._has_made |= bool(remaking.fresh(plan, seen))
         # What becomes of these from now on is a preemption of its own.
         self._now = plan.now(seen, names)
@@ -411,7 +410,7 @@ class Recovering(Bookkeeping):
             self._leave_to(later, plan.now(seen, [worker.node.full_name for worker in workers]), workers)
         if new := [worker for worker in workers if worker.node.full_name in remaking.fresh(plan, seen)]:
             output.info(f"run {self.kept.run_id}: configuring {', '.join(worker.host for worker in new)} (site.yml)")
-            configure.converge(self._settings, fleet, new)
+            configure.converge(self._settings, fleet, new, then="go on")
         self._keep(plan=plan.now(seen, [worker.node.full_name for worker in workers]), counted=False)
         # Of a run that somebody stopped meanwhile nothing is moved: `_again` sees that as well, and ends.
         if self.kept.git and not asyncio.run(self._check(contact.fanout(fleet), workers)):
@@ -464,12 +463,12 @@ class Recovering(Bookkeeping):
                 self._refusals = 0 if silent else self._refusals + 1
                 # Whatever went wrong: Ansible knows no such worker, for example, once its node is taken away.
                 if self._now and self._count_lost(self._now, exc, anew=True):
-                    self._now = None
+                    self._now, self._refusals = None, 0
                     continue
                 # Whoever has just called the command is told at once what is wrong, and mends it.
                 late = self._has_followed or self._has_made
                 hopeful = isinstance(exc, RefusedError) or (late and may_pass(exc))
-                if not (silent or hopeful) or self._refusals == REFUSALS:
+                if not (silent or hopeful) or self._refusals >= REFUSALS:
                     raise
                 self._tell(str(exc), f"trying again in {pause:g} s; Ctrl-C ends that")
                 time.sleep(pause)

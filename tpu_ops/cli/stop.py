@@ -29,6 +29,8 @@ LOOK_LIMIT = 5.0
 STARTING, AGAIN = 10.0, 0.5
 #: Seconds for a process of this machine to end what it does to bring a run's nodes back.
 RECOVERY_LIMIT = 30.0
+#: Seconds for the same once no rank of the run is left.
+ENDING_LIMIT = 3.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +108,8 @@ async def _end_of_all(
     stopped = stopped._replace(outcomes=nodes.without_nodes(fleet, run_.run_id, stopped.outcomes, begun))
     if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
         records.close(fleet.settings.state_dir, run_.run_id, runs_output.run_state(stopped.outcomes))
+        if not off and exit_code(stopped.outcomes) == ExitCode.OK:
+            await _none_left(fleet.settings.state_dir, run_.run_id)
     if deaf and not stopped.already:
         # Who recovers it learns from the workers that it was stopped.
         why = commands.on_fleet(str(deaf), fleet.settings.command)
@@ -138,6 +142,16 @@ async def _not_again(state_dir: Path, run_id: str) -> bool:
     except TimeoutError:
         output.warning(f"run {run_id}: what brings its nodes back has not ended yet; it does before any attempt")
         return False
+
+
+async def _none_left(state_dir: Path, run_id: str) -> None:
+    """See to it that nothing is left that would start a run again which has ended.
+
+    A process of this machine that recovers it removes that itself, or is between two tries and knows no end of it.
+    """
+    if recovery.is_kept(state_dir, run_id):
+        with contextlib.suppress(TimeoutError, OpsError):
+            await in_thread(lambda: recovery.none_left(state_dir, run_id, ENDING_LIMIT))
 
 
 async def end(

@@ -242,9 +242,10 @@ class _Job:
         begun, dry = time.monotonic(), self.args.dry_run
         self.project = projects.bring(self.fleet.settings, self.fleet, self.workers, self.args.git, dry=dry)
         self.spec = replace(self.spec, cwd=self.project.path, code_digest=self.project.commit)
+        where = f"{self.project.path} on {texts.count(len(self.hosts), 'worker')}"
         output.info(
-            f"{'would bring' if dry else 'brought'} {self.project.name} to {self.project.path} on {len(self.hosts)} "
-            f"workers: commit {self.project.commit or 'not known yet'}, {time.monotonic() - begun:.1f} s"
+            f"{'would bring' if dry else 'brought'} {self.project.name} to {where}: "
+            f"commit {self.project.commit or 'not known yet'}, {time.monotonic() - begun:.1f} s"
         )
 
     async def run(self) -> int:
@@ -330,10 +331,8 @@ class _Job:
     async def _start(self, fanout: Fanout) -> None:
         state_dir = self.fleet.settings.state_dir
         begun = time.monotonic()
-        nodes = tuple(dict.fromkeys(worker.label for worker in self.workers))
-        ids = tuple(dict.fromkeys(worker.node.node_id for worker in self.workers))
         before = records.read(state_dir, self.spec.run_id)
-        records.write(state_dir, records.new(self.spec.run_id, nodes, ids, self.hosts, self.spec.argv))
+        records.write(state_dir, records.started_on(self.spec.run_id, self.workers, self.spec.argv))
         try:
             if self.guard:
                 self.guard.starts()
@@ -363,7 +362,7 @@ class _Job:
             shown=self.shown,
             line=runs_output.line_aside if self.args.json else runs_output.line,
             say=output.info,
-            taken=nodes.taken(self.fleet.settings, self.spec.run_id),
+            taken=nodes.taken(self.fleet, self.spec.run_id),
         )
         return await follower.run()
 
@@ -380,9 +379,9 @@ class _Job:
         """Return the run once it was started, and how its workers are reached."""
         return (self.started_by, control.RunRef(self.spec.run_id, self.hosts)) if self.started_by else None
 
-    def stopped(self) -> None:
-        """Remember that it was stopped."""
-        records.close(self.fleet.settings.state_dir, self.spec.run_id, recovery.STOPPED)
+    def stopped(self, outcomes: Sequence[Outcome]) -> None:
+        """Remember how it has ended."""
+        records.close(self.fleet.settings.state_dir, self.spec.run_id, runs_output.run_state(outcomes))
 
     def left(self) -> None:
         """Say after Ctrl-C what goes on and how to get at it."""

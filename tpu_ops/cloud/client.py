@@ -128,8 +128,10 @@ class Tpu:
             at_once: Number of threads at most, at least 1.
         """
         with ThreadPoolExecutor(at_once) as pool:
-            futures = [pool.submit(function, thing) for thing in things]
+            futures = []
             try:
+                for thing in things:
+                    futures.append(pool.submit(function, thing))
                 wait(futures, return_when=FIRST_EXCEPTION)
                 # Where some have not ended, one of the others has failed.
                 return [future.result() for future in futures if future.done()]

@@ -6,6 +6,7 @@ queued resource is asked for with a request id that follows from the run and its
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -356,11 +357,13 @@ class _Queue:
         """Delete this one, and not one that somebody has asked for since; what failed is asked for anew."""
         request = self._id(f"delete {found.created or self._tries} {self._undeleted}")
         operation = remaking.delete_queued(self._tpu, self._name, request)
-        try:
-            operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=lambda *_: None)
-        except ApiError:
-            self._undeleted += 1
-            raise
+        # How long that takes is seen by its state.
+        with contextlib.suppress(operations.Late):
+            try:
+                operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=lambda *_: None)
+            except ApiError:
+                self._undeleted += 1
+                raise
 
     def _tell(self, text: str) -> None:
         if text != self._said:

@@ -258,7 +258,7 @@ class Follower:
                     self._print(place.rank, place.lines.finish())
                     self._say(
                         f"rank {place.rank}: {missing} bytes before byte {frame.offset} are not in the log on "
-                        f"{place.host}: it was rotated, or the disk was full"
+                        f"{place.host}: it was rotated, or the disk did not take it"
                     )
                 else:
                     self._print(place.rank, place.lines.finish())

@@ -26,37 +26,59 @@ def without_nodes(
     now = view.known(fleet.settings) if any(outcome.state == "unreachable" for outcome in outcomes) else None
     if now is None or now.asked_at < begun:
         return tuple(outcomes)
-    states, ids = {node.node_id: node.state for node in now.listed}, _node_ids(fleet, run_id)
-    # What is not listed may be in a zone that could not be.
-    taken = TAKEN_STATES if now.unlisted else (*TAKEN_STATES, "")
+    ids = _node_ids(fleet, run_id)
     return tuple(
         replace(outcome, state="gone")
-        if outcome.state == "unreachable" and outcome.host in ids and states.get(ids[outcome.host], "") in taken
+        if outcome.state == "unreachable" and _is_taken(now, ids.get(outcome.host))
         else outcome
         for outcome in outcomes
     )
 
 
-def _node_ids(fleet: view.Fleet, run_id: str) -> dict[str, str]:
-    """Return the API's id of the node of each worker, those included that a run had which was started here."""
-    found = {}
-    if known := records.read(fleet.settings.state_dir, run_id):
-        ids = dict(zip(known.nodes, known.node_ids, strict=True))
-        hosts = zip(records.hosts_now(known, fleet.workers), known.hosts, strict=True)
-        found = {host: ids[label_of(before)] for host, before in hosts}
-    return {worker.host: worker.node.node_id for worker in fleet.workers} | found
-
-
-def taken(settings: Settings, run_id: str) -> Callable[[str], bool]:
+def taken(fleet: view.Fleet, run_id: str) -> Callable[[str], bool]:
     """Return what says of a worker of a run that its node was taken away and nobody brings it back.
 
     That is known of runs that this machine has started, and does not recover.
+
+    Args:
+        fleet: As it is known before anybody asks.
+        run_id: The run.
     """
-    ours = records.read(settings.state_dir, run_id) and not recovery.is_kept(settings.state_dir, run_id)
+    state_dir = fleet.settings.state_dir
+    ours = records.read(state_dir, run_id) and not recovery.is_kept(state_dir, run_id)
+    ids = _node_ids(fleet, run_id) if ours else {}
 
     def found(host: str) -> bool:
-        fleet = view.known(settings) if ours else None
-        state = next((worker.node.state for worker in fleet.workers if worker.host == host), "") if fleet else "unknown"
-        return state in ("", *TAKEN_STATES)
+        now = view.known(fleet.settings) if ours else None
+        return now is not None and _is_taken(now, ids.get(host))
 
     return found
+
+
+def _is_taken(now: view.Fleet, node_id: str | None) -> bool:
+    """Return whether a node that was there before, if any is meant, is taken away as the fleet is known now."""
+    if node_id is None:
+        return False
+    state = next((node.state for node in now.listed if node.node_id == node_id), "")
+    # What is not listed may be in a zone that could not be.
+    return state in TAKEN_STATES or not (state or now.unlisted)
+
+
+def _node_ids(fleet: view.Fleet, run_id: str) -> dict[str, str]:
+    """Return the API's id of the node of each worker, those included that a run had which was started here.
+
+    A node that nobody asks for with these settings is not among them: that it is not listed says nothing of it.
+    """
+    found = {}
+    if known := records.read(fleet.settings.state_dir, run_id):
+        places = zip(known.nodes, known.node_ids, known.full_names, strict=False)
+        ids = {label: node_id for label, node_id, full_name in places if _is_asked_for(fleet.settings, full_name)}
+        hosts = zip(records.hosts_now(known, fleet.workers), known.hosts, strict=True)
+        found = {host: ids[label_of(before)] for host, before in hosts if label_of(before) in ids}
+    return {worker.host: worker.node.node_id for worker in fleet.workers} | found
+
+
+def _is_asked_for(settings: Settings, full_name: str) -> bool:
+    """Return whether the API is asked for all nodes of the project and zone of a node."""
+    _, project, _, zone, *_ = full_name.split("/")
+    return not settings.snapshot and project in settings.projects and (not settings.zones or zone in settings.zones)

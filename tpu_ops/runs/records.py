@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,6 +35,7 @@ class RunRecord:
         since: When it was started, seconds since 1970.
         attempt: As in the spec.
         ended: State in which it was seen to end: ``succeeded``, ``failed`` or ``stopped``; empty where it was not.
+        full_names: Resource names of its nodes, by slice; empty where an older version has written it.
     """
 
     run_id: str
@@ -45,6 +46,7 @@ class RunRecord:
     since: float
     attempt: int = 1
     ended: str = ""
+    full_names: tuple[str, ...] = ()
 
 
 def _path(state_dir: Path, run_id: str) -> Path:
@@ -104,6 +106,7 @@ def read(state_dir: Path, run_id: str) -> RunRecord | None:
             since=float(data["since"]),
             attempt=int(data["attempt"]),
             ended=str(data.get("ended", "")),
+            full_names=tuple(data.get("full_names", ())),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -149,3 +152,12 @@ def new(
 ) -> RunRecord:
     """Return the record of a run that starts now."""
     return RunRecord(run_id, nodes, node_ids, hosts, argv, time.time())
+
+
+def started_on(run_id: str, workers: Sequence[Worker], argv: tuple[str, ...], attempt: int = 1) -> RunRecord:
+    """Return the record of a run that starts now on these workers, which are in the order of the ranks."""
+    nodes = {worker.label: worker.node for worker in workers}
+    ids = tuple(node.node_id for node in nodes.values())
+    record = new(run_id, tuple(nodes), ids, tuple(worker.host for worker in workers), argv)
+    full_names = tuple(node.full_name for node in nodes.values())
+    return dataclasses.replace(record, attempt=attempt, full_names=full_names)

@@ -313,6 +313,16 @@ def stop(state_dir: Path, run_id: str, seconds: float) -> bool:
     return pending
 
 
+def none_left(state_dir: Path, run_id: str, seconds: float) -> None:
+    """Remove what starts a run again, whose ranks have all ended, once nobody recovers it on this machine.
+
+    Raises:
+        TimeoutError: Somebody does for longer.
+    """
+    with lock(state_dir, run_id, seconds):
+        forget(state_dir, run_id)
+
+
 def keep_code(state_dir: Path, run_id: str, tree: sync.Tree) -> sync.Tree:
     """Copy the code that goes to the workers, so that every attempt has the same; return the copy.
 
