@@ -87,7 +87,7 @@ def _with(look: Callable[[Any], Any], current: Callable[..., Any]) -> Callable[[
 
     def looked(one: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tpu_ops.cli.recovering.view.current", current)
+            patch.setattr("tpu_ops.cli.bringing.view.current", current)
             return look(one)
 
     return looked

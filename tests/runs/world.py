@@ -184,7 +184,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
             "view.known": lambda _: SimpleNamespace(workers=world.workers),
             "contact.fanout": lambda _: world,
         }.items():
-            monkeypatch.setattr(f"tpu_ops.cli.recovering.{name}", value)
+            monkeypatch.setattr(f"tpu_ops.cli.bringing.{name}", value)
         parser = argparse.ArgumentParser()
         parser.add_argument("--json", action="store_true")
         parser.add_argument("--rank", default="0")

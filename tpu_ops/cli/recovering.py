@@ -7,39 +7,27 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tpu_ops import texts
-from tpu_ops.cli import configure, faults, leaving, options, output, projects, runs_output
+from tpu_ops.cli import leaving, output, projects, runs_output
 from tpu_ops.cli.asked import Asked, ended_by
-from tpu_ops.cli.attempt import REFUSALS, Attempt, Renamed, lost_of, may_pass, names_of, passes
-from tpu_ops.cli.bookkeeping import MORE, Bookkeeping
+from tpu_ops.cli.attempt import REFUSALS, Attempt, Renamed, may_pass, names_of, passes
+from tpu_ops.cli.bookkeeping import MORE
+from tpu_ops.cli.bringing import Bringing, Superseded
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, RefusedError, UsageError
-from tpu_ops.fleet import contact, newcomers, origin, remaking, view
+from tpu_ops.fleet import contact, origin, remaking
 from tpu_ops.fleet.model import Worker
-from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
-from tpu_ops.runs import control, launch, preflight, records, recovery, spec, sync
-from tpu_ops.runs.follow import ON, Follower, Outcome
+from tpu_ops.runs import control, launch, records, recovery, spec, sync
+from tpu_ops.runs.follow import Follower, Outcome
 from tpu_ops.runs.recovery import STOPPED, SUCCEEDED, TAKEN, Recovery
 
 
 class _TakenEarly(OpsError):
     """Nodes were taken away while the first attempt was being started on them."""
-
-
-class _Superseded(OpsError):
-    """Somebody else has started a later attempt, as who recovers the run on another machine does.
-
-    Args:
-        attempt: That one.
-    """
-
-    def __init__(self, attempt: int) -> None:
-        super().__init__(f"attempt {attempt} was started by somebody else")
 
 
 @contextlib.contextmanager
@@ -59,7 +47,7 @@ def alone(settings: Settings, run_id: str) -> Iterator[None]:
         yield
 
 
-class Recovering(Bookkeeping):
+class Recovering(Bringing):
     """One run that this process follows to its end, through all its attempts.
 
     Args:
@@ -81,14 +69,12 @@ class Recovering(Bookkeeping):
         begun: bool,
         said: Iterable[str] = (),
     ) -> None:
-        super().__init__(settings, kept, run, begun=begun)
+        super().__init__(settings, kept, run, begun=begun, said=said)
         self._args = args
-        self._said = set(said)
         self._on: tuple[Fanout, control.RunRef] | None = None
         self._outcomes: list[Outcome] | None = None
         self._lost: Mapping[str, str] = {}
-        self._now: remaking.Plan | None = None
-        self._wrote = self._has_followed = self._has_made = False
+        self._wrote = self._has_followed = False
         self._refusals = 0
 
     async def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
@@ -135,7 +121,7 @@ class Recovering(Bookkeeping):
             with ended_by(lambda: (self._begun or self._wrote) and self._on is None and self._asked()):
                 try:
                     code = self._followed(work) if work else self._next()
-                except (_TakenEarly, _Superseded):
+                except (_TakenEarly, Superseded):
                     code = self._next()
                 except Renamed as exc:
                     why = self._on_fleet(str(exc))
@@ -240,17 +226,11 @@ class Recovering(Bookkeeping):
             # What is known of its nodes here is as old as what is known of its attempts.
             self._on = None
             self._keep(pending=True)
-            raise _Superseded(one.newest)
+            raise Superseded(one.newest)
         if one.lost or any(outcome.record for outcome in outcomes):
             return await self._follow(one)
         self._on, self._outcomes, self._lost = None, outcomes, one.lost
         return ExitCode.OK
-
-    def _fleet(self) -> view.Fleet:
-        """Return the fleet as it is known now; a warning of it is said once, however often it is looked at."""
-        fleet = view.current(self._settings, self._said)
-        self._said.update(fleet.warnings)
-        return fleet
 
     async def started(self, fanout: Fanout, workers: Sequence[Worker]) -> int:
         """Follow the attempt that was just started on these workers."""
@@ -322,23 +302,6 @@ class Recovering(Bookkeeping):
         output.info(f"run {self.kept.run_id}, attempt {attempt}: started on {texts.count(len(hosts), 'worker')}")
         return await self.started(fanout, workers)
 
-    async def _check(self, fanout: Fanout, workers: Sequence[Worker]) -> list[Outcome]:
-        """Look at the workers as before any run; what an attempt that is over has left on them is ended first.
-
-        Returns:
-            How that attempt has ended, where somebody wants no other one meanwhile; else nothing.
-        """
-        run = self._run_on(workers)
-        outcomes = recovery.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)
-        if recovery.stop_requested_by(outcomes):
-            return outcomes
-        if left := tuple(outcome.host for outcome in outcomes if outcome.state in ON):
-            reason = f"attempt {self.kept.attempt} is over"
-            await control.stop(fanout, replace(run, hosts=left), grace=spec.GRACE_FAILURE, reason=reason)
-        forced = faults.overriding() if self.kept.force else None
-        await preflight.check(fanout, workers, self._spec.venv, self._spec.user, forced)
-        return []
-
     # --- between two attempts -------------------------------------------------------------------------------
 
     def _goes_on(self, outcomes: Sequence[Outcome]) -> bool:
@@ -374,86 +337,16 @@ class Recovering(Bookkeeping):
             output.info(f"  fix: {self._on_fleet(MORE)}")
         return not over
 
-    def _bring_back(self) -> list[Worker]:
-        """Return the workers by rank once all nodes are READY, known and configured."""
-        self._on = None
-        self._keep(pending=True)
-        plan = self.kept.plan
-        # What took the place of nodes that were lost, if that is counted.
-        self._now = self._now if self.kept.counted else None
-        if self.kept.attempt and not self.kept.counted:
-            # Taken away since the last attempt ended, which was for another reason. Nothing is made before that is
-            # known: it may be more than the budget allows.
-            self._count_these(lost_of(self._settings, plan))
-        with origin.api(self._settings) as tpu:
-            seen = remaking.bring_back(tpu, plan, f"{self.kept.run_id}/{self.kept.attempt + 1}", output.info)
-        names = [made.name for made in plan.nodes]
-        if self._now:
-            self._count_these(remaking.lost(self._now, seen), anew=True)
-        self._has_made |= bool(remaking.fresh(plan, seen))
-        # What becomes of these from now on is a preemption of its own.
-        self._now = plan.now(seen, names)
-        if self.kept.counted and not remaking.fresh(plan, seen):
-            self._keep(counted=False)
-        fleet, found = self._found(names, fresh=bool(remaking.fresh(plan, seen)))
-        for text in (text for text in fleet.warnings if text not in self._said):
-            output.warning(text)
-        self._said.update(fleet.warnings)
-        workers = control.by_rank(found, self.kept.run_id)
-        listed = {worker.node.full_name for worker in workers}
-        if missing := [name for name in names if name not in listed]:
-            what = "the fleet does not list its nodes"
-            raise UsageError(
-                what, where=", ".join(missing), fix="see filters and zones in inventory/tpu_vm.yml, and `tpu_ops list`"
-            )
-        if later := asyncio.run(control.newest_attempt(contact.fanout(fleet), self._run_on(workers))):
-            self._leave_to(later, plan.now(seen, [worker.node.full_name for worker in workers]), workers)
-        if new := [worker for worker in workers if worker.node.full_name in remaking.fresh(plan, seen)]:
-            output.info(f"run {self.kept.run_id}: configuring {', '.join(worker.host for worker in new)} (site.yml)")
-            configure.converge(self._settings, fleet, new, then="go on")
-        self._keep(plan=plan.now(seen, [worker.node.full_name for worker in workers]), counted=False)
-        # Of a run that somebody stopped meanwhile nothing is moved: `_again` sees that as well, and ends.
-        if self.kept.git and not asyncio.run(self._check(contact.fanout(fleet), workers)):
-            projects.bring(self._settings, fleet, workers, self.kept.git)
-        return workers
-
-    def _found(self, names: Sequence[str], *, fresh: bool) -> tuple[view.Fleet, list[Worker]]:
-        """Return the fleet and the workers of nodes once they are known.
-
-        Args:
-            names: Resource names of the nodes.
-            fresh: Whether some are new. The others are known, also to a machine whose disk is full now.
-        """
-        try:
-            return newcomers.known(self._settings, names, options.Waiting(f"run {self.kept.run_id}"))
-        except UnwritableError as exc:
-            if fresh:
-                raise
-            output.warning(self._on_fleet(f"{exc}; the workers are taken as they were known before"))
-        fleet = self._fleet()
-        return fleet, [worker for worker in fleet.workers if worker.node.full_name in names]
-
-    def _leave_to(self, attempt: int, plan: remaking.Plan, workers: Sequence[Worker]) -> None:
-        """Take an attempt that workers tell of as the one that is followed, where it is later than those known here.
-
-        Raises:
-            _Superseded: It is.
-        """
-        if attempt <= self.kept.attempt:
-            return
-        self._remember(workers, attempt)
-        self._keep(attempt=attempt, plan=plan, pending=False, counted=False)
-        raise _Superseded(attempt)
-
     def _next(self) -> int:
         """Bring the nodes back, start the next attempt and follow it, again where something is in the way for now."""
         pause = remaking.FIRST_PAUSE
         while True:
+            self._on = None
             try:
                 # A start of which not all was heard may have been one.
                 work = self._again(self._bring_back()) if self.kept.pending else self.attached()
                 return self._followed(work)
-            except _Superseded as exc:
+            except Superseded as exc:
                 if not self.kept.pending:
                     self._tell(str(exc), "following it")
             except OpsError as exc:

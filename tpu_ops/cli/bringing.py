@@ -1,0 +1,145 @@
+"""Between two attempts of a run that is recovered: its nodes are brought back, and made ready for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from tpu_ops.cli import configure, faults, options, output, projects
+from tpu_ops.cli.attempt import lost_of
+from tpu_ops.cli.bookkeeping import Bookkeeping
+from tpu_ops.config import Settings
+from tpu_ops.errors import OpsError, UsageError
+from tpu_ops.fleet import contact, newcomers, origin, remaking, view
+from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.state import UnwritableError
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.runs import control, preflight, recovery, spec
+from tpu_ops.runs.follow import ON, Outcome
+from tpu_ops.runs.recovery import Recovery
+
+
+class Superseded(OpsError):
+    """Somebody else has started a later attempt, as who recovers the run on another machine does.
+
+    Args:
+        attempt: That one.
+    """
+
+    def __init__(self, attempt: int) -> None:
+        super().__init__(f"attempt {attempt} was started by somebody else")
+
+
+class Bringing(Bookkeeping):
+    """One run whose nodes are brought back for as often as that is wanted.
+
+    Args:
+        settings: Of the fleet.
+        kept: What is kept of the run.
+        run: What its last attempt was started with.
+        begun: Whether the run has been on before.
+        said: Warnings of the fleet that this command has said before.
+    """
+
+    def __init__(
+        self, settings: Settings, kept: Recovery, run: spec.RunSpec, *, begun: bool, said: Iterable[str] = ()
+    ) -> None:
+        super().__init__(settings, kept, run, begun=begun)
+        self._said = set(said)
+        #: The nodes that the next attempt is to be on, from when they are READY until it is followed.
+        self._now: remaking.Plan | None = None
+        self._has_made = False
+
+    def _fleet(self) -> view.Fleet:
+        """Return the fleet as it is known now; a warning of it is said once, however often it is looked at."""
+        fleet = view.current(self._settings, self._said)
+        self._said.update(fleet.warnings)
+        return fleet
+
+    def _bring_back(self) -> list[Worker]:
+        """Return the workers by rank once all nodes are READY, known and configured."""
+        self._keep(pending=True)
+        plan = self.kept.plan
+        # What took the place of nodes that were lost, if that is counted.
+        self._now = self._now if self.kept.counted else None
+        if self.kept.attempt and not self.kept.counted:
+            # Taken away since the last attempt ended, which was for another reason. Nothing is made before that is
+            # known: it may be more than the budget allows.
+            self._count_these(lost_of(self._settings, plan))
+        with origin.api(self._settings) as tpu:
+            seen = remaking.bring_back(tpu, plan, f"{self.kept.run_id}/{self.kept.attempt + 1}", output.info)
+        names = [made.name for made in plan.nodes]
+        if self._now:
+            self._count_these(remaking.lost(self._now, seen), anew=True)
+        self._has_made |= bool(remaking.fresh(plan, seen))
+        # What becomes of these from now on is a preemption of its own.
+        self._now = plan.now(seen, names)
+        if self.kept.counted and not remaking.fresh(plan, seen):
+            self._keep(counted=False)
+        fleet, found = self._found(names, fresh=bool(remaking.fresh(plan, seen)))
+        for text in (text for text in fleet.warnings if text not in self._said):
+            output.warning(text)
+        self._said.update(fleet.warnings)
+        workers = control.by_rank(found, self.kept.run_id)
+        listed = {worker.node.full_name for worker in workers}
+        if missing := [name for name in names if name not in listed]:
+            what = "the fleet does not list its nodes"
+            raise UsageError(
+                what, where=", ".join(missing), fix="see filters and zones in inventory/tpu_vm.yml, and `tpu_ops list`"
+            )
+        if later := asyncio.run(control.newest_attempt(contact.fanout(fleet), self._run_on(workers))):
+            self._leave_to(later, plan.now(seen, [worker.node.full_name for worker in workers]), workers)
+        if new := [worker for worker in workers if worker.node.full_name in remaking.fresh(plan, seen)]:
+            output.info(f"run {self.kept.run_id}: configuring {', '.join(worker.host for worker in new)} (site.yml)")
+            configure.converge(self._settings, fleet, new, then="go on")
+        self._keep(plan=plan.now(seen, [worker.node.full_name for worker in workers]), counted=False)
+        # Of a run that somebody stopped meanwhile nothing is moved: `_again` sees that as well, and ends.
+        if self.kept.git and not asyncio.run(self._check(contact.fanout(fleet), workers)):
+            projects.bring(self._settings, fleet, workers, self.kept.git)
+        return workers
+
+    def _found(self, names: Sequence[str], *, fresh: bool) -> tuple[view.Fleet, list[Worker]]:
+        """Return the fleet and the workers of nodes once they are known.
+
+        Args:
+            names: Resource names of the nodes.
+            fresh: Whether some are new. The others are known, also to a machine whose disk is full now.
+        """
+        try:
+            return newcomers.known(self._settings, names, options.Waiting(f"run {self.kept.run_id}"))
+        except UnwritableError as exc:
+            if fresh:
+                raise
+            output.warning(self._on_fleet(f"{exc}; the workers are taken as they were known before"))
+        fleet = self._fleet()
+        return fleet, [worker for worker in fleet.workers if worker.node.full_name in names]
+
+    def _leave_to(self, attempt: int, plan: remaking.Plan, workers: Sequence[Worker]) -> None:
+        """Take an attempt that workers tell of as the one that is followed, where it is later than those known here.
+
+        Raises:
+            Superseded: It is.
+        """
+        if attempt <= self.kept.attempt:
+            return
+        self._remember(workers, attempt)
+        self._keep(attempt=attempt, plan=plan, pending=False, counted=False)
+        raise Superseded(attempt)
+
+    async def _check(self, fanout: Fanout, workers: Sequence[Worker]) -> list[Outcome]:
+        """Look at the workers as before any run; what an attempt that is over has left on them is ended first.
+
+        Returns:
+            How that attempt has ended, where somebody wants no other one meanwhile; else nothing.
+        """
+        run = self._run_on(workers)
+        outcomes = recovery.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)
+        if recovery.stop_requested_by(outcomes):
+            return outcomes
+        if left := tuple(outcome.host for outcome in outcomes if outcome.state in ON):
+            reason = f"attempt {self.kept.attempt} is over"
+            await control.stop(fanout, replace(run, hosts=left), grace=spec.GRACE_FAILURE, reason=reason)
+        forced = faults.overriding() if self.kept.force else None
+        await preflight.check(fanout, workers, self._spec.venv, self._spec.user, forced)
+        return []
