@@ -188,7 +188,8 @@ def test_a_node_that_does_not_serve_is_named_and_nothing_runs(fleet, target):
     (fleet.path.parent / "published.json").write_text(document([node(), away]).text())
     done = configure(fleet, target)
     assert done.returncode == 4, done.stderr
-    anew = "`tpu_ops delete solo --zone us-central2-b --project lab`, then `tpu_ops create`"
+    place = "--zone us-central2-b --project lab"
+    anew = f"`tpu_ops delete solo {place}`, then `tpu_ops create solo --type v4-16 {place}`"
     fix = f"it does not come back by itself: {anew}; or name"
     assert f"error: solo is PREEMPTED\n  at:  solo-w0\n  fix: {fix}" in done.stderr
     assert not list(fleet.path.glob("pod-w*"))

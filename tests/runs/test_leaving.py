@@ -245,5 +245,5 @@ def test_who_leaves_a_run_is_told_how_to_get_at_it(monkeypatch: pytest.MonkeyPat
     parser = argparse.ArgumentParser()
     attach.add_arguments(parser)
     assert attach.run(parser.parse_args(["r1"])) == ExitCode.INTERRUPTED
-    said = ["detached: the run goes on", "  follow: tpu_ops attach r1", "  stop:   tpu_ops stop r1"]
+    said = ["detached: run r1 goes on", "  follow: tpu_ops attach r1", "  stop:   tpu_ops stop r1"]
     assert capsys.readouterr().err.splitlines()[2:5] == said

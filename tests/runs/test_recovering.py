@@ -434,6 +434,18 @@ async def test_a_run_that_this_machine_is_just_starting_is_stopped_once_a_worker
     assert 3 - len(states) == asked
 
 
+@pytest.mark.parametrize(("kept", "held", "told"), [(True, False, True), (True, True, False), (False, False, False)])
+def test_a_run_that_nobody_recovers_any_more_is_said_to_be_one(
+    tmp_path: Path, kept: bool, held: bool, told: bool
+) -> None:
+    options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})
+    if kept:
+        recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options))
+    with recovering.alone(stand_in(tmp_path), "r1") if held else contextlib.nullcontext():
+        note = recovery.note_of(tmp_path, "r1")
+    assert ("nobody recovers it; `tpu_ops attach r1 --recover` goes on" in note) is told
+
+
 @pytest.mark.parametrize(("pending", "held", "told"), [(True, True, True), (False, True, False), (True, False, False)])
 def test_a_run_that_is_being_brought_back_here_is_said_to_be(
     tmp_path: Path, pending: bool, held: bool, told: bool
@@ -624,6 +636,31 @@ def test_a_node_that_is_taken_away_under_the_first_start_is_brought_back(
         code, _, job = run(world, first=starts, max_preemptions=limit)
         assert (code, job.kept.attempt, job.kept.preemptions) == (0, 2, 1)
         assert world.done[0] == "bring back r1/2"
+
+
+def test_who_asks_for_a_run_whose_nodes_were_taken_under_its_first_start_finds_it(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[Any] = []
+
+    async def starts(job: recovering.Recovering) -> int:
+        monkeypatch.setattr(job, "_plan_of", lambda _: job.kept.plan)
+        recovery.forget(tmp_path, "r1")
+        await job.begin(pod(2), None)
+        job.starts()
+        world.state = "PREEMPTED"
+        raise launch.NotStarted([Reply("pod-w0", {}, "failed", "D-Bus connection terminated")])
+
+    world = World(None, DONE)
+    bring_back = world.bring_back
+
+    def looked(*args: Any) -> dict[str, Seen]:
+        known.append(records.read(tmp_path, "r1"))
+        return bring_back(*args)
+
+    monkeypatch.setattr(world, "bring_back", looked)
+    code, *_ = run(world, first=starts)
+    assert (code, [record.hosts for record in known]) == (0, [("pod-w0", "pod-w1")])
 
 
 def test_nodes_that_are_taken_away_after_a_failure_use_up_the_budget(run: Any, tmp_path: Path) -> None:

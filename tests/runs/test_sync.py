@@ -190,6 +190,23 @@ async def test_a_link_that_becomes_a_directory_goes_whatever_it_leads_to(workers
     assert not (workers.there() / "same").is_symlink()
 
 
+async def test_a_directory_goes_with_the_last_file_that_was_brought_there(workers: Workers, code: Path) -> None:
+    """Left behind it would be a package that can be imported, and in the way of a file of its name."""
+    for place in ("old/deep", "shared"):
+        (code / place).mkdir(parents=True)
+        (code / place / "part.py").write_text("v1")
+    await push(workers, code)
+    (workers.there() / "shared" / "results.txt").write_text("of the run")
+    for place in ("old", "shared"):
+        shutil.rmtree(code / place)
+    await push(workers, code)
+    assert not (workers.there() / "old").exists()
+    assert [path.name for path in (workers.there() / "shared").iterdir()] == ["results.txt"]
+    (code / "old").write_text("v2")
+    await push(workers, code)
+    assert (workers.there() / "old").read_text() == "v2"
+
+
 def test_what_was_brought_goes_from_a_directory_that_is_not_to_be_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ async def test_a_run_that_may_be_on_is_remembered_and_one_that_is_not_leaves_wha
         if before:
             records.write(tmp_path, before)
         starting = job(tmp_path, "--recover")
+        starting.before = before
         guard = starting.recovered()
         with pytest.raises(type(error)):
             await starting._start(fanout)
@@ -82,11 +83,22 @@ async def test_a_run_is_kept_as_begun_right_before_a_worker_is_asked(
     assert seen == [(1, False, True)]
 
 
+async def test_of_two_starts_of_one_name_one_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have seen that the name is free; on nodes of their own no worker would tell."""
+    monkeypatch.setattr("tpu_ops.cli.train.launch.start", start := AsyncMock())
+    fanout: Any = None
+    await job(tmp_path)._start(fanout)
+    with pytest.raises(UsageError, match="a run of this name was started here just now"):
+        await job(tmp_path)._start(fanout)
+    assert start.await_count == 1
+
+
 async def test_a_run_that_cannot_be_kept_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tpu_ops.cli.train.launch.start", start := AsyncMock())
     starting = job(tmp_path, "--recover")
     guard, fanout = starting.recovered(), None
     records.write(tmp_path, EARLIER)
+    starting.before = EARLIER
     (tmp_path / "runs/exp").touch()
     with pytest.raises(OpsError, match="cannot write"):
         await starting._start(fanout)  # type: ignore[arg-type]

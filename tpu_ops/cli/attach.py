@@ -9,7 +9,18 @@ import time
 from collections.abc import Sequence
 
 from tpu_ops import config, texts
-from tpu_ops.cli import bookkeeping, faults, leaving, logs, options, output, recover_options, recovering, runs_output
+from tpu_ops.cli import (
+    bookkeeping,
+    commands,
+    faults,
+    leaving,
+    logs,
+    options,
+    output,
+    recover_options,
+    recovering,
+    runs_output,
+)
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import view
@@ -56,13 +67,17 @@ def run(args: argparse.Namespace) -> int:
         if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
             records.close(settings.state_dir, run_.run_id, runs_output.run_state(outcomes))
         of_rank = args.exit_code == "rank"
-        return runs_output.finish(
+        code = runs_output.finish(
             run_.run_id, outcomes, shown, as_json=args.json, of_rank=of_rank, command=settings.command
         )
+        if note := recovery.note_of(settings.state_dir, run_.run_id):
+            output.info(commands.on_fleet(note, settings.command))
+        return code
 
     def left() -> None:
-        output.info("detached: the run goes on")
-        runs_output.hints(args.run, settings.command)
+        run_id = found[0][1].run_id if found else args.run
+        output.info(f"detached: run {run_id} goes on" if found else "detached: the run goes on")
+        runs_output.hints(run_id, settings.command)
 
     def stopped(outcomes: Sequence[Outcome]) -> None:
         run_ = found[0][1]

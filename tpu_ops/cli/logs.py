@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tpu_ops import config, texts
-from tpu_ops.cli import options, output, runs_output
+from tpu_ops.cli import commands, options, output, runs_output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, targets, view
 from tpu_ops.remote.fanout import Fanout
@@ -61,14 +61,23 @@ def run(args: argparse.Namespace) -> int:
     for outcome in lost:
         part = f"; {parts[outcome.rank]} has what came before" if outcome.rank in parts else ""
         output.warning(f"rank {outcome.rank} ({outcome.host}): {outcome.reason}{part}")
-    if lost and (note := recovery.under_way(fleet.settings.state_dir, run_.run_id)):
-        output.info(note)
+    if lost:
+        _say_of_copies(fleet, run_.run_id)
     if not args.follow:
         return ExitCode.UNREACHABLE if lost else ExitCode.OK
     if runs_output.run_state(outcomes) != "succeeded":
         runs_output.failure(outcomes, shown)
         runs_output.say_state(run_.run_id, outcomes, fleet.settings.command)
     return runs_output.exit_code(outcomes)
+
+
+def _say_of_copies(fleet: view.Fleet, run_id: str) -> None:
+    """Say where copies of a run's logs are on this machine, and who recovers it."""
+    state_dir, command = fleet.settings.state_dir, fleet.settings.command
+    if copies := sorted(recovery.folder(state_dir, run_id).glob("attempt-*")):
+        output.info(f"copies of its logs, attempt by attempt: {copies[0].parent}")
+    if note := recovery.note_of(state_dir, run_id):
+        output.info(commands.on_fleet(note, command))
 
 
 def moment(text: str) -> float:
@@ -138,7 +147,7 @@ def _ended_on(fleet: view.Fleet, word: str) -> str:
     before = [
         known.run_id for known in records.recent(fleet.settings.state_dir, records.KEPT) if ids & {*known.node_ids}
     ]
-    last = f"the last one from here was {before[0]}; " if before else ""
+    last = f"the last one from here was {before[0]}: `tpu_ops logs {before[0]}`; " if before else ""
     return f"{last}name a run that has ended, as `tpu_ops runs` lists it"
 
 

@@ -75,6 +75,7 @@ class Recovering(Bringing):
         self._outcomes: list[Outcome] | None = None
         self._lost: Mapping[str, str] = {}
         self._wrote = self._has_followed = False
+        self._first: Sequence[Worker] = ()
         self._refusals = 0
 
     async def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
@@ -92,7 +93,7 @@ class Recovering(Bringing):
             raise UsageError(what, where=f"run {run_id}", fix="choose another --name")
         # What is interrupted goes on in its thread, and so may only ask: nothing is written behind a start given up.
         plan = await in_thread(lambda: self._plan_of(workers))
-        self._wrote = True
+        self._wrote, self._first = True, workers
         # Left by one that died before it had kept all.
         recovery.forget(state_dir, run_id)
         copy = recovery.keep_code(state_dir, run_id, tree) if tree else None
@@ -181,8 +182,9 @@ class Recovering(Bringing):
             first = self._wrote and not self._has_followed and self.kept.attempt == 1
             if not (first and (passes(exc) or may_pass(exc)) and self._count_lost(self.kept.plan, exc)):
                 raise
-            # As it might have been a moment later.
+            # As it might have been a moment later. Who asks for it meanwhile finds it.
             self._begun = True
+            self._remember(self._first, self.kept.attempt)
             raise _TakenEarly("its nodes were taken away under its start") from exc
         finally:
             # What stands there may be of another run of this name, which goes on.

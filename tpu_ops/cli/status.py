@@ -7,7 +7,7 @@ import asyncio
 import time
 
 from tpu_ops import config
-from tpu_ops.cli import options, output, runs, runs_output
+from tpu_ops.cli import commands, options, output, runs, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control, nodes, recovery
@@ -43,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
             which = f", attempt {attempt}" if attempt > 1 else ""
             output.info(f"run {run_.run_id}{which}: {runs_output.run_state(outcomes)}")
             runs_output.table(outcomes)
-            if note := recovery.under_way(fleet.settings.state_dir, run_.run_id):
-                output.info(note)
+            if note := recovery.note_of(fleet.settings.state_dir, run_.run_id):
+                output.info(commands.on_fleet(note, fleet.settings.command))
     if problem:
         raise problem
     of_rank = args.exit_code == "rank"

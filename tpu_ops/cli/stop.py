@@ -90,7 +90,7 @@ async def _end_of_all(
         args: Of the command line.
         begun: When workers were asked first (seconds since 1970).
     """
-    off, deaf = False, None
+    off, deaf, again = False, None, recovery.is_kept(fleet.settings.state_dir, run_.run_id)
     if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
         try:
             off = await _not_again(fleet.settings.state_dir, run_.run_id)
@@ -110,6 +110,8 @@ async def _end_of_all(
         records.close(fleet.settings.state_dir, run_.run_id, runs_output.run_state(stopped.outcomes))
         if not off and exit_code(stopped.outcomes) == ExitCode.OK:
             await _none_left(fleet.settings.state_dir, run_.run_id)
+            if again and not recovery.is_kept(fleet.settings.state_dir, run_.run_id):
+                output.info(f"run {run_.run_id}: its recovery is over, it is not started again")
     if deaf and not stopped.already:
         # Who recovers it learns from the workers that it was stopped.
         why = commands.on_fleet(str(deaf), fleet.settings.command)

@@ -169,6 +169,7 @@ class _Job:
     started_by: Fanout | None = None
     guard: recovering.Recovering | None = None
     project: projects.Project | None = None
+    before: records.RunRecord | None = None
     asked: bool = False
     may_be_on: bool = False
     overridden: Callable[[preflight.Fault], None] = field(default_factory=faults.overriding)
@@ -283,7 +284,7 @@ class _Job:
         )
 
     async def _check(self, fanout: Fanout) -> None:
-        begun = time.monotonic()
+        begun, self.before = time.monotonic(), records.read(self.fleet.settings.state_dir, self.spec.run_id)
         if self.args.name:
             recovery.require_none(self.fleet.settings.state_dir, self.spec.run_id)
             await control.require_free_name(self.fleet, fanout, self.spec.run_id, self.hosts)
@@ -331,8 +332,8 @@ class _Job:
     async def _start(self, fanout: Fanout) -> None:
         state_dir = self.fleet.settings.state_dir
         begun = time.monotonic()
-        before = records.read(state_dir, self.spec.run_id)
-        records.write(state_dir, records.started_on(self.spec.run_id, self.workers, self.spec.argv))
+        before = self.before
+        records.begin(state_dir, records.started_on(self.spec.run_id, self.workers, self.spec.argv), before)
         try:
             if self.guard:
                 self.guard.starts()

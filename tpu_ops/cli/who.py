@@ -63,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         output.table(rows(seen.holders), COLUMNS)
     if not args.json and (free := _free(seen)):
         output.info(f"free: {texts.folded(free)}")
+    if not hosts and not args.json:
+        output.info(f"no worker serves: `{settings.command('list')}` shows the nodes")
     if problem := preparing.problem_of(seen.silent, settings.state_dir):
         raise problem
     return ExitCode.OK

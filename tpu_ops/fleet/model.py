@@ -137,8 +137,10 @@ class Node(NamedTuple):
 def until_ready(node: Node) -> str:
     """Return what to do about a node that does not serve."""
     if node.state in ("PREEMPTED", "TERMINATED"):
-        anew = f"`tpu_ops delete {node.name} --zone {node.zone} --project {node.project}`, then `tpu_ops create`"
-        return f"it does not come back by itself: {anew}"
+        place = f"--zone {node.zone} --project {node.project}"
+        delete = f"`tpu_ops delete {node.name} {place}`"
+        create = f"`tpu_ops create {node.name} --type {node.accelerator_type} {place}`"
+        return f"it does not come back by itself: {delete}, then {create}"
     if node.state == "STOPPED":
         return f"start it: `gcloud compute tpus tpu-vm start {node.name} --zone {node.zone} --project {node.project}`"
     return "`tpu_ops list` shows when it is READY; if that is old: `tpu_ops refresh`"

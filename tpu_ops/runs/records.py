@@ -13,11 +13,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tpu_ops import files
+from tpu_ops.errors import UsageError
 from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.fleet.state import UnwritableError, replace, unwritable
 
 #: Runs that are remembered, and those that can be started again: more than any list shows.
 KEPT = 200
+#: Seconds for another process to remember a run.
+_PATIENCE = 10.0
 #: States in which a run has ended.
 ENDED = ("succeeded", "failed", "stopped")
 
@@ -66,6 +70,31 @@ def write(state_dir: Path, record: RunRecord) -> None:
         raise unwritable(path.parent, exc) from exc
     replace(path, json.dumps(asdict(record)) + "\n", 0o600)
     _prune(path.parent)
+
+
+def begin(state_dir: Path, record: RunRecord, before: RunRecord | None) -> None:
+    """Remember a run that is being started.
+
+    Args:
+        state_dir: Of the fleet.
+        record: The run.
+        before: What was remembered under its name when it was looked whether the name is free.
+
+    Raises:
+        UsageError: Another one of its name has been started since.
+        OpsError: It cannot be written.
+    """
+    folder = _path(state_dir, record.run_id).parent
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with files.locked(folder / "starting", _PATIENCE):
+            known = read(state_dir, record.run_id)
+            if known is not None and (before is None or known.since != before.since):
+                what, fix = "a run of this name was started here just now", "choose another --name"
+                raise UsageError(what, where=f"run {record.run_id}", fix=fix)
+            write(state_dir, record)
+    except (OSError, TimeoutError) as exc:
+        raise unwritable(folder, exc if isinstance(exc, OSError) else OSError(str(exc))) from exc
 
 
 def _prune(folder: Path) -> None:

@@ -95,7 +95,8 @@ def read(source: Path) -> Tree:
     source = source.expanduser().resolve()
     where = f"--sync {source}"
     if not source.is_dir():
-        raise UsageError("no such directory", where=where, fix="name the directory that holds your code")
+        what = "this is a file" if source.exists() else "no such directory"
+        raise UsageError(what, where=where, fix="name the directory that holds your code")
     if not _NAME.fullmatch(source.name):
         raise UsageError(
             "the directory's name becomes a directory on the workers and must be plain",

@@ -88,6 +88,7 @@ def prepare(name: bytes, marks: Mapping[bytes, str]) -> dict[str, object]:
     os.makedirs(_LISTS, exist_ok=True)
     for entry in _stale(place, _listed(name) or set(), marks):
         _remove(os.path.join(place, entry))
+        _remove_parents(place, entry, marks)
     for entry in _files(marks):
         path = os.path.join(place, entry)
         if os.path.isdir(path) and not os.path.islink(path) and not _behind_link(place, entry):
@@ -122,6 +123,15 @@ def _remove(path: bytes) -> None:
                 os.unlink(path)
             finally:
                 os.chmod(parent, mode)
+
+
+def _remove_parents(place: bytes, entry: bytes, marks: Mapping[bytes, str]) -> None:
+    """Remove the directories that held a file, and hold nothing now, as far as they are not in the tree."""
+    folder = os.path.dirname(entry)
+    with contextlib.suppress(OSError):  # something else is in it
+        while folder and folder not in marks:
+            os.rmdir(os.path.join(place, folder))
+            folder = os.path.dirname(folder)
 
 
 def _remove_folders(top: bytes) -> None:
