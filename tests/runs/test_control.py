@@ -153,6 +153,7 @@ async def test_an_overview_has_what_is_on_and_what_this_machine_started(tmp_path
 async def test_how_a_run_ended_is_known_here_when_its_nodes_are_gone(tmp_path: Path, ended: str, state: str) -> None:
     records.write(tmp_path, OLD)
     records.close(tmp_path, "old", "running")
+    records.close(tmp_path, "old", "gone")
     records.close(tmp_path, "unheard-of", "failed")
     fanout: Any = Answers(pod_w0=BARE, pod_w1=BARE)
     seen = await control.overview(fleet(tmp_path), fanout)

@@ -100,6 +100,18 @@ def test_a_loss_that_the_api_does_not_tell_of_is_counted_once_it_does(
         run(world, pending=True, failures=1, max_failures=1, max_preemptions=0)
 
 
+def test_nodes_that_are_lost_after_they_were_looked_at_are_counted(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, bring_back = World(None, DONE), World.bring_back
+
+    def lost(*args: Any) -> Any:
+        world.state = "PREEMPTED"
+        return bring_back(world, *args)
+
+    monkeypatch.setattr(world, "bring_back", lost)
+    code, _, job = run(world, pending=True, failures=1, max_failures=1)
+    assert (code, job.kept.preemptions) == (0, 1)
+
+
 def test_a_new_node_that_is_lost_while_the_api_is_silent_is_counted_once_it_answers(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

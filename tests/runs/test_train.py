@@ -14,7 +14,7 @@ from tests.runs.test_parts import pod, probe, stand_in
 from tests.support.nodes import node
 from tests.support.published import Member, document
 from tpu_ops import config
-from tpu_ops.cli import train
+from tpu_ops.cli import recovering, train
 from tpu_ops.cli.main import main
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import view
@@ -87,7 +87,9 @@ async def test_of_two_starts_of_one_name_one_is_asked_for(tmp_path: Path, monkey
     """Both have seen that the name is free; on nodes of their own no worker would tell."""
     monkeypatch.setattr("tpu_ops.cli.train.launch.start", start := AsyncMock())
     fanout: Any = None
-    await job(tmp_path)._start(fanout)
+    # What recovers a run of the name `starting` has its own place beside it.
+    with recovering.alone(stand_in(tmp_path), "starting"):
+        await job(tmp_path)._start(fanout)
     with pytest.raises(UsageError, match="a run of this name was started here just now"):
         await job(tmp_path)._start(fanout)
     assert start.await_count == 1

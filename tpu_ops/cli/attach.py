@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     def stopped(outcomes: Sequence[Outcome]) -> None:
         run_ = found[0][1]
         if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
-            records.close(settings.state_dir, run_.run_id, runs_output.run_state(outcomes))
+            records.close(settings.state_dir, run_.run_id, runs_output.run_state(outcomes), recovery.STOPPED)
             # A process of this machine that recovers it learns from the workers as well that it was stopped.
             with contextlib.suppress(TimeoutError, OpsError):
                 recovery.stop(settings.state_dir, run_.run_id, 0.0)

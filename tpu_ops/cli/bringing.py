@@ -72,6 +72,9 @@ class Bringing(Bookkeeping):
         names = [made.name for made in plan.nodes]
         if self._now:
             self._count_these(remaking.lost(self._now, seen), anew=True)
+        elif self.kept.attempt and not self.kept.counted:
+            # Taken away since they were looked at, perhaps with their queued resource.
+            self._count_these(remaking.lost(plan, seen))
         self._has_made |= bool(remaking.fresh(plan, seen))
         # What becomes of these from now on is a preemption of its own.
         self._now = plan.now(seen, names)

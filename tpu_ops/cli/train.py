@@ -382,7 +382,8 @@ class _Job:
 
     def stopped(self, outcomes: Sequence[Outcome]) -> None:
         """Remember how it has ended."""
-        records.close(self.fleet.settings.state_dir, self.spec.run_id, runs_output.run_state(outcomes))
+        state = runs_output.run_state(outcomes)
+        records.close(self.fleet.settings.state_dir, self.spec.run_id, state, recovery.STOPPED)
 
     def left(self) -> None:
         """Say after Ctrl-C what goes on and how to get at it."""

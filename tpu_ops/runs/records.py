@@ -87,7 +87,7 @@ def begin(state_dir: Path, record: RunRecord, before: RunRecord | None) -> None:
     folder = _path(state_dir, record.run_id).parent
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with files.locked(folder / "starting", _PATIENCE):
+        with files.locked(folder / ".starting", _PATIENCE):
             known = read(state_dir, record.run_id)
             if known is not None and (before is None or known.since != before.since):
                 what, fix = "a run of this name was started here just now", "choose another --name"
@@ -107,9 +107,16 @@ def _prune(folder: Path) -> None:
                 path.unlink()
 
 
-def close(state_dir: Path, run_id: str, state: str) -> None:
-    """Remember how a run has ended, which nobody tells once its nodes are gone; a full disk forgets it."""
-    known = read(state_dir, run_id)
+def close(state_dir: Path, run_id: str, state: str, otherwise: str = "") -> None:
+    """Remember how a run has ended, which nobody tells once its nodes are gone; a full disk forgets it.
+
+    Args:
+        state_dir: Of the fleet.
+        run_id: The run.
+        state: State of the run as it was seen.
+        otherwise: The one that is remembered where that says nothing of its end, as when a worker knows no such run.
+    """
+    known, state = read(state_dir, run_id), state if state in ENDED else otherwise
     if known and state in ENDED:
         with contextlib.suppress(UnwritableError, OSError):
             write(state_dir, dataclasses.replace(known, ended=state))
