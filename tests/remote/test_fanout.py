@@ -185,6 +185,17 @@ async def test_a_process_that_is_let_go_is_collected_before_its_pipes_are_closed
     assert seen[:1] == [-signal.SIGKILL]
 
 
+async def test_a_process_is_collected_though_its_end_is_cancelled_as_well() -> None:
+    """As where Ctrl-C, or the end of a command, closes the loop: what ends later would be told by asyncio itself."""
+    process = await asyncio.create_subprocess_exec("sleep", "600")
+    ending = asyncio.create_task(ssh.end(process))
+    await asyncio.sleep(0)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert process.returncode == -signal.SIGKILL
+
+
 async def test_a_lock_that_cannot_be_written_is_an_error_for_people(play: Path) -> None:
     (play.parent / "masters").touch()
     with pytest.raises(OpsError, match="lock of a connection") as caught:

@@ -187,6 +187,7 @@ async def end(process: asyncio.subprocess.Process) -> None:
     for that.
     """
     transport = process._transport  # type: ignore[attr-defined] # asyncio has no public way to it
+    cancelled: asyncio.CancelledError | None = None
     try:
         if process.returncode is None:
             # Process.kill and the transport's close would collect a process that has just ended, and asyncio's own
@@ -194,10 +195,16 @@ async def end(process: asyncio.subprocess.Process) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
         # A killed process is collected at once, and asyncio has no event for that apart from its pipes' ends.
-        while process.returncode is None:  # noqa: ASYNC110
-            await asyncio.sleep(_POLL / 10)
+        while process.returncode is None:
+            try:
+                await asyncio.sleep(_POLL / 10)
+            except asyncio.CancelledError as exc:
+                # For the second time, as the loop is closed: the watcher would tell a loop that is gone, and say so.
+                cancelled = exc
     finally:
         transport.close()
+    if cancelled:
+        raise cancelled
 
 
 class Masters:
