@@ -17,7 +17,7 @@ from tpu_ops.host.ending import end_tree
 def test_nothing_of_the_person_stands_in_the_unit() -> None:
     command = unit.start_command("/usr/local/lib/tpu_ops/0123/tpu-host", "digits-1", 30)
     assert "--property=KillMode=mixed" in command
-    assert "--property=TimeoutStopSec=55" in command, "the grace, and as long as log and record may take"
+    assert "--property=TimeoutStopSec=45" in command
     assert "--property=CollectMode=inactive-or-failed" in command
     assert command[-4:] == ["-IS", "/usr/local/lib/tpu_ops/0123/tpu-host", "supervise", "digits-1"]
     assert not any(char in word for word in command for char in "$%")

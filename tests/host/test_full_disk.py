@@ -251,8 +251,7 @@ def test_the_last_words_of_a_rank_whose_disk_stalls_are_waited_for_and_counted_w
     monkeypatch.setattr("tpu_ops.host.logs.os.write", stalls)
     monkeypatch.setattr("tpu_ops.host.supervise.unit.notify", notify)
     monkeypatch.setattr(supervise, "_TICK", 0.05)
-    monkeypatch.setattr(supervise, "_DRAIN", 0.15)
-    monkeypatch.setattr(supervise, "LAST_PATIENCE", 10 if comes_back else 0.6)
+    monkeypatch.setattr(supervise, "_DRAIN", 10 if comes_back else 0.6)
     disk.full = False
     # No more than a pipe holds: some of it is in the hand of the logger, the rest stays in the pipe.
     _, logger = live(tmp_path, "head -c 30000 /dev/zero; sleep 0.1; head -c 30000 /dev/zero; exit 3")

@@ -382,7 +382,7 @@ def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
 def _limit(record: Dict[str, Any], grace: float) -> float:
     """Return how long a run may take to end, in seconds: an earlier stop may have left it more time than this one."""
     earlier = (record["intent"] or {}).get("grace") or 0
-    return float(max(record["grace"]["stop"], grace, earlier) + unit.STOP_MARGIN)
+    return float(max(record["grace"]["stop"], grace, earlier) + unit.STOP_MARGIN + 5)
 
 
 def _await_end(store: Store, asked: Dict[str, Any], grace: float, caller: Caller) -> Dict[str, Any]:

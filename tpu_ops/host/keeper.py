@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 #: How long a record is waited for, in seconds: an fsync waits for all that others have written before it, which a
 #: checkpoint of tens of GB makes longer than systemd's watchdog.
 PATIENCE = 1.0
-#: How long the last record of a run is waited for, in seconds, and between two calls meanwhile: with as long for the
-#: last bytes of the log before it, less than systemd and a stop wait beyond the grace (`unit.STOP_MARGIN`).
+#: How long the last record of a run is waited for, in seconds, and between two calls meanwhile: less than a stop waits
+#: beyond its grace before it has systemd kill the supervisor (`unit.STOP_MARGIN`).
 LAST_PATIENCE, _BEAT = 10.0, 1.0
 
 

@@ -12,7 +12,7 @@ from . import environment, fitness, proc, spec, unit
 from .child import Child, NotReady
 from .ending import chips_after, end_tree
 from .hub import Hub
-from .keeper import LAST_PATIENCE, Keeper
+from .keeper import Keeper
 from .link import Alone, Link, team
 from .logs import Logger
 from .peer import Peer
@@ -27,7 +27,7 @@ _WAKE = signal.SIGUSR1
 _AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, _WAKE)
 _TICK = 2.0
 #: How long to wait for the last bytes of the log once no process of the run is left, in seconds: somebody whom the run
-#: does not own may keep it open. Where it is the disk that stalls, they have as long as the last record.
+#: does not own may keep it open, or the disk stall. What is not written by the end of the last record is lost.
 _DRAIN = 5.0
 #: How long after a kill for want of memory a failure counts as its consequence, in seconds: a command that loses a
 #: process of its own, one that loads data for example, takes a while to say so.
@@ -212,8 +212,10 @@ class Supervisor:
         self.pause(0)
         ended = time.time()
         chips = chips_after()
-        drains = time.monotonic()
-        self._drain(logger, drains)
+        deadline = time.monotonic() + _DRAIN
+        while logger.is_alive() and time.monotonic() < deadline:
+            logger.join(0.1)
+            self.pause(0)
         self._save(ended=ended, chips=chips, stuck=stuck, log=logger.facts())
         ending = self._await_end(ended_itself)
         if ended_itself and ending["kind"] == "stop":
@@ -222,17 +224,7 @@ class Supervisor:
         if error:
             result.update(state="failed", reason=error)
         self._close()
-        self._drain(logger, drains)
         self._finish(first=first_in(ending, intent), intent=intent, log=logger.facts(last=True), **result)
-
-    def _drain(self, logger: Logger, since: float) -> None:
-        """Wait for the last bytes of the log; longer where the disk stalls and no other rank waits for this one."""
-        while logger.is_alive():
-            limit = LAST_PATIENCE if self._link_closed and logger.unread() else _DRAIN
-            if time.monotonic() - since >= limit:
-                return
-            logger.join(0.1)
-            self.pause(0)
 
     def _count_kills(self) -> None:
         """Note when the kernel has killed a process of the run for want of memory."""

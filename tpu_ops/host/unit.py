@@ -14,9 +14,8 @@ INTERPRETER = ["/usr/bin/python3", "-IS"]
 WATCHDOG = 20
 #: How long the supervisor may take until the command is ready to be executed, in seconds.
 START_LIMIT = 30
-#: How much longer than the grace the end of a run may take, in seconds: the last bytes of the log and the last record
-#: may have to wait for the disk, one after the other (`keeper.LAST_PATIENCE`).
-STOP_MARGIN = 25
+#: How much longer than the grace the end of a run may take, in seconds.
+STOP_MARGIN = 15
 
 
 def properties(program: str, run_id: str, grace: float) -> list[str]:
