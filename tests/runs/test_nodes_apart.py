@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import pytest
 
 from tests.runs.conftest import BOTH
 from tests.support.lab_api import LOCATION, LabApi
+from tests.support.recovery import lines_until
 from tests.support.runs import PATIENCE, Bench, apart
 from tpu_ops.errors import ExitCode
 
@@ -49,17 +49,6 @@ def test_a_stop_of_a_name_that_is_on_two_nodes_ends_one_run(bench: Bench, desk: 
     bench.clean()
 
 
-def await_said(process: subprocess.Popen[str], text: str) -> None:
-    """Wait until a command says something, or has ended."""
-    assert process.stderr is not None
-    found = ""
-    for line in process.stderr:
-        found += line
-        if text in line:
-            return
-    raise AssertionError(f"{text!r} was never said: {found}")
-
-
 def test_a_run_that_is_stopped_between_two_attempts_is_started_no_more(
     bench: Bench, desk: Callable[[], Bench], lab_api: LabApi
 ) -> None:
@@ -69,10 +58,10 @@ def test_a_run_that_is_stopped_between_two_attempts_is_started_no_more(
     patience = threading.Timer(PATIENCE, train.kill)
     patience.start()
     try:
-        await_said(train, "logs of all ranks go to")
+        lines_until(train, "logs of all ranks go to")
         lab_api.done("DELETE", f"v2/{LOCATION}/nodes/a")
         bench.inside(0, "pkill -u ada -x sleep")
-        await_said(train, "no capacity (RESOURCE_EXHAUSTED); next try in")
+        lines_until(train, "no capacity (RESOURCE_EXHAUSTED); next try in")
         stopped = here.tpu_ops("stop", "between")
         assert stopped.returncode == 0, stopped.stderr
         assert "run between: its nodes were being brought back; it is not started again" in stopped.stderr
@@ -98,7 +87,7 @@ def test_a_start_on_one_worker_that_is_interrupted_is_on_or_not_as_it_says(
     for number, moment in enumerate((0.0, 0.04, 0.08, 0.12, 0.16, 0.2, 0.3, 0.4, 0.6)):
         name = f"moment-{number}"
         train = here.popen("train", "a", "--name", name, "--", "sleep", "600")
-        await_said(train, "1 worker ready in")
+        lines_until(train, "1 worker ready in")
         time.sleep(moment)  # not for anything: these are the moments at which it is interrupted
         train.send_signal(signal.SIGINT)
         _, told = train.communicate(timeout=60)
@@ -125,7 +114,7 @@ def test_a_stop_from_another_machine_while_a_failed_run_is_ending_is_heard_by_wh
     patience = threading.Timer(PATIENCE, train.kill)
     patience.start()
     try:
-        await_said(train, "logs of all ranks go to")
+        lines_until(train, "logs of all ranks go to")
         bench.await_state(0, "enough", "ending")
         stopped = there.tpu_ops("stop", "enough")
         assert stopped.returncode == 0, stopped.stderr

@@ -195,5 +195,7 @@ def test_whoever_recovers_a_run_may_be_killed_at_any_moment_and_nothing_happens_
     assert begun_ == sorted(set(begun_))
     assert begun_[0] == 1
     assert [number for number in begun_ if number >= last] == [begun_[-1]]
+    (seen,) = desk.json("tpu_ops", "status", "killed", "--json")
+    assert (seen["state"], seen["attempt"]) == ("succeeded", begun_[-1])
     assert not out or told(out) == ("succeeded", begun_[-1], 0, len(begun_) - 1)
     assert re.search(r"^killed .* succeeded ", desk.do("tpu_ops", "runs"), re.MULTILINE)
