@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,19 @@ def test_the_record_of_a_dead_supervisor_is_closed_on_a_full_disk(tmp_path: Path
     disk.full = False
     assert after(store, "r1") == 0
     assert written(tmp_path)["state"] == "failed"
+
+
+def test_what_is_left_of_a_dead_supervisors_run_is_in_its_record(tmp_path: Path, disk: Disk) -> None:
+    store, group, supervisor = Store(str(tmp_path)), tmp_path / "group", begun(tmp_path, disk)
+    disk.full = False
+    supervisor._save(state="running", cgroup=str(group))
+    group.mkdir()
+    with subprocess.Popen(["sleep", "20"]) as left:
+        (group / "cgroup.procs").write_text(f"{os.getpid()}\n{left.pid}\n")
+        after(store, "r1")
+        left.kill()
+    [stuck] = written(tmp_path)["stuck"]
+    assert (stuck["pid"], stuck["command"]) == (left.pid, "sleep")
 
 
 @pytest.mark.usefixtures("waits")

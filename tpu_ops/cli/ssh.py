@@ -25,12 +25,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops ssh`."""
     options.add_fleet(parser)
     parser.add_argument("target", help="a worker (pod-w2) or a node (pod: its worker 0)")
-    parser.add_argument(
+    command = parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
         metavar="-- COMMAND",
         help="run this instead of a login shell; a single word is a line for the remote shell",
     )
+    # What argparse says of a missing target names all that is required beside it.
+    command.required = False
+    parser.usage = "%(prog)s [OPTION...] TARGET [-- COMMAND...]"
 
 
 def run(args: argparse.Namespace) -> int:

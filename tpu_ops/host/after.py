@@ -6,7 +6,7 @@ import os
 import time
 
 from . import TYPE_CHECKING, spec
-from .ending import chips_after
+from .ending import chips_after, left_of
 from .record import note_stop_request, requested_by
 from .store import FINAL, Store
 
@@ -49,7 +49,7 @@ def _close(store: Store, record: Dict[str, Any], intent: Dict[str, Any] | None, 
     state = "stopped" if intent or record.get("intent") else "failed"
     if state == "failed":
         record["first"] = {"rank": record["rank"], "worker": record["worker"], "cause": reason}
-    record.update(state=state, reason=reason, ended=time.time(), chips=chips, stuck=[])
+    record.update(state=state, reason=reason, ended=time.time(), chips=chips, stuck=left_of(record["cgroup"]))
     record["intent"] = record.get("intent") or intent
     record["stop_requested_by"] = record.get("stop_requested_by") or requested_by(intent)
     store.save(record)

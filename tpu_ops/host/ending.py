@@ -60,13 +60,29 @@ def end_tree(cgroup: str, grace: float, pause: Callable[[float], None]) -> list[
         send(left, signal.SIGKILL)
         pause(_POLL)
         left = others(cgroup)
+    return _told(left)
+
+
+def left_of(cgroup: str) -> list[Dict[str, Any]]:
+    """Return the processes of a control group but this one, once systemd has done what it does to end them.
+
+    Args:
+        cgroup: Directory of the group, which may be gone.
+
+    Returns:
+        As `end_tree`.
+    """
+    return _told(others(cgroup))
+
+
+def _told(pids: list[int]) -> list[Dict[str, Any]]:
     return [
         {
             "pid": pid,
             "state": proc.process_state(pid),
             "command": proc.read_text("/proc/{}/comm".format(pid)),
         }
-        for pid in left
+        for pid in pids
     ]
 
 

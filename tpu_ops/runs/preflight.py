@@ -67,9 +67,10 @@ class PreflightError(OpsError):
     def __init__(self, faults: Sequence[Fault], total: int) -> None:
         workers = {fault.worker for fault in faults}
         verb = "is" if len(workers) == 1 else "are"
+        named = "the only worker" if total == 1 else f"{len(workers)} of {total} workers"
         problem = next((fault.problem for fault in faults), "")
         super().__init__(
-            f"{len(workers)} of {total} workers {verb} not ready for a run: {problem}",
+            f"{named} {verb} not ready for a run: {problem}",
             where=texts.folded(sorted(workers)),
             fix=first_fix([(fault.fix, fault.worker) for fault in faults]) or "see the table above",
         )
