@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -126,3 +127,27 @@ def test_a_process_that_cannot_open_one_more_file_still_gets_room(few_files: Non
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1
     room.make(COUNT)
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > COUNT
+
+
+def test_a_connection_opened_for_one_worker_has_room_for_those_of_all_behind_the_same_jump_host(
+    few_files: None,
+) -> None:
+    room.make(1)
+    allowed = subprocess.run(["sh", "-c", "ulimit -Sn"], check=True, capture_output=True, text=True).stdout
+    assert int(allowed) >= min(5 * COUNT, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def test_a_system_that_allows_no_more_than_what_is_taken_allows_that(
+    few_files: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = resource.setrlimit
+
+    def allow(kind: int, limits: tuple[int, int]) -> None:
+        if limits[0] > 1024:
+            raise ValueError("current limit exceeds maximum limit")
+        system(kind, limits)
+
+    monkeypatch.setattr(resource, "setrlimit", allow)
+    room.make(10)
+    assert 80 < resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 1024
+    room.make(10)

@@ -172,6 +172,7 @@ class _Job:
     before: records.RunRecord | None = None
     asked: bool = False
     may_be_on: bool = False
+    ready: str = ""
     overridden: Callable[[preflight.Fault], None] = field(default_factory=faults.overriding)
 
     @property
@@ -295,10 +296,11 @@ class _Job:
         venv = next(iter(probes.values()))["venv"]
         packages = ", ".join(f"{name} {version}" for name, version in venv["packages"].items() if name != "numpy")
         environment = f"{venv['path']} (Python {venv['python']}{', ' if packages else ''}{packages}, {venv['digest']})"
-        output.info(
-            f"{texts.count(len(self.workers), 'worker')} ready in {time.monotonic() - begun:.1f} s: "
-            f"{environment if venv['path'] else 'no environment configured'}"
-        )
+        ready = environment if venv["path"] else "no environment configured"
+        if ready != self.ready:
+            taken = f"{time.monotonic() - begun:.1f} s"
+            output.info(f"{texts.count(len(self.workers), 'worker')} ready in {taken}: {ready}")
+        self.ready = ready
 
     def _made_anew(self) -> bool:
         """Take the fleet as it is known now; return whether the node has other workers than before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from tpu_ops.errors import OpsError
 
 #: Files that one session has open at most, a copy of its log and the lock of its connection included; and all the rest.
 _FILES, _OTHER_FILES = 8, 128
+#: Files that are allowed where the system lets a process have them. The connection to a jump host is opened by whoever
+#: comes first, perhaps for one worker, and afterwards carries those to all of them, each with some files of its own.
+_AMPLE = 8192
 
 
 def make(sessions: int) -> None:
@@ -25,7 +29,14 @@ def make(sessions: int) -> None:
         # It takes a file to look there: none is left.
         now = soft
     need = now + _OTHER_FILES + _FILES * sessions
-    if soft == resource.RLIM_INFINITY or soft >= need:
+    ample = max(need, _AMPLE if hard == resource.RLIM_INFINITY else min(_AMPLE, hard))
+    if soft == resource.RLIM_INFINITY or soft >= ample:
+        return
+    # macOS has a limit below the hard one.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (ample, hard))
+        return
+    if soft >= need:
         return
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
