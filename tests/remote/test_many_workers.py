@@ -137,9 +137,7 @@ def test_a_connection_opened_for_one_worker_has_room_for_those_of_all_behind_the
     assert int(allowed) >= min(5 * COUNT, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
-def test_a_system_that_allows_no_more_than_what_is_taken_allows_that(
-    few_files: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_system_that_allows_no_more_than_what_is_taken_allows_that(few_files: None) -> None:
     system = resource.setrlimit
 
     def allow(kind: int, limits: tuple[int, int]) -> None:
@@ -147,7 +145,8 @@ def test_a_system_that_allows_no_more_than_what_is_taken_allows_that(
             raise ValueError("current limit exceeds maximum limit")
         system(kind, limits)
 
-    monkeypatch.setattr(resource, "setrlimit", allow)
-    room.make(10)
-    assert 80 < resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 1024
-    room.make(10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resource, "setrlimit", allow)
+        room.make(10)
+        assert 80 < resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 1024
+        room.make(10)
