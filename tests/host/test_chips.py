@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,9 +81,16 @@ def lockfile(chip: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-def test_a_lockfile_that_is_locked_is_kept_and_who_has_it_open_is_named(lockfile: Path) -> None:
-    with lockfile.open() as file, subprocess.Popen(["sleep", "60"], stdin=file) as process:
-        fcntl.flock(file, fcntl.LOCK_EX)
+@pytest.mark.parametrize("kind", ["lockf", "flock"])
+def test_a_lockfile_that_is_locked_is_kept_and_who_has_it_open_is_named(lockfile: Path, kind: str) -> None:
+    taking = f"import fcntl, os; fcntl.{kind}(0, fcntl.LOCK_EX); os.set_inheritable(1, False)"
+    locked = f"{taking}; os.execlp('sleep', 'sleep', '60')"
+    with (
+        lockfile.open("r+") as file,
+        subprocess.Popen([sys.executable, "-c", locked], stdin=file, stdout=subprocess.PIPE) as process,
+    ):
+        assert process.stdout
+        assert process.stdout.read() == b"", "it has not locked the file"
         found = ending.chips_after()
         process.kill()
     assert (found["lockfiles_removed"], found["lockfiles_kept"]) == ([], [str(lockfile)])

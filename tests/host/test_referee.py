@@ -129,6 +129,18 @@ def test_reports_are_collected_until_the_window_closes() -> None:
     assert referee.take() == [], "decided is decided"
 
 
+def test_who_was_silent_when_another_failed_is_told_and_not_blamed() -> None:
+    referee = running()
+    fail(referee, 3, 8.0, {"code": 1})
+    referee.tick(8.0 + SETTLE, {2: 9.0, 3: 7.0})
+    notes = [order["text"] for order in referee._orders if order["do"] == "note"]
+    assert notes == [
+        "rank 3 (w3) failed: {'code': 1}; all ranks are ended",
+        "rank 2 (w2) has not been heard for 9 s: where its host is gone, that came before the failure",
+    ]
+    assert last(referee)["first"]["rank"] == 3
+
+
 def test_no_window_is_waited_for_when_all_ranks_are_known() -> None:
     referee = running(2)
     fail(referee, 0, 5.0, {"code": 1})

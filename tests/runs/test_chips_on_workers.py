@@ -137,7 +137,10 @@ def test_a_run_whose_first_thread_has_ended_is_stopped_by_sigkill_alone(bench: B
 
 
 def test_a_lockfile_that_somebody_has_locked_without_a_chip_is_told(bench: Bench) -> None:
-    locks = "touch /tmp/libtpu_lockfile; exec 3</tmp/libtpu_lockfile; flock 3; exec sleep 600"
+    # As libtpu does it.
+    lock = 'import fcntl, os; fcntl.lockf(3, fcntl.LOCK_EX); os.execlp("sleep", "sleep", "600")'
+    bench.inside(0, f"printf %s '{lock}' >/tmp/locks.py")
+    locks = "exec 3>/tmp/libtpu_lockfile; exec python3 /tmp/locks.py"
     bench.inside(0, f"setsid su -s /bin/sh bob -c '{locks}' >/dev/null 2>&1 </dev/null &")
     bench.await_(lambda: bench.inside(0, "pgrep -u bob -x sleep || true"), "the lock")
     pid = int(bench.inside(0, "pgrep -u bob -x sleep"))

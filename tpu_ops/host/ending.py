@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import struct
 import time
 
 from . import TYPE_CHECKING, proc
@@ -16,6 +17,8 @@ LOCKFILES = ("/tmp/libtpu_lockfile", "/tmp/libtpu.so_lockfile")  # noqa: S108 - 
 #: How long SIGKILL is repeated until what is left is called stuck, in seconds.
 KILL_LIMIT = 10.0
 _POLL = 0.05
+#: struct flock of Linux on 64-bit machines (fcntl(2)): type, whence, start, length and process.
+_FLOCK = struct.Struct("@hhqqi4x")
 #: Processes that are named of those that have a lockfile open.
 _SHOWN = 3
 
@@ -127,15 +130,21 @@ def _removed(path: str) -> str:
 
 
 def _locked(path: str) -> bool:
-    """Return whether a process has locked a file.
+    """Return whether a process has locked a file, by either kind of lock.
+
+    libtpu takes a POSIX lock, `lockf` (`TryAcquireTpuLock` in XLA's tpu_initialize_util.cc), which `flock` does not see.
+    It is only asked for: one taken here, however briefly, would have a libtpu that starts at this moment give up.
 
     Raises:
         OSError: It cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
+        wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        if _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted))[0] != fcntl.F_UNLCK:
+            return True
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return True
     finally:
         os.close(descriptor)

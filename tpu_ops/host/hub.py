@@ -143,7 +143,7 @@ class Hub(Networked):
                 self._next_beat = now + BEAT
                 self._broadcast({"do": "beat", "at": now})
             self._look_after(now)
-            self._referee.tick(now)
+            self._referee.tick(now, self._silent(now))
             self._carry_out()
         for rank in list(self._members):
             self._forget(rank).line.close()
@@ -275,6 +275,11 @@ class Hub(Networked):
                 continue
             if now - member.line.heard > self.team.lease:
                 self._lose(rank, "nothing heard for {:g} s".format(self.team.lease), member.line.heard)
+
+    def _silent(self, now: float) -> Dict[int, float]:
+        """Return the ranks of which two heartbeats have not come, and the seconds since they were heard."""
+        heard = {rank: now - member.line.heard for rank, member in self._members.items()}
+        return {rank: seconds for rank, seconds in heard.items() if seconds > 2.5 * BEAT}
 
     # --- orders ---------------------------------------------------------------------------------------------
 

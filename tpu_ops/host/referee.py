@@ -138,8 +138,13 @@ class Referee:
             else:
                 self._end(kind="stop", reason=reason, grace=intent.get("grace"), by=intent.get("by"))
 
-    def tick(self, now: float) -> None:
-        """Time has passed."""
+    def tick(self, now: float, silent: Dict[int, float] | None = None) -> None:
+        """Time has passed.
+
+        Args:
+            now: The time.
+            silent: Ranks that have missed heartbeats -> seconds since they were heard.
+        """
         if now < self.deadline:
             return
         if self.phase == BARRIER:
@@ -147,7 +152,7 @@ class Referee:
             names = ", ".join(map(self.name, missing[:8])) + (" and more" if len(missing) > 8 else "")
             self._abort("not ready within {:g} s: {}".format(self._barrier, names), missing)
         elif self._failures:
-            self._decide_failure()
+            self._decide_failure(silent)
         elif now < self._skewed:
             self._deadline = self._skewed
             text = "{} has ended with exit code 0, {} still run; all are ended {:.0f} s after it"
@@ -174,13 +179,19 @@ class Referee:
             else:
                 self._end(kind="over", reason="")
 
-    def _decide_failure(self) -> None:
+    def _decide_failure(self, silent: Dict[int, float] | None = None) -> None:
         first = first_of(self._failures)
         unheard = {failure.rank for failure in self._failures if failure.unheard}
         if len(self._workers) > 2 and unheard == set(range(1, len(self._workers))):
             # All others at once: it is this host that has lost its network.
             first = Failure(0, first.at, 0, "lost contact with all other workers")
         self._note("{} failed: {}; all ranks are ended".format(self.name(first.rank), first.cause))
+        known = set(self._finished) | {failure.rank for failure in self._failures}
+        for rank, seconds in sorted((silent or {}).items()):
+            # Within the lease it may be late for another reason, and so nothing more is said of it.
+            if rank not in known:
+                text = "{} has not been heard for {:.0f} s: where its host is gone, that came before the failure"
+                self._note(text.format(self.name(rank), seconds))
         reason = "{} failed: {}".format(self.name(first.rank), first.cause)
         self._end(kind="failed", reason=reason, first=self._first(first.rank, first.cause))
 
