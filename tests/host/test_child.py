@@ -52,6 +52,19 @@ def test_what_cannot_be_executed_is_known_before_it_is_tried(argv: list[str], cw
         child.Child.fork(argv, {b"PATH": b"/usr/bin:/bin"}, cwd, myself(), sink.fileno())
 
 
+def test_a_working_directory_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "LIMIT", 0.5)
+    # In the child, which comes to the mount of a server that is gone.
+    monkeypatch.setattr("tpu_ops.host.child.os.chdir", lambda _: time.sleep(60))
+    with (
+        Path(os.devnull).open("wb") as sink,
+        pytest.raises(child.NotReady, match="no answer within 0 s from its working directory /mnt/gone or where true"),
+    ):
+        child.Child.fork(["true"], {b"PATH": b"/usr/bin:/bin"}, "/mnt/gone", myself(), sink.fileno())
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
 def test_a_child_whose_supervisor_is_gone_ends_without_running(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     with Path(os.devnull).open("wb") as sink:

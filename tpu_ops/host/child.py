@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
+import time
 
 from . import TYPE_CHECKING
 from .person import Person
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 #: Exit code of a child whose command could not be executed; nobody but the supervisor sees it.
 NOT_EXECUTED = 127
 
+#: Seconds that the child may take until it is ready: well below what systemd gives the supervisor for its start, and
+#: far more than looking for a directory and a program takes where their mounts answer.
+LIMIT = 20.0
+_POLL = 0.02
 
 #: Words that only a shell knows.
 _SHELL_BUILTINS = (b"cd", b"export", b"source", b".", b"set", b"unset", b"ulimit", b"umask", b"alias", b"eval", b"exec")
@@ -89,7 +95,7 @@ class Child:
             output: Descriptor that standard output and standard error go to.
 
         Raises:
-            NotReady: Directory or program are not there for this person.
+            NotReady: Directory or program are not there for this person, or their mount does not answer.
         """
         go_read, go_write = os.pipe()
         report_read, report_write = os.pipe()
@@ -104,12 +110,19 @@ class Child:
         os.close(go_read)
         os.close(report_write)
         child = cls(pid, go_write, report_read)
-        message = child._read_report()
+        reported = bool(select.select([report_read], [], [], LIMIT)[0])
+        message = child._read_report() if reported else {}
         if message.get("ready"):
             return child
-        os.close(go_write)
-        os.waitpid(pid, 0)
-        raise NotReady(message.get("error") or "the process ended before it was ready")
+        child.drop()
+        if reported:
+            os.waitpid(pid, 0)
+            raise NotReady(message.get("error") or "the process ended before it was ready")
+        _end(pid)
+        raise NotReady(
+            "no answer within {:.0f} s from its working directory {} or where {} is looked for: "
+            "is a mount there whose server is gone?".format(LIMIT, cwd, argv[0])
+        )
 
     def go(self) -> str:
         """Let the child execute the command; return why that failed, or the empty string.
@@ -138,6 +151,14 @@ class Child:
             line += byte
         message = json.loads(line.decode("ascii"))
         return message if isinstance(message, dict) else {}
+
+
+def _end(pid: int) -> None:
+    """Kill a child; one that waits inside the kernel for good is left to whoever ends the unit."""
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 1
+    while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+        time.sleep(_POLL)
 
 
 def _live(

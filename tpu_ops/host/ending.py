@@ -132,7 +132,7 @@ def _removed(path: str) -> str:
 def _locked(path: str) -> bool:
     """Return whether a process has locked a file, by either kind of lock.
 
-    libtpu takes a POSIX lock, `lockf` (`TryAcquireTpuLock` in XLA's tpu_initialize_util.cc), which `flock` does not see.
+    libtpu takes that of `lockf` (`TryAcquireTpuLock` in XLA's tpu_initialize_util.cc), which `flock` does not see.
     It is only asked for: one taken here, however briefly, would have a libtpu that starts at this moment give up.
 
     Raises:
