@@ -171,6 +171,52 @@ def test_what_site_yml_asks_for_is_looked_for_before_it_is_needed(fleet, monkeyp
     assert not (fleet.path / "pod-w0").exists()
 
 
+#: What the role nfs does and tells, in short: whoever mounts tells which server the play leaves out.
+SERVED = """\
+    - name: Export
+      ansible.builtin.copy:
+        content: "{{ groups['all'] | join(' ') }}"
+        dest: "{{ playbook_dir }}/exports"
+        mode: "0600"
+      when: inventory_hostname == 'solo-w0'
+      tags: [nfs]
+    - name: Tell which servers this run leaves out
+      ansible.builtin.set_stats: {data: {nfs_left_out: [solo-w0]}}
+      when: "'solo-w0' not in ansible_play_hosts_all"
+      tags: [nfs]
+"""
+
+
+def test_a_server_that_a_run_leaves_out_is_named_with_the_command_that_tells_it_the_addresses(fleet):
+    write(fleet, SERVED + TOUCH)
+    done = configure(fleet, "pod")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith(
+        "solo-w0 serves NFS to these workers and was not configured\n"
+        f"  where their addresses are new: ansible-playbook {fleet.path / 'site.yml'} --tags nfs --limit solo-w0\n"
+    )
+    for argv in ([], ["pod", "--check"]):
+        assert "serves NFS" not in configure(fleet, *argv).stderr
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_server_of_nfs_is_told_of_workers_that_a_recovery_has_made_anew(fleet, monkeypatch, capsys, broken):
+    here = "when: inventory_hostname == 'solo-w0', tags: nfs"
+    failing = f"    - {{name: Serve, ansible.builtin.fail: {{msg: no kernel}}, {here}}}\n"
+    write(fleet, SERVED + TOUCH + (failing if broken else ""))
+    for name, value in fleet.environ().items():
+        monkeypatch.setenv(name, value)
+    known = view.current(config.load())
+    new = [worker for worker in known.workers if worker.host.startswith("pod")]
+    configuring.converge(known.settings, known, new)
+    said = capsys.readouterr().err
+    assert "solo-w0 serves NFS to new workers, and is told their addresses" in said
+    assert (fleet.path / "exports").read_text() == "pod-w0 pod-w1 solo-w0"
+    # Of the server nothing else is changed.
+    assert sorted(path.name for path in fleet.path.glob("*-w?")) == ["pod-w0", "pod-w1"]
+    assert ("no kernel" in said, "solo-w0 may refuse mounts to new workers; mend it and" in said) == (broken, broken)
+
+
 def test_hosts_without_a_host_key_are_refused_with_the_way_out(fleet):
     (fleet.path.parent / "published.json").write_text(document([node()], {}).text())
     write(fleet, TOUCH)

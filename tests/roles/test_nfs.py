@@ -194,6 +194,14 @@ def plan(host: str, hosts: dict[str, Any] = HOSTS, **changes: Any) -> dict[str, 
     return nfs_plan.nfs_plan(nfs.nfs_here(known, hosts, GROUPS), known)
 
 
+def test_servers_that_a_play_leaves_out_are_known() -> None:
+    here = {host: nfs.nfs_here(variables(host), HOSTS, GROUPS) for host in HOSTS}
+    server = here["pod-w1"]["mounts"][0]["server_name"]
+    assert nfs.nfs_left_out(here["pod-w1"], ["pod-w1"]) == [server]
+    assert nfs.nfs_left_out(here["pod-w1"], [server, "pod-w1"]) == []
+    assert nfs.nfs_left_out(here[server], [server]) == []
+
+
 def test_a_client_s_units_name_the_server_s_present_address() -> None:
     (mount,) = plan("pod-w1")["mounts"]
     assert "What=10.0.0.2:/srv/share\nWhere=/mnt/share\nType=nfs\nOptions=nfsvers=4.2,hard\n" in mount["mount"]

@@ -80,7 +80,11 @@ def run(args: argparse.Namespace) -> int:
     elif outcome.hosts:
         output.table([{"host": host, **counts} for host, counts in outcome.hosts.items()], COLUMNS)
     show_failures(outcome.failures)
-    return exit_code(outcome, shown(file), target or "the fleet", settings)
+    code = exit_code(outcome, shown(file), target or "the fleet", settings)
+    if (servers := left_out(outcome)) and not code and not args.check:
+        output.info(f"{texts.folded(servers)} serves NFS to these workers and was not configured")
+        output.info(f"  where their addresses are new: {letting_in(servers, file)}")
+    return code
 
 
 def _check_serve(fleet: Fleet, workers: Sequence[Worker]) -> None:
@@ -132,7 +136,32 @@ def converge(
     names = texts.folded([worker.host for worker in workers])
     if exit_code(outcome, shown(file), names, settings, then):
         raise HostError(f"{file.name} failed there", where=names, fix=f"see above; mend it and {then}")
+    if (servers := left_out(outcome)) and not check:
+        _let_in(project, file, servers)
     return outcome
+
+
+def left_out(outcome: Outcome) -> list[str]:
+    """Return the servers of NFS that a playbook's hosts mount from, and that were none of its hosts themselves."""
+    return sorted(set(outcome.data.get("nfs_left_out") or ()))
+
+
+def letting_in(servers: Sequence[str], file: Path) -> str:
+    """Return the command that has servers of NFS let in the addresses that the fleet has now."""
+    return f"ansible-playbook {shown(file)} --tags nfs --limit {','.join(servers)}"
+
+
+def _let_in(project: playbook.Project, file: Path, servers: Sequence[str]) -> None:
+    """Have servers of NFS let in workers that are new; where that fails, whatever needs no such mount goes on."""
+    output.info(f"{texts.folded(servers)} serves NFS to new workers, and is told their addresses")
+    progress = Progress()
+    outcome = playbook.run(project, file, hosts=servers, options=["--tags", "nfs"], told=progress)
+    progress.end()
+    if outcome.code:
+        show_failures(outcome.failures)
+        output.warning(
+            f"{texts.folded(servers)} may refuse mounts to new workers; mend it and {letting_in(servers, file)}"
+        )
 
 
 def rehearse(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> None:

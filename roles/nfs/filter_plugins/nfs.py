@@ -7,7 +7,7 @@ import itertools
 import posixpath
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Entry = dict[str, Any]
@@ -286,9 +286,18 @@ def nfs_here(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
     return {"exports": exports, "mounts": mounts}
 
 
+def nfs_left_out(here: Entry, hosts: Sequence[str]) -> list[str]:
+    """Given what `nfs_here` returns and the hosts of a play, return the servers of the mounts that are not among them.
+
+    A server lets in the addresses that its clients had when it was configured.
+    """
+    servers = {mount["server_name"] for mount in here["mounts"] if mount.get("server")}
+    return sorted(servers.difference(hosts))
+
+
 class FilterModule:
     """Filters of exports and mounts as they are listed."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""
-        return {"nfs_faults": nfs_faults, "nfs_here": nfs_here}
+        return {"nfs_faults": nfs_faults, "nfs_here": nfs_here, "nfs_left_out": nfs_left_out}
