@@ -346,14 +346,19 @@ def test_no_secret_that_a_variable_gives_the_role_credentials_is_left_in_a_file(
     assert SECRET not in done.stdout + done.stderr
 
 
-def test_an_interrupt_ends_ansible_and_leaves_nothing(fleet, tmp_path):
+#: Tasks that go on: one that ends when it is told to, and one that does not, as what waits for an Ansible that is gone.
+WAITS = {
+    "told": "ansible.builtin.wait_for: {path: NEVER, timeout: 100}",
+    "deaf": "ansible.builtin.command: sh -c \"trap '' TERM INT HUP; touch STARTED; sleep 100; : NEVER\"",
+}
+
+
+@pytest.mark.parametrize("kind", WAITS)
+def test_an_interrupt_ends_ansible_and_leaves_nothing(fleet, tmp_path, kind):
     started = tmp_path / "started"
-    write(
-        fleet,
-        f"    - name: Begin\n      ansible.builtin.copy: {{content: x, dest: {started}, mode: '0600'}}\n"
-        f"      run_once: true\n"
-        f"    - name: Wait\n      ansible.builtin.wait_for: {{path: {tmp_path}/never, timeout: 100}}\n",
-    )
+    begin = f"    - name: Begin\n      ansible.builtin.copy: {{content: x, dest: {started}, mode: '0600'}}\n"
+    wait = WAITS[kind].replace("NEVER", str(fleet.path / "never")).replace("STARTED", str(started))
+    write(fleet, (begin if kind == "told" else "") + f"    - name: Wait\n      {wait}\n")
     (tmp_path / "home" / "run").mkdir()
     with subprocess.Popen(
         command("solo"),

@@ -9,21 +9,23 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tpu_ops
 from tpu_ops.errors import UsageError
 
 #: Seconds between two looks whether the person wants the run to end.
 _TICK = 0.2
-#: Seconds that ansible-playbook has to end once it is told to.
-_ENDING = 30.0
+#: Seconds that ansible-playbook has to end once it is told to, and then what it has left behind.
+_ENDING, _LEFT = 30.0, 5.0
 
 #: Event of ansible-runner -> what it says of a host's task.
 _OUTCOMES = {
@@ -230,9 +232,10 @@ def run(
         except BaseException:
             # Told so, Ansible ends what it has started; ansible-runner itself would only kill the one process.
             if ansible:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(ansible, signal.SIGTERM)
-                thread.join(_ENDING)
+                with _ended_below(ansible):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(ansible, signal.SIGTERM)
+                    thread.join(_ENDING)
             stop.set()
             thread.join(_ENDING)
             raise
@@ -241,6 +244,57 @@ def run(
     dead = {host for host, counts in outcome.hosts.items() if counts["failed"] or counts["unreachable"]}
     outcome.failures = [step for step in outcome.failures if step.host in dead]
     return outcome
+
+
+@contextlib.contextmanager
+def _ended_below(parent: int) -> Iterator[None]:
+    """End what a process has started by the end of a block, and what is left of that then.
+
+    Ansible's workers are sessions of their own, and one that just writes to Ansible as that ends waits for ever.
+    """
+    started = _below(parent)
+    try:
+        yield
+    finally:
+        for number, patience in ((signal.SIGTERM, _LEFT), (signal.SIGKILL, 0.0)):
+            left = started & _processes().keys()
+            for process in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(process.number, number)
+            until = time.monotonic() + patience
+            while left and time.monotonic() < until:
+                # They are nobody's children any more: there is no event to wait for.
+                time.sleep(_TICK)
+                left = started & _processes().keys()
+
+
+def _below(parent: int) -> set[_Process]:
+    """Return the processes that a process has started, and those that they have."""
+    known = _processes()
+    found, parents = set[_Process](), {parent}
+    while parents:
+        below = {process for process, above in known.items() if above in parents} - found
+        found |= below
+        parents = {process.number for process in below}
+    return found
+
+
+class _Process(NamedTuple):
+    """A process: its number may come to be another's, which is hardly of the same group."""
+
+    number: int
+    group: int
+
+
+def _processes() -> dict[_Process, int]:
+    """Return all processes, each with its parent's number; none where that cannot be known."""
+    command = ["ps", "-axo", "pid=,pgid=,ppid=,stat="]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return {}
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return {_Process(int(row[0]), int(row[1])): int(row[2]) for row in rows if not row[3].startswith("Z")}
 
 
 def _memory(environ: Mapping[str, str]) -> str | None:
