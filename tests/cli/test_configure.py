@@ -349,7 +349,7 @@ def test_no_secret_that_a_variable_gives_the_role_credentials_is_left_in_a_file(
 #: Tasks that go on: one that ends when it is told to, and one that does not, as what waits for an Ansible that is gone.
 WAITS = {
     "told": "ansible.builtin.wait_for: {path: NEVER, timeout: 100}",
-    "deaf": "ansible.builtin.command: sh -c \"trap '' TERM INT HUP; touch STARTED; sleep 100; : NEVER\"",
+    "deaf": """ansible.builtin.command: {argv: [sh, -c, "trap '' TERM INT HUP; touch STARTED; sleep 100", NEVER]}""",
 }
 
 
