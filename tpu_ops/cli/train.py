@@ -258,12 +258,14 @@ class _Job:
         await self._check(fanout)
         if self.args.dry_run:
             return self._would()
+        tree = self.tree
         if self.guard:
-            self.tree = await self.guard.begin(self.workers, self.tree)
-        if self.tree:
+            # Every attempt has the code as it is now: what is brought is a copy of it.
+            self.tree = await self.guard.begin(self.workers, tree)
+        if tree and self.tree:
             begun = time.monotonic()
             await sync.push(fanout, self.hosts, self.tree)
-            cli_sync.said(self.tree, self.hosts, time.monotonic() - begun)
+            cli_sync.said(tree, self.hosts, time.monotonic() - begun)
         if self.project:
             await projects.look(fanout, self.hosts, self.spec)
         await self._start(fanout)
