@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def after(store: Store, run_id: str) -> int:
     """Repeat the last checks once the unit's processes are gone, and close the record of a dead supervisor.
 
-    systemd runs this (ExecStopPost) and tells in the environment how the supervisor ended.
+    systemd runs this (ExecStopPost) and tells in the environment how the supervisor ended. Nobody closes it later, so
+    that a lock which somebody keeps is in the way of nothing: while this is at work no other attempt can begin.
     """
     spec.discard(store.run_dir, run_id)
     store.drop_secrets()
@@ -27,9 +28,9 @@ def after(store: Store, run_id: str) -> int:
     if record is None or record["state"] in FINAL:
         store.restore()
         if record is not None and requested_by(intent):
-            note_stop_request(store, record, requested_by(intent))
+            note_stop_request(store, record, requested_by(intent), anyway=True)
         return 0
-    with store.changing():
+    with store.changing(anyway=True):
         _close(store, store.read(run_id) or record, intent, chips)
     return 0
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import time
 
-from . import TYPE_CHECKING, proc
+from . import TYPE_CHECKING, private, proc
 from .person import Person
 from .spec import RUN_ID, encode
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, TextIO
+    from typing import Any, ContextManager, Dict, TextIO
 
 #: How long the unit of an ended run may take to go, in seconds.
 SETTLE_LIMIT = 5.0
@@ -64,7 +63,7 @@ class Store:
         Raises:
             OSError: The disk does not take them.
         """
-        os.makedirs(self.run_dir, mode=0o700, exist_ok=True)
+        private.directory(self.run_dir)
         os.makedirs(self.runs_dir, mode=0o755, exist_ok=True)
         self.restore()
         self._prune(run_id)
@@ -144,13 +143,16 @@ class Store:
             self.directory(run_id), "record.json"
         )
 
-    @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
-        """Keep others from setting a record aside, or from adding to one that has ended, for as long as this lasts."""
-        os.makedirs(self.run_dir, mode=0o700, exist_ok=True)
-        with open(os.path.join(self.run_dir, "changing"), "w", encoding="ascii") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+    def changing(self, *, anyway: bool = False) -> ContextManager[None]:
+        """Keep others from setting a record aside, or from adding to one that has ended, for as long as this lasts.
+
+        Args:
+            anyway: Where somebody else does not let go of it, go on all the same.
+
+        Raises:
+            Refused: Somebody else does not let go of it.
+        """
+        return private.locked(os.path.join(private.directory(self.run_dir), "changing"), anyway=anyway)
 
     def write(self, record: dict[str, Any]) -> None:
         """Write a run's record to the disk; a reader sees the old one or the new one, never a part.
@@ -186,7 +188,7 @@ class Store:
         """Write a run's record to memory, where it stands for that on the disk until the next one is written there."""
         in_memory, _ = self._records(record["run_id"])
         with contextlib.suppress(OSError):
-            os.makedirs(os.path.dirname(in_memory), mode=0o700, exist_ok=True)
+            private.directory(self.run_dir, "records")
             _replace(in_memory, record)
 
     def restore(self) -> None:
@@ -262,11 +264,9 @@ class Store:
 
         The lock goes with the returned file, at the latest with the process.
         """
-        os.makedirs(self.run_dir, mode=0o700, exist_ok=True)
-        file = open(self._lock_path(), "a+", encoding="ascii")  # noqa: SIM115 - kept open, it is the lock
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        private.directory(self.run_dir)
+        file = private.opened(self._lock_path())  # kept open, it is the lock
+        if not private.take(file):
             file.close()
             return None
         file.truncate(0)
@@ -324,7 +324,7 @@ class Store:
     def put_intent(self, run_id: str, intent: dict[str, Any]) -> None:
         """Record why a run is about to be ended; the first intent stays, but for one that a person asks for."""
         path = self._intent_path(run_id)
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        private.directory(self.run_dir, "intents")
         temporary = "{}.{}".format(path, os.getpid())
         with open(temporary, "w", encoding="ascii") as file:
             json.dump(intent, file)
