@@ -176,3 +176,102 @@ def test_a_stop_that_cannot_be_noted_is_said(store: Store, monkeypatch: pytest.M
                 actions.stop(request, store, caller)
         else:
             assert actions.stop(request, store, caller)["already"] is True
+
+
+# --- from one attempt to the next -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["fsync", "link", "rename", "replace"])
+def test_there_is_a_record_with_its_log_at_any_moment_between_two_attempts(
+    store: Store, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Where the power goes it is the same, and a start of another run removes nothing of it."""
+    ended(store)
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"tpu_ops.host.store.os.{step}", killed)
+        with pytest.raises(Killed):
+            begun(store, 2)
+    assert shown(store) == (1, b"1")
+    begun(store, run_id="r2")
+    assert shown(store) == (1, b"1")
+    ended(store, 3)
+    assert shown(store) == (3, b"3")
+    aside = Path(store.directory("r1"), "attempts")
+    assert [path.name for path in aside.iterdir()] == ["1"]
+    assert json.loads((aside / "1" / "record.json").read_text())["attempt"] == 1
+    assert logs.tail(str(aside / "1" / "log"), 10) == b"1"
+
+
+def test_whoever_follows_the_last_attempt_finds_its_log_until_there_is_another_record(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended(store)
+    seen, replace = [], os.replace
+
+    def replaced(*paths: Any) -> None:
+        seen.append(shown(store))
+        replace(*paths)
+
+    monkeypatch.setattr("tpu_ops.host.private.os.replace", replaced)
+    begun(store, 2)
+    assert [*seen, shown(store)] == [(1, b"1"), (2, b"")]
+
+
+def test_what_is_known_of_an_attempt_when_it_ended_goes_with_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that was killed in the midst of it had set aside what was known then."""
+    last = ended(store)
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tpu_ops.host.store.os.rename", killed)
+        with pytest.raises(Killed):
+            begun(store, 2)
+    store.write(last | {"reason": "seen later"})
+    begun(store, 2)
+    aside = json.loads(Path(store.directory("r1"), "attempts", "1", "record.json").read_text())
+    assert aside["reason"] == "seen later"
+
+
+def test_an_attempt_that_was_started_twice_has_two_logs(store: Store) -> None:
+    ended(store)
+    ended(store, supervisor={"pid": 1, "start": -1})
+    assert shown(store) == (1, b"1")
+    assert logs.tail(str(Path(store.directory("r1"), "attempts", "1", "log")), 10) == b"1"
+    assert logs.end(store.logs("r1")) == 1
+
+
+def test_an_attempt_that_the_disk_does_not_take_has_not_the_log_of_the_last_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended(store)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tpu_ops.host.private.os.fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            begun(store, 2)
+    store.remember(record.new_record(spec.check(good(**ALONE, attempt=2)), myself(), os.getuid(), ""))
+    assert shown(store) == (2, b"")
+    begun(store, run_id="r2")
+    assert shown(store) == (2, b"")
+    assert logs.tail(str(Path(store.directory("r1"), "attempts", "1", "log")), 10) == b"1"
+
+
+def test_what_comes_behind_a_start_that_was_killed_leaves_the_record_of_an_attempt_before_a_reboot(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tpu_ops.host.after.chips_after", lambda: {"holders": []})
+    begun(store, state="running", boot_id="another")
+    store.put_intent("r1", {"kind": "stop", "by": "ada", "requested": True})
+    after(store, "r1")
+    found = store.observe("r1") or {}
+    assert (found["state"], found["stop_requested_by"]) == ("lost", "ada")
+    assert found["reason"] == "the host was restarted while the run was on"

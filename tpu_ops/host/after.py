@@ -25,7 +25,8 @@ def after(store: Store, run_id: str) -> int:
     intent = store.take_intent(run_id)
     chips = chips_after()
     record = store.read(run_id)
-    if record is None or record["state"] in FINAL:
+    # A supervisor that was killed before its own record was written leaves that of an earlier attempt.
+    if record is None or record["state"] in FINAL or not store.of_this_boot(record):
         store.restore()
         if record is not None and requested_by(intent):
             note_stop_request(store, record, requested_by(intent), anyway=True)

@@ -1,9 +1,10 @@
-"""What is root's alone: directories below /run, and files that are locked there, as whoever reads one can."""
+"""What is root's alone: records, directories below /run, and files that are locked there, as whoever reads one can."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import time
 
@@ -11,7 +12,7 @@ from . import TYPE_CHECKING, proc
 from .wire import Refused
 
 if TYPE_CHECKING:
-    from typing import Iterator, TextIO
+    from typing import Any, Callable, Iterator, TextIO
 
 #: How long another process may keep a lock that is waited for, in seconds: less than systemd gives a start of a run,
 #: and what comes behind one (`unit.START_LIMIT`, `unit.STOP_MARGIN`).
@@ -82,3 +83,40 @@ def _kept(path: str) -> Refused:
     message += "; it is open in {}".format(", ".join(others)) if others else ""
     fix = "try again, as a start that is at work lets go of it by itself; `sudo fuser -v {}` tells what to end else"
     return Refused("failed", message, fix.format(path))
+
+
+def read(path: str) -> dict[str, Any] | None:
+    """Return the record in a file, or None where it has none."""
+    try:
+        with open(path, encoding="ascii") as file:
+            data = json.load(file)
+    except (OSError, ValueError):
+        return None  # what is no run, or a record that the disk has lost, is in the way of nothing
+    return data if isinstance(data, dict) else None
+
+
+def write(path: str, record: dict[str, Any], before: Callable[[], None] | None = None) -> None:
+    """Write a record; the file is there as a whole or as it was.
+
+    Args:
+        path: The file.
+        record: The record.
+        before: Called once the disk has the new one, just before that takes its place.
+
+    Raises:
+        OSError: The disk does not take it.
+    """
+    temporary = "{}.{}".format(path, os.getpid())
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            json.dump(record, file, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        if before is not None:
+            before()
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
