@@ -275,3 +275,40 @@ def test_what_comes_behind_a_start_that_was_killed_leaves_the_record_of_an_attem
     found = store.observe("r1") or {}
     assert (found["state"], found["stop_requested_by"]) == ("lost", "ada")
     assert found["reason"] == "the host was restarted while the run was on"
+
+
+# --- what is left of runs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("other", [True, False], ids=["another run is on", "its own unit is going"])
+def test_a_run_that_has_ended_is_settled_where_another_one_has_its_control_group(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bool
+) -> None:
+    monkeypatch.setattr(actions, "require_root", lambda: None)
+    monkeypatch.setattr(actions, "asking", myself)
+    monkeypatch.setattr("tpu_ops.host.store.SETTLE_LIMIT", 0.5)
+    slept: list[float] = []
+    monkeypatch.setattr("tpu_ops.host.store.time.sleep", slept.append)
+    own = {"pid": os.getpid(), "start": proc.start_time(os.getpid())}
+    gone = {"pid": os.getpid(), "start": -1}
+    found = ended(store, cgroup=str(tmp_path), supervisor=gone if other else own)
+    lock = store.lock({"run_id": "r2" if other else "r1", "supervisor": own})
+    assert lock is not None
+    with lock:
+        assert store.settled(found) == other
+        actions.stop({"protocol": wire.PROTOCOL, "run_id": "r1"}, store, wire.Caller(0, attended=False))
+    assert (slept == []) == other
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_stop_of_what_has_ended_waits_for_its_unit_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
+    monkeypatch.setattr(actions, "require_root", lambda: None)
+    monkeypatch.setattr(actions, "asking", myself)
+    waited: list[str] = []
+    monkeypatch.setattr(Store, "settle", lambda _, found: waited.append(found["run_id"]))
+    supervisor = {"pid": os.getpid(), "start": proc.start_time(os.getpid()) if alive else -1}
+    ended(store, supervisor=supervisor)
+    actions.stop({"protocol": wire.PROTOCOL, "run_id": "r1"}, store, wire.Caller(0, attended=False))
+    assert waited == ["r1"]

@@ -324,7 +324,8 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
             pass  # how it ended is anybody's to know
         else:
             _note(store, record, intent, alive=alive)
-        store.settle(record)
+        if alive:
+            store.settle(record)
         return {"ok": True, "record": record, "already": True}
     _require_control(person, record, request)
     store.put_intent(run_id, intent)

@@ -267,10 +267,15 @@ class Store:
             return dict(record, state="lost", reason="the supervisor ended without a final record")
         return record
 
-    @staticmethod
-    def settled(record: dict[str, Any]) -> bool:
-        """Return whether nothing of an ended run is left: the unit's control group goes as the last thing."""
-        return not record.get("cgroup") or not os.path.isdir(record["cgroup"])
+    def settled(self, record: dict[str, Any]) -> bool:
+        """Return whether nothing of an ended run is left: the unit's control group goes as the last thing.
+
+        Where another run is on, it is that one's: all have the same.
+        """
+        if not record.get("cgroup") or not os.path.isdir(record["cgroup"]):
+            return True
+        holder = self.holder()
+        return holder is not None and holder["supervisor"] != record["supervisor"]
 
     def settle(self, record: dict[str, Any]) -> None:
         """Wait a moment until the unit of an ended run is gone too: who hears of the end may start the next run."""
