@@ -312,3 +312,18 @@ def test_a_stop_of_what_has_ended_waits_for_its_unit_once(
     ended(store, supervisor=supervisor)
     actions.stop({"protocol": wire.PROTOCOL, "run_id": "r1"}, store, wire.Caller(0, attended=False))
     assert waited == ["r1"]
+
+
+def test_what_a_supervisor_was_writing_when_it_was_killed_goes_with_its_run(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run_id in ("killed", "without", "strange"):
+        ended(store, run_id=run_id, since=1.0)
+        Path(store.directory(run_id), "record.json.4242").touch()
+    Path(store.directory("without"), "record.json").unlink()
+    Path(store.directory("strange"), "notes.txt").touch()
+    monkeypatch.setattr("tpu_ops.host.store.KEPT_RUNS", 0)
+    begun(store, run_id="next")
+    assert sorted(path.name for path in Path(store.runs_dir).iterdir()) == ["next", "strange"]
+    found = sorted(path.name for path in Path(store.directory("strange")).iterdir())
+    assert found == ["notes.txt", "record.json"], "what cannot go is found again by its record"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 
 from . import TYPE_CHECKING, private, proc
@@ -26,6 +27,8 @@ KEPT_RUNS = 50
 #: What logs of ended runs may take together, in bytes: two runs that were started again and wrote all they may, and
 #: less than a tenth of a TPU VM's boot disk.
 KEPT_BYTES = 8 * 1024 * 1024 * 1024
+#: What a record is written to first, beside it: a process that is killed meanwhile leaves it.
+_UNFINISHED = re.compile(r"record\.json\.[0-9]+")
 #: States that a record never leaves.
 FINAL = ("succeeded", "failed", "stopped", "refused", "lost")
 
@@ -145,10 +148,13 @@ class Store:
         with contextlib.suppress(OSError):
             if os.path.isdir(self.files(run_id)):
                 os.rmdir(self.files(run_id))
-            # The record last: while it is there, what was interrupted here is done again.
-            for path in self._records(run_id):
-                _remove(path)
-            os.rmdir(self.directory(run_id))
+            # The record last, and only where all else has gone: while it is there, this is done again.
+            for name in filter(_UNFINISHED.fullmatch, os.listdir(self.directory(run_id))):
+                _remove(os.path.join(self.directory(run_id), name))
+            if set(os.listdir(self.directory(run_id))) <= {"record.json"}:
+                for path in self._records(run_id):
+                    _remove(path)
+                os.rmdir(self.directory(run_id))
 
     def _kept_logs(self, run_id: str) -> list[str]:
         """Return where the logs of a run's attempts are."""
