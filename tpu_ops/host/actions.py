@@ -318,10 +318,14 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
         if not alive:
             # What comes behind a supervisor that was killed closes its record.
             store.settle(record)
-        with contextlib.suppress(Refused):
+        try:
             _require_control(person, record, request)
+        except Refused:
+            pass  # how it ended is anybody's to know
+        else:
             _note(store, record, intent, alive=alive)
-        store.settle(record)
+        if alive:
+            store.settle(record)
         return {"ok": True, "record": record, "already": True}
     _require_control(person, record, request)
     store.put_intent(run_id, intent)
@@ -350,6 +354,9 @@ def _note(store: Store, record: Dict[str, Any], intent: Dict[str, Any], *, alive
         record: Its final record.
         intent: As `_intent` has it.
         alive: Whether its supervisor, which may still be writing that, is there; what comes behind it heeds intents.
+
+    Raises:
+        Refused: Somebody keeps the records locked.
     """
     from .record import note_stop_request  # few requests want it
 

@@ -17,19 +17,21 @@ if TYPE_CHECKING:
 def after(store: Store, run_id: str) -> int:
     """Repeat the last checks once the unit's processes are gone, and close the record of a dead supervisor.
 
-    systemd runs this (ExecStopPost) and tells in the environment how the supervisor ended.
+    systemd runs this (ExecStopPost) and tells in the environment how the supervisor ended. Nobody closes it later, so
+    that a lock which somebody keeps is in the way of nothing: while this is at work no other attempt can begin.
     """
     spec.discard(store.run_dir, run_id)
     store.drop_secrets()
     intent = store.take_intent(run_id)
     chips = chips_after()
     record = store.read(run_id)
-    if record is None or record["state"] in FINAL:
+    # A supervisor that was killed before its own record was written leaves that of an earlier attempt.
+    if record is None or record["state"] in FINAL or not store.of_this_boot(record):
         store.restore()
         if record is not None and requested_by(intent):
-            note_stop_request(store, record, requested_by(intent))
+            note_stop_request(store, record, requested_by(intent), anyway=True)
         return 0
-    with store.changing():
+    with store.changing(anyway=True):
         _close(store, store.read(run_id) or record, intent, chips)
     return 0
 

@@ -102,12 +102,21 @@ def requested_by(intent: Dict[str, Any] | None) -> str:
     return str(intent["by"]) if intent is not None and intent.get("requested") else ""
 
 
-def note_stop_request(store: Store, record: Dict[str, Any], name: str) -> None:
+def note_stop_request(store: Store, record: Dict[str, Any], name: str, *, anyway: bool = False) -> None:
     """Keep in the record of a rank that has ended who wants no other attempt of the run; who was first stays.
 
     Where its supervisor was killed, what comes behind that closes the record, and finds this there.
+
+    Args:
+        store: Where its record is.
+        record: Its record.
+        name: Who wants that.
+        anyway: As for `Store.changing`.
+
+    Raises:
+        Refused: Somebody keeps the records locked.
     """
-    with store.changing():
+    with store.changing(anyway=anyway):
         found = store.read(record["run_id"])
         if found is None or found["state"] == "succeeded" or found.get("stop_requested_by"):
             return

@@ -8,7 +8,7 @@ import os
 import re
 import time
 
-from . import TYPE_CHECKING
+from . import TYPE_CHECKING, private
 from .wire import Refused
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def put(run_dir: str, spec: dict[str, Any], uid: int, asked_by: int, marker: str
         Refused: A spec of this run waits already: another start is at work, or died before its supervisor began.
     """
     path = path_of(run_dir, spec["run_id"])
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    private.directory(run_dir, "specs")
     # Whoever finds it finds all of it: by the marker the same request knows itself when it comes again.
     written = "{}.{}".format(path, os.getpid())
     descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)

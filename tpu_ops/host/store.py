@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
+import re
 import time
 
-from . import TYPE_CHECKING, proc
+from . import TYPE_CHECKING, private, proc
 from .person import Person
 from .spec import RUN_ID, encode
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, TextIO
+    from typing import Any, ContextManager, Dict, TextIO
 
 #: How long the unit of an ended run may take to go, in seconds.
 SETTLE_LIMIT = 5.0
@@ -27,6 +27,8 @@ KEPT_RUNS = 50
 #: What logs of ended runs may take together, in bytes: two runs that were started again and wrote all they may, and
 #: less than a tenth of a TPU VM's boot disk.
 KEPT_BYTES = 8 * 1024 * 1024 * 1024
+#: What a record is written to first, beside it: a process that is killed meanwhile leaves it.
+_UNFINISHED = re.compile(r"record\.json\.[0-9]+")
 #: States that a record never leaves.
 FINAL = ("succeeded", "failed", "stopped", "refused", "lost")
 
@@ -49,54 +51,81 @@ class Store:
         return os.path.join(self.runs_dir, run_id)
 
     def logs(self, run_id: str) -> str:
-        """Return the directory of a run's log segments."""
-        return os.path.join(self.directory(run_id), "log")
+        """Return the directory of the log segments of the attempt that a run's record is of.
+
+        Between two attempts that may be the one where the last attempt's log is set aside to.
+        """
+        plain = self._own_log(run_id)
+        attempt, on_disk = _attempt(self.read(run_id)), _attempt(self._on_disk(run_id))
+        aside = os.path.join(self._aside(run_id, attempt), "log")
+        # An attempt that the disk has not heard of has no log, and what is there is the last one's.
+        elsewhere = on_disk not in (0, attempt) or (not os.path.isdir(plain) and os.path.isdir(aside))
+        return aside if elsewhere else plain
 
     def files(self, run_id: str) -> str:
         """Return the directory of a run that its person may write to."""
         return os.path.join(self.directory(run_id), "files")
 
     def prepare(self, run_id: str, uid: int, gid: int) -> None:
-        """Make the directories of a new run, or set aside what its last attempt left; the person's files stay.
+        """Make the directories of a new run, or room for another attempt of one; the person's files stay.
 
-        Ended runs that are too many or too large go before.
+        What the last attempt left is set aside when the record of the new one is written: until then there is that of
+        the last. Ended runs that are too many or too large go before.
 
         Raises:
             OSError: The disk does not take them.
         """
-        os.makedirs(self.run_dir, mode=0o700, exist_ok=True)
+        private.directory(self.run_dir)
         os.makedirs(self.runs_dir, mode=0o755, exist_ok=True)
         self.restore()
         self._prune(run_id)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.directory(run_id), 0o711)
-        self._set_aside(run_id)
-        os.mkdir(self.logs(run_id), 0o700)
+        self._forget_oldest(run_id)
+        if self._on_disk(run_id) is None:
+            # A full disk did not take it before the host was restarted, or has lost it.
+            self._set_aside(run_id, _attempt(self.read(run_id)))
+            os.mkdir(self._own_log(run_id), 0o700)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.files(run_id), 0o700)
             os.chown(self.files(run_id), uid, gid)
 
-    def _set_aside(self, run_id: str) -> None:
-        """Move record and log of the last attempt below ``attempts/N``, and remove the oldest that are there.
+    def _set_aside(self, run_id: str, attempt: int) -> None:
+        """Move the last attempt's log below ``attempts/N``, and have its record there too, which stays where it is.
 
-        N is 0 where no record tells: a full disk did not take it before the host was restarted, or has lost it.
+        Args:
+            run_id: The run.
+            attempt: N; 0 where no record tells.
         """
-        earlier = self.read(run_id)
-        directory = self.directory(run_id)
-        # The record last: while it is there, what was interrupted here is done again.
-        left = [name for name in ("log", "record.json") if os.path.lexists(os.path.join(directory, name))]
-        if not left:
+        log, record = self._own_log(run_id), self._records(run_id)[1]
+        if not os.path.lexists(log) and not os.path.lexists(record):
             return
-        parent = os.path.join(directory, "attempts")
-        folder = os.path.join(parent, str(earlier["attempt"] if earlier else 0))
-        if earlier is None:
+        folder = self._aside(run_id, attempt)
+        if os.path.lexists(log) and os.path.lexists(folder):
+            # Of an attempt whose record was lost, or what was interrupted here and is done again.
             _remove_tree(folder, whole=False)
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        for name in left:
-            os.rename(os.path.join(directory, name), os.path.join(folder, name))
-        kept = sorted((name for name in os.listdir(parent) if name.isdigit()), key=int)
-        for name in kept[:-KEPT_ATTEMPTS]:
+        if os.path.lexists(record):
+            _remove(os.path.join(folder, "record.json"))
+            os.link(record, os.path.join(folder, "record.json"))
+        if os.path.lexists(log):
+            os.rename(log, os.path.join(folder, "log"))
+
+    def _forget_oldest(self, run_id: str) -> None:
+        """Remove the oldest attempts that are set aside, so that there is room for one more."""
+        parent = os.path.join(self.directory(run_id), "attempts")
+        names = os.listdir(parent) if os.path.isdir(parent) else []
+        kept = sorted((name for name in names if name.isdigit()), key=int)
+        for name in kept[: max(0, len(kept) + 1 - KEPT_ATTEMPTS)]:
             _remove_tree(os.path.join(parent, name))
+
+    def _own_log(self, run_id: str) -> str:
+        """Return the directory of the log of the attempt that the record on the disk is of."""
+        return os.path.join(self.directory(run_id), "log")
+
+    def _aside(self, run_id: str, attempt: int) -> str:
+        """Return the directory of an attempt that is set aside."""
+        return os.path.join(self.directory(run_id), "attempts", str(attempt))
 
     def _prune(self, current: str) -> None:
         """Remove ended runs beyond the newest few; of one whose person has left files, the logs alone.
@@ -119,10 +148,13 @@ class Store:
         with contextlib.suppress(OSError):
             if os.path.isdir(self.files(run_id)):
                 os.rmdir(self.files(run_id))
-            # The record last: while it is there, what was interrupted here is done again.
-            for path in self._records(run_id):
-                _remove(path)
-            os.rmdir(self.directory(run_id))
+            # The record last, and only where all else has gone: while it is there, this is done again.
+            for name in filter(_UNFINISHED.fullmatch, os.listdir(self.directory(run_id))):
+                _remove(os.path.join(self.directory(run_id), name))
+            if set(os.listdir(self.directory(run_id))) <= {"record.json"}:
+                for path in self._records(run_id):
+                    _remove(path)
+                os.rmdir(self.directory(run_id))
 
     def _kept_logs(self, run_id: str) -> list[str]:
         """Return where the logs of a run's attempts are."""
@@ -144,13 +176,16 @@ class Store:
             self.directory(run_id), "record.json"
         )
 
-    @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
-        """Keep others from setting a record aside, or from adding to one that has ended, for as long as this lasts."""
-        os.makedirs(self.run_dir, mode=0o700, exist_ok=True)
-        with open(os.path.join(self.run_dir, "changing"), "w", encoding="ascii") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+    def changing(self, *, anyway: bool = False) -> ContextManager[None]:
+        """Keep others from setting a record aside, or from adding to one that has ended, for as long as this lasts.
+
+        Args:
+            anyway: Where somebody else does not let go of it, go on all the same.
+
+        Raises:
+            Refused: Somebody else does not let go of it.
+        """
+        return private.locked(os.path.join(private.directory(self.run_dir), "changing"), anyway=anyway)
 
     def write(self, record: dict[str, Any]) -> None:
         """Write a run's record to the disk; a reader sees the old one or the new one, never a part.
@@ -164,10 +199,20 @@ class Store:
     def to_disk(self, record: dict[str, Any]) -> None:
         """Write a run's record to the disk, where one in memory goes on to count before it.
 
+        In the place of an earlier attempt's, that one is set aside with its log.
+
         Raises:
             OSError: The disk does not take it.
         """
-        _replace(self._records(record["run_id"])[1], record)
+        run_id = record["run_id"]
+        path = self._records(run_id)[1]
+        earlier = self._on_disk(run_id)
+        if earlier is None or not _is_later(record, earlier):
+            private.write(path, record)
+            return
+        # As late as can be: until the record is replaced, whoever follows the last attempt reads its log.
+        private.write(path, record, lambda: self._set_aside(run_id, _attempt(earlier)))
+        os.mkdir(self._own_log(run_id), 0o700)
 
     def forget_in_memory(self, run_id: str) -> None:
         """Let the record on the disk count."""
@@ -186,8 +231,8 @@ class Store:
         """Write a run's record to memory, where it stands for that on the disk until the next one is written there."""
         in_memory, _ = self._records(record["run_id"])
         with contextlib.suppress(OSError):
-            os.makedirs(os.path.dirname(in_memory), mode=0o700, exist_ok=True)
-            _replace(in_memory, record)
+            private.directory(self.run_dir, "records")
+            private.write(in_memory, record)
 
     def restore(self) -> None:
         """Write to the disk what it did not take before; a run that it has never heard of is forgotten."""
@@ -209,31 +254,34 @@ class Store:
 
     def read(self, run_id: str) -> dict[str, Any] | None:
         """Return a run's record, or None where this host has never heard of it."""
-        for path in self._records(run_id):
-            try:
-                with open(path, encoding="ascii") as file:
-                    data = json.load(file)
-            except (OSError, ValueError):
-                continue  # what is no run, or a record that the disk has lost, is in the way of nothing
-            return data if isinstance(data, dict) else None
-        return None
+        found = (private.read(path) for path in self._records(run_id))
+        return next((record for record in found if record is not None), None)
+
+    def _on_disk(self, run_id: str) -> dict[str, Any] | None:
+        """Return a run's record as the disk has it, or None where it has none that can be read."""
+        return private.read(self._records(run_id)[1])
 
     def observe(self, run_id: str) -> dict[str, Any] | None:
         """Return a run's record with the state that holds now: what died without a word is lost, not running."""
         record = self.read(run_id)
         if record is None or record["state"] in FINAL:
             return record
-        if (record["boot_id"], record["init_start"]) != self.boot():
+        if not self.of_this_boot(record):
             return dict(record, state="lost", reason="the host was restarted while the run was on")
         supervisor = record["supervisor"]
         if proc.start_time(supervisor["pid"]) != supervisor["start"]:
             return dict(record, state="lost", reason="the supervisor ended without a final record")
         return record
 
-    @staticmethod
-    def settled(record: dict[str, Any]) -> bool:
-        """Return whether nothing of an ended run is left: the unit's control group goes as the last thing."""
-        return not record.get("cgroup") or not os.path.isdir(record["cgroup"])
+    def settled(self, record: dict[str, Any]) -> bool:
+        """Return whether nothing of an ended run is left: the unit's control group goes as the last thing.
+
+        Where another run is on, it is that one's: all have the same.
+        """
+        if not record.get("cgroup") or not os.path.isdir(record["cgroup"]):
+            return True
+        holder = self.holder()
+        return holder is not None and holder["supervisor"] != record["supervisor"]
 
     def settle(self, record: dict[str, Any]) -> None:
         """Wait a moment until the unit of an ended run is gone too: who hears of the end may start the next run."""
@@ -245,6 +293,10 @@ class Store:
     def boot() -> tuple[str, int]:
         """Return what distinguishes this boot of this host from every other."""
         return proc.boot_id(), proc.start_time(1)
+
+    def of_this_boot(self, record: dict[str, Any]) -> bool:
+        """Return whether a run began since this host was started."""
+        return (record["boot_id"], record["init_start"]) == self.boot()
 
     def recent(self, count: int | None = None) -> list[dict[str, Any]]:
         """Return the records of the newest runs, or of all, newest first."""
@@ -262,11 +314,9 @@ class Store:
 
         The lock goes with the returned file, at the latest with the process.
         """
-        os.makedirs(self.run_dir, mode=0o700, exist_ok=True)
-        file = open(self._lock_path(), "a+", encoding="ascii")  # noqa: SIM115 - kept open, it is the lock
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        private.directory(self.run_dir)
+        file = private.opened(self._lock_path())  # kept open, it is the lock
+        if not private.take(file):
             file.close()
             return None
         file.truncate(0)
@@ -324,7 +374,7 @@ class Store:
     def put_intent(self, run_id: str, intent: dict[str, Any]) -> None:
         """Record why a run is about to be ended; the first intent stays, but for one that a person asks for."""
         path = self._intent_path(run_id)
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        private.directory(self.run_dir, "intents")
         temporary = "{}.{}".format(path, os.getpid())
         with open(temporary, "w", encoding="ascii") as file:
             json.dump(intent, file)
@@ -351,20 +401,15 @@ class Store:
         return os.path.join(self.run_dir, "intents", run_id + ".json")
 
 
-def _replace(path: str, record: dict[str, Any]) -> None:
-    """Write a record; the file is there as a whole or as it was."""
-    temporary = "{}.{}".format(path, os.getpid())
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            json.dump(record, file, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+def _attempt(record: dict[str, Any] | None) -> int:
+    """Return which attempt a record is of; 0 where there is none, or it does not tell."""
+    return int((record or {}).get("attempt", 0))
+
+
+def _is_later(record: dict[str, Any], earlier: dict[str, Any]) -> bool:
+    """Return whether a record is of a later attempt than another, or of the same one that was started twice."""
+    now, then = ((_attempt(each), each.get("supervisor")) for each in (record, earlier))
+    return now != then and now[0] >= then[0]
 
 
 def _remove(path: str) -> None:

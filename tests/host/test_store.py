@@ -1,0 +1,329 @@
+"""What stands of runs on a worker is root's alone, is there at any moment, and outlives whoever is killed over it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.alone import ALONE
+from tests.support.specs import good, myself
+from tpu_ops.host import actions, logs, private, proc, record, spec, wire
+from tpu_ops.host.after import after
+from tpu_ops.host.store import Store
+
+#: Locks the file that it is called with until its input ends.
+LOCKER = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, 2); print('locked', flush=True); input()"
+
+
+class Killed(BaseException):
+    """This process gets no further."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path))
+
+
+def begun(store: Store, attempt: int = 1, **changes: Any) -> dict[str, Any]:
+    """Have an attempt of a run begin, and return its record."""
+    found = record.new_record(spec.check(good(**ALONE, attempt=attempt)), myself(), os.getuid(), "") | changes
+    store.prepare(found["run_id"], os.getuid(), os.getgid())
+    store.write(found)
+    return found
+
+
+def ended(store: Store, attempt: int = 1, **changes: Any) -> dict[str, Any]:
+    """Leave an attempt whose log is its number."""
+    found = begun(store, attempt, state="failed", **changes)
+    Path(store.logs(found["run_id"]), f"{0:020d}.log").write_text(str(attempt))
+    return found
+
+
+def shown(store: Store) -> tuple[int, bytes]:
+    """Return the attempt and the log of the run as whoever asks for them gets them."""
+    return (store.observe("r1") or {})["attempt"], logs.tail(store.logs("r1"), 10)
+
+
+# --- root's alone ---------------------------------------------------------------------------------------------
+
+
+def _put(store: Store) -> None:
+    spec.put(store.run_dir, spec.check(good()), os.getuid(), os.getuid(), "")
+
+
+def _change(store: Store) -> None:
+    with store.changing():
+        pass
+
+
+def _lock(store: Store) -> None:
+    lock = store.lock({})
+    assert lock is not None
+    lock.close()
+
+
+def _remember(store: Store) -> None:
+    store.remember({"run_id": "r1"})
+
+
+def _intend(store: Store) -> None:
+    store.put_intent("r1", {})
+
+
+def _prepare(store: Store) -> None:
+    store.prepare("r1", os.getuid(), os.getgid())
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["after a boot", "as earlier versions left it"])
+@pytest.mark.parametrize("first", [_put, _change, _lock, _remember, _intend, _prepare])
+def test_nobody_else_can_lock_what_runs_wait_for(store: Store, first: Callable[[Store], None], earlier: bool) -> None:
+    """To lock a file takes no more than reading it."""
+    umask = os.umask(0)
+    try:
+        if earlier:
+            for name in ("specs", "records", "intents"):
+                Path(store.run_dir, name).mkdir(parents=True)
+            for name in ("lock", "changing"):
+                Path(store.run_dir, name).touch(0o644)
+        first(store)
+        assert stat.S_IMODE(Path(store.run_dir).stat().st_mode) == 0o700
+        for each in (_put, _change, _lock, _remember, _intend):
+            if each is not first:
+                each(store)
+    finally:
+        os.umask(umask)
+    found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in Path(store.run_dir).iterdir()}
+    assert found == {"specs": 0o700, "records": 0o700, "intents": 0o700, "lock": 0o600, "changing": 0o600}
+
+
+@contextlib.contextmanager
+def kept(store: Store) -> Iterator[int]:
+    """Have another process lock what changes of records are made under; its id is given."""
+    path = Path(store.run_dir, "changing")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    command = [sys.executable, "-c", LOCKER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        try:
+            yield other.pid
+        finally:
+            other.kill()
+
+
+def test_who_keeps_records_locked_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "LOCK_LIMIT", 0.2)
+    with kept(store) as pid, pytest.raises(wire.Refused) as raised, store.changing():
+        pytest.fail("somebody else has it")
+    assert raised.value.message.startswith(f"{store.run_dir}/changing has been locked by another process for 0 s; ")
+    assert f"pid {pid} of {myself().name} (" in raised.value.message
+    assert "sudo fuser" in raised.value.fix
+    with store.changing():
+        pass
+
+
+def test_records_that_are_let_go_of_in_time_are_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = private.opened(str(Path(private.directory(store.run_dir), "changing")))
+    assert private.take(file)
+    monkeypatch.setattr("tpu_ops.host.private.time.sleep", lambda _: fcntl.flock(file, fcntl.LOCK_UN))
+    with store.changing(), pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    file.close()
+
+
+@pytest.mark.parametrize("state", ["running", "failed"])
+def test_the_record_of_a_dead_supervisor_is_closed_whoever_keeps_it_locked(
+    store: Store, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setattr(private, "LOCK_LIMIT", 0.2)
+    monkeypatch.setattr("tpu_ops.host.after.chips_after", lambda: {"holders": []})
+    begun(store, state=state)
+    store.put_intent("r1", {"kind": "stop", "by": "ada", "requested": True})
+    with kept(store):
+        assert after(store, "r1") == 0
+    found = store.read("r1") or {}
+    assert (found["state"], found["stop_requested_by"]) == ("stopped" if state == "running" else "failed", "ada")
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["whose it is", "who may not stop it anyway"])
+def test_a_stop_that_cannot_be_noted_is_said(store: Store, monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
+    monkeypatch.setattr(private, "LOCK_LIMIT", 0.2)
+    monkeypatch.setattr(actions, "require_root", lambda: None)
+    monkeypatch.setattr(actions, "asking", myself)
+    ended(store, supervisor={"pid": os.getpid(), "start": -1})
+    request, caller = {"protocol": wire.PROTOCOL, "run_id": "r1"}, wire.Caller(0, attended=False)
+    if not own:
+
+        def refuse(*_: object) -> None:
+            raise wire.Refused("denied", "the run belongs to ada")
+
+        monkeypatch.setattr(actions, "_require_control", refuse)
+    with kept(store):
+        if own:
+            with pytest.raises(wire.Refused, match="has been locked by another process"):
+                actions.stop(request, store, caller)
+        else:
+            assert actions.stop(request, store, caller)["already"] is True
+
+
+# --- from one attempt to the next -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["fsync", "link", "rename", "replace"])
+def test_there_is_a_record_with_its_log_at_any_moment_between_two_attempts(
+    store: Store, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Where the power goes it is the same, and a start of another run removes nothing of it."""
+    ended(store)
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"tpu_ops.host.store.os.{step}", killed)
+        with pytest.raises(Killed):
+            begun(store, 2)
+    assert shown(store) == (1, b"1")
+    begun(store, run_id="r2")
+    assert shown(store) == (1, b"1")
+    ended(store, 3)
+    assert shown(store) == (3, b"3")
+    aside = Path(store.directory("r1"), "attempts")
+    assert [path.name for path in aside.iterdir()] == ["1"]
+    assert json.loads((aside / "1" / "record.json").read_text())["attempt"] == 1
+    assert logs.tail(str(aside / "1" / "log"), 10) == b"1"
+
+
+def test_whoever_follows_the_last_attempt_finds_its_log_until_there_is_another_record(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended(store)
+    seen, replace = [], os.replace
+
+    def replaced(*paths: Any) -> None:
+        seen.append(shown(store))
+        replace(*paths)
+
+    monkeypatch.setattr("tpu_ops.host.private.os.replace", replaced)
+    begun(store, 2)
+    assert [*seen, shown(store)] == [(1, b"1"), (2, b"")]
+
+
+def test_what_is_known_of_an_attempt_when_it_ended_goes_with_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that was killed in the midst of it had set aside what was known then."""
+    last = ended(store)
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tpu_ops.host.store.os.rename", killed)
+        with pytest.raises(Killed):
+            begun(store, 2)
+    store.write(last | {"reason": "seen later"})
+    begun(store, 2)
+    aside = json.loads(Path(store.directory("r1"), "attempts", "1", "record.json").read_text())
+    assert aside["reason"] == "seen later"
+
+
+def test_an_attempt_that_was_started_twice_has_two_logs(store: Store) -> None:
+    ended(store)
+    ended(store, supervisor={"pid": 1, "start": -1})
+    assert shown(store) == (1, b"1")
+    assert logs.tail(str(Path(store.directory("r1"), "attempts", "1", "log")), 10) == b"1"
+    assert logs.end(store.logs("r1")) == 1
+
+
+def test_an_attempt_that_the_disk_does_not_take_has_not_the_log_of_the_last_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended(store)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tpu_ops.host.private.os.fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            begun(store, 2)
+    store.remember(record.new_record(spec.check(good(**ALONE, attempt=2)), myself(), os.getuid(), ""))
+    assert shown(store) == (2, b"")
+    begun(store, run_id="r2")
+    assert shown(store) == (2, b"")
+    assert logs.tail(str(Path(store.directory("r1"), "attempts", "1", "log")), 10) == b"1"
+
+
+def test_what_comes_behind_a_start_that_was_killed_leaves_the_record_of_an_attempt_before_a_reboot(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tpu_ops.host.after.chips_after", lambda: {"holders": []})
+    begun(store, state="running", boot_id="another")
+    store.put_intent("r1", {"kind": "stop", "by": "ada", "requested": True})
+    after(store, "r1")
+    found = store.observe("r1") or {}
+    assert (found["state"], found["stop_requested_by"]) == ("lost", "ada")
+    assert found["reason"] == "the host was restarted while the run was on"
+
+
+# --- what is left of runs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("other", [True, False], ids=["another run is on", "its own unit is going"])
+def test_a_run_that_has_ended_is_settled_where_another_one_has_its_control_group(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bool
+) -> None:
+    monkeypatch.setattr(actions, "require_root", lambda: None)
+    monkeypatch.setattr(actions, "asking", myself)
+    monkeypatch.setattr("tpu_ops.host.store.SETTLE_LIMIT", 0.5)
+    slept: list[float] = []
+    monkeypatch.setattr("tpu_ops.host.store.time.sleep", slept.append)
+    own = {"pid": os.getpid(), "start": proc.start_time(os.getpid())}
+    gone = {"pid": os.getpid(), "start": -1}
+    found = ended(store, cgroup=str(tmp_path), supervisor=gone if other else own)
+    lock = store.lock({"run_id": "r2" if other else "r1", "supervisor": own})
+    assert lock is not None
+    with lock:
+        assert store.settled(found) == other
+        actions.stop({"protocol": wire.PROTOCOL, "run_id": "r1"}, store, wire.Caller(0, attended=False))
+    assert (slept == []) == other
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_stop_of_what_has_ended_waits_for_its_unit_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
+    monkeypatch.setattr(actions, "require_root", lambda: None)
+    monkeypatch.setattr(actions, "asking", myself)
+    waited: list[str] = []
+    monkeypatch.setattr(Store, "settle", lambda _, found: waited.append(found["run_id"]))
+    supervisor = {"pid": os.getpid(), "start": proc.start_time(os.getpid()) if alive else -1}
+    ended(store, supervisor=supervisor)
+    actions.stop({"protocol": wire.PROTOCOL, "run_id": "r1"}, store, wire.Caller(0, attended=False))
+    assert waited == ["r1"]
+
+
+def test_what_a_supervisor_was_writing_when_it_was_killed_goes_with_its_run(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run_id in ("killed", "without", "strange"):
+        ended(store, run_id=run_id, since=1.0)
+        Path(store.directory(run_id), "record.json.4242").touch()
+    Path(store.directory("without"), "record.json").unlink()
+    Path(store.directory("strange"), "notes.txt").touch()
+    monkeypatch.setattr("tpu_ops.host.store.KEPT_RUNS", 0)
+    begun(store, run_id="next")
+    assert sorted(path.name for path in Path(store.runs_dir).iterdir()) == ["next", "strange"]
+    found = sorted(path.name for path in Path(store.directory("strange")).iterdir())
+    assert found == ["notes.txt", "record.json"], "what cannot go is found again by its record"

@@ -1,0 +1,122 @@
+"""What is root's alone: records, directories below /run, and files that are locked there, as whoever reads one can."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+
+from . import TYPE_CHECKING, proc
+from .wire import Refused
+
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterator, TextIO
+
+#: How long another process may keep a lock that is waited for, in seconds: less than systemd gives a start of a run,
+#: and what comes behind one (`unit.START_LIMIT`, `unit.STOP_MARGIN`).
+LOCK_LIMIT = 10.0
+_POLL = 0.02
+
+
+def directory(top: str, name: str = "") -> str:
+    """Make a directory, or one of this name in it, and return it. No other user gets into either from then on.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    path = top
+    for path in [top, os.path.join(top, name)] if name else [top]:
+        # What makedirs makes on the way to the last one it gives other rights, and what is there it leaves.
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        os.chmod(path, 0o700)
+    return path
+
+
+def opened(path: str) -> TextIO:
+    """Open a file to lock it, made where it is missing; what stands in it stays. No other user opens it from then on.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return os.fdopen(descriptor, "a+", encoding="ascii")
+
+
+@contextlib.contextmanager
+def locked(path: str, *, anyway: bool = False) -> Iterator[None]:
+    """Have a file locked for as long as this lasts.
+
+    Args:
+        path: The file, made where it is missing.
+        anyway: Where somebody else does not let go of it, go on without it.
+
+    Raises:
+        Refused: Somebody else does not let go of it; they are named.
+    """
+    with opened(path) as file:
+        deadline = time.monotonic() + LOCK_LIMIT
+        while not take(file):
+            if time.monotonic() >= deadline:
+                if anyway:
+                    break
+                raise _kept(path)
+            time.sleep(_POLL)
+        yield
+
+
+def take(file: TextIO) -> bool:
+    """Lock a file where nobody else has it locked; return whether it is."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _kept(path: str) -> Refused:
+    named = "pid {pid} of {user} ({command})"
+    others = [named.format(**entry) for entry in proc.holders(paths=[path]) if entry["pid"] != os.getpid()]
+    message = "{} has been locked by another process for {:.0f} s".format(path, LOCK_LIMIT)
+    message += "; it is open in {}".format(", ".join(others)) if others else ""
+    fix = "try again, as a start that is at work lets go of it by itself; `sudo fuser -v {}` tells what to end else"
+    return Refused("failed", message, fix.format(path))
+
+
+def read(path: str) -> dict[str, Any] | None:
+    """Return the record in a file, or None where it has none."""
+    try:
+        with open(path, encoding="ascii") as file:
+            data = json.load(file)
+    except (OSError, ValueError):
+        return None  # what is no run, or a record that the disk has lost, is in the way of nothing
+    return data if isinstance(data, dict) else None
+
+
+def write(path: str, record: dict[str, Any], before: Callable[[], None] | None = None) -> None:
+    """Write a record; the file is there as a whole or as it was.
+
+    Args:
+        path: The file.
+        record: The record.
+        before: Called once the disk has the new one, just before that takes its place.
+
+    Raises:
+        OSError: The disk does not take it.
+    """
+    temporary = "{}.{}".format(path, os.getpid())
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            json.dump(record, file, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        if before is not None:
+            before()
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
