@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tpu_ops.host import follow, wire
+from tpu_ops.host import follow, logs, wire
 from tpu_ops.host.store import Store
 
 
@@ -53,3 +55,81 @@ def test_frames_end_without_an_end_where_another_attempt_begins(
         follow.follow(request, store, wire.Caller(source.fileno(), attended=False), said.fileno())
     frames = (tmp_path / "said").read_bytes().split(b"\n", 3)[3]
     assert frames == wire.frame(wire.DATA, 0, b"abc")
+
+
+class Lagging:
+    """Two attempts of a run, the second of which begins while the first one's log is being sent."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **record: Any) -> None:
+        self.store = Store(str(folder))
+        self.record = {"run_id": "r1", "state": "failed", "since": 1, "cgroup": "", "notes": ["a note"]}
+        self.record.update(record)
+        self._begin(1, b"1" * 30)
+        self._sink = os.open(folder / "said", os.O_CREAT | os.O_RDWR)
+        self.written, self._write = 0, wire.write_all
+        monkeypatch.setattr(follow, "require_root", lambda: None)
+        monkeypatch.setattr(logs.read, "__defaults__", (7,))
+
+    def _begin(self, attempt: int, data: bytes) -> None:
+        self.store.prepare("r1", os.getuid(), os.getgid())
+        log = {"bytes": 30, "dropped": 4, "rotated": 0, "fault": ""}
+        self.store.write({**self.record, "attempt": attempt, "log": log})
+        for offset in range(0, len(data), 10):
+            Path(self.store.logs("r1"), f"{offset:020d}.log").write_bytes(data[offset : offset + 10])
+
+    def frames(self, monkeypatch: pytest.MonkeyPatch, after: int, *, pruned: bool = False, live: bool = True) -> Any:
+        """Follow; the next attempt begins once so many pieces were sent, of which the first is the answer."""
+
+        def write_all(sink: int, data: bytes) -> None:
+            self._write(sink, data)
+            self.written += 1
+            if self.written == after:
+                self._begin(2, b"2" * 60)
+                if pruned:
+                    shutil.rmtree(Path(self.store.directory("r1"), "attempts", "1"))
+
+        monkeypatch.setattr(wire, "write_all", write_all)
+        request = {"marker": "0123456789", "protocol": wire.PROTOCOL, "run_id": "r1", "live": live}
+        with Path(os.devnull).open("rb") as source:
+            follow.follow(request, self.store, wire.Caller(source.fileno(), attended=False), self._sink)
+        rest = os.pread(self._sink, 2**20, 0).split(b"\n", 3)[3]
+        os.close(self._sink)
+        found = []
+        while rest:
+            kind, offset, size = wire.FRAME.unpack_from(rest)
+            found.append((kind, offset, rest[wire.FRAME.size :][:size]))
+            rest = rest[wire.FRAME.size + size :]
+        return found
+
+
+#: What the first attempt's log is in reads of 7 bytes from segments of 10.
+FIRST = [(wire.DATA, 10 * number + at, b"1" * size) for number in range(3) for at, size in ((0, 7), (7, 3))]
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize("after", [1, 2, 4, 7, 8])
+def test_the_rest_of_an_attempt_is_told_from_where_the_next_one_has_set_it_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, live: bool
+) -> None:
+    lagging = Lagging(tmp_path, monkeypatch)
+    monkeypatch.setattr(lagging.store, "settle", lambda _: pytest.fail("the next one is on"))
+    *found, (kind, at, value) = lagging.frames(monkeypatch, after, live=live)
+    assert (kind, at) == (wire.END, 34)
+    assert found == [*FIRST, (wire.NOTE, 30, b"a note"), (wire.GAP, 34, b"")]
+    assert json.loads(value)["record"]["attempt"] == 1
+    assert json.loads(value)["tail"] == "1" * 30
+
+
+@pytest.mark.parametrize("after", [1, 2, 4, 7])
+def test_of_an_attempt_that_is_removed_while_it_is_sent_nothing_more_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    found = Lagging(tmp_path, monkeypatch).frames(monkeypatch, after, pruned=True)
+    assert [frame for frame in found if frame[0] != wire.NOTE] == FIRST[: after - 1]
+
+
+def test_an_attempt_that_was_set_aside_without_its_end_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = {"boot_id": "another", "init_start": 1}
+    *_, (kind, _, value) = Lagging(tmp_path, monkeypatch, state="running", **ids).frames(monkeypatch, 2)
+    found = json.loads(value)["record"]
+    assert (kind, found["state"], found["attempt"]) == (wire.END, "lost", 1)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,6 +148,88 @@ def test_a_segment_that_cannot_be_removed_on_a_full_disk_stops_no_logger(
     logger = written(tmp_path, bytes(range(100)))
     assert logger.dropped == 75
     assert everything(tmp_path) == bytes(range(25))
+
+
+class Stall:
+    """Plays a disk on which one kind of call on segments does not return until it is let go."""
+
+    def __init__(self, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.call, self.let_go = getattr(os, call), threading.Event()
+        monkeypatch.setattr(f"tpu_ops.host.logs.os.{call}", self)
+
+    def __call__(self, what: int | str, *values: Any, **named: Any) -> Any:
+        path = Path(f"/proc/self/fd/{what}").readlink() if isinstance(what, int) else Path(what)
+        if path.suffix == ".log":
+            assert self.let_go.wait(60)
+        return self.call(what, *values, **named)
+
+
+@pytest.mark.parametrize("call", ["open", "write", "close", "unlink"])
+def test_a_disk_that_stalls_holds_up_no_rank_and_what_had_no_room_is_missed_at_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    folder, size = str(tmp_path), 3 * logs.BUFFER
+    data = b"".join(number.to_bytes(8, "big") for number in range(size // 8))
+    stall = Stall(call, monkeypatch)
+    source, sink = os.pipe()
+    # Large enough for all that is kept, but where removing is to stall.
+    logger = logs.Logger(source, folder, 2**20, 3 * 2**20 if call == "unlink" else 2**30)
+    rank = threading.Thread(target=lambda: (os.write(sink, data), os.write(sink, b"!")), daemon=True)
+    logger.start()
+    try:
+        rank.start()
+        rank.join(20)
+        assert not rank.is_alive()
+        await_(lambda: logger.offset + logger.unread() == size + 1)
+        facts = logger.facts(last=True)
+        assert facts["bytes"] + facts["dropped"] == size + 1
+        assert facts["dropped"] >= size - 3 * 2**20, "what waits counts as lost where the run ends now"
+    finally:
+        stall.let_go.set()
+    await_(lambda: logger.offset == size + 1)
+    os.write(sink, b"later")
+    await_(lambda: logs.tail(folder, 5) == b"later")
+    os.close(sink)
+    logger.join(10)
+    holes, at = [], logs.segments(folder)[0][0]
+    assert bool(at) == (call == "unlink")
+    while (found := logs.read(folder, at))[1]:
+        start, read = found
+        if start > at:
+            holes.append((at, start))
+        assert (data + b"!later")[start:][: len(read)] == read
+        at = start + len(read)
+    [(begin, end)] = holes
+    assert (begin >= logs.BUFFER, end, at) == (True, size + 1, size + 6)
+    facts = logger.facts(last=True)
+    assert bool(facts.pop("rotated")) == (call == "unlink")
+    assert facts == {"bytes": begin + 5, "dropped": end - begin, "fault": "the disk did not take it in time"}
+
+
+def await_(holds: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_of_a_burst_nothing_is_lost_where_the_disk_takes_it_a_moment_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that writes faster than a sound disk is slowed to its pace."""
+    write, data = os.write, bytes(range(256)) * (2 * logs.BUFFER // 256)
+
+    def slow(handle: int, piece: bytes) -> int:
+        if Path(f"/proc/self/fd/{handle}").readlink().suffix == ".log":
+            time.sleep(0.001)
+        return write(handle, piece)
+
+    monkeypatch.setattr("tpu_ops.host.logs.os.write", slow)
+    # On a machine that is busy a sound disk is slower than that.
+    monkeypatch.setattr(logs, "_PATIENCE", 10)
+    logger = written(tmp_path, data, segment=2**20)
+    assert logger.facts() == {"bytes": len(data), "dropped": 0, "rotated": 0, "fault": ""}
+    assert logs.tail(str(tmp_path), len(data)) == data
 
 
 def test_a_time_means_the_first_byte_that_may_be_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

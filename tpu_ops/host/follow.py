@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 
 from . import TYPE_CHECKING, logs, wire
@@ -11,7 +13,7 @@ from .spec import check_run_id
 from .store import FINAL, Store
 
 if TYPE_CHECKING:
-    from typing import Any, Dict
+    from typing import Any, Dict, Iterator
 
 _POLL = 0.1
 #: Bytes of the log between two looks at everything else: a rank may write faster than the peer takes it.
@@ -25,7 +27,8 @@ _TAIL = 4096
 def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int) -> None:
     """Answer, then send frames until the rank has ended; the END frame carries the record and the log's last lines.
 
-    Where another attempt begins meanwhile, the frames end without it.
+    Where another attempt begins meanwhile, this one is read to its end from where it was set aside; without its record
+    the frames end without an END.
 
     Request: ``run_id``; ``offset`` (default 0), or in its place ``since`` (seconds since 1970); ``notes`` (default 0:
     so many notes of the supervisor are known);
@@ -42,7 +45,12 @@ def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int
     if record is None:
         raise wire.Refused("missing", "this worker knows no run {}".format(run_id))
     wire.answer(sink, request["marker"], {"ok": True, "record": record})
-    attempt, directory = record["attempt"], store.logs(run_id)
+    with _log_of(store, record) as directory:
+        _send(request, _Attempt(store, record), directory, caller, sink)
+
+
+def _send(request: Dict[str, Any], rank: _Attempt, directory: str, caller: wire.Caller, sink: int) -> None:
+    """Send the frames that follow the answer."""
     offset = max(0, request.get("offset") or 0)
     if not offset and request.get("since"):
         offset = logs.since(directory, float(request["since"]))
@@ -53,9 +61,9 @@ def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int
     noted = max(0, request.get("notes") or 0)
     while True:
         # The record first: what a rank wrote before its end is then read after its end was seen.
-        record = store.observe(run_id)
-        if record is None or record["attempt"] != attempt:
-            # Without an END: offsets and notes are of an attempt whose log is no longer there.
+        record = rank.observe()
+        if record is None:
+            # Without an END: what is left of its log is nobody's to vouch for.
             return
         before = offset
         if lines and offset < until:
@@ -66,13 +74,13 @@ def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int
         state = record["state"]
         if state == "lost":
             lost_since = lost_since or time.monotonic()
-        closing = state == "lost" and time.monotonic() - lost_since < _CLOSING_LIMIT
+        closing = state == "lost" and not rank.aside and time.monotonic() - lost_since < _CLOSING_LIMIT
         more = offset > before and offset < until
         if not more and (not live or (state in FINAL and not closing)):
             break
         caller.pause(0.0 if more else _POLL)
-    if live:
-        store.settle(record)
+    if live and not rank.aside:
+        rank.store.settle(record)
     log = record.get("log") or {}
     behind = log.get("bytes", 0) + log.get("dropped", 0)
     if lines and behind > offset:
@@ -81,6 +89,66 @@ def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int
         offset = behind
     value = {"record": record, "tail": logs.tail(directory, _TAIL).decode("utf-8", "replace")}
     wire.write_all(sink, wire.frame(wire.END, offset, json.dumps(value).encode("ascii")))
+
+
+class _Attempt:
+    """One attempt of a run, and no other, wherever its record is.
+
+    Args:
+        store: Where runs are kept.
+        record: The record of the attempt as it is now.
+    """
+
+    def __init__(self, store: Store, record: Dict[str, Any]) -> None:
+        self.store = store
+        self._last = record
+        #: Whether it was set aside, so that another one has begun.
+        self.aside = False
+
+    def observe(self) -> Dict[str, Any] | None:
+        """Return its record with the state that holds now, None where it is no longer kept."""
+        record = None if self.aside else self.store.observe(self._last["run_id"])
+        if record is None or record["attempt"] != self._last["attempt"]:
+            self.aside = True
+            record = self._set_aside()
+        self._last = record or self._last
+        return record
+
+    def _set_aside(self) -> Dict[str, Any] | None:
+        """Return the record that was set aside; it is over, though a disk that was full may not have kept how."""
+        try:
+            path = os.path.join(_aside(self.store, self._last), "record.json")
+            with open(path, encoding="ascii") as file:
+                record: Dict[str, Any] = json.load(file)
+        except (OSError, ValueError):
+            return None
+        if record["attempt"] != self._last["attempt"]:
+            return None
+        if record["state"] in FINAL:
+            return record
+        if self._last["state"] in FINAL:
+            return self._last
+        return dict(record, state="lost", reason="it ended without a final record")
+
+
+def _aside(store: Store, record: Dict[str, Any]) -> str:
+    """Return where an attempt's record and log go when the next one begins."""
+    return os.path.join(store.directory(record["run_id"]), "attempts", str(record["attempt"]))
+
+
+@contextlib.contextmanager
+def _log_of(store: Store, record: Dict[str, Any]) -> Iterator[str]:
+    """Give a path of an attempt's log that stays the same directory when the next attempt sets it aside."""
+    aside = os.path.join(_aside(store, record), "log")
+    directory = aside
+    with contextlib.ExitStack() as opened:
+        # In this order: where it has been set aside, the other may be the next attempt's.
+        for path in (store.logs(record["run_id"]), aside):
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+                opened.callback(os.close, descriptor)
+                directory = "/proc/self/fd/{}".format(descriptor)
+        yield directory
 
 
 def _send_log(sink: int, directory: str, offset: int) -> int:

@@ -25,6 +25,12 @@ TOTAL = 1024 * 1024 * 1024
 #: Seconds between two entries of the index.
 _INDEX_EVERY = 1.0
 _CHUNK = 256 * 1024
+#: What waits for the disk at most, and how much of it is written at once, in bytes.
+BUFFER = 4 * 1024 * 1024
+_PIECE = 64 * 1024
+#: How long a rank is slowed, with the buffer full, until a quarter of it is free, in seconds: a burst that a sound disk
+#: takes a moment later is not lost. A disk that takes less than that, 10 MB/s, slows nobody.
+_PATIENCE = 0.1
 #: Of what a disk says no to: what room helps against.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -118,10 +124,12 @@ def _remove(path: str) -> None:
 
 
 class Logger(threading.Thread):
-    """Moves what a pipe delivers into segments, in a thread of its own, and never lets a rank wait for the disk.
+    """Moves what a pipe delivers into segments, in threads of its own, and never lets a rank wait for the disk.
 
-    Where the disk is full, the oldest segment of this log goes. With none left, or where the disk has another fault,
-    the bytes are dropped and counted, and their offsets stay empty, so that a reader sees how many are missing.
+    One thread empties the pipe into a buffer, and this one the buffer into segments. Where the disk is full, the oldest
+    segment of this log goes. With none left, or where the disk has another fault, the bytes are dropped and counted,
+    and their offsets stay empty, so that a reader sees how many are missing. So are those that come while a disk that
+    stalls leaves the buffer full, until it has taken all that came before them.
 
     Args:
         source: Descriptor of the pipe's reading end; closed when the pipe ends.
@@ -141,6 +149,13 @@ class Logger(threading.Thread):
         self._start = 0
         self._indexed = float("-inf")
         self._kept: list[tuple[str, int]] = []
+        # With this lock held nothing is done that may stall.
+        self._changed = threading.Condition()
+        self._buffer = memoryview(bytearray(BUFFER))
+        #: Where in the buffer the oldest byte is, and how many wait there; behind its end they go on at its beginning.
+        self._first = self._waiting = 0
+        #: How many bytes had no room behind those that wait.
+        self._missed = 0
         self._came = 0
         #: Offset behind the last byte that was dealt with, dropped ones included.
         self.offset = 0
@@ -150,14 +165,66 @@ class Logger(threading.Thread):
 
     def run(self) -> None:
         """Copy until the last writer has closed the pipe."""
+        threading.Thread(target=self._receive, name="log pipe", daemon=True).start()
         while True:
-            data = os.read(self._source, 65536)
-            if not data:
+            with self._changed:
+                while not self._waiting and not self._missed and self._source >= 0:
+                    self._changed.wait()
+                piece = self._buffer[self._first :][: min(self._waiting, _PIECE)]
+            if piece:
+                self._append(piece)
+                with self._changed:
+                    self._first = (self._first + len(piece)) % len(self._buffer)
+                    self._waiting -= len(piece)
+                    self._changed.notify_all()
+            elif self._missed:
+                self.fault = self.fault or "the disk did not take it in time"
+                self._close()
+                with self._changed:
+                    self._drop(self._missed)
+                    self._missed = 0
+            else:
                 break
-            self._came += len(data)
-            self._append(data)
-        os.close(self._source)
         self._close()
+
+    def _receive(self) -> None:
+        """Empty the pipe until its last writer has closed it, whatever the disk does."""
+        import select  # a follower does without it
+
+        poll, beside = select.poll(), memoryview(bytearray(_PIECE))
+        poll.register(self._source, select.POLLIN)
+        while True:
+            # Whether there is room is asked once there is something to put there.
+            poll.poll()
+            room = self._room()
+            count = os.readv(self._source, [room or beside])
+            with self._changed:
+                self._came += count
+                if room:
+                    self._waiting += count
+                else:
+                    self._missed += count
+                if not count:
+                    os.close(self._source)
+                    self._source = -1
+                self._changed.notify_all()
+            if not count:
+                return
+
+    def _room(self) -> memoryview:
+        """Return where in the buffer the next bytes go; nothing where they are dropped."""
+        size = len(self._buffer)
+        with self._changed:
+            # Behind a hole all is dropped until the disk has got as far: one hole at a time, and no shreds between two.
+            if not self._missed and (
+                self._waiting < size
+                or self._changed.wait_for(lambda: size - self._waiting >= size // 4, timeout=_PATIENCE)
+            ):
+                if not self._waiting:
+                    self._first = 0
+                end = (self._first + self._waiting) % size
+                return self._buffer[end : end + size - self._waiting]
+            return self._buffer[:0]
 
     def unread(self) -> int:
         """Return how many bytes wait to be written: for a moment, or for as long as the disk stalls."""
@@ -167,10 +234,10 @@ class Logger(threading.Thread):
         if not self.is_alive():
             return 0
         count = bytearray(4)
-        # Closed just now: all has come.
-        with contextlib.suppress(OSError):
-            fcntl.ioctl(self._source, termios.FIONREAD, count)
-        return self._came - self.offset + int.from_bytes(count, sys.byteorder)
+        with self._changed:
+            if self._source >= 0:
+                fcntl.ioctl(self._source, termios.FIONREAD, count)
+            return self._came - self.offset + int.from_bytes(count, sys.byteorder)
 
     def facts(self, *, last: bool = False) -> dict[str, Any]:
         """Return how many bytes were written, how many of them rotation took, how many were dropped, and why.
@@ -178,15 +245,16 @@ class Logger(threading.Thread):
         Args:
             last: Whether this process ends now, so that what still waits to be written is dropped.
         """
-        lost = self.unread() if last else 0
-        return {
-            "bytes": self.offset - self.dropped,
-            "dropped": self.dropped + lost,
-            "rotated": self.rotated,
-            "fault": self.fault or ("the run ended before it was written" if lost else ""),
-        }
+        with self._changed:
+            lost = self.unread() if last else 0
+            return {
+                "bytes": self.offset - self.dropped,
+                "dropped": self.dropped + lost,
+                "rotated": self.rotated,
+                "fault": self.fault or ("the run ended before it was written" if lost else ""),
+            }
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while view:
             try:
@@ -200,11 +268,16 @@ class Logger(threading.Thread):
                     continue
                 # What comes next starts a segment of its own, behind the bytes that are missing.
                 self._close()
-                self.dropped += len(view)
-                self.offset += len(view)
+                self._drop(len(view))
                 return
-            self.offset += count
+            with self._changed:
+                self.offset += count
             view = view[count:]
+
+    def _drop(self, count: int) -> None:
+        with self._changed:
+            self.dropped += count
+            self.offset += count
 
     def _open(self) -> None:
         self._close()
