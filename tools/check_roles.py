@@ -52,6 +52,9 @@ TASK_STEPS = {
     # apt reads the archive from these files.
     ("python", "Configure the archive and what is active at login"): "install",
     ("python", "Bring Pythons and environments"): "prove",
+    # Where Python could not be installed.
+    ("python", "Remove the archive"): "install",
+    ("python", "Report why Python was not installed"): "install",
     # Part of applying: sshd would let nobody in, once it had read what this refuses.
     ("users", "Prove that sshd will find the keys"): "apply",
 }

@@ -338,17 +338,75 @@ def test_an_installation_that_is_under_way_is_nobody_s_failure(
     assert found == [failed, changed]
 
 
+def task_of_install(name: str) -> dict[str, Any]:
+    tasks = DataLoader().load_from_file(str(ROOT / "roles/base/tasks/install.yml"), trusted_as_template=True)
+    (task,) = (task for task in tasks if task["name"] == name)
+    return dict(task)
+
+
+def holds(task: dict[str, Any], variables: dict[str, Any]) -> bool:
+    conditions = task["when"] if isinstance(task["when"], list) else [task["when"]]
+    templar = Templar(DataLoader(), variables)
+    return all(templar.evaluate_conditional(condition) for condition in conditions)
+
+
 @pytest.mark.parametrize(("known", "refreshed"), [({}, False), ({"changed": False}, False), ({"changed": True}, True)])
 def test_package_lists_are_refreshed_with_mirrors_that_changed_and_a_tag_may_leave_the_mirrors_out(
     known: dict[str, bool], refreshed: bool
 ) -> None:
     """`--tags shell` reads the package lists, and runs no other task of this role."""
-    tasks = DataLoader().load_from_file(str(ROOT / "roles/base/tasks/install.yml"), trusted_as_template=True)
-    (task,) = (task for task in tasks if task["name"] == "Refresh the package lists")
     worker = {"apt_lists": {"filled": True, "age": 0}}
     variables: dict[str, Any] = {"ansible_facts": {"worker": worker}, "base_apt_cache_valid_time": 60}
     variables |= {"__base_mirrors": known} if known else {}
-    assert Templar(DataLoader(), variables).evaluate_conditional(task["when"]) is refreshed
+    variables |= {"__base_archive_stale": False, "ansible_check_mode": False}
+    assert holds(task_of_install("Refresh the package lists"), variables) is refreshed
+
+
+@pytest.mark.parametrize(
+    ("stale", "check", "removed", "refreshed"),
+    [
+        (None, False, False, True),
+        (False, True, False, True),
+        (True, False, True, True),
+        # Check mode leaves the archive, and it may be what apt cannot read.
+        (True, True, True, False),
+    ],
+)
+def test_an_archive_that_is_not_asked_for_goes_before_the_refresh(
+    stale: bool | None, check: bool, removed: bool, refreshed: bool
+) -> None:
+    kept = DataLoader().load_from_file(str(ROOT / "roles/base/vars/main.yml"), trusted_as_template=True)
+    variables = {"ansible_facts": {"worker": {"apt_lists": {"filled": False, "age": 0}}}, "ansible_check_mode": check}
+    variables |= {"base_apt_cache_valid_time": 60, "__base_archive_stale": kept["__base_archive_stale"]}
+    # Not every play has the role python.
+    variables |= {} if stale is None else {"python_archive_stale": stale}
+    names = ("Remove the archive that is not what the fleet asks for", "Refresh the package lists")
+    assert [holds(task_of_install(name), variables) for name in names] == [removed, refreshed]
+
+
+@pytest.mark.parametrize(("result", "kept"), [({"changed": False}, True), ({"changed": False, "skipped": True}, False)])
+def test_the_time_of_a_refresh_is_kept_where_there_was_one(result: dict[str, bool], kept: bool) -> None:
+    task = task_of_install("Keep the time of the refresh")
+    assert holds(task, {"__base_refreshed": result}) is kept
+    assert (task["check_mode"], task["changed_when"]) == (False, False)
+    assert task["tags"] == task_of_install("Refresh the package lists")["tags"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_lists_are_not_those_of_mirrors_that_changed(run: Run, tmp_path: Path, there: bool) -> None:
+    """Whether the run then gets to refresh them or not."""
+    stamp = tmp_path / "stamp"
+    (tmp_path / "sources.list").write_text("deb http://a.example/debian x main\n")
+    arguments = {"mirrors": {"http://a.example": "http://b.example"}, "stamp": str(stamp), **places(tmp_path)}
+    if there:
+        stamp.touch()
+    run(apt_mirrors, arguments, check=True)
+    assert stamp.exists() is there
+    assert run(apt_mirrors, arguments)["changed"] is True
+    assert not stamp.exists()
+    stamp.touch()
+    run(apt_mirrors, arguments)
+    assert stamp.exists()
 
 
 HANDLERS = DataLoader().load_from_file(str(ROOT / "roles/base/handlers/main.yml"), trusted_as_template=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,95 @@ def test_uv_is_looked_for_again_after_a_disk_was_mounted_or_unmounted(
     assert all(templar.evaluate_conditional(condition) for condition in task["when"]) is (state is not None)
     if state:
         assert templar.template(task["ansible.builtin.pip"]["state"]) == state
+
+
+ARCHIVE = "/etc/apt/sources.list.d/tpu_ops-deadsnakes.list"
+PPA = "https://ppa.launchpadcontent.net/deadsnakes/ppa/ubuntu"
+
+
+def variable_of_role(name: str, **variables: Any) -> Any:
+    """Return a variable of the role as it is with others."""
+    kept = DataLoader().load_from_file(str(ROLE / "vars/main.yml"), trusted_as_template=True)
+    return Templar(DataLoader(), kept | variables).template(kept[name])
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "stale"),
+    [
+        ({}, ["3.12"], False),
+        ({}, [], False),
+        (None, ["3.12"], False),
+        ("http://mirror/a", ["3.12"], False),
+        ("http://mirror/typo", ["3.12"], True),
+        ("http://mirror/a", [], True),
+        ({"state": "link", "target": "/x"}, ["3.12"], True),
+    ],
+)
+def test_an_archive_that_is_not_asked_for_is_told_from_one_that_is(
+    found: str | dict[str, str] | None, wanted: list[str], stale: bool
+) -> None:
+    if isinstance(found, str):
+        line = f"deb [signed-by=/etc/apt/keyrings/tpu_ops-deadsnakes.asc] {found} jammy main\n"
+        found = {"state": "file", "digest": sha256(line.encode()).hexdigest()}
+    facts = {"distribution_release": "jammy", "worker": {"files": {} if found is None else {ARCHIVE: found}}}
+    variables = {"ansible_facts": facts, "__python_deadsnakes": wanted, "python_deadsnakes_url": "http://mirror/a"}
+    assert variable_of_role("python_archive_stale", **variables) is stale
+    assert variable_of_role("python_archive", **variables) == ARCHIVE
+
+
+@pytest.mark.parametrize(
+    ("system", "url", "source", "said"),
+    [
+        (("Ubuntu", "22.04", "jammy"), PPA, "deadsnakes", None),
+        (("Ubuntu", "20.04", "focal"), "https://mirror.example/deadsnakes", "deadsnakes", None),
+        (("Debian", "12.5", "bookworm"), "https://mirror.example/deadsnakes", "deadsnakes", None),
+        (
+            ("Ubuntu", "20.04", "focal"),
+            PPA,
+            "deadsnakes",
+            "python_source: deadsnakes has no packages for Ubuntu 20.04 any more; set python_source: uv, or",
+        ),
+        (
+            ("Ubuntu", "20.04", "focal"),
+            PPA,
+            "uv",
+            "python_more_versions: deadsnakes has no packages for Ubuntu 20.04 any more; set source: uv, or",
+        ),
+        (
+            ("Debian", "12.5", "bookworm"),
+            PPA,
+            "deadsnakes",
+            "python_source: deadsnakes has packages for Ubuntu and not",
+        ),
+    ],
+)
+def test_the_public_archive_is_refused_where_it_has_no_packages(
+    system: tuple[str, str, str], url: str, source: str, said: str | None
+) -> None:
+    facts = dict(zip(("distribution", "distribution_version", "distribution_release"), system, strict=True))
+    variables = {"ansible_facts": facts, "python_deadsnakes_url": url, "python_source": source}
+    faults = variable_of_role("__python_archive_faults", __python_deadsnakes=["3.12"], **variables)
+    assert [fault.startswith(said or "nothing") for fault in faults] == [True] * (said is not None)
+    assert variable_of_role("__python_archive_faults", __python_deadsnakes=[], **variables) == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "wanted", "written", "check", "read"),
+    [
+        (["python3.12"], ["3.12"], False, False, True),
+        ([], ["3.12"], False, False, False),
+        ([], ["3.12"], True, False, True),
+        ([], [], True, False, False),
+        (["python3.12"], ["3.12"], True, True, False),
+        (["python3-venv"], [], False, True, True),
+    ],
+)
+def test_an_archive_is_read_in_the_run_that_writes_it(
+    missing: list[str], wanted: list[str], written: bool, check: bool, read: bool
+) -> None:
+    tasks = DataLoader().load_from_file(str(ROLE / "tasks/main.yml"), trusted_as_template=True)
+    (task,) = (each for block in tasks for each in block.get("block", []) if each["name"] == "Install Python")
+    variables = {"__python_install": missing, "__python_deadsnakes": wanted, "ansible_check_mode": check}
+    variables |= {"__python_configured": {"changed_paths": [ARCHIVE] if written else []}, "python_archive": ARCHIVE}
+    templar = Templar(DataLoader(), variables | task["vars"])
+    assert all(templar.evaluate_conditional(condition) for condition in task["when"]) is read

@@ -94,16 +94,27 @@ def test_mounts_have_their_names_and_both_kinds_of_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "touched", "filled", "fresh"),
-    [(["x_main_binary_Packages.lz4"], "", True, True), ([], "", False, True), (["x_Packages"], "gone", False, False)],
+    ("names", "stamped", "filled", "fresh"),
+    [
+        (["x_main_binary_Packages.lz4"], 0, True, True),
+        ([], 0, False, True),
+        # Where nothing was fetched, and where fetching failed since: apt has touched its own directories only.
+        (["x_Packages"], None, True, False),
+        (["x_Packages"], 30 * 86400, True, False),
+    ],
 )
-def test_package_lists_have_an_age_and_may_be_empty(
-    tmp_path: Path, names: list[str], touched: str, filled: bool, fresh: bool
+def test_package_lists_have_the_age_of_what_was_fetched_as_a_whole_and_may_be_empty(
+    tmp_path: Path, names: list[str], stamped: int | None, filled: bool, fresh: bool
 ) -> None:
+    stamp, lists = tmp_path / "stamp", tmp_path / "lists"
+    (lists / "partial").mkdir(parents=True)
     for name in names:
-        (tmp_path / name).touch()
-    found = worker_facts.apt_lists(str(tmp_path / touched))
-    assert (found["filled"], found["age"] < 60) == (filled, fresh)
+        (lists / name).touch()
+    if stamped is not None:
+        stamp.touch()
+        os.utime(stamp, (time.time() - stamped,) * 2)
+    found = worker_facts.apt_lists(str(lists), str(stamp))
+    assert (found["filled"], found["age"] < 60, found["stamp"]) == (filled, fresh, str(stamp))
 
 
 @pytest.mark.parametrize(("names", "interrupted"), [([], False), (["tmp.i"], False), (["0000", "tmp.i"], True)])

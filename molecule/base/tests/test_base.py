@@ -53,6 +53,10 @@ def test_what_dpkg_was_cut_short_in_is_complete(root: Host) -> None:
     assert root.check_output("dpkg-query --show --showformat '${db:Status-Status}' sed") == "installed"
 
 
+def test_lists_whose_refresh_failed_were_refreshed_again(root: Host) -> None:
+    root.check_output("test /var/lib/apt/periodic/tpu_ops-lists-stamp -nt /srv/proof/modes")
+
+
 def test_the_package_that_was_removed_is_back(host: Host) -> None:
     assert host.run("htop --version").rc == 0
 

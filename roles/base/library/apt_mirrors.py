@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import glob
 import json
@@ -34,6 +35,9 @@ options:
     description: Directory of apt's configuration.
     type: path
     default: /etc/apt
+  stamp:
+    description: File that says that the lists of packages are those of the sources; it goes before these change.
+    type: path
 author: [tpu_ops]
 """
 
@@ -116,6 +120,7 @@ def main() -> None:
             "mirrors": {"type": "dict", "required": True},
             "record": {"type": "path", "default": "/var/lib/tpu_ops/apt_mirrors.json"},
             "directory": {"type": "path", "default": "/etc/apt"},
+            "stamp": {"type": "path"},
         },
         supports_check_mode=True,
     )
@@ -140,6 +145,10 @@ def main() -> None:
             texts[path] = after
             diffs.append({"before_header": path, "after_header": path, "before": before, "after": after})
     if not module.check_mode:
+        if texts and module.params["stamp"]:
+            # A run that dies before the lists are refreshed, or fails to, leaves that to the next one.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(module.params["stamp"])
         if after_record != record:
             # Whichever of the files a run that dies in between has reached, the next one knows its lines.
             both = {path: after_record.get(path, []) + record.get(path, []) for path in {*after_record, *record}}

@@ -89,8 +89,9 @@ EXAMPLES = r"""
 RETURN = r"""
 ansible_facts:
   description:
-    - C(worker) has C(packages), name -> version of what is installed; C(apt_lists) with C(age) in seconds and
-      C(filled); C(dpkg_interrupted), whether dpkg is at work or was cut short, when apt installs nothing before C(dpkg
+    - C(worker) has C(packages), name -> version of what is installed; C(apt_lists) with C(filled), C(stamp),
+      the file that the role base touches when it has fetched the lists of all sources, and C(age), the seconds since;
+      C(dpkg_interrupted), whether dpkg is at work or was cut short, when apt installs nothing before C(dpkg
       --configure -a); C(accounts), name -> C(uid), C(gid), C(home), C(shell), C(comment), C(groups); C(groups), name ->
       members; C(unlisted), which of C(accounts) and C(groups) a directory service may have more of; C(units), name ->
       C(active), C(enabled), where C(active) is skipped for an enabled unit whose conditions systemd found unmet;
@@ -110,6 +111,9 @@ ansible_facts:
 
 #: Where apt puts the lists of packages.
 LISTS = "/var/lib/apt/lists"
+#: When all of them were fetched, by its time. The directory's own time says that some were, that of `partial` only that
+#: somebody tried, and the update-success-stamp of Ubuntu's apt that not every source failed.
+STAMP = "/var/lib/apt/periodic/tpu_ops-lists-stamp"
 #: Where dpkg writes down what it is about to change, and not yet in its list of packages.
 UPDATES = "/var/lib/dpkg/updates"
 
@@ -250,17 +254,15 @@ def unlisted(nsswitch: str) -> list[str]:
     return found
 
 
-def apt_lists(directory: str) -> dict[str, Any]:
-    """Return the age of apt's lists in seconds, and whether there are any; images may be shipped with none."""
-    times = []
-    # A refresh that finds nothing new touches `partial` only.
-    for path in (directory, os.path.join(directory, "partial")):
-        try:
-            times.append(os.stat(path).st_mtime)
-        except OSError:
-            continue
+def apt_lists(directory: str, stamp: str) -> dict[str, Any]:
+    """Return the age in seconds of what apt fetched as a whole, and whether there are lists; images may have none."""
+    try:
+        age = max(0, int(time.time() - os.stat(stamp).st_mtime))
+    except OSError:
+        age = sys.maxsize
     return {
-        "age": max(0, int(time.time() - max(times))) if times else sys.maxsize,
+        "age": age,
+        "stamp": stamp,
         "filled": bool(glob.glob(os.path.join(glob.escape(directory), "*_Packages*"))),
     }
 
@@ -379,7 +381,7 @@ def main() -> None:
     }
     facts["worker"] = {
         "packages": packages(output("dpkg-query", "-W", "-f", "${db:Status-Status}\t${Package}\t${Version}\n")),
-        "apt_lists": apt_lists(LISTS),
+        "apt_lists": apt_lists(LISTS, STAMP),
         "dpkg_interrupted": dpkg_interrupted(UPDATES),
         "accounts": accounts,
         "groups": groups,
