@@ -335,6 +335,54 @@ def sparse(path: Path, size: int, *places: int) -> Path:
     return path
 
 
+#: A partition as blkid 2.38 has it, and what it adds for a file system.
+PARTITION = """\
+DEVNAME=/dev/sdb1
+PART_ENTRY_SCHEME=dos
+PART_ENTRY_TYPE=0x83
+PART_ENTRY_NUMBER=1
+PART_ENTRY_OFFSET=2048
+PART_ENTRY_SIZE=100000
+PART_ENTRY_DISK=8:16
+"""
+EXT4 = "UUID=9694b85f-039c-4a28-b850-9d7c87d640e2\nTYPE=ext4\nUSAGE=filesystem\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", {}),
+        (PARTITION, {}),
+        (PARTITION + EXT4, {"UUID": "9694b85f-039c-4a28-b850-9d7c87d640e2", "TYPE": "ext4", "USAGE": "filesystem"}),
+        ("DEVNAME=/dev/sdb\nPTTYPE=gpt\n", {"PTTYPE": "gpt"}),
+    ],
+)
+def test_what_blkid_says_of_a_partition_s_place_is_nothing_that_it_holds(text: str, names: dict[str, str]) -> None:
+    assert disk_state.parse_blkid(text) == names
+
+
+@pytest.mark.parametrize(
+    ("place", "asked", "said"),
+    [
+        (None, True, "format {} as ext4"),
+        (None, False, "{} holds no file system; set format: true if it may get one"),
+        (100 << 20, True, "{} holds data without a signature, near byte 104857600"),
+    ],
+)
+def test_a_blank_partition_is_formatted_where_that_is_asked(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, place: int | None, asked: bool, said: str
+) -> None:
+    disk = sparse(tmp_path / "sdb1", 300 << 20, *([] if place is None else [place]))
+    monkeypatch.setattr(data_disks, "resolve", lambda _: str(disk))
+    monkeypatch.setattr(data_disks, "device_number", lambda _: "8:17")
+    monkeypatch.setattr(
+        data_disks.DataDisks, "run", lambda _, *command, **__: (0, PARTITION if command[0] == "blkid" else "")
+    )
+    mount = {"device": "data-part1", "path": str(tmp_path / "data"), "fstype": "ext4", "format": asked}
+    answer = run(data_disks, {"mounts": [mount]}, check=True)
+    assert said.format(disk) in "; ".join([*answer["actions"], answer.get("msg", "")])
+
+
 GROUP = 128 << 20
 
 

@@ -61,8 +61,10 @@ def unit_text(mount: Mount, uuid: str) -> str:
 
 
 def parse_blkid(text: str) -> dict[str, str]:
-    """Given the answer of `blkid -p -o export`, return its pairs."""
-    return {key: value for key, _, value in (line.partition("=") for line in text.splitlines()) if value}
+    """Given the answer of `blkid -p -o export`, return its pairs about what the disk holds; a blank one has none."""
+    pairs = {key: value for key, _, value in (line.partition("=") for line in text.splitlines()) if value}
+    # Of a partition it also tells where that lies.
+    return {key: value for key, value in pairs.items() if key != "DEVNAME" and not key.startswith("PART_ENTRY_")}
 
 
 def places(size: int) -> list[int]:
