@@ -5,7 +5,6 @@ import hashlib
 import os
 import pwd
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from roles.facts.module_utils.as_person import PersonFault, as_person
 from roles.git.filter_plugins import git
 from roles.git.library import git_includes
 from tests.roles.conftest import Run
+from tests.support.role_tasks import run_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
-ROLES = ROOT / "roles"
 ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGXIlzKGDcj4bqZ6VBmPPWdMbHnzVrWFwgbEf6hYzwCM"
 ME = pwd.getpwuid(os.geteuid())
 
@@ -232,37 +231,13 @@ def test_what_wins_over_a_setting_is_warned_of(run: Run, tmp_path: Path) -> None
     assert "pull.ff is true and not only" in str(done["warnings"])
 
 
-@pytest.mark.parametrize("check", [False, True])
-def test_why_a_deploy_key_could_not_be_installed_is_said_without_the_key(tmp_path: Path, *, check: bool) -> None:
-    tasks = yaml.safe_load((ROLES / "git/tasks/main.yml").read_text())
-    first = [task["name"] for task in tasks].index("Install the deploy keys")
+@pytest.mark.parametrize("mode", [[], ["--check"]])
+def test_why_a_deploy_key_could_not_be_installed_is_said_without_the_key(tmp_path: Path, mode: list[str]) -> None:
     # Where its file belongs there is a directory.
     (tmp_path / "keys/github.com").mkdir(parents=True)
-    variables = {
-        "git_deploy_keys": [{"host": "github.com", "key": "s3cret"}],
-        "__git_directory": str(tmp_path),
-        "ansible_connection": "local",
-        "ansible_python_interpreter": sys.executable,
-    }
-    play = {"hosts": "all", "gather_facts": False, "tasks": tasks[first : first + 2]}
-    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"pod-w0": variables}}}))
-    plugins = {
-        "ANSIBLE_FILTER_PLUGINS": "git/filter_plugins",
-        "ANSIBLE_LIBRARY": "facts/library",
-        "ANSIBLE_MODULE_UTILS": "facts/module_utils",
-        "ANSIBLE_ACTION_PLUGINS": "facts/action_plugins",
-    }
-    done = subprocess.run(
-        [Path(sys.executable).parent / "ansible-playbook", "-vvv", "--diff", "-i", "hosts.yml", "play.yml"]
-        + ["--check"] * check,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | {name: str(ROLES / place) for name, place in plugins.items()},
-    )
+    variables = {"git_deploy_keys": [{"host": "github.com", "key": "s3cret"}], "__git_directory": str(tmp_path)}
+    names = ["Install the deploy keys", "Report why the deploy keys could not be installed"]
+    done = run_tasks(tmp_path, "git", names, variables, "-vvv", "--diff", *mode)
     said = f"git_deploy_keys of pod-w0: {tmp_path}/keys/github.com: it is a directory, and a file belongs there"
     assert (done.returncode, said in done.stdout) == (2, True), done.stdout + done.stderr
     assert "s3cret" not in done.stdout + done.stderr
