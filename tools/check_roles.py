@@ -43,6 +43,7 @@ MODULE_STEPS = {
 }
 #: Tasks whose module does not tell their step, by role and name.
 TASK_STEPS = {
+    ("base", "Report why the package index could not be named"): "apply",
     ("git", "Include the configuration and prove that it holds"): "prove",
     # Brings an environment, and ends with the import of its packages and the digest that all workers share.
     ("jax", "Fill the environment"): "prove",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import ssl
 import subprocess
@@ -21,6 +22,7 @@ from roles.base.filter_plugins.base import (
 from roles.base.library import apt_mirrors, hugepages
 from roles.facts.library import managed_files
 from roles.facts.module_utils import text_files
+from tests.support.role_tasks import run_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., dict[str, Any]]
@@ -241,6 +243,69 @@ def test_a_run_that_dies_between_two_files_of_sources_is_mended_by_the_next(
     monkeypatch.setattr(apt_mirrors, "replace", text_files.replace)
     run(apt_mirrors, {"mirrors": {}, **places(tmp_path)})
     assert [path.read_text() for path in names] == ["deb http://a.example/debian x main\n"] * 2
+
+
+def test_the_diff_shows_no_login_of_a_mirror_and_the_file_has_it(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "sources.list"
+    path.write_text("deb https://old:s3cret@a.example/debian x main\n# a mail@b.example, http://c.example/d@e\n")
+    mirrors = {"https://old:s3cret@a.example": "https://ada:p@s3cret@m.example:1/a", "http://n.example": "http://o"}
+    for check in (True, False):
+        done = run(apt_mirrors, {"mirrors": mirrors, **places(tmp_path)}, check=check)
+        assert "s3cret" not in str(done["diff"])
+        (diff,) = done["diff"]
+        rest = "# a mail@b.example, http://c.example/d@e\n"
+        assert diff["before"] == f"deb https://***@a.example/debian x main\n{rest}"
+        assert diff["after"] == f"deb https://***@m.example:1/a/debian x main\n{rest}"
+    assert path.read_text().startswith("deb https://ada:p@s3cret@m.example:1/a/debian x main\n")
+    run(apt_mirrors, {"mirrors": {}, **places(tmp_path)})
+    assert path.read_text().startswith("deb https://old:s3cret@a.example/debian x main\n")
+
+
+INDEX = [
+    "Name the package index",
+    "Report why the package index could not be named",
+    "Show the package index without its password",
+]
+
+
+def index(folder: Path, address: str) -> dict[str, Any]:
+    """Return the variables of a package index, its file in a folder and not where this machine has it."""
+    own = {"owner": str(os.getuid()), "group": str(os.getgid())}
+    named = yaml.safe_load((ROOT / "roles/base/vars/main.yml").read_text())
+    files = [{"path": f"{folder}/etc", "content": "index-url = {{ base_pip_index_url }}\n", **own}]
+    return {
+        "base_pip_index_url": address,
+        "__base_index_files": files,
+        "__base_index_shown": named["__base_index_shown"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("address", "said", "mode"),
+    [
+        ("https://ada:s3cret@m.example/simple", "https://***@m.example/simple", []),
+        ("https://s3cret@m.example/simple", "https://***@m.example/simple", ["--check"]),
+        ("https://m.example/a@b/simple", "https://m.example/a@b/simple", []),
+    ],
+)
+def test_the_package_index_is_shown_without_its_login_and_written_with_it(
+    tmp_path: Path, address: str, said: str, mode: list[str]
+) -> None:
+    before = "index-url = https://old:s3cret@m.example/simple\n"
+    (tmp_path / "etc").write_text(before)
+    done = run_tasks(tmp_path, "base", INDEX, index(tmp_path, address), "--diff", "-vvv", *mode)
+    assert (done.returncode, f"/etc/pip.conf, /etc/uv/uv.toml: {said}" in done.stdout) == (0, True), done.stdout
+    printed = [line for line in (done.stdout + done.stderr).splitlines() if "s3cret" in line]
+    assert printed == []
+    assert (tmp_path / "etc").read_text() == (before if mode else f"index-url = {address}\n")
+
+
+def test_why_the_package_index_could_not_be_named_is_said(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    done = run_tasks(tmp_path, "base", INDEX, index(tmp_path, "https://ada:s3cret@m.example"), "--diff")
+    said = f"base_pip_index_url of pod-w0: {tmp_path}/etc: it is a directory, and a file belongs there"
+    assert (done.returncode, said in done.stdout) == (2, True), done.stdout
+    assert "s3cret" not in done.stdout + done.stderr
 
 
 def test_mirrors_are_set_once_in_all_files_of_sources(run: Run, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from roles.disks.filter_plugins import disks
 from roles.disks.library import data_disks
 from roles.disks.module_utils import disk_state
 from roles.facts.module_utils import mount_points
-from roles.facts.module_utils.mount_points import Mounted, Refusal
+from roles.facts.module_utils.mount_points import Mounted, Refusal, unit_name
+from tests.roles.conftest import Run
 
 DATA = {"device": "google-persistent-disk-1", "path": "/mnt/data"}
 
@@ -147,6 +148,105 @@ def test_options_that_differ_are_seen(options: list[str], wrong: list[str]) -> N
     assert disk_state.wrong_options({"options": options}, MOUNTED) == wrong
 
 
+@pytest.mark.parametrize(
+    ("options", "there", "wrong"),
+    [
+        (["rw", "discard"], "rw,discard,norecovery", ["norecovery"]),
+        (["rw", "nodiscard"], "ro,norecovery", ["norecovery", "ro"]),
+        (["ro", "noload"], "ro,norecovery", []),
+        (["ro", "norecovery"], "ro,norecovery", []),
+        (["ro", "noload"], "ro", []),
+    ],
+)
+def test_a_journal_that_is_left_alone_is_seen_where_it_is_to_be_written(
+    options: list[str], there: str, wrong: list[str]
+) -> None:
+    mounted = Mounted("7:4", "/mnt/data", there[:2], "ext4", "/dev/sdc", there)
+    assert disk_state.wrong_options({"options": options}, mounted) == wrong
+
+
+class Host:
+    """A host with one disk: what is mounted, and the commands that were given. It remounts as the kernel does ext4."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, there: str) -> None:
+        self.path, self.there, self.busy = str(folder / "data"), there, False
+        self.commands: list[str] = []
+        Path(self.path).mkdir()
+        self.mount = {"device": "data", "path": self.path, "fstype": "ext4", "options": ["rw", "discard", "nofail"]}
+        for module in (data_disks, disk_state):
+            patch.setattr(module, "UNITS", str(folder))
+        patch.setattr(data_disks, "WANTS", str(folder))
+        patch.setattr(data_disks, "processes_below", lambda _: "python (7)" if self.busy else "")
+        patch.setattr(data_disks, "used_by", lambda *_: "python (7)" if self.busy else "")
+        disk = disk_state.Disk("/dev/sdb", "8:16", {"TYPE": "ext4", "UUID": "1"}, read_only=False)
+        patch.setattr(data_disks.DataDisks, "disk", lambda *_: disk)
+        patch.setattr(data_disks.DataDisks, "linked", lambda *_: "1")
+        patch.setattr(data_disks.DataDisks, "mounts", lambda _: self.mounts())
+        patch.setattr(data_disks.DataDisks, "run", lambda _, *command, **__: self.run(command))
+
+    def mounts(self) -> list[Mounted]:
+        options = self.there
+        return [Mounted("8:16", self.path, options[:2], "ext4", "/dev/sdb", options)] if options else []
+
+    def run(self, command: tuple[str, ...]) -> tuple[int, str]:
+        if command[:2] == ("systemctl", "is-active"):
+            return (0 if self.there else 3), ""
+        if command[0] == "systemctl" and command[1] not in ("start", "reload"):
+            return 0, ""
+        self.commands.append(" ".join(command[:2]))
+        if command[0] == "umount":
+            self.there = ""
+        elif command[1] == "start":
+            self.there = "rw,discard"
+        else:
+            self.there = "rw,discard" + (",norecovery" if "norecovery" in self.there else "")
+        return 0, ""
+
+
+@pytest.mark.parametrize(
+    ("there", "reason"),
+    [("ro,norecovery", "discard, norecovery, ro"), ("rw,discard,norecovery", "norecovery")],
+)
+def test_what_was_mounted_without_its_journal_is_mounted_anew_to_be_written(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, reason: str
+) -> None:
+    host = Host(tmp_path, monkeypatch, there)
+    name = unit_name(host.path)
+    actions = [f"write {name}", f"unmount {host.path} and mount it anew ({reason})"]
+    checked = run(data_disks, {"mounts": [host.mount]}, check=True)
+    assert (checked["actions"], host.commands) == (actions, [])
+    done = run(data_disks, {"mounts": [host.mount]})
+    assert done["actions"] == actions
+    assert host.commands == [f"umount {host.path}", "systemctl start"]
+    assert ("checked (`e2fsck -fn /dev/sdb`)" in str(done.get("warnings"))) == there.startswith("rw")
+    assert run(data_disks, {"mounts": [host.mount]})["actions"] == []
+
+
+def test_what_somebody_uses_is_not_mounted_anew(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(tmp_path, monkeypatch, "ro,norecovery")
+    host.busy = True
+    for check in (True, False):
+        said = run(data_disks, {"mounts": [host.mount]}, check=check)
+        assert said["failed"]
+        assert said["msg"].startswith("nothing was changed here; disks_mounts: ")
+        assert "used by python (7): end that and run again" in said["msg"]
+    assert host.commands == []
+
+
+@pytest.mark.parametrize(
+    ("line", "stays"),
+    [
+        ("36 35 8:16 / /data rw,relatime - ext4 /dev/sdb rw", True),
+        ("36 35 8:16 / /data rw,relatime master:7 - ext4 /dev/sdb rw", False),
+        ("36 35 8:16 / /data rw,relatime shared:7 - ext4 /dev/sdb rw", False),
+        ("36 35 8:1 / /data rw,relatime - ext4 /dev/sda1 rw", False),
+        ("", False),
+    ],
+)
+def test_mounts_of_containers_that_outlive_the_hosts_are_known(line: str, stays: bool) -> None:
+    assert disk_state.stays_mounted(line, "8:16") == stays
+
+
 @pytest.fixture
 def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Links as udev makes them, to files that pass for disks."""
@@ -233,6 +333,54 @@ def sparse(path: Path, size: int, *places: int) -> Path:
             stream.seek(place)
             stream.write(b"x")
     return path
+
+
+#: A partition as blkid 2.38 has it, and what it adds for a file system.
+PARTITION = """\
+DEVNAME=/dev/sdb1
+PART_ENTRY_SCHEME=dos
+PART_ENTRY_TYPE=0x83
+PART_ENTRY_NUMBER=1
+PART_ENTRY_OFFSET=2048
+PART_ENTRY_SIZE=100000
+PART_ENTRY_DISK=8:16
+"""
+EXT4 = "UUID=9694b85f-039c-4a28-b850-9d7c87d640e2\nTYPE=ext4\nUSAGE=filesystem\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", {}),
+        (PARTITION, {}),
+        (PARTITION + EXT4, {"UUID": "9694b85f-039c-4a28-b850-9d7c87d640e2", "TYPE": "ext4", "USAGE": "filesystem"}),
+        ("DEVNAME=/dev/sdb\nPTTYPE=gpt\n", {"PTTYPE": "gpt"}),
+    ],
+)
+def test_what_blkid_says_of_a_partition_s_place_is_nothing_that_it_holds(text: str, names: dict[str, str]) -> None:
+    assert disk_state.parse_blkid(text) == names
+
+
+@pytest.mark.parametrize(
+    ("place", "asked", "said"),
+    [
+        (None, True, "format {} as ext4"),
+        (None, False, "{} holds no file system; set format: true if it may get one"),
+        (100 << 20, True, "{} holds data without a signature, near byte 104857600"),
+    ],
+)
+def test_a_blank_partition_is_formatted_where_that_is_asked(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, place: int | None, asked: bool, said: str
+) -> None:
+    disk = sparse(tmp_path / "sdb1", 300 << 20, *([] if place is None else [place]))
+    monkeypatch.setattr(data_disks, "resolve", lambda _: str(disk))
+    monkeypatch.setattr(data_disks, "device_number", lambda _: "8:17")
+    monkeypatch.setattr(
+        data_disks.DataDisks, "run", lambda _, *command, **__: (0, PARTITION if command[0] == "blkid" else "")
+    )
+    mount = {"device": "data-part1", "path": str(tmp_path / "data"), "fstype": "ext4", "format": asked}
+    answer = run(data_disks, {"mounts": [mount]}, check=True)
+    assert said.format(disk) in "; ".join([*answer["actions"], answer.get("msg", "")])
 
 
 GROUP = 128 << 20

@@ -16,6 +16,7 @@ from roles.facts.module_utils.as_person import PersonFault, as_person
 from roles.git.filter_plugins import git
 from roles.git.library import git_includes
 from tests.roles.conftest import Run
+from tests.support.role_tasks import run_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGXIlzKGDcj4bqZ6VBmPPWdMbHnzVrWFwgbEf6hYzwCM"
@@ -228,6 +229,18 @@ def test_what_wins_over_a_setting_is_warned_of(run: Run, tmp_path: Path) -> None
     arguments = {"directory": str(directory), "people": [], "keys": [], "system": str(system)}
     done = run(git_includes, arguments | {"settings": {"pull.ff": "only"}})
     assert "pull.ff is true and not only" in str(done["warnings"])
+
+
+@pytest.mark.parametrize("mode", [[], ["--check"]])
+def test_why_a_deploy_key_could_not_be_installed_is_said_without_the_key(tmp_path: Path, mode: list[str]) -> None:
+    # Where its file belongs there is a directory.
+    (tmp_path / "keys/github.com").mkdir(parents=True)
+    variables = {"git_deploy_keys": [{"host": "github.com", "key": "s3cret"}], "__git_directory": str(tmp_path)}
+    names = ["Install the deploy keys", "Report why the deploy keys could not be installed"]
+    done = run_tasks(tmp_path, "git", names, variables, "-vvv", "--diff", *mode)
+    said = f"git_deploy_keys of pod-w0: {tmp_path}/keys/github.com: it is a directory, and a file belongs there"
+    assert (done.returncode, said in done.stdout) == (2, True), done.stdout + done.stderr
+    assert "s3cret" not in done.stdout + done.stderr
 
 
 @pytest.fixture

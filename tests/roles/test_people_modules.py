@@ -6,9 +6,11 @@ import signal
 import subprocess
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from roles.users.filter_plugins import accounts
 from roles.users.library import people_leave, people_state
 from roles.users.module_utils import homes
 from tests.roles.conftest import Run
@@ -57,6 +59,61 @@ def test_keys_are_described_by_the_fingerprint_of_ssh_keygen(tmp_path: Path) -> 
 )
 def test_rules_of_sudo_that_allow_everything_are_known(text: str, who: list[str]) -> None:
     assert people_state.sudo_rules(text) == who
+
+
+@pytest.mark.parametrize(
+    ("text", "who"),
+    [
+        ("%sudo ALL=(ALL:ALL) ALL\n", []),
+        ("%sudo ALL=(ALL:ALL) NOPASSWD:ALL\n", ["%sudo"]),
+        ("ada ALL=(ALL) \\\n NOPASSWD : ALL\n", ["ada"]),
+        ("ada ALL=(ALL) NOPASSWD: SETENV: ALL\n", ["ada"]),
+        ("ada ALL=(root) NOPASSWD: /bin/ls, ALL\n", ["ada"]),
+        ("ada ALL=(root) NOPASSWD: /bin/ls, PASSWD: ALL\n", []),
+        ("ada ALL=(root) PASSWD: /bin/ls, NOPASSWD: ALL\n", ["ada"]),
+        ("ada ALL=(root) NOPASSWD: /bin/ls\n", []),
+        ("ada ALL=(ALL) ALL\nada ALL=(ALL) NOPASSWD: ALL\n", ["ada"]),
+        ("%sudo ALL=(ALL) ALL\nDefaults env_reset, !authenticate\n", ["%sudo"]),
+        ("Defaults !authenticate\n%sudo ALL=(ALL) PASSWD: ALL\n", []),
+        ("Defaults !authenticate\nDefaults authenticate\n%sudo ALL=(ALL) ALL\n", []),
+        ("Defaults:ada,%sudo !authenticate\n%sudo ALL=(ALL) ALL\nbob ALL=(ALL) ALL\n", ["%sudo"]),
+        ("# Defaults !authenticate\nDefaults!/bin/ls !authenticate\n%sudo ALL=(ALL) ALL\n", []),
+    ],
+)
+def test_rules_of_sudo_that_ask_for_no_password_are_known(text: str, who: list[str]) -> None:
+    assert people_state.unasked_rules(text) == who
+
+
+@pytest.mark.parametrize(
+    ("rule", "password", "found_in"),
+    [
+        ("%sudo ALL=(ALL:ALL) ALL", "*", ["refused"]),
+        ("%sudo ALL=(ALL:ALL) ALL", "!$6$x", ["refused"]),
+        # Ansible is given no password.
+        ("%sudo ALL=(ALL:ALL) ALL", "$6$x", ["refused", "reported"]),
+        ("%sudo ALL=(ALL:ALL) NOPASSWD: ALL", "*", ["reported"]),
+        ("Defaults !authenticate\n%sudo ALL=(ALL:ALL) ALL", "*", ["reported"]),
+    ],
+)
+def test_a_rule_that_asks_for_a_password_keeps_nobody_s_way_in(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, rule: str, password: str, found_in: list[str]
+) -> None:
+    for name, text in (("sudoers", rule), ("shadow", f"ada:{password}:1:0:99999:7:::\n")):
+        (tmp_path / name).write_text(f"{text}\n")
+        monkeypatch.setattr(people_state, name.upper(), str(tmp_path / name))
+    own = tmp_path / "sudoers.d" / "own"
+    own.parent.mkdir()
+    own.write_text("ada ALL=(ALL:ALL) NOPASSWD: ALL\n")
+    monkeypatch.setattr(people_state, "sshd_keys_files", lambda: [WANTED])
+    monkeypatch.setattr(pwd, "getpwnam", lambda _: person("ada", os.getuid(), str(tmp_path)))
+    monkeypatch.setattr("grp.getgrall", lambda: [SimpleNamespace(gr_name="sudo", gr_mem=["ada"])])
+    ada = {"name": "ada", "keys": [], "shell": "/bin/sh", "sudo": "none", "state": "present"}
+    arguments = {"people": [ada], "connecting_user": "ada", "keys_directory": "/keys", "sshd_file": "/none"}
+    found = run(people_state, arguments | {"sudoers": str(own)})
+    worker = {"accounts": {"ada": {"groups": ["sudo"]}}}
+    faults = accounts.people_refusals([ada], worker, found, "ada")
+    assert ["sudo: the right of this account" in fault for fault in faults] == [True] * ("refused" in found_in)
+    assert ("ada" in found["foreign"]) == ("reported" in found_in)
 
 
 def test_an_account_has_expired_from_its_day_on() -> None:

@@ -85,6 +85,11 @@ def turned_back(text: str, texts: Texts) -> str:
     return "".join(lines)
 
 
+def shown(diff: dict[str, str]) -> dict[str, str]:
+    """Return a diff whose addresses hold no login: it may be a password, or a token."""
+    return {key: re.sub(r"//[^/\s]*@", "//***@", text) for key, text in diff.items()}
+
+
 def read_record(path: str) -> Dict[str, Texts]:
     """Return a record; empty where there is none.
 
@@ -157,7 +162,7 @@ def main() -> None:
             replace(path, text)
         if after_record != record:
             write_record(place, after_record)
-    module.exit_json(changed=bool(diffs), files=[diff["before_header"] for diff in diffs], diff=diffs)
+    module.exit_json(changed=bool(diffs), files=[diff["before_header"] for diff in diffs], diff=list(map(shown, diffs)))
 
 
 if __name__ == "__main__":

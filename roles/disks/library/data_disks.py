@@ -21,10 +21,12 @@ from ansible.module_utils.disk_state import (
     check_unit,
     device_number,
     first_data,
+    lacks_journal,
     parse_blkid,
     processes_below,
     resolve,
     unit_text,
+    used_by,
     wrong_options,
 )
 from ansible.module_utils.mount_points import UNITS, Mounted, Refusal, check_free, parse_mounts, read, unit_name
@@ -80,6 +82,10 @@ MKFS = {
     "ext4": ["mkfs.ext4", "-q", "-m", "0", "-E", "nodiscard"],
     "xfs": ["mkfs.xfs", "-q", "-K"],
 }
+
+
+#: How a file system that is not mounted is checked; nothing is mended.
+CHECK = {"ext4": "e2fsck -fn %s", "xfs": "xfs_repair -n %s"}
 
 
 class DataDisks:
@@ -167,6 +173,13 @@ class DataDisks:
         elif there.number != disk.number:
             found = "%s, device %s" % (there.fstype, there.number)
             raise Refusal("something else is mounted there (%s); unmount it, or give another path" % found)
+        elif lacks_journal(mount, there):
+            held = used_by(mount["path"], disk.number, self.mounts())
+            if held:
+                raise Refusal(
+                    "it is mounted with its journal left alone, and only a new mount can be written to safely; used by"
+                    " %s: end that and run again" % held
+                )
         self.check_accounts(mount)
         return disk
 
@@ -248,6 +261,8 @@ class DataDisks:
             if self.act("mount %s" % path):
                 os.makedirs(path, mode=0o755, exist_ok=True)
                 self.systemctl("start", name)
+        elif lacks_journal(mount, there):
+            self.anew(mount, there, disk)
         elif wrong_options(mount, there) and self.act(
             "remount %s (%s)" % (path, ", ".join(wrong_options(mount, there)))
         ):
@@ -258,6 +273,33 @@ class DataDisks:
         if not self.module.check_mode and (now is None or now.number != disk.number or wrong_options(mount, now)):
             self.fail("%s is not mounted as asked, although systemd said so: %s" % (path, now))
         self.ownership(mount)
+
+    def anew(self, mount: Mount, there: Mounted, disk: Disk) -> None:
+        """Unmount a file system whose journal was left alone, and mount it with its journal."""
+        path, name = mount["path"], unit_name(mount["path"])
+        if "ro" not in there.options.split(",") + there.super_options.split(","):
+            self.module.warn(
+                "%s was writable without its journal; a crash in that time may have damaged it: unmount it when nobody"
+                " needs it, and have it checked (`%s`)" % (path, CHECK[mount["fstype"]] % disk.path)
+            )
+        if not self.act("unmount %s and mount it anew (%s)" % (path, ", ".join(wrong_options(mount, there)))):
+            return
+        self.unmount(path)
+        # Until it has seen that, systemd takes the unit for started.
+        deadline = time.monotonic() + LINK_TIMEOUT
+        while self.run("systemctl", "is-active", "--quiet", name, check=False)[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.1)  # polls systemd until the deadline
+        self.systemctl("start", name)
+
+    def unmount(self, path: str) -> None:
+        """Unmount a path; fail with what holds it."""
+        # Not systemctl: it would stop the services that work there first, runs among them.
+        code, _ = self.run("umount", path, check=False)
+        if code or self.at(path):
+            self.fail(
+                "%s cannot be unmounted; used by %s: end that and run again"
+                % (path, processes_below(path) or "something")
+            )
 
     def unit(self, mount: Mount, uuid: str) -> None:
         """Have the unit written, loaded and enabled."""
@@ -309,13 +351,7 @@ class DataDisks:
         path, name = mount["path"], unit_name(mount["path"])
         unit, there = os.path.join(UNITS, name), self.at(mount["path"])
         if there is not None and self.act("unmount %s" % path):
-            # Not systemctl: it would stop the services that work there first, runs among them.
-            code, _ = self.run("umount", path, check=False)
-            if code or self.at(path):
-                self.fail(
-                    "%s cannot be unmounted; used by %s: end that and run again"
-                    % (path, processes_below(path) or "something")
-                )
+            self.unmount(path)
         if os.path.lexists(unit) and self.act("remove %s" % name):
             self.run("systemctl", "disable", "--quiet", name)
             os.unlink(unit)

@@ -15,6 +15,8 @@ WANTS = UNITS + "/local-fs.target.wants"
 HEADER = "# Written by Ansible (role disks); changes are lost."
 #: Options that can be seen on a mount, and are there exactly where they are asked for.
 VISIBLE = frozenset(("ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "sync", "dirsync", "discard"))
+#: How the kernel shows that a journal is left alone, whatever the option is called (noload, norecovery).
+NO_JOURNAL = "norecovery"
 #: Bytes that are read at one place of a disk that may be blank; a power of 2.
 PIECE = 1 << 20
 #: Bytes at its beginning that are read whole: every file system writes there first.
@@ -59,8 +61,10 @@ def unit_text(mount: Mount, uuid: str) -> str:
 
 
 def parse_blkid(text: str) -> dict[str, str]:
-    """Given the answer of `blkid -p -o export`, return its pairs."""
-    return {key: value for key, _, value in (line.partition("=") for line in text.splitlines()) if value}
+    """Given the answer of `blkid -p -o export`, return its pairs about what the disk holds; a blank one has none."""
+    pairs = {key: value for key, _, value in (line.partition("=") for line in text.splitlines()) if value}
+    # Of a partition it also tells where that lies.
+    return {key: value for key, value in pairs.items() if key != "DEVNAME" and not key.startswith("PART_ENTRY_")}
 
 
 def places(size: int) -> list[int]:
@@ -83,8 +87,20 @@ def first_data(stream: BinaryIO) -> int | None:
 
 def wrong_options(mount: Mount, mounted: Mounted) -> list[str]:
     """Return the options that a mount has and should not have, or lacks."""
-    there = frozenset(mounted.options.split(",") + mounted.super_options.split(","))
-    return sorted(VISIBLE & (frozenset(mount["options"]) ^ there))
+    wrong = VISIBLE & (frozenset(mount["options"]) ^ _options(mounted))
+    return sorted(wrong | ({NO_JOURNAL} if lacks_journal(mount, mounted) else set()))
+
+
+def lacks_journal(mount: Mount, mounted: Mounted) -> bool:
+    """Return whether what is to be written to is mounted with its journal left alone.
+
+    A remount keeps it so: ext4 is then written to without a journal, and XFS stays read-only (ext4(5), xfs(5)).
+    """
+    return "ro" not in mount["options"] and NO_JOURNAL in _options(mounted)
+
+
+def _options(mounted: Mounted) -> frozenset[str]:
+    return frozenset(mounted.options.split(",") + mounted.super_options.split(","))
 
 
 def resolve(mount: Mount) -> str:
@@ -132,6 +148,53 @@ def check_unit(path: str) -> None:
     unit = os.path.join(UNITS, unit_name(path))
     if os.path.lexists(unit) and (os.path.islink(unit) or not read(unit).startswith(HEADER)):
         raise Refusal("%s is not this role's; remove it" % unit)
+
+
+def used_by(path: str, number: str, mounts: list[Mounted]) -> str:
+    """Return what keeps a disk mounted at a path: processes below it, further mounts, and mounts in containers.
+
+    Args:
+        path: The mount point.
+        number: Major and minor number of the disk.
+        mounts: What is mounted on the host.
+    """
+    found = [processes_below(path), _containers(number)]
+    found += sorted(
+        "the mount at %s" % each.target
+        for each in mounts
+        if each.target.startswith(path + "/") or (each.number == number and each.target != path)
+    )
+    return ", ".join(each for each in found if each)
+
+
+def _containers(number: str) -> str:
+    """Return processes that have a disk mounted on their own, so that the host's umount does not reach them."""
+    spaces = {os.readlink("/proc/self/ns/mnt")}
+    found = set()
+    for link in glob.glob("/proc/[0-9]*/ns/mnt"):
+        try:
+            space = os.readlink(link)
+        except OSError:
+            continue
+        pid = link.split("/")[2]
+        mountinfo = "" if space in spaces else read("/proc/%s/mountinfo" % pid)
+        if mountinfo:
+            spaces.add(space)
+        if stays_mounted(mountinfo, number):
+            found.add("%s (%s)" % (read("/proc/%s/comm" % pid).strip(), pid))
+    return ", ".join(sorted(found)[:5])
+
+
+def stays_mounted(mountinfo: str, number: str) -> bool:
+    """Given mountinfo of another mount namespace, return whether a disk stays mounted there when the host unmounts it.
+
+    A mount that is shared with the host's or follows it (master) goes with it (mount_namespaces(7)).
+    """
+    lines = [line.partition(" - ")[0].split(" ") for line in mountinfo.splitlines()]
+    return any(
+        fields[2] == number and not any(field.startswith(("shared:", "master:")) for field in fields[6:])
+        for fields in lines
+    )
 
 
 def processes_below(path: str) -> str:

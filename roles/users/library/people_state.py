@@ -112,7 +112,7 @@ role_sudo:
   type: list
   returned: always
 other_sudo:
-  description: Who, or %group, may execute everything by other files.
+  description: Who, or %group, may execute everything by other files, and is asked for no password.
   type: list
   returned: always
 sshd_keys_files:
@@ -134,7 +134,8 @@ sshd_behind:
 foreign:
   description: >-
     By login name, what the role leaves as it is; C(agent) and C(own) are keys in the home that are not the person's,
-    written by Google's guest agent and by others, C(root) what gives all of sudo beyond what was granted.
+    written by Google's guest agent and by others, C(root) what gives all of sudo beyond what was granted, rules that
+    ask for a password aside where the account has none.
   type: dict
   returned: always
 """
@@ -150,6 +151,12 @@ HOME_KEYS = ".ssh/authorized_keys"
 GROUPS = re.compile(r"^# Groups: (.+)$", re.MULTILINE)
 #: A rule that allows every command.
 SUDO_ALL = re.compile(r"^(\S+)\s+\S+\s*=.*(?:[\s:,)])ALL\s*$")
+#: What says whether a password is asked for: the last of these in a rule, else settings for everybody or for some
+#: (sudoers(5)).
+PASSWORD_TAG = re.compile(r"\b(NO)?PASSWD\s*:")
+DEFAULTS = re.compile(r"^Defaults(?::\s*(\S+))?\s+(.*)$")
+SUDOERS = "/etc/sudoers"
+SHADOW = "/etc/shadow"
 #: Written by sshd each time that it reads its configuration.
 PID_FILE = "/run/sshd.pid"
 LARGEST = 1 << 20
@@ -196,17 +203,49 @@ def described(key: dict[str, Any]) -> str:
 
 def sudo_rules(text: str) -> list[str]:
     """Given a sudoers text, return users and %groups that it allows every command."""
-    joined = text.replace("\\\n", " ")
-    found = [SUDO_ALL.match(line.strip()) for line in joined.splitlines() if not line.lstrip().startswith("#")]
+    found = [SUDO_ALL.match(line) for line in sudo_lines(text)]
     return sorted({rule.group(1) for rule in found if rule})
 
 
-def other_sudo(own: str) -> list[str]:
-    """Return who may execute everything by files of sudo other than the role's own."""
+def unasked_rules(text: str) -> list[str]:
+    """Given a sudoers text, return the users and %groups of `sudo_rules` who need no password for it."""
+    lines = sudo_lines(text)
+    found = set()
+    for rule in filter(None, map(SUDO_ALL.match, lines)):
+        tags = PASSWORD_TAG.findall(rule.group(0))
+        if tags[-1] if tags else not authenticates(rule.group(1), lines):
+            found.add(rule.group(1))
+    return sorted(found)
+
+
+def authenticates(who: str, lines: list[str]) -> bool:
+    """Given lines of sudoers, return whether a user or %group is asked for a password where the rule does not say."""
+    asked = True
+    for names, settings in (found.groups() for found in map(DEFAULTS.match, lines) if found):
+        for setting in (part.strip() for part in settings.split(",")):
+            if setting in ("authenticate", "!authenticate") and (names is None or who in names.split(",")):
+                asked = setting == "authenticate"
+    return asked
+
+
+def sudo_lines(text: str) -> list[str]:
+    """Return the lines of a sudoers text, comments left out."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if not line.lstrip().startswith("#")]
+
+
+def other_sudoers(own: str) -> str:
+    """Return the text of sudo's files other than the role's own."""
     folder = os.path.dirname(own)
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     paths = [os.path.join(folder, name) for name in names if "." not in name and not name.endswith("~")]
-    return sorted({rule for path in ["/etc/sudoers"] + paths if path != own for rule in sudo_rules(read(path))})
+    return "\n".join(read(path) for path in [SUDOERS] + paths if path != own)
+
+
+def with_password(text: str) -> list[str]:
+    """Given the text of /etc/shadow, return whom a password lets in (shadow(5))."""
+    fields = [line.split(":") for line in text.splitlines()]
+    return [entry[0] for entry in fields if len(entry) > 1 and not entry[1].startswith(("!", "*"))]
 
 
 def expired_accounts(text: str, today: int) -> list[str]:
@@ -318,17 +357,19 @@ def main() -> None:
     people, directory, user = (module.params[key] for key in ("people", "keys_directory", "connecting_user"))
     names = sorted({person["name"] for person in people} | ({user} if user else set()))
     accounts = read_accounts(names)
-    expired = expired_accounts(read("/etc/shadow"), int(time.time() // 86400))
+    shadow = read(SHADOW)
+    expired = expired_accounts(shadow, int(time.time() // 86400))
     entries = grp.getgrall()
     groups = {name: [group.gr_name for group in entries if name in group.gr_mem] for name in accounts}
     homes = {name: account.pw_dir for name, account in accounts.items()}
     in_homes = {name: authorized_keys(read(os.path.join(home, HOME_KEYS))) for name, home in homes.items()}
-    rules = other_sudo(module.params["sudoers"])
+    sudoers = other_sudoers(module.params["sudoers"])
+    every, unasked, passwords = sudo_rules(sudoers), unasked_rules(sudoers), with_password(shadow)
     present = [person for person in people if person["state"] == "present"]
     left = {
-        person["name"]: foreign(person, groups[person["name"]], in_homes[person["name"]], rules)
-        for person in people
-        if person["name"] in accounts
+        name: foreign(person, groups[name], in_homes[name], every if name in passwords else unasked)
+        for person, name in ((each, each["name"]) for each in people)
+        if name in accounts
     }
     found_files = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
     key_files = [name for name in found_files if read(os.path.join(directory, name)).startswith(HEADER)]
@@ -357,7 +398,7 @@ def main() -> None:
         role_keys=[key["key"] for key in authorized_keys(read(os.path.join(directory, user)))] if user else [],
         home_keys=[key["key"] for key in in_homes.get(user, [])],
         role_sudo=sudo_rules(read(module.params["sudoers"])),
-        other_sudo=rules,
+        other_sudo=unasked,
         sshd_keys_files=listed,
         other_keys_files=other_keys_files(listed, read(own), directory),
         keys_fault="" if wanted in listed else keys_fault(own, wanted),
