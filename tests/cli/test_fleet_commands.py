@@ -14,7 +14,7 @@ import pytest
 from tests.support.commands import failed
 from tpu_ops import config
 from tpu_ops.cli.main import main
-from tpu_ops.fleet import contact, lifecycle
+from tpu_ops.fleet import contact, model
 from tpu_ops.runs import records
 
 POD = ("pod", "--type", "v4-16", "--zone", "us-central2-b")
@@ -108,6 +108,29 @@ def test_a_node_of_that_name_but_another_form_is_an_error(fleet, tpu_ops):
     failed(tpu_ops("create", *POD, "--dry-run"), 3, "v4-8, not v4-16")
 
 
+@pytest.mark.parametrize(
+    ("there", "asked", "words"),
+    [
+        ({}, ["--spot"], "exists on demand, not as a spot node"),
+        ({"schedulingConfig": {"spot": True}}, [], "exists as a spot node, not on demand"),
+        ({"schedulingConfig": {"preemptible": True}}, [], "exists as a spot node, not on demand"),
+    ],
+)
+def test_a_node_that_may_be_preempted_is_none_that_may_not(fleet, tpu_ops, there, asked, words):
+    fleet.create("pod", "v4-16", **there)
+    failed(tpu_ops("create", *POD, *asked), 3, words, "tpu_ops delete pod")
+    failed(tpu_ops("create", *POD, *asked, "--dry-run"), 3, words)
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_labels_that_the_node_that_is_there_has_not_are_named(fleet, tpu_ops, more):
+    fleet.create("pod", "v4-16", labels={"team": "audio", "other": "x", "same": "s"})
+    code, _, err = tpu_ops("create", *POD, "--label", "team=vision", "--label", "same=s", "--label", "new=n", *more)
+    lacking = "team=vision (it has team=audio), new=n"
+    assert (code, err.count(f"warning: the node was there before, without {lacking}, and stays as it is\n")) == (0, 1)
+    assert "warning" not in tpu_ops("create", *POD, "--label", "same=s", *more)[2]
+
+
 def test_a_stopped_node_is_an_error_that_says_what_to_do(fleet, tpu_ops):
     fleet.create("pod", "v4-16")
     fleet.act("stop", "pod")
@@ -174,7 +197,7 @@ def test_host_keys_that_come_late_are_waited_for(fleet, tpu_ops, monkeypatch):
 def test_every_generation_has_a_default_runtime():
     from tpu_ops.cloud.accelerators import catalogue
 
-    assert all(lifecycle.default_runtime(kind.name) for kind in catalogue())
+    assert all(model.default_runtime(kind.name) for kind in catalogue())
 
 
 def test_refresh_shows_old_and_new_addresses_once(fleet, tpu_ops):
@@ -238,7 +261,7 @@ def test_list_filters_by_state_and_says_when_it_is_old(fleet, tpu_ops):
     fleet.act("stop", "off")
     _, out, err = tpu_ops("list", "--state", "stopped")
     assert [line.split()[0] for line in out.splitlines()] == ["HOST", "off-w0"]
-    assert "tpu_ops refresh" in err
+    assert err == "changed since the last refresh: `tpu_ops refresh` shows what\n", "ssh_config is rewritten by any command"
     assert "STOPPED" not in tpu_ops("list", "--cached")[1]
     assert [row["host"] for row in json.loads(tpu_ops("list", "--json", "--state", "READY")[1])] == ["pod-w0", "pod-w1"]
 
