@@ -11,7 +11,6 @@ from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact
-from tpu_ops.fleet.model import SERVING_STATES, until_ready
 from tpu_ops.remote import openssh, wire
 from tpu_ops.remote.replies import LATE, LONGEST, MUTE, Result
 
@@ -91,11 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if any(not result.reached and openssh.refused(result.problem) for result in results):
         output.info(f"  fix: {contact.login_hint(fleet.settings)}")
     if away:
-        listing = f"`{fleet.settings.command('list')}` shows which nodes are READY and which addresses they have"
-        node = next(
-            (one.node for one in fleet.workers if one.host in away and one.node.state not in SERVING_STATES), None
-        )
-        output.info(f"  fix: {commands.on_fleet(until_ready(node), fleet.settings.command) if node else listing}")
+        output.info(f"  fix: {commands.on_fleet(contact.way_back(fleet, away), fleet.settings.command)}")
     return exit_code(results, of_rank=args.exit_code == "rank")
 
 
