@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -14,8 +15,8 @@ import pytest
 from tests.support.commands import failed
 from tpu_ops import config
 from tpu_ops.cli.main import main
-from tpu_ops.fleet import contact, lifecycle
-from tpu_ops.runs import records
+from tpu_ops.fleet import contact, model, remaking
+from tpu_ops.runs import records, recovery, spec
 
 POD = ("pod", "--type", "v4-16", "--zone", "us-central2-b")
 
@@ -54,6 +55,39 @@ def test_a_node_on_which_a_run_may_be_is_deleted_with_a_warning_that_names_it(fl
     assert told in tpu_ops("delete", "pod", "--dry-run")[2]
     records.close(state_dir, "exp", "failed")
     assert "exp" not in tpu_ops("delete", "pod", "--dry-run")[2]
+
+
+def test_a_run_that_was_on_a_node_that_is_taken_away_is_not_on_it(fleet, tpu_ops):
+    fleet.create("pod", schedulingConfig={"spot": True})
+    state_dir, node_id = config.load().state_dir, fleet.api.node("pod", fleet.location())["id"]
+    records.write(state_dir, records.new("exp", ("pod",), (node_id,), ("pod-w0",), ("true",)))
+    preempt(fleet, "pod")
+    assert tpu_ops("delete", "pod", "--dry-run")[2] == ""
+
+
+def preempt(fleet, name):
+    """Take a node away."""
+    assert fleet.api.call("POST", "lab/preempt", {"node": f"{fleet.location()}/nodes/{name}"})[0] == 200
+
+
+def test_a_recovery_that_needs_the_node_is_told_before_it_is_deleted_whatever_id_it_has(fleet, tpu_ops):
+    fleet.create("pod")
+    fleet.create("other")
+    state_dir = config.load().state_dir
+    run = spec.RunSpec("exp", ("true",))
+    plan = remaking.Plan((remaking.Made(f"{fleet.location()}/nodes/pod", "1", {}),))
+    kept = recovery.Recovery("exp", 1, plan, recovery.options_of(run, {}))
+    needs = "it needs this node, and makes it anew unless `tpu_ops stop exp` ends that\n"
+    recovery.write(state_dir, kept)
+    nobody = "warning: run exp: nobody recovers it; `tpu_ops attach exp --recover` goes on; "
+    assert tpu_ops("delete", "pod", "--dry-run")[2] == nobody + needs
+    assert tpu_ops("delete", "other", "--dry-run")[2] == ""
+    with recovery.lock(state_dir, "exp"):
+        followed = "warning: run exp: a process of this machine recovers it; "
+        assert tpu_ops("delete", "pod", "--dry-run")[2] == followed + needs
+        recovery.write(state_dir, dataclasses.replace(kept, pending=True))
+        assert "a process of this machine is preparing attempt 2; " in (said := tpu_ops("delete", "pod", "--yes")[2])
+        assert said.endswith(needs)
 
 
 @pytest.mark.parametrize(("name", "words"), [("loop", "leads back to itself"), ("~nobodyhere/x", "no home directory")])
@@ -106,6 +140,29 @@ def test_a_node_of_that_name_but_another_form_is_an_error(fleet, tpu_ops):
     fleet.create("pod", "v4-8")
     failed(tpu_ops("create", *POD), 3, "v4-8, not v4-16", "tpu_ops delete pod")
     failed(tpu_ops("create", *POD, "--dry-run"), 3, "v4-8, not v4-16")
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "words"),
+    [
+        ({}, ["--spot"], "exists on demand, not as a spot node"),
+        ({"schedulingConfig": {"spot": True}}, [], "exists as a spot node, not on demand"),
+        ({"schedulingConfig": {"preemptible": True}}, [], "exists as a spot node, not on demand"),
+    ],
+)
+def test_a_node_that_may_be_preempted_is_none_that_may_not(fleet, tpu_ops, there, asked, words):
+    fleet.create("pod", "v4-16", **there)
+    failed(tpu_ops("create", *POD, *asked), 3, words, "tpu_ops delete pod")
+    failed(tpu_ops("create", *POD, *asked, "--dry-run"), 3, words)
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_labels_that_the_node_that_is_there_has_not_are_named(fleet, tpu_ops, more):
+    fleet.create("pod", "v4-16", labels={"team": "audio", "other": "x", "same": "s"})
+    code, _, err = tpu_ops("create", *POD, "--label", "team=vision", "--label", "same=s", "--label", "new=n", *more)
+    lacking = "team=vision (it has team=audio), new=n"
+    assert (code, err.count(f"warning: the node was there before, without {lacking}, and stays as it is\n")) == (0, 1)
+    assert "warning" not in tpu_ops("create", *POD, "--label", "same=s", *more)[2]
 
 
 def test_a_stopped_node_is_an_error_that_says_what_to_do(fleet, tpu_ops):
@@ -174,7 +231,7 @@ def test_host_keys_that_come_late_are_waited_for(fleet, tpu_ops, monkeypatch):
 def test_every_generation_has_a_default_runtime():
     from tpu_ops.cloud.accelerators import catalogue
 
-    assert all(lifecycle.default_runtime(kind.name) for kind in catalogue())
+    assert all(model.default_runtime(kind.name) for kind in catalogue())
 
 
 def test_refresh_shows_old_and_new_addresses_once(fleet, tpu_ops):
@@ -238,7 +295,9 @@ def test_list_filters_by_state_and_says_when_it_is_old(fleet, tpu_ops):
     fleet.act("stop", "off")
     _, out, err = tpu_ops("list", "--state", "stopped")
     assert [line.split()[0] for line in out.splitlines()] == ["HOST", "off-w0"]
-    assert "tpu_ops refresh" in err
+    assert err == "changed since the last refresh: `tpu_ops refresh` shows what\n", (
+        "ssh_config is rewritten by any command"
+    )
     assert "STOPPED" not in tpu_ops("list", "--cached")[1]
     assert [row["host"] for row in json.loads(tpu_ops("list", "--json", "--state", "READY")[1])] == ["pod-w0", "pod-w1"]
 
@@ -385,6 +444,42 @@ def test_run_connects_to_no_worker_of_a_node_that_does_not_serve(fleet, tpu_ops,
     assert not any("off-w0" in call for call in ssh())
     fleet.act("start", "off")
     assert "STOPPED now" not in tpu_ops("run", "off", "--", "true")[1]
+
+
+@pytest.mark.parametrize("argv", [("who", "off"), ("unlock", "off", "--yes"), ("sync", "off", ".")])
+def test_a_node_that_does_not_serve_is_told_with_the_way_back_and_tried_by_nobody(fleet, tpu_ops, ssh, argv):
+    fleet.create("off", "v4-16", schedulingConfig={"spot": True})
+    preempt(fleet, "off")
+    tpu_ops("refresh")
+    fleet.api.forget_requests()
+    create = f"`tpu_ops create off --type v4-16 --zone us-central2-b --project {fleet.project} --spot`"
+    asking = "off is PREEMPTED as far as is known: asking the API for its address\n"
+    result = tpu_ops(*argv)
+    failed(result, 4, asking, "its node is PREEMPTED now", "at:  off-w[0-1]\n", create)
+    assert (fleet.api.requests(fleet.project)["ListNodes"], ssh()) == (1, [])
+    assert "once they answer" not in result[2]
+
+
+def test_what_holds_chips_is_asked_where_it_can_be_beside_a_node_that_does_not_serve(fleet, tpu_ops, ssh):
+    fleet.create("pod", "v4-8")
+    fleet.create("off", "v4-8")
+    fleet.act("stop", "off")
+    tpu_ops("refresh")
+    start = "start it: `gcloud compute tpus tpu-vm start off "
+    failed(tpu_ops("who", "pod,off"), 4, "could not say whether a run is there", "its node is STOPPED now", start)
+    assert [call for call in ssh() if "pod-w0" in call]
+    assert not [call for call in ssh() if "off-w0" in call]
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), [("nosuch", "DIR {}/nosuch"), ("file", "DIR {}/file"), ("empty", "DIR {}/empty")]
+)
+def test_what_cannot_be_synced_is_named_as_the_command_has_it(fleet, tpu_ops, name, where):
+    fleet.create("pod")
+    (fleet.path / "file").touch()
+    (fleet.path / "empty").mkdir()
+    failed(tpu_ops("sync", "pod", name), 2, f"at:  {where.format(fleet.path)}\n")
+    assert "--sync" in tpu_ops("train", "pod", "--sync", name, "--", "true")[2]
 
 
 def test_a_command_that_no_worker_would_take_is_refused(fleet, tpu_ops, ssh):

@@ -182,11 +182,70 @@ def test_any_text_is_written_in_any_encoding() -> None:
         (("run", "pod", "hostname"), "tpu_ops run pod -- hostname"),
         (("train", "pod", "--detach", "python", "-V"), "tpu_ops train pod --detach -- python -V"),
         (("train", "pod"), "tpu_ops train pod -- python train.py"),
+        (("run", "pod-w[0-4/2]", "hostname"), "tpu_ops run 'pod-w[0-4/2]' -- hostname"),
     ],
 )
 def test_a_command_without_its_dashes_is_shown_with_them(tpu_ops, argv: tuple[str, ...], words: str) -> None:
     code, _, err = tpu_ops(*argv)
     assert (code, words in err) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("argv", "fix"),
+    [
+        (("train", "python", "t.py"), "tpu_ops train TARGET -- python t.py"),
+        (("train", "--detach", "python3.12", "-u", "t.py"), "tpu_ops train TARGET --detach -- python3.12 -u t.py"),
+        (("train", "t.py", "--lr", "1"), "tpu_ops train TARGET -- python t.py --lr 1"),
+        (("train", "./t.sh"), "tpu_ops train TARGET -- ./t.sh"),
+        (("train", "torchrun", "a b"), "tpu_ops train TARGET -- torchrun 'a b'"),
+        (("run", "bash", "-c", "ls"), "tpu_ops run TARGET -- bash -c ls"),
+    ],
+)
+def test_a_command_without_a_target_is_shown_with_one(tpu_ops, argv: tuple[str, ...], fix: str) -> None:
+    failed(tpu_ops(*argv), 2, "no target is named", f"  fix: {fix}\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("trian", "did you mean train? `tpu_ops --help` lists the commands"),
+        ("ru", "did you mean run or runs? `tpu_ops --help` lists the commands"),
+        ("nothing", "`tpu_ops --help` lists the commands"),
+    ],
+)
+def test_a_command_that_is_misspelt_is_named(tpu_ops, word: str, fix: str) -> None:
+    failed(tpu_ops(word), 2, "unknown command", f"  fix: {fix}\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("train", "pod", "--detahc", "--", "true"), "unrecognized arguments: --detahc; did you mean --detach?\n"),
+        (("list", "--stat=READY"), ""),
+        (("list", "--satte=READY"), "unrecognized arguments: --satte=READY; did you mean --state?\n"),
+        (("list", "--nothing-like-it"), "unrecognized arguments: --nothing-like-it\n"),
+    ],
+)
+def test_an_option_that_is_misspelt_is_named(
+    tmp_path: Path, tpu_ops, capfd: pytest.CaptureFixture[str], argv: tuple[str, ...], said: str
+) -> None:
+    if not said:
+        failed(tpu_ops(argv[0], "--fleet", str(tmp_path), *argv[1:]), 2, "inventory/tpu_vm.yml")
+        return
+    with pytest.raises(SystemExit):
+        tpu_ops(*argv)
+    assert capfd.readouterr().err.endswith(said)
+
+
+@pytest.mark.parametrize(
+    "argv", [("create", "pod", "--type", "v4-8", "--timeout", "x"), ("unlock", "pod", "--grace", "x")]
+)
+def test_what_is_no_number_of_seconds_is_told_so(
+    tpu_ops, capfd: pytest.CaptureFixture[str], argv: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit):
+        tpu_ops(*argv)
+    assert "'x' is no number: give a number of seconds\n" in capfd.readouterr().err
 
 
 @pytest.fixture
@@ -201,17 +260,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (("ssh-config", "--install", "--file", ""), "--file"),
         (("ssh-config", "--install", "--file="), "--file"),
-        (("inventory", ""), "argument 1"),
+        (("inventory", ""), "target, argument 1"),
         (("list", "--cached", "--fleet", ""), "--fleet"),
         (("delete", "pod", "--yes", "--zone", ""), "--zone"),
-        (("status", ""), "argument 1"),
+        (("status", ""), "run, argument 1"),
         (("train", "pod", "--sync", "", "--", "true"), "--sync"),
-        (("ssh", "", "--", "true"), "argument 1"),
-        (("lab", "preempt", ""), "argument 2"),
+        (("ssh", "", "--", "true"), "target, argument 1"),
+        (("lab", "preempt", ""), "node, argument 2"),
+        (("sync", "pod", ""), "DIR, argument 2"),
+        (("run", "", "--", "true"), "target, argument 1"),
     ],
 )
 def test_an_empty_argument_is_no_default(fleet, tpu_ops, home: Path, argv: tuple[str, ...], where: str) -> None:
-    failed(tpu_ops(*argv), 2, "this is empty", f"at:  {where}\n")
+    failed(tpu_ops(*argv), 2, "an argument is empty", f"at:  {where}\n")
     assert not (home / ".ssh" / "config").exists()
 
 

@@ -26,4 +26,4 @@ def test_no_grace_is_promised_that_a_worker_does_not_give(
     assert f"{most + 1:.0f} is more than the {most:.0f} seconds that a worker gives" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         parser.parse_args(["--grace", "soon", "r1"])
-    assert "invalid seconds value: 'soon'" in capsys.readouterr().err
+    assert "'soon' is no number: give a number of seconds" in capsys.readouterr().err

@@ -147,7 +147,7 @@ def test_a_worker_that_is_waited_for_beside_others_is_given_up_in_time(
     monkeypatch.setattr(wire, "ENVELOPE", "sleep 60")
     caplog.set_level(logging.INFO)
     found = run(ways("a", "b"), ["true"], limit=2)
-    assert (found["a"].problem, left(found)) == ("did not end within 2 s", ["b"])
+    assert (found["a"].problem, found["a"].reached, left(found)) == ("did not answer within 2 s", False, ["b"])
     assert caplog.messages == ["a is silent: waiting for an answer"]
     assert slow.hung_up.wait(5)
 
@@ -196,6 +196,15 @@ def test_what_a_command_has_printed_until_its_time_was_over_is_not_lost(masters:
     # What it leaves behind holds the session open: nobody knows whether more is to come.
     left_behind = run(ways("a"), ["sh", "-c", "echo done; sleep 60 &"], limit=2)["a"]
     assert (left_behind.problem, left_behind.code, left_behind.ok) == ("did not end within 2 s", None, False)
+
+
+def test_a_worker_that_says_nothing_in_time_is_not_reached_and_the_command_is_not_sent_again(
+    masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masters("a")
+    # As of a worker whose processes are all frozen: sshd has taken the command.
+    monkeypatch.setattr(wire, "ENVELOPE", "exec sleep 60")
+    assert run(ways("a"), ["true"], limit=1)["a"] == ("a", None, b"", b"", "did not answer within 1 s", False, False)
 
 
 def test_what_a_command_leaves_behind_may_print_after_its_end(masters: Callable[[str], Master]) -> None:

@@ -147,7 +147,7 @@ async def test_a_session_ends_with_whoever_wanted_it(
     # Without what ends the command in time on the worker.
     monkeypatch.setattr(wire, "ENVELOPE", "sleep 60")
     result = (await fanout.run(["a"], ["sleep", "60"], limit=2))["a"]
-    assert result.problem == "did not end within 2 s"
+    assert (result.problem, result.reached) == ("did not answer within 2 s", False)
     assert await asyncio.to_thread(master.hung_up.wait, 5)
     assert calls(play) == []
 

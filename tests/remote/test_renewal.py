@@ -174,7 +174,8 @@ async def test_who_answers_too_late_is_told_with_the_time_that_the_question_took
     )
     besides = r"within 3 s, besides \d+\.\d s for its turn and its address"
     assert re.fullmatch(f"the launcher did not answer {besides}", replies["a"].problem)
-    assert re.fullmatch(f"did not end {besides}", results["b"].problem)
+    assert re.fullmatch(f"did not answer {besides}", results["b"].problem)
+    assert not results["b"].reached
 
 
 async def test_an_alarm_of_the_question_ends_the_command(play: Path) -> None:

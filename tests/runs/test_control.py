@@ -353,6 +353,7 @@ def test_unlock_says_on_which_workers_a_run_ends_and_whether_it_has(
     monkeypatch.setattr("tpu_ops.cli.unlock.contact.find", lambda *_: (pod_, pod_.workers[1:]))
     monkeypatch.setattr("tpu_ops.cli.unlock.contact.serving", lambda fleet, _: fleet)
     monkeypatch.setattr("tpu_ops.cli.unlock.contact.fanout", lambda _: Pod())
+    monkeypatch.setattr("tpu_ops.cli.unlock.contact.out_of_reach", lambda *_: {})
     parser = argparse.ArgumentParser()
     unlock.add_arguments(parser)
     code = unlock.run(parser.parse_args(["pod-w1", "--yes"]))
@@ -378,6 +379,7 @@ def test_unlock_calls_no_worker_free_that_another_person_s_run_is_on(
     monkeypatch.setattr("tpu_ops.cli.unlock.contact.find", lambda *_: (pod_, pod_.workers))
     monkeypatch.setattr("tpu_ops.cli.unlock.contact.serving", lambda fleet, _: fleet)
     monkeypatch.setattr("tpu_ops.cli.unlock.contact.fanout", lambda _: Pod())
+    monkeypatch.setattr("tpu_ops.cli.unlock.contact.out_of_reach", lambda *_: {})
     parser = argparse.ArgumentParser()
     unlock.add_arguments(parser)
     with pytest.raises(HostError, match="a run of ada is on: r1") as caught:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.runs.test_parts import pod, probe
+from tpu_ops import config
 from tpu_ops.cli import run as run_command
 from tpu_ops.cli import runs_output
 from tpu_ops.errors import UsageError
+from tpu_ops.fleet import contact
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.runs import preflight, spec
 from tpu_ops.runs.follow import Outcome
@@ -87,6 +91,39 @@ def test_the_exit_code_may_be_that_of_the_first_worker_where_a_command_failed() 
     assert run_command.exit_code([*results, Result("d", None, problem="down", reached=False)], of_rank=True) == 9
     assert run_command.exit_code([Result("a", None, problem="late")], of_rank=True) == 1
     assert run_command.exit_code([Result("a", 0)], of_rank=True) == 0
+
+
+MUTE = Result("b", None, problem="did not answer within 5 s", reached=False)
+LATE = Result("a", None, b"step 1\n", problem="did not end within 5 s")
+
+
+@pytest.mark.parametrize(
+    ("results", "code", "fix"),
+    [
+        ([Result("a", 0), MUTE], 4, "fix: give it longer with --timeout"),
+        (
+            [LATE, MUTE],
+            1,
+            "fix: give it longer with --timeout; what is to keep running writes elsewhere: `... >/tmp/log 2>&1 &`",
+        ),
+        ([Result("a", 0)], 0, ""),
+    ],
+)
+def test_what_to_do_about_a_command_that_takes_too_long_stands_for_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], results: list[Result], code: int, fix: str
+) -> None:
+    workers = [SimpleNamespace(host=result.host) for result in results]
+    fleet = SimpleNamespace(settings=SimpleNamespace(command=lambda name: f"tpu_ops {name}"))
+    monkeypatch.setattr(config, "load", lambda _: None)
+    for name, told in (("find", (fleet, workers)), ("serving", fleet), ("out_of_reach", {})):
+        monkeypatch.setattr(contact, name, lambda *_, told=told: told)
+    monkeypatch.setattr(contact, "run", lambda *_: {result.host: result for result in results})
+    parser = argparse.ArgumentParser()
+    run_command.add_arguments(parser)
+    args = parser.parse_args(["a,b", "--timeout", "5"])
+    args.command = ["true"]
+    assert run_command.run(args) == code
+    assert capsys.readouterr().err.splitlines() == [fix] * bool(fix)
 
 
 class Probes:

@@ -88,10 +88,19 @@ def test_names_that_no_worker_takes_or_that_would_be_another_run_s_file_are_refu
         spec.RunSpec(run_id, ("true",))
 
 
-@pytest.mark.parametrize("times", [{"barrier": 0.5}, {"lease": 4.9}, {"lease": 3601}, {"exit_skew": 86401}])
-def test_times_that_no_worker_takes_are_refused_here(times: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="too many or too few") as wrong:
+@pytest.mark.parametrize(
+    ("times", "what", "fix"),
+    [
+        ({"barrier": 0.5}, "0.5 seconds are too few", "give 1 to 3600 seconds"),
+        ({"lease": 4.9}, "4.9 seconds are too few", "give 5 to 3600 seconds"),
+        ({"lease": 3601}, "3601 seconds are too many", "give 5 to 3600 seconds"),
+        ({"exit_skew": 86401}, "86401 seconds are too many", "give 1 to 86400 seconds"),
+    ],
+)
+def test_times_that_no_worker_takes_are_refused_here(times: dict[str, Any], what: str, fix: str) -> None:
+    with pytest.raises(UsageError) as wrong:
         spec.RunSpec("r1", ("true",), **times)
+    assert (wrong.value.what, wrong.value.fix) == (what, fix)
     assert wrong.value.where == "--" + next(iter(times)).replace("_", "-")
     sent = spec.RunSpec("r1", ("true",)).for_rank(pod(), 0)
     with pytest.raises(Refused):

@@ -313,6 +313,7 @@ def test_sync_says_what_it_would_bring_and_then_brings_it(
     monkeypatch.setattr("tpu_ops.cli.sync.contact.find", lambda *_: (None, chosen))
     monkeypatch.setattr("tpu_ops.cli.sync.contact.serving", lambda *_: None)
     monkeypatch.setattr("tpu_ops.cli.sync.contact.fanout", lambda _: workers)
+    monkeypatch.setattr("tpu_ops.cli.sync.contact.out_of_reach", lambda *_: {})
 
     def told(*words: str) -> str:
         assert main.main(["sync", "pod", str(code), *words]) == 0

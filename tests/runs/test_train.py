@@ -66,6 +66,19 @@ async def test_a_run_that_may_be_on_is_remembered_and_one_that_is_not_leaves_wha
         assert ("may be on\n  follow: tpu_ops attach exp" in capsys.readouterr().err) is may_be_on
 
 
+def test_a_dry_run_names_variables_and_secrets_and_shows_no_value(tmp_path: Path, capsys: Any) -> None:
+    would = job(tmp_path, "--dry-run")
+    would._would()
+    assert capsys.readouterr().out.splitlines()[1:] == ["on pod-w0, pod-w1; nothing was changed"]
+    would.spec = spec.RunSpec("exp", ("true",), {"LR": "hush", "B": "hush"}, {"HF_TOKEN": "hush"})
+    would._would()
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "variables: B, LR",
+        "secrets: HF_TOKEN",
+        "on pod-w0, pod-w1; nothing was changed",
+    ]
+
+
 async def test_a_run_is_kept_as_begun_right_before_a_worker_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

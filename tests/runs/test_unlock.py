@@ -59,13 +59,14 @@ class Pod:
 _REST = ("value", "kind", "problem", "fix")
 
 
-def unlock_pod(monkeypatch: pytest.MonkeyPatch, pod_: Pod, *options: str) -> int:
-    settings = SimpleNamespace(state_dir=Path("nowhere"), user="ada", command=lambda name: f"tpu_ops {name}")
+def unlock_pod(monkeypatch: pytest.MonkeyPatch, pod_: Pod, *options: str, me: str = "ada") -> int:
+    settings = SimpleNamespace(state_dir=Path("nowhere"), user=me, command=lambda name: f"tpu_ops {name}")
     fleet: Any = SimpleNamespace(workers=tuple(pod(2)), listed=(), settings=settings)
     monkeypatch.setattr(config, "load", lambda _: None)
     monkeypatch.setattr("tpu_ops.cli.unlock.contact.find", lambda *_: (fleet, fleet.workers))
     monkeypatch.setattr("tpu_ops.cli.unlock.contact.serving", lambda fleet, _: fleet)
     monkeypatch.setattr("tpu_ops.cli.unlock.contact.fanout", lambda _: pod_)
+    monkeypatch.setattr("tpu_ops.cli.unlock.contact.out_of_reach", lambda *_: {})
     parser = argparse.ArgumentParser()
     unlock.add_arguments(parser)
     return unlock.run(parser.parse_args(["pod", "--yes", *options]))
@@ -102,6 +103,32 @@ def test_what_is_left_is_told_by_why_it_is(monkeypatch: pytest.MonkeyPatch, left
     with pytest.raises(HostError, match="chips are still held") as caught:
         unlock_pod(monkeypatch, pod_)
     assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("left", "fix"),
+    [
+        ([process(7, "tpu")], "what is yours ends with `tpu_ops unlock pod-w1`"),
+        (
+            [process(7, "tpu"), process(9, "bob")],
+            "what is yours ends with `tpu_ops unlock pod-w1`; ask bob, or an administrator: --force --user bob",
+        ),
+    ],
+)
+def test_who_frees_chips_of_others_and_holds_some_is_told_how_to_end_that(
+    monkeypatch: pytest.MonkeyPatch, left: list[dict[str, Any]], fix: str
+) -> None:
+    pod_ = Pod([holding(), holding(*left)], [unlocked(), unlocked(left)])
+    with pytest.raises(HostError, match="chips are still held") as caught:
+        unlock_pod(monkeypatch, pod_, "--user", "ada", "--force", me="tpu")
+    assert (caught.value.where, caught.value.fix) == ("pod-w1", fix)
+
+
+def test_a_run_of_one_s_own_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Reply("", {"holders": [], "holder": {"run_id": "r1", "person": "tpu", "since": 5.0}, "chips": []})
+    with pytest.raises(HostError, match="a run of tpu is on: r1") as caught:
+        unlock_pod(monkeypatch, Pod([run, holding()], [unlocked(), unlocked()]), "--user", "ada", "--force", me="tpu")
+    assert caught.value.fix == "it is yours: `tpu_ops stop r1` ends it"
 
 
 def test_a_free_pod_is_free(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from tpu_ops.errors import CloudError, ExitCode, UsageError
 from tpu_ops.fleet import hostkeys, lifecycle, newcomers, origin
 from tpu_ops.fleet.hostvars import facts
 from tpu_ops.fleet.lifecycle import Wish
+from tpu_ops.fleet.model import default_runtime
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.options import shown
 
@@ -84,7 +85,7 @@ def wished(args: argparse.Namespace, settings: Settings) -> Wish:
         project=config.check_project(_only("project", args.project, settings.projects), "--project"),
         zone=config.check_zone(_only("zone", args.zone, settings.zones), "--zone"),
         accelerator_type=args.type,
-        runtime_version=args.runtime or lifecycle.default_runtime(args.type),
+        runtime_version=args.runtime or default_runtime(args.type),
         spot=args.spot,
         labels=dict(_label(text) for text in args.label),
     )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 
 from tpu_ops import config, texts
-from tpu_ops.cli import options, output
-from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.cli import commands, options, output
+from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet import lifecycle, origin, update
-from tpu_ops.fleet.model import Node
+from tpu_ops.fleet.model import TAKEN_STATES, Node
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.runs import records
 
@@ -36,9 +39,11 @@ def run(args: argparse.Namespace) -> int:
     size = f"{node.accelerator_type}, {texts.count(node.worker_count, 'worker')}"
     recent = records.recent(settings.state_dir, records.KEPT)
     last = next((known for known in recent if node.node_id in known.node_ids), None)
-    if last and not last.ended:
+    if last and not last.ended and node.state not in TAKEN_STATES:
         look = settings.command("status")
         output.warning(f"run {last.run_id}, which was started here, may be on it: {look} {last.run_id}")
+    for text in _recoveries(settings.state_dir, node):
+        output.warning(commands.on_fleet(text, settings.command))
     if args.dry_run:
         return _say(args, node, f"would delete {what} ({size})")
     if not args.yes and not options.confirmed(f"delete {what} ({size})?", "deleting"):
@@ -59,6 +64,22 @@ def run(args: argparse.Namespace) -> int:
             raise
     update.refresh(settings)
     return _say(args, node, f"{'deleting' if args.no_wait else 'deleted'} {what}")
+
+
+def _recoveries(state_dir: Path, node: Node) -> Iterator[str]:
+    """Yield what is said of each run that is recovered on this machine, or could be, and that has the node.
+
+    It is known by its name: a recovery may have made it anew since, under another id.
+    """
+    # Imported here: few runs are recovered.
+    from tpu_ops.runs import recovery
+
+    for path in sorted((state_dir / "runs").glob("*/recovery.json")):
+        run_id = path.parent.name
+        with contextlib.suppress(OpsError):
+            if node.full_name in {made.name for made in recovery.read(state_dir, run_id).plan.nodes}:
+                what = recovery.note_of(state_dir, run_id) or f"run {run_id}: a process of this machine recovers it"
+                yield f"{what}; it needs this node, and makes it anew unless `tpu_ops stop {run_id}` ends that"
 
 
 def chosen(fleet: Fleet, name: str, *, zone: str | None, project: str | None) -> Node:

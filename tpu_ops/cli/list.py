@@ -85,8 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if fleet.source or args.cached:
         output.info(f"as {fleet.age}")
     if changes and not changes.first:
-        refresh = settings.command("refresh")
-        output.info(f"changed since the last refresh: `{refresh}` shows what, and rewrites ssh_config")
+        output.info(f"changed since the last refresh: `{settings.command('refresh')}` shows what")
     return ExitCode.OK
 
 

@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import NoReturn
 
@@ -21,6 +21,9 @@ from tpu_ops.cli import output
 from tpu_ops.cli.commands import COMMANDS, on_fleet
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 
+#: First words of commands that stand where a target was to stand: no node is called so, nor is one written so. Not
+#: compiled here: most commands never search for it.
+_PROGRAM = r"(?:python[0-9.]*|bash|sh|torchrun|accelerate|deepspeed|uv|env)|[^\[\]@]*/.*|.*\.(?:py|sh)"
 #: An argument that says nothing, or an option's.
 _EMPTY = re.compile(r"(?:--[a-z-]+=)?")
 
@@ -58,6 +61,10 @@ class _Parser(argparse.ArgumentParser):
         targets = any(action.dest == "target" for action in self._actions)
         if targets and message.startswith("unrecognized arguments: ") and " -" not in message:
             message += "; several nodes or workers are one word, as in a,b"
+        if message.startswith("unrecognized arguments: -"):
+            word = message.split()[2].partition("=")[0].removeprefix("--")
+            known = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
+            message += f"; did you mean {close}?" if (close := _alike(word, known, "--")) else ""
         super().error(message)
 
 
@@ -70,7 +77,9 @@ def _dispatch(argv: Sequence[str]) -> int:
         return ExitCode.OK
     name, *rest = argv
     if name not in COMMANDS:
-        raise UsageError("unknown command", where=f"tpu_ops {name}", fix="`tpu_ops --help` lists the commands")
+        close, listed = _alike(name, COMMANDS), "`tpu_ops --help` lists the commands"
+        fix = f"did you mean {close}? {listed}" if close else listed
+        raise UsageError("unknown command", where=f"tpu_ops {name}", fix=fix)
     module_name, text = COMMANDS[name]
     module = importlib.import_module(f"tpu_ops.cli.{module_name}")
     parser = _Parser(prog=f"tpu_ops {name}", description=f"{text[0].upper()}{text[1:]}.", formatter_class=_DECLARING)
@@ -79,19 +88,37 @@ def _dispatch(argv: Sequence[str]) -> int:
     if not getattr(module, "TAKES_COMMAND", False):
         args = parser.parse_args(rest)
         behind = getattr(args, "command", ())
-        _refuse_empty(rest[: len(rest) - len(behind)] if isinstance(behind, list) else rest)
+        _refuse_empty(rest[: len(rest) - len(behind)] if isinstance(behind, list) else rest, parser, args)
         return _run(module, args)
     # What stands behind the first `--` is another program's business: argparse never sees it.
     front = rest[: rest.index("--")] if "--" in rest else rest
     args, more = parser.parse_known_args(front)
+    if "--" not in rest and re.fullmatch(_PROGRAM, args.target):
+        raise _without_target(name, front, args.target)
     if more and ("--" in rest or more[0].startswith("-")):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if more:
         command = shlex.join([*rest[: rest.index(more[0])], "--", *rest[rest.index(more[0]) :]])
         raise UsageError("the command must stand behind `--`", where=shlex.join(more), fix=f"tpu_ops {name} {command}")
-    _refuse_empty(front)
+    _refuse_empty(front, parser, args)
     args.command = rest[len(front) + 1 :]
     return _run(module, args)
+
+
+def _alike(word: str, known: Iterable[str], before: str = "") -> str:
+    """Return which of the known words are meant, perhaps, with what stands before each; empty where none is like it."""
+    # Imported here: only errors need it.
+    import difflib
+
+    return " or ".join(f"{before}{close}" for close in difflib.get_close_matches(word, list(known), n=2))
+
+
+def _without_target(name: str, words: Sequence[str], program: str) -> UsageError:
+    """Return the error of a command that stands where its target was to stand."""
+    at = words.index(program)
+    command = [*(["python"] if re.fullmatch(r"[^/]*\.py", program) else []), *words[at:]]
+    fix = shlex.join(["tpu_ops", name, "TARGET", *words[:at], "--", *command])
+    return UsageError("no target is named: this is a command", where=shlex.join(words[at:]), fix=fix)
 
 
 def _run(module: ModuleType, args: argparse.Namespace) -> int:
@@ -124,7 +151,7 @@ def _name_fleet(failure: OpsError, fleet: str | None) -> None:
     failure.what, failure.fix = on_fleet(failure.what, command), on_fleet(failure.fix, command)
 
 
-def _refuse_empty(words: Sequence[str]) -> None:
+def _refuse_empty(words: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Refuse empty arguments, which are a script's unset variables: none of them means the default.
 
     Raises:
@@ -132,8 +159,20 @@ def _refuse_empty(words: Sequence[str]) -> None:
     """
     for number, (before, word) in enumerate(itertools.pairwise(("", *words)), 1):
         if _EMPTY.fullmatch(word):
-            option = word.removesuffix("=") or (before if before.startswith("--") else f"argument {number}")
-            raise UsageError("this is empty", where=option, fix="give it a value, or leave it out")
+            option = word.removesuffix("=") or (before if before.startswith("--") else "")
+            where = option or f"{_empty_one(parser, args)}argument {number}"
+            raise UsageError("an argument is empty", where=where, fix="give it a value, or leave it out")
+
+
+def _empty_one(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
+    """Return what an empty argument is called that no option takes, to be followed by its number."""
+    for action in parser._actions:
+        value = getattr(args, action.dest, None)
+        if isinstance(action, argparse._SubParsersAction) and value in action.choices:
+            return _empty_one(action.choices[value], args)
+        if not action.option_strings and (value == "" or (isinstance(value, list) and "" in value)):
+            return f"{action.metavar or action.dest}, "
+    return ""
 
 
 def _listen() -> None:

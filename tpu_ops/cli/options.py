@@ -48,7 +48,10 @@ def add_exit_code(parser: argparse.ArgumentParser) -> None:
 
 def seconds(text: str) -> float:
     """Return a positive number of seconds, for argparse."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number: give a number of seconds") from None
     if not 0 < value < 10 * 86400:
         raise argparse.ArgumentTypeError(f"{text} is no positive number of seconds")
     return value
@@ -67,8 +70,6 @@ def grace(most: float) -> Callable[[str], float]:
             raise argparse.ArgumentTypeError(f"{text} is more than the {most:.0f} seconds that a worker gives")
         return value
 
-    # What argparse calls a word that is no number.
-    read.__name__ = "seconds"
     return read
 
 

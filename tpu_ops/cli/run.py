@@ -11,9 +11,8 @@ from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact
-from tpu_ops.fleet.model import SERVING_STATES, until_ready
 from tpu_ops.remote import openssh, wire
-from tpu_ops.remote.replies import LATE, LONGEST, Result
+from tpu_ops.remote.replies import LATE, LONGEST, MUTE, Result
 
 #: Seconds that the command may take on each worker where --timeout does not say.
 TIMEOUT = 300.0
@@ -83,16 +82,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         for result_hosts, result in gathered(results):
             _show(result_hosts, len(hosts), result, command[0])
-    if any(result.reached and result.problem.startswith(LATE) for result in results):
-        output.info("  fix: --timeout gives it longer; what is to stay behind writes elsewhere: `... >/tmp/log 2>&1 &`")
+    if any(result.problem.startswith((LATE, MUTE)) for result in results):
+        # It is of all workers, whoever has printed last.
+        stays = "; what is to keep running writes elsewhere: `... >/tmp/log 2>&1 &`"
+        late = any(result.problem.startswith(LATE) for result in results)
+        output.info(f"fix: give it longer with --timeout{stays if late else ''}")
     if any(not result.reached and openssh.refused(result.problem) for result in results):
         output.info(f"  fix: {contact.login_hint(fleet.settings)}")
     if away:
-        listing = f"`{fleet.settings.command('list')}` shows which nodes are READY and which addresses they have"
-        node = next(
-            (one.node for one in fleet.workers if one.host in away and one.node.state not in SERVING_STATES), None
-        )
-        output.info(f"  fix: {commands.on_fleet(until_ready(node), fleet.settings.command) if node else listing}")
+        output.info(f"  fix: {commands.on_fleet(contact.way_back(fleet, away), fleet.settings.command)}")
     return exit_code(results, of_rank=args.exit_code == "rank")
 
 

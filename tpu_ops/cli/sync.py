@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import time
 from collections.abc import Mapping, Sequence
 
 from tpu_ops import config, files, texts
 from tpu_ops.cli import options, output
-from tpu_ops.errors import ExitCode
+from tpu_ops.errors import ExitCode, OpsError, UnreachableError
 from tpu_ops.fleet import contact
 from tpu_ops.runs import sync
 
@@ -37,8 +38,12 @@ def run(args: argparse.Namespace) -> int:
     """Compare, bring what differs, remove what earlier syncs have brought and DIR no longer has."""
     fleet, workers = contact.find(config.load(args.fleet), args.target)
     fleet = contact.serving(fleet, workers)
-    tree = sync.read(files.resolved(args.directory, "DIR"))
-    fanout, hosts, begun = contact.fanout(fleet), [worker.host for worker in workers], time.monotonic()
+    hosts = [worker.host for worker in workers]
+    if away := contact.out_of_reach(fleet, hosts):
+        fix = contact.way_back(fleet, away)
+        raise UnreachableError(next(iter(away.values())), where=texts.folded([*away]), fix=fix)
+    tree = _read(args.directory)
+    fanout, begun = contact.fanout(fleet), time.monotonic()
     seen = asyncio.run((sync.look if args.dry_run else sync.push)(fanout, hosts, tree))
     if args.json:
         found = {host: {"brought": list(one.differs), "removed": list(one.stale)} for host, one in seen.items()}
@@ -48,6 +53,19 @@ def run(args: argparse.Namespace) -> int:
         _show(seen, dry=args.dry_run)
         said(tree, hosts, time.monotonic() - begun, dry=args.dry_run)
     return ExitCode.OK
+
+
+def _read(directory: str) -> sync.Tree:
+    """List and digest a directory.
+
+    Raises:
+        OpsError: It cannot be brought; where it says so, the directory is named as this command has it.
+    """
+    try:
+        return sync.read(files.resolved(directory, "DIR"))
+    except OpsError as failure:
+        failure.where = re.sub(r"^--sync\b", "DIR", failure.where)
+        raise
 
 
 def said(tree: sync.Tree, hosts: Sequence[str], seconds: float, *, dry: bool = False) -> None:

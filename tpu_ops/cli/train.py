@@ -330,6 +330,9 @@ class _Job:
             output.as_json(plan)
         else:
             output.line(f"would start {self.spec.run_id}: {shlex.join(self.spec.argv)} in {cwd}")
+            for what, names in (("variables", self.spec.env), ("secrets", self.spec.secrets)):
+                if names:
+                    output.line(f"{what}: {', '.join(sorted(names))}")
             output.line(f"on {', '.join(self.hosts)}; nothing was changed")
         return ExitCode.OK
 

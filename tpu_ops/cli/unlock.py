@@ -52,9 +52,10 @@ def run(args: argparse.Namespace) -> int:
     fleet = contact.serving(fleet, workers)
     hosts = [worker.host for worker in workers]
     user = args.user or fleet.settings.user
-    seen = asyncio.run(holders.look(contact.fanout(fleet), hosts))
+    seen = who.look(fleet, hosts)
     doomed = [holder for holder in seen.holders if holder.user == user]
-    runs = asyncio.run(_runs_of(fleet, workers, doomed))
+    answering = [worker for worker in workers if worker.host not in {reply.host for reply in seen.silent}]
+    runs = asyncio.run(_runs_of(fleet, answering, doomed))
     if doomed:
         if not args.json:
             output.table(who.rows(doomed), who.COLUMNS)
@@ -74,17 +75,19 @@ def run(args: argparse.Namespace) -> int:
     kept = [holder for holder in seen.holders if holder.run and holder not in doomed]
     if not args.json:
         _show(unlocked, fleet.settings, kept)
+    own = fleet.settings.user
     if problem := control.Found([], seen.silent).problem():
-        raise problem
-    code = exit_code(unlocked, user, doomed) or stop.exit_code(
+        raise who.with_way_back(problem, seen)
+    code = exit_code(unlocked, user, doomed, own) or stop.exit_code(
         [outcome for _, end in ended for outcome in end.outcomes]
     )
     if kept and code != ExitCode.UNREACHABLE:
+        ends = f"`tpu_ops stop {kept[0].run}`"
+        others = f"{ends} if you have started it; else ask {kept[0].user}, or an administrator: --force --user "
         raise HostError(
             f"a run of {kept[0].user} is on: {kept[0].run}",
             where=texts.folded(sorted({holder.host for holder in kept})),
-            fix=f"`tpu_ops stop {kept[0].run}` if you have started it; else ask {kept[0].user}, or an administrator: "
-            f"--force --user {kept[0].user}",
+            fix=f"it is yours: {ends} ends it" if kept[0].user == own else f"{others}{kept[0].user}",
         )
     return code
 
@@ -155,13 +158,14 @@ def _show(unlocked: Sequence[Unlocked], settings: Settings, kept: Sequence[Holde
         output.line(f"free: {texts.folded(free)}")
 
 
-def exit_code(unlocked: Sequence[Unlocked], user: str, doomed: Sequence[Holder]) -> int:
+def exit_code(unlocked: Sequence[Unlocked], user: str, doomed: Sequence[Holder], own: str) -> int:
     """Return the command's exit code.
 
     Args:
         unlocked: What became of each worker.
         user: Whose processes were to be ended.
         doomed: These processes.
+        own: Who asks, as the workers know them.
 
     Raises:
         HostError: Chips are still held, or a worker refused.
@@ -170,8 +174,11 @@ def exit_code(unlocked: Sequence[Unlocked], user: str, doomed: Sequence[Holder])
         return ExitCode.UNREACHABLE
     held = [holder for result in unlocked for holder in result.left]
     if held:
-        others = sorted({holder.user for holder in held if holder.user != user})
-        names = f"ask {', '.join(others)}, or an administrator: --force --user {others[0]}" if others else ""
+        others = sorted({holder.user for holder in held} - {user, own})
+        mine = sorted({holder.host for holder in held if own == holder.user != user})
+        yours = f"what is yours ends with `tpu_ops unlock {','.join(mine)}`" if mine else ""
+        asked = f"ask {', '.join(others)}, or an administrator: --force --user {others[0]}" if others else ""
+        names = "; ".join(filter(None, (yours, asked)))
         known = {(holder.host, holder.pid, holder.start) for holder in doomed}
         came = [one.pid for one in held if one.user == user and (one.host, one.pid, one.start) not in known]
         again = f"pid {came[0]} came after what was shown: repeat this command" if came else ""

@@ -6,16 +6,18 @@ import argparse
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output, preparing, runs_output
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, UsageError
+from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.model import SERVING_STATES
+from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import holders
+from tpu_ops.remote.replies import Reply
+from tpu_ops.runs import control, holders
 from tpu_ops.runs.holders import Holder
 
 COLUMNS = ("worker", "person", "run", "since", "pid", "command")
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             asyncio.run(_watch(contact.fanout(fleet), hosts, args.watch, settings))
         except KeyboardInterrupt:
             return ExitCode.INTERRUPTED
-    seen = asyncio.run(holders.look(contact.fanout(fleet), hosts))
+    seen = look(fleet, hosts)
     if args.json:
         output.as_json({"holders": [asdict(holder) for holder in seen.holders], "chips": dict(seen.chips)})
     elif seen.holders:
@@ -66,8 +68,24 @@ def run(args: argparse.Namespace) -> int:
     if not hosts and not args.json:
         output.info(f"no worker serves: `{settings.command('list')}` shows the nodes")
     if problem := preparing.problem_of(seen.silent, settings.state_dir):
-        raise problem
+        raise with_way_back(problem, seen)
     return ExitCode.OK
+
+
+def look(fleet: Fleet, hosts: Sequence[str]) -> holders.Seen:
+    """Ask workers who holds their chips; of those that are known to be out of reach none is tried: they are silent."""
+    away = contact.out_of_reach(fleet, hosts)
+    lost = [Reply(host, {}, "unreachable", why, contact.way_back(fleet, [host])) for host, why in away.items()]
+    seen = asyncio.run(holders.look(contact.fanout(fleet), [host for host in hosts if host not in away]))
+    return replace(seen, silent=(*lost, *seen.silent))
+
+
+def with_way_back(problem: OpsError, seen: holders.Seen) -> OpsError:
+    """Return the error that silent workers are; the same again helps none that is known to be out of reach."""
+    first = seen.silent[0]
+    if first.fix and control.is_lost(first):
+        problem.fix = first.fix
+    return problem
 
 
 def _free(seen: holders.Seen) -> list[str]:

@@ -10,7 +10,7 @@ from tpu_ops import texts
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UnreachableError
 from tpu_ops.fleet import selection, targets, view
-from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
+from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of, until_ready
 from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.log import Log
@@ -114,7 +114,7 @@ def serving(fleet: Fleet, workers: Iterable[Worker]) -> Fleet:
     nodes = {worker.label: worker.node.state for worker in away}
     known = texts.some([f"{label} is {state} as far as is known" for label, state in nodes.items()], _NAMES, "others")
     hosts = {worker.host for worker in away}
-    found = _asked(fleet, known, _addresses(hosts), hosts)
+    found = _asked(fleet, known, "its address" if len(nodes) == 1 else "their addresses", hosts)
     return found or fleet
 
 
@@ -134,6 +134,14 @@ def out_of_reach(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
         elif problem := ways.of(worker).problem:
             found[host] = f"it {problem}"
     return found
+
+
+def way_back(fleet: Fleet, away: Collection[str]) -> str:
+    """Return what to do about workers that are out of reach: of the first whose node does not serve, else of any."""
+    nodes = (worker.node for worker in fleet.workers if worker.host in away)
+    node = next((node for node in nodes if node.state not in SERVING_STATES), None)
+    listed = "`tpu_ops list` shows which nodes are READY and which addresses they have"
+    return until_ready(node) if node else listed
 
 
 def without_host_keys(fleet: Fleet) -> dict[str, str]:

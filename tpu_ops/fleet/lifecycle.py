@@ -17,18 +17,11 @@ from tpu_ops.cloud.operations import Progress
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.fleet.keyfile import valid_key
+from tpu_ops.log import Log
 
 Json = dict[str, Any]
 
-#: Runtime version of a new node by generation: the documentation's for JAX and PyTorch.
-RUNTIMES = {
-    "v2": "tpu-ubuntu2204-base",
-    "v3": "tpu-ubuntu2204-base",
-    "v4": "tpu-ubuntu2204-base",
-    "v5litepod": "v2-alpha-tpuv5-lite",
-    "v5p": "v2-alpha-tpuv5",
-    "v6e": "v2-alpha-tpuv6e",
-}
+_log = Log(__name__)
 
 #: States that a node passes through on its way to READY without anyone's doing.
 ON_THE_WAY = ("CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING")
@@ -80,11 +73,6 @@ def check_name(name: str) -> str:
             fix="use up to 63 lower-case letters, digits and dashes, a letter first, no dash last",
         )
     return name
-
-
-def default_runtime(accelerator_type: str) -> str:
-    """Return the runtime version for an accelerator type; empty where its generation is not known."""
-    return RUNTIMES.get(accelerator_type.split("-", 1)[0], "")
 
 
 def ssh_keys(settings: Settings) -> str:
@@ -178,18 +166,32 @@ def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, prog
 
 
 def must_match(wish: Wish, node: Json) -> None:
-    """Check that the node of the wished name is the wished one.
+    """Check that the node of the wished name is the wished one; of labels that it has not, or otherwise, it warns.
 
     Raises:
-        CloudError: It has another type or runtime version.
+        CloudError: It has another type or runtime version, or may be preempted and is not to be, or the reverse.
     """
-    for what in ("accelerator_type", "runtime_version"):
-        if node[what] != getattr(wish, what):
-            raise CloudError(
-                f"a node of this name exists with {what.replace('_', ' ')} {node[what]}, not {getattr(wish, what)}",
-                where=wish.where,
-                fix=f"take another name, or remove it first: tpu_ops delete {wish.name} --zone {wish.zone}",
-            )
+    others = [
+        f"with {what.replace('_', ' ')} {node[what]}, not {getattr(wish, what)}"
+        for what in ("accelerator_type", "runtime_version")
+        if node[what] != getattr(wish, what)
+    ]
+    if (node["spot"] or node["preemptible"]) != wish.spot:
+        others.append("on demand, not as a spot node" if wish.spot else "as a spot node, not on demand")
+    if others:
+        raise CloudError(
+            f"a node of this name exists {others[0]}",
+            where=wish.where,
+            fix=f"take another name, or remove it first: tpu_ops delete {wish.name} --zone {wish.zone}",
+        )
+    has = node["labels"]
+    lacking = [
+        f"{key}={value}{f' (it has {key}={has[key]})' if key in has else ''}"
+        for key, value in wish.labels.items()
+        if has.get(key) != value
+    ]
+    if lacking:
+        _log.warning("the node was there before, without %s, and stays as it is", texts.some(lacking))
 
 
 def _must_be_ready(wish: Wish, node: Json | None) -> None:

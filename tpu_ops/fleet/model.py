@@ -4,8 +4,9 @@ API objects become these at the boundary (`tpu_ops.cloud`); nothing past it sees
 JSON types, so that a snapshot or an inventory cache is that and nothing more.
 """
 
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
@@ -15,6 +16,15 @@ from tpu_ops.remote import aliases
 
 Json = dict[str, Any]
 
+#: Runtime version of a new node by generation: the documentation's for JAX and PyTorch.
+RUNTIMES = {
+    "v2": "tpu-ubuntu2204-base",
+    "v3": "tpu-ubuntu2204-base",
+    "v4": "tpu-ubuntu2204-base",
+    "v5litepod": "v2-alpha-tpuv5-lite",
+    "v5p": "v2-alpha-tpuv5",
+    "v6e": "v2-alpha-tpuv6e",
+}
 #: States in which a node's workers can serve (google.cloud.tpu.v2.Node.State).
 SERVING_STATES = ("READY",)
 #: States that a node does not leave by itself, and in which nothing runs on its workers.
@@ -137,13 +147,28 @@ class Node(NamedTuple):
 def until_ready(node: Node) -> str:
     """Return what to do about a node that does not serve."""
     if node.state in ("PREEMPTED", "TERMINATED"):
-        place = f"--zone {node.zone} --project {node.project}"
-        delete = f"`tpu_ops delete {node.name} {place}`"
-        create = f"`tpu_ops create {node.name} --type {node.accelerator_type} {place}`"
-        return f"it does not come back by itself: {delete}, then {create}"
+        place = ["--zone", node.zone, "--project", node.project]
+        delete = shlex.join(["tpu_ops", "delete", node.name, *place])
+        return f"it does not come back by itself: `{delete}`, then `{shlex.join(_creation(node, place))}`"
     if node.state == "STOPPED":
         return f"start it: `gcloud compute tpus tpu-vm start {node.name} --zone {node.zone} --project {node.project}`"
     return "`tpu_ops list` shows when it is READY; if that is old: `tpu_ops refresh`"
+
+
+def _creation(node: Node, place: Sequence[str]) -> list[str]:
+    """Return the command that makes a node again as it was, as far as `tpu_ops create` has options for that."""
+    runtime = node.runtime_version
+    return [
+        *("tpu_ops", "create", node.name, "--type", node.accelerator_type, *place),
+        *(["--runtime", runtime] if runtime not in ("", default_runtime(node.accelerator_type)) else []),
+        *(["--spot"] if node.preemptible or node.spot else []),
+        *(word for key, value in sorted(node.labels.items()) for word in ("--label", f"{key}={value}")),
+    ]
+
+
+def default_runtime(accelerator_type: str) -> str:
+    """Return the runtime version for an accelerator type; empty where its generation is not known."""
+    return RUNTIMES.get(accelerator_type.split("-", 1)[0], "")
 
 
 class Worker(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any
 from tpu_ops.remote import mux_protocol as protocol
 from tpu_ops.remote import room, silence, wire
 from tpu_ops.remote.mux_protocol import Master, Unavailable
-from tpu_ops.remote.replies import LATE, SSH_FAILED, Output, Result, result_of
+from tpu_ops.remote.replies import SSH_FAILED, Output, Result, late, result_of
 
 #: Seconds that the masters may take to say hello: they are processes of this machine.
 _PATIENCE = 1.0
@@ -144,11 +144,11 @@ class _Together:
 
     def results(self) -> dict[str, Result]:
         """Return how the command ended, but for the sessions that are lost."""
-        late = f"{LATE} {self._limit:g} s"
+        limit = f"{self._limit:g} s"
         return {
             session.host: session.result()
             if session.has_ended()
-            else session.result()._replace(code=None, problem=late, reached=True)
+            else late(session.result(), limit, begun=session.begun)
             for session in self._sessions
             if not session.is_lost()
         }

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from tpu_ops.errors import OpsError
 from tpu_ops.remote import openssh, room, ssh, wire
 from tpu_ops.remote.renewal import Renew, Renewal, paused
-from tpu_ops.remote.replies import LATE, SSH_FAILED, Output, Reply, Result, reply_of, result_of
+from tpu_ops.remote.replies import SSH_FAILED, Output, Reply, Result, late, reply_of, result_of
 from tpu_ops.remote.silence import Silence
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.stream import Stream
@@ -216,10 +216,9 @@ class Fanout:
         except Unreachable as exc:
             return Result(host, None, problem=str(exc), reached=False)
         except TimeoutError:
-            late = f"{LATE} {_spent(limit, begun, deadline)}"
             found = result_of(host, marker, SSH_FAILED, said.stdout, said.stderr)
-            # The command may have ended, and what it has left behind holds the session open.
-            return found._replace(code=None, problem=late, reached=True)
+            started = wire.beginning(marker) in said.stdout.data
+            return late(found, _spent(limit, begun, deadline), begun=started)
         return result_of(host, marker, code, said.stdout, said.stderr)
 
     async def _call(self, host: str, action: str, values: Mapping[str, Any], limit: float, quiet: float) -> Reply:

@@ -7,8 +7,8 @@ from tpu_ops.remote import openssh, wire
 
 #: What ssh itself ends with when it fails; a remote command may end with the same.
 SSH_FAILED = 255
-#: How the problem of a command begins that took too long.
-LATE = "did not end within"
+#: How the problem of a command begins that took too long, and of one that is not known to have begun by then.
+LATE, MUTE = "did not end within", "did not answer within"
 #: Bytes that are kept of what one stream of one worker brings, and about as many of its end as are kept besides.
 LONGEST, _TAIL = 64 * 2**20, 64 * 2**10
 
@@ -90,6 +90,20 @@ def result_of(host: str, marker: str, code: int | None, stdout: Output, stderr: 
     if not started:
         return Result(host, None, body, errors, said, reached=code != SSH_FAILED, cut=cut)
     return Result(host, None, body, errors, f"the connection ended before the command: {said}", cut=cut)
+
+
+def late(found: Result, limit: str, *, begun: bool) -> Result:
+    """Given what came of a command until its time was over, return its result.
+
+    It may have ended, and what it has left behind holds the session open; and one that is not known to have begun may
+    begin yet, or have begun unheard.
+
+    Args:
+        found: What came of it.
+        limit: The time, in words.
+        begun: Whether it is known to have begun.
+    """
+    return found._replace(code=None, problem=f"{LATE if begun else MUTE} {limit}", reached=begun)
 
 
 class Reply(NamedTuple):

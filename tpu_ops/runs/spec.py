@@ -113,7 +113,9 @@ class RunSpec:
             if not least <= (seconds := getattr(self, name)) <= most:
                 option = "--" + name.replace("_", "-")
                 raise UsageError(
-                    f"{seconds:g} seconds are too many or too few", where=option, fix=f"use {least} to {most}"
+                    f"{seconds:g} seconds are too {'few' if seconds < least else 'many'}",
+                    where=option,
+                    fix=f"give {least} to {most} seconds",
                 )
         # Preflight looks at it from the person's home, the supervisor from the root directory.
         if self.venv and not self.venv.startswith("/"):

@@ -1,0 +1,39 @@
+"""What is said of nodes that do not serve."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+from tests.support.nodes import node
+from tpu_ops.fleet import model
+
+PLACE = "--zone us-central2-b --project lab"
+
+
+@pytest.mark.parametrize(
+    ("fields", "more"),
+    [
+        ({}, ""),
+        ({"spot": True, "preemptible": True}, " --spot"),
+        ({"preemptible": True}, " --spot"),
+        ({"runtime_version": "tpu-ubuntu2204-base"}, ""),
+        ({"runtime_version": "v2 alpha"}, " --runtime 'v2 alpha'"),
+        ({"labels": {"team": "vision", "a": "$x `y`"}}, " --label 'a=$x `y`' --label team=vision"),
+        (
+            {"spot": True, "labels": {"a": "b"}, "runtime_version": "other"},
+            " --runtime other --spot --label a=b",
+        ),
+    ],
+)
+def test_a_node_that_was_taken_away_is_made_again_as_it_was(fields: dict[str, Any], more: str) -> None:
+    fix = model.until_ready(node("pod2", state="PREEMPTED", **fields))
+    delete, create = f"tpu_ops delete pod2 {PLACE}", f"tpu_ops create pod2 --type v4-16 {PLACE}{more}"
+    assert fix == f"it does not come back by itself: `{delete}`, then `{create}`"
+
+
+def test_the_words_of_such_a_command_are_those_of_a_shell() -> None:
+    fix = model.until_ready(node("pod", zone="a b", state="TERMINATED"))
+    assert shlex.split(fix.split("`")[1]) == ["tpu_ops", "delete", "pod", "--zone", "a b", "--project", "lab"]
