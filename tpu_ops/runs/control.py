@@ -351,9 +351,7 @@ async def stop(
         request["grace"] = grace
     given = max(GRACE_STOP, grace or 0)
     requests, limit = dict.fromkeys(run.hosts, request), given + STOP_MARGIN
-    replies = await fanout.call(
-        requests, "stop", limit=limit, head_start=_HEAD_START, quiet=GRACE_STOP if grace is None else grace
-    )
+    replies = await fanout.call(requests, "stop", limit=limit, head_start=_HEAD_START, quiet=given)
     late = [host for host, reply in replies.items() if reply.kind == "timeout"]
     if late and (longer := await longest_grace(fanout, run.run_id, late)) > given:
         replies |= await fanout.call(dict.fromkeys(late, request), "stop", limit=longer + STOP_MARGIN, quiet=longer)
