@@ -523,8 +523,9 @@ def over(rank: int, state: str, began: float | None, attempt: int = 1) -> Reply:
         (over(0, "refused", None), ExitCode.OK, "run r1 was given up before it began:"),
         (over(0, "refused", None, attempt=2), ExitCode.OK, "run r1 had already ended:"),
         (over(0, "failed", 5.5), ExitCode.OK, "run r1 had already ended:"),
-        (SILENT, ExitCode.UNREACHABLE, "run r1:"),
-        (Reply("", {}, "denied", "the run belongs to ada"), ExitCode.FAILED, "run r1:"),
+        (SILENT, ExitCode.UNREACHABLE, "run r1: unreachable"),
+        (Reply("", {}, "denied", "the run belongs to ada"), ExitCode.FAILED, "run r1: unknown"),
+        (Reply("", {"record": ENDED.value["record"] | {"intent": {"kind": "stop"}}}), ExitCode.OK, "run r1: stopped"),
     ],
 )
 async def test_a_worker_that_never_heard_of_a_run_is_no_failure_to_stop_it(
@@ -537,4 +538,4 @@ async def test_a_worker_that_never_heard_of_a_run_is_no_failure_to_stop_it(
     stop.report([(run, stopped)], as_json=False)
     out, err = capsys.readouterr()
     assert (stop.exit_code(stopped.outcomes), err) == (code, f"{said}\n")
-    assert re.search("1 +pod-w1 +gone +this worker knows no run r1", out)
+    assert re.search("1 +pod-w1 +gone +the worker knows nothing of this run", out)
