@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 from tests.runs.test_parts import stand_in
-from tpu_ops.cli import faults, recovering, runs
+from tpu_ops.cli import doctor, faults, recovering, runs
 from tpu_ops.cli.preparing import problem_of
 from tpu_ops.errors import HostError, OpsError
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, preflight, records, recovery, spec
+from tpu_ops.runs.doctor import Finding
 
 BARE = Reply("pod-w0", {}, "no-launcher", "the launcher is not installed", "tpu_ops configure pod-w0")
 LOST = Reply("pod-w1", {}, "unreachable", "no route to host")
 NOTE = "run r1: a process of this machine is preparing attempt 2"
+WAIT = "wait until run r1 is on, or `tpu_ops stop r1`"
 
 
 @pytest.fixture
@@ -38,13 +40,14 @@ def test_nobody_is_told_to_configure_what_a_recovery_here_is_configuring(tmp_pat
         return problem
 
     with at_work():
-        assert NOTE in said(BARE).fix
-        assert said(BARE).fix.endswith("; it configures new workers by itself")
+        assert NOTE in said(BARE).what
+        assert said(BARE).what.endswith("; it configures new workers by itself")
+        assert said(BARE).fix == WAIT
         assert said(BARE._replace(host="else-w0")).fix == "tpu_ops configure pod-w0"
         assert "run the same command again" in said(BARE, LOST).fix
         with pytest.raises(HostError) as caught:
             runs.show(control.Overview((), control.Found([], (BARE,))), stand_in(tmp_path), as_json=False)
-        assert NOTE in caught.value.fix
+        assert (NOTE in caught.value.what, caught.value.fix) == (True, WAIT)
     assert said(BARE).fix == "tpu_ops configure pod-w0", "it has ended"
     assert problem_of([], tmp_path) is None
 
@@ -61,3 +64,38 @@ def test_a_start_on_such_workers_is_told_so_and_the_recovery_itself_is_not(
     ):
         raise preflight.PreflightError(found, 2)
     assert (NOTE in capsys.readouterr().err) is said
+
+
+def test_doctor_sends_nobody_to_configure_workers_that_a_recovery_here_is_configuring(
+    tmp_path: Path, at_work: Any
+) -> None:
+    configure, other = preflight.configure("pod-w0"), preflight.configure("else-w0")
+    wrong = (
+        preflight.fault_of_reply(BARE),
+        preflight.Fault("pod-w0", "TCMalloc is there", f"{configure} (role tcmalloc)"),
+        preflight.Fault("pod-w0", "a chip is held", "tpu_ops who pod-w0"),
+        preflight.Fault("else-w0", "the launcher is not installed", other),
+    )
+
+    def fixes() -> list[str]:
+        (finding,) = doctor.unconfigured([Finding("answers", wrong, ("pod-w0", "else-w0"))], tmp_path)
+        return [fault.fix for fault in finding.faults]
+
+    with at_work():
+        assert fixes() == [WAIT, WAIT, "tpu_ops who pod-w0", other]
+    assert fixes() == [configure, f"{configure} (role tcmalloc)", "tpu_ops who pod-w0", other], "it has ended"
+
+
+@pytest.mark.parametrize(
+    ("asked", "faults_", "passed"),
+    [
+        (("pod-w0",), (), True),
+        (("pod-w0",), (preflight.fault_of_reply(BARE),), False),
+        ((), (preflight.fault_of_reply(BARE),), False),
+        ((), (), None),
+    ],
+)
+def test_a_check_that_no_worker_could_say_anything_of_has_neither_passed_nor_failed(
+    asked: tuple[str, ...], faults_: Any, passed: bool | None
+) -> None:
+    assert doctor.row(Finding("disk", faults_, asked))["passed"] is passed

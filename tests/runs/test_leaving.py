@@ -234,8 +234,10 @@ def test_a_run_stopped_from_another_shell_is_not_kept_to_be_started_again(
 def test_who_leaves_a_run_is_told_how_to_get_at_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(leaving, "AGAIN", 0.2)
 
-    async def found(*_: Any, begun: Callable[[object, RunRef], None], **__: Any) -> None:
+    async def found(*_: Any, begun: Callable[[object, RunRef], None], on: Callable[[], None], **__: Any) -> None:
         begun(FANOUT, RUN)
+        on()
+        on()
         press()
         await asyncio.Event().wait()
 

@@ -116,7 +116,7 @@ def test_a_killed_start_leaves_no_helper_on_workers_that_wait_for_the_others(pod
         assert pod.record(0, "torn")["began"] is None
     done = pod.tpu_ops("stop", "pod")
     assert done.returncode == 0, done.stderr
-    assert "this worker knows no run torn" in done.stdout
+    assert "the worker knows nothing of this run" in done.stdout
     for index in pod.indices:
         pod.await_clean(index)
 

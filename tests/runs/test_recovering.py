@@ -444,6 +444,7 @@ def test_a_run_that_nobody_recovers_any_more_is_said_to_be_one(
     with recovering.alone(stand_in(tmp_path), "r1") if held else contextlib.nullcontext():
         note = recovery.note_of(tmp_path, "r1")
     assert ("nobody recovers it; `tpu_ops attach r1 --recover` goes on" in note) is told
+    assert (note == "run r1: a process of this machine recovers it") is held
 
 
 @pytest.mark.parametrize(("pending", "held", "told"), [(True, True, True), (False, True, False), (True, False, False)])

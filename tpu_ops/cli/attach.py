@@ -54,23 +54,37 @@ def run(args: argparse.Namespace) -> int:
     fleet = view.current(settings)
     since = args.since or time.time() - PAST
     found: list[tuple[Fanout, RunRef]] = []
+    said: list[RunRef] = []
 
     def begun(fanout: Fanout, run_: RunRef) -> None:
         found.append((fanout, run_))
-        output.info(f"run {run_.run_id} on {texts.count(len(run_.hosts), 'worker')}; Ctrl-C detaches")
+
+    def on() -> None:
+        run_ = found[0][1]
+        if run_ not in said:
+            said.append(run_)
+            output.info(f"run {run_.run_id} on {texts.count(len(run_.hosts), 'worker')}; Ctrl-C detaches")
 
     async def follow() -> int:
         run_, outcomes, shown = await logs.followed(
-            fleet, args.run, args.rank, live=True, since=since, aside=args.json, begun=begun
+            fleet, args.run, args.rank, live=True, since=since, aside=args.json, begun=begun, on=on
         )
         found.clear()
         if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
-            records.close(settings.state_dir, run_.run_id, runs_output.run_state(outcomes))
+            records.close(settings.state_dir, run_.run_id, runs_output.run_state(outcomes), outcomes=outcomes)
         of_rank = args.exit_code == "rank"
         code = runs_output.finish(
-            run_.run_id, outcomes, shown, as_json=args.json, of_rank=of_rank, command=settings.command
+            run_.run_id,
+            outcomes,
+            shown,
+            as_json=args.json,
+            of_rank=of_rank,
+            command=settings.command,
+            kept=recovery.is_kept(settings.state_dir, run_.run_id),
         )
-        if note := recovery.note_of(settings.state_dir, run_.run_id):
+        is_over = recovery.ending(outcomes, {})[0] in (recovery.SUCCEEDED, recovery.STOPPED)
+        # Whoever recovers it is about to end that.
+        if not is_over and (note := recovery.note_of(settings.state_dir, run_.run_id)):
             output.info(commands.on_fleet(note, settings.command))
         return code
 
@@ -82,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
     def stopped(outcomes: Sequence[Outcome]) -> None:
         run_ = found[0][1]
         if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
-            records.close(settings.state_dir, run_.run_id, runs_output.run_state(outcomes), recovery.STOPPED)
+            state = runs_output.run_state(outcomes)
+            records.close(settings.state_dir, run_.run_id, state, recovery.STOPPED, outcomes)
             # A process of this machine that recovers it learns from the workers as well that it was stopped.
             with contextlib.suppress(TimeoutError, OpsError):
                 recovery.stop(settings.state_dir, run_.run_id, 0.0)

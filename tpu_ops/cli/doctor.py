@@ -6,14 +6,16 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from tpu_ops import config, texts
 from tpu_ops.cli import faults as cli_faults
-from tpu_ops.cli import options, output
+from tpu_ops.cli import options, output, preparing
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import doctor
+from tpu_ops.runs import doctor, preflight
 from tpu_ops.runs.doctor import Finding
+from tpu_ops.runs.preflight import Fault
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     if not workers:
         raise UsageError("the fleet has no worker", where=str(settings.path), fix="tpu_ops create makes a node")
     found = asyncio.run(doctor.examine(contact.fanout(fleet), workers))
-    findings = [replace(finding, faults=cli_faults.on_fleet(finding.faults, settings)) for finding in found]
+    waiting = unconfigured(found, settings.state_dir)
+    findings = [replace(finding, faults=cli_faults.on_fleet(finding.faults, settings)) for finding in waiting]
     if args.json:
         output.as_json([row(finding) for finding in findings])
     else:
@@ -45,11 +48,28 @@ def run(args: argparse.Namespace) -> int:
     return exit_code(findings)
 
 
+def unconfigured(findings: Sequence[Finding], state_dir: Path) -> list[Finding]:
+    """Return findings in which nobody is told to configure workers that a recovery of this machine is configuring."""
+    asked = {
+        fault.worker
+        for finding in findings
+        for fault in finding.faults
+        if fault.fix.startswith(preflight.configure(fault.worker))
+    }
+    fixes = {host: work.fix for host in asked if (work := preparing.at_work(state_dir, [host]))}
+
+    def waited_for(fault: Fault) -> Fault:
+        is_told = fault.fix.startswith(preflight.configure(fault.worker))
+        return replace(fault, fix=fixes.get(fault.worker, fault.fix)) if is_told else fault
+
+    return [replace(finding, faults=tuple(map(waited_for, finding.faults))) for finding in findings]
+
+
 def row(finding: Finding) -> dict[str, object]:
-    """Return a finding for --json."""
+    """Return a finding for --json; where no worker could say, it has neither passed nor failed: None."""
     return {
         "check": finding.check,
-        "passed": finding.passed,
+        "passed": finding.passed if finding.asked or finding.faults else None,
         "workers": list(finding.asked),
         "faults": [{"worker": fault.worker, "problem": fault.problem, "fix": fault.fix} for fault in finding.faults],
     }

@@ -17,6 +17,7 @@ from tpu_ops.fleet import contact, targets, view
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control, fetch, nodes, records, recovery
 from tpu_ops.runs.follow import Follower, Outcome
+from tpu_ops.runs.remembered import remembered
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -25,10 +26,10 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops logs`."""
     options.add_fleet(parser)
+    parser.add_argument("--rank", metavar="all|LIST", help="whose lines to show, as in all, 0,3 or 0-2 (default: 0)")
     parser.add_argument(
-        "--rank", default="0", metavar="all|LIST", help="whose lines to show, as in all, 0,3 or 0-2 (default: 0)"
+        "--follow", action="store_true", help="go on until the run has ended, with --fetch as well, and end as it does"
     )
-    parser.add_argument("--follow", action="store_true", help="go on until the run has ended, and end as it does")
     parser.add_argument(
         "--since",
         type=moment,
@@ -42,8 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show the lines, or fetch the logs."""
     fleet = view.current(config.load(args.fleet))
-    if args.fetch and args.since:
-        raise UsageError("--fetch copies whole logs", where="--since", fix="leave out one of the two")
+    if args.fetch and (args.since or args.rank):
+        what = "--fetch copies whole logs" if args.since else "--fetch copies the logs of all ranks"
+        raise UsageError(what, where="--since" if args.since else "--rank", fix="leave out one of the two")
     try:
         if args.fetch:
             run_, (outcomes, parts) = asyncio.run(_fetch(fleet, args.run, Path(args.fetch), live=args.follow))
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
             if whole := [outcome for outcome in outcomes if outcome.record]:
                 output.info(f"logs of {texts.count(len(whole), 'rank')} are in {Path(args.fetch, run_.run_id)}")
         else:
-            following = followed(fleet, args.run, args.rank, live=args.follow, since=args.since or 0.0)
+            following = followed(fleet, args.run, args.rank or "0", live=args.follow, since=args.since or 0.0)
             (run_, outcomes, shown), parts = asyncio.run(following), {}
     except KeyboardInterrupt:
         output.info("")
@@ -67,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
         return ExitCode.UNREACHABLE if lost else ExitCode.OK
     if runs_output.run_state(outcomes) != "succeeded":
         runs_output.failure(outcomes, shown)
-        runs_output.say_state(run_.run_id, outcomes, fleet.settings.command)
+        kept = recovery.is_kept(fleet.settings.state_dir, run_.run_id)
+        runs_output.say_state(run_.run_id, outcomes, fleet.settings.command, kept=kept)
     return runs_output.exit_code(outcomes)
 
 
@@ -105,6 +108,7 @@ async def followed(
     since: float,
     aside: bool = False,
     begun: Callable[[Fanout, control.RunRef], None] = lambda *_: None,
+    on: Callable[[], object] = lambda: None,
 ) -> tuple[control.RunRef, list[Outcome], list[int]]:
     """Find a run and show its lines; return it, how its ranks are, and the ranks that were shown.
 
@@ -116,6 +120,7 @@ async def followed(
         since: Lines from that time on (seconds since 1970); 0 is all.
         aside: Whether standard output is for something else.
         begun: Called with the run once it is found, and how its workers are reached.
+        on: As of `Follower`.
     """
     fanout = contact.fanout(fleet)
     run_ = await _the_run(fleet, fanout, word)
@@ -131,8 +136,9 @@ async def followed(
         live=live,
         since=since,
         taken=nodes.taken(fleet, run_.run_id),
+        on=on,
     )
-    return run_, await follower.run(), shown
+    return run_, [*remembered(fleet, run_.run_id, run_.hosts, await follower.run())], shown
 
 
 async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -> tuple[control.RunRef, fetch.Copied]:
@@ -142,13 +148,15 @@ async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -
 
 
 def _ended_on(fleet: view.Fleet, word: str) -> str:
-    """Return what names a run that is no longer on the workers of a target."""
-    ids = {worker.node.node_id for worker in targets.select(fleet.workers, word, listed=fleet.listed)}
+    """Return what starts a run on the workers of a target, and what names one that is no longer on them."""
+    workers = targets.select(fleet.workers, word, listed=fleet.listed)
+    ids, labels = {worker.node.node_id for worker in workers}, {worker.label for worker in workers}
     before = [
         known.run_id for known in records.recent(fleet.settings.state_dir, records.KEPT) if ids & {*known.node_ids}
     ]
     last = f"the last one from here was {before[0]}: `tpu_ops logs {before[0]}`; " if before else ""
-    return f"{last}name a run that has ended, as `tpu_ops runs` lists it"
+    starts = f"`tpu_ops train {','.join(sorted(labels))} -- COMMAND` starts one"
+    return f"{last}{starts}; `tpu_ops runs` lists the last ones that were started from here"
 
 
 async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str) -> control.RunRef:

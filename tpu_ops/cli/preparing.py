@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tpu_ops.errors import OpsError
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, records
+
+
+class Work(NamedTuple):
+    """What a recovery of this machine does with workers: that in words, and what to do in place of the same."""
+
+    note: str
+    fix: str
 
 
 def note_of(state_dir: Path, hosts: Collection[str], but: str = "") -> str:
@@ -18,8 +26,20 @@ def note_of(state_dir: Path, hosts: Collection[str], but: str = "") -> str:
         hosts: The workers.
         but: A run that is nobody else's: that of this process.
     """
+    work = at_work(state_dir, hosts, but)
+    return work.note if work else ""
+
+
+def at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> Work | None:
+    """Return the work of a run's recovery here that prepares some of these workers; None where none does.
+
+    Args:
+        state_dir: What this machine remembers of the fleet.
+        hosts: The workers.
+        but: A run that is nobody else's: that of this process.
+    """
     if not hosts:
-        return ""
+        return None
     from tpu_ops.runs import recovery  # most workers have a launcher
 
     for run_id in records.names(state_dir):
@@ -27,15 +47,16 @@ def note_of(state_dir: Path, hosts: Collection[str], but: str = "") -> str:
         if run_id == but or known is None or set(hosts).isdisjoint(known.hosts):
             continue
         if note := recovery.under_way(state_dir, run_id):
-            return f"{note}; it configures new workers by itself"
-    return ""
+            fix = f"wait until run {run_id} is on, or `tpu_ops stop {run_id}`"
+            return Work(f"{note}; it configures new workers by itself", fix)
+    return None
 
 
 def problem_of(silent: Sequence[Reply], state_dir: Path) -> OpsError | None:
     """Return the error that silent workers are, as `control.Found` has it; None where all have answered."""
     problem = control.Found([], tuple(silent)).problem()
-    if problem and not any(map(control.is_lost, silent)) and (note := note_of(state_dir, bare(silent))):
-        problem.fix = note
+    if problem and not any(map(control.is_lost, silent)) and (work := at_work(state_dir, bare(silent))):
+        problem.what, problem.fix = f"{problem.what}; {work.note}", work.fix
     return problem
 
 

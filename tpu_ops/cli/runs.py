@@ -52,11 +52,9 @@ def show(seen: control.Overview, settings: Settings, *, as_json: bool) -> int:
 
 
 def _row(run_: control.RunRef, outcomes: Sequence[Outcome], since: float) -> dict[str, str]:
-    records = [outcome.record for outcome in outcomes if outcome.record]
-    people = {runs_output.person(record["person"]["name"], record.get("asker", "")) for record in records}
     return {
         "run": run_.run_id,
-        "person": ", ".join(sorted(people)),
+        "person": runs_output.people(outcomes),
         "workers": texts.folded(run_.hosts),
         "state": runs_output.run_state(outcomes),
         "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -72,17 +73,23 @@ def ending(outcome: Outcome) -> str:
     exit_ = outcome.exit or {}
     if "code" in exit_:
         return f"exit code {exit_['code']}"
-    return f"signal {exit_['signal']}" if "signal" in exit_ else ""
+    return _name_of(exit_["signal"]) if "signal" in exit_ else ""
+
+
+def _name_of(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def summary(run_id: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return a run's result for --json.
 
-    ``since`` and ``ended`` are seconds since 1970; ``ended`` is None while a rank is on that is known.
+    ``since`` and ``ended`` are seconds since 1970; ``ended`` is None while a rank is on that is known. Where no worker
+    tells of the run, it is what this machine remembers of it.
     """
     first, newest = first_failure(outcomes), attempt(outcomes)
     known = [out.record for out in outcomes if out.record and out.record["attempt"] == newest]
     ends = [float(record["ended"]) for record in known if record.get("ended")]
+    remembered = next((out.remembered for out in outcomes if out.remembered and not known), {})
     return {
         "run_id": run_id,
         "attempt": newest,
@@ -95,18 +102,30 @@ def summary(run_id: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "code_digest": next((out.record["code_digest"] for out in outcomes if out.record), ""),
         "first_failure": asdict(first) if first else None,
         "ranks": [outcome.to_json() for outcome in outcomes],
+        **remembered,
     }
 
 
+def people(outcomes: Sequence[Outcome]) -> str:
+    """Return whose a run is, as its workers tell, or else as this machine remembers; empty where that is not known."""
+    records = [outcome.record for outcome in outcomes if outcome.record]
+    found = {person(record["person"]["name"], record.get("asker", "")) for record in records}
+    if not found:
+        found = {person(out.remembered["person"], out.remembered["started_by"]) for out in outcomes if out.remembered}
+    return ", ".join(sorted(found))
+
+
 def attempt(outcomes: Sequence[Outcome]) -> int:
-    """Return the newest attempt of a run that its workers know."""
-    return max((int(outcome.record["attempt"]) for outcome in outcomes if outcome.record), default=1)
+    """Return the newest attempt of a run that its workers know, or else that this machine remembers."""
+    known = [outcome.record for outcome in outcomes if outcome.record]
+    found = known or [outcome.remembered for outcome in outcomes if outcome.remembered]
+    return max((int(record["attempt"]) for record in found), default=1)
 
 
 def run_state(outcomes: Sequence[Outcome]) -> str:
     """Return the state of a whole run: that of its worst rank."""
     states = {outcome.state for outcome in outcomes}
-    if first_failure(outcomes):
+    if first_failure(outcomes) or "failed" in states:
         return "failed"
     for state in ("unreachable", "unknown", "gone", "stopped", "starting", "running", "ending", "exited"):
         if state in states:
@@ -172,6 +191,7 @@ def finish(
     of_rank: bool,
     command: Callable[[str], str],
     more: Mapping[str, Any] | None = None,
+    kept: bool = False,
 ) -> int:
     """Say how a run ended that was followed to its end; return the exit code.
 
@@ -183,6 +203,7 @@ def finish(
         of_rank: As of `exit_code`.
         command: As of `config.Settings`.
         more: What else is in the JSON.
+        kept: As of `say_state`.
     """
     state = run_state(outcomes)
     if as_json:
@@ -190,21 +211,47 @@ def finish(
     if state == "succeeded":
         leftovers(outcomes)
         output.info(f"run {run_id} succeeded on {'all ' * (len(outcomes) > 1)}{texts.count(len(outcomes), 'rank')}")
+        _say_remembered(outcomes)
         return ExitCode.OK
     if not as_json:
         table(outcomes)
     failure(outcomes, shown)
-    say_state(run_id, outcomes, command)
+    say_state(run_id, outcomes, command, kept=kept)
     return exit_code(outcomes, of_rank=of_rank) or ExitCode.FAILED
 
 
-def say_state(run_id: str, outcomes: Sequence[Outcome], command: Callable[[str], str]) -> None:
-    """Say how a run is that is followed no more, and where nothing is known of ranks, what tells more."""
+def _say_remembered(outcomes: Sequence[Outcome]) -> None:
+    """Say of which ranks the end is known from here alone, where no table does."""
+    why: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.remembered:
+            why.setdefault(outcome.reason, []).append(outcome.host)
+    for reason, hosts in why.items():
+        output.info(f"  {texts.folded(hosts)}: {reason}")
+
+
+def say_state(run_id: str, outcomes: Sequence[Outcome], command: Callable[[str], str], *, kept: bool = False) -> None:
+    """Say how a run is that is followed no more, and where nothing is known of ranks, what tells more.
+
+    Args:
+        run_id: The run.
+        outcomes: How its ranks are.
+        command: As of `config.Settings`.
+        kept: Whether it is recovered here, or could be: `recovery.note_of` tells how to go on then.
+    """
     state = run_state(outcomes)
     output.info(f"run {run_id}: {state}")
     if state in UNKNOWN:
         output.info(f"  nodes:  {command('list')}")
         hints(run_id, command)
+    if state == "gone" and not kept:
+        after_gone(command)
+
+
+def after_gone(command: Callable[[str], str]) -> None:
+    """Say how to go on where nothing is left of a run that cannot be recovered from here."""
+    output.info(f"  nodes:  {command('list')}")
+    output.info(f"  again:  {command('train')} TARGET --name NAME -- COMMAND, once they are there, under another name")
 
 
 def hints(run_id: str, command: Callable[[str], str]) -> None:

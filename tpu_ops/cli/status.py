@@ -12,6 +12,7 @@ from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control, nodes, recovery
 from tpu_ops.runs.follow import Outcome
+from tpu_ops.runs.remembered import remembered
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
             runs_output.table(outcomes)
             if note := recovery.note_of(fleet.settings.state_dir, run_.run_id):
                 output.info(commands.on_fleet(note, fleet.settings.command))
+            elif runs_output.run_state(outcomes) == "gone":
+                runs_output.after_gone(fleet.settings.command)
     if problem:
         raise problem
     of_rank = args.exit_code == "rank"
@@ -58,4 +61,5 @@ async def _ask(
     found = await control.find(fleet, fanout, word)
     seen = [(run_, await control.outcomes(fanout, run_)) for run_ in found.runs]
     known = [(run_, nodes.without_nodes(fleet, run_.run_id, outcomes, begun)) for run_, outcomes in seen]
-    return known, found.problem()
+    as_seen = [(run_, remembered(fleet, run_.run_id, run_.hosts, outcomes)) for run_, outcomes in known]
+    return as_seen, found.problem()

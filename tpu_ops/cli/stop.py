@@ -107,7 +107,8 @@ async def _end_of_all(
         stopped = await end(fanout, run_, force=args.force, grace=args.grace)
     stopped = stopped._replace(outcomes=nodes.without_nodes(fleet, run_.run_id, stopped.outcomes, begun))
     if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
-        records.close(fleet.settings.state_dir, run_.run_id, runs_output.run_state(stopped.outcomes))
+        state, ends = runs_output.run_state(stopped.outcomes), stopped.outcomes
+        records.close(fleet.settings.state_dir, run_.run_id, state, outcomes=ends)
         if not off and exit_code(stopped.outcomes) == ExitCode.OK:
             await _none_left(fleet.settings.state_dir, run_.run_id)
             if again and not recovery.is_kept(fleet.settings.state_dir, run_.run_id):
@@ -194,20 +195,23 @@ def report(ended: Sequence[tuple[control.RunRef, control.Stopped]], *, as_json: 
         output.as_json([runs_output.summary(run.run_id, stopped.outcomes) for run, stopped in ended])
     for run_, stopped in ended:
         if not as_json:
-            output.info(f"run {run_.run_id}{_before(stopped)}:")
+            output.info(f"run {run_.run_id}{_how(stopped)}")
             runs_output.table(stopped.outcomes)
         runs_output.leftovers(stopped.outcomes)
 
 
-def _before(stopped: control.Stopped) -> str:
-    """Return what had become of a run before anybody asked it to end, in words that follow its name."""
+def _how(stopped: control.Stopped) -> str:
+    """Return how a run is, or what had become of it before anybody asked it to end, in words that follow its name."""
     records_ = [outcome.record for outcome in stopped.outcomes if outcome.record]
     if not stopped.already:
-        return ""
+        # What is gone as well is on no more, and was asked to end.
+        over = exit_code(stopped.outcomes) == ExitCode.OK
+        state = runs_output.run_state(stopped.outcomes)
+        return f": {'stopped' if over and state == 'gone' else state}"
     if not records_:
-        return " is not on: none of its workers knows it (if it is being started just now, repeat this)"
+        return " is not on: none of its workers knows it (if it is being started just now, repeat this):"
     began = any(record["began"] or record["attempt"] > 1 for record in records_)
-    return " had already ended" if began else " was given up before it began"
+    return " had already ended:" if began else " was given up before it began:"
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tpu_ops import texts
@@ -15,7 +15,8 @@ from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import nodes, preflight, records
-from tpu_ops.runs.follow import ON, STOP_MARGIN, Outcome, outcome_of
+from tpu_ops.runs.follow import ON, STOP_MARGIN, Outcome, outcome_of, without_record
+from tpu_ops.runs.remembered import remembered
 from tpu_ops.runs.spec import GRACE_STOP, is_run_id
 
 #: Seconds for each worker to tell what it knows.
@@ -175,32 +176,27 @@ async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
     replies = await fanout.call({worker.host: {"count": RECENT} for worker in serving}, "status", limit=LIMIT)
     recent = records.recent(fleet.settings.state_dir, RECENT)
     wanted = {RunRef(known.run_id, records.hosts_now(known, fleet.workers)): known.since for known in recent}
-    ended = {known.run_id: known.ended for known in recent}
     for reply in replies.values():
         if holder := _holder(reply):
             wanted.setdefault(_held(fleet, reply), float(holder["since"]))
     newest = sorted(wanted.items(), key=lambda item: -item[1])
-    seen = await asyncio.gather(*(_seen_of(fanout, run, replies, ended.get(run.run_id, "")) for run, _ in newest))
+    seen = await asyncio.gather(*(_seen_of(fanout, run, replies) for run, _ in newest))
     rows = tuple(
-        (run, nodes.without_nodes(fleet, run.run_id, outcomes), since)
+        (run, remembered(fleet, run.run_id, run.hosts, nodes.without_nodes(fleet, run.run_id, outcomes)), since)
         for (run, since), outcomes in zip(newest, seen, strict=True)
     )
     return Overview(rows, Found([], tuple(reply for reply in replies.values() if not reply.ok)))
 
 
-async def _seen_of(fanout: Fanout, run: RunRef, replies: Mapping[str, Reply], ended: str) -> tuple[Outcome, ...]:
+async def _seen_of(fanout: Fanout, run: RunRef, replies: Mapping[str, Reply]) -> tuple[Outcome, ...]:
     """Given what workers say of their newest runs, return a run's outcomes; those that have had many since are asked.
 
     Args:
         fanout: Reaches the workers.
         run: The run.
         replies: Of the workers that serve.
-        ended: How the run was seen to end from here; empty where it was not.
     """
     seen = [_seen(rank, host, run.run_id, replies.get(host)) for rank, host in enumerate(run.hosts)]
-    if ended and all(outcome.record is None for outcome in seen):
-        # No worker tells of it any more, or none is left.
-        return tuple(replace(outcome, state=ended, intent="stop" if ended == "stopped" else "") for outcome in seen)
     older = [one.host for one in seen if one.record is None and one.host in replies and replies[one.host].ok]
     asked = await fanout.call({host: {"run_id": run.run_id} for host in older}, "status", limit=LIMIT) if older else {}
     return tuple(_outcome(one.rank, asked[one.host]) if one.host in asked else one for one in seen)
@@ -351,14 +347,12 @@ async def stop(
         request["grace"] = grace
     given = max(GRACE_STOP, grace or 0)
     requests, limit = dict.fromkeys(run.hosts, request), given + STOP_MARGIN
-    replies = await fanout.call(
-        requests, "stop", limit=limit, head_start=_HEAD_START, quiet=GRACE_STOP if grace is None else grace
-    )
+    replies = await fanout.call(requests, "stop", limit=limit, head_start=_HEAD_START, quiet=given)
     late = [host for host, reply in replies.items() if reply.kind == "timeout"]
     if late and (longer := await longest_grace(fanout, run.run_id, late)) > given:
         replies |= await fanout.call(dict.fromkeys(late, request), "stop", limit=longer + STOP_MARGIN, quiet=longer)
-    ended = tuple(_ended(rank, replies[host]) for rank, host in enumerate(run.hosts))
-    over = (_knows_none(reply) or (reply.ok and reply.value.get("already")) for reply in replies.values())
+    ended = tuple(_outcome(rank, replies[host]) for rank, host in enumerate(run.hosts))
+    over = (reply.kind == "missing" or (reply.ok and reply.value.get("already")) for reply in replies.values())
     return Stopped(ended, all(over))
 
 
@@ -384,16 +378,7 @@ def _grace(record: Mapping[str, Any]) -> float:
     return float(record["grace"]["stop"] if intent.get("grace") is None else intent["grace"])
 
 
-def _ended(rank: int, reply: Reply) -> Outcome:
-    """Given what a worker says to a stop, return the outcome; one that knows no such run has nothing left of it."""
-    return Outcome(rank, reply.host, "gone", reason=reply.problem) if _knows_none(reply) else _outcome(rank, reply)
-
-
-def _knows_none(reply: Reply) -> bool:
-    return reply.kind == "missing"
-
-
 def _outcome(rank: int, reply: Reply) -> Outcome:
     if reply.ok:
         return outcome_of(rank, reply.host, reply.value.get("record"))
-    return Outcome(rank, reply.host, "unreachable" if is_lost(reply) else "unknown", reason=reply.problem)
+    return without_record(rank, reply)

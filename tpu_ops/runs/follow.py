@@ -11,6 +11,7 @@ from typing import Any
 
 from tpu_ops.remote import wire
 from tpu_ops.remote.fanout import Fanout, plain_errors
+from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.stream import Broken
 from tpu_ops.runs.fold import Fold
@@ -32,6 +33,8 @@ STOP_MARGIN = 60.0
 UNKNOWN = ("unknown", "unreachable")
 #: States of a rank that has not ended.
 ON = ("starting", "running", "exited", "ending")
+#: Why a rank is gone whose worker has no record of it.
+KNOWS_NOTHING = "the worker knows nothing of this run"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,10 @@ class Outcome:
         tail: The last lines of its log.
         record: The worker's record.
         stop_requested_by: Who wanted the run stopped, as the worker knows it, whatever ended the rank.
+        bare: Whether the worker has no launcher, and so tells of no run.
+        remembered: What this machine remembers of the run where the worker tells nothing of it: ``attempt``,
+            ``person``, ``started_by``, ``argv``, ``since``, ``ended``, as `cli.runs_output.summary` has them. The state
+            is then how the whole run was seen to end from here, unless it is ``gone``.
     """
 
     rank: int
@@ -61,10 +68,15 @@ class Outcome:
     tail: str = ""
     record: Mapping[str, Any] | None = None
     stop_requested_by: str = ""
+    bare: bool = False
+    remembered: Mapping[str, Any] | None = None
 
     @property
     def is_cause(self) -> bool:
         """Whether this end is a failure of its own, and not what somebody did to the rank."""
+        # Of a run that was seen to fail it is not remembered which rank did.
+        if self.remembered:
+            return False
         return self.state in {"failed", "lost", "refused"} or (
             self.state == "stopped" and self.intent not in {"stop", "failed"}
         )
@@ -83,11 +95,25 @@ class Outcome:
 def outcome_of(rank: int, host: str, record: Mapping[str, Any] | None, tail: str = "") -> Outcome:
     """Given a worker's record of a run, return the outcome of its rank."""
     if record is None:
-        return Outcome(rank, host, "gone", reason="the worker knows nothing of this run")
+        return Outcome(rank, host, "gone", reason=KNOWS_NOTHING)
     intent = (record.get("intent") or {}).get("kind", "")
     reason = record.get("reason") or ""
     asked = record.get("stop_requested_by", "")
     return Outcome(rank, host, record["state"], record.get("exit"), reason, intent, tail, record, asked)
+
+
+def without_record(rank: int, reply: Reply) -> Outcome:
+    """Given why a worker does not tell of a run, return the outcome of its rank."""
+    if reply.kind == "missing":
+        return Outcome(rank, reply.host, "gone", reason=KNOWS_NOTHING)
+    state = "unreachable" if reply.kind in {"unreachable", "timeout"} else "unknown"
+    return Outcome(rank, reply.host, state, reason=short(reply.problem), bare=reply.kind == "no-launcher")
+
+
+def short(problem: str) -> str:
+    """Given why a worker is not reached, return what became of its node where that is known, and not what ssh said."""
+    *_, last = problem.split("; ")
+    return last if last.startswith("its node ") else problem
 
 
 def _attempt(outcome: Outcome) -> int:
@@ -123,6 +149,7 @@ class Follower:
         data: Called with rank, offset in its log and raw bytes, for all ranks, whoever is shown.
         offsets: Where in each rank's log to begin, in place of `since`.
         taken: Whether the node of a worker was taken away, and nobody brings it back as far as is known.
+        on: Called whenever a rank is found to be on, or to be silent: then it may be.
     """
 
     def __init__(
@@ -139,6 +166,7 @@ class Follower:
         data: Callable[[int, int, bytes], object] | None = None,
         offsets: Sequence[int] = (),
         taken: Callable[[str], bool] = lambda _: False,
+        on: Callable[[], object] = lambda: None,
     ) -> None:
         self._fanout = fanout
         self._run_id = run_id
@@ -148,7 +176,7 @@ class Follower:
         self._say = say
         self._live = live
         self._since = since
-        self._data, self._taken = data, taken
+        self._data, self._taken, self._on = data, taken, on
         begin = tuple(offsets) or (0,) * len(self._hosts)
         self._places = [_Place(rank, host, begin[rank]) for rank, host in enumerate(self._hosts)]
         self._attempts: set[int] = set()
@@ -216,10 +244,12 @@ class Follower:
                 self._say(f"rank {rank} ({place.host}) does not answer: {problem}; trying for {limit:.0f} s")
             place.reached_at = None
             self._silent.add(rank)
+            self._on()
             over = self._ended and len(self._ended | self._silent) == len(self._hosts)
             if now - place.lost_at > (ALONE_LIMIT if over else limit):
                 state = "gone" if self._taken(place.host) else "unreachable"
-                return Outcome(rank, place.host, state, reason=f"lost contact: {problem}")
+                why = short(problem)
+                return Outcome(rank, place.host, state, reason=f"lost contact: {why}" if why == problem else why)
             await self._fanout.masters.drop(place.host)
             await asyncio.sleep(RETRY_EVERY)
 
@@ -234,9 +264,11 @@ class Follower:
             if reply.kind == "unreachable":
                 raise Broken(reply.problem)
             if not reply.ok:
-                return Outcome(place.rank, place.host, "unknown", reason=reply.problem)
+                return without_record(place.rank, reply._replace(host=place.host))
             place.reached_at = asyncio.get_running_loop().time()
             self._silent.discard(place.rank)
+            if reply.value["record"].get("state") in ON:
+                self._on()
             attempt = int(reply.value["record"]["attempt"])
             if place.attempt not in (0, attempt):
                 # Its log is another one now.

@@ -12,11 +12,13 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tpu_ops import files
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.fleet.state import UnwritableError, replace, unwritable
+from tpu_ops.runs.follow import Outcome
 
 #: Runs that are remembered, and those that can be started again: more than any list shows.
 KEPT = 200
@@ -40,6 +42,9 @@ class RunRecord:
         attempt: As in the spec.
         ended: State in which it was seen to end: ``succeeded``, ``failed`` or ``stopped``; empty where it was not.
         full_names: Resource names of its nodes, by slice; empty where an older version has written it.
+        ended_at: When it ended, seconds since 1970; 0 where it was not seen to end, or by an older version.
+        person: Whose it is; empty where that was not heard of its workers at its end.
+        started_by: Who started it, where that is somebody else; the same.
     """
 
     run_id: str
@@ -51,6 +56,14 @@ class RunRecord:
     attempt: int = 1
     ended: str = ""
     full_names: tuple[str, ...] = ()
+    ended_at: float = 0.0
+    person: str = ""
+    started_by: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a worker's record says of it as well."""
+        named = {key: getattr(self, key) for key in ("attempt", "since", "person", "started_by")}
+        return {**named, "argv": list(self.argv), "ended": self.ended_at or None}
 
 
 def _path(state_dir: Path, run_id: str) -> Path:
@@ -107,7 +120,7 @@ def _prune(folder: Path) -> None:
                 path.unlink()
 
 
-def close(state_dir: Path, run_id: str, state: str, otherwise: str = "") -> None:
+def close(state_dir: Path, run_id: str, state: str, otherwise: str = "", outcomes: Sequence[Outcome] = ()) -> None:
     """Remember how a run has ended, which nobody tells once its nodes are gone; a full disk forgets it.
 
     Args:
@@ -115,11 +128,17 @@ def close(state_dir: Path, run_id: str, state: str, otherwise: str = "") -> None
         run_id: The run.
         state: State of the run as it was seen.
         otherwise: The one that is remembered where that says nothing of its end, as when a worker knows no such run.
+        outcomes: How its ranks are, whose records say more of it.
     """
     known, state = read(state_dir, run_id), state if state in ENDED else otherwise
     if known and state in ENDED:
+        told = [outcome.record for outcome in outcomes if outcome.record]
+        at = max((float(record.get("ended") or 0) for record in told), default=0.0) or known.ended_at or time.time()
+        person = next((record["person"]["name"] for record in told if "person" in record), known.person)
+        asker = next((record["asker"] for record in told if record.get("asker")), known.started_by)
+        closed = dataclasses.replace(known, ended=state, ended_at=at, person=person, started_by=asker)
         with contextlib.suppress(UnwritableError, OSError):
-            write(state_dir, dataclasses.replace(known, ended=state))
+            write(state_dir, closed)
 
 
 def forget(state_dir: Path, run_id: str) -> None:
@@ -143,6 +162,9 @@ def read(state_dir: Path, run_id: str) -> RunRecord | None:
             attempt=int(data["attempt"]),
             ended=str(data.get("ended", "")),
             full_names=tuple(data.get("full_names", ())),
+            ended_at=float(data.get("ended_at", 0)),
+            person=str(data.get("person", "")),
+            started_by=str(data.get("started_by", "")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

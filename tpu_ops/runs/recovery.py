@@ -278,11 +278,16 @@ def note_of(state_dir: Path, run_id: str) -> str:
     """Return who recovers a run on this machine, or could go on with that, in words; empty where nothing is to say."""
     if not is_kept(state_dir, run_id):
         return ""
-    with contextlib.suppress(TimeoutError, OSError), lock(state_dir, run_id):
-        # It may just have ended.
-        left = is_kept(state_dir, run_id)
-        return f"run {run_id}: nobody recovers it; `tpu_ops attach {run_id} --recover` goes on" if left else ""
-    return under_way(state_dir, run_id)
+    try:
+        with lock(state_dir, run_id):
+            # It may just have ended.
+            left = is_kept(state_dir, run_id)
+            return f"run {run_id}: nobody recovers it; `tpu_ops attach {run_id} --recover` goes on" if left else ""
+    except TimeoutError:
+        held = f"run {run_id}: a process of this machine recovers it" if is_kept(state_dir, run_id) else ""
+        return under_way(state_dir, run_id) or held
+    except OSError:
+        return ""
 
 
 def asked_to_stop(state_dir: Path, run_id: str) -> bool:

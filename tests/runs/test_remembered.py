@@ -1,0 +1,362 @@
+"""What is told of a run that this machine saw end, once its workers tell less of it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+
+from tests.runs.test_parts import pod
+from tpu_ops.cli import attach, logs, runs, runs_output, status, stop
+from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
+from tpu_ops.fleet.remaking import Plan
+from tpu_ops.remote.replies import Reply
+from tpu_ops.remote.stream import Broken
+from tpu_ops.remote.wire import END, Frame
+from tpu_ops.runs import control, records, recovery
+from tpu_ops.runs.follow import KNOWS_NOTHING, Outcome
+from tpu_ops.runs.remembered import NODE_GONE, remembered
+from tpu_ops.runs.spec import RunSpec
+
+#: A run on the nodes a and b, of two workers each.
+HOSTS = ("a-w0", "a-w1", "b-w0", "b-w1")
+KNOWN = records.RunRecord("r1", ("a", "b"), ("1", "2"), HOSTS, ("train", "x"), since=5.0, attempt=2)
+MISSING = Reply("", {}, "missing", "this worker knows no run r1")
+BARE = Reply("", {}, "no-launcher", "the launcher is not installed", "configure it")
+SILENT = Reply("", {}, "unreachable", "ssh: connect to host b port 22: Connection timed out")
+DENIED = Reply("", {}, "denied", "sudo does not let you use the launcher there")
+
+
+def record(rank: int, state: str = "succeeded", attempt: int = 2) -> dict[str, Any]:
+    """Return what a worker knows of the run."""
+    ended = {} if state == "running" else {"ended": 9.0}
+    person = {"name": "ada", "uid": 1001}
+    known = {"run_id": "r1", "rank": rank, "state": state, "attempt": attempt, "since": 6.0, "argv": ["train", "x"]}
+    return {**known, **ended, "person": person, "asker": "bob", "workers": list(HOSTS), "code_digest": "", "began": 6.0}
+
+
+class Stream:
+    """What a worker answers to who follows."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+
+    async def answer(self) -> Reply:
+        if self._reply.kind == "unreachable":
+            raise Broken(self._reply.problem)
+        return self._reply
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        yield Frame(END, 0, json.dumps({"record": self._reply.value["record"], "tail": ""}).encode())
+
+
+class Workers:
+    """Stands for the workers; of those that have had many runs since the newest are others."""
+
+    masters = SimpleNamespace(drop=AsyncMock())
+
+    def __init__(self) -> None:
+        self.replies: dict[str, Reply] = {}
+
+    async def call(self, requests: Any, action: str, **_: Any) -> dict[str, Reply]:
+        assert action == "status"
+        return {host: self._said(host, request) for host, request in requests.items()}
+
+    def _said(self, host: str, request: Mapping[str, Any]) -> Reply:
+        reply = self.replies.get(host, MISSING)
+        if reply.kind == "missing":
+            reply = Reply("", {"record": None})
+        listed: dict[str, Any] = {"records": [], "holder": None} if "count" in request else {}
+        return reply._replace(host=host, value={**reply.value, **listed})
+
+    @contextlib.asynccontextmanager
+    async def stream(self, host: str, action: str, _: object) -> AsyncIterator[Stream]:
+        assert action == "follow"
+        yield Stream(self.replies.get(host, MISSING)._replace(host=""))
+
+
+class World:
+    """A fleet of the nodes a and b, its workers, and commands that ask them."""
+
+    def __init__(self, folder: Path, capsys: Any) -> None:
+        self.folder, self._capsys, self.workers = folder, capsys, Workers()
+        self.nodes(a="1", b="2")
+
+    def nodes(self, **ids: str) -> None:
+        """Have these nodes, each with its id."""
+        members = tuple(worker for name, node_id in ids.items() for worker in pod(2, name, node_id))
+        settings = SimpleNamespace(
+            state_dir=self.folder, projects=("lab",), zones=(), snapshot="", command="tpu_ops {}".format
+        )
+        listed = [worker.node for worker in members if worker.index == 0]
+        self.fleet: Any = SimpleNamespace(
+            workers=members, listed=listed, unlisted=(), settings=settings, asked_at=1e12, path=""
+        )
+
+    def ends(self, state: str, **changes: Any) -> None:
+        """Have this machine see the run end."""
+        records.write(self.folder, replace(KNOWN, **changes))
+        records.close(self.folder, "r1", state, outcomes=[Outcome(0, "a-w0", "failed", record=record(0))])
+
+    def told(self, *of: Reply) -> None:
+        """Have the workers say this, by rank; all others know nothing of the run."""
+        self.workers.replies = dict(zip(HOSTS, of, strict=False))
+
+    def __call__(self, command: Any, *argv: str) -> tuple[int, str, str]:
+        parser = argparse.ArgumentParser()
+        command.add_arguments(parser)
+        self._capsys.readouterr()
+        try:
+            code = command.run(parser.parse_args(list(argv)))
+        except (HostError, UnreachableError) as exc:
+            code = exc.exit_code
+        return (code, *self._capsys.readouterr())
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> World:
+    made = World(tmp_path, capsys)
+    monkeypatch.setattr("tpu_ops.config.load", lambda _: made.fleet.settings)
+    monkeypatch.setattr("tpu_ops.fleet.view.current", lambda _: made.fleet)
+    monkeypatch.setattr("tpu_ops.fleet.view.known", lambda _: made.fleet)
+    monkeypatch.setattr("tpu_ops.fleet.contact.fanout", lambda _: made.workers)
+    monkeypatch.setattr("tpu_ops.runs.follow.RETRY_EVERY", 0.01)
+    monkeypatch.setattr("tpu_ops.runs.follow.ALONE_LIMIT", 0.05)
+    monkeypatch.setattr("tpu_ops.runs.follow.RETRY_LIMIT", 0.05)
+    return made
+
+
+def seen(rank: int, state: str = "succeeded", attempt: int = 2) -> Reply:
+    return Reply("", {"record": record(rank, state, attempt)})
+
+
+ALL = tuple(seen(rank) for rank in range(4))
+
+
+def test_a_run_that_is_behind_newer_ones_is_asked_for_though_its_end_was_seen(world: World) -> None:
+    world.ends("succeeded")
+    world.told(*ALL)
+    told = {
+        "person": "ada",
+        "started_by": "bob",
+        "argv": ["train", "x"],
+        "since": 6.0,
+        "ended": 9.0,
+        "state": "succeeded",
+        "attempt": 2,
+    }
+    assert "ada (started by bob)" in world(runs)[1]
+    for command, argv in ((runs, ["--json"]), (status, ["--json", "r1"])):
+        code, out, _ = world(command, *argv)
+        (found,) = json.loads(out)
+        assert (code, {key: found[key] for key in told}) == (0, told)
+        assert found["ranks"][0]["reason"] == ""
+
+
+@pytest.mark.parametrize("ended", ["succeeded", "failed", "stopped"])
+@pytest.mark.parametrize(
+    ("nodes", "replies", "why"),
+    [
+        ({"a": "1", "b": "2"}, [], KNOWS_NOTHING),
+        ({"a": "8", "b": "9"}, [], NODE_GONE),
+        ({"a": "8", "b": "9"}, [BARE] * 4, NODE_GONE),
+        ({}, [SILENT] * 4, NODE_GONE),
+        ({"a": "1", "b": "9"}, ALL[:2], NODE_GONE),
+    ],
+    ids=["records dropped", "made anew", "made anew, and not configured", "deleted", "one slice made anew"],
+)
+def test_all_commands_tell_the_same_end_of_a_run_that_this_machine_saw_end(
+    world: World, nodes: dict[str, str], replies: list[Reply], why: str, ended: str
+) -> None:
+    code = ExitCode.OK if ended == "succeeded" else ExitCode.FAILED
+    names = tuple(f"projects/lab/locations/z/nodes/{name}" for name in KNOWN.nodes)
+    world.ends(ended, full_names=names)
+    world.nodes(**nodes)
+    world.told(*(Reply("", {"record": one.value["record"] | told(ended)}) if one.ok else one for one in replies))
+    (row,) = json.loads(world(runs, "--json")[1])
+    assert (row["state"], row["person"], row["argv"], row["ended"]) == (ended, "ada", ["train", "x"], 9.0)
+    of_workers = any(reply.ok for reply in replies)
+    assert row["since"] == (6.0 if of_workers else 5.0)
+    assert row["first_failure"] is None, "which rank that was is not remembered"
+    assert "ada (started by bob)" in world(runs)[1]
+    found, out, err = world(status, "r1")
+    assert (found, f"run r1, attempt 2: {ended}" in err) == (code, True)
+    assert f"{why}; as seen from here the run " in out
+    for command, argv in ((attach, ["r1"]), (logs, ["--follow", "r1"])):
+        found, out, err = world(command, *argv)
+        assert (found, why in out + err) == (code, True), (command, out, err)
+        assert ("run r1 succeeded on all 4 ranks" in err or f"run r1: {ended}" in err) or command is logs
+        assert "tpu_ops attach" not in err, "there is nothing to follow"
+        assert "tpu_ops stop" not in err
+    assert (known := records.read(world.folder, "r1"))
+    assert (known.ended, known.ended_at, known.person) == (ended, 9.0, "ada")
+
+
+def told(ended: str) -> dict[str, Any]:
+    """Return how a rank's record tells of the end of the run."""
+    return (
+        {"state": "stopped", "intent": {"kind": "failed" if ended == "failed" else "stop"}}
+        if (ended != "succeeded")
+        else {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("replies", "state"),
+    [
+        ([seen(0, "running", attempt=3)], "gone"),
+        ([seen(0, "running")], "gone"),
+        ([seen(0, "stopped", attempt=3)], "failed"),
+        ([SILENT], "unreachable"),
+        ([DENIED], "unknown"),
+    ],
+    ids=["a later attempt is on", "it is on", "a later attempt has ended", "it may be on", "the same, asked in vain"],
+)
+def test_a_remembered_end_hides_neither_what_is_on_nor_a_later_attempt(
+    world: World, replies: list[Reply], state: str
+) -> None:
+    world.ends("succeeded")
+    world.told(*replies)
+    (row,) = json.loads(world(runs, "--json")[1])
+    (found,) = json.loads(world(status, "--json", "r1")[1])
+    assert (found["state"], row["state"]) == (state, state)
+    others = {rank["state"] for rank in found["ranks"][1:]}
+    assert others == ({"gone"} if replies[0].ok else {"succeeded"})
+
+
+def test_the_end_of_an_attempt_is_not_that_of_a_run_that_is_recovered_here(world: World) -> None:
+    world.ends("failed")
+    options = recovery.options_of(RunSpec("r1", ("x",)), {})
+    recovery.write(world.folder, recovery.Recovery("r1", 2, Plan(()), options, pending=True))
+    code, _, err = world(status, "r1")
+    assert (code, "run r1, attempt 2: gone" in err) == (ExitCode.UNREACHABLE, True)
+    assert "nobody recovers it; `tpu_ops attach r1 --recover` goes on" in err
+    assert "tpu_ops train" not in err
+
+
+def test_another_run_of_the_name_is_not_the_one_that_is_remembered(world: World) -> None:
+    world.ends("succeeded", hosts=("a-w0", "a-w1"), nodes=("a",), node_ids=("1",))
+    on_b = control.RunRef("r1", ("b-w0", "b-w1"))
+    outcomes = [Outcome(rank, host, "gone") for rank, host in enumerate(on_b.hosts)]
+    assert remembered(world.fleet, "r1", on_b.hosts, outcomes) == tuple(outcomes)
+
+
+def test_of_a_run_whose_end_nobody_saw_is_told_what_starts_another_one(world: World) -> None:
+    records.write(world.folder, KNOWN)
+    world.nodes(a="8", b="9")
+    again = "  again:  tpu_ops train TARGET --name NAME -- COMMAND, once they are there, under another name"
+    for command, argv in ((status, ["r1"]), (attach, ["r1"]), (logs, ["--follow", "r1"])):
+        code, _, err = world(command, *argv)
+        assert (code, again in err.splitlines()) == (ExitCode.UNREACHABLE, True)
+    (row,) = json.loads(world(runs, "--json")[1])
+    assert (row["state"], row["argv"], row["since"], row["ended"]) == ("gone", ["train", "x"], 5.0, None)
+    assert (row["person"], row["attempt"]) == ("", 2)
+
+
+def test_a_file_of_an_older_version_is_read_and_one_of_this_has_all_that_older_ones_ask_for(tmp_path: Path) -> None:
+    records.write(tmp_path, replace(KNOWN, ended="succeeded"))
+    path = tmp_path / "runs/r1.json"
+    data = json.loads(path.read_text())
+    older = {key: data[key] for key in data if key not in ("ended_at", "person", "started_by")}
+    path.write_text(json.dumps(older))
+    known = records.read(tmp_path, "r1")
+    assert known == replace(KNOWN, ended="succeeded")
+    assert known.facts()["ended"] is None
+
+
+def test_an_end_that_no_worker_tells_of_is_now_or_when_it_was_seen_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records.write(tmp_path, KNOWN)
+    for now, ended_at in ((50.0, 50.0), (60.0, 50.0)):
+        monkeypatch.setattr("tpu_ops.runs.records.time.time", lambda now=now: now)
+        records.close(tmp_path, "r1", "stopped")
+        known = records.read(tmp_path, "r1")
+        assert known
+        assert known.ended_at == ended_at
+
+
+@pytest.mark.parametrize(("replies", "on"), [(ALL, False), ([seen(0, "running"), *ALL[1:]], True)])
+def test_who_attaches_is_told_how_to_detach_where_the_run_is_on(
+    world: World, replies: list[Reply], on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records.write(world.folder, KNOWN)
+    world.told(*replies)
+    err = world(attach, "r1")[2]
+    assert ("run r1 on 4 workers; Ctrl-C detaches" in err) is on
+
+
+def test_a_target_without_a_run_is_told_what_starts_one_and_what_lists_older_ones(
+    world: World, refused: Callable[..., Any]
+) -> None:
+    for command, word, nodes in ((attach, "a-w0", "a"), (logs, "a,b", "a,b")):
+        wrong = refused(world, command, word)
+        assert wrong.what == f"no run is on {word}"
+        starts = f"`tpu_ops train {nodes} -- COMMAND` starts one"
+        assert wrong.fix == f"{starts}; `tpu_ops runs` lists the last ones that were started from here"
+
+
+@pytest.fixture
+def refused() -> Callable[..., Any]:
+    """Return what calls a command and returns the error that it ends with."""
+
+    def call(world: World, command: Any, *argv: str) -> Any:
+        with pytest.raises(UsageError) as caught:
+            world(command, *argv)
+        return caught.value
+
+    return call
+
+
+def test_logs_that_are_fetched_are_of_all_ranks(world: World, refused: Callable[..., Any], tmp_path: Path) -> None:
+    wrong = refused(world, logs, "--fetch", str(tmp_path / "there"), "--rank", "0", "r1")
+    assert (wrong.where, "all ranks" in wrong.what) == ("--rank", True)
+    assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize(("state", "name"), [(15, "SIGTERM"), (11, "SIGSEGV"), (40, "signal 40")])
+def test_a_signal_that_ended_a_rank_has_its_name(state: int, name: str) -> None:
+    outcome = Outcome(0, "w0", "failed", {"signal": state})
+    assert runs_output.ending(outcome) == name
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "STOPPED"])
+def test_of_a_node_whose_state_is_known_ssh_s_words_are_left_out(world: World, state: str) -> None:
+    clause = f"its node is {state} now"
+    world.told(*[SILENT._replace(problem=f"{SILENT.problem}; {clause}")] * 2, SILENT)
+    records.write(world.folder, KNOWN)
+    for command in (status, attach):
+        _, out, _ = world(command, "--json", "r1")
+        found = json.loads(out)
+        ranks = (found[0] if command is status else found)["ranks"]
+        assert ranks[0]["reason"] == clause
+        assert ranks[2]["reason"].endswith(SILENT.problem)
+
+
+@pytest.mark.parametrize(("states", "said"), [(("gone", "gone"), "stopped"), (("gone", "unreachable"), "unreachable")])
+def test_a_stop_of_which_nothing_is_left_has_stopped_the_run(states: tuple[str, ...], said: str, capsys: Any) -> None:
+    """Its nodes were being brought back, for example."""
+    gone = tuple(Outcome(rank, f"w{rank}", state) for rank, state in enumerate(states))
+    run = control.RunRef("r1", ("w0", "w1"))
+    stop.report([(run, control.Stopped(gone, already=False))], as_json=False)
+    assert capsys.readouterr().err == f"run r1: {said}\n"
+
+
+@pytest.mark.parametrize(("state", "noted"), [("succeeded", False), ("failed", True)])
+def test_who_follows_a_run_to_its_end_is_told_who_recovers_it_unless_that_is_over(
+    world: World, state: str, noted: bool
+) -> None:
+    records.write(world.folder, KNOWN)
+    recovery.write(world.folder, recovery.Recovery("r1", 2, Plan(()), recovery.options_of(RunSpec("r1", ("x",)), {})))
+    world.told(*(seen(rank, state) for rank in range(4)))
+    with recovery.lock(world.folder, "r1"):
+        assert ("run r1: a process of this machine recovers it" in world(attach, "r1")[2]) is noted
+        assert "run r1: a process of this machine recovers it" in world(status, "r1")[2]

@@ -1,0 +1,62 @@
+"""How a run ended of which its workers tell no more: as this machine saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tpu_ops.fleet.model import SERVING_STATES, label_of
+from tpu_ops.fleet.view import Fleet
+from tpu_ops.runs import records, recovery
+from tpu_ops.runs.follow import KNOWS_NOTHING, ON, Outcome
+
+#: Why nothing is told of a rank whose node was taken away, or another one made in its place.
+NODE_GONE = "the node it ran on is gone"
+_ENDS = {"succeeded": "succeeded", "failed": "failed", "stopped": "was stopped"}
+
+
+def remembered(fleet: Fleet, run_id: str, hosts: tuple[str, ...], outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    """Return outcomes in which a rank of which no worker tells any more has ended as this machine saw its run end.
+
+    What workers tell comes before that: a run that is on, and an attempt later than the remembered one. A worker that
+    serves and does not say how the run is may have one of these.
+
+    Args:
+        fleet: As it was known before the workers were asked.
+        run_id: The run.
+        hosts: Its workers, by rank.
+        outcomes: How its ranks are.
+    """
+    known = records.read(fleet.settings.state_dir, run_id)
+    if known is None or records.hosts_now(known, fleet.workers) != hosts:
+        return tuple(outcomes)
+    nodes = {worker.host: worker.node for worker in fleet.workers}
+    ids = dict(zip(known.nodes, known.node_ids, strict=False))
+    before = {host: ids.get(label_of(name), "") for host, name in zip(hosts, known.hosts, strict=True)}
+    # What is recovered here may have another end.
+    is_over = (
+        known.ended in _ENDS
+        and not recovery.is_kept(fleet.settings.state_dir, run_id)
+        and not _is_later(known, outcomes)
+    )
+
+    def as_seen(outcome: Outcome) -> Outcome:
+        if outcome.record:
+            return outcome
+        node, state, reason = nodes.get(outcome.host), outcome.state, outcome.reason
+        is_another = node is not None and node.node_id != before[outcome.host]
+        if (state == "gone" and reason != KNOWS_NOTHING) or (is_another and (state == "gone" or outcome.bare)):
+            reason = NODE_GONE
+        serves = node is not None and node.state in SERVING_STATES
+        if is_over and (state == "gone" or outcome.bare or (state == "unreachable" and not serves)):
+            state, reason = known.ended, f"{reason}; as seen from here the run {_ENDS[known.ended]}"
+        intent = "stop" if state == "stopped" else ""
+        return replace(outcome, state=state, reason=reason, intent=intent, remembered=known.facts())
+
+    return tuple(map(as_seen, outcomes))
+
+
+def _is_later(known: records.RunRecord, outcomes: Sequence[Outcome]) -> bool:
+    """Return whether workers tell of a run that is on, or of an attempt later than the remembered one."""
+    told = [outcome.record for outcome in outcomes if outcome.record]
+    return any(record["state"] in ON or int(record["attempt"]) > known.attempt for record in told)
