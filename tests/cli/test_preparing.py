@@ -59,11 +59,14 @@ def test_a_start_on_such_workers_is_told_so_and_the_recovery_itself_is_not(
     found = [preflight.fault_of_reply(BARE)]
     with (
         at_work(),
-        pytest.raises(preflight.PreflightError),
+        pytest.raises(preflight.PreflightError) as caught,
         faults.told(own, stand_in(tmp_path), as_json=False),
     ):
         raise preflight.PreflightError(found, 2)
-    assert (NOTE in capsys.readouterr().err) is said
+    told = capsys.readouterr()
+    assert (NOTE in told.err) is said
+    assert caught.value.fix == (WAIT if said else "tpu_ops configure pod-w0")
+    assert ("tpu_ops configure" in told.out) is not said
 
 
 def test_doctor_sends_nobody_to_configure_workers_that_a_recovery_here_is_configuring(

@@ -10,7 +10,6 @@ from typing import Any
 from tpu_ops import texts
 from tpu_ops.cli import commands, output, preparing
 from tpu_ops.config import Settings
-from tpu_ops.runs import preflight
 from tpu_ops.runs.preflight import Fault, PreflightError, for_any
 
 
@@ -29,6 +28,8 @@ def told(
     try:
         yield
     except PreflightError as exc:
+        if work := preparing.at_work(settings.state_dir, exc.unconfigured(), but=run_id):
+            exc.configured_by(work.fix)
         force = {True: " (or --force)", False: ""}
         rows = [
             {"worker": fault.worker, "problem": fault.problem, "fix": (fault.fix + force[fault.forcible]).strip()}
@@ -38,9 +39,8 @@ def told(
             output.as_json({**more(), "run_id": run_id, "state": "refused", "faults": rows})
         else:
             output.table(once_each(rows), ("worker", "problem", "fix"))
-        new = [fault.worker for fault in exc.faults if fault.fix == preflight.configure(fault.worker)]
-        if note := preparing.note_of(settings.state_dir, new, but=run_id):
-            output.info(note)
+        if work:
+            output.info(work.note)
         raise
 
 

@@ -18,18 +18,6 @@ class Work(NamedTuple):
     fix: str
 
 
-def note_of(state_dir: Path, hosts: Collection[str], but: str = "") -> str:
-    """Return which run's recovery here prepares some of these workers, in words; empty where none does.
-
-    Args:
-        state_dir: What this machine remembers of the fleet.
-        hosts: The workers.
-        but: A run that is nobody else's: that of this process.
-    """
-    work = at_work(state_dir, hosts, but)
-    return work.note if work else ""
-
-
 def at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> Work | None:
     """Return the work of a run's recovery here that prepares some of these workers; None where none does.
 

@@ -155,7 +155,7 @@ class Recovering(Bringing):
     def _never_again(self, outcomes: Sequence[Outcome] = ()) -> None:
         state = runs_output.run_state(outcomes) if outcomes else STOPPED
         recovery.forget(self._settings.state_dir, self.kept.run_id)
-        records.close(self._settings.state_dir, self.kept.run_id, state, STOPPED)
+        records.close(self._settings.state_dir, self.kept.run_id, state, STOPPED, outcomes)
         output.info(f"run {self.kept.run_id}: stopped; it is not started again")
 
     def _stopped(self) -> int:
@@ -371,7 +371,8 @@ class Recovering(Bringing):
 
     def _finish(self, outcomes: Sequence[Outcome]) -> int:
         recovery.forget(self._settings.state_dir, self.kept.run_id)
-        records.close(self._settings.state_dir, self.kept.run_id, runs_output.run_state(outcomes))
+        state = runs_output.run_state(outcomes)
+        records.close(self._settings.state_dir, self.kept.run_id, state, outcomes=outcomes)
         return runs_output.finish(
             self.kept.run_id,
             outcomes,

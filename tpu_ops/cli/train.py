@@ -275,7 +275,8 @@ class _Job:
             return self._detach()
         outcomes = await self._follow(fanout)
         self.started_by = None
-        records.close(self.fleet.settings.state_dir, self.spec.run_id, runs_output.run_state(outcomes))
+        state = runs_output.run_state(outcomes)
+        records.close(self.fleet.settings.state_dir, self.spec.run_id, state, outcomes=outcomes)
         of_rank = self.args.exit_code == "rank"
         return runs_output.finish(
             self.spec.run_id,
@@ -390,7 +391,7 @@ class _Job:
     def stopped(self, outcomes: Sequence[Outcome]) -> None:
         """Remember how it has ended."""
         state = runs_output.run_state(outcomes)
-        records.close(self.fleet.settings.state_dir, self.spec.run_id, state, recovery.STOPPED)
+        records.close(self.fleet.settings.state_dir, self.spec.run_id, state, recovery.STOPPED, outcomes)
 
     def left(self) -> None:
         """Say after Ctrl-C what goes on and how to get at it."""

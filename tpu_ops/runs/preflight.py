@@ -6,7 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tpu_ops import texts
@@ -72,11 +72,25 @@ class PreflightError(OpsError):
         super().__init__(
             f"{named} {verb} not ready for a run: {problem}",
             where=texts.folded(sorted(workers)),
-            fix=first_fix([(fault.fix, fault.worker) for fault in faults]) or "see the table above",
+            fix=_fix_of(faults),
         )
         self.faults = tuple(faults)
         if any(fault.unreachable for fault in faults):
             self.exit_code = ExitCode.UNREACHABLE
+
+    def unconfigured(self) -> list[str]:
+        """Return the workers that are to be configured."""
+        return [fault.worker for fault in self.faults if fault.fix == configure(fault.worker)]
+
+    def configured_by(self, fix: str) -> None:
+        """Have those be configured by somebody else already: what to do about them is another thing then."""
+        new = self.unconfigured()
+        self.faults = tuple(replace(fault, fix=fix) if fault.worker in new else fault for fault in self.faults)
+        self.fix = _fix_of(self.faults)
+
+
+def _fix_of(faults: Sequence[Fault]) -> str:
+    return first_fix([(fault.fix, fault.worker) for fault in faults]) or "see the table above"
 
 
 def for_any(fix: str, worker: str) -> str:
