@@ -54,7 +54,12 @@ def test_what_cannot_be_executed_is_known_before_it_is_tried(argv: list[str], cw
 
 def test_a_working_directory_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     forked, end = list[int](), child._end
-    monkeypatch.setattr(child, "_end", lambda pid: (forked.append(pid), end(pid)))
+
+    def ended(pid: int) -> None:
+        forked.append(pid)
+        end(pid)
+
+    monkeypatch.setattr(child, "_end", ended)
     monkeypatch.setattr(child, "LIMIT", 0.5)
     # In the child, which comes to the mount of a server that is gone.
     monkeypatch.setattr("tpu_ops.host.child.os.chdir", lambda _: time.sleep(60))
