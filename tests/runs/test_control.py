@@ -18,6 +18,7 @@ from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, Usag
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, follow, records
 from tpu_ops.runs.holders import Holder
+from tpu_ops.runs.spec import GRACE_STOP
 
 SILENT = Reply("", {}, "unreachable", "no route to host")
 LATE = Reply("", {}, "timeout", "the launcher did not answer within 45 s")
@@ -411,7 +412,7 @@ async def test_a_stop_gives_rank_0_a_head_start_and_calls_nobody_silent_within_t
     assert seen == [(["pod-w1", "pod-w0"], control._HEAD_START, 60)]
     # An earlier stop may have given the usual time, and more than this one does.
     await control.stop(fanout, control.RunRef("r1", ("pod-w1", "pod-w0")), grace=2)
-    assert seen[1][2] == control.GRACE_STOP
+    assert seen[1][2] == GRACE_STOP
     assert control._HEAD_START > 0
 
 
