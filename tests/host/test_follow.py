@@ -102,6 +102,72 @@ class Lagging:
         return found
 
 
+@pytest.mark.parametrize("later", [1, 2], ids=["the same attempt again", "the next attempt"])
+def test_each_start_of_a_run_has_its_own_log_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: int
+) -> None:
+    store = Store(str(tmp_path))
+    known: dict[str, Any] = {"run_id": "r1", "state": "failed", "cgroup": "", "notes": []}
+    first = {**known, "attempt": 1, "supervisor": {"pid": 1, "start": 1}}
+    second = {**known, "attempt": later, "supervisor": {"pid": 1, "start": 2}}
+    store.prepare("r1", os.getuid(), os.getgid())
+    store.write(first)
+    Path(store.logs("r1"), f"{0:020d}.log").write_bytes(b"first")
+    looks = 0
+
+    def log(record: dict[str, Any]) -> bytes | None:
+        descriptor = follow._opened(store, record)
+        if descriptor is None:
+            return None
+        try:
+            return logs.tail(f"/proc/self/fd/{descriptor}", 10)
+        finally:
+            os.close(descriptor)
+
+    def between(step: Any) -> Any:
+        def stepped(*paths: Any, **options: Any) -> None:
+            nonlocal looks
+            for each in (lambda: None, lambda: step(*paths, **options)):
+                each()
+                begun = store.read("r1") == second
+                assert (log(first), begun and log(second)) in [(b"first", False), (b"first", None), (b"first", b"")]
+                looks += 1
+
+        return stepped
+
+    with monkeypatch.context() as patch:
+        for name in ("link", "rename", "replace", "mkdir"):
+            patch.setattr(f"tpu_ops.host.store.os.{name}", between(getattr(os, name)))
+        store.write(second)
+    assert looks >= 8
+    Path(store.logs("r1"), f"{0:020d}.log").write_bytes(b"second")
+    assert (log(first), log(second)) == (b"first", b"second")
+
+
+def test_a_log_that_is_begun_just_behind_its_record_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(str(tmp_path))
+    found: dict[str, Any] = {"run_id": "r1", "attempt": 1, "state": "starting", "cgroup": "", "notes": []}
+    store.make("r1")
+    store.write(found)
+
+    class Peer:
+        @staticmethod
+        def pause(_: float) -> None:
+            Path(store.logs("r1")).mkdir()
+            Path(store.logs("r1"), f"{0:020d}.log").write_bytes(b"abc")
+
+    caller: Any = Peer()
+    with follow._log_of(store, found, caller) as directory:
+        assert logs.tail(directory, 10) == b"abc"
+    Path(store.logs("r1"), f"{0:020d}.log").unlink()
+    Path(store.logs("r1")).rmdir()
+    monkeypatch.setattr(Peer, "pause", lambda _: pytest.fail("one that has ended begins no log any more"))
+    with follow._log_of(store, {**found, "state": "refused"}, caller) as directory:
+        assert logs.tail(directory, 10) == b""
+
+
 #: What the first attempt's log is in reads of 7 bytes from segments of 10.
 FIRST = [(wire.DATA, 10 * number + at, b"1" * size) for number in range(3) for at, size in ((0, 7), (7, 3))]
 

@@ -309,6 +309,12 @@ def test_what_is_left_of_a_dead_supervisors_run_is_in_its_record(tmp_path: Path,
     assert (stuck["pid"], stuck["command"]) == (left.pid, "sleep")
 
 
+def test_what_has_been_killed_has_a_moment_to_go(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "0.3"]) as going:
+        (tmp_path / "cgroup.procs").write_text(f"{going.pid}\n")
+        assert ending.left_of(str(tmp_path)) == []
+
+
 @pytest.mark.usefixtures("waits")
 def test_no_run_begins_on_a_full_disk(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(str(tmp_path))

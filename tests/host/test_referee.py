@@ -141,6 +141,19 @@ def test_who_was_silent_when_another_failed_is_told_and_not_blamed() -> None:
     assert last(referee)["first"]["rank"] == 3
 
 
+def test_who_was_silent_is_told_at_once_of_all_of_them() -> None:
+    """Each note is written to the disk before anything is ended."""
+    referee = Referee([f"w{rank}" for rank in range(512)], 10, 60, now=0.0)
+    for rank in range(512):
+        referee.ready(rank)
+    fail(referee, 3, 8.0, {"code": 1})
+    referee.tick(8.0 + SETTLE, {rank: 7.0 + rank for rank in range(4, 512)})
+    notes = [order["text"] for order in referee._orders if order["do"] == "note"]
+    assert len(notes) == 2
+    named = ", ".join(f"rank {rank} (w{rank})" for rank in range(4, 12))
+    assert notes[1].startswith(f"not heard for at least 11 s: {named} and more; ")
+
+
 def test_no_window_is_waited_for_when_all_ranks_are_known() -> None:
     referee = running(2)
     fail(referee, 0, 5.0, {"code": 1})

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.alone import ALONE
 from tests.support.specs import good, myself
-from tpu_ops.host import actions, logs, private, proc, record, spec, wire
+from tpu_ops.host import actions, logs, private, proc, record, spec, supervise, wire
 from tpu_ops.host.after import after
 from tpu_ops.host.store import Store
 
@@ -176,6 +176,28 @@ def test_a_stop_that_cannot_be_noted_is_said(store: Store, monkeypatch: pytest.M
                 actions.stop(request, store, caller)
         else:
             assert actions.stop(request, store, caller)["already"] is True
+
+
+@pytest.mark.usefixtures("waits")
+def test_a_start_that_is_refused_for_a_lock_is_on_record_and_loses_no_stop(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "LOCK_LIMIT", 0.2)
+    ended(store, stop_requested_by="ada")
+    with kept(store) as pid:
+        for run_id, attempt in (("r1", 2), ("r2", 1)):
+            data = spec.check(good(**ALONE | {"run_id": run_id, "attempt": attempt}))
+            spec.put(store.run_dir, data, os.getuid(), os.getuid(), "")
+            assert supervise.Supervisor(store, run_id).run() == 1
+    store.restore()
+    again, new = (store.read(run_id) or {} for run_id in ("r1", "r2"))
+    assert [(each["attempt"], each["state"], each["stop_requested_by"]) for each in (again, new)] == [
+        (2, "refused", "ada"),
+        (1, "refused", ""),
+    ]
+    assert f"pid {pid} of " in again["reason"]
+    assert f"pid {pid} of " in new["reason"]
+    assert Path(store.directory("r2"), "record.json").exists()
 
 
 # --- from one attempt to the next -----------------------------------------------------------------------------

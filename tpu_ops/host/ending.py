@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 LOCKFILES = ("/tmp/libtpu_lockfile", "/tmp/libtpu.so_lockfile")  # noqa: S108 - libtpu's own choice
 #: How long SIGKILL is repeated until what is left is called stuck, in seconds.
 KILL_LIMIT = 10.0
+#: How long what has been killed may take to go before it is called stuck, in seconds.
+GONE_LIMIT = 2.0
 _POLL = 0.05
 #: struct flock of Linux on 64-bit machines (fcntl(2)): type, whence, start, length and process.
 _FLOCK = struct.Struct("@hhqqi4x")
@@ -69,12 +71,17 @@ def end_tree(cgroup: str, grace: float, pause: Callable[[float], None]) -> list[
 def left_of(cgroup: str) -> list[Dict[str, Any]]:
     """Return the processes of a control group but this one, once systemd has done what it does to end them.
 
+    What it has killed may take a moment to go, which is waited for.
+
     Args:
         cgroup: Directory of the group, which may be gone.
 
     Returns:
         As `end_tree`.
     """
+    deadline = time.monotonic() + GONE_LIMIT
+    while others(cgroup) and time.monotonic() < deadline:
+        time.sleep(_POLL)
     return _told(others(cgroup))
 
 

@@ -10,7 +10,7 @@ import time
 from . import TYPE_CHECKING, logs, wire
 from .actions import require_protocol, require_root
 from .spec import check_run_id
-from .store import FINAL, Store
+from .store import FINAL, Store, same_start
 
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator
@@ -20,6 +20,8 @@ _POLL = 0.1
 _TURN = 1024 * 1024
 #: How long a run may look lost before it is called so: systemd is closing its record meanwhile, in seconds.
 _CLOSING_LIMIT = 30.0
+#: How long the log of a rank that is on may be missing, in seconds: it is begun just behind its record.
+_LOG_LIMIT = 1.0
 #: How much of the log's end goes with the final frame, in bytes.
 _TAIL = 4096
 
@@ -45,7 +47,7 @@ def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int
     if record is None:
         raise wire.Refused("missing", "this worker knows no run {}".format(run_id))
     wire.answer(sink, request["marker"], {"ok": True, "record": record})
-    with _log_of(store, record) as directory:
+    with _log_of(store, record, caller) as directory:
         _send(request, _Attempt(store, record), directory, caller, sink)
 
 
@@ -108,7 +110,7 @@ class _Attempt:
     def observe(self) -> Dict[str, Any] | None:
         """Return its record with the state that holds now, None where it is no longer kept."""
         record = None if self.aside else self.store.observe(self._last["run_id"])
-        if record is None or record["attempt"] != self._last["attempt"]:
+        if not same_start(record, self._last):
             self.aside = True
             record = self._set_aside()
         self._last = record or self._last
@@ -116,13 +118,8 @@ class _Attempt:
 
     def _set_aside(self) -> Dict[str, Any] | None:
         """Return the record that was set aside; it is over, though a disk that was full may not have kept how."""
-        try:
-            path = os.path.join(_aside(self.store, self._last), "record.json")
-            with open(path, encoding="ascii") as file:
-                record: Dict[str, Any] = json.load(file)
-        except (OSError, ValueError):
-            return None
-        if record["attempt"] != self._last["attempt"]:
+        record = self.store.read_aside(self._last["run_id"], self._last["attempt"])
+        if record is None or not same_start(record, self._last):
             return None
         if record["state"] in FINAL:
             return record
@@ -131,24 +128,43 @@ class _Attempt:
         return dict(record, state="lost", reason="it ended without a final record")
 
 
-def _aside(store: Store, record: Dict[str, Any]) -> str:
-    """Return where an attempt's record and log go when the next one begins."""
-    return os.path.join(store.directory(record["run_id"]), "attempts", str(record["attempt"]))
-
-
 @contextlib.contextmanager
-def _log_of(store: Store, record: Dict[str, Any]) -> Iterator[str]:
+def _log_of(store: Store, record: Dict[str, Any], caller: wire.Caller) -> Iterator[str]:
     """Give a path of an attempt's log that stays the same directory when the next attempt sets it aside."""
-    aside = os.path.join(_aside(store, record), "log")
-    directory = aside
-    with contextlib.ExitStack() as opened:
-        # In this order: where it has been set aside, the other may be the next attempt's.
-        for path in (store.logs(record["run_id"]), aside):
-            with contextlib.suppress(FileNotFoundError):
-                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-                opened.callback(os.close, descriptor)
-                directory = "/proc/self/fd/{}".format(descriptor)
-        yield directory
+    deadline = time.monotonic() + _LOG_LIMIT
+    descriptor = _opened(store, record)
+    # The log of an attempt is begun just behind its record; one that could not start has none.
+    while descriptor is None and record["state"] not in FINAL and time.monotonic() < deadline:
+        caller.pause(_POLL)
+        descriptor = _opened(store, record)
+    if descriptor is None:
+        yield store.log_aside(record["run_id"], record["attempt"])
+        return
+    try:
+        yield "/proc/self/fd/{}".format(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _opened(store: Store, record: Dict[str, Any]) -> int | None:
+    """Open the directory of an attempt's log; None where it has none at this moment."""
+    run_id = record["run_id"]
+    found = _directory(store.logs(run_id))
+    if found is not None:
+        latest = store.read(run_id)
+        if latest is None or same_start(latest, record):
+            return found
+        # Another start of the run has begun meanwhile: it may be that one's.
+        os.close(found)
+    return _directory(store.log_aside(run_id, record["attempt"])) if store.is_aside(record) else None
+
+
+def _directory(path: str) -> int | None:
+    """Open a directory; None where there is none."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
 
 
 def _send_log(sink: int, directory: str, offset: int) -> int:

@@ -16,6 +16,9 @@ _SIGABRT = 6
 #: they may go on for a short time only it is said sooner, after this part of it.
 QUIET, QUIET_PART = 5.0, 0.1
 
+#: Ranks that are named of those that one thing is said of.
+_SHOWN = 8
+
 BARRIER, RUNNING, DECIDED = "barrier", "running", "decided"
 
 
@@ -84,6 +87,10 @@ class Referee:
         """Return a rank as messages call it."""
         return "rank {} ({})".format(rank, self._workers[rank])
 
+    def _names(self, ranks: list[int]) -> str:
+        """Return ranks as messages call them; of many the first ones."""
+        return ", ".join(map(self.name, ranks[:_SHOWN])) + (" and more" if len(ranks) > _SHOWN else "")
+
     def take(self) -> list[Dict[str, Any]]:
         """Return what has to be told to every rank by now: go, abort, note or end; each is returned once."""
         orders, self._orders = self._orders, []
@@ -149,8 +156,7 @@ class Referee:
             return
         if self.phase == BARRIER:
             missing = [rank for rank in range(len(self._workers)) if rank not in self._ready]
-            names = ", ".join(map(self.name, missing[:8])) + (" and more" if len(missing) > 8 else "")
-            self._abort("not ready within {:g} s: {}".format(self._barrier, names), missing)
+            self._abort("not ready within {:g} s: {}".format(self._barrier, self._names(missing)), missing)
         elif self._failures:
             self._decide_failure(silent)
         elif now < self._skewed:
@@ -187,11 +193,15 @@ class Referee:
             first = Failure(0, first.at, 0, "lost contact with all other workers")
         self._note("{} failed: {}; all ranks are ended".format(self.name(first.rank), first.cause))
         known = set(self._finished) | {failure.rank for failure in self._failures}
-        for rank, seconds in sorted((silent or {}).items()):
-            # Within the lease it may be late for another reason, and so nothing more is said of it.
-            if rank not in known:
+        unknown = {rank: seconds for rank, seconds in sorted((silent or {}).items()) if rank not in known}
+        if unknown:
+            # Within the lease it may be late for another reason, and so nothing more is said of it. In one note for
+            # all, as each is written to the disk before anything is ended.
+            if len(unknown) == 1:
                 text = "{} has not been heard for {:.0f} s: where its host is gone, that came before the failure"
-                self._note(text.format(self.name(rank), seconds))
+            else:
+                text = "not heard for at least {1:.0f} s: {0}; where such a host is gone, that came before the failure"
+            self._note(text.format(self._names(list(unknown)), min(unknown.values())))
         reason = "{} failed: {}".format(self.name(first.rank), first.cause)
         self._end(kind="failed", reason=reason, first=self._first(first.rank, first.cause))
 

@@ -56,15 +56,37 @@ class Store:
         Between two attempts that may be the one where the last attempt's log is set aside to.
         """
         plain = self._own_log(run_id)
-        attempt, on_disk = _attempt(self.read(run_id)), _attempt(self._on_disk(run_id))
-        aside = os.path.join(self._aside(run_id, attempt), "log")
+        record, on_disk = self.read(run_id), _attempt(self._on_disk(run_id))
         # An attempt that the disk has not heard of has no log, and what is there is the last one's.
-        elsewhere = on_disk not in (0, attempt) or (not os.path.isdir(plain) and os.path.isdir(aside))
-        return aside if elsewhere else plain
+        elsewhere = on_disk not in (0, _attempt(record)) or (not os.path.isdir(plain) and self.is_aside(record))
+        return self.log_aside(run_id, _attempt(record)) if elsewhere else plain
+
+    def log_aside(self, run_id: str, attempt: int) -> str:
+        """Return the directory of the log segments of an attempt once the next one has begun."""
+        return os.path.join(self._aside(run_id, attempt), "log")
+
+    def read_aside(self, run_id: str, attempt: int) -> dict[str, Any] | None:
+        """Return the record of an attempt that was set aside, None where there is none."""
+        return private.read(os.path.join(self._aside(run_id, attempt), "record.json"))
+
+    def is_aside(self, record: dict[str, Any] | None) -> bool:
+        """Return whether what is set aside as an attempt is what this record is of."""
+        return record is not None and same_start(self.read_aside(record["run_id"], _attempt(record)), record)
 
     def files(self, run_id: str) -> str:
         """Return the directory of a run that its person may write to."""
         return os.path.join(self.directory(run_id), "files")
+
+    def make(self, run_id: str) -> None:
+        """Make the directory of a run, so that its record can be kept there.
+
+        Raises:
+            OSError: The disk does not take it.
+        """
+        private.directory(self.run_dir)
+        os.makedirs(self.runs_dir, mode=0o755, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.directory(run_id), 0o711)
 
     def prepare(self, run_id: str, uid: int, gid: int) -> None:
         """Make the directories of a new run, or room for another attempt of one; the person's files stay.
@@ -75,12 +97,9 @@ class Store:
         Raises:
             OSError: The disk does not take them.
         """
-        private.directory(self.run_dir)
-        os.makedirs(self.runs_dir, mode=0o755, exist_ok=True)
+        self.make(run_id)
         self.restore()
         self._prune(run_id)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(self.directory(run_id), 0o711)
         self._forget_oldest(run_id)
         if self._on_disk(run_id) is None:
             # A full disk did not take it before the host was restarted, or has lost it.
@@ -109,7 +128,7 @@ class Store:
             _remove(os.path.join(folder, "record.json"))
             os.link(record, os.path.join(folder, "record.json"))
         if os.path.lexists(log):
-            os.rename(log, os.path.join(folder, "log"))
+            os.rename(log, self.log_aside(run_id, attempt))
 
     def _forget_oldest(self, run_id: str) -> None:
         """Remove the oldest attempts that are set aside, so that there is room for one more."""
@@ -406,10 +425,16 @@ def _attempt(record: dict[str, Any] | None) -> int:
     return int((record or {}).get("attempt", 0))
 
 
+def same_start(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
+    """Return whether two records are of the same attempt, which may have been started twice, and of the same start."""
+    if one is None or other is None:
+        return False
+    return (_attempt(one), one.get("supervisor")) == (_attempt(other), other.get("supervisor"))
+
+
 def _is_later(record: dict[str, Any], earlier: dict[str, Any]) -> bool:
     """Return whether a record is of a later attempt than another, or of the same one that was started twice."""
-    now, then = ((_attempt(each), each.get("supervisor")) for each in (record, earlier))
-    return now != then and now[0] >= then[0]
+    return not same_start(record, earlier) and _attempt(record) >= _attempt(earlier)
 
 
 def _remove(path: str) -> None:

@@ -112,9 +112,11 @@ class Supervisor:
         """
         person = self.record["person"]
         try:
+            # Where others do not let go of the records, this one is to be kept all the same, with what it replaces.
+            self._take_stop_request()
+            self.store.make(self.run_id)
             with self.store.changing():
-                who = (self.store.read(self.run_id) or {}).get("stop_requested_by") or ""
-                self.record["stop_requested_by"] = who
+                who = self._take_stop_request()
                 self.store.prepare(self.run_id, person["uid"], by_uid(person["uid"]).gid)
                 self.store.write(self.record)
         except OSError as exc:
@@ -124,6 +126,12 @@ class Supervisor:
             spec.discard(self.store.run_dir, self.run_id)
         if who:
             raise NotReady("run {} was stopped by {}".format(self.run_id, who))
+
+    def _take_stop_request(self) -> str:
+        """Have in the record who wanted no other attempt while the last one was on; return them, empty for nobody."""
+        who = str((self.store.read(self.run_id) or {}).get("stop_requested_by") or "")
+        self.record["stop_requested_by"] = who
+        return who
 
     def _prepare(self, data: Dict[str, Any], config: Dict[str, Any]) -> tuple[Logger, Dict[bytes, bytes]]:
         """Fork the command and hold it: everything that can be wrong shows here, before anything runs."""
