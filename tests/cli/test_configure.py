@@ -115,6 +115,18 @@ def test_a_failure_that_the_play_itself_mends_is_none(fleet):
     assert (done.returncode, json.loads(done.stdout)["failures"]) == (0, [])
 
 
+def test_what_a_rescue_fails_with_again_is_said_once(fleet):
+    write(
+        fleet,
+        "    - block: [{name: Install, ansible.builtin.fail: {msg: no disk}}]\n"
+        "      rescue: [{name: Say why, ansible.builtin.fail: {msg: '{{ ansible_failed_result.msg }}'}}]\n",
+    )
+    done = configure(fleet, "pod", "--json")
+    failures = json.loads(done.stdout)["failures"]
+    assert [(step["host"], step["task"]) for step in failures] == [("pod-w0", "Say why"), ("pod-w1", "Say why")]
+    assert (done.returncode, done.stderr.count("no disk")) == (1, 1)
+
+
 def test_what_tasks_warn_of_is_said_once(fleet):
     (fleet.path / "action_plugins").mkdir()
     (fleet.path / "action_plugins" / "warn.py").write_text(
@@ -187,6 +199,15 @@ SERVED = """\
 """
 
 
+#: A mount that fails where the server was not told who may.
+REFUSED = """\
+    - name: Mount
+      ansible.builtin.fail: {msg: access denied by server}
+      when: inventory_hostname != 'solo-w0' and not (playbook_dir ~ '/exports') is file
+      tags: [nfs]
+"""
+
+
 def test_a_server_that_a_run_leaves_out_is_named_with_the_command_that_tells_it_the_addresses(fleet):
     write(fleet, SERVED + TOUCH)
     done = configure(fleet, "pod")
@@ -197,6 +218,10 @@ def test_a_server_that_a_run_leaves_out_is_named_with_the_command_that_tells_it_
     )
     for argv in ([], ["pod", "--check"]):
         assert "serves NFS" not in configure(fleet, *argv).stderr
+    (fleet.path / "exports").unlink()
+    write(fleet, SERVED + REFUSED)
+    done = configure(fleet, "pod")
+    assert (done.returncode, "solo-w0 serves NFS to these workers and was not configured\n" in done.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -215,6 +240,18 @@ def test_a_server_of_nfs_is_told_of_workers_that_a_recovery_has_made_anew(fleet,
     # Of the server nothing else is changed.
     assert sorted(path.name for path in fleet.path.glob("*-w?")) == ["pod-w0", "pod-w1"]
     assert ("no kernel" in said, "solo-w0 may refuse mounts to new workers; mend it and" in said) == (broken, broken)
+
+
+def test_a_recovery_whose_mounts_were_refused_gets_further_the_next_time(fleet, monkeypatch):
+    write(fleet, SERVED + REFUSED + TOUCH)
+    for name, value in fleet.environ().items():
+        monkeypatch.setenv(name, value)
+    known = view.current(config.load())
+    new = [worker for worker in known.workers if worker.host.startswith("pod")]
+    with pytest.raises(HostError, match=r"site\.yml failed there"):
+        configuring.converge(known.settings, known, new)
+    configuring.converge(known.settings, known, new)
+    assert sorted(path.name for path in fleet.path.glob("*-w?")) == ["pod-w0", "pod-w1"]
 
 
 def test_hosts_without_a_host_key_are_refused_with_the_way_out(fleet):

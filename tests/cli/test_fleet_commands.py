@@ -460,6 +460,16 @@ def test_a_node_that_does_not_serve_is_told_with_the_way_back_and_tried_by_nobod
     assert "once they answer" not in result[2]
 
 
+def test_a_sync_that_several_nodes_are_in_the_way_of_names_the_workers_that_its_way_back_is_for(fleet, tpu_ops):
+    fleet.create("gone", "v4-8", schedulingConfig={"spot": True})
+    fleet.create("off", "v4-8")
+    preempt(fleet, "gone")
+    fleet.act("stop", "off")
+    tpu_ops("refresh")
+    create = f"`tpu_ops create gone --type v4-8 --zone us-central2-b --project {fleet.project} --spot`"
+    failed(tpu_ops("sync", "off,gone", "."), 4, "its node is PREEMPTED now", "at:  gone-w0\n", create)
+
+
 def test_what_holds_chips_is_asked_where_it_can_be_beside_a_node_that_does_not_serve(fleet, tpu_ops, ssh):
     fleet.create("pod", "v4-8")
     fleet.create("off", "v4-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,25 @@ def test_a_start_on_such_workers_is_told_so_and_the_recovery_itself_is_not(
     assert (NOTE in told.err) is said
     assert caught.value.fix == (WAIT if said else "tpu_ops configure pod-w0")
     assert ("tpu_ops configure" in told.out) is not said
+
+
+def test_a_start_is_told_what_to_configure_beside_workers_that_a_recovery_is_configuring(
+    tmp_path: Path, at_work: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [preflight.fault_of_reply(BARE._replace(host="pod-w1", fix="tpu_ops configure pod-w1"))]
+    found.append(preflight.fault_of_reply(BARE._replace(host="else-w0", fix="tpu_ops configure else-w0")))
+    with (
+        at_work(),
+        pytest.raises(preflight.PreflightError) as caught,
+        faults.told("r2", stand_in(tmp_path), as_json=True),
+    ):
+        raise preflight.PreflightError(found, 2)
+    assert [fault.fix for fault in caught.value.faults] == [WAIT, "tpu_ops configure else-w0"]
+    told = capsys.readouterr()
+    assert (told.err.count(NOTE), [row["fix"] for row in json.loads(told.out)["faults"]]) == (
+        1,
+        [WAIT, "tpu_ops configure else-w0"],
+    )
 
 
 def test_doctor_sends_nobody_to_configure_workers_that_a_recovery_here_is_configuring(

@@ -186,9 +186,14 @@ def test_the_public_archive_is_refused_where_it_has_no_packages(
 ) -> None:
     facts = dict(zip(("distribution", "distribution_version", "distribution_release"), system, strict=True))
     variables = {"ansible_facts": facts, "python_deadsnakes_url": url, "python_source": source}
+    installed: dict[str, Any] = {"__python_install": []}
+    variables["__python_install"] = ["python3.12-venv"]
     faults = variable_of_role("__python_archive_faults", __python_deadsnakes=["3.12"], **variables)
     assert [fault.startswith(said or "nothing") for fault in faults] == [True] * (said is not None)
     assert variable_of_role("__python_archive_faults", __python_deadsnakes=[], **variables) == []
+    # What was installed while the archive had it stays in use.
+    faults = variable_of_role("__python_archive_faults", __python_deadsnakes=["3.12"], **variables | installed)
+    assert bool(faults) == (system[0] == "Debian" and said is not None)
 
 
 @pytest.mark.parametrize(

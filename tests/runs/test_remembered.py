@@ -190,7 +190,8 @@ def test_all_commands_tell_the_same_end_of_a_run_that_this_machine_saw_end(
     found, out, err = world(status, "r1")
     assert (found, f"run r1, attempt 2: {ended}" in err) == (code, True)
     assert f"{why}; as seen from here the run " in out
-    for command, argv in ((attach, ["r1"]), (logs, ["--follow", "r1"])):
+    fetched = ["--follow", "--fetch", str(world.folder / "fetched"), "r1"]
+    for command, argv in ((attach, ["r1"]), (logs, ["--follow", "r1"]), (logs, fetched)):
         found, out, err = world(command, *argv)
         assert (found, why in out + err) == (code, True), (command, out, err)
         assert ("run r1 succeeded on all 4 ranks" in err or f"run r1: {ended}" in err) or command is logs
@@ -230,6 +231,8 @@ def test_a_remembered_end_hides_neither_what_is_on_nor_a_later_attempt(
     assert (found["state"], row["state"]) == (state, state)
     others = {rank["state"] for rank in found["ranks"][1:]}
     assert others == ({"gone"} if replies[0].ok else {"succeeded"})
+    # While one rank is on there is something left of the run, and its name is taken.
+    assert "again:" not in world(status, "r1")[2]
 
 
 def test_the_end_of_an_attempt_is_not_that_of_a_run_that_is_recovered_here(world: World) -> None:

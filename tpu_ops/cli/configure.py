@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         project, file, hosts=hosts, options=given + (["--check"] if args.check else []), told=progress
     )
     progress.end()
+    servers = [] if args.check else left_out(outcome)
     if args.json:
         failures = [
             {"host": step.host, "role": step.role, "task": step.task, "message": step.message}
@@ -80,11 +81,12 @@ def run(args: argparse.Namespace) -> int:
     elif outcome.hosts:
         output.table([{"host": host, **counts} for host, counts in outcome.hosts.items()], COLUMNS)
     show_failures(outcome.failures)
-    code = exit_code(outcome, shown(file), target or "the fleet", settings)
-    if (servers := left_out(outcome)) and not code and not args.check:
-        output.info(f"{texts.folded(servers)} serves NFS to these workers and was not configured")
+    if servers:
+        # Where mounts have failed this is why, perhaps.
+        serves, was = ("serves", "was") if len(servers) == 1 else ("serve", "were")
+        output.info(f"{texts.folded(servers)} {serves} NFS to these workers and {was} not configured")
         output.info(f"  where their addresses are new: {letting_in(servers, file)}")
-    return code
+    return exit_code(outcome, shown(file), target or "the fleet", settings)
 
 
 def _check_serve(fleet: Fleet, workers: Sequence[Worker]) -> None:
@@ -132,12 +134,13 @@ def converge(
     given = (["-e", json.dumps(dict(variables))] if variables else []) + (["--check"] if check else [])
     outcome = playbook.run(project, file, hosts=limit_of(settings, fleet, workers), options=given, told=progress)
     progress.end()
+    if (servers := left_out(outcome)) and not check:
+        # Also where site.yml has failed: a mount that was refused is why, perhaps, and the next try is to go further.
+        _let_in(project, file, servers)
     show_failures(outcome.failures)
     names = texts.folded([worker.host for worker in workers])
     if exit_code(outcome, shown(file), names, settings, then):
         raise HostError(f"{file.name} failed there", where=names, fix=f"see above; mend it and {then}")
-    if (servers := left_out(outcome)) and not check:
-        _let_in(project, file, servers)
     return outcome
 
 
@@ -153,7 +156,8 @@ def letting_in(servers: Sequence[str], file: Path) -> str:
 
 def _let_in(project: playbook.Project, file: Path, servers: Sequence[str]) -> None:
     """Have servers of NFS let in workers that are new; where that fails, whatever needs no such mount goes on."""
-    output.info(f"{texts.folded(servers)} serves NFS to new workers, and is told their addresses")
+    serves, is_told = ("serves", "is told") if len(servers) == 1 else ("serve", "are told")
+    output.info(f"{texts.folded(servers)} {serves} NFS to new workers, and {is_told} their addresses")
     progress = Progress()
     outcome = playbook.run(project, file, hosts=servers, options=["--tags", "nfs"], told=progress)
     progress.end()

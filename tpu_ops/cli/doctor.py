@@ -56,7 +56,7 @@ def unconfigured(findings: Sequence[Finding], state_dir: Path) -> list[Finding]:
         for fault in finding.faults
         if fault.fix.startswith(preflight.configure(fault.worker))
     }
-    fixes = {host: work.fix for host in asked if (work := preparing.at_work(state_dir, [host]))}
+    fixes = {host: work.fix for host, work in preparing.each_at_work(state_dir, asked).items()}
 
     def waited_for(fault: Fault) -> Fault:
         is_told = fault.fix.startswith(preflight.configure(fault.worker))

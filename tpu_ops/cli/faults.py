@@ -28,8 +28,8 @@ def told(
     try:
         yield
     except PreflightError as exc:
-        if work := preparing.at_work(settings.state_dir, exc.unconfigured(), but=run_id):
-            exc.configured_by(work.fix)
+        works = preparing.each_at_work(settings.state_dir, exc.unconfigured(), but=run_id)
+        exc.configured_by({host: work.fix for host, work in works.items()})
         force = {True: " (or --force)", False: ""}
         rows = [
             {"worker": fault.worker, "problem": fault.problem, "fix": (fault.fix + force[fault.forcible]).strip()}
@@ -39,8 +39,8 @@ def told(
             output.as_json({**more(), "run_id": run_id, "state": "refused", "faults": rows})
         else:
             output.table(once_each(rows), ("worker", "problem", "fix"))
-        if work:
-            output.info(work.note)
+        for note in dict.fromkeys(work.note for work in works.values()):
+            output.info(note)
         raise
 
 

@@ -144,7 +144,8 @@ async def followed(
 async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -> tuple[control.RunRef, fetch.Copied]:
     fanout = contact.fanout(fleet)
     run_ = await _the_run(fleet, fanout, word)
-    return run_, await fetch.logs(fanout, run_, directory, live=live, taken=nodes.taken(fleet, run_.run_id))
+    copied = await fetch.logs(fanout, run_, directory, live=live, taken=nodes.taken(fleet, run_.run_id))
+    return run_, copied._replace(outcomes=[*remembered(fleet, run_.run_id, run_.hosts, copied.outcomes)])
 
 
 def _ended_on(fleet: view.Fleet, word: str) -> str:

@@ -21,8 +21,8 @@ from tpu_ops.cli import output
 from tpu_ops.cli.commands import COMMANDS, on_fleet
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 
-#: First words of commands that stand where a target was to stand: no node is called so, nor is one written so. Not
-#: compiled here: most commands never search for it.
+#: First words of commands that stand where a target was to stand. A node may be called as some are, but without `--` no
+#: command stands behind it. Not compiled here: most commands never search for it.
 _PROGRAM = r"(?:python[0-9.]*|bash|sh|torchrun|accelerate|deepspeed|uv|env)|[^\[\]@]*/.*|.*\.(?:py|sh)"
 #: An argument that says nothing, or an option's.
 _EMPTY = re.compile(r"(?:--[a-z-]+=)?")

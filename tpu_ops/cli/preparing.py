@@ -26,18 +26,25 @@ def at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> Work | No
         hosts: The workers.
         but: A run that is nobody else's: that of this process.
     """
+    return next(iter(each_at_work(state_dir, hosts, but).values()), None)
+
+
+def each_at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> dict[str, Work]:
+    """Return for each of these workers that a recovery here prepares its work; the arguments are as of `at_work`."""
     if not hosts:
-        return None
+        return {}
     from tpu_ops.runs import recovery  # most workers have a launcher
 
+    found: dict[str, Work] = {}
     for run_id in records.names(state_dir):
         known = records.read(state_dir, run_id)
         if run_id == but or known is None or set(hosts).isdisjoint(known.hosts):
             continue
         if note := recovery.under_way(state_dir, run_id):
             fix = f"wait until run {run_id} is on, or `tpu_ops stop {run_id}`"
-            return Work(f"{note}; it configures new workers by itself", fix)
-    return None
+            work = Work(f"{note}; it configures new workers by itself", fix)
+            found.update({host: work for host in hosts if host in known.hosts})
+    return found
 
 
 def problem_of(silent: Sequence[Reply], state_dir: Path) -> OpsError | None:

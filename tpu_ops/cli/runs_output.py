@@ -12,7 +12,7 @@ from tpu_ops import texts
 from tpu_ops.cli import output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.runs import holders
-from tpu_ops.runs.follow import UNKNOWN, Outcome, first_failure
+from tpu_ops.runs.follow import ON, UNKNOWN, Outcome, first_failure
 
 #: Lines shown of a failed rank whose log was not followed.
 TAIL_LINES = 20
@@ -244,8 +244,13 @@ def say_state(run_id: str, outcomes: Sequence[Outcome], command: Callable[[str],
     if state in UNKNOWN:
         output.info(f"  nodes:  {command('list')}")
         hints(run_id, command)
-    if state == "gone" and not kept:
+    if is_gone(outcomes) and not kept:
         after_gone(command)
+
+
+def is_gone(outcomes: Sequence[Outcome]) -> bool:
+    """Return whether nothing is left of a run: one rank that is on keeps its name and its worker."""
+    return run_state(outcomes) == "gone" and not any(outcome.state in ON for outcome in outcomes)
 
 
 def after_gone(command: Callable[[str], str]) -> None:

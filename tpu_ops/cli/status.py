@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             runs_output.table(outcomes)
             if note := recovery.note_of(fleet.settings.state_dir, run_.run_id):
                 output.info(commands.on_fleet(note, fleet.settings.command))
-            elif runs_output.run_state(outcomes) == "gone":
+            elif runs_output.is_gone(outcomes):
                 runs_output.after_gone(fleet.settings.command)
     if problem:
         raise problem

@@ -40,8 +40,9 @@ def run(args: argparse.Namespace) -> int:
     fleet = contact.serving(fleet, workers)
     hosts = [worker.host for worker in workers]
     if away := contact.out_of_reach(fleet, hosts):
-        fix = contact.way_back(fleet, away)
-        raise UnreachableError(next(iter(away.values())), where=texts.folded([*away]), fix=fix)
+        reason = next(iter(away.values()))
+        equal = [host for host, other in away.items() if other == reason]
+        raise UnreachableError(reason, where=texts.folded(equal), fix=contact.way_back(fleet, equal))
     tree = _read(args.directory)
     fanout, begun = contact.fanout(fleet), time.monotonic()
     seen = asyncio.run((sync.look if args.dry_run else sync.push)(fanout, hosts, tree))

@@ -242,7 +242,9 @@ def run(
     finally:
         shutil.rmtree(private, ignore_errors=True)
     dead = {host for host, counts in outcome.hosts.items() if counts["failed"] or counts["unreachable"]}
-    outcome.failures = [step for step in outcome.failures if step.host in dead]
+    # Where a block's rescue fails with what has failed before, the one is the other.
+    last = {(step.host, step.outcome, step.message): step for step in outcome.failures if step.host in dead}
+    outcome.failures = [step for step in outcome.failures if step in last.values()]
     return outcome
 
 

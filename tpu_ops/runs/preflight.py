@@ -82,10 +82,9 @@ class PreflightError(OpsError):
         """Return the workers that are to be configured."""
         return [fault.worker for fault in self.faults if fault.fix == configure(fault.worker)]
 
-    def configured_by(self, fix: str) -> None:
-        """Have those be configured by somebody else already: what to do about them is another thing then."""
-        new = self.unconfigured()
-        self.faults = tuple(replace(fault, fix=fix) if fault.worker in new else fault for fault in self.faults)
+    def configured_by(self, fixes: Mapping[str, str]) -> None:
+        """Have some of those be configured by somebody else already; what to do about each of them then is given."""
+        self.faults = tuple(replace(fault, fix=fixes.get(fault.worker, fault.fix)) for fault in self.faults)
         self.fix = _fix_of(self.faults)
 
 
