@@ -200,6 +200,16 @@ def test_a_start_that_is_refused_for_a_lock_is_on_record_and_loses_no_stop(
     assert Path(store.directory("r2"), "record.json").exists()
 
 
+def test_a_probe_tells_whether_a_run_of_a_name_has_been_here(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpu_ops.host.probe.describe", lambda *_: {})
+    ended(store)
+    asked = {"protocol": wire.PROTOCOL, "user": myself().name}
+    found = [actions.probe({**asked, **more}, store)["known"] for more in ({"run_id": "r1"}, {"run_id": "r2"}, {})]
+    assert found == [True, False, False]
+    with pytest.raises(wire.Refused, match="is no run id"):
+        actions.probe({**asked, "run_id": "../r1"}, store)
+
+
 # --- from one attempt to the next -----------------------------------------------------------------------------
 
 

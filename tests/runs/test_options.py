@@ -140,6 +140,23 @@ FULL = {"/": {"free": 1, "total": 2}}
 OTHER = {"path": "/v", "exists": True, "asked": False, "python": "3.12", "packages": {}, "digest": "d2"}
 
 
+async def test_a_name_that_a_worker_knows_is_refused_before_anything_is_brought() -> None:
+    class Knows(Probes):
+        async def call(self, requests: Any, *_: Any, **__: Any) -> dict[str, Reply]:
+            replies = await super().call(requests)
+            known = requests["pod-w1"].get("run_id") == "r1"
+            return replies | {"pod-w1": Reply("pod-w1", {**replies["pod-w1"].value, "known": known})}
+
+    fanout: Any = Knows()
+    with pytest.raises(preflight.PreflightError) as caught:
+        await preflight.check(fanout, pod(2), run_id="r1", forced=lambda fault: pytest.fail(str(fault)))
+    assert [(fault.worker, fault.problem, fault.fix) for fault in caught.value.faults] == [
+        ("pod-w1", "run r1 has been on it before", "choose another --name")
+    ]
+    for run_id in ("r2", ""):
+        assert await preflight.check(fanout, pod(2), run_id=run_id)
+
+
 @pytest.mark.parametrize(
     ("changes", "overridden", "left"),
     [

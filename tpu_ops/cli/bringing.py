@@ -144,5 +144,5 @@ class Bringing(Bookkeeping):
             reason = f"attempt {self.kept.attempt} is over"
             await control.stop(fanout, replace(run, hosts=left), grace=spec.GRACE_FAILURE, reason=reason)
         forced = faults.overriding() if self.kept.force else None
-        await preflight.check(fanout, workers, self._spec.venv, self._spec.user, forced)
+        await preflight.check(fanout, workers, self._spec.venv, self._spec.user, forced=forced)
         return []

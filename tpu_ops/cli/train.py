@@ -7,7 +7,7 @@ import asyncio
 import os
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -293,9 +293,14 @@ class _Job:
             recovery.require_none(self.fleet.settings.state_dir, self.spec.run_id)
             await control.require_free_name(self.fleet, fanout, self.spec.run_id, self.hosts)
         forced = self.overridden if self.args.force else None
-        probes = await preflight.check(fanout, self.workers, self.spec.venv, self.spec.user, forced)
+
+        async def check() -> dict[str, Mapping[str, Any]]:
+            venv, user, run_id = self.spec.venv, self.spec.user, self.spec.run_id
+            return await preflight.check(fanout, self.workers, venv, user, forced=forced, run_id=run_id)
+
+        probes = await check()
         if self._made_anew():
-            probes = await preflight.check(fanout, self.workers, self.spec.venv, self.spec.user, forced)
+            probes = await check()
         venv = next(iter(probes.values()))["venv"]
         packages = ", ".join(f"{name} {version}" for name, version in venv["packages"].items() if name != "numpy")
         environment = f"{venv['path']} (Python {venv['python']}{', ' if packages else ''}{packages}, {venv['digest']})"

@@ -433,9 +433,10 @@ def _await_end(store: Store, asked: Dict[str, Any], grace: float, caller: Caller
 
 
 def probe(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
-    """Describe this host."""
+    """Describe this host; with ``run_id``, ``known`` in the answer is whether a run of that name has been here."""
     from .probe import describe  # no other request wants it
 
     person = runs_as(asking(), request.get("user") or "")
-    venv, chips = request.get("venv") or "", request.get("chips") or 0
-    return {"ok": True, "probe": describe(store, person, venv, chips)}
+    venv, chips, run_id = request.get("venv") or "", request.get("chips") or 0, request.get("run_id")
+    known = bool(run_id) and store.read(spec.check_run_id(run_id)) is not None
+    return {"ok": True, "probe": describe(store, person, venv, chips), "known": known}

@@ -189,7 +189,9 @@ async def check(
     workers: Sequence[Worker],
     venv: str = "",
     user: str = "",
+    *,
     forced: Callable[[Fault], None] | None = None,
+    run_id: str = "",
 ) -> dict[str, Mapping[str, Any]]:
     """Ask all workers at once; return what each says about itself.
 
@@ -199,6 +201,7 @@ async def check(
         venv: The environment that the person named, if any.
         user: Who the command is to run as; empty is who asks.
         forced: Called with each fault that is overridden; without it none is.
+        run_id: A run that must not have been on any of them, if any.
 
     Raises:
         PreflightError: Some are not fit; it lists every fault of every worker.
@@ -210,7 +213,7 @@ async def check(
     ]
     if faults:
         raise PreflightError(faults, len(workers))
-    faults, probes = await examine(fanout, workers, venv, user)
+    faults, probes = await examine(fanout, workers, venv, user, run_id)
     if forced:
         for fault in faults:
             if fault.forcible:
@@ -222,10 +225,11 @@ async def check(
 
 
 async def examine(
-    fanout: Fanout, workers: Sequence[Worker], venv: str = "", user: str = ""
+    fanout: Fanout, workers: Sequence[Worker], venv: str = "", user: str = "", run_id: str = ""
 ) -> tuple[list[Fault], dict[str, Mapping[str, Any]]]:
     """Ask all workers at once; return every fault of every worker, and what each says about itself."""
-    requests = {worker.host: {"venv": venv, "user": user, "chips": worker.node.chips_per_worker} for worker in workers}
+    asked = {"venv": venv, "user": user, **({"run_id": run_id} if run_id else {})}
+    requests = {worker.host: {**asked, "chips": worker.node.chips_per_worker} for worker in workers}
     came: dict[str, float] = {}
 
     def note(reply: Reply) -> None:
@@ -233,6 +237,8 @@ async def examine(
 
     replies = await fanout.call(requests, "probe", limit=LIMIT, done=note)
     faults = [fault_of_reply(reply) for reply in replies.values() if not reply.ok]
+    known = [host for host, reply in replies.items() if reply.ok and reply.value.get("known")]
+    faults += [Fault(host, f"run {run_id} has been on it before", "choose another --name") for host in known]
     probes = {host: reply.value["probe"] for host, reply in replies.items() if reply.ok}
     for worker in workers:
         if worker.host in probes:
