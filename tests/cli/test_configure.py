@@ -92,6 +92,16 @@ def test_check_changes_nothing_and_tags_choose(fleet):
     assert not (fleet.path / "pod-w0").exists()
 
 
+@pytest.mark.parametrize(("option", "name"), [("--tags", "wirte"), ("--skip-tags", "write,wirte")])
+def test_a_tag_that_no_task_has_is_refused_and_nothing_runs(fleet, option, name):
+    write(fleet, TOUCH)
+    done = configure(fleet, option, name)
+    assert done.returncode == 2
+    assert "no task of site.yml has the tag wirte" in done.stderr
+    assert f"at:  {option} {name}\n  fix: name some of write" in done.stderr
+    assert not (fleet.path / "pod-w0").exists()
+
+
 def test_what_fails_is_said_once_with_its_hosts_and_reason(fleet):
     write(
         fleet,

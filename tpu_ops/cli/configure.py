@@ -23,6 +23,8 @@ from tpu_ops.remote.playbook import Outcome, Said, Step
 AGAIN = "run the same command again"
 #: Columns of the table of hosts.
 COLUMNS = ("host", "ok", "changed", "failed", "unreachable", "skipped")
+#: Tags that Ansible itself knows.
+ANY_PLAYBOOK = frozenset({"all", "always", "never", "tagged", "untagged"})
 #: The way out where variables are encrypted; nobody can be asked here, as --ask-vault-pass of ansible-playbook does.
 VAULT = (
     "export ANSIBLE_VAULT_PASSWORD_FILE=FILE, which holds Ansible Vault's password or is a program that prints it, and"
@@ -65,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
         fleet = contact.serving(fleet, workers)
         _check_serve(fleet, workers)
         hosts = limit_of(settings, fleet, workers)
-    given = [f"--{name}={value}" for name, value in (("tags", args.tags), ("skip-tags", args.skip_tags)) if value]
+    chosen = {name: value for name, value in (("--tags", args.tags), ("--skip-tags", args.skip_tags)) if value}
+    _check_tags(project, file, chosen)
+    given = [f"{option}={value}" for option, value in chosen.items()]
     progress = Progress(verbose=args.verbose, check=args.check)
     outcome = playbook.run(
         project, file, hosts=hosts, options=given + (["--check"] if args.check else []), told=progress
@@ -87,6 +91,25 @@ def run(args: argparse.Namespace) -> int:
         output.info(f"{texts.folded(servers)} {serves} NFS to these workers and {was} not configured")
         output.info(f"  where their addresses are new: {letting_in(servers, file)}")
     return exit_code(outcome, shown(file), target or "the fleet", settings)
+
+
+def _check_tags(project: playbook.Project, file: Path, chosen: Mapping[str, str]) -> None:
+    """Refuse tags that no task has: Ansible would do nothing, or what was to be left out, and call that well.
+
+    Args:
+        project: Where the playbook is.
+        file: The playbook.
+        chosen: Option -> the tags that it names, as Ansible takes them.
+
+    Raises:
+        UsageError: There are some.
+    """
+    known = playbook.tags_of(project, file) if chosen else set()
+    for option, text in chosen.items():
+        names = {name.strip() for name in text.split(",")} - {""}
+        if known and (wrong := sorted(names - known - ANY_PLAYBOOK)):
+            what = f"no task of {file.name} has the tag {', '.join(wrong)}"
+            raise UsageError(what, where=f"{option} {text}", fix=f"name some of {', '.join(sorted(known))}")
 
 
 def _check_serve(fleet: Fleet, workers: Sequence[Worker]) -> None:

@@ -38,6 +38,9 @@ _OUTCOMES = {
 #: How Ansible writes, without colours, that a task has changed something on a host.
 _CHANGED = re.compile(r"^changed: \[", re.MULTILINE)
 
+#: How Ansible lists the tags of a play and of its tasks.
+_TAGS = re.compile(r"TAGS: \[([^\]]*)\]")
+
 #: What Ansible says where Ansible Vault has no password, and where none of those that it has is the right one.
 _LOCKED = "no vault secrets"
 
@@ -163,6 +166,36 @@ class Outcome:
         return tuple(host for host, counts in self.hosts.items() if counts["unreachable"])
 
 
+def tags_of(project: Project, playbook: Path, environ: Mapping[str, str] = os.environ) -> set[str]:
+    """Return the tags that tasks of a playbook have, as Ansible lists them; none where it does not read the playbook.
+
+    Args:
+        project: Where playbooks and roles are.
+        playbook: The playbook's file.
+        environ: As of `run`.
+    """
+    # Tags are no matter of hosts: nobody is asked for the fleet.
+    no_fleet = {"ANSIBLE_INVENTORY_ENABLED": "host_list", "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "False"}
+    command = ["ansible-playbook", str(playbook), "--inventory", "localhost,", "--list-tags"]
+    env = {**_ansible(project, environ), **no_fleet}
+    done = subprocess.run(command, cwd=project.root, env=env, capture_output=True, text=True, check=False)
+    listed = _TAGS.findall(done.stdout) if done.returncode == 0 else []
+    return {tag.strip() for tags in listed for tag in tags.split(",")} - {""}
+
+
+def _ansible(project: Project, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that Ansible runs in."""
+    return {
+        **environ,
+        # Ansible stands beside this Python, whether or not its environment is active in the person's shell.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', os.defpath)}",
+        "ANSIBLE_CONFIG": environ.get("ANSIBLE_CONFIG") or str(project.config),
+        # ansible-runner asks for colours, which are orders for a terminal in what Ansible says.
+        "ANSIBLE_FORCE_COLOR": "0",
+        "ANSIBLE_NOCOLOR": "1",
+    }
+
+
 def run(
     project: Project,
     playbook: Path,
@@ -204,15 +237,7 @@ def run(
             playbook=str(playbook),
             limit=f"@{private / 'limit'}" if hosts else None,
             inventory=None if environ.get("ANSIBLE_INVENTORY") else str(project.inventory),
-            envvars={
-                **environ,
-                # Ansible stands beside this Python, whether or not its environment is active in the person's shell.
-                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', os.defpath)}",
-                "ANSIBLE_CONFIG": environ.get("ANSIBLE_CONFIG") or str(project.config),
-                # ansible-runner asks for colours, which are orders for a terminal in what Ansible says.
-                "ANSIBLE_FORCE_COLOR": "0",
-                "ANSIBLE_NOCOLOR": "1",
-            },
+            envvars=_ansible(project, environ),
             cmdline=shlex.join(options) or None,
             quiet=True,
             suppress_env_files=True,
