@@ -203,8 +203,9 @@ options:
       - name: GCP_SERVICE_ACCOUNT_FILE
   service_account_contents:
     description:
-      - Key of the service account as JSON text; wins over O(service_account_file). Never in plain in the file; use
-        E(GCP_SERVICE_ACCOUNT_CONTENTS) or a lookup.
+      - Key of the service account as JSON text. Not together with O(service_account_file), unless one of the two is a
+        variable of the environment, which wins. Never in plain in the file; use E(GCP_SERVICE_ACCOUNT_CONTENTS) or a
+        lookup.
     type: str
     env:
       - name: GCP_SERVICE_ACCOUNT_CONTENTS

@@ -264,7 +264,8 @@ def overview(roles: dict[str, Spec], names: list[str], scenarios: set[str]) -> s
     return f"""# Roles
 
 What `ansible-playbook site.yml` runs on every worker, in this order, after it has checked the variables of the whole
-fleet. `--tags NAME` runs one of them. Each README lists the role's variables; all are set in `inventory/group_vars/`.
+fleet. `--tags NAME` runs one of them, and facts before it, which has no tag of its own. Each README lists the role's
+variables; all are set in `inventory/group_vars/`.
 
 {chr(10).join(lines)}
 

@@ -100,6 +100,10 @@ def test_a_tag_that_no_task_has_is_refused_and_nothing_runs(fleet, option, name)
     assert "no task of site.yml has the tag wirte" in done.stderr
     assert f"at:  {option} {name}\n  fix: name some of write" in done.stderr
     assert not (fleet.path / "pod-w0").exists()
+    write(fleet, TOUCH.replace("[write]", "[always]"))
+    done = configure(fleet, option, name)
+    assert (done.returncode, f"fix: leave out {option}: it has none" in done.stderr) == (2, True), done.stderr
+    assert not (fleet.path / "pod-w0").exists()
 
 
 def test_what_fails_is_said_once_with_its_hosts_and_reason(fleet):

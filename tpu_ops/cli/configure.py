@@ -109,7 +109,9 @@ def _check_tags(project: playbook.Project, file: Path, chosen: Mapping[str, str]
         names = {name.strip() for name in text.split(",")} - {""}
         if known and (wrong := sorted(names - known - ANY_PLAYBOOK)):
             what = f"no task of {file.name} has the tag {', '.join(wrong)}"
-            raise UsageError(what, where=f"{option} {text}", fix=f"name some of {', '.join(sorted(known))}")
+            ways = ", ".join(sorted(known - ANY_PLAYBOOK))
+            fix = f"name some of {ways}" if ways else f"leave out {option}: it has none"
+            raise UsageError(what, where=f"{option} {text}", fix=fix)
 
 
 def _check_serve(fleet: Fleet, workers: Sequence[Worker]) -> None:
