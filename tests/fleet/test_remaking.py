@@ -357,3 +357,12 @@ def test_nodes_that_others_use_are_not_taken_away(tpu, lab_api):
     queued(lab_api, tpu, "a", "b")
     with pytest.raises(UsageError, match="it made b as well"):
         remaking.remember(tpu, [name("a")])
+
+
+@pytest.mark.parametrize(("one", "several"), [(True, 1), (True, 2), (False, 1), (False, 2)])
+def test_a_network_stays_whichever_way_the_service_says_it(one, several):
+    networks = [{"network": f"n{number}", "subnetwork": "s"} for number in range(several)]
+    node = {"accelerator_type": "v4-8", "network_configs": networks} | ({"network_config": networks[0]} if one else {})
+    kept = cloud._settable(node)
+    assert kept.get("network_configs") == (networks if several > 1 or not one else None)
+    assert kept.get("network_config") == (networks[0] if one and several == 1 else None)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.lab_api import LabApi
+from tpu_ops.lab.api.records import by_number
 
 pytestmark = pytest.mark.gcloud
 
@@ -130,7 +131,7 @@ def test_a_queued_resource(gcloud: Run, api: LabApi, alpha: bool) -> None:
     (listed,) = shown(gcloud, "queued-resources", "list", alpha=alpha)
     params = "multiNodeParams" if alpha else "multisliceParams"
     assert (listed["state"]["state"], listed["tpu"]["nodeSpec"][0][params]["nodeCount"]) == ("ACTIVE", 2)
-    assert api.node(f"{name}n-1")["queuedResource"] == path.removeprefix("v2/")
+    assert api.node(f"{name}n-1")["queuedResource"] == by_number(path.removeprefix("v2/"))
     assert "set force" in gcloud("queued-resources", "delete", name, ok=False, alpha=alpha).stderr
     gcloud("queued-resources", "delete", name, "--force", alpha=alpha)
     assert shown(gcloud, "queued-resources", "list", alpha=alpha) == []

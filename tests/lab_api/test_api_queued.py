@@ -11,6 +11,7 @@ from google.api_core import exceptions
 
 from tests.support.lab_api import LOCATION, PATIENCE, LabApi
 from tests.support.tpu_client import Client
+from tpu_ops.lab.api.records import by_number
 
 NODE = {"accelerator_type": "v4-16", "runtime_version": "tpu-ubuntu2204-base"}
 WALK = ["ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]
@@ -50,7 +51,7 @@ async def test_it_walks_to_active_and_makes_its_node(client: Client, unique: str
     assert made.name == queued(unique)
     node = await client.call("get_node", name=f"{LOCATION}/nodes/{unique}")
     assert node.state.name == "READY"
-    assert node.queued_resource == queued(unique)
+    assert node.queued_resource == by_number(queued(unique)) != queued(unique)
     assert (node.scheduling_config.spot, node.multislice_node, len(node.network_endpoints)) == (True, False, 2)
 
 
@@ -66,7 +67,7 @@ async def test_a_multislice_request_makes_numbered_nodes(client: Client, unique:
     assert found.tpu.node_spec[0].multislice_params.node_count == 3
     for index in range(3):
         node = await client.call("get_node", name=f"{LOCATION}/nodes/{unique}-ms-{index}")
-        assert (node.multislice_node, node.queued_resource) == (True, queued(unique))
+        assert (node.multislice_node, node.queued_resource) == (True, by_number(queued(unique)))
 
 
 async def test_deleting_an_active_one_needs_force_and_takes_the_node_along(client: Client, unique: str) -> None:

@@ -62,7 +62,10 @@ def node_body(tpu: Tpu, name: str) -> tuple[Json, str, str]:
         ApiError: NOT_FOUND where there is none.
     """
     node = raw(tpu.call("get_node", {"name": name}, node_in_words(name)))
-    return _settable(_json(node)), str(node.id), str(node.queued_resource)
+    short = str(node.queued_resource).rpartition("/")[2]
+    # The node has it with the project's number, itself and its queued resource have the name that they are asked by.
+    source = f"{name.rpartition('/nodes/')[0]}/queuedResources/{short}" if short else ""
+    return _settable(_json(node)), str(node.id), source
 
 
 def create(tpu: Tpu, name: str, body: Json) -> str:
@@ -146,7 +149,7 @@ def _settable(node: Json) -> Json:
         kept.pop("accelerator_config", None)
     if len(kept.get("network_configs", ())) > 1:
         kept.pop("network_config", None)
-    else:
+    elif "network_config" in kept:
         kept.pop("network_configs", None)
     return kept
 

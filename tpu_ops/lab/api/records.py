@@ -6,6 +6,7 @@ What a rendering costs is paid once: it is kept until `touch` says that the reco
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cached_property
@@ -22,6 +23,15 @@ from tpu_ops.lab.backend import DataDisk, WorkerSpec
 
 #: Port that the API reports for every network endpoint.
 PORT = 8470
+
+
+def by_number(name: str) -> str:
+    """Given a resource name, return it as the service writes it where one resource names another.
+
+    That has the project's number; here it follows from the project's id.
+    """
+    collection, project, rest = name.split("/", 2)
+    return f"{collection}/{10**11 + zlib.crc32(project.encode())}/{rest}"
 
 
 def timestamp(seconds: float) -> str:
@@ -167,6 +177,8 @@ class NodeRecord(Record):
     def _render(self, api: str) -> Message:
         body = {**self.body, "name": self.name, "state": self.state}
         body["apiVersion"] = "V2" if api == "v2" else "V2_ALPHA1"
+        if self.queued:
+            body["queuedResource"] = by_number(self.queued)
         if self.health:
             body |= {"health": self.health, "healthDescription": self.health_description}
         node = wire.parse(body, wire.message(api, "Node")())
