@@ -15,7 +15,7 @@ import pytest
 from tests.support.commands import failed
 from tpu_ops import config
 from tpu_ops.cli.main import main
-from tpu_ops.fleet import contact, model, remaking
+from tpu_ops.fleet import contact, model, remaking, update
 from tpu_ops.runs import records, recovery, spec
 
 POD = ("pod", "--type", "v4-16", "--zone", "us-central2-b")
@@ -55,6 +55,22 @@ def test_a_node_on_which_a_run_may_be_is_deleted_with_a_warning_that_names_it(fl
     assert told in tpu_ops("delete", "pod", "--dry-run")[2]
     records.close(state_dir, "exp", "failed")
     assert "exp" not in tpu_ops("delete", "pod", "--dry-run")[2]
+
+
+def test_a_node_that_somebody_has_made_anew_meanwhile_is_not_deleted(fleet, tpu_ops, monkeypatch):
+    fleet.create("pod")
+    look = update.look
+
+    def slow(settings):
+        found = look(settings)
+        fleet.api.done("DELETE", f"v2/{fleet.location()}/nodes/pod")
+        fleet.create("pod")
+        return found
+
+    monkeypatch.setattr(update, "look", slow)
+    failed(tpu_ops("delete", "pod", "--yes"), 3, "it was made anew since it was looked up; nothing was deleted")
+    assert fleet.api.node("pod", fleet.location())["state"] == "READY"
+    monkeypatch.undo()
 
 
 def test_a_run_that_was_on_a_node_that_is_taken_away_is_not_on_it(fleet, tpu_ops):

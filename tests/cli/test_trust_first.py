@@ -132,6 +132,20 @@ def test_nobody_who_answers_is_nothing_to_confirm(pod, tpu_ops, silent):
 
 
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "INTERNAL"])
+def test_a_key_that_may_be_published_is_not_taken_from_the_worker_itself(fleet, pod, tpu_ops, dry_run, code):
+    # With more it would be repeated for a quarter of a minute.
+    fleet.write(request_timeout=0.5)
+    fleet.api.clear_faults()
+    fleet.api.fault(project=fleet.project, method="GetGuestAttributes", code=code, message="a bad moment")
+    result = tpu_ops("refresh", "--trust-first", "pod", "--yes", *dry_run)
+    failed(result, 3, "whether they publish their host keys is not known", "a bad moment", "pod-w[0-1]", printed=True)
+    assert shown(result[1]) == []
+    assert "contacting" not in result[2]
+    assert not pod.exists() or trusted(pod) == set()
+
+
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
 def test_a_published_key_is_never_taken_from_the_worker_itself(fleet, tpu_ops, dry_run, monkeypatch):
     fleet.create("pod", "v4-16")
     code, out, err = tpu_ops("refresh", "--trust-first", "pod", "--yes", *dry_run)

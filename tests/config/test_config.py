@@ -176,6 +176,16 @@ def test_every_endpoint_and_every_file_has_a_state_of_its_own(file, environ):
     assert len(dirs) == 4
 
 
+def test_projects_that_a_shell_asks_for_in_place_of_the_files_have_a_state_of_their_own(file, environ):
+    """Whoever is at work in another shell does not reach their workers all at once."""
+
+    def state(shell, **options):
+        return settings(file, environ | ({"TPU_OPS_PROJECT": shell} if shell else {}), **options).state_dir
+
+    assert len({state(""), state("a"), state("b"), state("a,b")}) == 4
+    assert state("a", projects=["a"]) == state("", projects=["a"]) == state("")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

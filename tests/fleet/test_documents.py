@@ -111,6 +111,8 @@ WRONG = [
     (("nodes", 0, "symptoms"), [{"details": "x"}], "symptoms"),
     (("nodes", 0, "data_disks"), [{"source": "x", "mode": "y", "key": "z"}], "data_disks"),
     (("nodes", 0, "queued_resource"), HOSTILE, "queued_resource"),
+    (("trusted_first",), "tpu-1-w0", "trusted_first"),
+    (("trusted_first",), ["pod-w0"], "trusted_first"),
     (("nodes", 0, "spot"), 1, "spot"),
     (("nodes", 0, "service_account"), HOSTILE, "service_account"),
     (("nodes", 0, "create_time"), HOSTILE, "create_time"),

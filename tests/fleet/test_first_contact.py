@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
 from tests.support.nodes import key, node
 from tests.support.published import document
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet import first_contact, hostkeys, keyfile, selection, update
+from tpu_ops.fleet import documents, first_contact, hostkeys, keyfile, selection, update
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
+from tpu_ops.fleet.state import Files
 
 #: Plays ssh: says which options it got, and notes the host key `$PLAY/ALIAS` of the asked worker as ssh does.
 STAND_IN = r"""#!/bin/sh
@@ -121,6 +123,26 @@ def test_a_published_key_that_is_the_same_takes_the_mark_away(silent, play, flee
     again, _ = update.refresh(silent.settings)
     assert known(again) == published
     assert keyfile.trusted_first(again.known_hosts.read_text()) == set()
+
+
+def test_whoever_reads_what_others_publish_compares_what_these_have_trusted(silent, play, fleet, tmp_path):
+    for worker in silent.workers:
+        answering(play, worker)
+    first_contact.record(silent.settings, first_contact.ask(silent.settings, silent, silent.workers))
+    keys, first = Files(silent.settings.state_dir).host_keys()
+    published = tmp_path / "published.json"
+    of = documents.document(time.time(), (fleet.project,), (), silent.listed, keys, trusted_first=first)
+    published.write_text(documents.publishable(of, time.time()))
+    assert documents.parse(published.read_bytes(), "here", time.time()) == of
+    aliases = {worker.host_key_alias for worker in silent.workers}
+    for _ in ("whoever published it", "somebody else"):
+        read, _ = update.refresh(silent.settings, source=str(published))
+        assert keyfile.trusted_first(read.known_hosts.read_text()) == aliases
+        read.known_hosts.unlink()
+    update.refresh(silent.settings, source=str(published))
+    fleet.api.clear_faults()
+    with pytest.raises(HostKeyAlarm, match=r"pod-w0.*trusted on first contact"):
+        update.refresh(silent.settings, source="")
 
 
 def test_a_published_key_that_differs_is_an_alarm_without_being_asked_for(silent, play, fleet):

@@ -34,6 +34,12 @@ def test_a_node_that_was_taken_away_is_made_again_as_it_was(fields: dict[str, An
     assert fix == f"it does not come back by itself: `{delete}`, then `{create}`"
 
 
+def test_a_node_of_a_queued_resource_is_made_again_with_all_that_it_made() -> None:
+    fix = model.until_ready(node("ms-0", state="PREEMPTED", queued_resource="spring", spot=True))
+    delete = f"gcloud compute tpus queued-resources delete spring {PLACE} --force"
+    assert fix == f"it does not come back by itself: `{delete}` deletes all its nodes, then ask for it again"
+
+
 def test_the_words_of_such_a_command_are_those_of_a_shell() -> None:
     fix = model.until_ready(node("pod", zone="a b", state="TERMINATED"))
     assert shlex.split(fix.split("`")[1]) == ["tpu_ops", "delete", "pod", "--zone", "a b", "--project", "lab"]

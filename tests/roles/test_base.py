@@ -223,6 +223,18 @@ def test_lines_of_a_mirror_that_leaves_become_what_they_were(
     assert (tmp_path / "state" / "record.json").exists() is bool(second)
 
 
+def test_sources_with_comments_of_another_encoding_keep_them(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "sources.list"
+    before = b"# f\xfcr alle\r\ndeb http://a.example/debian x main\n"
+    path.write_bytes(before)
+    mirrors = {"http://a.example": "http://b.example"}
+    assert run(apt_mirrors, {"mirrors": mirrors, **places(tmp_path)})["changed"] is True
+    assert path.read_bytes() == before.replace(b"a.example", b"b.example")
+    assert run(apt_mirrors, {"mirrors": mirrors, **places(tmp_path)})["changed"] is False
+    run(apt_mirrors, {"mirrors": {}, **places(tmp_path)})
+    assert path.read_bytes() == before
+
+
 def test_a_run_that_dies_between_two_files_of_sources_is_mended_by_the_next(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
             lifecycle.delete(
                 tpu,
                 node.full_name,
+                node.node_id,
                 what=what,
                 wait=not args.no_wait,
                 timeout=args.timeout,

@@ -146,6 +146,7 @@ def _trust(args: argparse.Namespace, settings: Settings, fleet: Fleet, chosen: S
         if why := known.get(worker.host_key_alias):
             output.info(f"{worker.host} {why}: it is not contacted")
     lacking = [worker for worker in chosen if worker.host_key_alias not in known]
+    first_contact.must_be_heard(lacking, fleet.unheard)
     if lacking:
         output.info(f"contacting {texts.count(len(lacking), 'worker')}")
     answers = first_contact.ask(settings, fleet, lacking)

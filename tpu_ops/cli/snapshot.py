@@ -10,7 +10,7 @@ from tpu_ops import config, texts
 from tpu_ops.cli import options, output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import documents, hostkeys, origin, sources, update, view
+from tpu_ops.fleet import documents, origin, sources, update, view
 from tpu_ops.fleet.model import workers_of
 from tpu_ops.fleet.state import Files
 from tpu_ops.fleet.view import Fleet
@@ -47,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
     fleet = _known(settings) if args.cached else _asked(settings)
     # All nodes, filtered or not: readers give them the same names only where they see the same nodes.
     projects = settings.projects or tuple(sorted({node.project for node in fleet.listed}))
-    document = documents.document(fleet.asked_at, projects, settings.zones, fleet.listed, hostkeys.keys_of(settings))
+    known, first = Files(settings.state_dir).host_keys()
+    places = (projects, settings.zones)
+    document = documents.document(fleet.asked_at, *places, fleet.listed, known, trusted_first=first)
     text = documents.publishable(document, time.time())
     if printed:
         output.as_it_is(text.rstrip("\n"))

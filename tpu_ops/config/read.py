@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,12 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
     # `api` stays as it is written: unlike nothing, it is the API whatever source is remembered.
     published = snapshot not in ("", "api")
     private_keys = _private_keys(options)
+    projects = options.names("projects", _PROJECT, _A_PROJECT, "TPU_OPS_PROJECT")
+    asked_for = projects if environ.get("TPU_OPS_PROJECT") and list(projects) != options.data.get("projects") else ()
     return Settings(
         path=folder,
         file=file,
-        projects=options.names("projects", _PROJECT, _A_PROJECT, "TPU_OPS_PROJECT"),
+        projects=projects,
         zones=options.names("zones", _ZONE, _A_ZONE, "TPU_OPS_ZONES"),
         endpoint=endpoint,
         request_timeout=options.seconds("request_timeout", LOCAL_TIMEOUT if endpoint else REQUEST_TIMEOUT),
@@ -107,7 +109,7 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         learn_host_keys=options.flag("learn_host_keys", default=True),
         state_dir=_for_ssh(files.state_root(environ), _OF_STATE)
         / "fleets"
-        / _state_name(folder if in_fleet else file, endpoint),
+        / _state_name(folder if in_fleet else file, endpoint, asked_for),
     )
 
 
@@ -307,7 +309,11 @@ def _service_account_contents(options: Options) -> Value:
     return Value(json.dumps(data), options.at(key))
 
 
-def _state_name(path: Path, endpoint: str) -> str:
-    """Name of a fleet's state: its own for each endpoint, so that a test service and the real one never mix."""
-    digest = digests.sha256(f"{path}\n{endpoint}".encode()).hexdigest()[:8]
+def _state_name(path: Path, endpoint: str, projects: Sequence[str]) -> str:
+    """Name of a fleet's state: its own for each endpoint, so that a test service and the real one never mix.
+
+    Projects that a shell asks for in place of the file's have their own too: what a command in another shell calls a
+    worker is not to become another project's while it is on.
+    """
+    digest = digests.sha256("\n".join([str(path), endpoint, *projects]).encode()).hexdigest()[:8]
     return f"{_NOT_FOR_SSH.sub('_', path.name)}-{digest}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,7 @@ class Document:
         zones: Zones that it was asked for; empty means all.
         nodes: The fleet's nodes, in the order of their full names.
         host_keys: Alias -> host keys of its workers.
+        trusted_first: Aliases of those that were trusted on first contact: no published key has confirmed them yet.
     """
 
     asked_at: float
@@ -54,6 +55,7 @@ class Document:
     zones: tuple[str, ...]
     nodes: tuple[Node, ...]
     host_keys: Mapping[str, Keys]
+    trusted_first: frozenset[str] = frozenset()
 
     def text(self) -> str:
         """Return the document as JSON."""
@@ -64,6 +66,7 @@ class Document:
             "scope": {"projects": sorted(self.projects), "zones": sorted(self.zones)},
             "nodes": [node.to_json() for node in self.nodes],
             "host_keys": {alias: dict(sorted(keys.items())) for alias, keys in sorted(self.host_keys.items())},
+            **({"trusted_first": sorted(self.trusted_first)} if self.trusted_first else {}),
         }
         return json.dumps(value, indent=1) + "\n"
 
@@ -74,10 +77,13 @@ def document(
     zones: tuple[str, ...],
     nodes: tuple[Node, ...],
     keys: Mapping[str, Keys],
+    *,
+    trusted_first: Set[str] = frozenset(),
 ) -> Document:
     """Return the document of some nodes, with those of the known keys that are their workers'."""
-    own = {worker.host_key_alias for worker in workers_of(nodes) if worker.node.node_id}
-    return Document(asked_at, projects, zones, nodes, {alias: keys[alias] for alias in sorted(own & keys.keys())})
+    own = {worker.host_key_alias for worker in workers_of(nodes) if worker.node.node_id} & keys.keys()
+    kept = {alias: keys[alias] for alias in sorted(own)}
+    return Document(asked_at, projects, zones, nodes, kept, frozenset(own & trusted_first))
 
 
 def parse(data: bytes, where: str, now: float) -> Document:
@@ -167,6 +173,7 @@ def _document(value: Mapping[str, Any], now: float) -> Document:
         tuple(scope["zones"]),
         tuple(sorted(nodes, key=lambda node: node.full_name)),
         _host_keys(value.get("host_keys")),
+        trusted_first=_trusted_first(value.get("trusted_first", [])),
     )
 
 
@@ -198,6 +205,12 @@ def _host_keys(value: Any) -> dict[str, Keys]:
         if not all(isinstance(blob, str) and valid_key(kind, blob) for kind, blob in keys.items()):
             raise _WrongError(f"host_keys: {alias} has what is no host key")
     return value
+
+
+def _trusted_first(value: Any) -> frozenset[str]:
+    if not isinstance(value, list) or not all(isinstance(alias, str) and aliases.node_id(alias) for alias in value):
+        raise _WrongError("trusted_first is no list of workers")
+    return frozenset(value)
 
 
 def _refuse_twice(what: str, nodes: Iterable[Node], own: Callable[[Node], str]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpu_ops import texts
 from tpu_ops.config import Settings
-from tpu_ops.errors import UsageError
+from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.fleet import guest_attributes, hostkeys, keyfile, origin, selection, ssh_files
 from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
 from tpu_ops.fleet.reach import Way
@@ -90,7 +91,7 @@ def not_to_contact(settings: Settings, workers: Sequence[Worker], *, ask_api: bo
         ask_api: Whether to ask the API, too, which of them publish a key; nothing is written.
 
     Raises:
-        CloudError: There are no credentials for the API.
+        CloudError: There are no credentials for the API, or it does not say of some whether they publish a key.
     """
     keys, first = Files(settings.state_dir).host_keys()
     known = {
@@ -101,9 +102,29 @@ def not_to_contact(settings: Settings, workers: Sequence[Worker], *, ask_api: bo
     # A published snapshot was read as a whole: what it does not hold is not published.
     if ask_api and unknown and not origin.source_of(settings):
         with origin.api(settings) as tpu:
-            learned = guest_attributes.fetch(tpu, list(unknown.values())).keys
-        known = dict.fromkeys(learned, "publishes its host key, and `tpu_ops refresh` learns it") | known
+            learned = guest_attributes.fetch(tpu, list(unknown.values()))
+        lacking = [worker for worker in workers if worker.node.full_name in unknown]
+        must_be_heard(lacking, {name: learned.reasons[name] for name in learned.unheard})
+        known = dict.fromkeys(learned.keys, "publishes its host key, and `tpu_ops refresh` learns it") | known
     return known
+
+
+def must_be_heard(workers: Sequence[Worker], unheard: Mapping[str, str]) -> None:
+    """Refuse to trust workers that may publish a host key: whoever answers at their address is believed otherwise.
+
+    Args:
+        workers: Of which no host key is known.
+        unheard: Node's full name -> why it is not known whether it publishes any.
+
+    Raises:
+        CloudError: There are some.
+    """
+    if found := [worker for worker in workers if worker.node.full_name in unheard]:
+        raise CloudError(
+            f"whether they publish their host keys is not known: {unheard[found[0].node.full_name]}",
+            where=texts.folded([worker.host for worker in found]),
+            fix="run this again; a worker whose key is published is not trusted on first contact",
+        )
 
 
 def ask(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> list[Answer]:

@@ -13,6 +13,9 @@ from tpu_ops.fleet.hostkeys import differ
 from tpu_ops.fleet.keyfile import Keys, valid_key
 from tpu_ops.fleet.model import SERVING_STATES, Node, Worker
 
+#: Answers by which the API tells that it shows no guest attributes of a node; after any other it may have some.
+_TOLD = ("NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "UNIMPLEMENTED", "PERMISSION_DENIED")
+
 
 @dataclass(frozen=True)
 class Learned:
@@ -22,11 +25,15 @@ class Learned:
         keys: Alias -> its host keys.
         instance_names: Node's full name -> the instance names of its workers.
         reasons: Node's full name -> why its host keys are missing.
+        trusted_first: Aliases whose keys no node publishes, as far as whoever published a snapshot knows.
+        unheard: Those of the nodes that may publish host keys all the same: the API did not say.
     """
 
     keys: dict[str, Keys] = field(default_factory=dict)
     instance_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    unheard: frozenset[str] = frozenset()
+    trusted_first: frozenset[str] = frozenset()
 
 
 def wanted(
@@ -55,8 +62,14 @@ def fetch(tpu: Tpu, nodes: Sequence[Node], *, instance_names: bool = False) -> L
 
     However many nodes there are, together they may take no longer than a list.
     """
-    learned, tpu = Learned(), tpu.within(PATIENCE * tpu.timeout)
+    tpu = tpu.within(PATIENCE * tpu.timeout)
     answers = tpu.concurrently(lambda node: _fetch(tpu, node, instance_names), nodes)
+    unheard = [
+        node.full_name
+        for node, answer in zip(nodes, answers, strict=True)
+        if isinstance(answer, ApiError) and answer.status not in _TOLD
+    ]
+    learned = Learned(unheard=frozenset(unheard))
     for node, answer in zip(nodes, answers, strict=True):
         if isinstance(answer, ApiError):
             learned.reasons[node.full_name] = answer.what
@@ -99,6 +112,7 @@ def of_the_same(tpu: Tpu, nodes: Sequence[Node], learned: Learned, known: Mappin
         {alias: keys for alias, keys in learned.keys.items() if alias not in dropped},
         {name: instances for name, instances in learned.instance_names.items() if name not in names},
         learned.reasons | dict.fromkeys(names, "it was deleted or made anew while it was asked"),
+        learned.unheard | names,
     )
 
 

@@ -209,14 +209,27 @@ def _must_be_ready(wish: Wish, node: Json | None) -> None:
         )
 
 
-def delete(tpu: Tpu, name: str, *, what: str, wait: bool, timeout: float, progress: Progress) -> None:
+def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout: float, progress: Progress) -> None:
     """Remove a node, or go on waiting for a removal that an earlier command began.
 
+    Args:
+        tpu: The client.
+        name: Its resource name, by which the API deletes whatever has it.
+        node_id: The id of the node that is meant; empty where the API gave it none.
+        what: What errors are about.
+        wait: Whether to wait until it is gone.
+        timeout: Seconds to wait.
+        progress: Called while it is waited for.
+
     Raises:
-        CloudError: The API refused, or the node was still there when the time was over.
+        CloudError: The API refused, another node has the name by now, or it was still there when the time was over.
     """
     try:
-        if cloud.get_node(tpu, name)["state"] != "DELETING":
+        node = cloud.get_node(tpu, name)
+        if node_id and node["node_id"] not in ("", node_id):
+            fix = "`tpu_ops refresh` (with --from api where a published snapshot is read), then the same command again"
+            raise CloudError("it was made anew since it was looked up; nothing was deleted", where=what, fix=fix)
+        if node["state"] != "DELETING":
             operation = cloud.delete_node(tpu, name)
             if wait:
                 operations.wait(tpu, operation, what=what, timeout=timeout, progress=progress)
@@ -224,12 +237,12 @@ def delete(tpu: Tpu, name: str, *, what: str, wait: bool, timeout: float, progre
         if exc.status != "NOT_FOUND":
             raise
     if wait:
-        node = operations.wait_for_state(
+        left = operations.wait_for_state(
             tpu, name, through=("DELETING",), what=what, timeout=timeout, progress=progress
         )
-        if node is not None:
+        if left is not None:
             raise CloudError(
-                f"the node is still there, in state {node['state']}", where=what, fix="run the same command again"
+                f"the node is still there, in state {left['state']}", where=what, fix="run the same command again"
             )
 
 

@@ -148,6 +148,12 @@ def until_ready(node: Node) -> str:
     """Return what to do about a node that does not serve."""
     if node.state in ("PREEMPTED", "TERMINATED"):
         place = ["--zone", node.zone, "--project", node.project]
+        if node.queued_resource:
+            # Its nodes can only be made together.
+            words = ["gcloud", "compute", "tpus", "queued-resources", "delete", node.queued_resource, *place, "--force"]
+            return (
+                f"it does not come back by itself: `{shlex.join(words)}` deletes all its nodes, then ask for it again"
+            )
         delete = shlex.join(["tpu_ops", "delete", node.name, *place])
         return f"it does not come back by itself: `{delete}`, then `{shlex.join(_creation(node, place))}`"
     if node.state == "STOPPED":

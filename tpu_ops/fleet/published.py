@@ -70,6 +70,7 @@ def read(settings: Settings, source: str, *, learn: bool) -> Seen:
     learned = Learned(
         keys=dict(found.host_keys) if learn else {},
         reasons={node.full_name: "the published snapshot holds none" for node in nodes},
+        trusted_first=found.trusted_first,
     )
     warnings = tuple(f"{name}: not in the published snapshot ({where})" for name in lacking)
     return Seen(found.asked_at, nodes, (), learned, warnings, source)

@@ -106,7 +106,9 @@ def refresh(
         keys = hostkeys.merge(known, seen.learned.keys, workers, files.known_hosts, first, replaced=replaced)
         fleet = view.of(settings, now, stored)
         ssh_files.make_mux_dir(selection.mux_dir())
-        files.write_host_keys(keys, first - seen.learned.keys.keys())
+        # What somebody else has trusted on first contact is compared here, too, as soon as the node publishes a key.
+        doubtful = seen.learned.trusted_first - (known.keys() - first)
+        files.write_host_keys(keys, (first - seen.learned.keys.keys()) | (doubtful & keys.keys()))
         for path, config in selection.ssh_configs(settings, fleet.listed):
             replace(path, config, 0o600)
         shown = files.read_shown(question, stored) if told else old
@@ -114,11 +116,12 @@ def refresh(
     _end_masters(settings, old, now.nodes)
     asked = {node.full_name for node in seen.nodes}
     reasons = {node.full_name: "the API did not list it this time" for node in now.nodes if node.full_name not in asked}
+    unheard = {name: seen.learned.reasons.get(name, "") for name in seen.learned.unheard} | reasons
     reasons |= seen.learned.reasons
     reached = selection.reached(settings, now.nodes)
     missing = hostkeys.missing(reached, keys, reasons, settings.command("refresh"))
     compared = hostkeys.compared(reached, known, seen.learned.keys, reasons) if verify_keys else {}
-    fleet = fleet._replace(warnings=(*fleet.warnings, *missing), compared=compared)
+    fleet = fleet._replace(warnings=(*fleet.warnings, *missing), compared=compared, unheard=unheard)
     return fleet, _changes(settings, shown, now.nodes)
 
 

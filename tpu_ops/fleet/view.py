@@ -35,6 +35,7 @@ class Fleet(NamedTuple):
         compared: Workers whose known host keys were to be compared with the published ones: host -> why they could not
             be, or empty; nothing where that was not asked for.
         unlisted: Those of the warnings that belong to the nodes: what could not be listed when they were asked for.
+        unheard: Nodes that may publish host keys, though none was learned now: full name -> why that is not known.
     """
 
     settings: Settings
@@ -47,6 +48,7 @@ class Fleet(NamedTuple):
     source: str = ""
     compared: Mapping[str, str] = MappingProxyType({})
     unlisted: tuple[str, ...] = ()
+    unheard: Mapping[str, str] = MappingProxyType({})
 
     @property
     def age(self) -> str:

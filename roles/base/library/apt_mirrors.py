@@ -12,7 +12,7 @@ import re
 from typing import Dict, List, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.text_files import replace
+from ansible.module_utils.text_files import read, replace
 
 DOCUMENTATION = r"""
 module: apt_mirrors
@@ -140,8 +140,7 @@ def main() -> None:
     after_record: dict[str, Texts] = {}
     texts: dict[str, str] = {}
     for path in sorted(found for name in names for found in glob.glob(os.path.join(directory, name))):
-        with open(path, encoding="utf-8") as stream:
-            before = stream.read()
+        before = read(path)
         plain = turned_back(before, record.get(path, []))
         after = mirrored(plain, mirrors)
         if after != plain:
