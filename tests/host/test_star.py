@@ -8,13 +8,14 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.specs import good, myself
 from tests.support.star import LEASE, Star, ended, team
-from tpu_ops.host import child, logs, peer, record, spec, supervise
+from tpu_ops.host import child, hub, logs, peer, record, spec, supervise
 from tpu_ops.host.link import Alone, Networked
 from tpu_ops.host.peer import Peer
 from tpu_ops.host.store import Store
@@ -34,6 +35,27 @@ def test_all_go_together_and_are_over_together(star: Callable[..., Star]) -> Non
         ended(each, {"code": 0})
     assert {made.await_(each, "end")["kind"] for each in made.links} == {"over"}
     made.finish()
+
+
+def test_a_clock_that_drifts_is_read_again(star: Callable[..., Star], monkeypatch: pytest.MonkeyPatch) -> None:
+    """After hours the quickest heartbeat of all says nothing of the clock any more."""
+    made, now = star(2), 100.0
+    member: Any = SimpleNamespace(trip=float("inf"), offset=None)
+
+    def beat(trip: float, ahead: float) -> None:
+        nonlocal now
+        now += 1.0
+        made.hub._hear(1, member, {"say": "beat", "echo": now - trip, "at": now - trip / 2 + ahead})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hub, "time", SimpleNamespace(monotonic=lambda: now))
+        beat(0.001, 2.0)
+        assert member.offset == pytest.approx(2.0)
+        beat(0.002, 7.0)
+        assert member.offset == pytest.approx(2.0), "the slower one is the less exact one"
+        for _ in range(100):
+            beat(0.0012, 7.0)
+        assert member.offset == pytest.approx(7.0)
 
 
 def test_a_missing_rank_is_named_and_the_others_do_not_go(star: Callable[..., Star]) -> None:

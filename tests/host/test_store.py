@@ -178,6 +178,23 @@ def test_a_stop_that_cannot_be_noted_is_said(store: Store, monkeypatch: pytest.M
             assert actions.stop(request, store, caller)["already"] is True
 
 
+def test_a_stop_that_comes_while_another_is_being_read_is_not_lost(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, later = {"kind": "stop", "by": "recovery"}, {"kind": "stop", "by": "ada", "requested": True}
+    store.put_intent("r1", first)
+    load = json.load
+
+    def slow(file: Any) -> Any:
+        monkeypatch.undo()
+        store.put_intent("r1", later)
+        return load(file)
+
+    monkeypatch.setattr("tpu_ops.host.store.json.load", slow)
+    assert [store.take_intent("r1") for _ in range(3)] == [first, later, None]
+    assert list(Path(store.run_dir, "intents").iterdir()) == []
+
+
 @pytest.mark.usefixtures("waits")
 def test_a_start_that_is_refused_for_a_lock_is_on_record_and_loses_no_stop(
     store: Store, monkeypatch: pytest.MonkeyPatch

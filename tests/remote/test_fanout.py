@@ -102,6 +102,22 @@ async def test_an_agent_that_will_not_sign_is_told_of_and_not_asked_again_for_ea
     assert (await fanout.run("ab", ["true"], limit=20))["b"].ok
 
 
+@pytest.mark.parametrize("memory", [True, False])
+async def test_a_full_disk_is_no_reason_not_to_reach_a_worker(
+    play: Path, monkeypatch: pytest.MonkeyPatch, memory: bool
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    if not memory:
+        monkeypatch.delattr("os.memfd_create")
+    fanout = Fanout(play / "config")
+    assert (await fanout.run(["a"], ["true"], limit=20))["a"].ok
+    code, said = await ssh.quiet(["sh", "-c", "echo why >&2; exit 3"], 5)
+    assert (code, said) == (3, "why\n" if memory else "")
+
+
 async def test_over_an_open_master_a_command_takes_one_ssh(play: Path) -> None:
     (play / "master-a").touch()
     fanout = Fanout(play / "config")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import json
 import shutil
 import signal
@@ -244,6 +245,30 @@ def test_what_is_in_the_way_for_now_is_waited_for(run: Any, capsys: Any) -> None
     assert "no route to host" in said
 
 
+@pytest.mark.parametrize(("times", "ends"), [(1, False), (attempt.REFUSALS, True)])
+def test_what_this_machine_lacks_for_a_moment_is_waited_for_and_else_told_with_the_way_on(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, times: int, ends: bool
+) -> None:
+    world = World(PREEMPTED, DONE)
+    lacks, converge = iter([OSError(errno.EAGAIN, "Resource temporarily unavailable")] * times), world.converge
+
+    def forked(*words: Any, **more: Any) -> Outcome:
+        for lack in lacks:
+            raise lack
+        return converge(*words, **more)
+
+    monkeypatch.setattr(world, "converge", forked)
+    if ends:
+        with pytest.raises(OSError, match="temporarily unavailable"):
+            run(world)
+    else:
+        code, *_ = run(world)
+        assert code == 0
+    said = capsys.readouterr().err
+    assert "Resource temporarily unavailable; trying again in 0.01 s" in said
+    assert ("  recover: tpu_ops attach r1 --recover" in said) is ends
+
+
 def test_a_new_node_that_goes_on_refusing_the_person_ends_the_recovery(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,11 +369,16 @@ def test_who_no_longer_reads_the_lines_has_left_the_run_and_its_recovery(
 def test_of_a_recovered_run_that_is_over_nobody_says_that_it_goes_on(
     run: Any, tmp_path: Path, capsys: Any, error: Exception
 ) -> None:
+    code = None
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tpu_ops.cli.output.give_up", lambda: None)
         patch.setattr("tpu_ops.cli.output.table", Mock(side_effect=error))
-        with pytest.raises(type(error)):
-            run(World(STOPPED))
+        with contextlib.suppress(OpsError):
+            code, *_ = run(World(STOPPED))
     said = capsys.readouterr().err
+    # Whoever reads nothing any more learns the end from the exit code and what is said besides.
+    assert (code, "run r1: stopped" in said) == ((ExitCode.FAILED, True) if code is not None else (None, False))
+    assert (code is None) is isinstance(error, OpsError)
     assert "run r1 goes on" not in said
     assert "attach r1 --recover" not in said
 
@@ -414,6 +444,48 @@ async def test_stop_ends_a_recovery_and_asks_the_workers_where_an_attempt_may_be
     assert ([outcome.state for outcome in stopped.outcomes], problem, asked) == (["gone"], None, ["r1"])
     assert stop.exit_code(stopped.outcomes) == 0
     assert "it is not started again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("attempt", "ends"), [(1, []), (2, ["r1"])])
+async def test_a_stop_while_nodes_are_brought_back_ends_what_another_machine_has_begun_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: int, ends: list[str]
+) -> None:
+    asked = []
+
+    class Workers:
+        async def call(self, requests: Any, *_: object, **__: Any) -> dict[str, Reply]:
+            record = {"attempt": attempt, "state": "running"}
+            return {host: Reply(host, {"record": record, "records": [], "holder": None}) for host in requests}
+
+    async def end(_: object, run_: Any, **__: Any) -> control.Stopped:
+        asked.append(run_.run_id)
+        return control.Stopped((follow.Outcome(0, "pod-w0", "stopped"),), already=False)
+
+    monkeypatch.setattr(stop, "end", end)
+    monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: Workers())
+    monkeypatch.setattr("tpu_ops.cli.stop.recovery.stop", lambda *_: True)
+    records.write(tmp_path, records.new("r1", ("pod",), ("1",), ("pod-w0",), ("true",)))
+    options = recovery.options_of(spec.RunSpec("r1", ("true",)), {})
+    recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options, pending=True))
+    fleet, words = words_of_stop(tmp_path)
+    fleet.workers = tuple(pod(1))
+    await stop._end_of_all(fleet, Workers(), control.RunRef("r1", ("pod-w0",)), words, 0.0)  # type: ignore[arg-type]
+    assert asked == ends
+
+
+def test_a_disk_that_takes_no_lock_is_an_error_that_a_stop_goes_on_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("true",)), {}))
+    recovery.write(tmp_path, kept)
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(files, "locked", broken)
+    for call in (recovery.stop, recovery.none_left):
+        with pytest.raises(UnwritableError, match="Read-only file system"):
+            call(tmp_path, "r1", 0.1)
 
 
 @pytest.mark.parametrize(("since", "asked"), [(0.0, 3), (60.0, 1)])

@@ -8,11 +8,12 @@ without the interpreter's own flush (main.program).
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from tpu_ops.errors import OpsError, printable
@@ -29,6 +30,15 @@ def give_up() -> None:
     """Let go of standard output, so that the interpreter does not complain of it again when it ends."""
     if sys.stdout is not None:
         _to_nowhere(sys.stdout)
+
+
+@contextlib.contextmanager
+def read_or_not() -> Iterator[None]:
+    """Print a result that may have no reader any more, where the exit code and what is said besides tell as much."""
+    try:
+        yield
+    except BrokenPipeError:
+        give_up()
 
 
 def _to_nowhere(stream: TextIO) -> None:

@@ -143,7 +143,7 @@ class Recovering(Bringing):
             output.info("")
             self.left()
             raise
-        except OpsError:
+        except (OpsError, OSError):
             if self._begun and not self.kept.over_budget():
                 self._hint()
             raise
@@ -351,21 +351,25 @@ class Recovering(Bringing):
             except Superseded as exc:
                 if not self.kept.pending:
                     self._tell(str(exc), "following it")
-            except OpsError as exc:
+            except BrokenPipeError:
+                raise
+            except (OpsError, OSError) as failure:
                 if self.kept.over_budget():
                     raise
-                silent = passes(exc) and not isinstance(exc, RefusedError)
+                # What this machine lacks for a moment, as processes or open files, may be there again as well.
+                error = failure if isinstance(failure, OpsError) else OpsError(str(failure))
+                silent = passes(error) and not isinstance(error, RefusedError)
                 self._refusals = 0 if silent else self._refusals + 1
                 # Whatever went wrong: Ansible knows no such worker, for example, once its node is taken away.
-                if self._now and self._count_lost(self._now, exc, anew=True):
+                if self._now and self._count_lost(self._now, error, anew=True):
                     self._now, self._refusals = None, 0
                     continue
                 # Whoever has just called the command is told at once what is wrong, and mends it.
                 late = self._has_followed or self._has_made
-                hopeful = isinstance(exc, RefusedError) or (late and may_pass(exc))
+                hopeful = isinstance(error, RefusedError) or (late and (error is not failure or may_pass(error)))
                 if not (silent or hopeful) or self._refusals >= REFUSALS:
                     raise
-                self._tell(str(exc), f"trying again in {pause:g} s; Ctrl-C ends that")
+                self._tell(str(error), f"trying again in {pause:g} s; Ctrl-C ends that")
                 time.sleep(pause)
                 pause = min(pause * 2, remaking.LONGEST_PAUSE)
 

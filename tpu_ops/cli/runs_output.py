@@ -207,14 +207,16 @@ def finish(
     """
     state = run_state(outcomes)
     if as_json:
-        output.as_json({**summary(run_id, outcomes), **(more or {})})
+        with output.read_or_not():
+            output.as_json({**summary(run_id, outcomes), **(more or {})})
     if state == "succeeded":
         leftovers(outcomes)
         output.info(f"run {run_id} succeeded on {'all ' * (len(outcomes) > 1)}{texts.count(len(outcomes), 'rank')}")
         _say_remembered(outcomes)
         return ExitCode.OK
     if not as_json:
-        table(outcomes)
+        with output.read_or_not():
+            table(outcomes)
     failure(outcomes, shown)
     say_state(run_id, outcomes, command, kept=kept)
     return exit_code(outcomes, of_rank=of_rank) or ExitCode.FAILED

@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
         return runs.show(found, fleet.settings, as_json=args.json)
     seen, problem = asyncio.run(_ask(fleet, args.run))
     if args.json:
-        output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes in seen])
+        with output.read_or_not():
+            output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes in seen])
     elif not seen and not problem:
         output.info(f"no run is on {args.run}")
     for run_, outcomes in seen:
@@ -43,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
             attempt = runs_output.attempt(outcomes)
             which = f", attempt {attempt}" if attempt > 1 else ""
             output.info(f"run {run_.run_id}{which}: {runs_output.run_state(outcomes)}")
-            runs_output.table(outcomes)
+            with output.read_or_not():
+                runs_output.table(outcomes)
             if note := recovery.note_of(fleet.settings.state_dir, run_.run_id):
                 output.info(commands.on_fleet(note, fleet.settings.command))
             elif runs_output.is_gone(outcomes):

@@ -14,7 +14,7 @@ from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
-from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import control, nodes, records, recovery
@@ -92,8 +92,13 @@ async def _end_of_all(
     """
     off, deaf, again = False, None, recovery.is_kept(fleet.settings.state_dir, run_.run_id)
     if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
+        last = 0
+        with contextlib.suppress(OpsError):
+            last = recovery.read(fleet.settings.state_dir, run_.run_id).attempt if again else 0
         try:
             off = await _not_again(fleet.settings.state_dir, run_.run_id)
+            # Another machine that recovers it as well may have been faster.
+            off = off and await _newest(fleet, fanout, run_) <= last
         except OpsError as exc:
             deaf = exc
     if off:
@@ -122,6 +127,13 @@ async def _end_of_all(
     what = f"a process of this machine that recovers it could not be told, and may start it again: {deaf.what}"
     fix = f"press Ctrl-C there, or see that the disk has space (df), and repeat `tpu_ops stop {run_.run_id}`"
     return stopped, OpsError(what, where=f"run {run_.run_id}, {deaf.where}", fix=fix)
+
+
+async def _newest(fleet: view.Fleet, fanout: Fanout, run_: control.RunRef) -> int:
+    """Return the newest attempt of a run that those of its workers tell of in a moment whose nodes serve."""
+    serving = {worker.host for worker in fleet.workers if worker.node.state in SERVING_STATES}
+    hosts = tuple(host for host in run_.hosts if host in serving)
+    return await control.newest_attempt(fanout, control.RunRef(run_.run_id, hosts)) if hosts else 0
 
 
 def _is_starting(state_dir: Path, run_: control.RunRef, workers: Sequence[Worker], stopped: control.Stopped) -> bool:
@@ -192,11 +204,13 @@ async def _say(stopping: asyncio.Future[control.Stopped], fanout: Fanout, run_: 
 def report(ended: Sequence[tuple[control.RunRef, control.Stopped]], *, as_json: bool) -> None:
     """Say how runs that were stopped have ended."""
     if as_json:
-        output.as_json([runs_output.summary(run.run_id, stopped.outcomes) for run, stopped in ended])
+        with output.read_or_not():
+            output.as_json([runs_output.summary(run.run_id, stopped.outcomes) for run, stopped in ended])
     for run_, stopped in ended:
         if not as_json:
             output.info(f"run {run_.run_id}{_how(stopped)}")
-            runs_output.table(stopped.outcomes)
+            with output.read_or_not():
+                runs_output.table(stopped.outcomes)
         runs_output.leftovers(stopped.outcomes)
 
 

@@ -21,6 +21,8 @@ from .referee import BARRIER, DECIDED, Referee
 UNPROVED_SECONDS = 5.0
 UNPROVED_COUNT = 64
 _BACKLOG = 512
+#: By how much the round trip that a clock was read with counts as longer after each heartbeat.
+_AGED = 1.01
 #: How long the hub waits for the other ranks beyond the time that their ends may take, in seconds.
 _CLOSING_MARGIN = 5.0
 
@@ -40,7 +42,7 @@ class _Member:
 
     Attributes:
         offset: How far the peer's clock is ahead of the hub's, in seconds.
-        trip: Round trip of the heartbeat that told so; the shortest one is the best.
+        trip: Round trip of the heartbeat that told so, longer by a little with each since; the shortest is the best.
     """
 
     def __init__(self, line: Line) -> None:
@@ -233,6 +235,8 @@ class Hub(Networked):
         now = time.monotonic()
         if value.get("say") == "beat":
             trip = now - float(value["echo"])
+            # Clocks of two hosts drift apart: what was measured long ago counts less than what is a little longer now.
+            member.trip *= _AGED
             if trip < member.trip:
                 member.trip, member.offset = trip, float(value["at"]) - (float(value["echo"]) + trip / 2)
         elif value.get("say") == "done":

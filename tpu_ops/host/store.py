@@ -408,10 +408,13 @@ class Store:
     def take_intent(self, run_id: str) -> dict[str, Any] | None:
         """Return the recorded intent and remove its file; None where nobody recorded one."""
         path = self._intent_path(run_id)
+        taken = "{}.{}.taken".format(path, os.getpid())
         try:
-            with open(path, encoding="ascii") as file:
+            # Away from its place at once: another that comes meanwhile is not removed with it.
+            os.rename(path, taken)
+            with open(taken, encoding="ascii") as file:
                 data = json.load(file)
-            os.unlink(path)
+            os.unlink(taken)
         except (FileNotFoundError, ValueError):
             return None
         return data if isinstance(data, dict) else None

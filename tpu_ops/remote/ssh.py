@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from tpu_ops import files
 from tpu_ops.errors import OpsError
@@ -104,15 +104,25 @@ async def session(master: Master | None, command: Sequence[str], *, limit: int =
             yield process
 
 
+def _scratch() -> IO[bytes]:
+    """Return a file that is nowhere: in memory, as a full disk is no reason not to reach a worker."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("tpu_ops"), "w+b")
+    # Imported here: where masters are open already none is asked for.
+    import tempfile
+
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:
+        return Path(os.devnull).open("w+b")
+
+
 async def quiet(command: Sequence[str], limit: float) -> tuple[int | None, str]:
     """Run a command without input; return its exit code (None: not ended in time, and killed) and what it said.
 
     Its output goes to a file, not a pipe: a master in the background may keep it open for minutes.
     """
-    # Imported here: where masters are open already none is asked for.
-    import tempfile
-
-    with tempfile.TemporaryFile() as said:
+    with _scratch() as said:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,

@@ -310,23 +310,36 @@ def stop(state_dir: Path, run_id: str, seconds: float) -> bool:
     place = folder(state_dir, run_id)
     if not (place / "recovery.json").exists():
         return False
-    with contextlib.suppress(TimeoutError), lock(state_dir, run_id):
-        # Whoever recovered it has died, perhaps before it ended what was left of the last attempt.
-        never = not_begun(state_dir, run_id)
-        forget(state_dir, run_id)
-        return never
-    pending = read(state_dir, run_id).pending
-    try:
-        files.replace(place / "stop", "", 0o600)
-    except OSError as exc:
-        raise unwritable(place / "stop", exc) from exc
-    if pending:
-        with lock(state_dir, run_id, seconds):
-            # What was being started at that moment may be on.
-            if is_kept(state_dir, run_id):
-                pending = read(state_dir, run_id).pending
+    with _written(place):
+        with contextlib.suppress(TimeoutError), lock(state_dir, run_id):
+            # Whoever recovered it has died, perhaps before it ended what was left of the last attempt.
+            never = not_begun(state_dir, run_id)
             forget(state_dir, run_id)
+            return never
+        pending = read(state_dir, run_id).pending
+        files.replace(place / "stop", "", 0o600)
+        if pending:
+            with lock(state_dir, run_id, seconds):
+                # What was being started at that moment may be on.
+                if is_kept(state_dir, run_id):
+                    pending = read(state_dir, run_id).pending
+                forget(state_dir, run_id)
     return pending
+
+
+@contextlib.contextmanager
+def _written(place: Path) -> Iterator[None]:
+    """Say where the disk does not take it what is written in a block; that a lock is held is no such thing.
+
+    Raises:
+        OpsError: It does not.
+    """
+    try:
+        yield
+    except TimeoutError:
+        raise
+    except OSError as exc:
+        raise unwritable(place, exc) from exc
 
 
 def none_left(state_dir: Path, run_id: str, seconds: float) -> None:
@@ -334,8 +347,9 @@ def none_left(state_dir: Path, run_id: str, seconds: float) -> None:
 
     Raises:
         TimeoutError: Somebody does for longer.
+        OpsError: The disk does not let go of it.
     """
-    with lock(state_dir, run_id, seconds):
+    with _written(folder(state_dir, run_id)), lock(state_dir, run_id, seconds):
         forget(state_dir, run_id)
 
 
