@@ -92,18 +92,26 @@ def test_check_changes_nothing_and_tags_choose(fleet):
     assert not (fleet.path / "pod-w0").exists()
 
 
-@pytest.mark.parametrize(("option", "name"), [("--tags", "wirte"), ("--skip-tags", "write,wirte")])
+@pytest.mark.parametrize(("option", "name"), [("--tags", "wirte"), ("--skip-tags", "users,wirte")])
 def test_a_tag_that_no_task_has_is_refused_and_nothing_runs(fleet, option, name):
-    write(fleet, TOUCH)
     done = configure(fleet, option, name)
     assert done.returncode == 2
     assert "no task of site.yml has the tag wirte" in done.stderr
-    assert f"at:  {option} {name}\n  fix: name some of write" in done.stderr
-    assert not (fleet.path / "pod-w0").exists()
-    write(fleet, TOUCH.replace("[write]", "[always]"))
-    done = configure(fleet, option, name)
+    assert f"at:  {option} {name}\n  fix: name some of base, credentials, disks, " in done.stderr
+    assert "Gathering" not in done.stdout + done.stderr
+    done = configure(fleet, "--playbook", "users", option, name)
     assert (done.returncode, f"fix: leave out {option}: it has none" in done.stderr) == (2, True), done.stderr
-    assert not (fleet.path / "pod-w0").exists()
+
+
+def test_a_tag_may_be_of_tasks_that_the_fleets_own_playbook_includes_while_it_runs(fleet):
+    (fleet.path / "inner.yml").write_text(TOUCH.replace("    - ", "- ", 1).replace("\n      ", "\n  "))
+    include = "    - {name: Include, ansible.builtin.include_tasks: inner.yml, tags: always}\n"
+    write(fleet, include + TOUCH.replace("[write]", "[other]").replace("{{ inventory_hostname }}", "not"))
+    done = configure(fleet, "pod", "--tags", "write")
+    assert done.returncode == 0, done.stderr
+    assert "warning: no task of site.yml has the tag write, but for tasks that it includes" in done.stderr
+    assert (fleet.path / "pod-w1").exists()
+    assert not (fleet.path / "not").exists()
 
 
 def test_what_fails_is_said_once_with_its_hosts_and_reason(fleet):

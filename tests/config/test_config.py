@@ -183,7 +183,10 @@ def test_projects_that_a_shell_asks_for_in_place_of_the_files_have_a_state_of_th
         return settings(file, environ | ({"TPU_OPS_PROJECT": shell} if shell else {}), **options).state_dir
 
     assert len({state(""), state("a"), state("b"), state("a,b")}) == 4
-    assert state("a", projects=["a"]) == state("", projects=["a"]) == state("")
+    assert state("a,b") == state("b,a")
+    for same in (["a"], "a"):
+        assert state("a", projects=same) == state("", projects=same) == state("")
+    assert state("b,a", projects=["a", "b"]) == state("")
 
 
 @pytest.mark.parametrize(

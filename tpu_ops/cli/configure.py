@@ -96,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
 def _check_tags(project: playbook.Project, file: Path, chosen: Mapping[str, str]) -> None:
     """Refuse tags that no task has: Ansible would do nothing, or what was to be left out, and call that well.
 
+    Playbooks of the fleet's own may include tasks that have them while they run: of these it is a warning.
+
     Args:
         project: Where the playbook is.
         file: The playbook.
@@ -111,7 +113,9 @@ def _check_tags(project: playbook.Project, file: Path, chosen: Mapping[str, str]
             what = f"no task of {file.name} has the tag {', '.join(wrong)}"
             ways = ", ".join(sorted(known - ANY_PLAYBOOK))
             fix = f"name some of {ways}" if ways else f"leave out {option}: it has none"
-            raise UsageError(what, where=f"{option} {text}", fix=fix)
+            if not project.of_fleet:
+                raise UsageError(what, where=f"{option} {text}", fix=fix)
+            output.warning(f"{what}, but for tasks that it includes while it runs; {fix}")
 
 
 def _check_serve(fleet: Fleet, workers: Sequence[Worker]) -> None:

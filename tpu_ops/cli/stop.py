@@ -96,9 +96,9 @@ async def _end_of_all(
         with contextlib.suppress(OpsError):
             last = recovery.read(fleet.settings.state_dir, run_.run_id).attempt if again else 0
         try:
-            off = await _not_again(fleet.settings.state_dir, run_.run_id)
+            idle = await _not_again(fleet.settings.state_dir, run_.run_id)
             # Another machine that recovers it as well may have been faster.
-            off = off and await _newest(fleet, fanout, run_) <= last
+            off = idle and await _newest(fleet, fanout, run_) <= last
         except OpsError as exc:
             deaf = exc
     if off:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -80,7 +81,6 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
     published = snapshot not in ("", "api")
     private_keys = _private_keys(options)
     projects = options.names("projects", _PROJECT, _A_PROJECT, "TPU_OPS_PROJECT")
-    asked_for = projects if environ.get("TPU_OPS_PROJECT") and list(projects) != options.data.get("projects") else ()
     return Settings(
         path=folder,
         file=file,
@@ -109,7 +109,7 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         learn_host_keys=options.flag("learn_host_keys", default=True),
         state_dir=_for_ssh(files.state_root(environ), _OF_STATE)
         / "fleets"
-        / _state_name(folder if in_fleet else file, endpoint, asked_for),
+        / _state_name(folder if in_fleet else file, endpoint, _of_shell(options, projects)),
     )
 
 
@@ -309,10 +309,20 @@ def _service_account_contents(options: Options) -> Value:
     return Value(json.dumps(data), options.at(key))
 
 
+def _of_shell(options: Options, projects: Sequence[str]) -> list[str]:
+    """Return the projects where they are the environment's and others than the file's; else nothing."""
+    if not options.environ.get("TPU_OPS_PROJECT"):
+        return []
+    with contextlib.suppress(UsageError):
+        if set(options.names("projects", _PROJECT, _A_PROJECT)) == set(projects):
+            return []
+    return sorted(projects)
+
+
 def _state_name(path: Path, endpoint: str, projects: Sequence[str]) -> str:
     """Name of a fleet's state: its own for each endpoint, so that a test service and the real one never mix.
 
-    Projects that a shell asks for in place of the file's have their own too: what a command in another shell calls a
+    Projects that a shell asks for, and the file does not, have their own too: what a command in another shell calls a
     worker is not to become another project's while it is on.
     """
     digest = digests.sha256("\n".join([str(path), endpoint, *projects]).encode()).hexdigest()[:8]

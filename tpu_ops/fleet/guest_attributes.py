@@ -25,8 +25,8 @@ class Learned:
         keys: Alias -> its host keys.
         instance_names: Node's full name -> the instance names of its workers.
         reasons: Node's full name -> why its host keys are missing.
-        trusted_first: Aliases whose keys no node publishes, as far as whoever published a snapshot knows.
         unheard: Those of the nodes that may publish host keys all the same: the API did not say.
+        trusted_first: Aliases whose keys no node publishes, as far as whoever published a snapshot knows.
     """
 
     keys: dict[str, Keys] = field(default_factory=dict)

@@ -23,20 +23,30 @@ def after(store: Store, run_id: str) -> int:
     spec.discard(store.run_dir, run_id)
     store.drop_secrets()
     intent = store.take_intent(run_id)
-    chips = chips_after()
     record = store.read(run_id)
     # A supervisor that was killed before its own record was written leaves that of an earlier attempt.
-    if record is None or record["state"] in FINAL or not store.of_this_boot(record):
+    closed = record is None or record["state"] in FINAL or not store.of_this_boot(record)
+    # What is just going holds a chip until it has gone.
+    stuck = left_of(record["cgroup"]) if record is not None and not closed else []
+    chips = chips_after()
+    if record is None or closed:
         store.restore()
         if record is not None and requested_by(intent):
             note_stop_request(store, record, requested_by(intent), anyway=True)
         return 0
     with store.changing(anyway=True):
-        _close(store, store.read(run_id) or record, intent, chips)
+        _close(store, store.read(run_id) or record, intent, chips=chips, stuck=stuck)
     return 0
 
 
-def _close(store: Store, record: Dict[str, Any], intent: Dict[str, Any] | None, chips: Dict[str, Any]) -> None:
+def _close(
+    store: Store,
+    record: Dict[str, Any],
+    intent: Dict[str, Any] | None,
+    *,
+    chips: Dict[str, Any],
+    stuck: list[Dict[str, Any]],
+) -> None:
     """Close the record of a run whose supervisor is dead.
 
     Args:
@@ -44,6 +54,7 @@ def _close(store: Store, record: Dict[str, Any], intent: Dict[str, Any] | None, 
         record: The record.
         intent: Why the run was to be ended; None where it was not.
         chips: How the chips are left.
+        stuck: What is left of its processes.
     """
     result = os.environ.get("SERVICE_RESULT", "unknown")
     how = "{} {}".format(os.environ.get("EXIT_CODE", ""), os.environ.get("EXIT_STATUS", "")).strip()
@@ -51,7 +62,7 @@ def _close(store: Store, record: Dict[str, Any], intent: Dict[str, Any] | None, 
     state = "stopped" if intent or record.get("intent") else "failed"
     if state == "failed":
         record["first"] = {"rank": record["rank"], "worker": record["worker"], "cause": reason}
-    record.update(state=state, reason=reason, ended=time.time(), chips=chips, stuck=left_of(record["cgroup"]))
+    record.update(state=state, reason=reason, ended=time.time(), chips=chips, stuck=stuck)
     record["intent"] = record.get("intent") or intent
     record["stop_requested_by"] = record.get("stop_requested_by") or requested_by(intent)
     store.save(record)

@@ -64,11 +64,13 @@ class Project:
         root: Directory with ``site.yml`` and ``playbooks/``.
         config: The ansible.cfg that holds.
         inventory: The fleet's inventory.
+        of_fleet: Whether the playbooks are the fleet's own.
     """
 
     root: Path
     config: Path
     inventory: Path
+    of_fleet: bool = False
 
     def playbook(self, name: str) -> Path:
         """Return the file of a playbook.
@@ -101,7 +103,7 @@ def project_of(fleet: Path, inventory: Path) -> Project:
     tool = here / "_ansible" if (here / "_ansible").is_dir() else here.parent
     root = fleet if (fleet / "site.yml").is_file() else tool
     config = fleet / "ansible.cfg" if (fleet / "ansible.cfg").is_file() else tool / "ansible.cfg"
-    return Project(root, config, inventory)
+    return Project(root, config, inventory, of_fleet=root != tool)
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,8 @@ class Outcome:
 
 def tags_of(project: Project, playbook: Path, environ: Mapping[str, str] = os.environ) -> set[str]:
     """Return the tags that tasks of a playbook have, as Ansible lists them; none where it does not read the playbook.
+
+    Those of tasks that are included while it runs are none of them.
 
     Args:
         project: Where playbooks and roles are.
