@@ -235,6 +235,16 @@ def test_sources_with_comments_of_another_encoding_keep_them(run: Run, tmp_path:
     assert path.read_bytes() == before
 
 
+def test_the_file_of_another_role_is_left_to_it(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "sources.list.d" / "tpu_ops-deadsnakes.list"
+    path.parent.mkdir()
+    path.write_text("deb http://a.example/debian x main\n")
+    assert (
+        run(apt_mirrors, {"mirrors": {"http://a.example": "http://b.example"}, **places(tmp_path)})["changed"] is False
+    )
+    assert "a.example" in path.read_text()
+
+
 def test_a_run_that_dies_between_two_files_of_sources_is_mended_by_the_next(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ module: apt_mirrors
 short_description: Point apt's sources to mirrors
 description:
   - Replaces the beginning of addresses in C(sources.list), C(sources.list.d/*.list) and C(sources.list.d/*.sources),
-    comments left alone.
+    comments left alone. Files of roles, C(tpu_ops-*), stay as these write them.
   - Keeps in O(record) what the changed lines were. One that still is as it was left becomes again what it was as soon
     as its mirror is gone from O(mirrors) or another one.
 options:
@@ -140,6 +140,9 @@ def main() -> None:
     after_record: dict[str, Texts] = {}
     texts: dict[str, str] = {}
     for path in sorted(found for name in names for found in glob.glob(os.path.join(directory, name))):
+        if os.path.basename(path).startswith("tpu_ops-"):
+            # A role's own, which would write it back: its address is a variable.
+            continue
         before = read(path)
         plain = turned_back(before, record.get(path, []))
         after = mirrored(plain, mirrors)
