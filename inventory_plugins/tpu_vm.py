@@ -155,7 +155,8 @@ options:
     default: false
   forward_agent:
     description:
-      - Whether the ssh config that C(tpu_ops) writes forwards your ssh agent to the workers. Ansible does not.
+      - Whether the ssh config that C(tpu_ops) writes forwards your ssh agent to the workers. Ansible does not, whatever
+        your own ssh config says of all hosts; C(-A) in E(ANSIBLE_SSH_ARGS) has it do so.
     type: bool
     default: false
   user:
@@ -168,7 +169,8 @@ options:
     description:
       - Private ssh key; a relative path starts at this file. When not set, ssh offers those that exist
         of C(~/.ssh/id_ed25519), C(~/.ssh/google_compute_engine) (the one gcloud makes) and C(~/.ssh/id_rsa), and
-        C(tpu_ops create) puts the first of them on nodes.
+        C(tpu_ops create) puts the first of them on nodes. Of one that is set, ssh offers no other keys of your agent
+        besides.
         E(TPU_OPS_PRIVATE_KEY) wins over it.
     type: path
     env:
@@ -730,7 +732,8 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         """Return the hosts that these nodes come out as, with their names and variables."""
         workers = selection.of(settings, nodes)[1]
         ways = selection.ways_of(settings, nodes)
-        shared, options = self._shared(settings), ssh_files.arguments(selection.ssh_options(settings))
+        shared = self._shared(settings)
+        options = ssh_files.arguments((*selection.ssh_options(settings), ssh_files.NO_AGENT))
         choice = Choice(self, settings.file, groups.union(self.inventory.groups), frozenset(self.inventory.hosts))
         hosts: list[Host] = []
         reached: list[tuple[Worker, Way]] = []

@@ -37,6 +37,12 @@ options:
     description: Seconds that it may take.
     type: int
     required: true
+  alone:
+    description:
+      - Whether the slice is one of several of a queued resource. JAX, which hears of the others from the metadata
+        server, is then told that there are none; else it would wait for them.
+    type: bool
+    default: false
 author: [tpu_ops]
 """
 
@@ -71,15 +77,19 @@ class CannotRunError(Exception):
     """The worker cannot run the script at all."""
 
 
-def environment(program: str = PROGRAM) -> dict[str, str]:
+def environment(program: str = PROGRAM, *, alone: bool = False) -> dict[str, str]:
     """Return the variables that a training run of the calling person would start from.
+
+    Args:
+        program: The launcher's program.
+        alone: Whether the slice is one of several, and the others are no part of it.
 
     Raises:
         CannotRunError: The launcher is not there, or its configuration cannot be understood.
     """
     sys.path.insert(0, os.path.realpath(program))
     try:
-        from tpu_ops.host.environment import SYSTEM_PATH, from_files, load_config
+        from tpu_ops.host.environment import MEGASCALE, SYSTEM_PATH, from_files, load_config
         from tpu_ops.host.wire import Refused
     except ImportError as exc:
         raise CannotRunError("no launcher at {} ({}); site.yml brings it".format(program, exc)) from exc
@@ -95,6 +105,8 @@ def environment(program: str = PROGRAM) -> dict[str, str]:
     found["VIRTUAL_ENV"] = config["venv"]
     found["PATH"] = os.path.join(config["venv"], "bin") + ":" + SYSTEM_PATH
     found.update(from_host)
+    if alone:
+        found.update(dict.fromkeys(MEGASCALE, ""))
     return found
 
 
@@ -172,11 +184,12 @@ def main() -> None:
             "script": {"type": "str", "required": True},
             "asked": {"type": "dict", "required": True},
             "timeout": {"type": "int", "required": True},
+            "alone": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
     try:
-        variables = environment()
+        variables = environment(alone=module.params["alone"])
     except CannotRunError as exc:
         module.exit_json(changed=False, report={}, fault=str(exc))
     python = os.path.join(variables["VIRTUAL_ENV"], "bin", "python")

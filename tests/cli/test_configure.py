@@ -92,6 +92,19 @@ def test_check_changes_nothing_and_tags_choose(fleet):
     assert not (fleet.path / "pod-w0").exists()
 
 
+def test_the_inventory_of_other_machines_that_a_shell_exports_is_none_to_run_on(fleet, tmp_path):
+    write(fleet, TOUCH)
+    servers = tmp_path / "servers.yml"
+    servers.write_text(json.dumps({"all": {"hosts": {"db": {"ansible_connection": "local"}}}}))
+    done = configure(fleet, ANSIBLE_INVENTORY=str(servers))
+    assert done.returncode == 2, done.stderr
+    assert f"at:  {servers}, and the fleet's file is {fleet.path}/inventory/tpu_vm.yml" in done.stderr
+    assert not list(fleet.path.glob("db"))
+    own = f"{fleet.path}/inventory/tpu_vm.yml,{servers}"
+    assert configure(fleet, "pod-w0", ANSIBLE_INVENTORY=own).returncode == 0
+    assert [path.name for path in fleet.path.glob("*") if path.name in ("db", "pod-w0")] == ["pod-w0"]
+
+
 @pytest.mark.parametrize(("option", "name"), [("--tags", "wirte"), ("--skip-tags", "users,wirte")])
 def test_a_tag_that_no_task_has_is_refused_and_nothing_runs(fleet, option, name):
     done = configure(fleet, option, name)
@@ -124,6 +137,19 @@ def test_what_fails_is_said_once_with_its_hosts_and_reason(fleet):
     assert done.returncode == 1
     assert "pod-w[0-1]: failed: Refuse\n" in done.stderr
     assert done.stderr.count("has no disk") == 1
+    assert "  fix: mend it and run the same command again" in done.stderr
+
+
+def test_what_fails_is_said_though_nobody_reads_the_table(fleet):
+    write(fleet, "    - {name: Break, ansible.builtin.fail: {msg: no space here}}\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        command("pod"), env=fleet.environ(), stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+    os.close(writer)
+    assert done.returncode == 1, done.stderr
+    assert "pod-w[0-1]: failed: Break\n  no space here\n" in done.stderr
     assert "  fix: mend it and run the same command again" in done.stderr
 
 

@@ -16,6 +16,7 @@ from tests.support.commands import failed
 from tpu_ops import config
 from tpu_ops.cli.main import main
 from tpu_ops.fleet import contact, model, remaking, update
+from tpu_ops.remote import ssh as remote_ssh
 from tpu_ops.runs import records, recovery, spec
 
 POD = ("pod", "--type", "v4-16", "--zone", "us-central2-b")
@@ -389,6 +390,19 @@ def test_ssh_asks_for_what_a_master_may_not(fleet, executed, ssh, monkeypatch):
     assert fleet.api.requests(fleet.project)["ListNodes"] == 1
 
 
+@pytest.mark.usefixtures("ssh")
+def test_ssh_shows_what_a_key_waits_for(fleet, executed, tpu_ops, monkeypatch, capfd):
+    """A key that wants to be touched: no master can say so, and none is opened in time."""
+    fleet.create("pod", "v4-16")
+    monkeypatch.setenv("SSH_WAITS", "1")
+    monkeypatch.setattr(remote_ssh, "OPEN_LIMIT", 0.3)
+    assert executed("ssh", "pod-w1")[-1] == "pod-w1"
+    err = capfd.readouterr().err
+    assert "pod-w1: no ssh connection within 0 s (a key may wait for a touch or a passphrase): ssh goes on" in err
+    assert "port 22" not in err
+    assert "(a key may wait for a touch or a passphrase)\n" in tpu_ops("run", "pod-w1", "--", "true")[1]
+
+
 def test_a_worker_that_does_not_answer_is_asked_for_before_ssh_starts(fleet, tpu_ops, ssh, monkeypatch):
     fleet.create("pod", "v4-16")
     tpu_ops("refresh")
@@ -431,8 +445,22 @@ def test_a_person_whom_workers_refuse_is_told_what_decides_who_logs_in(fleet, tp
     fix = f"  fix: you log in as ada with {fleet.private_key}: see `user` and `private_key` in {fleet.file}"
     assert err.count(fix) == 1
     assert "`users_people`" in err
+    assert "with OS Login, `gcloud compute os-login ssh-keys add` and its name as `user`" in err
     monkeypatch.setenv("SSH_SAYS", "ssh: connect to host 100.64.0.1 port 22: Connection refused")
     assert "fix:" not in tpu_ops("run", "pod", "--", "true")[2]
+
+
+def test_a_person_whose_agent_has_too_many_keys_is_told_to_name_one(fleet, tpu_ops, ssh, monkeypatch):
+    fleet.create("pod", "v4-16")
+    many = "Received disconnect from 100.64.0.1 port 22:2: Too many authentication failures"
+    monkeypatch.setenv("SSH_SAYS", f"{many}\nDisconnected from 100.64.0.1 port 22")
+    code, out, err = tpu_ops("run", "pod", "--", "true")
+    told = "Too many authentication failures: more keys were offered than it takes"
+    assert (code, out) == (4, f"--- pod-w[0-1] (2 workers): {told}\n")
+    assert err.count(f"fix: name the one key that they know by `private_key` in {fleet.file} (TPU_OPS_P") == 1
+    # It is, so that the agent is one to a jump of theirs.
+    fleet.write(private_key=str(fleet.private_key))
+    assert "see `user` and `private_key`" in tpu_ops("run", "pod", "--", "true")[2]
 
 
 def test_a_node_that_is_known_as_stopped_is_asked_for_before_it_is_refused(fleet, executed, ssh, capfd):

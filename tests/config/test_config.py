@@ -139,6 +139,16 @@ def test_all_usual_private_keys_that_exist_are_offered_and_the_first_is_the_own_
     assert settings(file, environ, private_key=str(there[-1])).more_keys == ()
 
 
+def test_a_key_that_is_named_is_the_only_one_though_it_is_a_usual_one(file, environ):
+    key = Path(environ["HOME"]) / ".ssh" / "id_ed25519"
+    key.parent.mkdir(parents=True)
+    key.touch()
+    assert not settings(file, environ).only_key
+    assert not settings(file, environ | {"TPU_OPS_PRIVATE_KEY": ""}).only_key
+    assert settings(file, environ, private_key="~/.ssh/id_ed25519").only_key
+    assert settings(file, environ | {"TPU_OPS_PRIVATE_KEY": str(key)}).only_key
+
+
 def test_a_private_key_starts_at_home_or_at_the_file(file, environ):
     for path in (Path(environ["HOME"]) / "a", file.parent / "b"):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -239,6 +239,52 @@ def test_ssh_and_ansible_offer_all_keys_in_the_same_order(tmp_path):
         assert offered == [str(path) for path in keys], words
 
 
+def made_of(words: str) -> list[str]:
+    """Return what ssh makes of its arguments."""
+    return subprocess.run(["sh", "-c", f"ssh {words}"], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize(("named", "only"), [(True, "yes"), (False, "no")])
+def test_of_a_key_that_is_named_no_others_of_an_agent_are_offered_but_to_a_jump_of_the_persons_own(
+    tmp_path, monkeypatch, named, only
+):
+    monkeypatch.setattr(openssh, "home", lambda: tmp_path)
+    key = tmp_path / "id"
+    settings = SETTINGS._replace(state_dir=tmp_path, private_key=key, only_key=named, proxy_jump="bastion")
+    nodes = {worker.node.full_name: worker.node for worker in WORKERS}
+    texts = dict(selection.ssh_configs(settings, list(nodes.values())))
+    for path, text in texts.items():
+        path.write_text(text)
+    files = Files(tmp_path)
+    ansible = f"-F none -o IdentityFile={key} {ssh_files.arguments(selection.ssh_options(settings))} -G 192.0.2.1"
+    for words in (f"-F {files.ssh_config} -G {INNER.host}", ansible):
+        assert {f"identitiesonly {only}", f"identityfile {key}"} <= set(made_of(words)), words
+    for config in (files.jump_config, files.ssh_config):
+        assert "identitiesonly no" in made_of(f"-F {config} -G bastion"), config
+
+
+@pytest.mark.parametrize("forward", [False, True])
+def test_what_a_persons_config_says_of_all_hosts_forwards_no_agent(tmp_path, forward):
+    """It stands below the line that includes ours; Ansible reads it beside its arguments."""
+    settings = SETTINGS._replace(state_dir=tmp_path, forward_agent=forward)
+    text = ssh_files.ssh_config(
+        [(GATE, Ways(settings, Files(tmp_path), tmp_path, WORKERS).of(GATE))],
+        user="ada",
+        private_key=None,
+        options=selection.ssh_options(settings),
+        mux=tmp_path,
+        forward_agent=forward,
+    )
+    (tmp_path / "ssh_config").write_text(text)
+    own = tmp_path / "config"
+    own.write_text(f"{openssh.include(tmp_path / 'ssh_config')}\nHost *\n    ForwardAgent yes\n")
+    ansible = f"-F {own} {ssh_files.arguments((*selection.ssh_options(settings), ssh_files.NO_AGENT))}"
+    assert f"forwardagent {'yes' if forward else 'no'}" in made_of(f"-F {own} -G {GATE.host}")
+    assert "forwardagent yes" in made_of(f"-F {own} -G 192.0.2.1")
+    assert "forwardagent no" in made_of(f"{ansible} -G 192.0.2.1")
+    assert "forwardagent yes" in made_of(f"{ansible} -A -G 192.0.2.1")
+
+
 @pytest.mark.parametrize("options", [{}, {"proxy_jump": "bastion"}, {"forward_agent": True, "user": "Ada"}])
 def test_a_master_is_looked_for_where_ssh_has_its_socket(tmp_path, options):
     (tmp_path / "run time").mkdir()

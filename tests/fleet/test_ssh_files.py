@@ -120,6 +120,16 @@ def test_the_directory_of_control_sockets_is_short_and_plain(environ, expected):
     assert len(f"{path}/{'c' * reach.CONTROL_NAME}.{'r' * 16}") + 1 <= 108
 
 
+def test_the_runtime_directory_of_another_user_is_not_taken():
+    """As it is set behind `su`."""
+    runtime = os.environ["XDG_RUNTIME_DIR"]
+    environ = {"XDG_RUNTIME_DIR": runtime, "HOME": "/home/ada"}
+    assert str(ssh_files.mux_dir(environ, os.getuid())) == f"{runtime}/tpu_ops/mux"
+    assert str(ssh_files.mux_dir(environ, os.getuid() + 1)) == "/home/ada/.cache/tpu_ops/mux"
+    yet_to_be_made = {"XDG_RUNTIME_DIR": f"{runtime}/x"}
+    assert str(ssh_files.mux_dir(environ | yet_to_be_made, os.getuid())) == f"{runtime}/x/tpu_ops/mux"
+
+
 def test_the_directory_of_control_sockets_is_absolute_whatever_home_says(monkeypatch):
     monkeypatch.delenv("HOME")
     monkeypatch.chdir("/")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,6 +73,49 @@ def test_a_controller_that_names_no_processes_means_all_of_a_user_s(
 ) -> None:
     answer = unlock(tmp_path)
     assert (ids(answer["ended"]), answer["left"]) == ({process.pid for process in two}, [])
+
+
+#: A user id without an account, as processes of containers have them.
+NOBODY_S = next(uid for uid in range(61234, 2**16) if proc.person_name(uid) == str(uid))
+
+
+def admin(monkeypatch: pytest.MonkeyPatch, *, is_admin: bool = True) -> None:
+    """Have whoever asks be an administrator, or nobody in particular."""
+    asker = SimpleNamespace(name="ada", uid=1001, is_admin=is_admin)
+    monkeypatch.setattr(chips, "asking", lambda: asker)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="it takes root to be somebody else")
+def test_an_administrator_ends_processes_of_who_has_no_account(
+    tmp_path: Path, chip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with chip.open() as file:
+        held = subprocess.Popen(["sleep", "60"], stdin=file, user=NOBODY_S)
+    admin(monkeypatch)
+    (shown,) = chips.described(Store(str(tmp_path)), None)
+    answer = unlock(tmp_path, user=shown["user"], processes=[named(held)])
+    assert (ids(answer["ended"]), answer["left"]) == ({held.pid}, [])
+    assert held.wait() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("user", "is_admin", "why"),
+    [
+        (str(NOBODY_S), False, "ada is no administrator"),
+        ("0", True, "there is no user 0"),
+        ("nobody-at-all", True, "there is no user nobody-at-all"),
+        ("٢٠٠٠", True, "there is no user"),
+        ("9" * 30, True, "there is no user"),
+        (f"0{NOBODY_S}", True, "there is no user"),
+    ],
+)
+def test_who_is_no_user_and_no_user_id_without_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str, is_admin: bool, why: str
+) -> None:
+    monkeypatch.setattr(chips, "require_root", lambda: None)
+    admin(monkeypatch, is_admin=is_admin)
+    with pytest.raises(wire.Refused, match=why):
+        unlock(tmp_path, user=user)
 
 
 @pytest.fixture

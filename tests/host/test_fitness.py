@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.specs import good, myself
-from tpu_ops.host import child, environment, fitness, probe, proc, record, spec, supervise
+from tpu_ops.host import child, ending, environment, fitness, probe, proc, record, spec, supervise
 from tpu_ops.host.store import Store
 
 CHIPS = [f"/dev/accel{number}" for number in range(4)]
@@ -55,6 +56,36 @@ def test_what_was_overridden_before_is_no_reason_at_the_start(
         prepared()
     with pytest.raises(pytest.fail.Exception, match="it is fit"):
         prepared(force=True)
+
+
+@pytest.mark.parametrize(("chips", "stays"), [(4, False), (0, True)], ids=["with chips", "without"])
+def test_a_lockfile_that_nobody_has_locked_is_removed_before_a_start_with_chips(
+    prepared: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chips: int, stays: bool
+) -> None:
+    stale = tmp_path / "libtpu_lockfile"
+    stale.touch()
+    monkeypatch.setattr(ending, "LOCKFILES", (str(stale),))
+    with pytest.raises(pytest.fail.Exception, match="it is fit"):
+        prepared(chips=chips)
+    assert stale.exists() is stays
+
+
+def test_a_start_is_refused_where_a_lockfile_has_to_stay(
+    prepared: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "libtpu_lockfile"
+    monkeypatch.setattr(ending, "LOCKFILES", (str(kept),))
+    opener = {"pid": 7, "user": "bob", "command": "sleep"}
+    monkeypatch.setattr(proc, "holders", lambda paths=(): [opener] if paths else [])
+    with kept.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(child.NotReady) as raised:
+            prepared(chips=4)
+        with pytest.raises(pytest.fail.Exception, match="it is fit"):
+            prepared()
+    fault = "it is locked, and open in pid 7 of bob (sleep); end what has it open, or remove it as root"
+    assert str(raised.value) == f"{kept} would have libtpu give up: {fault}"
+    assert kept.exists()
 
 
 def test_a_probe_tells_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,6 +38,30 @@ def test_bytes_that_are_missing_at_the_end_are_told(tmp_path: Path, monkeypatch:
     os.close(source)
     os.close(sink)
     assert found == [(wire.DATA, 0, b"abc"), (wire.GAP, 43, b""), (wire.END, 43, b"")]
+
+
+@pytest.mark.parametrize(
+    ("since", "frames"),
+    [
+        (50.0, wire.frame(wire.GAP, 9) + wire.frame(wire.DATA, 9, b"abc")),
+        (100.0, wire.frame(wire.DATA, 9, b"abc")),
+        (150.0, wire.frame(wire.DATA, 11, b"c")),
+    ],
+)
+def test_who_asks_for_lines_before_the_oldest_that_are_kept_hears_that_some_are_gone(
+    tmp_path: Path, since: float, frames: bytes
+) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    Path(folder, f"{9:020d}.log").write_bytes(b"abc")
+    Path(folder, f"{9:020d}.index").write_text("100.000 9\n200.000 11\n")
+    rank: Any = SimpleNamespace(observe=lambda: {"state": "failed"}, aside=True)
+    with (tmp_path / "said").open("wb") as said:
+        caller = wire.Caller(said.fileno(), attended=False)
+        follow._send({"since": since, "live": False}, rank, str(folder), caller, said.fileno())
+    sent = (tmp_path / "said").read_bytes()
+    assert sent[: len(frames)] == frames
+    assert wire.FRAME.unpack_from(sent, len(frames))[:2] == (wire.END, 12)
 
 
 def test_frames_end_without_an_end_where_another_attempt_begins(

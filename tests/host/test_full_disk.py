@@ -296,7 +296,11 @@ def test_the_record_of_a_dead_supervisor_is_closed_on_a_full_disk(tmp_path: Path
     assert written(tmp_path)["state"] == "failed"
 
 
-def test_what_is_left_of_a_dead_supervisors_run_is_in_its_record(tmp_path: Path, disk: Disk) -> None:
+def test_what_is_left_of_a_dead_supervisors_run_is_in_its_record(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As where it waits inside the kernel.
+    monkeypatch.setattr(ending, "send", lambda *_: None)
     store, group, supervisor = Store(str(tmp_path)), tmp_path / "group", begun(tmp_path, disk)
     disk.full = False
     supervisor._save(state="running", cgroup=str(group))
@@ -312,7 +316,14 @@ def test_what_is_left_of_a_dead_supervisors_run_is_in_its_record(tmp_path: Path,
 def test_what_has_been_killed_has_a_moment_to_go(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "0.3"]) as going:
         (tmp_path / "cgroup.procs").write_text(f"{going.pid}\n")
-        assert ending.left_of(str(tmp_path)) == []
+        assert ending.end_left(str(tmp_path)) == []
+
+
+def test_what_a_dead_supervisor_left_running_is_ended(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as left:
+        (tmp_path / "cgroup.procs").write_text(f"{left.pid}\n")
+        assert ending.end_left(str(tmp_path)) == []
+        assert left.wait(10) == -signal.SIGKILL
 
 
 @pytest.mark.usefixtures("waits")

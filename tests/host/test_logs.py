@@ -246,6 +246,9 @@ def test_a_time_means_the_first_byte_that_may_be_of_it(tmp_path: Path, monkeypat
     found = [logs.since(str(tmp_path), moment) for moment in (0, 100, 105, 110, 111, 200, 300)]
     assert found == [0, 0, 4, 4, 10, 12, 16]
     assert logs.since(str(tmp_path / "none"), 5.0) == 0
+    # What was written before 110.5 is rotated away.
+    Path(tmp_path, f"{0:020d}.log").unlink()
+    assert [logs.since(str(tmp_path), moment) for moment in (100, 110.5, 200, 300)] == [0, 10, 12, 16]
 
 
 def test_a_segment_that_goes_while_its_end_is_looked_for_is_an_end(

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
+from jinja2.nativetypes import NativeEnvironment
 
 from tests.support.fleet import ROOT
 from tpu_ops.host.build import archive
@@ -110,9 +112,19 @@ def test_the_environment_is_that_of_the_launcher(tmp_path, monkeypatch):
     assert found["TPU_WORKER_ID"] == "1"
     assert found["PATH"].startswith("/opt/venvs/other/bin:")
     assert sorted(found) == ["HOME", "LANG", "LOGNAME", "PATH", "TPU_WORKER_ID", "USER", "VIRTUAL_ENV"]
+    alone = slice_worker.environment(str(program), alone=True)
+    none = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
+    assert alone == found | dict.fromkeys(none, "")
     variables.unlink()
     with pytest.raises(slice_worker.CannotRunError, match=str(variables)):
         slice_worker.environment(str(program))
+
+
+@pytest.mark.parametrize(("index", "alone"), [(None, False), (0, True), (3, True)])
+def test_one_slice_of_several_is_verified_alone(index, alone):
+    (play,) = yaml.safe_load((ROOT / "playbooks" / "verify.yml").read_text())
+    (started,) = (task["slice_worker"] for task in play["tasks"] if "slice_worker" in task)
+    assert NativeEnvironment().from_string(started["alone"]).render(tpu_slice_index=index) is alone
 
 
 def test_the_built_launcher_can_be_imported_from(tmp_path):

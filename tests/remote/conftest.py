@@ -23,6 +23,7 @@ case "$*" in
         echo "ssh: connect to host $last port 22: Connection refused" >&2
         exit 255
     fi
+    if rm "$PLAY/blinks-$last" 2>/dev/null; then echo "Connection closed by UNKNOWN port 65535" >&2; exit 255; fi
     exec 9>"$PLAY/signs"
     if [ -e "$PLAY/agent-for-one" ] && ! flock -n 9 || [ -e "$PLAY/agent-for-none" ]; then
         echo "sign_and_send_pubkey: signing failed for ED25519 \"k\" from agent: agent refused operation" >&2
@@ -46,6 +47,7 @@ case "$all" in
 esac
 if rm "$PLAY/stale-$1" 2>/dev/null; then echo "mux_client_request_session: read from master failed" >&2; exit 255; fi
 if [ -e "$PLAY/cut-$1" ]; then sh -c "$2" | head -c 40; echo "Connection to $1 closed by remote host." >&2; exit 255; fi
+if [ -e "$PLAY/proxy-$1" ]; then cat "$PLAY/proxy-$1" >&2; exit 255; fi
 [ ! -e "$PLAY/mute-$1" ] || exec sleep 30
 echo "noise of the login shell"
 export HOST_NAME="$1"

@@ -118,6 +118,18 @@ async def test_a_full_disk_is_no_reason_not_to_reach_a_worker(
     assert (code, said) == (3, "why\n" if memory else "")
 
 
+async def test_a_proxy_that_works_again_by_the_time_it_is_asked_what_is_wrong_is_no_failure(play: Path) -> None:
+    for host in "ab":
+        (play / f"blinks-{host}").touch()
+    (play / "proxy-b").write_text("ERROR: gcloud is not logged in\n")
+    masters = ssh.Masters(play / "config", proxied="ab")
+    await masters.ensure("a")
+    assert len(calls(play, "-f -N")) == 2
+    with pytest.raises(ssh.Unreachable, match="gcloud is not logged in"):
+        await masters.ensure("b")
+    assert len(calls(play, "-f -N")) == 3
+
+
 async def test_over_an_open_master_a_command_takes_one_ssh(play: Path) -> None:
     (play / "master-a").touch()
     fanout = Fanout(play / "config")

@@ -15,6 +15,7 @@ from tpu_ops.remote.ssh import PROXIES, Masters, Unreachable
 #: What OpenSSH 9.2 and gcloud 528 print, by what happened.
 BANNER = "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\nIT IS POSSIBLE THAT SOMEONE ...\n"
 FAILED = "Host key verification failed.\n"
+MANY = "Too many authentication failures"
 CUT = "kex_exchange_identification: Connection closed by remote host\nConnection closed by UNKNOWN port 65535\n"
 SAID = {
     "no key is known": (
@@ -46,6 +47,14 @@ SAID = {
         f"tpu@198.19.176.8: Permission denied (publickey).\n{CUT}",
         ["198.19.176.8: Permission denied"],
     ),
+    "the agent has many keys": (
+        f"Received disconnect from 34.0.1.1 port 22:2: {MANY}\nDisconnected from 34.0.1.1 port 22\n",
+        [MANY],
+    ),
+    "the agent has many keys, through a proxy": (
+        f"Received disconnect from UNKNOWN port 65535:2: {MANY}\nDisconnected from UNKNOWN port 65535\n",
+        [MANY],
+    ),
     "gcloud is not installed": (f"/bin/bash: line 1: exec: gcloud: not found\n{CUT}", ["gcloud: not found"]),
     "gcloud is not logged in": (
         f"ERROR: (gcloud.compute) You do not currently have an active account selected.\nPlease run:\n{CUT}",
@@ -63,6 +72,14 @@ def test_what_ssh_says_is_told_in_one_line(what: str) -> None:
     assert [word for word in words if word not in told] == []
     assert "\n" not in told
     assert "UNKNOWN port" not in told
+
+
+def test_workers_that_take_no_more_keys_say_the_same_and_have_refused_the_person() -> None:
+    said = [f"Received disconnect from {one} port 22:2: {MANY}\nDisconnected from {one} port 22" for one in ("a", "b")]
+    (told,) = {openssh.reason(text, 255) for text in said}
+    assert openssh.refused(told)
+    assert openssh.too_many(told)
+    assert not openssh.too_many("ada@a: Permission denied (publickey).")
 
 
 @pytest.mark.parametrize("name", ["plain", "a b", "100%", "it's", 'q"q', "back\\slash", "\\", "a#b", "%h %C", "ü"])

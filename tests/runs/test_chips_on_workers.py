@@ -137,6 +137,8 @@ def test_a_run_whose_first_thread_has_ended_is_stopped_by_sigkill_alone(bench: B
 
 
 def test_a_lockfile_that_somebody_has_locked_without_a_chip_is_told(bench: Bench) -> None:
+    # A start that came after it would be refused.
+    bench.started("sleep", "600", name="beside")
     # As libtpu does it.
     lock = 'import fcntl, os; fcntl.lockf(3, fcntl.LOCK_EX); os.execlp("sleep", "sleep", "600")'
     bench.inside(0, f"printf %s '{lock}' >/tmp/locks.py")
@@ -145,11 +147,13 @@ def test_a_lockfile_that_somebody_has_locked_without_a_chip_is_told(bench: Bench
     bench.await_(lambda: bench.inside(0, "pgrep -u bob -x sleep || true"), "the lock")
     pid = int(bench.inside(0, "pgrep -u bob -x sleep"))
     kept = f"pod-w0: /tmp/libtpu_lockfile is kept: it is locked, and open in pid {pid} of bob (sleep 600)"
-    done = bench.tpu_ops("unlock", "pod", "--yes")
-    assert (done.returncode, done.stdout, kept in done.stderr) == (1, "free: pod-w1\n", True), done.stderr
-    bench.started("sleep", "600", name="beside")
     stopped = bench.tpu_ops("stop", "beside", "--grace", "1")
     assert (stopped.returncode, kept in stopped.stderr) == (0, True), stopped.stderr
+    done = bench.tpu_ops("unlock", "pod", "--yes")
+    assert (done.returncode, done.stdout, kept in done.stderr) == (1, "free: pod-w1\n", True), done.stderr
+    refused = bench.tpu_ops("train", "pod", "--", "true")
+    gives_up = f"/tmp/libtpu_lockfile would have libtpu give up: it is locked, and open in pid {pid} of bob (sleep 600)"
+    assert (refused.returncode, gives_up in refused.stdout + refused.stderr) == (1, True), refused.stderr
     bench.inside(0, f"kill {pid}")
     done = bench.tpu_ops("unlock", "pod", "--yes")
     assert (done.returncode, "pod-w0: removed /tmp/libtpu_lockfile" in done.stderr) == (0, True), done.stderr

@@ -235,6 +235,17 @@ async def test_of_two_runs_of_one_name_that_others_started_the_one_that_is_on_is
     assert wrong.value.where == "a-w0; b-w0"
 
 
+async def test_one_run_whose_person_has_another_user_id_on_each_worker_is_one(tmp_path: Path) -> None:
+    run = [record(rank) | of(f"pod-w{rank}", "ada") for rank in range(2)]
+    for rank, known in enumerate(run):
+        known |= {"rank": rank, "workers": ["pod-w0", "pod-w1"], "person": {"uid": 2000 + rank, "name": "ada"}}
+    both = {f"pod_w{rank}": Reply("", {"record": known}) for rank, known in enumerate(run)}
+    assert (await find(tmp_path, "exp", **both)).runs == [control.RunRef("exp", ("pod-w0", "pod-w1"))]
+    run[1]["person"]["name"] = "bob"
+    with pytest.raises(UsageError, match="2 runs are called exp"):
+        await find(tmp_path, "exp", **both)
+
+
 @pytest.mark.parametrize(
     ("called", "found"),
     [

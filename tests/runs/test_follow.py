@@ -139,6 +139,66 @@ async def test_a_silent_worker_is_waited_for_while_others_go_on(monkeypatch: pyt
     assert [outcome.state for outcome in outcomes] == ["stopped"]
 
 
+class Beside(Stream):
+    """Sends frames once a condition holds."""
+
+    def __init__(self, frames: Sequence[Frame], ready: asyncio.Event) -> None:
+        super().__init__(frames)
+        self._ready = ready
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        await self._ready.wait()
+        async for frame in super().frames():
+            yield frame
+
+
+async def test_a_silent_rank_is_not_given_up_while_another_one_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
+    monkeypatch.setattr(follow, "RETRY_LIMIT", 0.05)
+    back = asyncio.Event()
+
+    class OneIsAway(Workers):
+        @contextlib.asynccontextmanager
+        async def stream(self, host: str, action: str, values: Mapping[str, Any]) -> AsyncIterator[Stream]:
+            if host == "w1":
+                yield Beside([end(state="succeeded")], back)
+                return
+            async with super().stream(host, action, values) as stream:
+                if not self._sent["w0"][1:]:
+                    back.set()
+                yield stream
+
+    lines = [Frame(DATA, 0, b"one\n"), end(4, state="succeeded")]
+    workers = OneIsAway(w0=[*([] for _ in range(30)), lines], w1=[[]])
+    outcomes, said, printed = await followed(workers, ["w0", "w1"])
+    assert [outcome.state for outcome in outcomes] == ["succeeded", "succeeded"]
+    assert printed == ["one"]
+    assert said == [
+        "rank 0 (w0) does not answer: the connection ended; trying for 0 s",
+        "rank 0 (w0) still does not answer; trying while others are followed",
+    ]
+
+
+async def test_where_none_answers_those_that_were_silent_before_are_given_up_no_sooner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
+    monkeypatch.setattr(follow, "RETRY_LIMIT", 0.5)
+    monkeypatch.setattr(follow, "ALONE_LIMIT", 0.0)
+    cut, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    class AllAway(Workers):
+        @contextlib.asynccontextmanager
+        async def stream(self, host: str, action: str, values: Mapping[str, Any]) -> AsyncIterator[Stream]:
+            yield Beside([], cut) if host == "w1" else Stream([])
+
+    loop.call_later(1.0, cut.set)
+    began = loop.time()
+    outcomes, _, _ = await followed(AllAway(w0=[[]], w1=[[]]), ["w0", "w1"])
+    assert [outcome.state for outcome in outcomes] == ["unreachable", "unreachable"]
+    assert loop.time() - began >= 1.5
+
+
 @pytest.mark.parametrize("shown", [[0], [0, 1]], ids=["one rank", "lines that wait for other ranks"])
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.ENOSPC, "No space left on device")], ids=repr)
 async def test_lines_that_nobody_takes_end_it_with_that_error(

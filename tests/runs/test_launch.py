@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -247,6 +248,21 @@ async def test_whoever_does_not_wait_until_rank_0_is_told_is_not_sure() -> None:
     workers = Workers()
     workers.slow_to_stop = True
     assert (await interrupted(workers, 1, "pod-w0", times=2)).may_be_on
+
+
+@pytest.mark.parametrize("worse", [False, True], ids=["a moment", "for longer"])
+async def test_where_this_machine_fails_rank_0_is_told_to_give_up_if_it_can_be_reached(worse: bool) -> None:
+    class Failing(Workers):
+        async def call(self, requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+            if len(self.calls) == 1 or (worse and self.calls):
+                self.calls.append((action, dict(requests)))
+                raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+            return await super().call(requests, action, **options)
+
+    workers = Failing()
+    with pytest.raises(BlockingIOError):
+        await start(workers)
+    assert workers.asked[-1] == ("stop", ["pod-w0"])
 
 
 async def test_workers_without_an_internal_address_cannot_meet() -> None:

@@ -16,13 +16,14 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support.specs import good
+from tests.support.specs import good, myself
 from tpu_ops import texts
 from tpu_ops.cli import logs as cli_logs
 from tpu_ops.cli import run as run_command
 from tpu_ops.cli import runs_output, who
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet.model import Node, Worker, workers_of
+from tpu_ops.host import environment as host_environment
 from tpu_ops.host import fitness
 from tpu_ops.host import spec as host_spec
 from tpu_ops.host.wire import Refused
@@ -80,6 +81,25 @@ def test_every_rank_is_told_its_slice() -> None:
     assert {one["slices"] for one in sent} == {2}
     assert [one["net"]["hub"] for one in sent] == ["10.0.0.0"] * 4
     assert len({host_spec.digest(one) for one in sent}) == 1
+
+
+def made_together(name: str, node_id: str, subnet: int = 0) -> list[Worker]:
+    """Return the workers of a node that a queued resource made as one slice of several."""
+    return workers_of([worker.node._replace(multislice=True) for worker in pod(2, name, node_id, subnet)[:1]])
+
+
+def test_a_run_of_one_slice_of_several_is_told_that_there_are_no_others() -> None:
+    run = spec.RunSpec("digits-1", ("true",), {"A": "1"})
+    none = dict.fromkeys(host_environment.MEGASCALE, "")
+    sent = [run.for_rank(made_together("big-0", "1"), rank, 8501 if rank else 0) for rank in range(2)]
+    assert [host_spec.check(one)["env"] for one in sent] == [{"A": "1"} | none] * 2
+    env = host_environment.build(sent[0], myself(), "", {}, "/x")
+    assert {name: env[name.encode()] for name in none} == dict.fromkeys(none, b"")
+    asked = spec.RunSpec("digits-1", ("true",), {"MEGASCALE_NUM_SLICES": "2"})
+    assert asked.for_rank(made_together("big-0", "1"), 0)["env"] == none | {"MEGASCALE_NUM_SLICES": "2"}
+    several = [*made_together("big-0", "1"), *made_together("big-1", "2", 1)]
+    for workers in (several, pod(2)):
+        assert run.for_rank(workers, 0)["env"] == {"A": "1"}
 
 
 @pytest.mark.parametrize("run_id", ["", "Upper", "a b", "../x", "-x", "x" * 80, "x\n", "a.json"])

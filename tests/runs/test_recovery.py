@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import stat
 import subprocess
@@ -13,11 +14,17 @@ from typing import Any
 
 import pytest
 
+from tests.support.specs import good, good_net, myself
 from tpu_ops.cli import recovering, train
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet.remaking import Made, Plan
+from tpu_ops.host import record, supervise
+from tpu_ops.host import spec as host_spec
+from tpu_ops.host.after import after
+from tpu_ops.host.referee import Referee
+from tpu_ops.host.store import Store
 from tpu_ops.runs import recovery, spec, sync
-from tpu_ops.runs.follow import Outcome
+from tpu_ops.runs.follow import Outcome, outcome_of
 
 VALUE = "hush-hush-hush"
 NODE = Made("projects/lab/locations/us-central2-b/nodes/pod", "1", {"accelerator_type": "v4-16"})
@@ -66,6 +73,48 @@ def test_what_became_of_the_nodes_comes_before_what_failed(
 ) -> None:
     found, said = recovery.ending(outcomes, lost)
     assert (found, why in said) == (kind, True), said
+
+
+def of_host(store: Store, number: int, **changes: Any) -> dict[str, Any]:
+    """Return the record that the host program begins for a rank of two, kept on that rank's worker."""
+    both = {"rank": number, "world_size": 2, "worker": f"pod-w{number}", "workers": ["pod-w0", "pod-w1"]}
+    data = host_spec.check(good(run_id="r1", **both, net=good_net(port=8500 if number else 0)))
+    found = record.new_record(data, myself(), os.getuid()) | changes
+    store.prepare("r1", os.getuid(), os.getgid())
+    store.write(found)
+    return found
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_supervisor_that_was_killed_or_hung_is_no_failure_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: int
+) -> None:
+    monkeypatch.setattr("tpu_ops.host.after.chips_after", lambda: {"holders": []})
+    monkeypatch.setenv("SERVICE_RESULT", "watchdog")
+    store, unheard = Store(str(tmp_path)), {"rank": victim, "worker": f"pod-w{victim}", "cause": UNHEARD["cause"]}
+    of_host(store, victim, state="running")
+    after(store, "r1")
+    own = outcome_of(victim, f"pod-w{victim}", store.read("r1"))
+    assert own.reason.startswith("the supervisor ended (watchdog")
+    other = ended(1 - victim, unheard)
+    for outcomes in ([own], [own, other], [other, own]):
+        assert recovery.ending(outcomes, {})[0] == recovery.TAKEN
+    assert recovery.ending([failed(1), ended(0), replace(own, rank=2)], {})[0] == recovery.FAILED, "it came later"
+
+
+def test_a_host_that_shuts_down_once_its_rank_has_ended_with_0_is_no_failure_of_the_command(tmp_path: Path) -> None:
+    supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
+    supervisor.record = {"stop_requested_by": ""}
+    supervisor._asked_to_end()
+    referee = Referee(["pod-w0", "pod-w1"], barrier=60, skew=300, now=0.0)
+    for number in range(2):
+        referee.ready(number)
+    referee.ended(1, 10.0, 10.0, {"code": 0}, oom=False, cause="")
+    referee.stopped(1, 20.0, 20.0, supervisor.intent or {})
+    referee.tick(30.0)
+    first = referee.take()[-1]["first"]
+    done = rank(1, "succeeded", record={"first": first})
+    assert recovery.ending([ended(0, first), done], {}) == ("taken", "rank 1 (pod-w1): host shuts down")
 
 
 GIVEN_UP = "not started: its starter heard nothing"

@@ -209,4 +209,5 @@ def test_a_supervisor_that_hangs_is_given_up_and_ended(pod: Bench, victim: int) 
         limit = (WATCHDOG if index == victim else LEASE + SETTLE) + GRACE_FAILURE
         record = ended(pod, index, name, limit)
         assert record["ended"] - at < limit + MARGIN
+        assert (record["stuck"], record["chips"]["holders"]) == ([], [])
         assert record["first"]["rank"] == victim

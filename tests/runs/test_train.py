@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -131,6 +132,20 @@ async def test_an_alarm_in_the_midst_of_a_start_forgets_nothing(
         await starting._start(fanout)  # type: ignore[arg-type]
     assert guard._begun
     assert records.read(tmp_path, "exp")
+
+
+async def test_a_machine_that_fails_in_the_midst_of_a_start_forgets_nothing_and_says_how_to_get_at_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    error = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    monkeypatch.setattr("tpu_ops.cli.train.launch.start", AsyncMock(side_effect=error))
+    starting = job(tmp_path, "--recover")
+    guard, fanout = starting.recovered(), None
+    with pytest.raises(BlockingIOError):
+        await starting._start(fanout)  # type: ignore[arg-type]
+    assert guard._begun
+    assert records.read(tmp_path, "exp")
+    assert "may be on\n  follow: tpu_ops attach exp" in capsys.readouterr().err
 
 
 async def test_the_name_of_a_run_that_is_recovered_here_is_taken(tmp_path: Path) -> None:

@@ -76,14 +76,15 @@ def run(args: argparse.Namespace) -> int:
     )
     progress.end()
     servers = [] if args.check else left_out(outcome)
-    if args.json:
-        failures = [
-            {"host": step.host, "role": step.role, "task": step.task, "message": step.message}
-            for step in outcome.failures
-        ]
-        output.as_json({"code": outcome.code, "hosts": outcome.hosts, "failures": failures})
-    elif outcome.hosts:
-        output.table([{"host": host, **counts} for host, counts in outcome.hosts.items()], COLUMNS)
+    with output.read_or_not():
+        if args.json:
+            failures = [
+                {"host": step.host, "role": step.role, "task": step.task, "message": step.message}
+                for step in outcome.failures
+            ]
+            output.as_json({"code": outcome.code, "hosts": outcome.hosts, "failures": failures})
+        elif outcome.hosts:
+            output.table([{"host": host, **counts} for host, counts in outcome.hosts.items()], COLUMNS)
     show_failures(outcome.failures)
     if servers:
         # Where mounts have failed this is why, perhaps.
@@ -354,7 +355,8 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings, then
         said = {step.host: step.message for step in outcome.failures if step.outcome == "unreachable"}
         refused = [host for host, message in said.items() if openssh.refused(message)]
         if not keys and len(refused) == len(outcome.unreachable):
-            what, fix = f"you may not log in to {texts.count(len(refused), 'host')}", contact.login_hint(settings)
+            what = f"you may not log in to {texts.count(len(refused), 'host')}"
+            fix = contact.login_hint(settings, " ".join(said[host] for host in refused))
             raise RefusedError(what, where=texts.folded(refused), fix=fix)
         away = f"`tpu_ops list` shows which nodes are READY; {then} once they answer"
         fix = "; ".join(keys) or away

@@ -40,11 +40,12 @@ def run(args: argparse.Namespace) -> int:
     found = asyncio.run(doctor.examine(contact.fanout(fleet), workers))
     waiting = unconfigured(found, settings.state_dir)
     findings = [replace(finding, faults=cli_faults.on_fleet(finding.faults, settings)) for finding in waiting]
-    if args.json:
-        output.as_json([row(finding) for finding in findings])
-    else:
-        for finding in findings:
-            show(finding)
+    with output.read_or_not():
+        if args.json:
+            output.as_json([row(finding) for finding in findings])
+        else:
+            for finding in findings:
+                show(finding)
     return exit_code(findings)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tpu_ops import config, texts
@@ -63,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     for text in warnings:
         output.warning(text)
     if not args.json:
-        _show(args, fleet, changes, source)
+        with _seen(args):
+            _show(args, fleet, changes, source)
     answers = _trust(args, settings, fleet, chosen) if chosen else []
     silent = [answer for answer in answers if answer.problem]
     if args.json:
@@ -74,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
             told |= {"compared": [host for host in fleet.compared if host not in unknown], "not_compared": unknown}
         if args.trust_first:
             told |= {"contacted": _rows(answers), "silent": {answer.worker.host: answer.problem for answer in silent}}
-        output.as_json(told)
+        with output.read_or_not():
+            output.as_json(told)
     if silent:
         raise UnreachableError(
             f"{len(silent)} of {len(answers)} workers did not answer with a host key: {silent[0].problem}",
@@ -88,6 +91,23 @@ def run(args: argparse.Namespace) -> int:
             fix="the warnings say why; run this again, or compare them on the workers' serial consoles (docs/ssh.md)",
         )
     return ExitCode.OK
+
+
+@contextlib.contextmanager
+def _seen(args: argparse.Namespace) -> Iterator[None]:
+    """Print a result that may have no reader any more; whoever is to confirm it, and cannot see it, is not asked.
+
+    Raises:
+        OpsError: It was to be confirmed.
+    """
+    asks = args.trust_first and not (args.yes or args.dry_run)
+    try:
+        with contextlib.nullcontext() if asks else output.read_or_not():
+            yield
+    except BrokenPipeError as exc:
+        output.give_up()
+        what = "what is to be confirmed has no reader, and no host key was trusted"
+        raise OpsError(what, where="standard output", fix="leave it open, or add --yes") from exc
 
 
 def _show(args: argparse.Namespace, fleet: Fleet, changes: Changes, source: str | None) -> None:
@@ -152,7 +172,8 @@ def _trust(args: argparse.Namespace, settings: Settings, fleet: Fleet, chosen: S
     answers = first_contact.ask(settings, fleet, lacking)
     found = [answer for answer in answers if not answer.problem]
     if found and not args.json:
-        output.table(_rows(found), ("worker", "type", "fingerprint"))
+        with _seen(args):
+            output.table(_rows(found), ("worker", "type", "fingerprint"))
     if not found or args.dry_run:
         return answers
     what = "this host key" if len(found) == 1 else f"these {len(found)} host keys"

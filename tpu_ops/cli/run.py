@@ -76,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     results = [found.get(host) or Result(host, None, problem=away[host], reached=False) for host in hosts]
     results = [one._replace(problem=commands.on_fleet(one.problem, fleet.settings.command)) for one in results]
     if args.json:
-        output.as_json([row(result) for result in results])
+        with output.read_or_not():
+            output.as_json([row(result) for result in results])
         if cut := [result.host for result in results if result.cut]:
             _say_cut(cut)
     else:
@@ -87,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
         stays = "; what is to keep running writes elsewhere: `... >/tmp/log 2>&1 &`"
         late = any(result.problem.startswith(LATE) for result in results)
         output.info(f"fix: give it longer with --timeout{stays if late else ''}")
-    if any(not result.reached and openssh.refused(result.problem) for result in results):
-        output.info(f"  fix: {contact.login_hint(fleet.settings)}")
+    if refused := [one.problem for one in results if not one.reached and openssh.refused(one.problem)]:
+        output.info(f"  fix: {contact.login_hint(fleet.settings, ' '.join(refused))}")
     if away:
         output.info(f"  fix: {commands.on_fleet(contact.way_back(fleet, away), fleet.settings.command)}")
     return exit_code(results, of_rank=args.exit_code == "rank")
@@ -129,12 +130,13 @@ def gathered(results: Sequence[Result]) -> list[tuple[list[str], Result]]:
 
 
 def _show(hosts: Sequence[str], total: int, result: Result, program: str) -> None:
-    if total > 1 or not result.ok:
-        count = f" ({len(hosts)} workers)" if len(hosts) > 1 else ""
-        ending = "" if result.ok else f": {result.problem or f'exit code {result.code}'}"
-        output.line(f"--- {texts.folded(hosts)}{count}{ending}")
-    if result.stdout:
-        output.as_it_is(result.stdout.decode(errors="replace").removesuffix("\n"))
+    with output.read_or_not():
+        if total > 1 or not result.ok:
+            count = f" ({len(hosts)} workers)" if len(hosts) > 1 else ""
+            ending = "" if result.ok else f": {result.problem or f'exit code {result.code}'}"
+            output.line(f"--- {texts.folded(hosts)}{count}{ending}")
+        if result.stdout:
+            output.as_it_is(result.stdout.decode(errors="replace").removesuffix("\n"))
     if said := said_by(result.stderr, program):
         output.aside(said.decode(errors="replace").removesuffix("\n"))
     if result.cut:

@@ -63,7 +63,9 @@ async def _find(fleet: Fleet, worker: Worker) -> None:
         await contact.fanout(fleet).answer(worker.host, limit=LIMIT)
     except Unreachable as exc:
         # One that asks for more than it may here, a passphrase for instance, gets it from ssh itself.
-        if not exc.answered:
+        if exc.late:
+            output.info(f"{worker.host}: {exc}: ssh goes on, and shows what it waits for")
+        elif not exc.answered:
             port = "`tpu_ops list` shows its node's state; see that port 22 is open to you there"
             fix = "" if openssh.of_host_key(str(exc)) else port
             raise UnreachableError(str(exc), where=worker.host, fix=fix) from exc

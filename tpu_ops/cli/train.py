@@ -352,13 +352,16 @@ class _Job:
                 self.guard.starts()
             self.asked = True
             await launch.start(fanout, self.spec, self.workers)
-        except (OpsError, launch.Interrupted) as exc:
+        except (OpsError, launch.Interrupted, OSError) as exc:
             # What ends it from elsewhere, as the alarm of a changed host key does, tells nothing of the run.
             self.may_be_on = self.asked and getattr(exc, "may_be_on", not isinstance(exc, UsageError))
             if self.may_be_on:
                 # What finds it, and what recovers it, is kept.
                 if self.guard:
                     self.guard.may_be_on()
+                if isinstance(exc, OSError):
+                    output.info(f"this machine failed while run {self.spec.run_id} was being started: it may be on")
+                    self._hints()
             elif before:
                 records.write(state_dir, before)
             else:

@@ -29,6 +29,8 @@ _NODE = (
     "data_disks",
     "shielded_instance_config",
 )
+#: Types whose topology in three dimensions says all (the documentation's `--type` and `--topology`).
+_TORUS = ("V4", "V5P")
 #: The same of a QueuedResource. Of its queueing policy only what counts from its creation stays.
 _QUEUED = ("spot", "guaranteed", "reservation_name")
 _RELATIVE = ("valid_until_duration", "valid_after_duration")
@@ -145,8 +147,10 @@ def _json(message: Any) -> Json:
 def _settable(node: Json) -> Json:
     """Given a node's JSON, return what a client would send; of two ways to say the same thing, one."""
     kept = {key: node[key] for key in _NODE if key in node}
-    if "accelerator_type" in kept:
-        kept.pop("accelerator_config", None)
+    # Of a type that is a torus, whoever chose a topology is to have it again; the config of others leaves things open.
+    if {"accelerator_type", "accelerator_config"} <= kept.keys():
+        torus = kept["accelerator_config"].get("type_") in _TORUS
+        kept.pop("accelerator_type" if torus else "accelerator_config")
     if len(kept.get("network_configs", ())) > 1:
         kept.pop("network_config", None)
     elif "network_config" in kept:

@@ -93,6 +93,7 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         user=_user(options),
         private_key=private_keys[0] if private_keys else None,
         more_keys=tuple(private_keys[1:]),
+        only_key=bool(options.text("private_key", "TPU_OPS_PRIVATE_KEY").value),
         auth=_auth(options, needed=not (endpoint or published)),
         strict_permissions=options.flag("strict_permissions", default=False),
         snapshot=snapshot,

@@ -127,6 +127,7 @@ class Settings(NamedTuple):
         user: Login name on the workers.
         private_key: The person's private key, or None where the ssh client should find one by itself.
         more_keys: Further keys that ssh offers, where none was named.
+        only_key: Whether the private key was named, so that ssh offers no others of an agent.
         state_dir: Where this fleet's snapshot, ssh config and known_hosts are kept. A file that is not a fleet
             directory's `inventory/tpu_vm.yml` has a state of its own.
         auth: Credentials for the real service.
@@ -153,6 +154,7 @@ class Settings(NamedTuple):
     private_key: Path | None
     state_dir: Path
     more_keys: tuple[Path, ...] = ()
+    only_key: bool = False
     auth: Auth = Auth()
     strict_permissions: bool = False
     snapshot: str = ""

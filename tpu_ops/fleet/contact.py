@@ -14,7 +14,7 @@ from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of, until_ready
 from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.log import Log
-from tpu_ops.remote import direct
+from tpu_ops.remote import direct, openssh
 from tpu_ops.remote.mux_protocol import Master
 from tpu_ops.remote.replies import Result
 
@@ -91,13 +91,25 @@ def find(settings: Settings, target: str) -> tuple[Fleet, list[Worker]]:
     return fleet, targets.select(fleet.workers, target, settings.states, fleet.listed)
 
 
-def login_hint(settings: Settings) -> str:
-    """Return what to do where workers refuse the person who logs in."""
+def login_hint(settings: Settings, said: str = "") -> str:
+    """Return what to do where workers refuse the person who logs in.
+
+    Args:
+        settings: Of the fleet.
+        said: By ssh, of any of them.
+    """
+    if openssh.too_many(said) and not settings.only_key:
+        return (
+            "name the one key that they know by `private_key` in "
+            f"{settings.file} (TPU_OPS_PRIVATE_KEY): your agent's others are offered before it, and not any more then"
+        )
     keys = [str(path) for path in (settings.private_key, *settings.more_keys) if path]
     key = f"with {', '.join(keys) or 'the keys that ssh finds'}"
     return (
         f"you log in as {settings.user} {key}: see `user` and `private_key` in {settings.file} (TPU_OPS_USER, "
-        "TPU_OPS_PRIVATE_KEY); whoever configures the workers adds a key to `users_people` (docs/members.md)"
+        "TPU_OPS_PRIVATE_KEY); whoever configures the workers adds a key to `users_people` (docs/members.md); with OS "
+        "Login, `gcloud compute os-login ssh-keys add` and its name as `user`, or enable-oslogin=FALSE in the node's "
+        "metadata (docs/ssh.md)"
     )
 
 

@@ -33,7 +33,10 @@ def mux_dir() -> Path:
 
 def ssh_options(settings: Settings) -> tuple[tuple[str, str], ...]:
     """Return the ssh options that all workers of the fleet share, besides the person's name and (first) key."""
-    more = (("IdentityFile", openssh.quoted(path)) for path in settings.more_keys)
+    more = [("IdentityFile", openssh.quoted(path)) for path in settings.more_keys]
+    if settings.only_key:
+        # A worker ends a connection after a handful of keys, and those of an agent would be offered first.
+        more.append(("IdentitiesOnly", "yes"))
     return (*more, *ssh_files.common_options(Files(settings.state_dir).known_hosts))
 
 

@@ -36,9 +36,20 @@ _PLAIN = re.compile(r"[A-Za-z0-9/._@+=:, -]+")
 
 def mux_dir(environ: Mapping[str, str], uid: int) -> Path:
     """Given the environment and the user id, return the directory of the control sockets; makes nothing."""
-    path = Path(environ.get("XDG_RUNTIME_DIR") or _cache(environ), "tpu_ops", "mux")
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    path = Path(runtime if runtime and _is_own(runtime, uid) else _cache(environ), "tpu_ops", "mux")
     fits = path.is_absolute() and len(os.fsencode(path)) <= _LONGEST_MUX_DIR and _PLAIN.fullmatch(str(path))
     return path if fits else Path(f"/tmp/tpu_ops-{uid}")  # noqa: S108 - make_mux_dir and openssh.guard look whose it is
+
+
+def _is_own(directory: str, uid: int) -> bool:
+    """Return whether a directory is this user's or is yet to be made; behind `su` it is that of whoever called it."""
+    try:
+        return Path(directory).stat().st_uid == uid
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
 
 
 def _cache(environ: Mapping[str, str]) -> Path:
@@ -85,6 +96,10 @@ def common_options(known_hosts: Path) -> tuple[tuple[str, str], ...]:
         # The default key exchange of OpenSSH 9 costs ten times the processor time of this one.
         ("KexAlgorithms", "^curve25519-sha256"),
     )
+
+
+#: For Ansible, whatever the person's own config says of all hosts; `-A` of theirs wins over it.
+NO_AGENT = ("ForwardAgent", "no")
 
 
 def own_options(worker: Worker, way: Way) -> tuple[tuple[str, str], ...]:
@@ -139,7 +154,6 @@ def ssh_config(
         lines += ["", "Host " + " ".join(worker.host for worker, _ in ways), f"    User {user}"]
         if private_key is not None:
             lines.append(f"    IdentityFile {openssh.quoted(private_key)}")
-        if forward_agent:
-            lines.append("    ForwardAgent yes")
+        lines.append(f"    ForwardAgent {'yes' if forward_agent else 'no'}")
         lines += [f"    {key} {value}" for key, value in options]
     return "\n".join(lines) + "\n"

@@ -6,7 +6,7 @@ import os
 import time
 
 from . import TYPE_CHECKING, spec
-from .ending import chips_after, left_of
+from .ending import chips_after, end_left
 from .record import note_stop_request, requested_by
 from .store import FINAL, Store
 
@@ -27,7 +27,7 @@ def after(store: Store, run_id: str) -> int:
     # A supervisor that was killed before its own record was written leaves that of an earlier attempt.
     closed = record is None or record["state"] in FINAL or not store.of_this_boot(record)
     # What is just going holds a chip until it has gone.
-    stuck = left_of(record["cgroup"]) if record is not None and not closed else []
+    stuck = end_left(record["cgroup"]) if record is not None and not closed else []
     chips = chips_after()
     if record is None or closed:
         store.restore()

@@ -22,6 +22,8 @@ MAX_GRACE = 600.0
 #: Seconds that SIGKILL is given.
 _KILL_LIMIT = 5.0
 _POLL = 0.05
+#: What a user id has at most.
+_UID_DIGITS = 10
 
 
 def holders(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
@@ -48,9 +50,10 @@ def described(store: Store, holder: Dict[str, Any] | None) -> list[Dict[str, Any
 def unlock(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any]:
     """End processes that hold chips and belong to no run, then remove libtpu's lockfiles where nobody holds a chip.
 
-    Request: ``user`` (whose processes; default those of the person who asks; others only for an administrator),
-    ``grace`` (seconds between SIGTERM and SIGKILL), ``processes`` (``[pid, start]`` each: these alone; without it, as
-    older controllers ask, all of that user). Processes of a run are never touched: that is ended by `stop`.
+    Request: ``user`` (whose processes; default those of the person who asks; others only for an administrator, and by
+    their user id where they have no account), ``grace`` (seconds between SIGTERM and SIGKILL), ``processes``
+    (``[pid, start]`` each: these alone; without it, as older controllers ask, all of that user). Processes of a run are
+    never touched: that is ended by `stop`.
 
     Returns:
         ``ended`` and ``left`` (as `described`), and ``chips`` as `chips_after`.
@@ -104,4 +107,7 @@ def _allowed(person: Person, user: str) -> int:
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
+        # As `proc.person_name` calls who has no account, a process of a container for example.
+        if user.isascii() and user.isdecimal() and len(user) <= _UID_DIGITS and proc.person_name(int(user)) == user:
+            return int(user)
         raise Refused("missing", "there is no user {} on this host".format(user)) from None

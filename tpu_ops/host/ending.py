@@ -68,10 +68,11 @@ def end_tree(cgroup: str, grace: float, pause: Callable[[float], None]) -> list[
     return _told(left)
 
 
-def left_of(cgroup: str) -> list[Dict[str, Any]]:
-    """Return the processes of a control group but this one, once systemd has done what it does to end them.
+def end_left(cgroup: str) -> list[Dict[str, Any]]:
+    """End the processes of a control group but this one, whose supervisor is dead; return those that do not go.
 
-    What it has killed may take a moment to go, which is waited for.
+    systemd has done so already, but where its watchdog has ended the supervisor: then it does so later. What has been
+    killed may take a moment to go, which is waited for.
 
     Args:
         cgroup: Directory of the group, which may be gone.
@@ -79,6 +80,7 @@ def left_of(cgroup: str) -> list[Dict[str, Any]]:
     Returns:
         As `end_tree`.
     """
+    send(others(cgroup), signal.SIGKILL)
     deadline = time.monotonic() + GONE_LIMIT
     while others(cgroup) and time.monotonic() < deadline:
         time.sleep(_POLL)

@@ -83,11 +83,16 @@ def read(directory: str, offset: int, limit: int = _CHUNK) -> tuple[int, bytes]:
 
 
 def since(directory: str, moment: float) -> int:
-    """Return the offset of the first byte that may have been written at or after a time (seconds since 1970)."""
+    """Return the offset of the first byte that may have been written at or after a time (seconds since 1970).
+
+    Of a time before all that is kept it is 0, so that a reader hears of what is no longer there.
+    """
     offset, latest = 0, float("-inf")
     for start, path in segments(directory):
         for when, at in _index(path) or [(latest, start)]:
             # What stands between two entries was written within the time of one after the first.
+            if when > moment and latest == float("-inf"):
+                return 0
             if when >= moment:
                 return at if moment > latest + _INDEX_EVERY else offset
             offset, latest = at, when

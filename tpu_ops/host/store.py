@@ -9,6 +9,7 @@ import re
 import time
 
 from . import TYPE_CHECKING, private, proc
+from .intents import BESIDE, Intents
 from .person import Person
 from .spec import RUN_ID, encode
 
@@ -27,8 +28,9 @@ KEPT_RUNS = 50
 #: What logs of ended runs may take together, in bytes: two runs that were started again and wrote all they may, and
 #: less than a tenth of a TPU VM's boot disk.
 KEPT_BYTES = 8 * 1024 * 1024 * 1024
-#: What a record is written to first, beside it: a process that is killed meanwhile leaves it.
-_UNFINISHED = re.compile(r"record\.json\.[0-9]+")
+#: What stands beside a record and goes with its run: an intent, and what either is written to first, which a process
+#: that is killed meanwhile leaves.
+_BESIDE_RECORD = re.compile(r"record\.json\.[0-9]+|{}(\.[0-9]+(\.taken)?)?".format(re.escape(BESIDE)))
 #: States that a record never leaves.
 FINAL = ("succeeded", "failed", "stopped", "refused", "lost")
 
@@ -45,6 +47,9 @@ class Store:
         self.run_dir = os.path.join(root, "run/tpu_ops")
         self.runs_dir = os.path.join(root, "var/lib/tpu_ops/runs")
         self.secrets_dir = os.path.join(root, "run", SECRETS)
+        self._intents = Intents(self.run_dir, self.runs_dir)
+        #: Records why a run is about to be ended, and gives that: as of `Intents`.
+        self.put_intent, self.take_intent = self._intents.put, self._intents.take
 
     def directory(self, run_id: str) -> str:
         """Return the directory of a run."""
@@ -168,7 +173,7 @@ class Store:
             if os.path.isdir(self.files(run_id)):
                 os.rmdir(self.files(run_id))
             # The record last, and only where all else has gone: while it is there, this is done again.
-            for name in filter(_UNFINISHED.fullmatch, os.listdir(self.directory(run_id))):
+            for name in filter(_BESIDE_RECORD.fullmatch, os.listdir(self.directory(run_id))):
                 _remove(os.path.join(self.directory(run_id), name))
             if set(os.listdir(self.directory(run_id))) <= {"record.json"}:
                 for path in self._records(run_id):
@@ -387,40 +392,6 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.secrets_dir):
                 os.unlink(os.path.join(self.secrets_dir, name))
-
-    # --- intent: why a run is being ended, written before anything is signalled -----------------------------
-
-    def put_intent(self, run_id: str, intent: dict[str, Any]) -> None:
-        """Record why a run is about to be ended; the first intent stays, but for one that a person asks for."""
-        path = self._intent_path(run_id)
-        private.directory(self.run_dir, "intents")
-        temporary = "{}.{}".format(path, os.getpid())
-        with open(temporary, "w", encoding="ascii") as file:
-            json.dump(intent, file)
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            if intent.get("requested"):
-                os.replace(temporary, path)
-                return
-        os.unlink(temporary)
-
-    def take_intent(self, run_id: str) -> dict[str, Any] | None:
-        """Return the recorded intent and remove its file; None where nobody recorded one."""
-        path = self._intent_path(run_id)
-        taken = "{}.{}.taken".format(path, os.getpid())
-        try:
-            # Away from its place at once: another that comes meanwhile is not removed with it.
-            os.rename(path, taken)
-            with open(taken, encoding="ascii") as file:
-                data = json.load(file)
-            os.unlink(taken)
-        except (FileNotFoundError, ValueError):
-            return None
-        return data if isinstance(data, dict) else None
-
-    def _intent_path(self, run_id: str) -> str:
-        return os.path.join(self.run_dir, "intents", run_id + ".json")
 
 
 def _attempt(record: dict[str, Any] | None) -> int:

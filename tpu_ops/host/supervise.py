@@ -89,7 +89,8 @@ class Supervisor:
             self._save(reason=problem)
             self.link = Peer(team(data, self.record["spec_digest"]), self._waker(), problem)
         self.link.start()
-        unit.notify("READY=1\nSTATUS=run {} of {}".format(self.run_id, self.record["person"]["name"]))
+        said = "READY=1\nSTATUS=run {} of {}".format(self.run_id, self.record["person"]["name"])
+        unit.notify(said, limit=unit.START_LIMIT)
         if not self._may_go():
             self._refused()
             return 1
@@ -140,6 +141,8 @@ class Supervisor:
         faults = fitness.faults(facts, data["chips"], force=data["force"])
         if faults:
             raise NotReady("; ".join(fault["problem"] for fault in faults[:_SHOWN]))
+        if data["chips"]:
+            self._clear_lockfiles()
         venv = facts["venv"]["path"]
         from_host = environment.from_files(config["environment_files"])
         from_host.update(self.store.put_secrets(data["secrets"], person))
@@ -153,6 +156,17 @@ class Supervisor:
             os.close(output)
         self.record.update(pid=self.child.pid, venv=venv, cwd=cwd)
         return Logger(source, self.store.logs(self.run_id)), env
+
+    @staticmethod
+    def _clear_lockfiles() -> None:
+        """Remove what earlier processes have left of libtpu's lockfiles: with one of another user there it gives up.
+
+        Raises:
+            NotReady: One has to stay.
+        """
+        text = "{} would have libtpu give up: {}; end what has it open, or remove it as root"
+        for path, fault in chips_after()["lockfile_faults"].items():
+            raise NotReady(text.format(path, fault))
 
     def _linked(self, data: Dict[str, Any], config: Dict[str, Any], env: Dict[bytes, bytes]) -> Link:
         """Return what ties this rank to the others; rank 0 has its ports then."""

@@ -42,6 +42,8 @@ def properties(program: str, run_id: str, grace: float) -> list[str]:
         "OOMScoreAdjust=-900",
         "NotifyAccess=main",
         "WatchdogSec={}".format(WATCHDOG),
+        # By default SIGABRT, which may leave a core with the run's key and its secrets.
+        "WatchdogSignal=SIGKILL",
         "TimeoutStartSec={}".format(START_LIMIT),
         "TimeoutStopSec={:.0f}".format(grace + STOP_MARGIN),
         "After=network-online.target",
@@ -88,8 +90,14 @@ def call(command: list[str], limit: float) -> tuple[int, str]:
     return done.returncode, done.stdout.decode("utf-8", "replace").strip()
 
 
-def notify(text: str) -> None:
-    """Tell systemd something (READY=1, WATCHDOG=1, STATUS=...); nothing happens where nobody listens."""
+def notify(text: str, limit: float = 0.0) -> None:
+    """Tell systemd something (READY=1, WATCHDOG=1, STATUS=...); nothing happens where nobody listens.
+
+    Args:
+        text: What to tell.
+        limit: How long to wait where systemd does not read what it has been told, in seconds; what is told but once
+            needs some, anything else is told again soon.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -98,6 +106,7 @@ def notify(text: str) -> None:
     import socket
 
     sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-    # A message that is not heard is sent again soon.
     with sender, contextlib.suppress(OSError):
+        # Without it a systemd that does not read would hold up every order of the run.
+        sender.settimeout(limit)
         sender.sendto(text.encode("utf-8"), address)

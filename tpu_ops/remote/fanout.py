@@ -201,7 +201,8 @@ class Fanout:
             else:
                 return
         note = news.notes.get(host)
-        raise Unreachable(f"{problem}; {note}" if note else str(problem), answered=problem.answered)
+        text = f"{problem}; {note}" if note else str(problem)
+        raise Unreachable(text, answered=problem.answered, late=problem.late)
 
     def _session(self, host: str) -> asyncio.Semaphore:
         return self._sessions.setdefault(host, asyncio.Semaphore(SESSIONS))

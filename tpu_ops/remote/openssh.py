@@ -29,6 +29,10 @@ _HOST_KEY = r"[Hh]ost key (?:is known )?for (\S+) (has changed|and you have requ
 _UNSIGNED = r"signing failed.*: (agent refused operation|communication with agent failed)"
 
 
+#: How sshd ends a connection on which as many keys were offered as it takes: six, where nobody has changed that.
+_TOO_MANY = "Too many authentication failures"
+
+
 def home() -> Path:
     """Return the home directory that OpenSSH looks into: the one of the password file, whatever HOME says.
 
@@ -188,6 +192,9 @@ def reason(stderr: str, code: int | None) -> str:
     telling = [line for line in lines if not line.startswith(_OF_A_PROXY)] or lines
     gcloud = [line for line in telling if line.startswith("ERROR: ")]
     told = (gcloud or telling[-1:] or [f"ssh ended with {code}"])[0]
+    if too_many(stderr):
+        # Whose address it is stands before these words: workers with one fault are one.
+        return f"{_TOO_MANY}: more keys were offered than it takes"
     if agent := re.search(_UNSIGNED, stderr):
         return f"the agent that holds the key would not sign ({agent[1]}): unlock it; `ssh-add -l` lists its keys"
     return told
@@ -232,4 +239,9 @@ def unsigned(stderr: str) -> bool:
 
 def refused(stderr: str) -> bool:
     """Given what ssh said, return whether the worker answered with its own host key and refused the person."""
-    return "Permission denied (" in stderr or "Too many authentication failures" in stderr
+    return "Permission denied (" in stderr or too_many(stderr)
+
+
+def too_many(stderr: str) -> bool:
+    """Given what ssh said, return whether the person's own key was not reached among those that were offered."""
+    return _TOO_MANY in stderr

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import tpu_ops
 from tpu_ops.errors import UsageError
+from tpu_ops.remote import exported
 
 #: Seconds between two looks whether the person wants the run to end.
 _TICK = 0.2
@@ -218,7 +219,11 @@ def run(
         options: Further options of ansible-playbook, such as ``--check``.
         told: Called for each step as it ends, in this thread.
         environ: What Ansible's environment is made of.
+
+    Raises:
+        UsageError: The inventories that it names are those of other machines.
     """
+    inventories = exported.inventories(project.inventory, environ)
     # Imported here: ansible-runner takes a third of a second.
     from ansible_runner.interface import run_async
 
@@ -240,8 +245,9 @@ def run(
             project_dir=str(project.root),
             playbook=str(playbook),
             limit=f"@{private / 'limit'}" if hosts else None,
-            inventory=None if environ.get("ANSIBLE_INVENTORY") else str(project.inventory),
-            envvars=_ansible(project, environ),
+            inventory=None if inventories else str(project.inventory),
+            # Whole paths: Ansible itself starts in the directory of the playbooks.
+            envvars=_ansible(project, environ) | ({exported.VARIABLE: ",".join(inventories)} if inventories else {}),
             cmdline=shlex.join(options) or None,
             quiet=True,
             suppress_env_files=True,

@@ -46,11 +46,12 @@ class Unreachable(Exception):
 
     Attributes:
         answered: Whether the worker itself answered and refused this person: then its address is right.
+        late: Whether the time was over first. A key may have waited for what only a terminal shows.
     """
 
-    def __init__(self, problem: str, *, answered: bool = False) -> None:
+    def __init__(self, problem: str, *, answered: bool = False, late: bool = False) -> None:
         super().__init__(problem)
-        self.answered = answered
+        self.answered, self.late = answered, late
 
 
 class Unsigned(Unreachable):
@@ -347,11 +348,15 @@ class Masters:
                 await self._open(host)
 
     async def _open(self, host: str) -> None:
-        code, said = await quiet(openssh.open_master(self._config, host), OPEN_LIMIT)
-        if code is None:
-            raise Unreachable(f"no ssh connection within {OPEN_LIMIT:.0f} s")
+        command = openssh.open_master(self._config, host)
+        code, said = await quiet(command, OPEN_LIMIT)
         if code and host in self._proxied and openssh.unexplained(said):
-            said = (await quiet(openssh.attempt(self._config, host), OPEN_LIMIT))[1] or said
+            reached, more = await quiet(openssh.attempt(self._config, host), OPEN_LIMIT)
+            # Where that connects, what kept the proxy from it was over in a moment.
+            code, said = await quiet(command, OPEN_LIMIT) if reached == 0 else (code, more or said)
+        if code is None:
+            waits = "a key may wait for a touch or a passphrase"
+            raise Unreachable(f"no ssh connection within {OPEN_LIMIT:.0f} s ({waits})", late=True)
         if code:
             kind = Unsigned if openssh.unsigned(said) else Unreachable
             raise kind(openssh.reason(said, code), answered=openssh.refused(said))

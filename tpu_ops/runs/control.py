@@ -219,7 +219,8 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
     found: dict[object, dict[str, Mapping[str, Any]]] = {}
     for host, reply in replies.items():
         if record := reply.value.get("record") if reply.ok else None:
-            found.setdefault((*sorted(record["workers"]), record["person"]["uid"]), {})[host] = record
+            # Not the user id: each worker may give the same person another one.
+            found.setdefault((*sorted(record["workers"]), record["person"]["name"]), {})[host] = record
     if found:
         return RunRef(run_id, _all_of(_one_of(run_id, list(found.values()))))
     silent = [reply for reply in replies.values() if not reply.ok]

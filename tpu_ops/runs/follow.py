@@ -17,7 +17,8 @@ from tpu_ops.remote.stream import Broken
 from tpu_ops.runs.fold import Fold
 from tpu_ops.runs.lines import Lines
 
-#: Seconds between two attempts to reach a worker again, and after which it is given up.
+#: Seconds between two attempts to reach a worker again, and after which it is given up where none answers. While another
+#: is followed the run is on, and none is given up.
 RETRY_EVERY = 2.0
 RETRY_LIMIT = 120.0
 #: A connection that held this long makes the next break a new one, in seconds.
@@ -131,6 +132,7 @@ class _Place:
     notes: int = 0
     lines: Lines = field(default_factory=Lines)
     lost_at: float | None = None
+    patient: bool = False
     reached_at: float | None = None
 
 
@@ -182,6 +184,8 @@ class Follower:
         self._attempts: set[int] = set()
         self._ended: set[int] = set()
         self._silent: set[int] = set()
+        #: Since when none of those that have not ended has answered.
+        self._alone_at: float | None = None
 
     @property
     def silent(self) -> bool:
@@ -223,7 +227,9 @@ class Follower:
     async def _rank(self, rank: int) -> Outcome:
         self._ended.discard(rank)
         outcome = await self._follow(rank)
-        self._ended.add(rank)
+        # One that was given up may be on.
+        if outcome.state != "unreachable":
+            self._ended.add(rank)
         return outcome
 
     async def _follow(self, rank: int) -> Outcome:
@@ -236,22 +242,43 @@ class Follower:
                 continue
             except (Broken, Unreachable) as exc:
                 problem = str(exc)
-            waits = (self._live or self._data) and not self._taken(place.host)
+            waits = (self._live or self._data is not None) and not self._taken(place.host)
             now, limit = loop.time(), RETRY_LIMIT if waits else ALONE_LIMIT
             held = place.reached_at is not None and now - place.reached_at > HELD
             if place.lost_at is None or held:
-                place.lost_at = now
+                place.lost_at, place.patient = now, False
                 self._say(f"rank {rank} ({place.host}) does not answer: {problem}; trying for {limit:.0f} s")
             place.reached_at = None
             self._silent.add(rank)
             self._on()
-            over = self._ended and len(self._ended | self._silent) == len(self._hosts)
-            if now - place.lost_at > (ALONE_LIMIT if over else limit):
+            if self._is_given_up(place.lost_at, now, waits=waits):
                 state = "gone" if self._taken(place.host) else "unreachable"
                 why = short(problem)
                 return Outcome(rank, place.host, state, reason=f"lost contact: {why}" if why == problem else why)
+            if now - place.lost_at > limit and not place.patient:
+                place.patient = True
+                self._say(f"rank {rank} ({place.host}) still does not answer; trying while others are followed")
             await self._fanout.masters.drop(place.host)
             await asyncio.sleep(RETRY_EVERY)
+
+    def _is_given_up(self, lost_at: float, now: float, *, waits: bool) -> bool:
+        """Return whether a silent rank is tried no longer.
+
+        Args:
+            lost_at: Since when it does not answer, in the event loop's time.
+            now: The time.
+            waits: Whether it may come back, and is waited for.
+        """
+        if not waits:
+            return now - lost_at > ALONE_LIMIT
+        if len(self._ended | self._silent) < len(self._hosts):
+            self._alone_at = None
+            return False
+        if self._ended:
+            return now - lost_at > ALONE_LIMIT
+        if self._alone_at is None:
+            self._alone_at = now
+        return now - max(lost_at, self._alone_at) > RETRY_LIMIT
 
     async def _follow_once(self, place: _Place) -> Outcome | None:
         """Follow one rank over one connection; return None where it has to be asked for from its beginning.
@@ -261,7 +288,7 @@ class Follower:
         """
         async with self._fanout.stream(place.host, "follow", self._request(place)) as stream:
             reply = await stream.answer()
-            if reply.kind == "unreachable":
+            if reply.kind in {"unreachable", "timeout"}:
                 raise Broken(reply.problem)
             if not reply.ok:
                 return without_record(place.rank, reply._replace(host=place.host))

@@ -67,6 +67,7 @@ async def start(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> Non
         NotStarted: A worker refused or did not answer; the command was executed nowhere.
         UsageError: The workers cannot reach each other.
         Interrupted: It was cancelled.
+        OSError: This machine failed, as where it has no more processes; the command may have been executed.
     """
     if len(workers) > 1 and (bare := [worker.host for worker in workers if not worker.internal_ip]):
         what = f"the API lists no internal address of {bare[0]}"
@@ -84,6 +85,11 @@ async def start(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> Non
         with contextlib.suppress(asyncio.CancelledError):
             deaf = bool(await _give_up(fanout, spec, workers[0].host, "its start was interrupted"))
         raise Interrupted(may_be_on=all_asked and deaf) from None
+    except OSError:
+        # This machine can no more, as where it may start no further ssh; whom it still reaches is not left waiting.
+        with contextlib.suppress(OSError):
+            await _give_up(fanout, spec, workers[0].host, "its starter failed")
+        raise
 
 
 def _leaders(workers: Sequence[Worker]) -> list[int]:

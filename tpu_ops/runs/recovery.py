@@ -31,8 +31,9 @@ SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"
 
 #: States of a rank of which nothing is known, whose host went down under it, or whose starter died.
 _GONE = (*UNKNOWN, "gone", "lost", "refused")
-#: How the workers' word for a rank begins that the others no longer heard; its command has not failed.
-_UNHEARD = "lost contact"
+#: How the workers' word begins for a rank whose host has failed, and not its command: the others no longer heard it,
+#: its supervisor was killed or hung, or its host went down once its command had ended with 0.
+_HOST_FAILED = ("lost contact", "the supervisor ended", "host shuts down")
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, s
             return TAKEN, f"{outcome.host}: {outcome.reason or outcome.state}"
     if first is None:
         return FAILED, "its ranks did not end as one"
-    kind = TAKEN if first.cause.startswith(_UNHEARD) else FAILED
+    kind = TAKEN if first.cause.startswith(_HOST_FAILED) else FAILED
     return kind, f"rank {first.rank} ({first.host}): {first.cause}"
 
 

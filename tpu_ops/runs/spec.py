@@ -38,6 +38,8 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Most that the value of a secret may have, in bytes.
 MAX_SECRET = 64 * 1024
 _HOW = "write NAME, whose value this shell has exported, or NAME=FILE; a value has no place on a command line"
+#: Variables by which the slices of a run find each other.
+MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
 #: Variables by which the processes of a run find each other: JAX believes them before it looks for itself.
 RENDEZVOUS = (
     "JAX_COORDINATOR_ADDRESS",
@@ -46,9 +48,7 @@ RENDEZVOUS = (
     "TPU_WORKER_ID",
     "CLOUD_TPU_TASK_ID",
     "TPU_PROCESS_ADDRESSES",
-    "MEGASCALE_COORDINATOR_ADDRESS",
-    "MEGASCALE_NUM_SLICES",
-    "MEGASCALE_SLICE_ID",
+    *MEGASCALE,
     "MASTER_ADDR",
 )
 #: Variables that the host program sets for every rank.
@@ -157,7 +157,7 @@ class RunSpec:
             "worker": worker.host,
             "workers": [other.host for other in workers],
             "argv": list(self.argv),
-            "env": dict(self.env),
+            "env": {**_without_others(worker, len(slices)), **self.env},
             "secrets": dict(self.secrets),
             "user": self.user,
             "cwd": self.cwd,
@@ -173,6 +173,15 @@ class RunSpec:
             "code_digest": self.code_digest,
             "started_from": f"{_user()}@{socket.gethostname()}",
         }
+
+
+def _without_others(worker: Worker, slices: int) -> dict[str, str]:
+    """Return the variables that keep a run of one slice from waiting for those that were made together with it.
+
+    JAX asks the metadata server for what the environment lacks, which tells of all of them; an empty one says that
+    there are none (`get_tpu_env_value` in its cloud_tpu_cluster.py, JAX 0.10.2).
+    """
+    return dict.fromkeys(MEGASCALE, "") if worker.node.multislice and slices == 1 else {}
 
 
 def _user() -> str:
