@@ -17,8 +17,8 @@ from tpu_ops.remote.stream import Broken
 from tpu_ops.runs.fold import Fold
 from tpu_ops.runs.lines import Lines
 
-#: Seconds between two attempts to reach a worker again, and after which it is given up where none answers. While another
-#: is followed the run is on, and none is given up.
+#: Seconds between two attempts to reach a worker again, and after which it is given up where none answers. While
+#: another is followed, the run is on and none is given up.
 RETRY_EVERY = 2.0
 RETRY_LIMIT = 120.0
 #: A connection that held this long makes the next break a new one, in seconds.
