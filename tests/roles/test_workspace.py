@@ -19,6 +19,7 @@ from roles.workspace.filter_plugins.workspace import (
     workspace_chosen,
     workspace_environment_faults,
     workspace_environment_warnings,
+    workspace_everywhere,
     workspace_faults,
     workspace_only_faults,
     workspace_questions,
@@ -26,6 +27,7 @@ from roles.workspace.filter_plugins.workspace import (
 )
 from roles.workspace.library import git_commits, git_workspaces
 from roles.workspace.module_utils import programs
+from roles.workspace.module_utils.clones import Clone
 from roles.workspace.module_utils.editables import Environment, installed
 from tests.roles.conftest import Run
 
@@ -198,13 +200,31 @@ def test_each_remote_and_ref_is_asked_for_once_and_whole_commits_are_not() -> No
         PROJECT | {"name": "five", "ref": "gone", "state": "absent"},
     ]
     url = PROJECT["url"]
-    assert workspace_questions(projects) == [
-        {"url": url, "ref": "HEAD", "owner": "root"},
-        {"url": url, "ref": "v1", "owner": "root"},
-    ]
+    asked = [{"url": url, "ref": "HEAD", "owner": "root"}, {"url": url, "ref": "v1", "owner": "root"}]
+    assert workspace_questions({"w0": projects, "w1": projects}, "") == [{"worker": "w0", "questions": asked}]
     wanted = workspace_wanted(projects, "/w", "/e", {f"{url} HEAD": "a", f"{url} v1": "b"}, [])
     assert [project["commit"] for project in wanted] == ["a", "a", "b", COMMIT, ""]
     assert wanted[0] == PROJECT | {"path": "/w/vision", "commit": "a", "environment": "/e", "owner": "root"}
+
+
+def test_a_forge_is_asked_by_the_first_worker_that_has_the_project() -> None:
+    other = {"name": "other", "url": "git@forge.test:other.git", "owner": "ada"}
+    hostvars: dict[str, dict[str, Any]] = {
+        "w0": {},
+        "w1": {"workspace_projects": [PROJECT, other]},
+        "w2": {"workspace_projects": [other | {"ref": "v1"}]},
+        "w3": {},
+    }
+    everywhere = workspace_everywhere(["w0", "w1", "w2", "w3"], hostvars, {"w0": [PROJECT]})
+    assert everywhere == {"w0": [PROJECT], "w1": [PROJECT, other], "w2": [other | {"ref": "v1"}]}
+    assert workspace_questions(everywhere, "") == [
+        {"worker": "w0", "questions": [{"url": PROJECT["url"], "ref": "HEAD", "owner": "root"}]},
+        {"worker": "w1", "questions": [{"url": other["url"], "ref": "HEAD", "owner": "ada"}]},
+        {"worker": "w2", "questions": [{"url": other["url"], "ref": "v1", "owner": "ada"}]},
+    ]
+    assert workspace_questions({"w0": [], "w1": [PROJECT]}, "vision@v2") == [
+        {"worker": "w1", "questions": [{"url": PROJECT["url"], "ref": "v2", "owner": "root"}]}
+    ]
 
 
 LISTING = "a\tHEAD\nb\trefs/heads/main\nb\trefs/heads/both\nc\trefs/tags/both\nd\trefs/tags/v1\ne\trefs/tags/v1^{}\n"
@@ -331,6 +351,140 @@ def test_a_rewritten_branch_is_followed_since_nobody_s_work_was_in_it(git: Git, 
     git("source", "commit", "-q", "--amend", "-m", "rewritten")
     git("source", "reflog", "expire", "--expire=now", "--all")
     assert bring()["commits"] == {"vision": git("source", "rev-parse", "HEAD")}
+
+
+@pytest.fixture
+def killed(git: Git, bring: Bring, tmp_path: Path) -> str:
+    """Kill a checkout: files of the new commit are in the clone, one in part, and the lock; return the commit."""
+    source, clone = tmp_path / "source", tmp_path / "work/vision"
+    for name in ("gone.txt", "whole.txt", "part.txt"):
+        (source / name).write_text("old\n")
+    git("source", "add", ".")
+    commit(git, tmp_path, "one\n")
+    bring()
+    git("source", "rm", "-q", "gone.txt")
+    for name, text in (("whole.txt", "new\n"), ("part.txt", "new and long\n"), ("added", "x"), ("b.log", "y")):
+        (source / name).write_text(text)
+    (source / "link").symlink_to("added")
+    git("source", "add", "-f", ".")
+    wanted = commit(git, tmp_path, "two\n")
+    git("work/vision", "fetch", "-q")
+    git("work/vision", "update-ref", "refs/tpu_ops/moving", wanted)
+    (clone / "gone.txt").unlink()
+    (clone / "whole.txt").write_text("new\n")
+    (clone / "part.txt").write_text("new and")
+    (clone / "added").write_text("x")
+    (clone / "b.log").write_text("")
+    (clone / "link").symlink_to("added")
+    (clone / ".git/index.lock").touch()
+    return wanted
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["to the same commit", "to a later one"])
+def test_a_checkout_that_was_cut_short_is_finished(
+    git: Git, bring: Bring, tmp_path: Path, killed: str, moved: bool
+) -> None:
+    latest = commit(git, tmp_path, "three\n") if moved else killed
+    finished = f"vision: finish the checkout of {killed}, which was cut short"
+    further = [f"vision: move from {killed[:12]} to {latest}"] if moved else []
+    before = git("work/vision", "status", "--porcelain")
+    checked = bring(check=True)
+    assert (checked["actions"], checked.get("warnings", [])) == ([finished, *further], [])
+    assert git("work/vision", "status", "--porcelain") == before
+    done = bring()
+    assert (done["actions"], done["commits"]) == ([finished, *further], {"vision": latest})
+    assert git("work/vision", "status", "--porcelain", "--ignored") == ""
+    assert git("work/vision", "rev-parse", "HEAD") == latest
+    assert (tmp_path / "work/vision/part.txt").read_text() == "new and long\n"
+    assert not git("work/vision", "for-each-ref", "refs/tpu_ops/moving")
+    assert bring()["changed"] is False
+
+
+def replaced_by_link(clone: Path) -> None:
+    (clone / "link").unlink()
+    (clone / "link").symlink_to("/")
+
+
+def replaced_by_directory(clone: Path) -> None:
+    (clone / "added").unlink()
+    (clone / "added").mkdir()
+    (clone / "added/x").touch()
+
+
+WORK: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
+    "a changed file of the new commit": (lambda clone: (clone / "whole.txt").write_text("mine\n"), [], "whole.txt"),
+    "a changed file of the old commit": (lambda clone: (clone / "a.txt").write_text("mine\n"), [], "a.txt"),
+    "a file that goes": (lambda clone: (clone / "gone.txt").write_text("mine\n"), [], "gone.txt"),
+    "a file in the way": (lambda clone: (clone / "added").write_text("mine\n"), [], "added"),
+    "another link": (replaced_by_link, [], "link"),
+    "a directory in the way": (
+        replaced_by_directory,
+        [],
+        "added",
+    ),
+    "something staged": (lambda clone: (clone / "own").touch(), ["add", "own"], "own"),
+    "a commit": (lambda clone: None, ["commit", "-q", "-a", "-m", "mine"], "mine"),
+}
+
+
+@pytest.mark.parametrize("what", WORK)
+def test_work_in_a_tree_whose_checkout_was_cut_short_stays(
+    git: Git, bring: Bring, tmp_path: Path, killed: str, what: str
+) -> None:
+    clone, (change, command, name) = tmp_path / "work/vision", WORK[what]
+    change(clone)
+    if command:
+        (clone / ".git/index.lock").unlink()
+        git("work/vision", *command)
+
+    def state() -> list[str]:
+        return [git("work/vision", *words) for words in (["status", "--porcelain"], ["rev-parse", "HEAD"], ["diff"])]
+
+    before = state()
+    for check in (True, False):
+        done = bring(check=check)
+        assert done["failed"] is True
+        assert killed not in str(done["actions"])
+        assert f"has changes amid the checkout of {killed[:12]}, which was cut short: " in done["msg"]
+        assert name in done["msg"].partition("cut short: ")[2]
+        assert state() == before
+
+
+def test_the_lock_of_a_git_that_is_at_work_stays(git: Git, bring: Bring, tmp_path: Path, killed: str) -> None:
+    clone = tmp_path / "work/vision"
+    with subprocess.Popen(
+        ["git", "-C", str(clone), "cat-file", "--batch"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdin
+        assert other.stdout
+        other.stdin.write(b"HEAD\n")
+        other.stdin.flush()
+        # It is in the clone once it answers.
+        assert b" commit " in other.stdout.readline()
+        assert "index.lock" in bring()["msg"]
+        assert (clone / ".git/index.lock").exists()
+        other.communicate(timeout=60)
+    assert bring()["commits"] == {"vision": killed}
+
+
+def test_a_checkout_that_takes_too_long_is_finished_by_the_next_run(
+    git: Git, bring: Bring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git is killed in the midst of it: its filter does not come to an end."""
+    bring()
+    (tmp_path / "source/.gitattributes").write_text("z.txt filter=slow\n")
+    (tmp_path / "source/z.txt").write_text("z\n")
+    git("source", "add", ".")
+    wanted = commit(git, tmp_path, "two\n")
+    git("work/vision", "config", "filter.slow.smudge", "sleep 300")
+    monkeypatch.setattr(git_workspaces.Workspace, "clone", lambda self, path: Clone(path, ME, 2))
+    assert "did not end within 2 s" in bring()["msg"]
+    assert (tmp_path / "work/vision/.git/index.lock").exists()
+    monkeypatch.undo()
+    git("work/vision", "config", "filter.slow.smudge", "cat")
+    done = bring()
+    assert done["commits"] == {"vision": wanted}, done
+    assert git("work/vision", "status", "--porcelain") == ""
 
 
 def test_a_commit_that_is_on_no_branch_is_left_again(git: Git, bring: Bring, tmp_path: Path) -> None:

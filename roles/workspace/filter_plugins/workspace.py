@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Mapping
 from typing import Any
 
 Project = dict[str, Any]
@@ -201,14 +202,45 @@ def workspace_chosen(projects: list[Project], only: str) -> list[Project]:
     ]
 
 
-def workspace_questions(projects: list[Project]) -> list[Project]:
-    """Given the projects of all workers, return what to ask of forges: each remote and ref once, and as whom."""
-    asked: dict[tuple[str, str], str] = {}
-    for project in projects:
-        ref = str(project.get("ref") or "HEAD")
-        if project.get("state", "present") == "present" and not COMMIT.fullmatch(ref):
-            asked.setdefault((project["url"], ref), project.get("owner") or "root")
-    return [{"url": url, "ref": ref, "owner": owner} for (url, ref), owner in sorted(asked.items())]
+def workspace_everywhere(
+    workers: list[str], hostvars: Mapping[str, Mapping[str, Any]], own: Mapping[str, list[Project]]
+) -> dict[str, list[Project]]:
+    """Return the projects of each worker of a run.
+
+    Args:
+        workers: Their names in the inventory.
+        hostvars: Ansible's own. What a play or the role's defaults set is not among them.
+        own: The projects of the worker that asks, which knows those as well.
+    """
+    found = {}
+    for worker in workers:
+        variables = hostvars[worker]
+        if worker in own:
+            found[worker] = own[worker]
+        elif "workspace_projects" in variables:
+            found[worker] = variables["workspace_projects"]
+    return found
+
+
+def workspace_questions(projects: Mapping[str, list[Project]], only: str) -> list[dict[str, Any]]:
+    """Return what each worker is to ask of forges: C(worker) and its C(questions), each a remote, a ref and as whom.
+
+    A question is asked once, by the first worker that has it, since others may have neither the account nor its keys.
+
+    Args:
+        projects: The projects of each worker.
+        only: C(workspace_only).
+    """
+    asked: dict[tuple[str, str], tuple[str, str]] = {}
+    for worker, listed in projects.items():
+        for project in workspace_chosen(listed, only):
+            ref = str(project.get("ref") or "HEAD")
+            if project.get("state", "present") == "present" and not COMMIT.fullmatch(ref):
+                asked.setdefault((project["url"], ref), (worker, project.get("owner") or "root"))
+    found: dict[str, list[Project]] = {worker: [] for worker in projects}
+    for (url, ref), (worker, owner) in sorted(asked.items()):
+        found[worker].append({"url": url, "ref": ref, "owner": owner})
+    return [{"worker": worker, "questions": questions} for worker, questions in found.items() if questions]
 
 
 def workspace_wanted(
@@ -253,6 +285,7 @@ class FilterModule:
             "workspace_environment_warnings": workspace_environment_warnings,
             "workspace_faults": workspace_faults,
             "workspace_only_faults": workspace_only_faults,
+            "workspace_everywhere": workspace_everywhere,
             "workspace_questions": workspace_questions,
             "workspace_wanted": workspace_wanted,
         }

@@ -12,6 +12,9 @@ from ansible.module_utils.programs import Git, at_remote
 #: What was checked out here; a commit that a rewritten branch has left is known by it to be nobody's own work.
 DEPLOYED = "refs/tpu_ops/deployed"
 
+#: What is being checked out here. A run that was cut short leaves it, and with it a tree that is half of each commit.
+MOVING = "refs/tpu_ops/moving"
+
 #: Ignored files that programs make again.
 CACHES = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints")
 
@@ -86,6 +89,32 @@ def unpublished(git: Git, *, everything: bool) -> list[str]:
     return [str(line) for line in found]
 
 
+def paths(text: str) -> set[str]:
+    """Return the paths that git printed, each ended by a zero."""
+    return set(text.split("\0")) - {""}
+
+
+def in_use(directory: str) -> bool:
+    """Return whether a git may be at work below a directory."""
+    for entry in os.listdir("/proc"):
+        try:
+            with open("/proc/%s/comm" % entry, encoding="utf-8") as stream:
+                if stream.read().strip() != "git":
+                    continue
+        except OSError:
+            continue
+        try:
+            place = os.readlink("/proc/%s/cwd" % entry)
+        except FileNotFoundError:
+            continue
+        except PermissionError:
+            # Of somebody else, who may have the right to write here.
+            return True
+        if os.path.join(place, "").startswith(os.path.join(os.path.realpath(directory), "")):
+            return True
+    return False
+
+
 def head(git: Git) -> str:
     """Return the commit that a clone is at; empty where it is at none."""
     return git("rev-parse", "HEAD").strip() if git.has("rev-parse", "--quiet", "--verify", "HEAD") else ""
@@ -140,10 +169,82 @@ class Clone:
 
     def check_out(self, commit: str) -> None:
         """Put a commit into the working tree, over no file that git ignores there."""
-        command = ("checkout", "--quiet", "--detach", "--no-overwrite-ignore", commit)
-        self.git("-c", "advice.detachedHead=false", *command)
+        self.put("--no-overwrite-ignore", commit)
+
+    def put(self, how: str, commit: str) -> None:
+        """Check a commit out, and keep in mind that it is under way and that it was done."""
+        self.git("update-ref", MOVING, commit)
+        self.git("-c", "advice.detachedHead=false", "checkout", "--quiet", "--detach", how, commit)
         # With its history: all that was ever checked out here came from the remote.
         self.git("-c", "core.logAllRefUpdates=always", "update-ref", DEPLOYED, commit)
+        self.git("update-ref", "-d", MOVING)
+
+    def cut_short(self, commit: str) -> tuple[set[str], list[str]]:
+        """Return the files that a checkout which was cut short has left, and what there is of somebody's work besides.
+
+        git replaces files first, and its index at last. Each file that differs from the index is then whole or in part
+        the new commit's, or away.
+        """
+        tree = [entry.partition("\t") for entry in paths(self.git("ls-tree", "-r", "-z", commit))]
+        blobs = {name: what.split()[2] for what, _, name in tree if what.split()[1] == "blob"}
+        changed = ("diff", "--name-only", "--no-renames", "-z")
+        found = paths(self.git(*changed, "HEAD", "--"))
+        found |= paths(self.git("ls-files", "-z", "--others")) & set(blobs)
+        work = {name for name in found if not self.is_of(commit, name, blobs.get(name, ""))}
+        work |= {name for name in blobs if not self.is_clear(name)}
+        work |= paths(self.git(*changed, "--cached", "HEAD", "--"))
+        return found, sorted(work) + unpublished(self.git, everything=False)
+
+    def is_clear(self, name: str) -> bool:
+        """Return whether a file can be put in a place without another kind of thing giving way."""
+        try:
+            return not stat.S_ISDIR(os.lstat(os.path.join(self.path, name)).st_mode)
+        except FileNotFoundError:
+            return True
+        except NotADirectoryError:
+            return False
+
+    def is_of(self, commit: str, name: str, blob: str) -> bool:
+        """Return whether what stands in a place is all or the beginning of a commit's file, or nothing.
+
+        Args:
+            commit: The commit.
+            name: The place in the tree.
+            blob: What the commit has there; empty where it has nothing.
+        """
+        path = os.path.join(os.path.realpath(self.path), name)
+        if os.path.realpath(os.path.dirname(path)) != os.path.dirname(path):
+            return False
+        if not os.path.lexists(path):
+            return True
+        mode = os.lstat(path).st_mode
+        if blob and stat.S_ISLNK(mode):
+            return bool(os.readlink(path) == self.git("cat-file", "blob", blob))
+        if not blob or not stat.S_ISREG(mode):
+            return False
+        if self.git("hash-object", "--", name).strip() == blob:
+            return True
+        with open(path, "rb") as stream:
+            return bool(self.git.content(commit, name).startswith(stream.read()))
+
+    def resume(self, *, check: bool) -> tuple[str, set[str], list[str]]:
+        """Finish a checkout that was cut short, unless somebody has worked in it since.
+
+        Returns:
+            Its commit, the files that it had left, and somebody's work; all empty where there was none.
+        """
+        if not self.git.has("rev-parse", "--quiet", "--verify", MOVING) or not head(self.git):
+            return "", set(), []
+        lock = os.path.join(self.path, ".git", "index.lock")
+        if not check and os.path.lexists(lock) and not in_use(self.path):
+            os.unlink(lock)
+        commit = self.git("rev-parse", MOVING).strip()
+        left, work = self.cut_short(commit)
+        if not check and left and not work:
+            self.put("--force", commit)
+        elif not check and not left:
+            self.git("update-ref", "-d", MOVING)
+        return (commit, left, work) if left else ("", set(), [])
 
     def in_the_way(self, commit: str) -> list[str]:
         """Return the files that git ignores here and a commit has; none where the commit is not here yet."""
@@ -175,15 +276,25 @@ class Clone:
             actions.append("take %s as the remote" % url)
             if not check:
                 self.git("remote", "set-url", "origin", url)
-        now, local = head(self.git), Local(self.git)
+        resumed, left, work = self.resume(check=check)
+        if left and not work:
+            actions.append("finish the checkout of %s, which was cut short" % resumed)
+        now, local = head(self.git) if work else resumed or head(self.git), Local(self.git)
+        if check:
+            local.changed = [name for name in local.changed if name not in left]
+            local.unknown = [name for name in local.unknown if name not in left]
         away = commit not in ("", now)
-        if away and not check:
+        if away and not check and not work:
             self.fetch(commit)
         kinds = {
             "changed files": local.changed,
-            "files that git ignores and the commit would overwrite": self.in_the_way(commit) if away else [],
+            "files that git ignores and the commit would overwrite": sorted(
+                set(self.in_the_way(commit) if away else []) - left
+            ),
             "commits that its remote does not have": local.commits if away else [],
         }
+        if work:
+            kinds = {"changes amid the checkout of %s, which was cut short" % resumed[:12]: work}
         kept = "; ".join("%s: %s" % (kind, listed(names)) for kind, names in kinds.items() if names)
         if kept:
             kept = (

@@ -6,7 +6,9 @@ import os
 import random
 import re
 import subprocess
+import tempfile
 import time
+from typing import IO
 
 from ansible.module_utils.as_person import PersonFault
 
@@ -28,13 +30,14 @@ TURNED_AWAY = re.compile(r"ssh_exchange_identification|kex_exchange_identificati
 PATIENCE, PAUSE = 60.0, 5.0
 
 
-def program(command: list[str], timeout: int, *, errors_too: bool = False) -> str:
+def program(command: list[str], timeout: int, *, errors_too: bool = False, output: IO[bytes] | None = None) -> str:
     """Run a program and return what it printed.
 
     Args:
         command: The program and its arguments.
         timeout: Seconds that it may take.
         errors_too: Whether what it wrote to stderr is part of the answer.
+        output: The file that is to have what it prints, byte by byte; the answer is empty then.
 
     Raises:
         PersonFault: It is missing, fails, or takes longer; with its last words.
@@ -44,7 +47,7 @@ def program(command: list[str], timeout: int, *, errors_too: bool = False) -> st
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=output or subprocess.PIPE,
             stderr=subprocess.STDOUT if errors_too else subprocess.PIPE,
             encoding="utf-8",
             errors="surrogateescape",
@@ -59,9 +62,9 @@ def program(command: list[str], timeout: int, *, errors_too: bool = False) -> st
     except OSError as exc:
         raise PersonFault("%s does not run: %s" % (command[0], exc.strerror)) from None
     if done.returncode:
-        words = (done.stderr or done.stdout).strip()[-1500:]
+        words = (done.stderr or done.stdout or "").strip()[-1500:]
         raise PersonFault("%s ended with %d: %s" % (shown, done.returncode, words))
-    return done.stdout
+    return done.stdout or ""
 
 
 def at_remote(command: list[str], timeout: int) -> str:
@@ -107,6 +110,18 @@ class Git:
             PersonFault: It fails.
         """
         return at_remote(["git", "-C", self.path, *arguments], self.timeout)
+
+    def content(self, commit: str, name: str) -> bytes:
+        """Return a commit's file as it is in a working tree, with what its attributes make of it.
+
+        Raises:
+            PersonFault: It fails.
+        """
+        command = ["git", "-C", self.path, "cat-file", "--filters", "%s:%s" % (commit, name)]
+        with tempfile.TemporaryFile() as stream:
+            program(command, self.timeout, output=stream)
+            stream.seek(0)
+            return stream.read()
 
     def has(self, *arguments: str) -> bool:
         """Return whether git ends well."""
