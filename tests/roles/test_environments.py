@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import http.server
 import shutil
 import subprocess
-from collections.abc import Callable
+import sys
+import threading
+import zipfile
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,9 @@ import pytest
 from roles.python.filter_plugins import environments as filters
 from roles.python.library import uv_environments
 from roles.python.module_utils import environment_state
-from roles.python.module_utils.environment_work import plan_lines
+from roles.python.module_utils.environment_work import Fault, Uv, plan_lines
 from tests.roles.conftest import Run
-from tests.support.environments import more, site, state
+from tests.support.environments import UV, more, site, state
 from tpu_ops.host import probe
 
 
@@ -132,6 +136,81 @@ def test_a_failure_comes_with_its_reason(
     run: Run, arguments: dict[str, Any], changes: dict[str, Any], said: str
 ) -> None:
     assert said in run(uv_environments, more(arguments, **changes))["msg"]
+
+
+def test_versions_younger_than_the_pages_in_the_cache_are_looked_for_again(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    lock = "jax==1\nyoung==2\nyounger==3"
+    assert state(run(uv_environments, more(arguments, lock=lock)))["packages"] == {
+        "jax": "1",
+        "young": "2",
+        "younger": "3",
+    }
+    calls = [call for call in (tmp_path / "calls").read_text().splitlines() if call.startswith("pip install")]
+    assert [call.count("--refresh-package=") for call in calls] == [0, 1, 2]
+    assert "--refresh-package=jax" not in str(calls)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Generator[tuple[str, Callable[[str], None]]]:
+    """Serve a package index whose pages count for ten minutes; yield its address and what gives it a version."""
+    (tmp_path / "index/simple/demo").mkdir(parents=True)
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(tmp_path / "index"))
+
+        def end_headers(self) -> None:
+            self.send_header("Cache-Control", "max-age=600")
+            super().end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    def publish(version: str) -> None:
+        wheel = f"demo-{version}-py3-none-any.whl"
+        info = f"demo-{version}.dist-info"
+        with zipfile.ZipFile(tmp_path / "index" / wheel, "w") as archive:
+            archive.writestr("demo.py", "")
+            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: demo\nVersion: {version}\n")
+            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(f"{info}/RECORD", f"demo.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+        wheels = sorted(path.name for path in (tmp_path / "index").glob("*.whl"))
+        page = "".join(f'<a href="/{name}">{name}</a>' for name in wheels)
+        (tmp_path / "index/simple/demo/index.html").write_text(f"<html><body>{page}</body></html>")
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/simple/", publish
+        server.shutdown()
+        thread.join()
+
+
+def test_uv_takes_a_version_that_came_out_after_its_page_was_kept(
+    index: tuple[str, Callable[[str], None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, publish = index
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "127.0.0.1")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", address)
+    uv, venv = Uv(UV, str(tmp_path / "cache"), 60), str(tmp_path / "venv")
+    uv.run("venv", "--no-project", "--python", sys.executable, venv)
+    publish("1")
+    install = ("pip", "install", "--python", f"{venv}/bin/python", "--no-deps")
+    uv.run(*install, "demo==1")
+    publish("2")
+    with pytest.raises(Fault, match="there is no version of demo==2"):
+        uv.run_once(*install, "demo==2", place="/")
+    assert "demo==2" in uv.run(*install, "demo==2")[1]
+    with pytest.raises(Fault, match="there is no version of demo==3"):
+        uv.run(*install, "demo==3")
+    publish("3")
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("demo==3\n")
+    uv.run("pip", "compile", "--quiet", "--output-file", str(tmp_path / "lock"), "--", str(requirements))
+    assert "demo==3" in (tmp_path / "lock").read_text()
 
 
 def test_an_environment_that_does_not_work_fails_again_until_it_does(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -18,10 +17,9 @@ from roles.jax.filter_plugins.jax import jax_environment, jax_faults, jax_python
 from roles.python.filter_plugins.environments import pinned, wanted_environments
 from roles.python.library import uv_environments
 from tests.roles.conftest import Run
+from tests.support.environments import UV
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The one that tools/setup.sh uses.
-UV = shutil.which("uv") or str(ROOT / ".build/uv/bin/uv")
 
 
 @pytest.mark.parametrize(

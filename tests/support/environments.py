@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
+
+#: The real one, as tools/setup.sh has it.
+UV = shutil.which("uv") or str(Path(__file__).parents[2] / ".build/uv/bin/uv")
 
 #: Plays uv: packages are directories with the metadata of a wheel and one file.
 FAKE_UV = """#!{python}
@@ -40,6 +44,10 @@ wanted = [line.split()[0] for line in pathlib.Path(after("--requirements")).read
 again = [option.partition("=")[2] for option in arguments if option.startswith("--reinstall-package=")]
 missing = [name for name in wanted if not any(one == name or one.startswith(name + "==") for one in have)
            or name.partition("==")[0] in again]
+for name in missing:
+    plain = name.partition("==")[0]
+    if plain.startswith("young") and "--refresh-package=" + plain not in arguments:
+        sys.exit("Because there is no version of " + name + " and you require it, we can conclude nothing")
 if "broken==1" in missing:
     sys.exit("no such package: broken")
 for name in missing:

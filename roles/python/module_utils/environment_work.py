@@ -29,6 +29,9 @@ from ansible.module_utils.environment_state import (
 #: uv's report of a package that it adds, removes or reinstalls.
 PLAN = re.compile(r"^ ([+~-]) (\S+)", re.MULTILINE)
 
+#: What uv says where the index has no such version, or its page in the cache is from before there was one.
+NO_VERSION = re.compile(r"there is no version of\s+([\w.-]+)===?")
+
 #: File in an environment from before its packages change until its proof has passed.
 UNPROVED = ".tpu_ops-unproved"
 
@@ -96,6 +99,9 @@ class Uv:
     def run(self, *arguments: str, place: str = "/") -> tuple[str, str]:
         """Run uv and return what it wrote to stdout and stderr.
 
+        Pages of the index count for ten minutes, in each worker's own cache: a version that one has found may
+        be younger than the page of another. Of packages without the version that is asked for they are fetched anew.
+
         Args:
             arguments: What to tell it.
             place: Where it installs, which decides whether links to the cache are possible.
@@ -103,6 +109,18 @@ class Uv:
         Raises:
             Fault: It did not end well; the text has its own words.
         """
+        anew: list[str] = []
+        while True:
+            try:
+                return self.run_once(*arguments[:2], *anew, *arguments[2:], place=place)
+            except Fault as exc:
+                stale = ["--refresh-package=%s" % name for name in NO_VERSION.findall(str(exc))]
+                if not set(stale) - set(anew):
+                    raise
+                anew += [option for option in dict.fromkeys(stale) if option not in anew]
+
+    def run_once(self, *arguments: str, place: str) -> tuple[str, str]:
+        """Do it once; see `run`."""
         environ = dict(os.environ, UV_CACHE_DIR=self.cache, UV_NO_PROGRESS="1", NO_COLOR="1")
         if device(self.cache) != device(place):
             environ["UV_LINK_MODE"] = "copy"
