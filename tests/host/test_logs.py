@@ -253,6 +253,20 @@ def test_a_time_means_the_first_byte_that_may_be_of_it(tmp_path: Path, monkeypat
     assert [logs.since(str(tmp_path), moment) for moment in (100, 110.5, 200, 300)] == [0, 10, 12, 16]
 
 
+def test_what_was_written_without_an_index_is_shown_rather_than_left_out(tmp_path: Path) -> None:
+    """A disk that was full when a segment was begun took no index of it."""
+    for start, written, index in ((0, 110.0, "100.000 0\n105.000 4\n"), (9, 200.0, ""), (20, 300.0, None)):
+        segment = tmp_path / f"{start:020d}.log"
+        segment.write_bytes(b"abc")
+        os.utime(segment, (written, written))
+        if index is not None:
+            segment.with_suffix(".index").write_text(index)
+    assert [logs.since(str(tmp_path), moment) for moment in (100, 105, 150, 250, 301)] == [0, 4, 9, 20, 23]
+    (tmp_path / f"{0:020d}.log").unlink()
+    # Whatever there was before may have been written then as well.
+    assert [logs.since(str(tmp_path), moment) for moment in (150, 250, 301)] == [0, 0, 23]
+
+
 def test_a_segment_that_goes_while_its_end_is_looked_for_is_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,7 +89,11 @@ def since(directory: str, moment: float) -> int:
     """
     offset, latest = 0, float("-inf")
     for start, path in segments(directory):
-        for when, at in _index(path) or [(latest, start)]:
+        index = _index(path)
+        if not index and _written_since(path, moment):
+            # The disk took no index: when its bytes came is not known, and none may be left out.
+            return start if latest > float("-inf") else 0
+        for when, at in index or [(latest, start)]:
             # What stands between two entries was written within the time of one after the first.
             if when > moment and latest == float("-inf"):
                 return 0
@@ -97,6 +101,14 @@ def since(directory: str, moment: float) -> int:
                 return at if moment > latest + _INDEX_EVERY else offset
             offset, latest = at, when
     return end(directory) if moment > latest + _INDEX_EVERY else offset
+
+
+def _written_since(segment: str, moment: float) -> bool:
+    """Return whether anything was written to a segment at or after a time."""
+    with contextlib.suppress(OSError):
+        found = os.stat(segment)
+        return bool(found.st_size) and found.st_mtime >= moment
+    return False
 
 
 def _index(segment: str) -> list[tuple[float, int]]:
