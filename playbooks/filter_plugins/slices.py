@@ -13,10 +13,12 @@ RUN = "tpu-run.service"
 
 
 def slices(hosts: Iterable[str], hostvars: HostVars) -> dict[str, dict[int, str]]:
-    """Given hosts, return their nodes: name -> index of each worker -> host."""
+    """Given hosts, return their nodes: name -> index of each worker -> host; what is of no node is left out."""
     found: dict[str, dict[int, str]] = {}
     for host in hosts:
         variables = hostvars[host]
+        if "tpu_node_label" not in variables:
+            continue
         found.setdefault(str(variables["tpu_node_label"]), {})[int(variables["tpu_worker_index"])] = host
     return found
 

@@ -49,9 +49,13 @@ def worker_line(variables: Mapping[str, Any]) -> str:
     facts = variables["ansible_facts"]
     worker = facts["worker"]
     run = worker["units"].get("tpu-run.service", {}).get("active", "inactive")
-    parts = [
-        f"{variables['tpu_accelerator_type']} {variables['tpu_zone']} {variables['tpu_state']}",
-        f"{variables.get('tpu_chips_per_worker', 0)} chips",
+    parts = ["of no node"]
+    if "tpu_node_label" in variables:
+        parts = [
+            f"{variables['tpu_accelerator_type']} {variables['tpu_zone']} {variables['tpu_state']}",
+            f"{variables.get('tpu_chips_per_worker', 0)} chips",
+        ]
+    parts += [
         f"{facts['distribution']} {facts['distribution_version']} {facts['architecture']}",
         *(f"{name} {version}" for name, version in sorted(programs(facts).items(), key=lambda item: item[0].lower())),
         f"{len(worker['packages'])} packages",
@@ -107,7 +111,9 @@ def worker_lines(hosts: Iterable[str], hostvars: Mapping[str, Mapping[str, Any]]
     lines = []
     for host in hosts:
         variables = hostvars[host]
-        nodes.setdefault(str(variables["tpu_node_label"]), {})[host] = variables["ansible_facts"]
+        # A file server, say, is of none.
+        if "tpu_node_label" in variables:
+            nodes.setdefault(str(variables["tpu_node_label"]), {})[host] = variables["ansible_facts"]
         lines.append(f"{host}: {worker_line(variables)}")
     found = [line for _, workers in sorted(nodes.items()) for line in differences(workers)]
     return lines + (found or ["workers of a node do not differ"])

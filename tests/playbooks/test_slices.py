@@ -59,6 +59,12 @@ def test_slices_in_use_or_not_whole_are_named_with_the_workers_that_are_why(busy
     assert [(node, part) for node, parts in words.items() for part in parts if part not in found[node]] == []
 
 
+def test_what_is_of_no_node_is_of_no_slice():
+    found = fleet() | {"files": {"ansible_facts": {"worker": {"units": {}}}}}
+    assert unfit_slices([*POD, "files"], found, [*POD, "files"]) == {}
+    assert verified(["files"], found, {}, "answer") == {}
+
+
 def test_runs_are_found_where_they_are():
     assert runs_on([*POD, "solo-w0"], fleet(pod_w1="active", pod_w2="inactive")) == ["pod-w1"]
 

@@ -325,6 +325,24 @@ def test_secrets_are_in_no_diff_and_need_no_log(run: Run, tmp_path: Path) -> Non
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
 
 
+def test_the_diff_of_a_block_has_no_lines_of_others(keep: Keep, tmp_path: Path) -> None:
+    (tmp_path / "environment").write_text("API_KEY=hunter2\n# BEGIN tpu_ops\nA=1\n# END tpu_ops\nTOKEN=hunter3\n")
+    entry = {"path": str(tmp_path / "environment"), "state": "block", "content": "A=2"}
+    for check in (True, False):
+        diff = keep(entry, check=check)["diff"][0]
+        assert (diff["before"], diff["after"]) == ("A=1\n", "A=2\n")
+    assert "TOKEN=hunter3\n" in (tmp_path / "environment").read_text()
+
+
+def test_the_diff_has_no_login_of_an_address_and_the_file_has_it(keep: Keep, tmp_path: Path) -> None:
+    (tmp_path / "conf").write_text("old=https://ada:hunter2@index.test/simple\n")
+    new = "url = https://eve:hunter3@index.test/simple\nplain = https://index.test/@scope\nmail = a@b.test\n"
+    diff = keep({"path": str(tmp_path / "conf"), "content": new})["diff"][0]
+    assert diff["before"] == "old=https://***@index.test/simple\n"
+    assert diff["after"] == new.replace("eve:hunter3", "***")
+    assert (tmp_path / "conf").read_text() == new
+
+
 def test_a_failure_on_the_way_names_what_was_done(keep: Keep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.fchmod
 

@@ -65,6 +65,11 @@ def test_packages_are_named_as_debian_names_them() -> None:
     ]
 
 
+def test_packages_are_known_by_their_names_whatever_version_is_asked_for() -> None:
+    asked = ["zsh", "tmux=3.2a-4", "g++:amd64", "curl:amd64=1:2~rc1", "python3.12-venv"]
+    assert values.package_names(asked) == ["zsh", "tmux", "g++", "curl", "python3.12-venv"]
+
+
 def test_servers_are_one_name_or_address_each() -> None:
     names = ["time.example.org", "10.0.0.2", "2001:db8::1", "fe80::1%eth0", "a b", "", "a;b"]
     assert [fault.partition(":")[0] for fault in values.server_faults(names, "x")] == ["x[4]", "x[5]", "x[6]"]

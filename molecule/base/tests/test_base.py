@@ -57,6 +57,13 @@ def test_lists_whose_refresh_failed_were_refreshed_again(root: Host) -> None:
     root.check_output("test /var/lib/apt/periodic/tpu_ops-lists-stamp -nt /srv/proof/modes")
 
 
+def test_the_time_zone_is_one_wherever_programs_look_for_it(host: Host) -> None:
+    assert host.check_output("readlink /etc/localtime; cat /etc/timezone").split() == [
+        "/usr/share/zoneinfo/Europe/Zurich",
+        "Europe/Zurich",
+    ]
+
+
 def test_the_package_that_was_removed_is_back(host: Host) -> None:
     assert host.run("htop --version").rc == 0
 

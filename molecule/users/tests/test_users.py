@@ -121,6 +121,18 @@ def test_whoever_comes_back_finds_the_own_home(host: Host, login: Login, name: s
     assert done.stdout.split() == ([name] * 3 + ["kept"] if name == "dave" else [name] * 2), done.stderr
 
 
+def test_whatever_is_in_a_home_that_is_given_back_is_given_back_and_what_links_lead_to_is_not(host: Host) -> None:
+    with host.sudo():
+        assert host.check_output("find /home/grace ! -user grace; find /home/grace ! -group grace") == ""
+        assert host.check_output("find /home/grace/a -printf '%y %P\\n' | sort").split("\n") == [
+            "d ",
+            "d b",
+            "f b/hers",
+            "l passwd",
+        ]
+    assert host.file("/etc/passwd").user == "root"
+
+
 def test_the_keys_directory_holds_exactly_the_listed_keys_and_what_is_another_tool_s(host: Host) -> None:
     assert host.file(KEYS_DIRECTORY).mode == 0o755
     assert sorted(host.file(KEYS_DIRECTORY).listdir()) == [*PRESENT, "www-data"]

@@ -87,6 +87,11 @@ def package_faults(names: list[str], variable: str) -> list[str]:
     ]
 
 
+def package_names(packages: list[str]) -> list[str]:
+    """Given packages as apt takes them, return their names: without :ARCHITECTURE and =VERSION."""
+    return [re.split("[:=]", package)[0] for package in packages]
+
+
 def server_faults(names: list[str], variable: str) -> list[str]:
     """Given servers, return those that are neither one name nor one address."""
     return [
@@ -154,6 +159,7 @@ class FilterModule:
             "address_faults": address_faults,
             "number_faults": number_faults,
             "package_faults": package_faults,
+            "package_names": package_names,
             "path_faults": path_faults,
             "remote_faults": remote_faults,
             "server_faults": server_faults,

@@ -12,10 +12,14 @@ import stat
 from typing import Any
 
 from ansible.module_utils.guarded_paths import Refused, followed, guarded, make_parents, open_directory
+from ansible.module_utils.text_files import changed_lines
 
 BEGIN, END = "# BEGIN tpu_ops", "# END tpu_ops"
 #: From a beginning to the next end; a beginning without one would take the lines of others along.
 BLOCK = re.compile(r"^{0}\n(?:(?!{0}$).*\n)*?{1}$\n?".format(re.escape(BEGIN), re.escape(END)), re.MULTILINE)
+
+#: Name and password in an address.
+LOGIN = re.compile(r"://[^/@\s'\"]*@")
 
 
 def with_block(text: str, block: str) -> str:
@@ -233,11 +237,15 @@ class File:
     def diff(self) -> dict[str, str]:
         """Return before and after in Ansible's form."""
         shown = self.path if self.place == self.path else "%s -> %s" % (self.path, self.place)
+        before, after = self.before or "", self.after() or ""
+        if self.state == "block":
+            lines = changed_lines(shown, before, after)
+            before, after = lines["before"], lines["after"]
         return {
             "before_header": ("%s %s" % (shown, self.attributes())).strip(),
             "after_header": ("%s %s" % (shown, self.wanted())).strip(),
-            "before": "" if self.binary else self.before or "",
-            "after": "(not shown: no text)\n" if self.binary else self.after() or "",
+            "before": "" if self.binary else LOGIN.sub("://***@", before),
+            "after": "(not shown: no text)\n" if self.binary else LOGIN.sub("://***@", after),
         }
 
     def apply(self) -> None:
