@@ -415,6 +415,12 @@ WORK: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "a changed file of the new commit": (lambda clone: (clone / "whole.txt").write_text("mine\n"), [], "whole.txt"),
     "a changed file of the old commit": (lambda clone: (clone / "a.txt").write_text("mine\n"), [], "a.txt"),
     "a file that goes": (lambda clone: (clone / "gone.txt").write_text("mine\n"), [], "gone.txt"),
+    "a changed file that git is told not to see": (
+        lambda clone: (clone / "whole.txt").write_text("mine\n"),
+        ["update-index", "--assume-unchanged", "whole.txt"],
+        "whole.txt",
+    ),
+    "a permission": (lambda clone: (clone / ".gitignore").chmod(0o755), [], ".gitignore"),
     "a file in the way": (lambda clone: (clone / "added").write_text("mine\n"), [], "added"),
     "another link": (replaced_by_link, [], "link"),
     "a directory in the way": (
@@ -434,13 +440,14 @@ def test_work_in_a_tree_whose_checkout_was_cut_short_stays(
     clone, (change, command, name) = tmp_path / "work/vision", WORK[what]
     change(clone)
     if command:
-        (clone / ".git/index.lock").unlink()
+        (clone / ".git/index.lock").unlink(missing_ok=True)
         git("work/vision", *command)
 
     def state() -> list[str]:
         return [git("work/vision", *words) for words in (["status", "--porcelain"], ["rev-parse", "HEAD"], ["diff"])]
 
     before = state()
+    texts = {path: path.read_bytes() for path in clone.glob("*") if path.is_file() and not path.is_symlink()}
     for check in (True, False):
         done = bring(check=check)
         assert done["failed"] is True
@@ -448,6 +455,7 @@ def test_work_in_a_tree_whose_checkout_was_cut_short_stays(
         assert f"has changes amid the checkout of {killed[:12]}, which was cut short: " in done["msg"]
         assert name in done["msg"].partition("cut short: ")[2]
         assert state() == before
+        assert {path: path.read_bytes() for path in texts} == texts
 
 
 def test_the_lock_of_a_git_that_is_at_work_stays(git: Git, bring: Bring, tmp_path: Path, killed: str) -> None:

@@ -186,11 +186,15 @@ class Clone:
         the new commit's, or away.
         """
         tree = [entry.partition("\t") for entry in paths(self.git("ls-tree", "-r", "-z", commit))]
-        blobs = {name: what.split()[2] for what, _, name in tree if what.split()[1] == "blob"}
+        # Of each file its mode and its blob (git-ls-tree(1)).
+        blobs = {name: (what.split()[0], what.split()[2]) for what, _, name in tree if what.split()[1] == "blob"}
         changed = ("diff", "--name-only", "--no-renames", "-z")
         found = paths(self.git(*changed, "HEAD", "--"))
         found |= paths(self.git("ls-files", "-z", "--others")) & set(blobs)
-        work = {name for name in found if not self.is_of(commit, name, blobs.get(name, ""))}
+        # git would put its own in the place of those whose changes it was told not to see, too.
+        work = {
+            name for name in found | set(hidden(self.git)) if not self.is_of(commit, name, *blobs.get(name, ("", "")))
+        }
         work |= {name for name in blobs if not self.is_clear(name)}
         work |= paths(self.git(*changed, "--cached", "HEAD", "--"))
         return found, sorted(work) + unpublished(self.git, everything=False)
@@ -204,13 +208,14 @@ class Clone:
         except NotADirectoryError:
             return False
 
-    def is_of(self, commit: str, name: str, blob: str) -> bool:
+    def is_of(self, commit: str, name: str, kind: str, blob: str) -> bool:
         """Return whether what stands in a place is all or the beginning of a commit's file, or nothing.
 
         Args:
             commit: The commit.
             name: The place in the tree.
-            blob: What the commit has there; empty where it has nothing.
+            kind: The mode of what the commit has there, as git writes it; empty where it has nothing.
+            blob: Its content; likewise.
         """
         path = os.path.join(os.path.realpath(self.path), name)
         if os.path.realpath(os.path.dirname(path)) != os.path.dirname(path):
@@ -218,9 +223,10 @@ class Clone:
         if not os.path.lexists(path):
             return True
         mode = os.lstat(path).st_mode
-        if blob and stat.S_ISLNK(mode):
+        if kind == "120000" and stat.S_ISLNK(mode):
             return bool(os.readlink(path) == self.git("cat-file", "blob", blob))
-        if not blob or not stat.S_ISREG(mode):
+        # git makes a file with its permissions before it writes to it.
+        if kind != ("100755" if mode & stat.S_IXUSR else "100644") or not stat.S_ISREG(mode):
             return False
         if self.git("hash-object", "--", name).strip() == blob:
             return True
