@@ -13,7 +13,7 @@ TEST_PROCESSES := $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONL
 
 LANES := .build/lanes
 
-.PHONY: help env engine demo demo-record test check check-roles check-code lab-test demo-test molecule bench bench-docs \
+.PHONY: help env tools engine demo demo-record test check check-roles check-code lab-test demo-test molecule bench bench-docs \
 	lane-runs lane-roles lab-test-runs lab-test-rest format lock clean
 
 help: ## Show this list
@@ -22,7 +22,10 @@ help: ## Show this list
 env: ## Make .venv/ from requirements.lock
 	@tools/setup.sh env
 
-engine: env ## Install and start what the lab needs: ssh, rsync, a container engine
+tools: ## Install what the commands call: ssh, rsync, git
+	@tools/setup.sh tools
+
+engine: env ## Install and start what the lab needs: these, and a container engine
 	@tools/setup.sh engine
 
 demo: engine ## Run the main job once, from bare workers to a trained model, on the local lab
@@ -44,7 +47,7 @@ lane-roles:
 	@mkdir -p $(LANES)
 	@{ $(MAKE) --no-print-directory lab-test-rest && $(MAKE) --no-print-directory molecule; } 2>&1 | tee -i $(LANES)/roles.log
 
-check: env ## Run the fast part: style, types, roles, rooms, tests without containers
+check: env tools ## Run the fast part: style, types, roles, rooms, tests without containers
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-roles check-code

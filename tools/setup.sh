@@ -2,7 +2,8 @@
 # Sets up what this project needs on a machine, says what it does, and is silent when nothing is to be done.
 #
 #   tools/setup.sh env      .venv/ from requirements.lock, made by uv
-#   tools/setup.sh engine   ssh, rsync and a running container engine for the lab
+#   tools/setup.sh tools    ssh, rsync and git, which the commands and the fast tests call
+#   tools/setup.sh engine   these, and a running container engine for the lab
 #
 # Exit codes: 0 ready, 2 something is missing that this script may not or cannot install.
 set -euo pipefail
@@ -137,16 +138,26 @@ start_dockerd() {
     done
 }
 
-setup_engine() {
+# Installs the packages of those programs that are not there; each argument is PROGRAM:PACKAGE.
+install_missing() {
     local missing=() tool
-    for tool in ssh:openssh-client rsync:rsync ip:iproute2; do
+    for tool in "$@"; do
         command -v "${tool%%:*}" >/dev/null || missing+=("${tool##*:}")
     done
-    # The lab builds its worker image with mmdebstrap where no image registry answers.
-    if command -v apt-get >/dev/null && ! command -v mmdebstrap >/dev/null; then
-        missing+=(mmdebstrap)
-    fi
     [ ${#missing[@]} = 0 ] || apt_install "${missing[@]}"
+}
+
+tools=(ssh:openssh-client rsync:rsync git:git)
+
+setup_tools() {
+    install_missing "${tools[@]}"
+}
+
+setup_engine() {
+    local needed=("${tools[@]}" ip:iproute2)
+    # The lab builds its worker image with mmdebstrap where no image registry answers.
+    ! command -v apt-get >/dev/null || needed+=(mmdebstrap:mmdebstrap)
+    install_missing "${needed[@]}"
     engine_answers && return
     if [ -n "${TPU_OPS_ENGINE:-}" ]; then
         fail "TPU_OPS_ENGINE is $TPU_OPS_ENGINE, which does not answer" "start it, or unset TPU_OPS_ENGINE"
@@ -163,6 +174,7 @@ setup_engine() {
 
 case "${1:-}" in
     env) setup_env ;;
+    tools) setup_tools ;;
     engine) setup_engine ;;
-    *) fail "unknown step '${1:-}'" "use: tools/setup.sh env|engine" ;;
+    *) fail "unknown step '${1:-}'" "use: tools/setup.sh env|tools|engine" ;;
 esac

@@ -56,6 +56,30 @@ def test_the_environment_is_made_once_for_what_the_lock_says(digest: dict[str, s
     assert env() == "setup: making .venv/ from requirements.lock\n"
 
 
+def test_what_the_commands_call_is_installed_where_it_is_missing(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    there = dict.fromkeys(("ssh", "git"), "exit 0")
+    path = path_of(tmp_path / "bin", **{"apt-get": f'echo "$*" >>{asked}', "sudo": 'exec "$@"'}, **there)
+    (tmp_path / "bin" / "env").symlink_to(str(shutil.which("env")))
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "setup.sh", tmp_path / "tools")
+
+    def tools() -> str:
+        command = ["/bin/bash", str(tmp_path / "tools" / "setup.sh"), "tools"]
+        return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=True).stderr
+
+    assert tools() == "setup: installing packages: rsync\n"
+    assert asked.read_text().splitlines()[-1].endswith(" rsync")
+    (tmp_path / "bin" / "rsync").symlink_to("git")
+    assert tools() == ""
+
+
+def test_a_bare_machine_has_what_the_fast_tests_call_before_they_run() -> None:
+    command = [str(shutil.which("make")), "-n", "check"]
+    steps = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert 0 <= steps.find("tools/setup.sh tools") < steps.find("pytest")
+
+
 def test_tests_run_in_as_many_processes_as_suit_the_machine_without_nproc(tmp_path: Path) -> None:
     command = [str(shutil.which("make")), "-n", "check"]
     environ = {"PATH": path_of(tmp_path / "bin")}

@@ -171,7 +171,7 @@ def ensure_key(lab: Instance) -> None:
         raise OpsError(
             f"the lab's ssh key could not be made: {exc}",
             where=str(lab.private_key),
-            fix="install an OpenSSH client (`tools/setup.sh engine` does), then run this again",
+            fix="install an OpenSSH client (`tools/setup.sh tools` does), then run this again",
         ) from exc
 
 
