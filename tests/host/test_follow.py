@@ -44,8 +44,8 @@ def test_bytes_that_are_missing_at_the_end_are_told(tmp_path: Path, monkeypatch:
     ("since", "frames"),
     [
         (50.0, wire.frame(wire.GAP, 9) + wire.frame(wire.DATA, 9, b"abc")),
-        (100.0, wire.frame(wire.DATA, 9, b"abc")),
-        (150.0, wire.frame(wire.DATA, 11, b"c")),
+        (100.0, wire.frame(wire.DATA, 9) + wire.frame(wire.DATA, 9, b"abc")),
+        (150.0, wire.frame(wire.DATA, 11) + wire.frame(wire.DATA, 11, b"c")),
     ],
 )
 def test_who_asks_for_lines_before_the_oldest_that_are_kept_hears_that_some_are_gone(
@@ -62,6 +62,19 @@ def test_who_asks_for_lines_before_the_oldest_that_are_kept_hears_that_some_are_
     sent = (tmp_path / "said").read_bytes()
     assert sent[: len(frames)] == frames
     assert wire.FRAME.unpack_from(sent, len(frames))[:2] == (wire.END, 12)
+
+
+def test_what_is_missing_right_behind_the_time_that_was_asked_for_is_counted_from_there(tmp_path: Path) -> None:
+    """The first frame says where the lines begin, also where a hole comes before the first byte."""
+    Path(tmp_path, f"{9:020d}.log").write_bytes(b"abc")
+    Path(tmp_path, f"{9:020d}.index").write_text("100.000 9\n200.000 12\n")
+    Path(tmp_path, f"{20:020d}.log").write_bytes(b"de")
+    rank: Any = SimpleNamespace(observe=lambda: {"state": "failed"}, aside=True)
+    with (tmp_path / "said").open("wb") as said:
+        caller = wire.Caller(said.fileno(), attended=False)
+        follow._send({"since": 150.0, "live": False}, rank, str(tmp_path), caller, said.fileno())
+    frames = wire.frame(wire.DATA, 12) + wire.frame(wire.GAP, 20) + wire.frame(wire.DATA, 20, b"de")
+    assert (tmp_path / "said").read_bytes().startswith(frames)
 
 
 def test_frames_end_without_an_end_where_another_attempt_begins(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import threading
@@ -158,6 +159,14 @@ async def test_the_time_of_the_question_is_not_the_workers(play: Path, monkeypat
         return api(hosts)
 
     assert (await Fanout(play / "config", slowly).run("a", ["true"], limit=30))["a"].ok
+
+
+async def test_a_question_that_fails_leaves_the_deadline_in_force() -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05) as deadline:
+            with contextlib.suppress(OSError), renewal.paused(deadline):
+                raise OSError
+            await asyncio.sleep(60)
 
 
 async def test_who_answers_too_late_is_told_with_the_time_that_the_question_took_besides(

@@ -56,6 +56,9 @@ def _send(request: Dict[str, Any], rank: _Attempt, directory: str, caller: wire.
     offset = max(0, request.get("offset") or 0)
     if not offset and request.get("since"):
         offset = logs.since(directory, float(request["since"]))
+        if offset:
+            # Whoever asks counts from here what is missing before the first bytes that come.
+            wire.write_all(sink, wire.frame(wire.DATA, offset, b""))
     lines, live = request.get("lines", True), request.get("live", True)
     # What is written from now on belongs to whoever waits for the end.
     until = float("inf") if live else logs.end(directory)

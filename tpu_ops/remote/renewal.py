@@ -111,5 +111,7 @@ def paused(deadline: asyncio.Timeout | None) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     left = when - loop.time()
     deadline.reschedule(None)
-    yield
-    deadline.reschedule(loop.time() + left)
+    try:
+        yield
+    finally:
+        deadline.reschedule(loop.time() + left)
