@@ -23,8 +23,8 @@ from tpu_ops.cli import run as run_command
 from tpu_ops.cli import runs_output, who
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet.model import Node, Worker, workers_of
+from tpu_ops.host import actions, fitness
 from tpu_ops.host import environment as host_environment
-from tpu_ops.host import fitness
 from tpu_ops.host import spec as host_spec
 from tpu_ops.host.wire import Refused
 from tpu_ops.remote import wire
@@ -268,6 +268,18 @@ def test_what_is_wrong_with_a_worker_is_said(changes: dict[str, Any], words: lis
     assert [fault.worker for fault in faults] == ["pod-w1"] * len(words)
     assert all(word in fault.problem for word, fault in zip(words, faults, strict=True))
     assert all(fault.fix for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("newer_by", "here", "there"),
+    [(-1, "tpu_ops configure pod-w1", "run site.yml again"), (1, "update tpu_ops on this machine", "update tpu_ops")],
+    ids=["older launcher", "newer launcher"],
+)
+def test_whichever_is_older_of_launcher_and_controller_is_to_be_updated(newer_by: int, here: str, there: str) -> None:
+    assert here in preflight.faults_of(pod()[1], probe(protocol=wire.PROTOCOL + newer_by))[0].fix
+    with pytest.raises(Refused) as refused:
+        actions.require_protocol({"protocol": wire.PROTOCOL - newer_by})
+    assert refused.value.fix.startswith(there)
 
 
 def test_who_holds_the_chips_themselves_learns_how_to_end_it() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops.cli import attach, logs, runs, runs_output, status, stop
-from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
+from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.stream import Broken
@@ -365,3 +365,21 @@ def test_who_follows_a_run_to_its_end_is_told_who_recovers_it_unless_that_is_ove
     with recovery.lock(world.folder, "r1"):
         assert ("run r1: a process of this machine recovers it" in world(attach, "r1")[2]) is noted
         assert "run r1: a process of this machine recovers it" in world(status, "r1")[2]
+
+
+@pytest.mark.parametrize(
+    ("states", "problem", "code"),
+    [
+        (["running", "unreachable"], None, 4),
+        (["unreachable", "failed"], None, 1),
+        (["running"], UnreachableError("silent"), 4),
+        (["failed"], UnreachableError("silent"), 1),
+    ],
+)
+def test_status_of_several_runs_ends_with_a_failure_that_is_known(
+    world: World, monkeypatch: pytest.MonkeyPatch, states: list[str], problem: OpsError | None, code: int
+) -> None:
+    told = [(control.RunRef(f"r{at}", ("a-w0",)), (Outcome(0, "a-w0", state),)) for at, state in enumerate(states)]
+    monkeypatch.setattr(status, "_ask", AsyncMock(return_value=(told, problem)))
+    ended, _, said = world(status, "a")
+    assert (ended, "error: silent" in said) == (code, problem is not None and code == 1)

@@ -107,6 +107,26 @@ async def test_the_list_of_a_large_tree_has_the_time_that_a_slow_uplink_takes(wo
     assert max(workers.limits) < sync._STEP_LIMIT + 2 * sent / sync._UPLINK
 
 
+async def test_a_tree_has_the_time_that_its_bytes_take_and_what_is_slower_is_told_what_to_do(
+    workers: Workers, code: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (code / "weights.bin").open("wb") as sparse:
+        sparse.truncate(60 * 10**6)
+    limits, plain = [], sync._transfer
+
+    async def slow(fanout: Any, host: str, tree: sync.Tree, entries: Any, limit: float) -> Result:
+        limits.append(limit)
+        return await plain(fanout, host, tree, entries, 0.05)
+
+    monkeypatch.setattr(sync, "_transfer", slow)
+    monkeypatch.setattr(sync, "transfer_command", lambda *_: ["sleep", "60"])
+    with caplog.at_level("INFO"), pytest.raises(HostError, match="the tree did not arrive within") as wrong:
+        await push(workers, code)
+    assert limits == [pytest.approx(sync.LIMIT + len(HOSTS) * 60 * 10**6 / sync._UPLINK, rel=0.01)] * len(HOSTS)
+    assert "files that have arrived are not sent again" in wrong.value.fix
+    assert "copying up to 60 MB to each of 2 workers, 120 MB in all" in caplog.text
+
+
 async def test_what_a_run_has_written_is_neither_removed_nor_overwritten(workers: Workers, code: Path) -> None:
     await push(workers, code)
     mine = workers.there("w1") / "results.txt"
@@ -229,8 +249,8 @@ async def test_what_a_push_that_failed_has_brought_is_a_sync_s_own(workers: Work
     (code / "extra.py").write_text("v1")
     transfer = sync._transfer
 
-    async def cut(fanout: Any, host: str, tree: sync.Tree, entries: Any) -> Result:
-        done = await transfer(fanout, host, tree, entries)
+    async def cut(fanout: Any, host: str, tree: sync.Tree, entries: Any, limit: float) -> Result:
+        done = await transfer(fanout, host, tree, entries, limit)
         return Result(host, None, problem="no route to host", reached=False) if host == "w1" else done
 
     with pytest.MonkeyPatch.context() as patch:
@@ -249,10 +269,10 @@ async def test_a_file_that_is_saved_while_the_tree_is_brought_ends_it_and_is_nam
 ) -> None:
     transfer = sync._transfer
 
-    async def saved(fanout: Any, host: str, tree: sync.Tree, entries: Any) -> Result:
+    async def saved(fanout: Any, host: str, tree: sync.Tree, entries: Any, limit: float) -> Result:
         if host == "w1":
             (code / "train.py").write_text("saved")
-        return await transfer(fanout, host, tree, entries)
+        return await transfer(fanout, host, tree, entries, limit)
 
     monkeypatch.setattr(sync, "_transfer", saved)
     monkeypatch.setattr(sync, "WIDTH", 1)

@@ -17,12 +17,12 @@ from tests.support.published import Member, document
 from tpu_ops import config
 from tpu_ops.cli import recovering, train
 from tpu_ops.cli.main import main
-from tpu_ops.errors import OpsError, UsageError
+from tpu_ops.errors import HostError, OpsError, UsageError
 from tpu_ops.fleet import view
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.remote.replies import Reply, Result
-from tpu_ops.runs import launch, records, recovery, spec
+from tpu_ops.runs import launch, records, recovery, spec, sync
 
 EARLIER = records.RunRecord("exp", ("other",), ("7",), ("other-w0",), ("true",), since=1.0)
 SILENT = Reply("pod-w0", {}, "unreachable", "no route to host")
@@ -78,6 +78,17 @@ def test_a_dry_run_names_variables_and_secrets_and_shows_no_value(tmp_path: Path
         "secrets: HF_TOKEN",
         "on pod-w0, pod-w1; nothing was changed",
     ]
+
+
+async def test_a_dry_run_finds_what_is_in_the_way_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    would, looked = job(tmp_path, "--dry-run"), AsyncMock(side_effect=HostError("no sync has put it there"))
+    would.tree = sync.Tree(tmp_path, "code", ("a",), {b"a": "f"}, "0")
+    monkeypatch.setattr("tpu_ops.cli.train.contact.fanout", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.train.sync.look", looked)
+    monkeypatch.setattr(would, "_check", AsyncMock())
+    with pytest.raises(HostError, match="no sync has put it there"):
+        await would.run()
+    looked.assert_awaited_once_with(None, ("pod-w0", "pod-w1"), would.tree)
 
 
 async def test_a_run_is_kept_as_begun_right_before_a_worker_is_asked(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from tests.runs.test_parts import pod
 from tpu_ops import config
 from tpu_ops.cli import stop, unlock
-from tpu_ops.errors import ExitCode, HostError, UnreachableError
+from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control
 from tpu_ops.runs.follow import outcome_of
@@ -59,7 +60,9 @@ class Pod:
 _REST = ("value", "kind", "problem", "fix")
 
 
-def unlock_pod(monkeypatch: pytest.MonkeyPatch, pod_: Pod, *options: str, me: str = "ada") -> int:
+def unlock_pod(
+    monkeypatch: pytest.MonkeyPatch, pod_: Pod, *options: str, me: str = "ada", yes: Sequence[str] = ("--yes",)
+) -> int:
     settings = SimpleNamespace(state_dir=Path("nowhere"), user=me, command=lambda name: f"tpu_ops {name}")
     fleet: Any = SimpleNamespace(workers=tuple(pod(2)), listed=(), settings=settings)
     monkeypatch.setattr(config, "load", lambda _: None)
@@ -69,7 +72,7 @@ def unlock_pod(monkeypatch: pytest.MonkeyPatch, pod_: Pod, *options: str, me: st
     monkeypatch.setattr("tpu_ops.cli.unlock.contact.out_of_reach", lambda *_: {})
     parser = argparse.ArgumentParser()
     unlock.add_arguments(parser)
-    return unlock.run(parser.parse_args(["pod", "--yes", *options]))
+    return unlock.run(parser.parse_args(["pod", *yes, *options]))
 
 
 def test_what_was_shown_is_meant_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +80,13 @@ def test_what_was_shown_is_meant_and_nothing_else(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(HostError, match="chips are still held"):
         unlock_pod(monkeypatch, pod_)
     assert {host: request["processes"] for host, request in pod_.asked.items()} == {"pod-w0": [[7, 70]], "pod-w1": []}
+
+
+def test_what_was_not_shown_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    pod_ = Pod([holding(process(7)), holding()], [unlocked(), unlocked()])
+    with pytest.raises(UsageError, match="--json does not show it"):
+        unlock_pod(monkeypatch, pod_, "--json", yes=())
+    assert not pod_.asked
 
 
 def test_a_worker_that_did_not_say_who_holds_its_chips_is_not_asked_to_end_anything(

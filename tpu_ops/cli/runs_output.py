@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -148,6 +148,13 @@ def exit_code(outcomes: Sequence[Outcome], *, of_rank: bool = False) -> int:
     if state in {"succeeded", "running", "starting", "ending", "exited"}:
         return ExitCode.OK
     return (_code_of_rank(outcomes) if of_rank else 0) or ExitCode.FAILED
+
+
+def worst(codes: Iterable[int]) -> int:
+    """Return the exit code of several runs: a known failure counts before one of which nothing is known."""
+    found = list(codes)
+    failed = [code for code in found if code not in {ExitCode.OK, ExitCode.UNREACHABLE}]
+    return max(failed or found, default=ExitCode.OK)
 
 
 def _code_of_rank(outcomes: Sequence[Outcome]) -> int:

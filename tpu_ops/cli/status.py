@@ -50,10 +50,13 @@ def run(args: argparse.Namespace) -> int:
                 output.info(commands.on_fleet(note, fleet.settings.command))
             elif runs_output.is_gone(outcomes):
                 runs_output.after_gone(fleet.settings.command)
-    if problem:
-        raise problem
     of_rank = args.exit_code == "rank"
-    return max((runs_output.exit_code(outcomes, of_rank=of_rank) for _, outcomes in seen), default=ExitCode.OK)
+    code = runs_output.worst(runs_output.exit_code(outcomes, of_rank=of_rank) for _, outcomes in seen)
+    if problem and code in {ExitCode.OK, ExitCode.UNREACHABLE}:
+        raise problem
+    if problem:
+        output.error(problem)
+    return code
 
 
 async def _ask(

@@ -257,6 +257,8 @@ class _Job:
             return self._would()
         await self._check(fanout)
         if self.args.dry_run:
+            if self.tree:
+                await sync.look(fanout, self.hosts, self.tree)
             return self._would()
         tree = self.tree
         if self.guard:

@@ -57,6 +57,9 @@ def run(args: argparse.Namespace) -> int:
     answering = [worker for worker in workers if worker.host not in {reply.host for reply in seen.silent}]
     runs = asyncio.run(_runs_of(fleet, answering, doomed))
     if doomed:
+        if args.json and not args.yes:
+            what = "nothing is ended before it has been shown, and --json does not show it"
+            raise UsageError(what, where="--json", fix="add --yes, or leave out --json and be asked")
         if not args.json:
             output.table(who.rows(doomed), who.COLUMNS)
         for run_ in runs:

@@ -32,11 +32,13 @@ def require_protocol(request: Dict[str, Any]) -> None:
     Raises:
         Refused: It does not.
     """
-    if request.get("protocol") != PROTOCOL:
+    spoken = request.get("protocol")
+    if spoken != PROTOCOL:
+        older = isinstance(spoken, int) and spoken < PROTOCOL
         raise Refused(
             "invalid",
-            "this worker's launcher speaks version {}, the controller {}".format(PROTOCOL, request.get("protocol")),
-            "run site.yml again with the controller's version",
+            "this worker's launcher speaks version {}, the controller {}".format(PROTOCOL, spoken),
+            "update tpu_ops on the controller" if older else "run site.yml again with the controller's version",
         )
 
 

@@ -104,6 +104,10 @@ def first_fix(known: Sequence[tuple[str, str]]) -> str:
     return fixes[0][0].replace("\0", ",".join(workers)) if fixes else ""
 
 
+#: What to do where the workers' launcher is newer than this machine's.
+UPDATE = "update tpu_ops on this machine: `git pull && make env` in its clone"
+
+
 def configure(worker: str) -> str:
     """Return the command that configures one worker."""
     return f"tpu_ops configure {worker}"
@@ -116,7 +120,8 @@ def faults_of(worker: Worker, probe: Mapping[str, Any]) -> list[Fault]:
     """
     if probe["protocol"] != wire.PROTOCOL:
         problem = f"its launcher speaks version {probe['protocol']}, this machine {wire.PROTOCOL}"
-        return [Fault(worker.host, problem, configure(worker.host))]
+        newer = probe["protocol"] > wire.PROTOCOL
+        return [Fault(worker.host, problem, UPDATE if newer else configure(worker.host))]
     found = [
         Fault(
             worker.host,

@@ -20,6 +20,7 @@ from typing import Any
 
 from tpu_ops import texts
 from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
+from tpu_ops.log import Log
 from tpu_ops.remote import openssh, ssh
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import SSH_FAILED, Result
@@ -27,21 +28,28 @@ from tpu_ops.runs import listing, synced
 
 #: Below the person's home on every worker.
 PARENT = "tpu_ops"
-#: Seconds for one worker to receive the tree.
+#: Seconds for one worker to receive the tree, beside what its bytes take over a slow uplink. What stands still is ended
+#: much sooner, by rsync itself.
 LIMIT = 600.0
 #: Seconds for one worker to read what it has.
 _STEP_LIMIT = 120.0
-#: Bytes per second of an uplink over which all of them are told what is to be there, and the seconds that it may add:
-#: the list of 10,000 files is 1 MB, for each worker.
-_UPLINK, _TELLING = 125_000, 600.0
+#: Bytes per second of a slow uplink, which all workers share, and the seconds that it may add to telling them what is
+#: to be there (the list of 10,000 files is 1 MB, for each worker) and to bringing it.
+_UPLINK, _TELLING, _BRINGING = 125_000, 600.0, 6 * 3600.0
+#: Bytes in all that are said before they are brought, since that may take a while.
+_MUCH = 50 * 10**6
 #: rsync processes at once: each costs the controller processor time for hashing and encryption.
 WIDTH = 8
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 #: Runs the first line of its input, which reads the rest.
 _RUN = ("/usr/bin/python3", "-IS", "-c", "import json, sys; exec(json.loads(sys.stdin.readline()))")
 _LISTS = ("differs", "taken", "stale")
+#: How the problem of a worker begins whose line is too slow for the tree.
+_SLOW = "the tree did not arrive"
 #: Files that an error names before it only says that there are more.
 _NAMED = 4
+
+_log = Log(__name__)
 
 
 @dataclass(frozen=True)
@@ -198,13 +206,16 @@ async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Se
     seen = await look(fanout, hosts, tree)
     if behind := [host for host in hosts if seen[host].stale or not seen[host].listed]:
         await _ask(fanout, behind, "prepare", tree)
-    slots = asyncio.Semaphore(WIDTH)
+    slots, at_once = asyncio.Semaphore(WIDTH), min(WIDTH, len(hosts))
 
     async def one(host: str) -> Result:
+        entries = seen[host].differs
         async with slots:
-            return await _transfer(fanout, host, tree, seen[host].differs)
+            limit = LIMIT + min(_bytes(tree, entries) * at_once / _UPLINK, _BRINGING)
+            return await _transfer(fanout, host, tree, entries, limit)
 
     if changing := [host for host in hosts if seen[host].differs]:
+        _say_much(tree, {host: seen[host].differs for host in changing})
         results = await asyncio.gather(*(one(host) for host in changing))
         _require({result.host: result for result in results})
         after = await _ask(fanout, changing, "look", tree)
@@ -251,14 +262,36 @@ def _answer(said: bytes) -> Any:
     return None
 
 
-async def _transfer(fanout: Fanout, host: str, tree: Tree, entries: Iterable[str]) -> Result:
+def _bytes(tree: Tree, entries: Iterable[str]) -> int:
+    """Return how many bytes these entries have; one that has gone meanwhile is found by whoever brings it."""
+    total = 0
+    for entry in entries:
+        with contextlib.suppress(OSError):
+            total += (tree.source / entry).lstat().st_size
+    return total
+
+
+def _say_much(tree: Tree, differs: Mapping[str, Sequence[str]]) -> None:
+    """Say what is brought where it is much, and what to do where it is too much."""
+    sizes = {entries: _bytes(tree, entries) for entries in set(map(tuple, differs.values()))}
+    if (total := sum(sizes[tuple(entries)] for entries in differs.values())) >= _MUCH:
+        each = max(sizes.values()) / 10**6
+        _log.info(
+            "copying up to %.0f MB to each of %s, %.0f MB in all; data belongs in .gitignore and in a bucket",
+            each,
+            texts.count(len(differs), "worker"),
+            total / 10**6,
+        )
+
+
+async def _transfer(fanout: Fanout, host: str, tree: Tree, entries: Iterable[str], limit: float) -> Result:
     command = transfer_command(tree, host, fanout.ssh_config)
     async with ssh.started(command, stdout=asyncio.subprocess.DEVNULL) as process:
         try:
-            async with asyncio.timeout(LIMIT):
+            async with asyncio.timeout(limit):
                 _, said = await process.communicate(transfer_list(entries))
         except TimeoutError:
-            return Result(host, None, problem=f"the tree did not arrive within {LIMIT:.0f} s")
+            return Result(host, None, problem=f"{_SLOW} within {limit:.0f} s")
     text = said.decode(errors="replace")
     if process.returncode == SSH_FAILED:
         return Result(host, None, problem=openssh.reason(text, process.returncode), reached=False)
@@ -281,4 +314,6 @@ def _require(results: dict[str, Result]) -> None:
             fix="have its start-up files (.zshenv, .bashrc) print only in interactive shells",
         )
     fix = "see there (`tpu_ops ssh`) what is in the way: files of others, or no space (df)" if first.reached else ""
+    if first.problem.startswith(_SLOW):
+        fix = "name data in .gitignore, and run the same command again: files that have arrived are not sent again"
     raise error(f"the code could not be brought to the workers: {what}", where=where, fix=fix)
