@@ -148,7 +148,7 @@ def test_a_worker_s_word_gives_no_orders_to_a_terminal(capsys: pytest.CaptureFix
     forged = "pid 7 of eve: \x1b]0;owned\a\x1b[2Jx\nPASS  all is well"
     shown = r"pid 7 of eve: \x1b]0;owned\x07\x1b[2Jx PASS  all is well"
     doctor.show(Finding("chips", (Fault("pod-w0", forged, forged),), ("pod-w0",)))
-    run_command._show(["pod-w0"], 1, Result("pod-w0", None, problem=forged), "true")
+    run_command._show(["pod-w0"], 1, Result("pod-w0", None, problem=forged))
     configure.Progress()(Said(f"one\n{forged}"))
     out, err = capsys.readouterr()
     assert out.splitlines()[1:] == [f"        pod-w0: {shown}", f"          fix: {shown}", f"--- pod-w0: {shown}"]
@@ -325,36 +325,6 @@ def test_equal_faults_are_shown_once_with_all_their_workers() -> None:
         },
         other,
     ]
-
-
-LINE = "; for a shell line: --shell -- 'LINE'"
-
-
-@pytest.mark.parametrize(
-    ("quoted", "why", "program", "shown"),
-    [
-        ("'nope'", "No such file or directory", "nope", "command not found: nope"),
-        ("'cd /tmp; ls'", "No such file or directory", "cd /tmp; ls", f"command not found: cd /tmp; ls{LINE}"),
-        ("\u2018/x\u2019", "Permission denied", "/x", "permission denied: /x"),
-        ("'~/train.sh'", "No such file or directory", "~/train.sh", f"command not found: ~/train.sh{LINE}"),
-        ("'$HOME/x.sh'", "No such file or directory", "$HOME/x.sh", f"command not found: $HOME/x.sh{LINE}"),
-        ("'--help'", "No such file or directory", "--help", "command not found: --help"),
-        ("''$'\\303\\274''n'$'\\303\\257'", "No such file or directory", "ünï", "command not found: ünï"),
-        ("'*'", "No such file or directory", "*", f"command not found: *{LINE}"),
-        ("'other'", "No such file or directory", "sh", "command not found: 'other'"),
-        ("'cd'", "No such file or directory", "cd", f"command not found: cd{LINE}"),
-        ("'A=1'", "No such file or directory", "A=1", f"command not found: A=1{LINE}"),
-        (
-            "'python'",
-            "No such file or directory",
-            "python",
-            "command not found: python; that of an environment is named whole, as /opt/venvs/jax/bin/python",
-        ),
-    ],
-)
-def test_a_command_that_is_not_there_is_named_plainly(quoted: str, why: str, program: str, shown: str) -> None:
-    said = f"before\ntimeout: failed to run command {quoted}: {why}\nelse\n"
-    assert run_command.said_by(said.encode(), program).decode() == f"before\n{shown}\nelse\n"
 
 
 def test_a_command_runs_with_garbage_collection_and_without_what_was_imported_before_it():

@@ -162,11 +162,11 @@ def test_what_is_known_to_have_been_started_is_not_left_to_others(
     masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     masters("a").cut = True
-    all_of_it = "read -r _ _ _ envelope _ </proc/$PPID/stat; read -r _ _ _ _ group _ </proc/$envelope/stat"
+    all_of_it = "read -r _ _ _ timer _ </proc/$PPID/stat; read -r _ _ _ outer _ </proc/$timer/stat"
     if not begun:
         # What the master starts dies before it prints a word.
         monkeypatch.setattr(wire, "ENVELOPE", "kill -9 0")
-    found = run(ways("a"), ["sh", "-c", f"{all_of_it}; kill -9 -$group"])
+    found = run(ways("a"), ["sh", "-c", f"{all_of_it}; kill -9 -$outer -$timer"])
     if begun:
         assert found["a"].code is None
         assert found["a"].problem == "the connection ended before the command: ssh ended with 255"

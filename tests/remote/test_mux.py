@@ -130,8 +130,8 @@ async def test_what_a_master_does_not_do_is_done_by_ssh(
 async def test_a_session_whose_end_is_not_told_has_the_code_of_ssh(master: Master, fanout: Fanout, play: Path) -> None:
     master.cut = True
     times = play / "times"
-    all_of_it = "read -r _ _ _ envelope _ </proc/$PPID/stat; read -r _ _ _ _ group _ </proc/$envelope/stat"
-    script = f"echo x >>{times}; {all_of_it}; kill -9 -$group"
+    all_of_it = "read -r _ _ _ timer _ </proc/$PPID/stat; read -r _ _ _ outer _ </proc/$timer/stat"
+    script = f"echo x >>{times}; {all_of_it}; kill -9 -$outer -$timer"
     result = (await fanout.run(["a"], ["sh", "-c", script], limit=20))["a"]
     assert (result.code, times.read_text(), calls(play)) == (None, "x\n", [])
     assert result.problem == "the connection ended before the command: ssh ended with 255"

@@ -16,11 +16,12 @@ from tpu_ops.remote.replies import LATE, LONGEST, MUTE, Result
 
 #: Seconds that the command may take on each worker where --timeout does not say.
 TIMEOUT = 300.0
-#: How the program that ends a command in time says that there is none. Not compiled here: most commands never
-#: search for it.
-_NOT_STARTED = rb"(?m)^timeout: failed to run command (.*): (No such file|Permission denied).*$"
-#: What it changes in a name that it quotes, and the rest of what it adds.
-_QUOTED = rb"\\[0-7]{3}|[^A-Za-z0-9/.]"
+#: How the shell of the envelope, dash or bash, says that there is no such command. Not compiled here: most commands
+#: never search for it.
+_NOT_STARTED = (
+    rb"(?ms)^" + wire.SHELL_SAYS + rb"(?:line )?1: (?:exec: )?(.*?): (?:cannot execute: )?"
+    rb"(not found|No such file or directory|Permission denied)$"
+)
 #: What only a shell reads, and what to do then.
 _OF_A_SHELL = rb"[\s;|&<>$*~=]|^(cd|export|source|\.|set|unset|ulimit|umask|alias|eval|exec)$"
 _HINT = b"; for a shell line: --shell -- 'LINE'"
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             _say_cut(cut)
     else:
         for result_hosts, result in gathered(results):
-            _show(result_hosts, len(hosts), result, command[0])
+            _show(result_hosts, len(hosts), result)
     if any(result.problem.startswith((LATE, MUTE)) for result in results):
         # It is of all workers, whoever has printed last.
         stays = "; what is to keep running writes elsewhere: `... >/tmp/log 2>&1 &`"
@@ -129,7 +130,7 @@ def gathered(results: Sequence[Result]) -> list[tuple[list[str], Result]]:
     return [([result.host for result in group], group[0]) for group in ordered]
 
 
-def _show(hosts: Sequence[str], total: int, result: Result, program: str) -> None:
+def _show(hosts: Sequence[str], total: int, result: Result) -> None:
     with output.read_or_not():
         if total > 1 or not result.ok:
             count = f" ({len(hosts)} workers)" if len(hosts) > 1 else ""
@@ -137,7 +138,7 @@ def _show(hosts: Sequence[str], total: int, result: Result, program: str) -> Non
             output.line(f"--- {texts.folded(hosts)}{count}{ending}")
         if result.stdout:
             output.as_it_is(result.stdout.decode(errors="replace").removesuffix("\n"))
-    if said := said_by(result.stderr, program):
+    if said := said_by(result.stderr):
         output.aside(said.decode(errors="replace").removesuffix("\n"))
     if result.cut:
         _say_cut(hosts)
@@ -147,18 +148,12 @@ def _say_cut(hosts: Sequence[str]) -> None:
     output.warning(f"{texts.folded(hosts)}: the output was cut after {LONGEST // 2**20} MiB")
 
 
-def said_by(stderr: bytes, program: str) -> bytes:
-    """Return what a command said, without the words of what starts it: nothing may be known of that.
-
-    Args:
-        stderr: All that it said.
-        program: Its first word. What it starts by the same means is named as that has it.
-    """
-    own = os.fsencode(program)
+def said_by(stderr: bytes) -> bytes:
+    """Given all that a command said, return it without the words of what starts it: nothing may be known of that."""
 
     def not_started(found: re.Match[bytes]) -> bytes:
-        what = b"permission denied: " if found[2].startswith(b"Permission") else b"command not found: "
-        name = own if re.sub(_QUOTED, b"", found[1]) == re.sub(_QUOTED, b"", own) else found[1]
+        name, why = found[1], found[2]
+        what = b"permission denied: " if why.startswith(b"Permission") else b"command not found: "
         line = _HINT if re.search(_OF_A_SHELL, name) else b""
         if re.search(rb"^(python3?|pip3?)$", name):
             line = b"; that of an environment is named whole, as /opt/venvs/jax/bin/" + name

@@ -59,10 +59,16 @@ def find_answer(output: bytes | bytearray, marker: str) -> Any:
         return None
 
 
+#: Seconds between SIGTERM and SIGKILL for a command that took too long.
+_KILL_AFTER = 5
 #: Runs a command and says in-band where its output begins and how it ended: rc files print before it, and an exit
-#: code of 255 is otherwise that of ssh itself. Arguments: the marker, then the command's own vector.
+#: code of 255 is otherwise that of ssh itself. Arguments: the marker, then the command's own vector. `exec` because the
+#: command is a program, never what the shell has under its name. Whoever ends it in time sends SIGTERM to all of its
+#: process group, and SIGKILL only where this shell is still there: so it stays for those that are deaf to the first.
 ENVELOPE = (
-    'printf "\\n%s\\n" "$0"; printf "\\n%s\\n" "$0" >&2; "$@"; tpu_ops_code=$?; '
+    "tpu_ops_late=; trap tpu_ops_late=1 TERM; "
+    'printf "\\n%s\\n" "$0"; printf "\\n%s\\n" "$0" >&2; (exec "$@"); tpu_ops_code=$?; '
+    f'[ -z "$tpu_ops_late" ] || sleep {2 * _KILL_AFTER}; '
     'printf "\\n%s %d\\n" "$0" "$tpu_ops_code"; exit "$tpu_ops_code"'
 )
 
@@ -86,14 +92,19 @@ def enveloped(marker: str, argv: Sequence[str], limit: float) -> str:
 
     Whoever waits for it gives up at that time, and closing a multiplexed session ends nothing on the worker.
     """
-    limited = ["timeout", "--kill-after=5", f"{limit:.3f}", *argv]
-    return shlex.join(["/bin/sh", "-c", ENVELOPE, marker, *limited])
+    ended = ["timeout", f"--kill-after={_KILL_AFTER}", f"{limit:.3f}"]
+    return shlex.join([*ended, "/bin/sh", "-c", ENVELOPE, marker, *argv])
+
+
+#: How the envelope's shell begins what it says itself, as shells do where they have no other name.
+SHELL_SAYS = b"sh: "
 
 
 def behind_marker(said: bytes, marker: str) -> bytes:
-    """Given what came on standard error, return what the command itself printed there."""
+    """Given what came on standard error, return what the command itself printed there, and why it was not started."""
     _, found, rest = said.partition(beginning(marker))
-    return rest if found else said
+    # The envelope's shell speaks under the name that it was given, which is another one on each worker.
+    return rest.replace(f"{marker}: ".encode("ascii"), SHELL_SAYS) if found else said
 
 
 def open_envelope(output: bytes, marker: str) -> tuple[bytes, int | None, bool]:

@@ -1,0 +1,72 @@
+"""`tpu_ops run`: how a command is started, ended and spoken of, by the shell that a worker has."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tpu_ops.cli import run
+from tpu_ops.remote import wire
+from tpu_ops.remote.replies import Output, Result, result_of
+
+LINE = "; for a shell line: --shell -- 'LINE'"
+
+
+def enveloped(argv: Sequence[str], limit: float = 60.0, **environ: str) -> Result:
+    """Run a command here as on a worker."""
+    marker = wire.new_marker()
+    command = ["/bin/sh", "-c", wire.enveloped(marker, argv, limit).replace("timeout", "/usr/bin/timeout", 1)]
+    done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, check=False)
+    streams = [Output(marker), Output()]
+    for stream, said in zip(streams, (done.stdout, done.stderr), strict=True):
+        stream.add(said)
+    return result_of("pod-w0", marker, done.returncode, *streams)
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [
+        ("nope", "command not found: nope"),
+        ("cd /tmp; ls", f"command not found: cd /tmp; ls{LINE}"),
+        ("/", "permission denied: /"),
+        ("~/train.sh", f"command not found: ~/train.sh{LINE}"),
+        ("$HOME/x.sh", f"command not found: $HOME/x.sh{LINE}"),
+        ("--help", "command not found: --help"),
+        ("ünï", "command not found: ünï"),
+        ("a: b", f"command not found: a: b{LINE}"),
+        ("two\nlines", f"command not found: two\nlines{LINE}"),
+        ("*", f"command not found: *{LINE}"),
+        ("cd", f"command not found: cd{LINE}"),
+        ("A=1", f"command not found: A=1{LINE}"),
+        ("python", "command not found: python; that of an environment is named whole, as /opt/venvs/jax/bin/python"),
+    ],
+)
+def test_a_command_that_is_not_there_is_named_plainly(program: str, shown: str) -> None:
+    result = enveloped([program], PATH="/usr/bin/nothing-here")
+    assert run.said_by(result.stderr).decode() == f"{shown}\n"
+    assert result.code == (126 if program == "/" else 127)
+
+
+def test_a_command_is_a_program_and_never_what_a_shell_has_under_its_name() -> None:
+    """Of these, /bin/sh has others of its own: dash reads escapes where the program prints them."""
+    assert enveloped(["echo", r"a\tb"]).stdout == b"a\\tb\n"
+    assert enveloped(["exit", "5"]).code == 127
+
+
+def test_what_is_deaf_to_sigterm_does_not_outlive_a_command_that_took_too_long(tmp_path: Path) -> None:
+    """Its parent ends at the first signal, so that nobody is left to wait for it."""
+    there = tmp_path / "pid"
+    deaf = f"trap '' TERM; echo $$ >{there}; exec sleep 600"
+    line = f"sh -c {shlex.quote(deaf)} >/dev/null 2>&1 & exec sleep 600"
+    result = enveloped(["/bin/sh", "-c", line], limit=1.0)
+    assert result.code is None, "its end was never seen"
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{there.read_text().strip()}").exists():
+        assert time.monotonic() < deadline, "it is still there"
+        time.sleep(0.01)  # polls until the killed process has gone, or the deadline passes
