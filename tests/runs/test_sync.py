@@ -10,6 +10,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from tpu_ops.cli import main
-from tpu_ops.errors import HostError, OpsError
+from tpu_ops.errors import HostError, OpsError, UsageError
 from tpu_ops.remote.replies import Result
 from tpu_ops.runs import sync, synced
 
@@ -125,6 +126,22 @@ async def test_a_tree_has_the_time_that_its_bytes_take_and_what_is_slower_is_tol
     assert limits == [pytest.approx(sync.LIMIT + len(HOSTS) * 60 * 10**6 / sync._UPLINK, rel=0.01)] * len(HOSTS)
     assert "files that have arrived are not sent again" in wrong.value.fix
     assert "copying up to 60 MB to each of 2 workers, 120 MB in all" in caplog.text
+
+
+def test_of_two_commands_that_copy_one_tree_to_a_node_the_second_is_refused(tmp_path: Path, code: Path) -> None:
+    tree = sync.read(code)
+    with sync.alone(tmp_path, ["b", "a", "a"], tree):
+        with (
+            pytest.raises(UsageError, match="is copying digits to it") as wrong,
+            sync.alone(tmp_path, ["c", "b"], tree),
+        ):
+            pytest.fail("both are let in")
+        assert wrong.value.where == "node b"
+        other = replace(tree, name="other")
+        with sync.alone(tmp_path, ["c"], tree), sync.alone(tmp_path, ["a"], other):
+            pass
+    with sync.alone(tmp_path, ["a"], tree):
+        pass
 
 
 async def test_what_a_run_has_written_is_neither_removed_nor_overwritten(workers: Workers, code: Path) -> None:
@@ -328,10 +345,11 @@ async def test_a_worker_that_gives_no_answer_is_named(
 def test_sync_says_what_it_would_bring_and_then_brings_it(
     workers: Workers, code: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    chosen = [SimpleNamespace(host=host) for host in HOSTS]
+    chosen = [SimpleNamespace(host=host, label="w") for host in HOSTS]
+    fleet = SimpleNamespace(settings=SimpleNamespace(state_dir=workers.folder / "state"))
     monkeypatch.setattr("tpu_ops.cli.sync.config.load", lambda _: None)
     monkeypatch.setattr("tpu_ops.cli.sync.contact.find", lambda *_: (None, chosen))
-    monkeypatch.setattr("tpu_ops.cli.sync.contact.serving", lambda *_: None)
+    monkeypatch.setattr("tpu_ops.cli.sync.contact.serving", lambda *_: fleet)
     monkeypatch.setattr("tpu_ops.cli.sync.contact.fanout", lambda _: workers)
     monkeypatch.setattr("tpu_ops.cli.sync.contact.out_of_reach", lambda *_: {})
 

@@ -45,7 +45,11 @@ def run(args: argparse.Namespace) -> int:
         raise UnreachableError(reason, where=texts.folded(equal), fix=contact.way_back(fleet, equal))
     tree = _read(args.directory)
     fanout, begun = contact.fanout(fleet), time.monotonic()
-    seen = asyncio.run((sync.look if args.dry_run else sync.push)(fanout, hosts, tree))
+    if args.dry_run:
+        seen = asyncio.run(sync.look(fanout, hosts, tree))
+    else:
+        with sync.alone(fleet.settings.state_dir, [worker.label for worker in workers], tree):
+            seen = asyncio.run(sync.push(fanout, hosts, tree))
     if args.json:
         found = {host: {"brought": list(one.differs), "removed": list(one.stale)} for host, one in seen.items()}
         facts = {"source": str(tree.source), "path": f"~/{tree.cwd}", "files": len(tree.files)}

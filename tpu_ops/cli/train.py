@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import shlex
 import time
@@ -260,17 +261,18 @@ class _Job:
             if self.tree:
                 await sync.look(fanout, self.hosts, self.tree)
             return self._would()
-        tree = self.tree
-        if self.guard:
-            # Every attempt has the code as it is now: what is brought is a copy of it.
-            self.tree = await self.guard.begin(self.workers, tree)
-        if tree and self.tree:
-            begun = time.monotonic()
-            await sync.push(fanout, self.hosts, self.tree)
-            cli_sync.said(tree, self.hosts, time.monotonic() - begun)
-        if self.project:
-            await projects.look(fanout, self.hosts, self.spec)
-        await self._start(fanout)
+        tree, labels = self.tree, [worker.label for worker in self.workers]
+        with sync.alone(self.fleet.settings.state_dir, labels, tree) if tree else contextlib.nullcontext():
+            if self.guard:
+                # Every attempt has the code as it is now: what is brought is a copy of it.
+                self.tree = await self.guard.begin(self.workers, tree)
+            if tree and self.tree:
+                begun = time.monotonic()
+                await sync.push(fanout, self.hosts, self.tree)
+                cli_sync.said(tree, self.hosts, time.monotonic() - begun)
+            if self.project:
+                await projects.look(fanout, self.hosts, self.spec)
+            await self._start(fanout)
         if self.guard:
             return await self.guard.started(fanout, self.workers)
         if self.args.detach:

@@ -13,13 +13,14 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpu_ops import texts
+from tpu_ops import files, texts
 from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
+from tpu_ops.fleet.state import unwritable
 from tpu_ops.log import Log
 from tpu_ops.remote import openssh, ssh
 from tpu_ops.remote.fanout import Fanout
@@ -177,6 +178,35 @@ class Seen:
     listed: bool
 
 
+@contextlib.contextmanager
+def alone(state_dir: Path, labels: Iterable[str], tree: Tree) -> Iterator[None]:
+    """Be the only command of this machine that copies a tree of this name to these nodes, while the block lasts.
+
+    Of two starts at once the pod's lock lets one run: the other is not to have changed the code under it by then.
+
+    Args:
+        state_dir: Of the fleet.
+        labels: Of the nodes.
+        tree: What is copied.
+
+    Raises:
+        UsageError: Another command is copying one there.
+        OpsError: The disk does not take a lock.
+    """
+    folder = state_dir / "syncing"
+    with contextlib.ExitStack() as stack:
+        for label in sorted(set(labels)):
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                stack.enter_context(files.locked(folder / f"{label}+{tree.name}", 0))
+            except TimeoutError:
+                what = f"another command on this machine is copying {tree.name} to it, or starting a run with that"
+                raise UsageError(what, where=f"node {label}", fix="wait until it has ended") from None
+            except OSError as exc:
+                raise unwritable(folder, exc) from exc
+        yield
+
+
 async def look(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Seen]:
     """Compare a tree with what all these workers have of it, by content; nothing is changed.
 
@@ -186,9 +216,9 @@ async def look(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Se
     """
     seen = {host: _seen(answer) for host, answer in (await _ask(fanout, hosts, "look", tree)).items()}
     if taken := {host: one.taken for host, one in seen.items() if one.taken}:
-        files = sorted({entry for entries in taken.values() for entry in entries})
+        named = sorted({entry for entries in taken.values() for entry in entries})
         raise HostError(
-            f"{texts.some(files, _NAMED)} in ~/{tree.cwd} differs from yours, and no sync has put it there: it is not "
+            f"{texts.some(named, _NAMED)} in ~/{tree.cwd} differs from yours, and no sync has put it there: it is not "
             "overwritten",
             where=texts.folded(list(taken)),
             fix=f"move it away on the workers, or name it in {tree.source}/.gitignore",
@@ -221,9 +251,9 @@ async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Se
         after = await _ask(fanout, changing, "look", tree)
         wrong = {host: _seen(answer).differs for host, answer in after.items() if answer["differs"]}
         if wrong:
-            files = sorted({entry for entries in wrong.values() for entry in entries})
+            named = sorted({entry for entries in wrong.values() for entry in entries})
             raise HostError(
-                f"{texts.some(files, _NAMED)} in ~/{tree.cwd} is not what was read here: it has changed meanwhile",
+                f"{texts.some(named, _NAMED)} in ~/{tree.cwd} is not what was read here: it has changed meanwhile",
                 where=texts.folded(list(wrong)),
                 fix="run the same command again once nothing writes there or here",
             )
