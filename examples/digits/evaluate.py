@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-# One process alone may not open the chips of a pod; this little work is the CPU's.
+# A single process cannot open the chips of a pod; the CPU is enough for this.
 jax.config.update("jax_platforms", "cpu")
 
 import model  # noqa: E402 - the platform is chosen first

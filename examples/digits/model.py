@@ -23,7 +23,7 @@ def load_split():
 
 
 def initial_parameters(seed: int = 0):
-    """Return the parameters every process starts from: equal on all of them, since the seed is."""
+    """Return the parameters every process starts from: the same on all, since the seed is."""
     first, second = jax.random.split(jax.random.key(seed))
     return {
         "w1": jax.random.normal(first, (PIXELS, HIDDEN)) * (2 / PIXELS) ** 0.5,
@@ -40,12 +40,12 @@ def logits(parameters, images):
 
 
 def accuracy(parameters, images, labels):
-    """Return the share of images that are named rightly."""
+    """Return the share of images that are classified correctly."""
     return jnp.mean(jnp.argmax(logits(parameters, images), axis=1) == labels)
 
 
 def save(path: Path, parameters, epoch: int) -> None:
-    """Write a checkpoint whole or not at all."""
+    """Write a checkpoint completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:

@@ -42,7 +42,7 @@ def main() -> None:
     """Train, print loss and test accuracy of each epoch, write a checkpoint after each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=64, help="rows of all processes together")
+    parser.add_argument("--batch-size", type=int, default=64, help="rows over all processes")
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoints/digits.npz"))
     arguments = parser.parse_args()
 
@@ -75,7 +75,7 @@ def main() -> None:
         average = float(np.mean([float(loss) for loss in losses]))
         right = float(score(state[0], test_images, test_labels))
         print(f"epoch {epoch} loss {average:.4f} test accuracy {right:.4f}", flush=True)
-        # Rank 0 speaks for all: here a checkpoint; an experiment tracker's log call belongs here too.
+        # Only rank 0: writing checkpoints, and an experiment tracker's log calls.
         if rank == 0:
             model.save(arguments.checkpoint, state[0], epoch)
             print(f"checkpoint {arguments.checkpoint} epoch {epoch}", flush=True)
