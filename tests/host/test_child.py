@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from tests.support.specs import myself
 from tpu_ops.host import child, unit
 from tpu_ops.host.ending import end_tree
+from tpu_ops.host.person import Person
 
 
 def test_nothing_of_the_person_stands_in_the_unit() -> None:
@@ -36,6 +38,19 @@ def test_a_held_child_runs_nothing_until_it_may(tmp_path: Path) -> None:
     with os.fdopen(source, "rb") as file:
         assert file.read() == b"\xff" + str(tmp_path).encode() + b"\n"
     assert os.WTERMSIG(os.waitpid(held.pid, 0)[1]) == 15
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="it takes root to be somebody else")
+def test_the_person_may_open_the_output_by_its_name() -> None:
+    somebody = Person(pwd.getpwnam("nobody"))
+    source, sink = child.output_pipe(somebody)
+    script = "echo one >/dev/stderr; echo two | tee /dev/stdout"
+    held = child.Child.fork(["sh", "-c", script], {b"PATH": b"/usr/bin:/bin"}, "/", somebody, sink)
+    os.close(sink)
+    assert held.go() == ""
+    with os.fdopen(source) as file:
+        assert file.read() == "one\ntwo\ntwo\n"
+    assert os.waitpid(held.pid, 0)[1] == 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import time
 from typing import Any, Dict, TextIO
 
 from . import environment, fitness, proc, spec, unit
-from .child import Child, NotReady
+from .child import Child, NotReady, output_pipe
 from .ending import chips_after, end_tree
 from .hub import Hub
 from .keeper import Keeper
@@ -148,7 +148,7 @@ class Supervisor:
         from_host.update(self.store.put_secrets(data["secrets"], person))
         env = environment.build(data, person, venv, from_host, self.store.files(self.run_id))
         self.record["cgroup"] = proc.own_cgroup()
-        source, output = os.pipe()
+        source, output = output_pipe(person)
         try:
             cwd = environment.working_directory(data, person)
             self.child = Child.fork(data["argv"], env, cwd, person, output)
