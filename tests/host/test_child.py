@@ -17,10 +17,12 @@ from tpu_ops.host.person import Person
 
 
 def test_nothing_of_the_person_stands_in_the_unit() -> None:
-    command = unit.start_command("/usr/local/lib/tpu_ops/0123/tpu-host", "digits-1", 30)
+    command = unit.start_command("/usr/local/lib/tpu_ops/0123/tpu-host", "digits-1", 30, "0123456789abcdef")
     assert "--property=KillMode=mixed" in command
     assert "--property=TimeoutStopSec=45" in command
     assert "--property=CollectMode=inactive-or-failed" in command
+    after = "/usr/bin/python3 -IS /usr/local/lib/tpu_ops/0123/tpu-host after digits-1 0123456789abcdef"
+    assert "--property=ExecStopPost=" + after in command
     assert command[-4:] == ["-IS", "/usr/local/lib/tpu_ops/0123/tpu-host", "supervise", "digits-1"]
     assert not any(char in word for word in command for char in "$%")
 

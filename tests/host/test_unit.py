@@ -65,4 +65,4 @@ def test_what_is_told_but_once_waits_for_a_systemd_that_reads_late(systemd: sock
 
 
 def test_a_supervisor_that_hangs_is_ended_without_a_core() -> None:
-    assert "WatchdogSignal=SIGKILL" in unit.properties("/usr/local/sbin/tpu-host", "r1", 30.0)
+    assert "WatchdogSignal=SIGKILL" in unit.properties("/usr/local/sbin/tpu-host", "r1", 30.0, "0123456789abcdef")

@@ -168,9 +168,9 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
                 raise
         else:
             try:
-                _start_unit(store, data, caller)
+                _start_unit(store, data, request["marker"], caller)
             finally:
-                spec.discard(store.run_dir, run_id)
+                spec.discard(store.run_dir, run_id, request["marker"])
     record = _of_attempt(store.observe(run_id), data)
     reserve = request.get("reserve") is True
     while record is not None and record["state"] == "starting":
@@ -236,7 +236,7 @@ def _not_begun(store: Store, record: Dict[str, Any] | None) -> Refused:
     return Refused("failed", record["reason"], **facts)
 
 
-def _start_unit(store: Store, data: Dict[str, Any], caller: Caller) -> None:
+def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller) -> None:
     """Start the unit; a name that an ended run is just leaving is waited for.
 
     Raises:
@@ -246,7 +246,7 @@ def _start_unit(store: Store, data: Dict[str, Any], caller: Caller) -> None:
     # Whoever has gone may have said already that the run is not on, and have asked nobody but this.
     caller.pause(0)
     program = os.path.realpath(sys.argv[0])
-    command = unit.start_command(program, data["run_id"], data["grace_stop"])
+    command = unit.start_command(program, data["run_id"], data["grace_stop"], marker)
     deadline = time.monotonic() + _NAME_LIMIT
     while True:
         code, text = unit.call(command, unit.START_LIMIT + _SYSTEMD_LIMIT)

@@ -14,13 +14,22 @@ if TYPE_CHECKING:
     from typing import Any, Dict
 
 
-def after(store: Store, run_id: str) -> int:
+def after(store: Store, run_id: str, marker: str = "") -> int:
     """Repeat the last checks once the unit's processes are gone, and close the record of a dead supervisor.
 
     systemd runs this (ExecStopPost) and tells in the environment how the supervisor ended. Nobody closes it later, so
-    that a lock which somebody keeps is in the way of nothing: while this is at work no other attempt can begin.
+    that a lock which somebody keeps is in the way of nothing: while this is at work no other attempt can begin. The
+    spec of one may wait already.
+
+    Args:
+        store: Where its record is.
+        run_id: The run.
+        marker: Of the request that started the unit; by default no spec waits.
+
+    Returns:
+        The exit code.
     """
-    spec.discard(store.run_dir, run_id)
+    spec.discard(store.run_dir, run_id, marker)
     store.drop_secrets()
     intent = store.take_intent(run_id)
     record = store.read(run_id)

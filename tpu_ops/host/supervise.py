@@ -68,7 +68,7 @@ class Supervisor:
         lock = self.store.lock(holder_of(self.record))
         if lock is None:
             # The unit's name is the first lock; this one catches a supervisor that somebody started by hand.
-            spec.discard(self.store.run_dir, self.run_id)
+            spec.discard(self.store.run_dir, self.run_id, marker)
             return _HELD
         return self._run(data, lock)
 
@@ -124,7 +124,7 @@ class Supervisor:
             text = "no record or log can be kept in {0}: {1}; `df {0}` tells how full that disk is"
             raise NotReady(text.format(self.store.runs_dir, exc.strerror or exc)) from exc
         finally:
-            spec.discard(self.store.run_dir, self.run_id)
+            spec.discard(self.store.run_dir, self.run_id, self.record["marker"])
         if who:
             raise NotReady("run {} was stopped by {}".format(self.run_id, who))
 

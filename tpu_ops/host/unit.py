@@ -18,7 +18,7 @@ START_LIMIT = 30
 STOP_MARGIN = 15
 
 
-def properties(program: str, run_id: str, grace: float) -> list[str]:
+def properties(program: str, run_id: str, grace: float, marker: str) -> list[str]:
     """Return the unit's properties.
 
     Nothing that the person gave stands in them: systemd expands ``${X}`` and ``%n``, and everyone can read them.
@@ -27,8 +27,9 @@ def properties(program: str, run_id: str, grace: float) -> list[str]:
         program: Path of this program; a versioned one, so that an upgrade never touches a running one.
         run_id: The run; a checked run id is free of whatever systemd would expand.
         grace: Seconds between SIGTERM and SIGKILL when the run is stopped.
+        marker: That of the request, which is letters and digits; it is no secret.
     """
-    after = " ".join([*INTERPRETER, program, "after", run_id])
+    after = " ".join([*INTERPRETER, program, "after", run_id, marker])
     return [
         # mixed: SIGTERM reaches the supervisor alone, which ends the tree in order; SIGKILL reaches everything.
         "KillMode=mixed",
@@ -58,11 +59,11 @@ def properties(program: str, run_id: str, grace: float) -> list[str]:
     ]
 
 
-def start_command(program: str, run_id: str, grace: float) -> list[str]:
+def start_command(program: str, run_id: str, grace: float, marker: str) -> list[str]:
     """Return the command that starts the unit and returns once the supervisor has said that it is ready."""
     command = ["systemd-run", "--quiet", "--unit=" + UNIT, "--service-type=notify"]
     command.append("--description=tpu_ops run {}".format(run_id))
-    command += ["--property=" + entry for entry in properties(program, run_id, grace)]
+    command += ["--property=" + entry for entry in properties(program, run_id, grace, marker)]
     return [*command, "--", *INTERPRETER, program, "supervise", run_id]
 
 
