@@ -6,7 +6,8 @@ import errno
 import json
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 
 from tests.support.alone import ALONE
 from tests.support.specs import good, myself
-from tpu_ops.host import actions, record, spec, wire
+from tpu_ops.host import actions, proc, record, spec, wire
+from tpu_ops.host.after import after
 from tpu_ops.host.store import Store
 
 STOP = {"kind": "stop", "by": "ada", "requested": True}
@@ -58,8 +60,19 @@ def left(store: Store) -> set[str]:
     }
 
 
-def stop(store: Store) -> dict[str, Any]:
-    return actions.stop({"protocol": wire.PROTOCOL, "run_id": "r1"}, store, wire.Caller(0, attended=False))
+def stop(store: Store, **request: Any) -> dict[str, Any]:
+    asked = {"protocol": wire.PROTOCOL, "run_id": "r1", **request}
+    return actions.stop(asked, store, wire.Caller(0, attended=False))
+
+
+@pytest.fixture
+def supervisor(store: Store) -> Iterator[subprocess.Popen[bytes]]:
+    """Have another process than this one be the supervisor of the run."""
+    with subprocess.Popen(["sleep", "60"]) as found:
+        own = {"pid": found.pid, "start": proc.start_time(found.pid)}
+        store.write((store.read("r1") or {}) | {"supervisor": own})
+        yield found
+        found.kill()
 
 
 def test_a_run_is_stopped_where_memory_takes_no_intent(
@@ -93,6 +106,52 @@ def test_a_stop_that_no_disk_takes_is_refused_in_words_and_leaves_nothing(
     )
     assert "df" in raised.value.fix
     assert left(store) == set()
+
+
+@pytest.mark.parametrize("state", ["running", "failed"], ids=["before its last record", "before it has gone"])
+@pytest.mark.parametrize("wanted", [True, False], ids=["of a person", "of a recovery"])
+def test_a_stop_that_crosses_the_end_of_a_run_is_on_record_and_does_not_wait_for_the_next_attempt(
+    store: Store,
+    supervisor: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: bool,
+    state: str,
+) -> None:
+    """All that comes behind the run has been done when the intent is written."""
+    monkeypatch.setattr("tpu_ops.host.after.chips_after", lambda: {"holders": []})
+    store.write((store.read("r1") or {}) | {"state": state})
+    put = store.put_intent
+
+    def crossed(run_id: str, intent: dict[str, Any]) -> None:
+        store.write((store.read("r1") or {}) | {"state": "failed"})
+        supervisor.kill()
+        supervisor.wait()
+        after(store, "r1")
+        put(run_id, intent)
+
+    monkeypatch.setattr(store, "put_intent", crossed)
+    answer = stop(store, **({} if wanted else {"reason": "a node is lost"}))
+    found = store.read("r1") or {}
+    assert (found["state"], found["stop_requested_by"]) == ("failed", myself().name if wanted else "")
+    assert answer["record"] == found
+    assert store.take_intent("r1") is None
+
+
+def test_a_stop_that_crosses_the_end_leaves_what_was_said_of_the_next_attempt(
+    store: Store, supervisor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = store.put_intent
+
+    def crossed(run_id: str, intent: dict[str, Any]) -> None:
+        store.write((store.read("r1") or {}) | {"state": "failed"})
+        supervisor.kill()
+        supervisor.wait()
+        put(run_id, STOP)
+
+    monkeypatch.setattr(store, "put_intent", crossed)
+    stop(store, reason="a node is lost")
+    monkeypatch.setattr(store, "put_intent", put)
+    assert store.take_intent("r1") == STOP
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -297,6 +297,8 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
         Refused: There is no such run, it belongs to another person, the grace is none, or it did not end in time.
         Gone: Nobody waits for the answer any more; the supervisor ends the run by itself.
     """
+    from .record import taken_back  # no other request wants it
+
     require_root()
     require_protocol(request)
     person = asking()
@@ -326,13 +328,15 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
             _note(store, record, intent, alive=alive)
         if alive:
             store.settle(record)
+            record = taken_back(store, record, intent)
         return {"ok": True, "record": record, "already": True}
     _require_control(person, record, request)
     store.put_intent(run_id, intent)
     if alive:
         with contextlib.suppress(ProcessLookupError):  # it has ended just now
             os.kill(supervisor["pid"], signal.SIGTERM)
-    return {"ok": True, "record": _await_end(store, record, intent.get("grace", 0), caller)}
+    ended = _await_end(store, record, intent.get("grace", 0), caller)
+    return {"ok": True, "record": taken_back(store, ended, intent)}
 
 
 def _require_control(person: Person, record: Dict[str, Any], request: Dict[str, Any]) -> None:
