@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import time
 
-from . import TYPE_CHECKING, spec
+from . import TYPE_CHECKING, spec, unit
 from .ending import chips_after, end_left
 from .record import note_stop_request, requested_by
 from .store import FINAL, Store
 
 if TYPE_CHECKING:
     from typing import Any, Dict
+
+#: How long it may take until the record is closed, in seconds: systemd gives it no more than that where the grace is
+#: none, and what is left of it is for the interpreter's start and for the disk.
+_LIMIT = unit.STOP_MARGIN - 2.0
 
 
 def after(store: Store, run_id: str, marker: str = "") -> int:
@@ -29,6 +33,7 @@ def after(store: Store, run_id: str, marker: str = "") -> int:
     Returns:
         The exit code.
     """
+    deadline = time.monotonic() + _LIMIT
     spec.discard(store.run_dir, run_id, marker)
     store.drop_secrets()
     intent = store.take_intent(run_id)
@@ -43,7 +48,7 @@ def after(store: Store, run_id: str, marker: str = "") -> int:
         if record is not None and requested_by(intent):
             note_stop_request(store, record, requested_by(intent), anyway=True)
         return 0
-    with store.changing(anyway=True):
+    with store.changing(anyway=True, limit=deadline - time.monotonic()):
         _close(store, store.read(run_id) or record, intent, chips=chips, stuck=stuck)
     return 0
 
