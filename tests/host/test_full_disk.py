@@ -158,7 +158,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     found = Disk()
     monkeypatch.setattr("tpu_ops.host.store.os.fsync", found.fsync)
     for place in ("supervise", "after"):
-        monkeypatch.setattr(f"tpu_ops.host.{place}.chips_after", lambda: {"holders": []})
+        monkeypatch.setattr(f"tpu_ops.host.{place}.chips_after", lambda *_: {"holders": []})
     return found
 
 
@@ -390,7 +390,7 @@ def test_a_lockfile_on_a_read_only_disk_is_kept(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(ending, "LOCKFILES", (str(lockfile),))
-    monkeypatch.setattr("tpu_ops.host.ending.proc.holders", list)
+    monkeypatch.setattr("tpu_ops.host.ending.proc.holders", lambda **_: [])
     with monkeypatch.context() as patch:
         patch.setattr("tpu_ops.host.ending.os.unlink", refused)
         assert ending.chips_after()["lockfiles_kept"] == [str(lockfile)]

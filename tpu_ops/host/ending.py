@@ -98,20 +98,23 @@ def _told(pids: list[int]) -> list[Dict[str, Any]]:
     ]
 
 
-def chips_after() -> Dict[str, Any]:
+def chips_after(beat: Callable[[], None] | None = None) -> Dict[str, Any]:
     """Look who holds the chips of this host, and remove libtpu's lockfiles only where nobody does.
+
+    Args:
+        beat: As for `proc.holders`.
 
     Returns:
         ``holders`` (as `proc.holders`), ``lockfiles_removed`` and ``lockfiles_kept`` (paths), ``lockfile_faults`` (why
         a path is kept though nobody holds a chip).
     """
-    holders = proc.holders()
+    holders = proc.holders(beat=beat)
     removed, kept, faults = [], [], {}
     for path in LOCKFILES:
         if not os.path.lexists(path):
             continue
         if not holders:
-            faults[path] = _removed(path)
+            faults[path] = _removed(path, beat)
         if faults.get(path) == "":
             removed.append(path)
             del faults[path]
@@ -120,7 +123,7 @@ def chips_after() -> Dict[str, Any]:
     return {"holders": holders, "lockfiles_removed": removed, "lockfiles_kept": kept, "lockfile_faults": faults}
 
 
-def _removed(path: str) -> str:
+def _removed(path: str, beat: Callable[[], None] | None) -> str:
     """Remove a file that no process has locked; return why it is still there, or the empty string.
 
     A symbolic link is never followed, and counts as one that nobody has locked.
@@ -128,7 +131,8 @@ def _removed(path: str) -> str:
     try:
         if not os.path.islink(path) and _locked(path):
             named = "pid {pid} of {user} ({command})"
-            openers = ", ".join(named.format(**entry) for entry in proc.holders(paths=[path])[:_SHOWN])
+            found = proc.holders(paths=[path], beat=beat)
+            openers = ", ".join(named.format(**entry) for entry in found[:_SHOWN])
             return "it is locked" + (", and open in {}".format(openers) if openers else "")
         os.unlink(path)
     except FileNotFoundError:

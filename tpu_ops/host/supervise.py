@@ -137,7 +137,7 @@ class Supervisor:
     def _prepare(self, data: Dict[str, Any], config: Dict[str, Any]) -> tuple[Logger, Dict[bytes, bytes]]:
         """Fork the command and hold it: everything that can be wrong shows here, before anything runs."""
         person = by_uid(self.record["person"]["uid"])
-        facts = fitness.look(config, person, data["venv"])
+        facts = fitness.look(config, person, data["venv"], unit.starting)
         faults = fitness.faults(facts, data["chips"], force=data["force"])
         if faults:
             raise NotReady("; ".join(fault["problem"] for fault in faults[:_SHOWN]))
@@ -165,7 +165,7 @@ class Supervisor:
             NotReady: One has to stay.
         """
         text = "{} would have libtpu give up: {}; end what has it open, or remove it as root"
-        for path, fault in chips_after()["lockfile_faults"].items():
+        for path, fault in chips_after(unit.starting)["lockfile_faults"].items():
             raise NotReady(text.format(path, fault))
 
     def _linked(self, data: Dict[str, Any], config: Dict[str, Any], env: Dict[bytes, bytes]) -> Link:
@@ -233,7 +233,7 @@ class Supervisor:
         # The command may have been the last to go, after the last look at ended children.
         self.pause(0)
         ended = time.time()
-        chips = chips_after()
+        chips = chips_after(unit.beat)
         deadline = time.monotonic() + _DRAIN
         while logger.is_alive() and time.monotonic() < deadline:
             logger.join(0.1)
@@ -321,7 +321,7 @@ class Supervisor:
     def pause(self, seconds: float) -> None:
         """Wait for a signal, at most this long; collect ended children, note intents, keep the watchdog quiet."""
         got = signal.sigtimedwait(_AWAITED, max(0.0, seconds))
-        unit.notify("WATCHDOG=1")
+        unit.beat()
         if got is not None and got.si_signo in (signal.SIGTERM, signal.SIGINT):
             self._asked_to_end()
         while True:
@@ -354,7 +354,7 @@ class Supervisor:
     def _save(self, **changes: Any) -> None:
         """Write the record. That the disk does not take it is noted once and tried again, and in the way of nothing."""
         self.record.update(changes)
-        beat = (lambda: unit.notify("WATCHDOG=1")) if self._last else None
+        beat = unit.beat if self._last else None
         fault = self._keeper.save(dict(self.record), beat)
         if fault and not self._disk_fault:
             text = "rank {rank} ({worker}): the run's record cannot be written to the disk and is kept in memory: "

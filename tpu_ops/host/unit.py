@@ -91,6 +91,16 @@ def call(command: list[str], limit: float) -> tuple[int, str]:
     return done.returncode, done.stdout.decode("utf-8", "replace").strip()
 
 
+def beat() -> None:
+    """Keep the watchdog quiet."""
+    notify("WATCHDOG=1")
+
+
+def starting() -> None:
+    """Have systemd give the start of the unit as long from now as it gives one in all."""
+    notify("EXTEND_TIMEOUT_USEC={:.0f}".format(START_LIMIT * 1e6))
+
+
 def notify(text: str, limit: float = 0.0) -> None:
     """Tell systemd something (READY=1, WATCHDOG=1, STATUS=...); nothing happens where nobody listens.
 
