@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
+from . import mounts
 from .store import SECRETS
 from .wire import Refused
 
@@ -48,6 +49,8 @@ def properties(program: str, run_id: str, grace: float, marker: str) -> list[str
         "TimeoutStartSec={}".format(START_LIMIT),
         "TimeoutStopSec={:.0f}".format(grace + STOP_MARGIN),
         "After=network-online.target",
+        # systemd-run takes a backslash away, as of a quoted character.
+        *("After=" + name.replace("\\", "\\\\") for name in mounts.found()),
         "LimitMEMLOCK=infinity",
         "LimitNOFILE=1048576",
         "TasksMax=infinity",
