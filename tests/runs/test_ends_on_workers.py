@@ -216,6 +216,19 @@ def test_a_second_ctrl_c_stops_the_run(bench: Bench, command: str) -> None:
     bench.clean()
 
 
+def test_a_unit_that_an_administrator_stops_ends_the_run_as_a_stop_does(bench: Bench) -> None:
+    bench.started("sleep", "600", name="by-hand")
+    bench.inside(1, "systemctl stop tpu-run.service")
+    for index in BOTH:
+        bench.await_clean(index)
+        record = bench.record(index, "by-hand")
+        assert (record["state"], record["first"]) == ("stopped", None)
+        assert (record["intent"]["kind"], record["reason"]) == ("stop", "stopped by systemctl on pod-w1")
+    assert bench.record(1, "by-hand")["stop_requested_by"] == "an administrator"
+    done = bench.tpu_ops("status", "by-hand", "--json")
+    assert (done.returncode, json.loads(done.stdout)[0]["first_failure"]) == (1, None)
+
+
 def test_remote_helpers_end_with_the_controller(bench: Bench) -> None:
     bench.started("sleep", "600", name="watched")
     process = bench.popen("logs", "watched", "--follow")

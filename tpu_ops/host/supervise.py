@@ -341,7 +341,16 @@ class Supervisor:
             # What ends it has been written; this stands nowhere else any more.
             self._save()
         if self.intent is None:
-            self.intent = told or {"kind": "shutdown", "by": "systemd", "at": time.time(), "reason": "host shuts down"}
+            self.intent = told or self._told_by_systemd()
+
+    def _told_by_systemd(self) -> Dict[str, Any]:
+        """Return why systemd ends the unit: the host shuts down, or somebody who knows nothing of tpu_ops stops it."""
+        if not unit.stopped_by_hand():
+            return {"kind": "shutdown", "by": "systemd", "at": time.time(), "reason": "host shuts down"}
+        reason = "stopped by systemctl on {}".format(self.record["worker"])
+        intent = {"kind": "stop", "by": "an administrator", "at": time.time(), "reason": reason, "requested": True}
+        self.record["stop_requested_by"] = self.record["stop_requested_by"] or requested_by(intent)
+        return intent
 
     def _note_stop_request(self) -> Dict[str, Any] | None:
         """Take the intent that was written for this rank, if any; whoever wants no other attempt stays on record."""

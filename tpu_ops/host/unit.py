@@ -15,6 +15,8 @@ INTERPRETER = ["/usr/bin/python3", "-IS"]
 WATCHDOG = 20
 #: How long the supervisor may take until the command is ready to be executed, in seconds.
 START_LIMIT = 30
+#: How long systemd may take to say why it ends the unit, in seconds: the watchdog hears nothing meanwhile.
+_WHY_LIMIT = 2.0
 #: How much longer than the grace the end of a run may take, in seconds.
 STOP_MARGIN = 15
 
@@ -76,7 +78,7 @@ def call(command: list[str], limit: float) -> tuple[int, str]:
     Raises:
         Refused: systemd does not answer.
     """
-    import subprocess  # most requests, and the supervisor, do without it
+    import subprocess  # most requests, and a supervisor whose command ends by itself, do without it
 
     try:
         done = subprocess.run(
@@ -92,6 +94,29 @@ def call(command: list[str], limit: float) -> tuple[int, str]:
         text = "systemd did not answer `{}` within {:.0f} s".format(command[0], limit)
         raise Refused("failed", text, "`systemctl list-jobs` on this worker; a reboot if that hangs too") from None
     return done.returncode, done.stdout.decode("utf-8", "replace").strip()
+
+
+def stopped_by_hand() -> bool:
+    """Return whether somebody has the unit stopped and no host shuts down; False where systemd does not say."""
+    try:
+        code, text = call(["systemctl", "show", "--property=Job,ActiveState", "shutdown.target", UNIT], _WHY_LIMIT)
+    except (OSError, Refused):
+        return False
+    return code == 0 and stops_alone(text)
+
+
+def stops_alone(text: str) -> bool:
+    """Given what `systemctl show` tells of shutdown.target and of the unit, return whether the unit alone is stopped.
+
+    Where it has no job of its own systemd has not been asked to stop it: its start took too long, or the signal came
+    from elsewhere.
+    """
+    facts = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in text.split("\n\n")]
+    if len(facts) != 2:
+        return False
+    # A job that is none has an empty number, or no line at all.
+    host, own = (block.get("Job") not in (None, "", "0") for block in facts)
+    return own and not host and facts[0].get("ActiveState") == "inactive"
 
 
 def beat() -> None:
