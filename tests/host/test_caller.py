@@ -295,7 +295,7 @@ def test_a_stop_waits_for_a_start_that_has_no_record_yet(
         if len(waited) == 3:
             if begins:
                 on(tmp_path)
-            spec.discard(store.run_dir, "r1")
+            spec.discard(store.run_dir, "r1", MARKER)
 
     def end(*_: object) -> None:
         store.write(dict(store.read("r1") or {}, state="refused"))
@@ -348,6 +348,18 @@ def test_a_stop_that_comes_while_the_last_record_is_being_written_is_kept_by_wha
     assert (store.read("r1") or {})["stop_requested_by"] == ""
     after(store, "r1")
     assert (store.read("r1") or {})["stop_requested_by"] == myself().name
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["of its own start", "of the next attempt"])
+@pytest.mark.parametrize("state", ["running", "failed"])
+def test_what_comes_behind_a_run_takes_the_spec_of_its_own_start_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, own: bool
+) -> None:
+    monkeypatch.setattr("tpu_ops.host.after.chips_after", lambda: {"holders": []})
+    store, marker = on(tmp_path, state=state), MARKER if own else MARKER[::-1]
+    spec.put(store.run_dir, good(run_id="r1", attempt=1 if own else 2), os.getuid(), os.getuid(), marker)
+    after(store, "r1", MARKER)
+    assert spec.waits(store.run_dir, "r1", marker) is not own
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -442,7 +454,7 @@ def test_a_start_that_is_sent_again_waits_for_what_the_first_one_began(
     spec.put(store.run_dir, asked, os.getuid(), os.getuid(), MARKER)
 
     def pause(*_: object) -> None:
-        spec.discard(store.run_dir, "r1")
+        spec.discard(store.run_dir, "r1", MARKER)
         on(tmp_path, state="running", began=time.time())
 
     monkeypatch.setattr(wire.Caller, "pause", pause)
@@ -468,7 +480,7 @@ def test_a_start_that_comes_again_a_moment_later_is_answered_as_the_first_one(
 
     def began(*_: object) -> None:
         on(tmp_path, state="running", began=time.time())
-        spec.discard(store.run_dir, "r1")
+        spec.discard(store.run_dir, "r1", MARKER)
 
     monkeypatch.setattr(spec, "sweep", first)
     if not waits:

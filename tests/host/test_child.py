@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import time
 from pathlib import Path
@@ -12,13 +13,16 @@ import pytest
 from tests.support.specs import myself
 from tpu_ops.host import child, unit
 from tpu_ops.host.ending import end_tree
+from tpu_ops.host.person import Person
 
 
 def test_nothing_of_the_person_stands_in_the_unit() -> None:
-    command = unit.start_command("/usr/local/lib/tpu_ops/0123/tpu-host", "digits-1", 30)
+    command = unit.start_command("/usr/local/lib/tpu_ops/0123/tpu-host", "digits-1", 30, "0123456789abcdef")
     assert "--property=KillMode=mixed" in command
     assert "--property=TimeoutStopSec=45" in command
     assert "--property=CollectMode=inactive-or-failed" in command
+    after = "/usr/bin/python3 -IS /usr/local/lib/tpu_ops/0123/tpu-host after digits-1 0123456789abcdef"
+    assert "--property=ExecStopPost=" + after in command
     assert command[-4:] == ["-IS", "/usr/local/lib/tpu_ops/0123/tpu-host", "supervise", "digits-1"]
     assert not any(char in word for word in command for char in "$%")
 
@@ -36,6 +40,19 @@ def test_a_held_child_runs_nothing_until_it_may(tmp_path: Path) -> None:
     with os.fdopen(source, "rb") as file:
         assert file.read() == b"\xff" + str(tmp_path).encode() + b"\n"
     assert os.WTERMSIG(os.waitpid(held.pid, 0)[1]) == 15
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="it takes root to be somebody else")
+def test_the_person_may_open_the_output_by_its_name() -> None:
+    somebody = Person(pwd.getpwnam("nobody"))
+    source, sink = child.output_pipe(somebody)
+    script = "echo one >/dev/stderr; echo two | tee /dev/stdout"
+    held = child.Child.fork(["sh", "-c", script], {b"PATH": b"/usr/bin:/bin"}, "/", somebody, sink)
+    os.close(sink)
+    assert held.go() == ""
+    with os.fdopen(source) as file:
+        assert file.read() == "one\ntwo\ntwo\n"
+    assert os.waitpid(held.pid, 0)[1] == 0
 
 
 @pytest.mark.parametrize(

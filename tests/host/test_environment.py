@@ -202,7 +202,10 @@ def test_the_ports_of_a_run_are_a_small_range_that_nobody_else_uses(
         environment.load_config(str(path))
 
 
-@pytest.mark.parametrize(("text", "port"), [(b"8482", 8482), (b"", None), (b"0", None), (b"x", None), (b"70000", None)])
+@pytest.mark.parametrize(
+    ("text", "port"),
+    [(b"8482", 8482), (b"1024", 1024), (b"", None), (b"0", None), (b"x", None), (b"70000", None), (b"1023", None)],
+)
 def test_the_coordinators_port_is_a_port(text: bytes, port: int | None) -> None:
     assert environment.coordinator_port({}) == 8482
     if port:

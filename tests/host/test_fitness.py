@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.specs import good, myself
-from tpu_ops.host import child, ending, environment, fitness, probe, proc, record, spec, supervise
+from tpu_ops.host import child, ending, environment, fitness, probe, proc, record, spec, supervise, unit
 from tpu_ops.host.store import Store
 
 CHIPS = [f"/dev/accel{number}" for number in range(4)]
@@ -21,7 +21,7 @@ CHIPS = [f"/dev/accel{number}" for number in range(4)]
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return what a supervisor does until the command is held, which none is here."""
     monkeypatch.setattr(proc, "chips", lambda: CHIPS)
-    monkeypatch.setattr(proc, "holders", list)
+    monkeypatch.setattr(proc, "holders", lambda **_: [])
     monkeypatch.setattr(fitness, "space", lambda: {"/": {"free": 10**10, "total": 10**11}})
     monkeypatch.setattr(child.Child, "fork", lambda *_: pytest.fail("it is forked"))
     monkeypatch.setattr(environment, "from_files", lambda _: pytest.fail("it is fit"))
@@ -43,7 +43,7 @@ def test_a_start_is_refused_for_what_a_probe_would_tell(
     with pytest.raises(child.NotReady, match="device files of 4 chips, 8 expected"):
         prepared(chips=8)
     held = [{"pid": 7, "user": "bob", "command": "x"}]
-    monkeypatch.setattr(proc, "holders", lambda: held)
+    monkeypatch.setattr(proc, "holders", lambda **_: held)
     with pytest.raises(child.NotReady, match="no environment at /absent; its chips are held by pid 7 of bob: x"):
         prepared(venv="/absent")
 
@@ -76,7 +76,7 @@ def test_a_start_is_refused_where_a_lockfile_has_to_stay(
     kept = tmp_path / "libtpu_lockfile"
     monkeypatch.setattr(ending, "LOCKFILES", (str(kept),))
     opener = {"pid": 7, "user": "bob", "command": "sleep"}
-    monkeypatch.setattr(proc, "holders", lambda paths=(): [opener] if paths else [])
+    monkeypatch.setattr(proc, "holders", lambda paths=(), **_: [opener] if paths else [])
     with kept.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(child.NotReady) as raised:
@@ -86,6 +86,18 @@ def test_a_start_is_refused_where_a_lockfile_has_to_stay(
     fault = "it is locked, and open in pid 7 of bob (sleep); end what has it open, or remove it as root"
     assert str(raised.value) == f"{kept} would have libtpu give up: {fault}"
     assert kept.exists()
+
+
+def test_a_start_that_looks_long_who_holds_the_chips_is_given_more_time(
+    prepared: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watchdog would begin with the first beat, and there is none yet while the command is forked."""
+    told: list[str] = []
+    monkeypatch.setattr(unit, "notify", told.append)
+    monkeypatch.setattr(proc, "holders", lambda beat: beat() or [])
+    with pytest.raises(pytest.fail.Exception, match="it is fit"):
+        prepared(chips=4)
+    assert told == ["EXTEND_TIMEOUT_USEC=30000000"] * 2
 
 
 def test_a_probe_tells_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

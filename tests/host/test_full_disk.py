@@ -16,7 +16,8 @@ import pytest
 
 from tests.support.alone import ALONE, live
 from tests.support.specs import good, myself
-from tpu_ops.host import child, ending, keeper, link, logs, record, spec, supervise
+from tpu_ops.host import after as behind
+from tpu_ops.host import child, ending, keeper, link, logs, private, record, spec, supervise, unit
 from tpu_ops.host.after import after
 from tpu_ops.host.store import Store
 
@@ -157,7 +158,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     found = Disk()
     monkeypatch.setattr("tpu_ops.host.store.os.fsync", found.fsync)
     for place in ("supervise", "after"):
-        monkeypatch.setattr(f"tpu_ops.host.{place}.chips_after", lambda: {"holders": []})
+        monkeypatch.setattr(f"tpu_ops.host.{place}.chips_after", lambda *_: {"holders": []})
     return found
 
 
@@ -301,6 +302,7 @@ def test_what_is_left_of_a_dead_supervisors_run_is_in_its_record(
 ) -> None:
     # As where it waits inside the kernel.
     monkeypatch.setattr(ending, "send", lambda *_: None)
+    monkeypatch.setattr(ending, "KILL_LIMIT", 0.2)
     store, group, supervisor = Store(str(tmp_path)), tmp_path / "group", begun(tmp_path, disk)
     disk.full = False
     supervisor._save(state="running", cgroup=str(group))
@@ -313,10 +315,52 @@ def test_what_is_left_of_a_dead_supervisors_run_is_in_its_record(
     assert (stuck["pid"], stuck["command"]) == (left.pid, "sleep")
 
 
-def test_what_has_been_killed_has_a_moment_to_go(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "0.3"]) as going:
-        (tmp_path / "cgroup.procs").write_text(f"{going.pid}\n")
-        assert ending.end_left(str(tmp_path)) == []
+class Clock:
+    """Plays the time: only who waits has it go on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock for what comes behind a supervisor, which kills nothing: the test says what is there, and when."""
+    clock = Clock()
+    for module in (ending, private, behind):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(ending, "send", lambda *_: None)
+    return clock
+
+
+@pytest.mark.parametrize(("gone", "stuck"), [(0.3, False), (9.0, False), (60.0, True)])
+def test_what_has_been_killed_has_as_long_to_go_as_a_living_supervisor_gives_it(
+    slow: Clock, monkeypatch: pytest.MonkeyPatch, gone: float, stuck: bool
+) -> None:
+    monkeypatch.setattr(ending, "others", lambda _: [os.getpid()] if slow.now < gone else [])
+    assert [entry["pid"] for entry in ending.end_left("")] == ([os.getpid()] if stuck else [])
+
+
+def test_what_is_slow_to_go_and_a_lock_that_is_kept_leave_time_to_close_the_record(
+    tmp_path: Path, disk: Disk, slow: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what systemd gives it at least, where the grace is none."""
+    monkeypatch.setattr(ending, "others", lambda _: [os.getpid()] if slow.now < 9 else [])
+    store = begun(tmp_path, disk).store
+    disk.full = False
+    with private.opened(str(Path(private.directory(store.run_dir), "changing"))) as file:
+        assert private.take(file)
+        assert after(store, "r1") == 0
+    assert (written(tmp_path)["state"], written(tmp_path)["stuck"]) == ("failed", [])
+    assert 10 < slow.now < unit.STOP_MARGIN - 1
 
 
 def test_what_a_dead_supervisor_left_running_is_ended(tmp_path: Path) -> None:
@@ -346,7 +390,7 @@ def test_a_lockfile_on_a_read_only_disk_is_kept(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(ending, "LOCKFILES", (str(lockfile),))
-    monkeypatch.setattr("tpu_ops.host.ending.proc.holders", list)
+    monkeypatch.setattr("tpu_ops.host.ending.proc.holders", lambda **_: [])
     with monkeypatch.context() as patch:
         patch.setattr("tpu_ops.host.ending.os.unlink", refused)
         assert ending.chips_after()["lockfiles_kept"] == [str(lockfile)]

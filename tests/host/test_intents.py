@@ -6,7 +6,8 @@ import errno
 import json
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 
 from tests.support.alone import ALONE
 from tests.support.specs import good, myself
-from tpu_ops.host import actions, record, spec, wire
+from tpu_ops.host import actions, proc, record, spec, supervise, unit, wire
+from tpu_ops.host.after import after
 from tpu_ops.host.store import Store
 
 STOP = {"kind": "stop", "by": "ada", "requested": True}
@@ -58,8 +60,19 @@ def left(store: Store) -> set[str]:
     }
 
 
-def stop(store: Store) -> dict[str, Any]:
-    return actions.stop({"protocol": wire.PROTOCOL, "run_id": "r1"}, store, wire.Caller(0, attended=False))
+def stop(store: Store, **request: Any) -> dict[str, Any]:
+    asked = {"protocol": wire.PROTOCOL, "run_id": "r1", **request}
+    return actions.stop(asked, store, wire.Caller(0, attended=False))
+
+
+@pytest.fixture
+def supervisor(store: Store) -> Iterator[subprocess.Popen[bytes]]:
+    """Have another process than this one be the supervisor of the run."""
+    with subprocess.Popen(["sleep", "60"]) as found:
+        own = {"pid": found.pid, "start": proc.start_time(found.pid)}
+        store.write((store.read("r1") or {}) | {"supervisor": own})
+        yield found
+        found.kill()
 
 
 def test_a_run_is_stopped_where_memory_takes_no_intent(
@@ -93,6 +106,128 @@ def test_a_stop_that_no_disk_takes_is_refused_in_words_and_leaves_nothing(
     )
     assert "df" in raised.value.fix
     assert left(store) == set()
+
+
+STOPPING = "Job=1712\nActiveState=deactivating"
+
+
+@pytest.mark.parametrize(
+    ("host", "own", "by_hand"),
+    [
+        ("ActiveState=inactive", STOPPING, True),
+        ("Job=\nActiveState=inactive", STOPPING, True),
+        ("ActiveState=inactive\nJob=0", STOPPING, True),
+        ("Job=1700\nActiveState=inactive", STOPPING, False),
+        ("ActiveState=active", STOPPING, False),
+        # systemd gives up its start, or somebody has sent the signal.
+        ("ActiveState=inactive", "ActiveState=deactivating", False),
+        ("ActiveState=inactive", "", False),
+        ("", "", False),
+        ("a warning\nActiveState=inactive", STOPPING, True),
+        ("a warning", STOPPING, False),
+    ],
+)
+def test_a_unit_is_stopped_by_hand_where_it_is_stopped_and_the_host_goes_on(host: str, own: str, by_hand: bool) -> None:
+    assert unit.stops_alone(f"{host}\n\n{own}") is by_hand
+
+
+def asked_to_end(store: Store, monkeypatch: pytest.MonkeyPatch, answer: Callable[[], tuple[int, str]]) -> list[Any]:
+    """Have a supervisor get SIGTERM, with systemd's answer; return why it ends, and who wants no other attempt."""
+
+    def call(command: list[str], limit: float) -> tuple[int, str]:
+        assert command == ["systemctl", "show", "--property=Job,ActiveState", "shutdown.target", unit.UNIT]
+        assert limit <= 2, "the watchdog is quiet no longer"
+        return answer()
+
+    monkeypatch.setattr(unit, "call", call)
+    supervisor = supervise.Supervisor(store, "r1")
+    supervisor.record = store.read("r1") or {}
+    supervisor._asked_to_end()
+    intent = supervisor.intent or {}
+    return [intent["kind"], intent["reason"], supervisor.record["stop_requested_by"]]
+
+
+def test_a_unit_that_an_administrator_stops_is_no_host_that_shuts_down(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = asked_to_end(store, monkeypatch, lambda: (0, f"ActiveState=inactive\n\n{STOPPING}"))
+    assert found == ["stop", "stopped by systemctl on w0", "an administrator"]
+
+
+def no_answer() -> tuple[int, str]:
+    raise wire.Refused("failed", "systemd did not answer")
+
+
+def no_systemctl() -> tuple[int, str]:
+    raise FileNotFoundError(errno.ENOENT, "No such file or directory", "systemctl")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda: (0, f"Job=1700\nActiveState=inactive\n\n{STOPPING}"),
+        lambda: (1, f"ActiveState=inactive\n\n{STOPPING}"),
+        no_answer,
+        no_systemctl,
+    ],
+    ids=["the host shuts down", "a failure", "no answer", "no systemctl"],
+)
+def test_what_systemd_does_not_call_a_stop_is_a_shutdown(
+    store: Store, monkeypatch: pytest.MonkeyPatch, answer: Callable[[], tuple[int, str]]
+) -> None:
+    assert asked_to_end(store, monkeypatch, answer) == ["shutdown", "host shuts down", ""]
+
+
+def test_a_stop_that_was_written_needs_no_word_of_systemd(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put_intent("r1", STOP | {"reason": "stopped by ada"})
+    found = asked_to_end(store, monkeypatch, lambda: pytest.fail("systemd is asked"))
+    assert found == ["stop", "stopped by ada", "ada"]
+
+
+@pytest.mark.parametrize("state", ["running", "failed"], ids=["before its last record", "before it has gone"])
+@pytest.mark.parametrize("wanted", [True, False], ids=["of a person", "of a recovery"])
+def test_a_stop_that_crosses_the_end_of_a_run_is_on_record_and_does_not_wait_for_the_next_attempt(
+    store: Store,
+    supervisor: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: bool,
+    state: str,
+) -> None:
+    """All that comes behind the run has been done when the intent is written."""
+    monkeypatch.setattr("tpu_ops.host.after.chips_after", lambda: {"holders": []})
+    store.write((store.read("r1") or {}) | {"state": state})
+    put = store.put_intent
+
+    def crossed(run_id: str, intent: dict[str, Any]) -> None:
+        store.write((store.read("r1") or {}) | {"state": "failed"})
+        supervisor.kill()
+        supervisor.wait()
+        after(store, "r1")
+        put(run_id, intent)
+
+    monkeypatch.setattr(store, "put_intent", crossed)
+    answer = stop(store, **({} if wanted else {"reason": "a node is lost"}))
+    found = store.read("r1") or {}
+    assert (found["state"], found["stop_requested_by"]) == ("failed", myself().name if wanted else "")
+    assert answer["record"] == found
+    assert store.take_intent("r1") is None
+
+
+def test_a_stop_that_crosses_the_end_leaves_what_was_said_of_the_next_attempt(
+    store: Store, supervisor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = store.put_intent
+
+    def crossed(run_id: str, intent: dict[str, Any]) -> None:
+        store.write((store.read("r1") or {}) | {"state": "failed"})
+        supervisor.kill()
+        supervisor.wait()
+        put(run_id, STOP)
+
+    monkeypatch.setattr(store, "put_intent", crossed)
+    stop(store, reason="a node is lost")
+    monkeypatch.setattr(store, "put_intent", put)
+    assert store.take_intent("r1") == STOP
 
 
 @pytest.mark.parametrize("first", [True, False])

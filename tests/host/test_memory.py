@@ -26,7 +26,7 @@ def test_a_kill_of_the_kernel_explains_an_end_that_follows_it_at_once(
 ) -> None:
     kill = tmp_path / "killed"
     monkeypatch.setattr(proc, "oom_kills", lambda: int(kill.exists()))
-    monkeypatch.setattr(supervise, "chips_after", lambda: {"holders": []})
+    monkeypatch.setattr(supervise, "chips_after", lambda _: {"holders": []})
     monkeypatch.setattr(supervise, "_TICK", tick)
     monkeypatch.setattr(supervise, "_OOM_SPAN", 0.6, raising=False)
     record, _ = live(tmp_path, script.format(kill=kill))

@@ -88,6 +88,14 @@ def test_holders_are_those_with_a_chip_open(tmp_path: Path) -> None:
     assert found[0]["user"] == proc.person_name(os.getuid())
 
 
+def test_a_look_at_many_open_files_lets_others_know_that_it_goes_on(tmp_path: Path) -> None:
+    for pid in (10, 11):
+        process(tmp_path, pid, "python load.py", *["/dev/null"] * 1600, "/dev/accel0")
+    beats: list[None] = []
+    found = proc.holders(str(tmp_path), beat=lambda: beats.append(None))
+    assert ([holder["pid"] for holder in found], len(beats)) == ([10, 11], 3)
+
+
 def test_chips_are_listed_in_order(tmp_path: Path) -> None:
     for name in ("accel10", "accel2", "accel0", "accelerate", "vfio/vfio", "vfio/1"):
         path = tmp_path / "dev" / name

@@ -76,7 +76,9 @@ def test_a_spec_is_readable_by_root_alone_and_gone_when_discarded(tmp_path: Path
         spec.put(str(tmp_path), good(), 1000, 1001, "m2")
     assert spec.read(str(tmp_path), "digits-1") == (good(), 1000, 1001, "m1")
     assert list(path.parent.iterdir()) == [path]
-    spec.discard(str(tmp_path), "digits-1")
+    spec.discard(str(tmp_path), "digits-1", "m2")
+    assert path.exists(), "another start's stays"
+    spec.discard(str(tmp_path), "digits-1", "m1")
     assert not path.exists()
 
 

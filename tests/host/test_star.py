@@ -255,7 +255,7 @@ def test_a_network_thread_that_fails_ends_the_rank_in_order_and_says_why(
             self._wait_for_bell(10)
             raise RuntimeError("out of descriptors")
 
-    monkeypatch.setattr(supervise, "chips_after", lambda: {"holders": []})
+    monkeypatch.setattr(supervise, "chips_after", lambda _: {"holders": []})
     before = signal.pthread_sigmask(signal.SIG_BLOCK, supervise._AWAITED)
     data = spec.check(good(run_id="r1", grace_failure=5))
     supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tpu_ops.host import unit
+from tests.support.alone import live
+from tpu_ops.host import ending, proc, unit
 
 
 @pytest.fixture
@@ -64,5 +66,23 @@ def test_what_is_told_but_once_waits_for_a_systemd_that_reads_late(systemd: sock
     assert (found + heard(systemd))[-1] == b"READY=1"
 
 
+@pytest.mark.usefixtures("waits")
+def test_a_supervisor_that_looks_long_who_holds_the_chips_does_not_hang(
+    tmp_path: Path, systemd: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[list[bytes]] = []
+
+    def holders(beat: Callable[[], None]) -> list[Any]:
+        heard(systemd)
+        beat()
+        looked.append(heard(systemd))
+        return []
+
+    monkeypatch.setattr(proc, "holders", holders)
+    monkeypatch.setattr(ending, "LOCKFILES", ())
+    live(tmp_path, "exit 0")
+    assert looked == [[b"WATCHDOG=1"]]
+
+
 def test_a_supervisor_that_hangs_is_ended_without_a_core() -> None:
-    assert "WatchdogSignal=SIGKILL" in unit.properties("/usr/local/sbin/tpu-host", "r1", 30.0)
+    assert "WatchdogSignal=SIGKILL" in unit.properties("/usr/local/sbin/tpu-host", "r1", 30.0, "0123456789abcdef")

@@ -216,6 +216,55 @@ def test_a_second_ctrl_c_stops_the_run(bench: Bench, command: str) -> None:
     bench.clean()
 
 
+def test_a_unit_that_an_administrator_stops_ends_the_run_as_a_stop_does(bench: Bench) -> None:
+    bench.started("sleep", "600", name="by-hand")
+    bench.inside(1, "systemctl stop tpu-run.service")
+    for index in BOTH:
+        bench.await_clean(index)
+        record = bench.record(index, "by-hand")
+        assert (record["state"], record["first"]) == ("stopped", None)
+        assert (record["intent"]["kind"], record["reason"]) == ("stop", "stopped by systemctl on pod-w1")
+    assert bench.record(1, "by-hand")["stop_requested_by"] == "an administrator"
+    done = bench.tpu_ops("status", "by-hand", "--json")
+    assert (done.returncode, json.loads(done.stdout)[0]["first_failure"]) == (1, None)
+
+
+#: Stands for a data disk: no boot waits for it, and so nothing has it stay until services have ended.
+DISK_UNIT = r"/etc/systemd/system/mnt-my\x2ddisk.mount"
+DISK = f"""
+mkdir -p -m 777 /var/lib/my-disk
+printf '[Mount]\\nWhat=/var/lib/my-disk\\nWhere=/mnt/my-disk\\nOptions=bind,nofail\\n' >'{DISK_UNIT}'
+systemctl daemon-reload
+systemctl start /mnt/my-disk
+"""
+SAVING = """
+trap 'sleep 3; echo saved >/mnt/my-disk/checkpoint; exit' TERM
+echo ready
+while :; do sleep 0.1; done
+"""
+
+
+def test_a_disk_stays_mounted_until_a_run_has_saved_its_checkpoint_at_a_shutdown(bench: Bench) -> None:
+    booted = "cut -d ' ' -f 22 /proc/1/stat"
+    before = bench.inside(1, booted)
+    bench.inside(1, DISK)
+    try:
+        bench.started("sh", "-c", SAVING, name="saving")
+        bench.await_log(1, "saving", "ready")
+        later = bench.inside(1, r"systemctl show --property=Before --value 'mnt-my\x2ddisk.mount'").split()
+        assert "tpu-run.service" in later
+        bench.inside(1, "systemctl reboot", check=False)
+        bench.await_(lambda: bench.inside(1, booted, check=False) not in ("", before), "another boot", 90)
+        bench.await_sshd(1)
+        assert bench.inside(1, "cat /var/lib/my-disk/checkpoint") == "saved\n"
+        record = bench.record(1, "saving")
+        assert (record["state"], record["intent"]["kind"]) == ("stopped", "shutdown")
+        bench.await_clean(0)
+    finally:
+        bench.inside(1, f"systemctl stop /mnt/my-disk; rm -rf '{DISK_UNIT}' /var/lib/my-disk; systemctl daemon-reload")
+    bench.clean()
+
+
 def test_remote_helpers_end_with_the_controller(bench: Bench) -> None:
     bench.started("sleep", "600", name="watched")
     process = bench.popen("logs", "watched", "--follow")

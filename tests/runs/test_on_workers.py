@@ -28,12 +28,13 @@ print(json.dumps({"argv": [digest(os.fsencode(word)) for word in sys.argv[1:]], 
 
 
 def test_a_command_runs_on_every_worker_as_the_person(bench: Bench) -> None:
-    done = bench.tpu_ops(
-        "train", "pod", "--rank", "all", "--", "sh", "-c", 'id -un; pwd; echo "$TPU_OPS_RANK of $TPU_OPS_WORLD_SIZE"'
-    )
+    script = 'set -e; id -un; pwd; echo "$TPU_OPS_RANK of $TPU_OPS_WORLD_SIZE"; '
+    # The output is hers to open by its name.
+    script += "echo one >/dev/stderr; echo two | tee /dev/stdout"
+    done = bench.tpu_ops("train", "pod", "--rank", "all", "--shell", "--", script)
     assert done.returncode == 0, done.stderr
     for rank in BOTH:
-        assert lines_of(done.stdout, rank) == ["ada", "/home/ada", f"{rank} of {SIZE}"]
+        assert lines_of(done.stdout, rank) == ["ada", "/home/ada", f"{rank} of {SIZE}", "one", "two", "two"]
     bench.clean()
 
 

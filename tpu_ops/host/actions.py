@@ -170,9 +170,9 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
                 raise
         else:
             try:
-                _start_unit(store, data, caller)
+                _start_unit(store, data, request["marker"], caller)
             finally:
-                spec.discard(store.run_dir, run_id)
+                spec.discard(store.run_dir, run_id, request["marker"])
     record = _of_attempt(store.observe(run_id), data)
     reserve = request.get("reserve") is True
     while record is not None and record["state"] == "starting":
@@ -238,7 +238,7 @@ def _not_begun(store: Store, record: Dict[str, Any] | None) -> Refused:
     return Refused("failed", record["reason"], **facts)
 
 
-def _start_unit(store: Store, data: Dict[str, Any], caller: Caller) -> None:
+def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller) -> None:
     """Start the unit; a name that an ended run is just leaving is waited for.
 
     Raises:
@@ -248,7 +248,7 @@ def _start_unit(store: Store, data: Dict[str, Any], caller: Caller) -> None:
     # Whoever has gone may have said already that the run is not on, and have asked nobody but this.
     caller.pause(0)
     program = os.path.realpath(sys.argv[0])
-    command = unit.start_command(program, data["run_id"], data["grace_stop"])
+    command = unit.start_command(program, data["run_id"], data["grace_stop"], marker)
     deadline = time.monotonic() + _NAME_LIMIT
     while True:
         code, text = unit.call(command, unit.START_LIMIT + _SYSTEMD_LIMIT)
@@ -299,6 +299,8 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
         Refused: There is no such run, it belongs to another person, the grace is none, or it did not end in time.
         Gone: Nobody waits for the answer any more; the supervisor ends the run by itself.
     """
+    from .record import taken_back  # no other request wants it
+
     require_root()
     require_protocol(request)
     person = asking()
@@ -328,13 +330,15 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
             _note(store, record, intent, alive=alive)
         if alive:
             store.settle(record)
+            record = taken_back(store, record, intent)
         return {"ok": True, "record": record, "already": True}
     _require_control(person, record, request)
     store.put_intent(run_id, intent)
     if alive:
         with contextlib.suppress(ProcessLookupError):  # it has ended just now
             os.kill(supervisor["pid"], signal.SIGTERM)
-    return {"ok": True, "record": _await_end(store, record, intent.get("grace", 0), caller)}
+    ended = _await_end(store, record, intent.get("grace", 0), caller)
+    return {"ok": True, "record": taken_back(store, ended, intent)}
 
 
 def _require_control(person: Person, record: Dict[str, Any], request: Dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from . import TYPE_CHECKING, spec
+from . import TYPE_CHECKING, spec, unit
 from .ending import chips_after, end_left
 from .record import note_stop_request, requested_by
 from .store import FINAL, Store
@@ -13,14 +13,28 @@ from .store import FINAL, Store
 if TYPE_CHECKING:
     from typing import Any, Dict
 
+#: How long it may take until the record is closed, in seconds: systemd gives it no more than that where the grace is
+#: none, and what is left of it is for the interpreter's start and for the disk.
+_LIMIT = unit.STOP_MARGIN - 2.0
 
-def after(store: Store, run_id: str) -> int:
+
+def after(store: Store, run_id: str, marker: str = "") -> int:
     """Repeat the last checks once the unit's processes are gone, and close the record of a dead supervisor.
 
     systemd runs this (ExecStopPost) and tells in the environment how the supervisor ended. Nobody closes it later, so
-    that a lock which somebody keeps is in the way of nothing: while this is at work no other attempt can begin.
+    that a lock which somebody keeps is in the way of nothing: while this is at work no other attempt can begin. The
+    spec of one may wait already.
+
+    Args:
+        store: Where its record is.
+        run_id: The run.
+        marker: Of the request that started the unit; by default no spec waits.
+
+    Returns:
+        The exit code.
     """
-    spec.discard(store.run_dir, run_id)
+    deadline = time.monotonic() + _LIMIT
+    spec.discard(store.run_dir, run_id, marker)
     store.drop_secrets()
     intent = store.take_intent(run_id)
     record = store.read(run_id)
@@ -34,7 +48,7 @@ def after(store: Store, run_id: str) -> int:
         if record is not None and requested_by(intent):
             note_stop_request(store, record, requested_by(intent), anyway=True)
         return 0
-    with store.changing(anyway=True):
+    with store.changing(anyway=True, limit=deadline - time.monotonic()):
         _close(store, store.read(run_id) or record, intent, chips=chips, stuck=stuck)
     return 0
 

@@ -69,6 +69,14 @@ def become(person: Person) -> None:
         os.setuid(person.uid)
 
 
+def output_pipe(person: Person) -> tuple[int, int]:
+    """Return both ends of a pipe that takes a command's output: its person may open it, as /dev/stderr for example."""
+    source, output = os.pipe()
+    if os.geteuid() == 0:
+        os.fchown(output, person.uid, person.gid)
+    return source, output
+
+
 class Child:
     """The command of one rank, held until `go`.
 

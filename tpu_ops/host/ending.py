@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict
 
 LOCKFILES = ("/tmp/libtpu_lockfile", "/tmp/libtpu.so_lockfile")  # noqa: S108 - libtpu's own choice
-#: How long SIGKILL is repeated until what is left is called stuck, in seconds.
+#: How long SIGKILL is repeated until what is left is called stuck, in seconds: the memory of a large program, and what
+#: it has mapped of a device, take a while to give back.
 KILL_LIMIT = 10.0
-#: How long what has been killed may take to go before it is called stuck, in seconds.
-GONE_LIMIT = 2.0
 _POLL = 0.05
 #: struct flock of Linux on 64-bit machines (fcntl(2)): type, whence, start, length and process.
 _FLOCK = struct.Struct("@hhqqi4x")
@@ -60,19 +59,13 @@ def end_tree(cgroup: str, grace: float, pause: Callable[[float], None]) -> list[
         told.update(fresh)
         pause(min(_POLL, max(0.0, deadline - time.monotonic())))
         left = others(cgroup)
-    deadline = time.monotonic() + KILL_LIMIT
-    while left and time.monotonic() < deadline:
-        send(left, signal.SIGKILL)
-        pause(_POLL)
-        left = others(cgroup)
-    return _told(left)
+    return _kill(cgroup, pause)
 
 
 def end_left(cgroup: str) -> list[Dict[str, Any]]:
     """End the processes of a control group but this one, whose supervisor is dead; return those that do not go.
 
-    systemd has done so already, but where its watchdog has ended the supervisor: then it does so later. What has been
-    killed may take a moment to go, which is waited for.
+    systemd has done so already, but where its watchdog has ended the supervisor: then it does so later.
 
     Args:
         cgroup: Directory of the group, which may be gone.
@@ -80,11 +73,18 @@ def end_left(cgroup: str) -> list[Dict[str, Any]]:
     Returns:
         As `end_tree`.
     """
-    send(others(cgroup), signal.SIGKILL)
-    deadline = time.monotonic() + GONE_LIMIT
-    while others(cgroup) and time.monotonic() < deadline:
-        time.sleep(_POLL)
-    return _told(others(cgroup))
+    return _kill(cgroup, time.sleep)
+
+
+def _kill(cgroup: str, pause: Callable[[float], None]) -> list[Dict[str, Any]]:
+    """Kill the processes of a control group but this one until they are gone; return those that do not go."""
+    deadline = time.monotonic() + KILL_LIMIT
+    left = others(cgroup)
+    while left and time.monotonic() < deadline:
+        send(left, signal.SIGKILL)
+        pause(_POLL)
+        left = others(cgroup)
+    return _told(left)
 
 
 def _told(pids: list[int]) -> list[Dict[str, Any]]:
@@ -98,20 +98,23 @@ def _told(pids: list[int]) -> list[Dict[str, Any]]:
     ]
 
 
-def chips_after() -> Dict[str, Any]:
+def chips_after(beat: Callable[[], None] | None = None) -> Dict[str, Any]:
     """Look who holds the chips of this host, and remove libtpu's lockfiles only where nobody does.
+
+    Args:
+        beat: As for `proc.holders`.
 
     Returns:
         ``holders`` (as `proc.holders`), ``lockfiles_removed`` and ``lockfiles_kept`` (paths), ``lockfile_faults`` (why
         a path is kept though nobody holds a chip).
     """
-    holders = proc.holders()
+    holders = proc.holders(beat=beat)
     removed, kept, faults = [], [], {}
     for path in LOCKFILES:
         if not os.path.lexists(path):
             continue
         if not holders:
-            faults[path] = _removed(path)
+            faults[path] = _removed(path, beat)
         if faults.get(path) == "":
             removed.append(path)
             del faults[path]
@@ -120,7 +123,7 @@ def chips_after() -> Dict[str, Any]:
     return {"holders": holders, "lockfiles_removed": removed, "lockfiles_kept": kept, "lockfile_faults": faults}
 
 
-def _removed(path: str) -> str:
+def _removed(path: str, beat: Callable[[], None] | None) -> str:
     """Remove a file that no process has locked; return why it is still there, or the empty string.
 
     A symbolic link is never followed, and counts as one that nobody has locked.
@@ -128,7 +131,8 @@ def _removed(path: str) -> str:
     try:
         if not os.path.islink(path) and _locked(path):
             named = "pid {pid} of {user} ({command})"
-            openers = ", ".join(named.format(**entry) for entry in proc.holders(paths=[path])[:_SHOWN])
+            found = proc.holders(paths=[path], beat=beat)
+            openers = ", ".join(named.format(**entry) for entry in found[:_SHOWN])
             return "it is locked" + (", and open in {}".format(openers) if openers else "")
         os.unlink(path)
     except FileNotFoundError:

@@ -19,6 +19,8 @@ FILES_FIX = "run site.yml again on this host; the files of launcher_environment_
 #: Where the supervisors of a run meet, first and last port: below the ports that the kernel gives away.
 PORTS = (8500, 8519)
 EPHEMERAL = 32768
+#: The first port that takes no root to listen on.
+UNPRIVILEGED = 1024
 #: libtpu's own ports, and the one of Megascale.
 TAKEN_PORTS = (8080, 8431, *range(8470, 8491))
 #: By which the slices of a run find each other: rank 0's address, how many there are, which of them this is.
@@ -54,7 +56,7 @@ def _ports(first: int, last: int) -> range:
         ValueError: It is none, or TPU software uses one of them itself.
     """
     ports = range(first, last + 1)
-    if not 1024 <= first <= last < EPHEMERAL or any(port in ports for port in TAKEN_PORTS):
+    if not UNPRIVILEGED <= first <= last < EPHEMERAL or any(port in ports for port in TAKEN_PORTS):
         text = "ports: [{}, {}] is no range of 1024 to {} without {}"
         raise ValueError(text.format(first, last, EPHEMERAL - 1, ", ".join(map(str, TAKEN_PORTS))))
     return ports
@@ -64,11 +66,15 @@ def coordinator_port(env: Mapping[bytes, bytes]) -> int:
     """Given a rank's environment, return the port on which JAX's coordinator listens on rank 0.
 
     Raises:
-        Refused: The environment names one that is none.
+        Refused: The environment names one that is none, or one on which root alone may listen.
     """
     text = env.get(b"JAX_COORDINATOR_PORT", b"8482").decode("ascii", "replace")
     if not text.isdigit() or not 0 < int(text) < 65536:
         raise Refused("invalid", "JAX_COORDINATOR_PORT={} is no port".format(text))
+    # The supervisor, which is root, keeps it for whoever asks.
+    if int(text) < UNPRIVILEGED:
+        why = "JAX_COORDINATOR_PORT={} is a privileged port: name one from {} to 65535"
+        raise Refused("invalid", why.format(text, UNPRIVILEGED))
     return int(text)
 
 

@@ -9,7 +9,7 @@ from . import TYPE_CHECKING, environment, proc
 from .person import Person, acting_as
 
 if TYPE_CHECKING:
-    from typing import Any, Dict
+    from typing import Any, Callable, Dict
 
 #: A file system with less than this much free space is not trained on, in bytes.
 SMALLEST_SPACE = 256 * 1024 * 1024
@@ -33,13 +33,14 @@ def space() -> Dict[str, Dict[str, int]]:
     return found
 
 
-def look(config: Dict[str, Any], person: Person, venv: str) -> Dict[str, Any]:
+def look(config: Dict[str, Any], person: Person, venv: str, beat: Callable[[], None] | None = None) -> Dict[str, Any]:
     """Return what `faults` judges, of a run of this person.
 
     Args:
         config: This host's configuration.
         person: Who the command runs as; an environment that is not theirs to see is none.
         venv: The environment that was asked for; empty is the configured one.
+        beat: As for `proc.holders`.
     """
     path = venv or config["venv"]
     with acting_as(person):
@@ -48,7 +49,7 @@ def look(config: Dict[str, Any], person: Person, venv: str) -> Dict[str, Any]:
         "venv": {"path": path, "exists": exists, "asked": bool(venv)},
         "environment_files": {name: os.path.exists(name) for name in config["environment_files"]},
         "chips": proc.chips(),
-        "holders": proc.holders(),
+        "holders": proc.holders(beat=beat),
         "space": space(),
     }
 

@@ -48,9 +48,15 @@ class Intents:
         message = "it cannot be recorded that run {} is to end: {}".format(run_id, "; ".join(faults))
         raise Refused("failed", message, "`df -h -i /run /var/lib` on this worker tells which disk is full")
 
-    def take(self, run_id: str) -> dict[str, Any] | None:
-        """Return the recorded intent and remove it; None where nobody recorded one."""
-        found = [intent for intent in map(_take, self._places(run_id)) if intent is not None]
+    def take(self, run_id: str, only: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """Return the recorded intent and remove it; None where nobody recorded one.
+
+        Args:
+            run_id: The run.
+            only: Leave any other than this one.
+        """
+        places = [path for path in self._places(run_id) if only is None or private.read(path) == only]
+        found = [intent for intent in map(_take, places) if intent is not None]
         # What a person asks for stands before all else, wherever there was room for it.
         return next((intent for intent in found if intent.get("requested")), found[0] if found else None)
 

@@ -32,10 +32,10 @@ def main(compiled_copy: str) -> int:
         from .supervise import Supervisor
 
         return Supervisor(Store(), check_run_id(words[1])).run()
-    if len(words) == 2 and words[0] == "after":
+    if len(words) == 3 and words[0] == "after":
         from .after import after
 
-        return after(Store(), check_run_id(words[1]))
+        return after(Store(), check_run_id(words[1]), words[2])
     if words == ["compile"]:
         from . import compiled
 

@@ -46,18 +46,19 @@ def opened(path: str) -> TextIO:
 
 
 @contextlib.contextmanager
-def locked(path: str, *, anyway: bool = False) -> Iterator[None]:
+def locked(path: str, *, anyway: bool = False, limit: float = LOCK_LIMIT) -> Iterator[None]:
     """Have a file locked for as long as this lasts.
 
     Args:
         path: The file, made where it is missing.
         anyway: Where somebody else does not let go of it, go on without it.
+        limit: How long that is waited for at most, in seconds; no longer than `LOCK_LIMIT`.
 
     Raises:
         Refused: Somebody else does not let go of it; they are named.
     """
     with opened(path) as file:
-        deadline = time.monotonic() + LOCK_LIMIT
+        deadline = time.monotonic() + min(limit, LOCK_LIMIT)
         while not take(file):
             if time.monotonic() >= deadline:
                 if anyway:

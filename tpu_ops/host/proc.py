@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
 import re
@@ -9,13 +10,15 @@ import re
 from . import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Any, Iterable, Iterator
+    from typing import Any, Callable, Iterable, Iterator
 
 #: Device files of TPU chips; /dev/vfio/vfio is the container that every user of a vfio chip opens too.
 _CHIP = re.compile(r"/dev/(?:accel\d+|vfio/\d+)")
 _CHIP_OR_CONTAINER = re.compile(r"/dev/(?:accel\d+|vfio/(?:\d+|vfio))(?: \(deleted\))?")
 #: Longest command line shown of a holder, in characters.
 _SHOWN_COMMAND = 200
+#: How many open files are looked at from one beat to the next: some milliseconds' worth.
+_FILES_PER_BEAT = 1000
 #: States of what has ended and was only not collected yet.
 _ENDED = ("Z", "X")
 
@@ -125,7 +128,10 @@ def chips(root: str = "/") -> list[str]:
 
 
 def holders(
-    root: str = "/", only: Iterable[int] | None = None, paths: Iterable[str] | None = None
+    root: str = "/",
+    only: Iterable[int] | None = None,
+    paths: Iterable[str] | None = None,
+    beat: Callable[[], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Return who holds a chip: one ``{"pid", "uid", "user", "command", "devices"}`` per process, by pid.
 
@@ -133,14 +139,16 @@ def holders(
         root: Where /proc is looked for.
         only: Look at these processes alone.
         paths: Look for who has these files open, in the place of chips.
+        beat: Called again and again meanwhile. Anybody may have millions of files open, and so make this take long.
     """
+    looked = _counted(beat)
     wanted = _CHIP_OR_CONTAINER if paths is None else re.compile("|".join(map(re.escape, paths)))
     found = []
     for pid in sorted(pids(root) if only is None else only):
         folder = os.path.join(root, "proc", str(pid))
         try:
             place, numbers = _opened(folder)
-            devices = _open_of(place, numbers, wanted)
+            devices = _open_of(place, numbers, wanted, looked)
             uid = os.stat(folder).st_uid
         except OSError:
             continue  # ended while we looked
@@ -178,16 +186,36 @@ def _opened(folder: str) -> tuple[str, list[str]]:
     return folder, numbers
 
 
-def _open_of(folder: str, numbers: Iterable[str], wanted: re.Pattern[str]) -> set[str]:
-    """Return those that are wanted of the open files, by number, of the process or thread of this directory."""
+def _counted(beat: Callable[[], None] | None) -> Callable[[], None]:
+    """Return what is to be called for each open file that is looked at; it calls the beat every so often."""
+    passed = itertools.count(1)
+
+    def looked() -> None:
+        if next(passed) % _FILES_PER_BEAT == 0 and beat is not None:
+            beat()
+
+    return looked
+
+
+def _open_of(folder: str, numbers: Iterable[str], wanted: re.Pattern[str], looked: Callable[[], None]) -> set[str]:
+    """Return those that are wanted of the open files, by number, of the process or thread of this directory.
+
+    Raises:
+        OSError: It has ended.
+    """
     found = set()
-    for number in numbers:
-        try:
-            target = os.readlink(os.path.join(folder, "fd", number))
-        except OSError:
-            continue
-        if wanted.fullmatch(target):
-            found.add(target.replace(" (deleted)", ""))
+    descriptor = os.open(os.path.join(folder, "fd"), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for number in numbers:
+            looked()
+            try:
+                target = os.readlink(number, dir_fd=descriptor)
+            except OSError:
+                continue
+            if wanted.fullmatch(target):
+                found.add(target.replace(" (deleted)", ""))
+    finally:
+        os.close(descriptor)
     return found
 
 

@@ -8,7 +8,7 @@ import time
 
 from . import TYPE_CHECKING, proc, spec
 from .person import Person
-from .store import Store
+from .store import FINAL, Store
 from .wire import PROTOCOL
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def requested_by(intent: Dict[str, Any] | None) -> str:
     return str(intent["by"]) if intent is not None and intent.get("requested") else ""
 
 
-def note_stop_request(store: Store, record: Dict[str, Any], name: str, *, anyway: bool = False) -> None:
+def note_stop_request(store: Store, record: Dict[str, Any], name: str, *, anyway: bool = False) -> Dict[str, Any]:
     """Keep in the record of a rank that has ended who wants no other attempt of the run; who was first stays.
 
     Where its supervisor was killed, what comes behind that closes the record, and finds this there.
@@ -113,15 +113,42 @@ def note_stop_request(store: Store, record: Dict[str, Any], name: str, *, anyway
         name: Who wants that.
         anyway: As for `Store.changing`.
 
+    Returns:
+        Its record as it stands then; the given one where another attempt has taken its place.
+
     Raises:
         Refused: Somebody keeps the records locked.
     """
     with store.changing(anyway=anyway):
         found = store.read(record["run_id"])
-        if found is None or found["state"] == "succeeded" or found.get("stop_requested_by"):
-            return
-        if found["attempt"] == record["attempt"]:
-            store.save(dict(found, stop_requested_by=name))
+        if found is None or found["attempt"] != record["attempt"]:
+            return record
+        if found["state"] != "succeeded" and not found.get("stop_requested_by"):
+            found["stop_requested_by"] = name
+            store.save(found)
+        return found
+
+
+def taken_back(store: Store, record: Dict[str, Any], intent: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the record of a run that was asked to end, with an intent that came too late for anybody to take it.
+
+    Behind the last one that looks for it, it would wait for the next attempt.
+
+    Args:
+        store: Where its record is.
+        record: Its record.
+        intent: As it was put.
+
+    Raises:
+        Refused: Somebody keeps the records locked.
+    """
+    if record.get("state") not in FINAL:
+        return record
+    supervisor = record["supervisor"]
+    if proc.start_time(supervisor["pid"]) == supervisor["start"]:
+        return record  # what comes behind it looks for one
+    taken = store.take_intent(record["run_id"], only=intent)
+    return note_stop_request(store, record, requested_by(taken)) if requested_by(taken) else record
 
 
 def first_in(ending: Dict[str, Any], intent: Dict[str, Any] | None) -> Dict[str, Any] | None:

@@ -211,10 +211,11 @@ def read(run_dir: str, run_id: str) -> tuple[dict[str, Any], int, int, str]:
     return check(data["spec"]), int(data["uid"]), int(data["asked_by"]), str(data["marker"])
 
 
-def discard(run_dir: str, run_id: str) -> None:
-    """Remove the spec of a run where it still waits."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path_of(run_dir, run_id))
+def discard(run_dir: str, run_id: str, marker: str) -> None:
+    """Remove the spec that came with this very request where it still waits; that of the next attempt stays."""
+    if waits(run_dir, run_id, marker):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path_of(run_dir, run_id))
 
 
 def sweep(run_dir: str, now: float | None = None) -> None:

@@ -200,16 +200,17 @@ class Store:
             self.directory(run_id), "record.json"
         )
 
-    def changing(self, *, anyway: bool = False) -> ContextManager[None]:
+    def changing(self, *, anyway: bool = False, limit: float = private.LOCK_LIMIT) -> ContextManager[None]:
         """Keep others from setting a record aside, or from adding to one that has ended, for as long as this lasts.
 
         Args:
             anyway: Where somebody else does not let go of it, go on all the same.
+            limit: How long that is waited for at most, in seconds; no longer than `private.LOCK_LIMIT`.
 
         Raises:
             Refused: Somebody else does not let go of it.
         """
-        return private.locked(os.path.join(private.directory(self.run_dir), "changing"), anyway=anyway)
+        return private.locked(os.path.join(private.directory(self.run_dir), "changing"), anyway=anyway, limit=limit)
 
     def write(self, record: dict[str, Any]) -> None:
         """Write a run's record to the disk; a reader sees the old one or the new one, never a part.

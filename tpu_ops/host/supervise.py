@@ -9,7 +9,7 @@ import time
 from typing import Any, Dict, TextIO
 
 from . import environment, fitness, proc, spec, unit
-from .child import Child, NotReady
+from .child import Child, NotReady, output_pipe
 from .ending import chips_after, end_tree
 from .hub import Hub
 from .keeper import Keeper
@@ -68,7 +68,7 @@ class Supervisor:
         lock = self.store.lock(holder_of(self.record))
         if lock is None:
             # The unit's name is the first lock; this one catches a supervisor that somebody started by hand.
-            spec.discard(self.store.run_dir, self.run_id)
+            spec.discard(self.store.run_dir, self.run_id, marker)
             return _HELD
         return self._run(data, lock)
 
@@ -124,7 +124,7 @@ class Supervisor:
             text = "no record or log can be kept in {0}: {1}; `df {0}` tells how full that disk is"
             raise NotReady(text.format(self.store.runs_dir, exc.strerror or exc)) from exc
         finally:
-            spec.discard(self.store.run_dir, self.run_id)
+            spec.discard(self.store.run_dir, self.run_id, self.record["marker"])
         if who:
             raise NotReady("run {} was stopped by {}".format(self.run_id, who))
 
@@ -137,7 +137,7 @@ class Supervisor:
     def _prepare(self, data: Dict[str, Any], config: Dict[str, Any]) -> tuple[Logger, Dict[bytes, bytes]]:
         """Fork the command and hold it: everything that can be wrong shows here, before anything runs."""
         person = by_uid(self.record["person"]["uid"])
-        facts = fitness.look(config, person, data["venv"])
+        facts = fitness.look(config, person, data["venv"], unit.starting)
         faults = fitness.faults(facts, data["chips"], force=data["force"])
         if faults:
             raise NotReady("; ".join(fault["problem"] for fault in faults[:_SHOWN]))
@@ -148,7 +148,7 @@ class Supervisor:
         from_host.update(self.store.put_secrets(data["secrets"], person))
         env = environment.build(data, person, venv, from_host, self.store.files(self.run_id))
         self.record["cgroup"] = proc.own_cgroup()
-        source, output = os.pipe()
+        source, output = output_pipe(person)
         try:
             cwd = environment.working_directory(data, person)
             self.child = Child.fork(data["argv"], env, cwd, person, output)
@@ -165,7 +165,7 @@ class Supervisor:
             NotReady: One has to stay.
         """
         text = "{} would have libtpu give up: {}; end what has it open, or remove it as root"
-        for path, fault in chips_after()["lockfile_faults"].items():
+        for path, fault in chips_after(unit.starting)["lockfile_faults"].items():
             raise NotReady(text.format(path, fault))
 
     def _linked(self, data: Dict[str, Any], config: Dict[str, Any], env: Dict[bytes, bytes]) -> Link:
@@ -233,7 +233,7 @@ class Supervisor:
         # The command may have been the last to go, after the last look at ended children.
         self.pause(0)
         ended = time.time()
-        chips = chips_after()
+        chips = chips_after(unit.beat)
         deadline = time.monotonic() + _DRAIN
         while logger.is_alive() and time.monotonic() < deadline:
             logger.join(0.1)
@@ -321,7 +321,7 @@ class Supervisor:
     def pause(self, seconds: float) -> None:
         """Wait for a signal, at most this long; collect ended children, note intents, keep the watchdog quiet."""
         got = signal.sigtimedwait(_AWAITED, max(0.0, seconds))
-        unit.notify("WATCHDOG=1")
+        unit.beat()
         if got is not None and got.si_signo in (signal.SIGTERM, signal.SIGINT):
             self._asked_to_end()
         while True:
@@ -341,7 +341,16 @@ class Supervisor:
             # What ends it has been written; this stands nowhere else any more.
             self._save()
         if self.intent is None:
-            self.intent = told or {"kind": "shutdown", "by": "systemd", "at": time.time(), "reason": "host shuts down"}
+            self.intent = told or self._told_by_systemd()
+
+    def _told_by_systemd(self) -> Dict[str, Any]:
+        """Return why systemd ends the unit: the host shuts down, or somebody who knows nothing of tpu_ops stops it."""
+        if not unit.stopped_by_hand():
+            return {"kind": "shutdown", "by": "systemd", "at": time.time(), "reason": "host shuts down"}
+        reason = "stopped by systemctl on {}".format(self.record["worker"])
+        intent = {"kind": "stop", "by": "an administrator", "at": time.time(), "reason": reason, "requested": True}
+        self.record["stop_requested_by"] = self.record["stop_requested_by"] or requested_by(intent)
+        return intent
 
     def _note_stop_request(self) -> Dict[str, Any] | None:
         """Take the intent that was written for this rank, if any; whoever wants no other attempt stays on record."""
@@ -354,7 +363,7 @@ class Supervisor:
     def _save(self, **changes: Any) -> None:
         """Write the record. That the disk does not take it is noted once and tried again, and in the way of nothing."""
         self.record.update(changes)
-        beat = (lambda: unit.notify("WATCHDOG=1")) if self._last else None
+        beat = unit.beat if self._last else None
         fault = self._keeper.save(dict(self.record), beat)
         if fault and not self._disk_fault:
             text = "rank {rank} ({worker}): the run's record cannot be written to the disk and is kept in memory: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
+from . import mounts
 from .store import SECRETS
 from .wire import Refused
 
@@ -14,11 +15,13 @@ INTERPRETER = ["/usr/bin/python3", "-IS"]
 WATCHDOG = 20
 #: How long the supervisor may take until the command is ready to be executed, in seconds.
 START_LIMIT = 30
+#: How long systemd may take to say why it ends the unit, in seconds: the watchdog hears nothing meanwhile.
+_WHY_LIMIT = 2.0
 #: How much longer than the grace the end of a run may take, in seconds.
 STOP_MARGIN = 15
 
 
-def properties(program: str, run_id: str, grace: float) -> list[str]:
+def properties(program: str, run_id: str, grace: float, marker: str) -> list[str]:
     """Return the unit's properties.
 
     Nothing that the person gave stands in them: systemd expands ``${X}`` and ``%n``, and everyone can read them.
@@ -27,8 +30,9 @@ def properties(program: str, run_id: str, grace: float) -> list[str]:
         program: Path of this program; a versioned one, so that an upgrade never touches a running one.
         run_id: The run; a checked run id is free of whatever systemd would expand.
         grace: Seconds between SIGTERM and SIGKILL when the run is stopped.
+        marker: That of the request, which is letters and digits; it is no secret.
     """
-    after = " ".join([*INTERPRETER, program, "after", run_id])
+    after = " ".join([*INTERPRETER, program, "after", run_id, marker])
     return [
         # mixed: SIGTERM reaches the supervisor alone, which ends the tree in order; SIGKILL reaches everything.
         "KillMode=mixed",
@@ -47,6 +51,8 @@ def properties(program: str, run_id: str, grace: float) -> list[str]:
         "TimeoutStartSec={}".format(START_LIMIT),
         "TimeoutStopSec={:.0f}".format(grace + STOP_MARGIN),
         "After=network-online.target",
+        # systemd-run takes a backslash away, as of a quoted character.
+        *("After=" + name.replace("\\", "\\\\") for name in mounts.found()),
         "LimitMEMLOCK=infinity",
         "LimitNOFILE=1048576",
         "TasksMax=infinity",
@@ -58,11 +64,11 @@ def properties(program: str, run_id: str, grace: float) -> list[str]:
     ]
 
 
-def start_command(program: str, run_id: str, grace: float) -> list[str]:
+def start_command(program: str, run_id: str, grace: float, marker: str) -> list[str]:
     """Return the command that starts the unit and returns once the supervisor has said that it is ready."""
     command = ["systemd-run", "--quiet", "--unit=" + UNIT, "--service-type=notify"]
     command.append("--description=tpu_ops run {}".format(run_id))
-    command += ["--property=" + entry for entry in properties(program, run_id, grace)]
+    command += ["--property=" + entry for entry in properties(program, run_id, grace, marker)]
     return [*command, "--", *INTERPRETER, program, "supervise", run_id]
 
 
@@ -72,7 +78,7 @@ def call(command: list[str], limit: float) -> tuple[int, str]:
     Raises:
         Refused: systemd does not answer.
     """
-    import subprocess  # most requests, and the supervisor, do without it
+    import subprocess  # most requests, and a supervisor whose command ends by itself, do without it
 
     try:
         done = subprocess.run(
@@ -88,6 +94,39 @@ def call(command: list[str], limit: float) -> tuple[int, str]:
         text = "systemd did not answer `{}` within {:.0f} s".format(command[0], limit)
         raise Refused("failed", text, "`systemctl list-jobs` on this worker; a reboot if that hangs too") from None
     return done.returncode, done.stdout.decode("utf-8", "replace").strip()
+
+
+def stopped_by_hand() -> bool:
+    """Return whether somebody has the unit stopped and no host shuts down; False where systemd does not say."""
+    try:
+        code, text = call(["systemctl", "show", "--property=Job,ActiveState", "shutdown.target", UNIT], _WHY_LIMIT)
+    except (OSError, Refused):
+        return False
+    return code == 0 and stops_alone(text)
+
+
+def stops_alone(text: str) -> bool:
+    """Given what `systemctl show` tells of shutdown.target and of the unit, return whether the unit alone is stopped.
+
+    Where it has no job of its own systemd has not been asked to stop it: its start took too long, or the signal came
+    from elsewhere.
+    """
+    facts = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in text.split("\n\n")]
+    if len(facts) != 2:
+        return False
+    # A job that is none has an empty number, or no line at all.
+    host, own = (block.get("Job") not in (None, "", "0") for block in facts)
+    return own and not host and facts[0].get("ActiveState") == "inactive"
+
+
+def beat() -> None:
+    """Keep the watchdog quiet."""
+    notify("WATCHDOG=1")
+
+
+def starting() -> None:
+    """Have systemd give the start of the unit as long from now as it gives one in all."""
+    notify("EXTEND_TIMEOUT_USEC={:.0f}".format(START_LIMIT * 1e6))
 
 
 def notify(text: str, limit: float = 0.0) -> None:
