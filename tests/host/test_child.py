@@ -42,8 +42,8 @@ def test_a_held_child_runs_nothing_until_it_may(tmp_path: Path) -> None:
     ("argv", "cwd", "said"),
     [
         (["no-such-program"], "/", "no-such-program is not on PATH"),
-        (["./x"], "/", "./x is no executable file"),
-        (["/etc/passwd"], "/", "/etc/passwd is no executable file"),
+        (["./x"], "/", "./x is not an executable file"),
+        (["/etc/passwd"], "/", "/etc/passwd is not an executable file"),
         (["true"], "/no/such/directory", "working directory /no/such/directory: No such file"),
     ],
 )
