@@ -125,7 +125,7 @@ def test_a_recreated_node_comes_with_its_new_keys(member, file):
     fleet, changes = update.refresh(member.settings())
     assert (changes.recreated, changes.gone) == (("pod",), ("solo",))
     assert set(parse_known_hosts(fleet.known_hosts.read_text())) == {"tpu-2-w0", "tpu-77-w0"}
-    assert any("pod-w1" in warning and "the published snapshot holds none" in warning for warning in fleet.warnings)
+    assert any("pod-w1" in warning and "the published snapshot has none" in warning for warning in fleet.warnings)
 
 
 @pytest.mark.parametrize(
