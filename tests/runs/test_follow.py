@@ -283,7 +283,7 @@ async def test_the_next_attempt_is_followed_from_its_beginning_on_all_ranks(monk
     assert lines == ["one", "tw", "three"]
     assert [text for text in said if "does not answer" not in text] == [
         "note 1",
-        "run r1: attempt 2 has begun; its lines follow from the beginning",
+        "run r1: attempt 2 has begun; its output follows from the beginning",
         "note 2",
     ]
     assert (workers.asked[-1]["offset"], workers.asked[-1]["notes"]) == (0, 0)

@@ -140,7 +140,7 @@ def combine(answers: Mapping[Place, Answer], named: Collection[Place], *, strict
                 if before != node["node_id"]:
                     ids = f"{before or 'none'} and {node['node_id'] or 'none'}"
                     warnings.append(
-                        f"{node_in_words(node['name'])}: listed twice, with the ids {ids}; the last one is taken"
+                        f"{node_in_words(node['name'])}: listed twice, with the ids {ids}; the last one is used"
                     )
                 nodes[node["name"]] = node
             else:

@@ -331,7 +331,7 @@ class Follower:
         place.attempt, place.offset, place.notes, place.lines = attempt, 0, 0, Lines()
         if attempt not in self._attempts:
             self._attempts.add(attempt)
-            self._say(f"run {self._run_id}: attempt {attempt} has begun; its lines follow from the beginning")
+            self._say(f"run {self._run_id}: attempt {attempt} has begun; its output follows from the beginning")
 
     def _request(self, place: _Place) -> dict[str, Any]:
         shown = place.rank in self._shown or self._data is not None
