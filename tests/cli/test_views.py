@@ -132,7 +132,7 @@ def test_inventory_of_the_workers_that_serve(mixed, tpu_ops):
     assert tpu_ops("inventory", "pod,lite", "--format", "nodeset")[1] == "lite-w0,pod-w[0-1]\n"
     assert tpu_ops("inventory", "pod", "--format", "list")[1] == "pod-w0\npod-w1\n"
     assert tpu_ops("inventory", "@type_v4_8,lite")[1] == "lite-w0,pod-b-w0\n"
-    failed(tpu_ops("inventory", "type_v4_8"), 2, "that is a group: @type_v4_8")
+    failed(tpu_ops("inventory", "type_v4_8"), 2, "that is a group: write @type_v4_8")
     groups = json.loads(tpu_ops("inventory", "--json")[1])
     assert groups["all"] == ["lite-w0", "pod-w0", "pod-w1", "pod-b-w0"]
     assert groups["type_v4_16"] == groups["node_pod"] == ["pod-w0", "pod-w1"]

@@ -123,11 +123,11 @@ WRONG = [
     (("host_keys", "@cert-authority *"), {"ssh-ed25519": key("a")}, "not a worker's"),
     (("host_keys", "tpu-1-w0\n*"), {"ssh-ed25519": key("a")}, "not a worker's"),
     (("host_keys", "tpu-1-w0"), {}, "tpu-1-w0"),
-    (("host_keys", "tpu-1-w0"), {"ssh-ed25519": "not base64"}, "no host key"),
-    (("host_keys", "tpu-1-w0"), {"ssh-ed25519": key("a") + "\n* ssh-rsa x"}, "no host key"),
-    (("host_keys", "tpu-1-w0"), {"ssh-rsa": key("a")}, "no host key"),
-    (("host_keys", "tpu-1-w0"), {"ssh-ed25519\n*": key("a")}, "no host key"),
-    (("host_keys", "tpu-1-w0"), {"ssh-ed25519": None}, "no host key"),
+    (("host_keys", "tpu-1-w0"), {"ssh-ed25519": "not base64"}, "not a host key"),
+    (("host_keys", "tpu-1-w0"), {"ssh-ed25519": key("a") + "\n* ssh-rsa x"}, "not a host key"),
+    (("host_keys", "tpu-1-w0"), {"ssh-rsa": key("a")}, "not a host key"),
+    (("host_keys", "tpu-1-w0"), {"ssh-ed25519\n*": key("a")}, "not a host key"),
+    (("host_keys", "tpu-1-w0"), {"ssh-ed25519": None}, "not a host key"),
 ]
 
 

@@ -148,5 +148,5 @@ def test_a_members_own_projects_zones_and_filters_hold(member, file, options, na
 
 def test_a_snapshot_of_other_projects_is_an_error_and_no_empty_fleet(member, file):
     member.write(projects=["mine"])
-    with pytest.raises(UsageError, match="of lab and other, this fleet asks for mine"):
+    with pytest.raises(UsageError, match="of lab and other, but this fleet asks for mine"):
         update.refresh(member.settings(), source=str(file))

@@ -188,7 +188,7 @@ async def test_requests_are_counted_by_method_and_project_whatever_their_end(cli
         ({"code": 7}, "code: 7 is not of type str"),
         ({"zone": "nowhere", "code": "INTERNAL"}, "not a zone of the lab"),
         ({"code": "INTERNAL", "times": 0}, "times: 0 must be 1 or more"),
-        ({"code": "INTERNAL", "times": True}, "times: True is no int"),
+        ({"code": "INTERNAL", "times": True}, "times: True is not of type int"),
         ({"seconds": -1}, "seconds: -1 must be between 0 and 3600"),
         ({"seconds": float("nan")}, "seconds: nan"),
         ({"unreachable": True}, "needs a zone"),

@@ -40,7 +40,7 @@ def test_secrets_come_from_exported_variables_and_from_files(tmp_path: Path) -> 
         (f"A=~{VALUE}/x", {}, "there is no such home directory"),
         ("A=/dev/null", {}, "the file after `=` is empty"),
         (f"{VALUE}", {}, "not of the form NAME"),
-        ("A", {"A": "x" * 65537}, "more than 64 KiB"),
+        ("A", {"A": "x" * 65537}, "longer than 64 KiB"),
     ],
 )
 def test_a_secret_that_is_none_is_refused_and_never_shown(word: str, environ: dict[str, str], said: str) -> None:

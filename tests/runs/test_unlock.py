@@ -174,4 +174,4 @@ def test_a_stop_says_that_a_lockfile_is_kept(
     chips = {"holders": holders, "lockfiles_removed": [], **LOCKED}
     outcome = outcome_of(0, "pod-w0", record | {"chips": chips})
     stop.report([(control.RunRef("r1", ("pod-w0",)), control.Stopped((outcome,), already=False))], as_json=False)
-    assert [line for line in capsys.readouterr().err.splitlines() if "kept" in line] == [said] * bool(said)
+    assert [line for line in capsys.readouterr().err.splitlines() if "not removed" in line] == [said] * bool(said)
