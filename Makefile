@@ -25,7 +25,7 @@ env: ## Make .venv/ from requirements.lock
 tools: ## Install what the commands call: ssh, rsync, git
 	@tools/setup.sh tools
 
-engine: env ## Install and start what the lab needs: these, and a container engine
+engine: env ## Install and start what the lab needs: env, tools and a container engine
 	@tools/setup.sh engine
 
 demo: engine ## Run the main job once, from bare workers to a trained model, on the local lab
@@ -34,7 +34,7 @@ demo: engine ## Run the main job once, from bare workers to a trained model, on 
 demo-record: engine ## Run the demo and write docs/demo.md from what it printed
 	@$(BIN)/python tools/demo.py --record docs/demo.md
 
-test: check engine ## Run every test: the fast ones, the lab, the demo's way, Molecule
+test: check engine ## Run every test: the fast ones, the lab, the demo, Molecule
 	@mkdir -p $(LANES) && rm -f $(LANES)/*.log
 	@$(MAKE) --no-print-directory --jobs=2 lane-runs lane-roles || { tools/failures.sh $(LANES)/*.log; exit 1; }
 
@@ -47,7 +47,7 @@ lane-roles:
 	@mkdir -p $(LANES)
 	@{ $(MAKE) --no-print-directory lab-test-rest && $(MAKE) --no-print-directory molecule; } 2>&1 | tee -i $(LANES)/roles.log
 
-check: env tools ## Run the fast part: style, types, roles, rooms, tests without containers
+check: env tools ## Run the fast part: style, types, roles, packages, tests without containers
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-roles check-code
@@ -71,26 +71,26 @@ lab-test-runs:
 lab-test-rest:
 	@$(BIN)/pytest -v -m "lab or gcloud or index" --ignore=tests/demo_way --ignore=tests/runs --durations=12
 
-demo-test: engine ## Run the demo's way as a test
+demo-test: engine ## Run the demo as a test
 	@$(BIN)/pytest -v -m lab tests/demo_way --durations=12
 
 molecule: engine ## Run every scenario of the roles on the lab's workers, Debian 12 and 13
 	@tools/molecule.sh test
 
-bench: engine ## Measure the inventory, runs and site.yml in the lab, repeat tests that are races, and write docs/benchmarks.md
+bench: engine ## Measure inventory, runs and site.yml in the lab, repeat tests that depend on races, write docs/benchmarks.md
 	@$(BIN)/python -m tools.bench
 
-bench-docs: env ## Write docs/benchmarks.md anew from the samples in docs/benchmarks/
+bench-docs: env ## Rewrite docs/benchmarks.md from the samples in docs/benchmarks/
 	@$(BIN)/python -m tools.bench --docs
 
-format: env ## Format the code and mend what ruff can mend
+format: env ## Format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format --quiet .
 
-lock: env ## Resolve requirements.lock anew
+lock: env ## Resolve requirements.lock again
 	@uv=$$(command -v uv || echo .build/uv/bin/uv); \
 	$$uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra dev \
 		--custom-compile-command "make lock" --upgrade pyproject.toml -o requirements.lock
 
-clean: ## Take down every lab and remove what the other targets made
+clean: ## Take down every lab and remove what the other targets created
 	@tools/clean.sh

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: plain_yaml
-short_description: YAML inventories, but for the files of tpu_vm
+short_description: YAML inventories, except the files of tpu_vm
 description:
-  - Reads what P(ansible.builtin.yaml#inventory) reads, but for files that are P(tpu_vm#inventory)'s by their name.
-  - Ansible tries one inventory plugin after the other and shows the errors of all. With this one in the place of
-    P(ansible.builtin.yaml#inventory) a failure of P(tpu_vm#inventory) is shown alone.
+  - Reads what P(ansible.builtin.yaml#inventory) reads, except files whose name makes them P(tpu_vm#inventory)'s.
+  - Ansible tries one inventory plugin after the other and shows the errors of all. With this one instead of
+    P(ansible.builtin.yaml#inventory), only the error of P(tpu_vm#inventory) is shown.
 author:
   - The tpu_ops authors
 options:

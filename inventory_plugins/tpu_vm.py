@@ -11,9 +11,9 @@ description:
     called C(<node>.<zone>-w<index>), and C(<node>.<zone>.<project>-w<index>) where that is still shared.
   - Host keys of new nodes are read from their guest attributes and checked under a name that is bound to the node's id.
     A worker's address may change; its host key may not.
-  - The command C(tpu_ops) reads the same file. What it needs of it, everything about projects, filters, credentials and
-    connections, may be written as templates, with lookups and without variables. Environment variables win over the
-    file, and a key that is not known is an error.
+  - The command C(tpu_ops) reads the same file. What it needs from it (projects, filters, credentials and connections)
+    may be written as templates, with lookups but without variables. Environment variables win over the file, and an
+    unknown key is an error.
 author:
   - The tpu_ops authors
 extends_documentation_fragment:
@@ -22,16 +22,16 @@ extends_documentation_fragment:
 requirements:
   - The Python package tpu_ops, in the environment that Ansible runs in.
 notes:
-  - The file's name ends in C(tpu_vm.yml) or C(tpu_vm.yaml); that of a fleet directory is C(inventory/tpu_vm.yml).
+  - The file's name ends in C(tpu_vm.yml) or C(tpu_vm.yaml); in a fleet directory it is C(inventory/tpu_vm.yml).
   - Text from the API, such as labels and descriptions, is data. No template, call, filter or lookup in it is ever run,
-    wherever it ends up. A text that is a variable's name is that variable where a task asks for evaluation twice.
-  - A project or zone that cannot be listed is a warning that names it as long as another one can; see
-    O(strict_permissions). A wrong project is an error, never an empty fleet.
+    wherever it ends up. Text that equals a variable's name becomes that variable if a task evaluates it twice.
+  - If a project or zone cannot be listed but another one can, a warning names it; see O(strict_permissions). A wrong
+    project is an error, never an empty fleet.
   - A worker without an address is listed, with a warning, and cannot be reached.
-  - With O(cache) on, the newest answer that is no older than O(cache_timeout) is used, be it the cached one or the
-    snapshot that C(tpu_ops refresh) and the other commands write; with this snapshot, C(cache=true) needs no cache
-    plugin besides the default one. C(--flush-cache) and C(meta=refresh_inventory) ask the API and write both. What
-    could not be listed is a warning each time such an answer is used; with O(strict_permissions) it is not used.
+  - With O(cache) on, the newest answer that is no older than O(cache_timeout) is used, either the cached one or the
+    snapshot that C(tpu_ops refresh) and the other commands write. Because of this snapshot, C(cache=true) needs only
+    the default cache plugin. C(--flush-cache) and C(meta=refresh_inventory) ask the API and write both. If something
+    could not be listed, each use of such an answer warns of it; with O(strict_permissions) the answer is not used.
 options:
   plugin:
     description: Marks the file as this plugin's.
@@ -41,7 +41,7 @@ options:
   projects:
     description:
       - Google Cloud project ids. To ask the API, at least one is needed, here or in E(TPU_OPS_PROJECT) (a comma list,
-        which wins). A published snapshot brings its own.
+        which wins). A published snapshot has its own.
     type: list
     elements: str
     default: []
@@ -58,25 +58,25 @@ options:
   names:
     description:
       - Patterns (C(*), C(?), C([...])) of node names, C(<node>), or C(<node>.<zone>) only where several share a name.
-        The fleet is the nodes that fit one of them; all when empty.
-      - This filter and those by O(labels) and O(accelerator_types) hold for the commands as well as for the inventory.
+        The fleet is the nodes that match one of them; all when empty.
+      - This filter, O(labels) and O(accelerator_types) apply to the commands as well as to the inventory.
     type: list
     elements: str
     default: []
   labels:
     description:
-      - Labels that a node of the fleet has. Each is mapped to its value, a list of values of which it has one, or
-        nothing where any will do. A node must have all of them.
+      - Labels that the nodes of the fleet have. Each is mapped to its value, a list of possible values, or nothing if
+        any value will do. A node must have all of these labels.
     type: dict
     default: {}
   accelerator_types:
-    description: Patterns of accelerator types, one of which a node of the fleet has, for example C(v4-*).
+    description: Patterns of accelerator types, for example C(v4-*). A node of the fleet must match one of them.
     type: list
     elements: str
     default: []
   states:
     description:
-      - States of the nodes to list. Workers of a node in another state than READY cannot serve.
+      - States of the nodes to list. Workers can only be used while their node is READY.
     type: list
     elements: str
     choices:
@@ -98,27 +98,27 @@ options:
     default: [READY]
   include:
     description:
-      - Expressions over a host's variables, written without braces as in O(groups). A host stays in the inventory where
+      - Expressions over a host's variables, written without braces as in O(groups). A host stays in the inventory if
         any of them is true.
-      - They narrow this inventory only. Filters that hold for the commands, too, are O(names), O(labels),
+      - They narrow this inventory only. Filters that apply to the commands as well are O(names), O(labels),
         O(accelerator_types), O(projects) and O(zones).
-      - One that fails counts as false, with a warning; with O(strict), or where it fails for every worker, it is an
-        error. What is no expression always is.
+      - One that fails counts as false, with a warning; with O(strict), or if it fails for every worker, it is an
+        error. Anything that is not an expression is always an error.
     type: list
     elements: str
     default: []
   exclude:
     description:
-      - Expressions like those of O(include). A host stays in the inventory only where none of them is true.
+      - Expressions like those of O(include). A host stays in the inventory only if none of them is true.
     type: list
     elements: str
     default: []
   hostnames:
     description:
       - Inventory host names. Each entry is the name of a host variable, another expression, or a template with braces.
-        The first that comes out as a text that is not empty is taken; C(<node>-w<index>) where none does.
-      - A text that is not valid as a host's name, or is the name of a host that another source made before, is passed
-        over with a warning. Two workers of one name are an error, also where another fleet's file has one of them.
+        The first whose result is a text that is not empty is used; C(<node>-w<index>) if none is.
+      - A result that is not valid as a host's name, or is the name of a host from another source, is skipped with a
+        warning. Two workers with the same name are an error, even if one of them is from another fleet's file.
       - The commands and the written ssh config keep C(<node>-w<index>), which is the variable C(tpu_host).
     type: list
     elements: str
@@ -126,7 +126,7 @@ options:
   hostvars_prefix:
     description:
       - Prefix of the host variables that are not Ansible's own. With another prefix, or with a suffix, those that the
-        roles and playbooks read keep their usual names besides, C(tpu_node) for example.
+        roles and playbooks read also keep their usual names, for example C(tpu_node).
     type: str
     default: tpu_
   hostvars_suffix:
@@ -135,28 +135,28 @@ options:
     default: ""
   connect_with:
     description:
-      - Which address to connect to, in order of preference. The first one that a worker has is taken.
+      - Which address to connect to, in order of preference. The first one that a worker has is used.
     type: list
     elements: str
     choices: [external, internal]
     default: [external, internal]
   proxy_jump:
     description:
-      - Host through which workers are reached whose internal address is taken; a worker of the fleet, for example
+      - Host through which workers are reached if their internal address is used. A worker of the fleet, for example
         C(pod-w0), or any C([user@]host[:port]) that your own ssh knows. E(TPU_OPS_PROXY_JUMP) wins over it.
     type: str
     env:
       - name: TPU_OPS_PROXY_JUMP
   iap:
     description:
-      - Whether workers whose internal address is taken are reached through Identity-Aware Proxy. This needs the command
-        C(gcloud), logged in. It excludes O(proxy_jump).
+      - Whether workers are reached through Identity-Aware Proxy if their internal address is used. This needs the
+        command C(gcloud), logged in. It excludes O(proxy_jump).
     type: bool
     default: false
   forward_agent:
     description:
       - Whether the ssh config that C(tpu_ops) writes forwards your ssh agent to the workers. Ansible does not, whatever
-        your own ssh config says of all hosts; C(-A) in E(ANSIBLE_SSH_ARGS) has it do so.
+        your own ssh config says for all hosts; C(-A) in E(ANSIBLE_SSH_ARGS) makes it do so.
     type: bool
     default: false
   user:
@@ -169,22 +169,21 @@ options:
     description:
       - Private ssh key; a relative path starts at this file. When not set, ssh offers those that exist
         of C(~/.ssh/id_ed25519), C(~/.ssh/google_compute_engine) (the one gcloud makes) and C(~/.ssh/id_rsa), and
-        C(tpu_ops create) puts the first of them on nodes. Of one that is set, ssh offers no other keys of your agent
-        besides.
-        E(TPU_OPS_PRIVATE_KEY) wins over it.
+        C(tpu_ops create) puts the first of them on nodes. If it is set, ssh offers only this key, and no others of your
+        agent. E(TPU_OPS_PRIVATE_KEY) wins over it.
     type: path
     env:
       - name: TPU_OPS_PRIVATE_KEY
   python_interpreter:
     description:
-      - Python on the workers that runs Ansible's modules. As a variable of each host it wins over group_vars; an empty
-        text leaves it to these and to Ansible.
+      - Python on the workers that runs Ansible's modules. As a variable of each host it wins over group_vars; if it
+        is empty, group_vars or Ansible decide.
     type: str
     default: /usr/bin/python3
   learn_host_keys:
     description:
-      - Whether to ask for the host keys of nodes that are READY and not known yet. Without it, nodes can be used after
-        C(tpu_ops refresh) only.
+      - Whether to ask for the host keys of READY nodes that are not known yet. If not, new nodes can be used only after
+        C(tpu_ops refresh).
     type: bool
     default: true
   auth_kind:
@@ -205,27 +204,27 @@ options:
       - name: GCP_SERVICE_ACCOUNT_FILE
   service_account_contents:
     description:
-      - Key of the service account as JSON text. Not together with O(service_account_file), unless one of the two is a
-        variable of the environment, which wins. Never in plain in the file; use E(GCP_SERVICE_ACCOUNT_CONTENTS) or a
+      - Key of the service account as JSON text. Cannot be combined with O(service_account_file), unless one of the two
+        is an environment variable, which wins. Do not write it into the file; use E(GCP_SERVICE_ACCOUNT_CONTENTS) or a
         lookup.
     type: str
     env:
       - name: GCP_SERVICE_ACCOUNT_CONTENTS
   access_token:
     description:
-      - OAuth 2.0 access token. Never in plain in the file; use E(GCP_ACCESS_TOKEN), for example with what
-        C(gcloud auth print-access-token) prints, or a lookup.
+      - OAuth 2.0 access token. Do not write it into the file; use E(GCP_ACCESS_TOKEN), for example with the output of
+        C(gcloud auth print-access-token), or a lookup.
     type: str
     env:
       - name: GCP_ACCESS_TOKEN
   strict_permissions:
     description:
-      - Whether one project or zone that cannot be listed is an error though others can.
+      - Whether a project or zone that cannot be listed is an error even if others can be listed.
     type: bool
     default: false
   request_timeout:
     description:
-      - Seconds that one call of the API may take, its retries included. 60 where it is not set, 20 with O(endpoint).
+      - Seconds that one API call may take, retries included. The default is 60, or 20 with O(endpoint).
     type: float
   endpoint:
     description:
@@ -236,9 +235,9 @@ options:
       - name: TPU_OPS_ENDPOINT
   snapshot:
     description:
-      - A published snapshot of the fleet, which is read instead of the API and needs no Google Cloud credentials but
-        those of its place. A path, an C(https) URL, C(gs://bucket/object) or C(ssh:HOST[:PATH]).
-        C(tpu_ops snapshot --publish) writes it. C(api) is the API, whatever C(tpu_ops refresh --from) said.
+      - A published snapshot of the fleet, which is read instead of the API. It needs no Google Cloud credentials except
+        for the place where it is stored. A path, an C(https) URL, C(gs://bucket/object) or C(ssh:HOST[:PATH]).
+        C(tpu_ops snapshot --publish) writes it. C(api) means the API, whatever C(tpu_ops refresh --from) set.
         E(TPU_OPS_SNAPSHOT) wins over it.
     type: str
     env:
@@ -246,12 +245,12 @@ options:
 """
 
 EXAMPLES = r"""
-# inventory/tpu_vm.yml: every serving worker of one project, in all zones.
+# inventory/tpu_vm.yml: every READY worker of one project, in all zones.
 plugin: tpu_vm
 projects: [my-project]
 
 ---
-# Two projects, two zones, also nodes that are stopped; only what is labelled for this team.
+# Two projects, two zones, stopped nodes too; only nodes that are labelled for these teams.
 plugin: tpu_vm
 projects: [my-project, our-grant]
 zones: [us-central2-b, europe-west4-a]
@@ -283,7 +282,7 @@ cache: true
 cache_timeout: 600
 
 ---
-# Only pods, without those that somebody keeps to themselves; called after a label where there is one.
+# Only pods, without private ones; named after a label if there is one.
 plugin: tpu_vm
 projects: [my-project]
 include:
@@ -307,7 +306,7 @@ service_account_contents: "{{ lookup('file', '~/keys/lister.json') }}"
 #
 # Host variables, with what they are for worker 1 of the node "pod":
 #
-# ansible_host: 34.90.12.7            # the address by connect_with
+# ansible_host: 34.90.12.7            # the address that connect_with chooses
 # ansible_user: ada
 # ansible_python_interpreter: /usr/bin/python3
 # ansible_ssh_private_key_file: /home/ada/.ssh/id_ed25519
@@ -315,7 +314,7 @@ service_account_contents: "{{ lookup('file', '~/keys/lister.json') }}"
 # tpu_host: pod-w1                    # its name for tpu_ops and in the written ssh config
 # tpu_node: pod                       # name in the API
 # tpu_node_label: pod                 # name in this fleet, unique
-# tpu_node_id: "8066102453917220011"  # another one for a node made anew under the same name
+# tpu_node_id: "8066102453917220011"  # another one for a node recreated under the same name
 # tpu_worker_index: 1
 # tpu_worker_count: 4
 # tpu_is_first_worker: false
@@ -444,11 +443,11 @@ class Choice:
                 raise UsageError(
                     f"{expression!r} fails for every worker: {reasons[0]}",
                     where=f"{self._file}, key {key!r}",
-                    fix="mend it; what not all have is written as in tpu_labels.team | default('') == 'vision'",
+                    fix="correct it; for what some workers lack, write tpu_labels.team | default('') == 'vision'",
                 )
         return [
             f"{self._file}, key {key!r}, {expression!r}: {reasons[0]}"
-            + (f"; passed over for {len(reasons) - 1} other workers, too" if len(reasons) > 1 else "")
+            + (f"; it was skipped for {len(reasons) - 1} other workers, too" if len(reasons) > 1 else "")
             for (key, expression), reasons in self._passed_over.items()
         ]
 
@@ -555,7 +554,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         for key in EXPRESSIONS:
             listed = [options[key]] if isinstance(options.get(key), str) else options.get(key) or []
             if not isinstance(listed, list) or not all(isinstance(entry, str) for entry in listed):
-                raise UsageError("expected a list of texts", where=f"{path}, key {key!r}", fix="put each in quotes")
+                raise UsageError("expected a list of strings", where=f"{path}, key {key!r}", fix="put each in quotes")
             options[key] = listed
         try:
             self.set_options(direct=options, var_options=self._vars)
@@ -723,8 +722,8 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         try:
             add(said, host.variables, host.name, strict=strict)
         except Exception as exc:  # groups in a circle are one of no class of its own
-            passed_over = "; `strict: false` passes over expressions that fail" if strict else ""
-            raise UsageError(str(exc), where=where, fix=f"mend it{passed_over}") from exc
+            passed_over = "; `strict: false` skips expressions that fail" if strict else ""
+            raise UsageError(str(exc), where=where, fix=f"correct it{passed_over}") from exc
         finally:
             self.inventory = inventory
 

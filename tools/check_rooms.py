@@ -99,5 +99,5 @@ def faults() -> list[str]:
 
 if __name__ == "__main__":
     problems = faults()
-    print("\n".join(problems) or "rooms: every import points the right way")
+    print("\n".join(problems) or "packages: every import points the right way")
     sys.exit(bool(problems))

@@ -6,12 +6,12 @@ cd "$(dirname "$0")/.."
 
 labs="${TPU_OPS_STATE:-${XDG_STATE_HOME:-$HOME/.local/state}/tpu_ops}/lab"
 if [ ! -x .venv/bin/tpu_ops ]; then
-    echo "clean: there is no .venv/, so no lab is looked for (make env makes it)" >&2
+    echo "clean: there is no .venv/, so labs are not looked for (make env creates it)" >&2
 elif .venv/bin/python -c 'from tpu_ops.lab.engine import find; find()' 2>/dev/null; then
     .venv/bin/tpu_ops lab down --all --cache
 elif compgen -G "$labs/*/" >/dev/null; then
-    echo "clean: error: there are labs in $labs, and no container engine answers" >&2
-    echo "       fix: make engine starts one; then make clean again" >&2
+    echo "clean: error: there are labs in $labs, but no container engine answers" >&2
+    echo "       fix: run make engine, which starts one, then make clean again" >&2
     exit 1
 fi
 if [ -r .build/dockerd.pid ]; then

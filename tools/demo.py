@@ -222,7 +222,7 @@ def train(shell: Shell) -> str:
     right = float(result["test_accuracy"])
     require(result["epoch"] == 5 and right > 0.9, f"expected accuracy over 0.9 after epoch 5, got {result}")
     fall = f"{losses[0]:.2f} -> {losses[-1]:.2f}"
-    return f"loss {fall} on four workers; accuracy of the checkpoint, loaded anew: {right:.3f}"
+    return f"loss {fall} on four workers; accuracy of the checkpoint, loaded again: {right:.3f}"
 
 
 def host_keys(shell: Shell) -> str:
@@ -301,7 +301,7 @@ def fail(step: str, text: str) -> NoReturn:
     """End the demo, saying what failed and how to go on."""
     print(f"\ndemo: step {step!r} failed: {text}", file=sys.stderr)
     print('  look:  eval "$(.venv/bin/tpu_ops lab env)"; .venv/bin/tpu_ops lab status', file=sys.stderr)
-    print("  again: make demo goes on from what is there; .venv/bin/tpu_ops lab down removes it", file=sys.stderr)
+    print("  again: make demo continues from what is there; .venv/bin/tpu_ops lab down removes it", file=sys.stderr)
     sys.exit(1)
 
 
@@ -372,7 +372,7 @@ def main() -> None:
         except StepFailed as exc:
             fail(name, str(exc))
         except KeyboardInterrupt:
-            print("\ndemo: interrupted; make demo goes on from what is there", file=sys.stderr)
+            print("\ndemo: interrupted; make demo continues from what is there", file=sys.stderr)
             sys.exit(130)
         rows.append((name, value, time.monotonic() - start))
         shell.say(f"ok: {value} ({duration(rows[-1][2])})")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up what this project needs on a machine, says what it does, and is silent when nothing is to be done.
+# Sets up what this project needs on a machine, says what it does, and is silent when there is nothing to do.
 #
 #   tools/setup.sh env      .venv/ from requirements.lock, made by uv
 #   tools/setup.sh tools    ssh, rsync and git, which the commands and the fast tests call
@@ -36,7 +36,7 @@ apt_install() {
     command -v apt-get >/dev/null ||
         fail "this machine has no apt-get and lacks: $*" "install these packages with the machine's own package manager"
     [ "$(id -u)" = 0 ] || command -v sudo >/dev/null ||
-        fail "installing $* needs root, and sudo is not there" "run as root, or have an administrator install: $*"
+        fail "installing $* needs root, and sudo is not installed" "run as root, or have an administrator install: $*"
     say "installing packages: $*"
     local log="$build/apt.log"
     if [ -z "$apt_updated" ]; then
@@ -48,7 +48,7 @@ apt_install() {
     fi
     "${sudo_cmd[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >"$log" 2>&1 || {
         tail -n 15 "$log" >&2
-        fail "apt-get install $* failed (log: $log)" "mend the package system, then run this again"
+        fail "apt-get install $* failed (log: $log)" "repair the package system, then run this again"
     }
 }
 
@@ -101,7 +101,7 @@ setup_env() {
     local uv python
     uv=$(find_uv)
     python=$(find_python) || python=3.12
-    say "making .venv/ from requirements.lock"
+    say "creating .venv/ from requirements.lock"
     rm -f "$stamp"
     "$venv/bin/python" -c '' 2>/dev/null || "$uv" venv -q --clear --python "$python" "$venv"
     "$uv" pip sync -q --python "$venv/bin/python" --require-hashes "$root/requirements.lock"
@@ -128,7 +128,7 @@ start_dockerd() {
     until engine_answers; do
         if [ -n "$job" ] && [ ! -d "/proc/$job" ]; then
             tail -n 3 "$log" >&2
-            fail "dockerd ended at once (log: $log)" "mend what the log names, or start a container engine by hand; then run this again"
+            fail "dockerd ended at once (log: $log)" "correct what the log names, or start a container engine by hand; then run this again"
         fi
         if [ "$SECONDS" -ge "$deadline" ]; then
             [ -z "$job" ] || tail -n 10 "$log" >&2

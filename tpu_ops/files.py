@@ -17,7 +17,7 @@ from tpu_ops.errors import UsageError
 LOCK_POLL = 0.05
 
 #: What to do where something below `state_root` cannot be written.
-TO_WRITE = "make it writable and see that the disk has space (df), or set TPU_OPS_STATE to another directory"
+TO_WRITE = "make it writable and check that the disk has space (df), or set TPU_OPS_STATE to another directory"
 
 
 def state_root(environ: Mapping[str, str] = os.environ) -> Path:
@@ -123,7 +123,7 @@ def refuse_irregular(path: Path) -> os.stat_result | None:
     if stat.S_ISDIR(info.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(info.st_mode):
-        raise OSError(errno.EINVAL, "this is no regular file", str(path))
+        raise OSError(errno.EINVAL, "this is not a regular file", str(path))
     return info
 
 
@@ -144,7 +144,7 @@ def read_regular(path: Path, limit: int) -> bytes:
     with open(path, "rb", opener=unwaited) as file:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
-            raise OSError(errno.EINVAL, "this is no regular file", str(path))
+            raise OSError(errno.EINVAL, "this is not a regular file", str(path))
         # As much memory is taken as is asked for; a file that grows meanwhile is read on.
         data = file.read(min(limit, info.st_size) + 1)
         data += file.read(limit + 1 - len(data)) if len(data) > info.st_size else b""

@@ -73,7 +73,7 @@ class Options:
         value = self.data[key]
         kind = type(value).__name__
         found = f"a value of type {kind}" if secret else f"{shown(value)} ({kind})"
-        plain = expected == "a text" and isinstance(value, int | float)
+        plain = expected == "a string" and isinstance(value, int | float)
         fix = "put it in quotes" if plain and not secret else f"write {expected}, or leave the key out"
         return UsageError(f"expected {expected}, found {found}", where=self.at(key), fix=fix)
 
@@ -92,7 +92,7 @@ class Options:
             return value
         entry = self.data.get(key)
         if entry is not None and not isinstance(entry, str):
-            raise self.wrong(key, "a text", secret=secret)
+            raise self.wrong(key, "a string", secret=secret)
         return Value(entry or "", self.at(key))
 
     def choice(self, key: str, known: tuple[str, ...], variable: str = "") -> Value:
@@ -125,7 +125,7 @@ class Options:
         for entry in values:
             if "," in entry and all(form.fullmatch(part.strip()) for part in entry.split(",")):
                 parts = ", ".join(part.strip() for part in entry.split(","))
-                raise UsageError(f"{shown(entry)} is one text", where=where, fix=f"write it as a list: [{parts}]")
+                raise UsageError(f"{shown(entry)} is one string", where=where, fix=f"write it as a list: [{parts}]")
             check_name(entry, where, form, expected)
         return tuple(dict.fromkeys(values))
 
@@ -172,7 +172,7 @@ class Options:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 86400:
-            raise self.wrong(key, "a positive number of seconds")
+            raise self.wrong(key, "a number of seconds above 0 and below 86400")
         return float(value)
 
     def _variable(self, name: str) -> Value | None:
@@ -187,5 +187,5 @@ class Options:
         if isinstance(value, str):
             return [value] if value else []
         if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-            raise self.wrong(key, "a list of texts")
+            raise self.wrong(key, "a list of strings")
         return value

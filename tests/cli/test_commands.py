@@ -125,4 +125,4 @@ def test_attach_and_recovery_tell_of_the_fleet_that_they_were_called_with(
         f"  stop:   tpu_ops stop {fleet} r1",
     ]
     assert main(["attach", "--fleet", "other.tpu_vm.yml", "r1", "--recover"]) == 2
-    assert f"runs that `tpu_ops train {fleet} --recover` has started" in capsys.readouterr().err
+    assert f"only runs that `tpu_ops train {fleet} --recover` started" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def test_a_node_on_which_a_run_may_be_is_deleted_with_a_warning_that_names_it(fl
     fleet.create("pod")
     state_dir, node_id = config.load().state_dir, fleet.api.node("pod", fleet.location())["id"]
     records.write(state_dir, records.new("exp", ("pod",), (node_id,), ("pod-w0",), ("true",)))
-    told = "warning: run exp, which was started here, may be on it: tpu_ops status exp"
+    told = "warning: run exp, which was started here, may be running on it: tpu_ops status exp"
     assert told in tpu_ops("delete", "pod", "--dry-run")[2]
     records.close(state_dir, "exp", "failed")
     assert "exp" not in tpu_ops("delete", "pod", "--dry-run")[2]
@@ -69,7 +69,7 @@ def test_a_node_that_somebody_has_made_anew_meanwhile_is_not_deleted(fleet, tpu_
         return found
 
     monkeypatch.setattr(update, "look", slow)
-    failed(tpu_ops("delete", "pod", "--yes"), 3, "it was made anew since it was looked up; nothing was deleted")
+    failed(tpu_ops("delete", "pod", "--yes"), 3, "it was recreated since it was looked up; nothing was deleted")
     assert fleet.api.node("pod", fleet.location())["state"] == "READY"
     monkeypatch.undo()
 
@@ -94,16 +94,16 @@ def test_a_recovery_that_needs_the_node_is_told_before_it_is_deleted_whatever_id
     run = spec.RunSpec("exp", ("true",))
     plan = remaking.Plan((remaking.Made(f"{fleet.location()}/nodes/pod", "1", {}),))
     kept = recovery.Recovery("exp", 1, plan, recovery.options_of(run, {}))
-    needs = "it needs this node, and makes it anew unless `tpu_ops stop exp` ends that\n"
+    needs = "it needs this node and recreates it unless `tpu_ops stop exp` ends the recovery\n"
     recovery.write(state_dir, kept)
-    nobody = "warning: run exp: nobody recovers it; `tpu_ops attach exp --recover` goes on; "
+    nobody = "warning: run exp: no process is recovering it; `tpu_ops attach exp --recover` resumes that; "
     assert tpu_ops("delete", "pod", "--dry-run")[2] == nobody + needs
     assert tpu_ops("delete", "other", "--dry-run")[2] == ""
     with recovery.lock(state_dir, "exp"):
-        followed = "warning: run exp: a process of this machine recovers it; "
+        followed = "warning: run exp: a process on this machine recovers it; "
         assert tpu_ops("delete", "pod", "--dry-run")[2] == followed + needs
         recovery.write(state_dir, dataclasses.replace(kept, pending=True))
-        assert "a process of this machine is preparing attempt 2; " in (said := tpu_ops("delete", "pod", "--yes")[2])
+        assert "a process on this machine is preparing attempt 2; " in (said := tpu_ops("delete", "pod", "--yes")[2])
         assert said.endswith(needs)
 
 
@@ -119,7 +119,7 @@ def test_code_below_a_path_that_cannot_be_used_is_refused(fleet, tpu_ops, name, 
     [
         (("--secret", "NOWHERE_SET"), "--secret NOWHERE_SET", "is not set here"),
         (("--secret", "A=absent", "--dry-run"), "--secret A", "cannot read the file"),
-        (("--sync", ".", "--user", "ada"), "--sync and --user", "starts in another"),
+        (("--sync", ".", "--user", "ada"), "--sync and --user", "would start in another"),
     ],
 )
 def test_what_no_worker_could_do_is_refused_before_any_is_asked(fleet, tpu_ops, argv, where, words):
@@ -223,7 +223,7 @@ def test_a_missing_public_key_is_named(fleet, tpu_ops):
     public.unlink()
     failed(tpu_ops("create", *POD), 2, str(public), "ssh-keygen -y")
     public.write_text("this is not a key")
-    failed(tpu_ops("create", *POD), 2, "no ssh public key")
+    failed(tpu_ops("create", *POD), 2, "not an ssh public key")
     fleet.private_key.unlink()
     failed(tpu_ops("create", *POD), 2, "no ssh key", "ssh-keygen -t ed25519")
 
@@ -347,7 +347,7 @@ def test_an_endpoint_that_hangs_is_named_while_it_is_waited_for_and_given_up(fle
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("TPU_OPS_ENDPOINT", address)
         result = tpu_ops("list")
-    failed(result, 3, f"waiting for an answer of {address}", "TPU_OPS_ENDPOINT")
+    failed(result, 3, f"waiting for an answer from {address}", "TPU_OPS_ENDPOINT")
 
 
 class Executed(Exception):
@@ -398,9 +398,10 @@ def test_ssh_shows_what_a_key_waits_for(fleet, executed, tpu_ops, monkeypatch, c
     monkeypatch.setattr(remote_ssh, "OPEN_LIMIT", 0.3)
     assert executed("ssh", "pod-w1")[-1] == "pod-w1"
     err = capfd.readouterr().err
-    assert "pod-w1: no ssh connection within 0 s (a key may wait for a touch or a passphrase): ssh goes on" in err
+    waits = "(a key may be waiting for a touch or a passphrase)"
+    assert f"pod-w1: no ssh connection within 0 s {waits}: ssh continues" in err
     assert "port 22" not in err
-    assert "(a key may wait for a touch or a passphrase)\n" in tpu_ops("run", "pod-w1", "--", "true")[1]
+    assert f"{waits}\n" in tpu_ops("run", "pod-w1", "--", "true")[1]
 
 
 def test_a_worker_that_does_not_answer_is_asked_for_before_ssh_starts(fleet, tpu_ops, ssh, monkeypatch):
@@ -410,7 +411,7 @@ def test_a_worker_that_does_not_answer_is_asked_for_before_ssh_starts(fleet, tpu
     failed(tpu_ops("ssh", "pod"), 4, "pod-w0 does not answer: asking the API for its address", "Connection refused")
     fleet.act("stop", "pod")
     failed(tpu_ops("ssh", "pod"), 4, "state      pod: READY -> STOPPED", "its node is STOPPED now", "pod-w0")
-    failed(tpu_ops("ssh", "pod"), 4, "pod is STOPPED as far as is known: asking the API", "its node is STOPPED")
+    failed(tpu_ops("ssh", "pod"), 4, "pod was STOPPED when last seen: asking the API", "its node is STOPPED")
     fleet.act("delete", "pod")
     failed(tpu_ops("ssh", "pod-w1"), 2, "gone       pod", "no node or worker is called 'pod-w1'")
 
@@ -442,10 +443,11 @@ def test_a_person_whom_workers_refuse_is_told_what_decides_who_logs_in(fleet, tp
     monkeypatch.setenv("SSH_SAYS", "ada@100.64.0.1: Permission denied (publickey).")
     code, out, err = tpu_ops("run", "pod", "--", "true")
     assert (code, out) == (4, "--- pod-w[0-1] (2 workers): ada@100.64.0.1: Permission denied (publickey).\n")
-    fix = f"  fix: you log in as ada with {fleet.private_key}: see `user` and `private_key` in {fleet.file}"
+    fix = f"  fix: you logged in as ada with {fleet.private_key}. "
+    fix += f"If that is wrong, set `user` and `private_key` in {fleet.file}"
     assert err.count(fix) == 1
     assert "`users_people`" in err
-    assert "with OS Login, `gcloud compute os-login ssh-keys add` and its name as `user`" in err
+    assert "With OS Login: `gcloud compute os-login ssh-keys add` and its login name as `user`" in err
     monkeypatch.setenv("SSH_SAYS", "ssh: connect to host 100.64.0.1 port 22: Connection refused")
     assert "fix:" not in tpu_ops("run", "pod", "--", "true")[2]
 
@@ -457,10 +459,11 @@ def test_a_person_whose_agent_has_too_many_keys_is_told_to_name_one(fleet, tpu_o
     code, out, err = tpu_ops("run", "pod", "--", "true")
     told = "Too many authentication failures: more keys were offered than it takes"
     assert (code, out) == (4, f"--- pod-w[0-1] (2 workers): {told}\n")
-    assert err.count(f"fix: name the one key that they know by `private_key` in {fleet.file} (TPU_OPS_P") == 1
+    fix = f"fix: set `private_key` in {fleet.file} (or TPU_OPS_PRIVATE_KEY) to the key that the workers know"
+    assert err.count(fix) == 1
     # It is, so that the agent is one to a jump of theirs.
     fleet.write(private_key=str(fleet.private_key))
-    assert "see `user` and `private_key`" in tpu_ops("run", "pod", "--", "true")[2]
+    assert "set `user` and `private_key`" in tpu_ops("run", "pod", "--", "true")[2]
 
 
 def test_a_node_that_is_known_as_stopped_is_asked_for_before_it_is_refused(fleet, executed, ssh, capfd):
@@ -481,7 +484,7 @@ def test_run_connects_to_no_worker_of_a_node_that_does_not_serve(fleet, tpu_ops,
     assert code == 1, "ssh of these tests runs no command: it has failed on pod"
     assert tpu_ops("run", "off", "--", "true")[0] == 4
     assert "--- off-w0: its node is STOPPED now\n" in out
-    assert "off is STOPPED as far as is known: asking the API" in err
+    assert "off was STOPPED when last seen: asking the API" in err
     start = f"gcloud compute tpus tpu-vm start off --zone us-central2-b --project {fleet.project}"
     assert err.endswith(f"  fix: start it: `{start}`\n")
     assert any("pod-w1" in call for call in ssh())
@@ -497,7 +500,7 @@ def test_a_node_that_does_not_serve_is_told_with_the_way_back_and_tried_by_nobod
     tpu_ops("refresh")
     fleet.api.forget_requests()
     create = f"`tpu_ops create off --type v4-16 --zone us-central2-b --project {fleet.project} --spot`"
-    asking = "off is PREEMPTED as far as is known: asking the API for its address\n"
+    asking = "off was PREEMPTED when last seen: asking the API for its address\n"
     result = tpu_ops(*argv)
     failed(result, 4, asking, "its node is PREEMPTED now", "at:  off-w[0-1]\n", create)
     assert (fleet.api.requests(fleet.project)["ListNodes"], ssh()) == (1, [])
@@ -520,7 +523,8 @@ def test_what_holds_chips_is_asked_where_it_can_be_beside_a_node_that_does_not_s
     fleet.act("stop", "off")
     tpu_ops("refresh")
     start = "start it: `gcloud compute tpus tpu-vm start off "
-    failed(tpu_ops("who", "pod,off"), 4, "could not say whether a run is there", "its node is STOPPED now", start)
+    unsaid = "could not tell whether a run is active there"
+    failed(tpu_ops("who", "pod,off"), 4, unsaid, "its node is STOPPED now", start)
     assert [call for call in ssh() if "pod-w0" in call]
     assert not [call for call in ssh() if "off-w0" in call]
 
@@ -538,7 +542,7 @@ def test_what_cannot_be_synced_is_named_as_the_command_has_it(fleet, tpu_ops, na
 
 def test_a_command_that_no_worker_would_take_is_refused(fleet, tpu_ops, ssh):
     fleet.create("pod")
-    failed(tpu_ops("run", "pod", "--", "echo", "x" * 131_072), 2, "bytes longer than a worker takes", "tpu_ops sync")
+    failed(tpu_ops("run", "pod", "--", "echo", "x" * 131_072), 2, "bytes longer than a worker accepts", "tpu_ops sync")
     assert ssh() == []
     tpu_ops("run", "pod", "--", "echo", "x" * 130_000)
     assert ssh(), "it is asked"
@@ -551,13 +555,14 @@ def test_a_command_that_is_interrupted_says_what_goes_on(fleet, tpu_ops, monkeyp
     fleet.create("pod")
     monkeypatch.setattr(contact, "run", pressed)
     code, _, err = tpu_ops("run", "pod", "--timeout", "60", "--", "true")
-    assert (code, "goes on, for 60 s at most" in err) == (130, True)
+    assert (code, "continues, for 60 s at most" in err) == (130, True)
 
 
 def test_a_run_cannot_have_the_name_of_a_node_or_worker(fleet, tpu_ops, ssh):
     fleet.create("pod")
     for name in ("pod", "pod-w0"):
-        failed(tpu_ops("train", "pod", "--name", name, "--", "true"), 2, "--name", "nobody could tell the run from it")
+        result = tpu_ops("train", "pod", "--name", name, "--", "true")
+        failed(result, 2, "--name", "the run could not be told apart from it")
 
 
 def test_ssh_to_what_cannot_be_reached_is_refused_before_it_starts(fleet, tpu_ops):

@@ -135,7 +135,7 @@ def test_a_port_that_cannot_be_is_refused_before_anything_happens(port, capsys):
 def test_a_duration_that_cannot_be_is_refused_in_words(command, seconds, tpu_ops):
     code, out, err = tpu_ops("lab", *command, f"--seconds={seconds}")
     assert (code, out) == (2, "")
-    assert f"{seconds!r} is no duration" in err
+    assert f"{seconds!r} is not a duration" in err
     assert "--seconds" in err
     assert not instance.instance().directory.exists()
 

@@ -157,7 +157,7 @@ def test_a_worker_s_word_gives_no_orders_to_a_terminal(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(
     ("argv", "where"),
-    [(["nothing"], "tpu_ops nothing"), (["run", "pod"], "behind `--`"), (["train", "pod", "--"], "behind `--`")],
+    [(["nothing"], "tpu_ops nothing"), (["run", "pod"], "after `--`"), (["train", "pod", "--"], "after `--`")],
 )
 def test_an_error_of_the_command_line_says_where_it_is(tpu_ops, argv, where):
     failed(tpu_ops(*argv), 2, f"  at:  {where}\n", "  fix: ")
@@ -167,7 +167,7 @@ def test_where_nobody_can_be_asked_it_is_said_who_would_be(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UsageError) as caught:
         options.confirmed("delete it?", "deleting")
-    assert (caught.value.where, caught.value.fix) == ("standard input, which is no terminal", "add --yes")
+    assert (caught.value.where, caught.value.fix) == ("standard input, which is not a terminal", "add --yes")
 
 
 def test_any_text_is_written_in_any_encoding() -> None:
@@ -202,7 +202,7 @@ def test_a_command_without_its_dashes_is_shown_with_them(tpu_ops, argv: tuple[st
     ],
 )
 def test_a_command_without_a_target_is_shown_with_one(tpu_ops, argv: tuple[str, ...], fix: str) -> None:
-    failed(tpu_ops(*argv), 2, "no target is named", f"  fix: {fix}\n")
+    failed(tpu_ops(*argv), 2, "the target is missing", f"  fix: {fix}\n")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_what_is_no_number_of_seconds_is_told_so(
 ) -> None:
     with pytest.raises(SystemExit):
         tpu_ops(*argv)
-    assert "'x' is no number: give a number of seconds\n" in capfd.readouterr().err
+    assert "'x' is not a number: give a number of seconds\n" in capfd.readouterr().err
 
 
 @pytest.fixture

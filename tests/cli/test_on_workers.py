@@ -259,7 +259,7 @@ def test_git_brings_the_project_to_all_workers_and_never_over_local_changes(vers
     assert (plan["cwd"], plan["code_digest"]) == ("/opt/workspaces/vision", commit)
     assert lab.inside("pod-w0", "find", "/opt", "-name", "vision") == ""
     done = desk.succeed(*train, "--name", "versioned", "--rank", "all", "--json", "--", "sh", "-c", "pwd; cat README")
-    assert f"brought vision to /opt/workspaces/vision on 2 workers: commit {commit}" in done.stderr
+    assert f"checked out vision in /opt/workspaces/vision on 2 workers: commit {commit}" in done.stderr
     assert json.loads(done.stdout)["code_digest"] == commit
     assert {"/opt/workspaces/vision", "first"} <= {line.split("] ")[-1] for line in done.stderr.splitlines()}
     for host in ("pod-w0", "pod-w1"):
@@ -280,5 +280,5 @@ def test_git_brings_the_project_to_all_workers_and_never_over_local_changes(vers
     lab.inside("pod-w1", "chmod", "0700", "/opt/workspaces")
     closed = desk.try_(*train, "--", "true")
     assert closed.returncode == 1
-    assert "/opt/workspaces/vision is not open to you, who would run there" in closed.stderr
+    assert "you cannot enter /opt/workspaces/vision, where the run would start" in closed.stderr
     lab.inside("pod-w1", "chmod", "0755", "/opt/workspaces")

@@ -21,8 +21,8 @@ from tpu_ops.runs.doctor import Finding
 
 BARE = Reply("pod-w0", {}, "no-launcher", "the launcher is not installed", "tpu_ops configure pod-w0")
 LOST = Reply("pod-w1", {}, "unreachable", "no route to host")
-NOTE = "run r1: a process of this machine is preparing attempt 2"
-WAIT = "wait until run r1 is on, or `tpu_ops stop r1`"
+NOTE = "run r1: a process on this machine is preparing attempt 2"
+WAIT = "wait until run r1 has started, or end it: `tpu_ops stop r1`"
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_nobody_is_told_to_configure_what_a_recovery_here_is_configuring(tmp_pat
 
     with at_work():
         assert NOTE in said(BARE).what
-        assert said(BARE).what.endswith("; it configures new workers by itself")
+        assert said(BARE).what.endswith("; it configures new workers itself")
         assert said(BARE).fix == WAIT
         assert said(BARE._replace(host="else-w0")).fix == "tpu_ops configure pod-w0"
         assert "run the same command again" in said(BARE, LOST).fix

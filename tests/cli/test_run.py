@@ -44,7 +44,7 @@ def enveloped(argv: Sequence[str], limit: float = 60.0, **environ: str) -> Resul
         ("*", f"command not found: *{LINE}"),
         ("cd", f"command not found: cd{LINE}"),
         ("A=1", f"command not found: A=1{LINE}"),
-        ("python", "command not found: python; that of an environment is named whole, as /opt/venvs/jax/bin/python"),
+        ("python", "command not found: python; give the full path of an environment's, as in /opt/venvs/jax/bin/python"),
     ],
 )
 def test_a_command_that_is_not_there_is_named_plainly(program: str, shown: str) -> None:

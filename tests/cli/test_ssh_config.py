@@ -72,7 +72,7 @@ def test_another_home_than_the_one_ssh_looks_into_is_said(fragment, own, tpu_ops
     monkeypatch.setenv("HOME", str(tmp_path / "elsewhere"))
     code, _, err = tpu_ops("ssh-config", "--install")
     assert code == 0
-    assert f"ssh looks into {own.parent.parent}" in err
+    assert f"ssh uses {own.parent.parent}" in err
     assert own.exists()
     assert not (tmp_path / "elsewhere").exists()
 

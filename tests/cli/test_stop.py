@@ -23,7 +23,7 @@ def test_no_grace_is_promised_that_a_worker_does_not_give(
     assert parser.parse_args(["--grace", f"{most:.0f}", "r1"]).grace == most
     with pytest.raises(SystemExit):
         parser.parse_args(["--grace", f"{most + 1:.0f}", "r1"])
-    assert f"{most + 1:.0f} is more than the {most:.0f} seconds that a worker gives" in capsys.readouterr().err
+    assert f"{most + 1:.0f} is more than {most:.0f} seconds, the most that a worker allows" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         parser.parse_args(["--grace", "soon", "r1"])
-    assert "'soon' is no number: give a number of seconds" in capsys.readouterr().err
+    assert "'soon' is not a number: give a number of seconds" in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_a_project_is_the_same_on_all_workers_or_none_is_started() -> None:
     assert projects.same({"pod-w0": AT | {"commits": {}}}, 1).commit == "", "as in a dry run before git is installed"
     elsewhere = {"paths": {"vision": "/srv/vision"}, "commits": {"vision": COMMIT}}
     for told in ({}, {"pod-w0": AT}, {"pod-w0": AT, "pod-w1": elsewhere}):
-        with pytest.raises(UsageError, match="of 2 workers told of") as caught:
+        with pytest.raises(UsageError, match="of 2 workers report") as caught:
             projects.same(told, 2)
     assert f"vision in {PLACE}, vision in /srv/vision" in caught.value.what
 
@@ -136,9 +136,9 @@ async def test_before_the_start_the_clone_is_open_to_who_runs_and_still_at_the_c
     commit, place = forge("forge", "rev-parse", "v1"), tmp_path / "forge"
     forge("forge", "checkout", "--quiet", "--detach", "v1")
     await look(place, commit)
-    with pytest.raises(HostError, match="/none is not open to you, who would run there") as closed:
+    with pytest.raises(HostError, match=r"you cannot enter .*/none, where the run would start") as closed:
         await look(tmp_path / "none", commit)
-    assert (closed.value.where, "group and mode" in closed.value.fix) == ("pod-w[0-1]", True)
+    assert (closed.value.where, "group or mode" in closed.value.fix) == ("pod-w[0-1]", True)
     with pytest.raises(HostError, match=f"is at {commit[:12]} and no longer at {COMMIT[:12]}"):
         await look(place, COMMIT)
     with pytest.raises(HostError, match=r"git cannot tell the commit of .*: fatal: "):
@@ -150,7 +150,7 @@ async def test_before_the_start_the_clone_is_open_to_who_runs_and_still_at_the_c
 async def test_who_may_not_configure_is_told_of_the_other_way() -> None:
     refused = Result("pod-w1", 1, stderr=b"sudo: a password is required")
     fanout: Any = Here({"pod-w0": Result("pod-w0", 0), "pod-w1": refused})
-    with pytest.raises(HostError, match="you have none there") as caught:
+    with pytest.raises(HostError, match="you do not have it there") as caught:
         await projects.must_configure(fanout, HOSTS)
     assert (caught.value.where, "`--sync DIR`" in caught.value.fix) == ("pod-w1", True)
 
@@ -192,7 +192,7 @@ def test_a_run_starts_in_the_project_and_its_later_attempts_have_the_same_commit
     assert asked == [("workspace", {"workspace_only": "main", "workspace_on_local_changes": "fail"}, dry)]
     assert (job.spec.cwd, job.spec.code_digest) == (PLACE, COMMIT)
     assert job.recovered().kept.git == f"vision@{COMMIT}"
-    said = f"{'would bring' if dry else 'brought'} vision to {PLACE} on 2 workers: commit {COMMIT}, "
+    said = f"{'would check out' if dry else 'checked out'} vision in {PLACE} on 2 workers: commit {COMMIT}, "
     assert said in capsys.readouterr().err
     if dry:
         assert asyncio.run(job.run()) == 0
@@ -221,8 +221,8 @@ def test_who_recovers_learns_at_the_start_whether_a_new_node_could_be_configured
     args = argparse.Namespace()
     job = train._Job(fleet, pod(2), RunSpec("r1", ("true",)), None, [0], args)
     for given, calls, said in (
-        ({}, 1, "looking whether site.yml could configure a node"),
-        ({"pod-w1": Result("pod-w1", 1)}, 0, "warning: pod-w1: you have no sudo there"),
+        ({}, 1, "checking whether site.yml could configure a recreated node"),
+        ({"pod-w1": Result("pod-w1", 1)}, 0, "warning: pod-w1: you do not have the full passwordless sudo there"),
     ):
         asked.clear()
         checked.clear()
@@ -253,7 +253,7 @@ def test_what_site_yml_would_refuse_ends_a_start_with_recovery_that_is_not_force
         train.run(args)
     job = train._Job(fleet, pod(2), RunSpec("r1", ("true",)), None, [0], parser.parse_args(["pod", "--force"]))
     job.look_ahead()
-    assert "warning: site.yml would fail there; the recovery ends where" in capsys.readouterr().err
+    assert "warning: site.yml would fail there; recovery will end if" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def shown(out):
 
 def test_a_node_that_publishes_nothing_is_told_of_with_the_way_out(pod, tpu_ops):
     _, _, err = tpu_ops("refresh")
-    assert "node pod: no host key published for pod-w0, pod-w1, so ssh to it is refused (disabled (NOT_FOUND))" in err
+    assert "node pod: no host key published for pod-w0, pod-w1, so ssh there is refused (disabled (NOT_FOUND))" in err
     assert "`tpu_ops refresh --trust-first pod`" in err
 
 
@@ -139,7 +139,8 @@ def test_a_key_that_may_be_published_is_not_taken_from_the_worker_itself(fleet, 
     fleet.api.clear_faults()
     fleet.api.fault(project=fleet.project, method="GetGuestAttributes", code=code, message="a bad moment")
     result = tpu_ops("refresh", "--trust-first", "pod", "--yes", *dry_run)
-    failed(result, 3, "whether they publish their host keys is not known", "a bad moment", "pod-w[0-1]", printed=True)
+    unknown = "it is not known whether they publish their host keys"
+    failed(result, 3, unknown, "a bad moment", "pod-w[0-1]", printed=True)
     assert shown(result[1]) == []
     assert "contacting" not in result[2]
     assert not pod.exists() or trusted(pod) == set()

@@ -29,7 +29,7 @@ def test_run_ends_as_the_command_did_and_shows_what_it_said(fleet, tpu_ops, unre
     code, _, err = tpu_ops("run", "pod", *more, "--exit-code", "rank", "--", "true")
     assert code == 7
     assert "pod-w0: the output was cut after" in err
-    assert "  fix: you log in as ada" in err
+    assert "  fix: you logged in as ada" in err
     assert more or {"first", "second"} <= set(err.splitlines())
 
 
@@ -58,7 +58,7 @@ def test_host_keys_that_could_not_be_compared_are_told(fleet, tpu_ops, unread, m
     assert "the host keys of 2 of 2 workers could not be compared" in err
 
 
-@pytest.mark.parametrize("ended", [(1, "no host key was trusted"), (0, "recorded in")])
+@pytest.mark.parametrize("ended", [(1, "and none was trusted"), (0, "recorded in")])
 def test_nobody_is_asked_to_trust_what_cannot_be_seen(fleet, tpu_ops, unread, monkeypatch, ended):
     code, words = ended
     more = () if code else ("--yes",)

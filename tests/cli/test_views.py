@@ -67,7 +67,7 @@ def test_list_shows_what_passes_all_filters(mixed, tpu_ops, argv, nodes):
         (["--project", "nobodys"], "no node has the project 'nobodys'; there are: lab"),
         (["--label", "team=art"], "no node has the label 'team=art'; there are: spare, team=speech, team=vision, tier"),
         (["--state", "PREEMPTED"], "no node has the state 'PREEMPTED'; there are: READY, STOPPED"),
-        (["--name", "pod", "--zone", "us-west4-a"], "no node has all of that"),
+        (["--name", "pod", "--zone", "us-west4-a"], "no node matches all of these"),
     ],
 )
 def test_a_filter_that_nothing_passes_says_what_there_is(mixed, tpu_ops, argv, words):
@@ -89,7 +89,7 @@ def test_filters_of_the_fleet_that_nothing_passes_are_named(fleet, tpu_ops, filt
     fleet.create("pod", "v4-16")
     fleet.create("pod-b")
     fleet.write(**filters)
-    warning = f"the filters let none of 2 nodes pass ({words}), see "
+    warning = f"the filters match none of 2 nodes ({words}), see "
     for argv in (["list"], ["refresh"], ["list", "--cached"], ["inventory"], ["refresh", "--dry-run"]):
         err = tpu_ops(*argv)[2]
         assert err.count(warning) == 1, (argv, err)
@@ -120,7 +120,7 @@ def test_one_project_of_several(mixed, tpu_ops):
 
 
 def test_list_takes_no_target_and_says_what_it_takes(fleet, tpu_ops):
-    failed(tpu_ops("list", "pod x"), 2, "list takes no target", "tpu_ops list --name 'pod x'")
+    failed(tpu_ops("list", "pod x"), 2, "list does not take a target", "tpu_ops list --name 'pod x'")
 
 
 def test_an_empty_label_is_an_error(fleet, tpu_ops):
@@ -132,7 +132,7 @@ def test_inventory_of_the_workers_that_serve(mixed, tpu_ops):
     assert tpu_ops("inventory", "pod,lite", "--format", "nodeset")[1] == "lite-w0,pod-w[0-1]\n"
     assert tpu_ops("inventory", "pod", "--format", "list")[1] == "pod-w0\npod-w1\n"
     assert tpu_ops("inventory", "@type_v4_8,lite")[1] == "lite-w0,pod-b-w0\n"
-    failed(tpu_ops("inventory", "type_v4_8"), 2, "that is a group: @type_v4_8")
+    failed(tpu_ops("inventory", "type_v4_8"), 2, "that is a group: write @type_v4_8")
     groups = json.loads(tpu_ops("inventory", "--json")[1])
     assert groups["all"] == ["lite-w0", "pod-w0", "pod-w1", "pod-b-w0"]
     assert groups["type_v4_16"] == groups["node_pod"] == ["pod-w0", "pod-w1"]
@@ -180,7 +180,7 @@ def test_snapshot_says_where_the_view_is_from(fleet, tpu_ops):
     fleet.create("pod", "v4-16")
     tpu_ops("refresh")
     code, out, _ = tpu_ops("snapshot")
-    assert (code, "1 node, 2 workers, asked from the API 0 s ago" in out) == (0, True)
+    assert (code, "1 node, 2 workers, read from the API 0 s ago" in out) == (0, True)
     told = json.loads(tpu_ops("snapshot", "--json")[1])
     assert (told["source"], told["nodes"], told["workers"]) == ("api", 1, 2)
     failed(tpu_ops("snapshot", "--cached"), 2, "--publish")
@@ -345,7 +345,7 @@ def test_a_dry_run_does_not_pretend_to_verify_keys(fleet, tpu_ops):
 def test_a_member_is_told_what_is_wrong_with_what_is_published(member, tpu_ops):
     tpu_ops("refresh", "--from", str(member.published))
     member.published.write_text("{}")
-    failed(tpu_ops("list"), 3, "no snapshot of a fleet", str(member.published))
+    failed(tpu_ops("list"), 3, "not a snapshot of a fleet", str(member.published))
     assert tpu_ops("list", "--cached")[0] == 0
     failed(tpu_ops("refresh", "--from", "ftp://x"), 2, "--from", "https://")
     member.published.unlink()
@@ -410,13 +410,13 @@ def test_a_snapshot_that_the_file_names_is_replaced_there(member, tpu_ops):
     member.write(snapshot="/nowhere.json")
     code, _, err = tpu_ops("refresh")
     assert code == 3
-    assert f"name another by key 'snapshot' in {member.file} or TPU_OPS_SNAPSHOT" in err
+    assert f"name another with key 'snapshot' in {member.file} or TPU_OPS_SNAPSHOT" in err
 
 
 def test_a_member_of_an_empty_fleet_is_not_told_to_create_a_node(member, tpu_ops):
     member.published.write_text(text(nodes=()))
     member.write(snapshot=str(member.published))
-    assert "no node is published; ask who publishes" in tpu_ops("list")[2]
+    assert "the published snapshot has no nodes; ask its publisher" in tpu_ops("list")[2]
 
 
 def test_a_missing_project_has_a_project_as_its_example(member, tpu_ops):

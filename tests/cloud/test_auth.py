@@ -108,7 +108,7 @@ def test_a_damaged_key_is_named_by_its_place_and_never_quoted(key, tmp_path, how
     text, secret = damaged(key)[how]
     file = tmp_path / "key.json"
     file.write_text(text)
-    with pytest.raises(CloudError, match="no key of a service account") as caught:
+    with pytest.raises(CloudError, match="not a key of a service account") as caught:
         credentials(Auth("serviceaccount", file) if place == "file" else Auth("serviceaccount", None, text))
     assert caught.value.where == (str(file) if place == "file" else "service_account_contents")
     assert caught.value.__suppress_context__

@@ -156,7 +156,7 @@ def test_what_cloud_storage_says_is_one_line_without_orders_to_a_terminal():
 def test_a_port_that_speaks_no_grpc_is_said_and_not_waited_for():
     clock = Clock()
     failures = iter(lambda: exceptions.ServiceUnavailable(FOREIGN), None)
-    with pytest.raises(ApiError, match="this is no gRPC port") as caught:
+    with pytest.raises(ApiError, match="this is not a gRPC port") as caught:
         attempt(failures, clock, at_endpoint=True)
     assert "TPU_OPS_ENDPOINT" in caught.value.fix
     assert clock.now < client.REFUSED_PATIENCE

@@ -136,7 +136,7 @@ def test_a_name_is_split_where_its_form_is_known(name, parts):
         (
             [node(), node("m")],
             ["1", "1"],
-            ["node m, zone us-west4-a, project a: has the id 1 of node n, zone us-west4"],
+            ["node m, zone us-west4-a, project a: has the same id 1 as node n, zone us-west4"],
         ),
         ([node(node_id=""), node("m", node_id="")], ["", ""], []),
     ],

@@ -64,8 +64,8 @@ def test_one_name_may_stand_without_a_list(file, environ):
         ({"colour": "blue"}, ["'colour'", "ansible-doc"]),
         ({7: "x"}, ["7"]),
         ({"snapshot": "api", "auth_kind": "serviceaccount"}, ["'auth_kind'", "credentials are not set"]),
-        ({"projects": {"lab": 1}}, ["'projects'", "a list of texts", "dict"]),
-        ({"projects": [7]}, ["'projects'", "a list of texts"]),
+        ({"projects": {"lab": 1}}, ["'projects'", "a list of strings", "dict"]),
+        ({"projects": [7]}, ["'projects'", "a list of strings"]),
         ({"projects": ["lab\n"]}, ["'projects'", "project id"]),
         ({"projects": ["Lab!"]}, ["'projects'", "'Lab!'", "project id"]),
         ({"zones": ["us central"]}, ["'zones'", "'us central'", "a zone"]),
@@ -77,10 +77,10 @@ def test_one_name_may_stand_without_a_list(file, environ):
         ({"request_timeout": "soon"}, ["'request_timeout'", "number of seconds", "'soon'"]),
         ({"request_timeout": 0}, ["'request_timeout'"]),
         ({"request_timeout": True}, ["'request_timeout'", "bool"]),
-        ({"user": 7}, ["'user'", "a text", "int", "put it in quotes"]),
+        ({"user": 7}, ["'user'", "a string", "int", "put it in quotes"]),
         ({"projects": "p1, p2"}, ["'projects'", "write it as a list: [p1, p2]"]),
         ({"projects": ["P"]}, ["'projects'", "'P' is not a project id (use a project id, as in my-project)"]),
-        ({"private_key": "/"}, ["'private_key'", "is no file", "name the key's own file"]),
+        ({"private_key": "/"}, ["'private_key'", "is not a file", "name the key's own file"]),
         ({"user": "-oProxyCommand=x"}, ["'user'", "not a login name"]),
         ({"private_key": "nowhere"}, ["'private_key'", "nowhere", "ssh-keygen"]),
         ({"endpoint": "10.0.0.1:80"}, ["'endpoint'", "loopback"]),
@@ -203,8 +203,8 @@ def test_projects_that_a_shell_asks_for_in_place_of_the_files_have_a_state_of_th
     ("text", "words"),
     [
         ("plugin: tpu_vm\nprojects: [", ["not valid YAML", "line 2"]),
-        ("- plugin", ["no mapping"]),
-        ("", ["no mapping"]),
+        ("- plugin", ["not a mapping"]),
+        ("", ["not a mapping"]),
         (b"\xff\xfe\x00", ["not UTF-8"]),
         (None, ["cannot read", "No such file"]),
     ],
@@ -388,8 +388,8 @@ def bomb() -> str:
         ("plugin: tpu_vm\nzones: " + "[" * 5000, "nested too deeply"),
         ("plugin: tpu_vm\nzones: 2026-99-99", "not valid YAML"),
         ("plugin: tpu_vm\nrequest_timeout: " + "9" * 5000, "not valid YAML"),
-        ("zones: [a]\nnames: [b]\nzones: [c]", "the key 'zones' stands twice, in lines 1 and 3"),
-        ("labels: {team: a, tier: b, team: c}", "the key 'team' stands twice, in lines 1 and 1"),
+        ("zones: [a]\nnames: [b]\nzones: [c]", "the key 'zones' occurs twice, in lines 1 and 3"),
+        ("labels: {team: a, tier: b, team: c}", "the key 'team' occurs twice, in lines 1 and 1"),
         ("names: [!!timestamp foo]", "not what the tag before it says"),
         ("iap: !!bool foo", "not what the tag before it says"),
         ("request_timeout: !!int ''", "not what the tag before it says"),
@@ -439,7 +439,7 @@ def test_a_file_that_was_read_before_is_not_parsed_again(projects, tmp_path, mon
 @pytest.mark.parametrize("value", ["2026-01-01", "{1: x}", "!!set {a}", ".nan"])
 def test_what_json_does_not_hold_as_it_is_is_read_each_time(projects, tmp_path, value):
     for _ in range(2):
-        with pytest.raises(UsageError, match="expected a text"):
+        with pytest.raises(UsageError, match="expected a string"):
             projects("one", f"keyed_groups: [{{key: a, default_value: {value}}}]\n")
     assert not (tmp_path / "state" / "parsed").exists()
 

@@ -196,7 +196,7 @@ def test_a_name_is_unknown_only_once_the_api_was_asked(fleet, said):
     found, workers = contact.find(fleet.settings(), "new,old")
     assert [worker.host for worker in workers] == ["new-w0", "new-w1", "old-w0"]
     assert {worker.host for worker in found.workers} == {worker.host for worker in workers}
-    assert said == ["no node or worker is called 'new' as far as is known: asking the API for new nodes"]
+    assert said == ["no node or worker is called 'new' in the last known view: asking the API for new nodes"]
     contact.find(fleet.settings(), "new")
     assert fleet.api.requests(fleet.project)["ListNodes"] == 1
     fleet.api.fault(method="ListNodes", project=fleet.project, code="PERMISSION_DENIED")
@@ -210,7 +210,7 @@ def test_a_node_that_is_still_being_made_has_no_worker_yet(fleet, monkeypatch):
     young = view.current(fleet.settings())._replace(nodes=(node("young", count=0, state="CREATING"),))
     young = young._replace(labels={each.full_name: each.name for each in young.nodes})
     monkeypatch.setattr(update, "refresh", lambda settings: (young, Changes()))
-    with pytest.raises(UnreachableError, match="in state CREATING and has no worker yet"):
+    with pytest.raises(UnreachableError, match="in state CREATING and has no workers yet"):
         contact.find(fleet.settings(), "young")
 
 

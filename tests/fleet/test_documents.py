@@ -49,7 +49,7 @@ def test_a_key_that_a_newer_program_added_is_passed_over():
 def test_what_no_reader_would_take_is_not_published_and_the_error_names_it():
     assert documents.publishable(document(), NOW) == document().text()
     with pytest.raises(
-        CloudError, match=r"cannot be published: two nodes have one id: \S+/nodes/pod and \S+/nodes/twin"
+        CloudError, match=r"cannot be published: two nodes have the same id: \S+/nodes/pod and \S+/nodes/twin"
     ):
         documents.publishable(document([POD, POD._replace(name="twin")]), NOW)
 
@@ -64,7 +64,7 @@ WRONG = [
     (("asked_at",), True, "asked_at"),
     (("asked_at",), float("nan"), "asked_at"),
     (("asked_at",), float("inf"), "asked_at"),
-    *((("asked_at",), value, "asked_at is no time") for value in (10**400, -(10**400), -1e300, -1e18, 0)),
+    *((("asked_at",), value, "asked_at is not a time") for value in (10**400, -(10**400), -1e300, -1e18, 0)),
     (("asked_at",), NOW + documents.AHEAD + 60, "ahead of this machine's clock"),
     (("scope",), None, "scope"),
     (("scope", "projects"), "lab", "scope"),
@@ -98,8 +98,8 @@ WRONG = [
     (("nodes", 0, "external_ips"), ["34.0.1.1 ", ""], "external_ips"),
     (("nodes", 0, "external_ips"), ["0034.0.1.1", ""], "external_ips"),
     (("nodes", 0, "external_ips"), [1, ""], "external_ips"),
-    (("nodes", 0, "external_ips"), ["34.0.1.1"], "as many addresses"),
-    (("nodes", 0, "instance_names"), ["a", "b", "c"], "as many addresses"),
+    (("nodes", 0, "external_ips"), ["34.0.1.1"], "addresses and workers differ"),
+    (("nodes", 0, "instance_names"), ["a", "b", "c"], "addresses and workers differ"),
     (("nodes", 0, "instance_names"), ["a; id", ""], "instance_names"),
     (("nodes", 0, "instance_names"), [HOSTILE, ""], "instance_names"),
     (("nodes", 0, "chips"), -1, "chips"),
@@ -117,17 +117,17 @@ WRONG = [
     (("nodes", 0, "service_account"), HOSTILE, "service_account"),
     (("nodes", 0, "create_time"), HOSTILE, "create_time"),
     (("nodes", 0, "metadata_keys"), [HOSTILE], "metadata_keys"),
-    (("nodes", 1, "node_id"), "1", "two nodes have one id"),
+    (("nodes", 1, "node_id"), "1", "two nodes have the same id"),
     (("host_keys",), [], "host_keys"),
-    (("host_keys", "*"), {"ssh-ed25519": key("a")}, "no worker's"),
-    (("host_keys", "@cert-authority *"), {"ssh-ed25519": key("a")}, "no worker's"),
-    (("host_keys", "tpu-1-w0\n*"), {"ssh-ed25519": key("a")}, "no worker's"),
+    (("host_keys", "*"), {"ssh-ed25519": key("a")}, "not a worker's"),
+    (("host_keys", "@cert-authority *"), {"ssh-ed25519": key("a")}, "not a worker's"),
+    (("host_keys", "tpu-1-w0\n*"), {"ssh-ed25519": key("a")}, "not a worker's"),
     (("host_keys", "tpu-1-w0"), {}, "tpu-1-w0"),
-    (("host_keys", "tpu-1-w0"), {"ssh-ed25519": "not base64"}, "no host key"),
-    (("host_keys", "tpu-1-w0"), {"ssh-ed25519": key("a") + "\n* ssh-rsa x"}, "no host key"),
-    (("host_keys", "tpu-1-w0"), {"ssh-rsa": key("a")}, "no host key"),
-    (("host_keys", "tpu-1-w0"), {"ssh-ed25519\n*": key("a")}, "no host key"),
-    (("host_keys", "tpu-1-w0"), {"ssh-ed25519": None}, "no host key"),
+    (("host_keys", "tpu-1-w0"), {"ssh-ed25519": "not base64"}, "not a host key"),
+    (("host_keys", "tpu-1-w0"), {"ssh-ed25519": key("a") + "\n* ssh-rsa x"}, "not a host key"),
+    (("host_keys", "tpu-1-w0"), {"ssh-rsa": key("a")}, "not a host key"),
+    (("host_keys", "tpu-1-w0"), {"ssh-ed25519\n*": key("a")}, "not a host key"),
+    (("host_keys", "tpu-1-w0"), {"ssh-ed25519": None}, "not a host key"),
 ]
 
 
@@ -150,7 +150,7 @@ def test_what_has_not_its_form_is_refused_as_a_whole(path, value, words):
     [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"asked_at": ' + b"9" * 10_000 + b"}", b"<html></html>"],
 )
 def test_what_is_no_document_is_refused(data):
-    with pytest.raises(CloudError, match="no snapshot"):
+    with pytest.raises(CloudError, match="not a snapshot"):
         documents.parse(data, "here", NOW)
 
 
@@ -165,7 +165,7 @@ def test_a_node_without_a_key_that_it_must_have_is_refused(name):
 def test_two_nodes_of_one_name_are_refused():
     value = json.loads(document().text())
     value["nodes"].append(value["nodes"][0] | {"node_id": "3"})
-    with pytest.raises(CloudError, match="one name"):
+    with pytest.raises(CloudError, match="the same name"):
         parsed(value)
 
 

@@ -125,7 +125,7 @@ def test_a_recreated_node_comes_with_its_new_keys(member, file):
     fleet, changes = update.refresh(member.settings())
     assert (changes.recreated, changes.gone) == (("pod",), ("solo",))
     assert set(parse_known_hosts(fleet.known_hosts.read_text())) == {"tpu-2-w0", "tpu-77-w0"}
-    assert any("pod-w1" in warning and "the published snapshot holds none" in warning for warning in fleet.warnings)
+    assert any("pod-w1" in warning and "the published snapshot has none" in warning for warning in fleet.warnings)
 
 
 @pytest.mark.parametrize(
@@ -148,5 +148,5 @@ def test_a_members_own_projects_zones_and_filters_hold(member, file, options, na
 
 def test_a_snapshot_of_other_projects_is_an_error_and_no_empty_fleet(member, file):
     member.write(projects=["mine"])
-    with pytest.raises(UsageError, match="of lab and other, this fleet asks for mine"):
+    with pytest.raises(UsageError, match="of lab and other, but this fleet asks for mine"):
         update.refresh(member.settings(), source=str(file))

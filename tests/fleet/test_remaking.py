@@ -119,7 +119,7 @@ def test_a_node_in_a_state_that_says_nothing_is_left_alone(tpu, lab_api, monkeyp
     plan = remaking.remember(tpu, [name()])
     found = plan.nodes[0].node_id if node_id == "same" else node_id
     monkeypatch.setattr(remaking, "_seen", lambda *_: remaking.Seen(state, found))
-    with pytest.raises(CloudError, match=f"it is {state}.*left alone"):
+    with pytest.raises(CloudError, match=f"it is {state}.*leaves alone"):
         back(tpu, plan)
     assert lab_api.node("pod")["state"] == "READY"
 
@@ -168,7 +168,7 @@ def test_a_node_in_maintenance_is_waited_for(tpu, lab_api, monkeypatch):
     ("state", "node_id", "said"),
     [
         ("READY", "1", None),
-        ("READY", "2", "node pod was made anew, state READY"),
+        ("READY", "2", "node pod was recreated, state READY"),
         ("REPAIRING", "1", "node pod is REPAIRING"),
         ("gone", "", "node pod is gone"),
     ],
@@ -260,7 +260,7 @@ def test_what_takes_too_long_is_told_with_what_waits_on(tpu, lab_api, monkeypatc
         patch.setattr(remaking, "MAKING", 0.0)
         with pytest.raises(CloudError, match="not done after 0 s") as late:
             back(tpu, plan)
-    assert late.value.fix == "`tpu_ops attach RUN --recover` waits on"
+    assert late.value.fix == "`tpu_ops attach RUN --recover` waits for it again"
     with connect(lab_api.grpc, timeout=10) as again:
         assert remaking.fresh(plan, back(again, plan)[0]) == {name()}
 
@@ -355,7 +355,7 @@ def test_a_queued_resource_that_was_deleted_is_asked_for_again(tpu, lab_api):
 
 def test_nodes_that_others_use_are_not_taken_away(tpu, lab_api):
     queued(lab_api, tpu, "a", "b")
-    with pytest.raises(UsageError, match="it made b as well"):
+    with pytest.raises(UsageError, match="it also made b"):
         remaking.remember(tpu, [name("a")])
 
 

@@ -249,7 +249,7 @@ def test_an_object_that_comes_otherwise_than_its_hash_says_is_refused(monkeypatc
     path = "/storage/v1/b/bucket/o/x"
     with web({path: (200, {"Content-Type": "application/json"}, about), f"/download{path}": content}) as address:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
-        with pytest.raises(CloudError, match="not what is kept there"):
+        with pytest.raises(CloudError, match="not what is stored there"):
             buckets.read("gs://bucket/x", Auth(), limit=10, timeout=5)
 
 
@@ -295,10 +295,10 @@ def test_a_pipe_is_not_replaced_by_a_file(member, tmp_path, linked):
     named = tmp_path / "link" if linked else pipe
     if linked:
         named.symlink_to(pipe)
-    with pytest.raises(UsageError, match="no regular file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         sources.write(str(named), text(), member.settings())
     for write in (lambda: files.replace(named, "x", 0o600), lambda: files.rewrite(named, b"x")):
-        with pytest.raises(OSError, match="no regular file"):
+        with pytest.raises(OSError, match="not a regular file"):
             write()
     assert (pipe.is_fifo(), named.is_symlink()) == (True, linked)
 

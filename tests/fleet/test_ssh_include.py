@@ -117,7 +117,7 @@ def test_an_included_pipe_or_device_is_said_and_never_waited_for(own, fragment, 
         os.mkfifo(path)
     written(own, f"Include {path}\n".encode())
     assert ssh_include.install(own, fragment).word == "installed"
-    assert "no regular file" in ssh_include.unseen(own, WORKERS)
+    assert "not a regular file" in ssh_include.unseen(own, WORKERS)
     assert ssh_include.uninstall(own, fragment).word == "removed"
 
 
@@ -129,7 +129,7 @@ def test_an_own_config_that_is_none_is_an_error_and_stays(own, fragment, kind):
     else:
         own.write_bytes(b"#" * (ssh_include._LARGEST + 1))
     for change in (ssh_include.install, ssh_include.uninstall):
-        with pytest.raises(OpsError, match=r"no regular file|large") as caught:
+        with pytest.raises(OpsError, match=r"not a regular file|large") as caught:
             change(own, fragment)
         assert caught.value.where == str(own)
     assert own.is_fifo() == (kind == "pipe")

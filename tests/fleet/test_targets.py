@@ -54,10 +54,10 @@ def test_targets(target, hosts):
         ("pod!pod", ["no worker"]),
         ("@al", ["no group is called 'al'", "did you mean @all"]),
         ("@", ["no group is called ''", "groups: "]),
-        ("all", ["no node or worker is called 'all'", "all workers are @all"]),
-        ("zone_us_west4_a", ["that is a group: @zone_us_west4_a"]),
+        ("all", ["no node or worker is called 'all'", "for all workers, write @all"]),
+        ("zone_us_west4_a", ["that is a group: write @zone_us_west4_a"]),
         ("*", ["'*'", "known nodes"]),
-        *((text, ["takes no brackets", text]) for text in ("*[0]", "?-w[0]", "@x[0]", "@x:y[0]", "@@[1]", "@*[0]")),
+        *((text, ["cannot have brackets", text]) for text in ("*[0]", "?-w[0]", "@x[0]", "@x:y[0]", "@@[1]", "@*[0]")),
     ],
 )
 def test_a_wrong_target_is_explained(target, words):
@@ -117,5 +117,5 @@ def test_groups_hold_the_workers_whose_nodes_are_in_the_asked_states():
     fleet = workers_of([node(), node("off", node_id="2", state="STOPPED")])
     assert [worker.label for worker in targets.select(fleet, "@all", ["READY"])] == ["pod", "pod"]
     assert len(targets.select(fleet, "@state_stopped")) == 2
-    with pytest.raises(UsageError, match="means no worker"):
+    with pytest.raises(UsageError, match="matches no worker"):
         targets.select(fleet, "@node_off", ["READY"])

@@ -63,7 +63,7 @@ def test_a_node_that_is_made_anew_while_its_keys_are_compared_is_no_alarm(fleet,
         meanwhile(guest_attributes, "fetch", lambda: fleet.act("delete", "pod"))
     seen, _ = update.refresh(settings, verify_keys=True)
     assert hostkeys.keys_of(settings) == before
-    assert seen.compared == dict.fromkeys(("pod-w0", "pod-w1"), "it was deleted or made anew while it was asked")
+    assert seen.compared == dict.fromkeys(("pod-w0", "pod-w1"), "it was deleted or recreated while it was being asked")
     _, changes = update.refresh(settings)
     assert (changes.recreated, changes.gone) == ((("pod",), ()) if then == "stays" else ((), ("pod",)))
 

@@ -59,8 +59,8 @@ def test_the_person_may_open_the_output_by_its_name() -> None:
     ("argv", "cwd", "said"),
     [
         (["no-such-program"], "/", "no-such-program is not on PATH"),
-        (["./x"], "/", "./x is no executable file"),
-        (["/etc/passwd"], "/", "/etc/passwd is no executable file"),
+        (["./x"], "/", "./x is not an executable file"),
+        (["/etc/passwd"], "/", "/etc/passwd is not an executable file"),
         (["true"], "/no/such/directory", "working directory /no/such/directory: No such file"),
     ],
 )

@@ -101,7 +101,7 @@ def test_an_administrator_ends_processes_of_who_has_no_account(
 @pytest.mark.parametrize(
     ("user", "is_admin", "why"),
     [
-        (str(NOBODY_S), False, "ada is no administrator"),
+        (str(NOBODY_S), False, "ada is not an administrator"),
         ("0", True, "there is no user 0"),
         ("nobody-at-all", True, "there is no user nobody-at-all"),
         ("٢٠٠٠", True, "there is no user"),

@@ -84,7 +84,7 @@ def test_a_start_is_refused_where_a_lockfile_has_to_stay(
         with pytest.raises(pytest.fail.Exception, match="it is fit"):
             prepared()
     fault = "it is locked, and open in pid 7 of bob (sleep); end what has it open, or remove it as root"
-    assert str(raised.value) == f"{kept} would have libtpu give up: {fault}"
+    assert str(raised.value) == f"{kept} would make libtpu fail: {fault}"
     assert kept.exists()
 
 

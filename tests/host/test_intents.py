@@ -101,7 +101,7 @@ def test_a_stop_that_no_disk_takes_is_refused_in_words_and_leaves_nothing(
     with pytest.raises(wire.Refused) as raised:
         stop(store)
     assert raised.value.message == (
-        f"it cannot be recorded that run r1 is to end: {store.run_dir}/intents: No space left on device; "
+        f"the request to end run r1 cannot be recorded: {store.run_dir}/intents: No space left on device; "
         f"{store.directory('r1')}: No space left on device"
     )
     assert "df" in raised.value.fix

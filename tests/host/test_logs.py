@@ -205,7 +205,7 @@ def test_a_disk_that_stalls_holds_up_no_rank_and_what_had_no_room_is_missed_at_i
     assert (begin >= logs.BUFFER, end, at) == (True, size + 1, size + 6)
     facts = logger.facts(last=True)
     assert bool(facts.pop("rotated")) == (call == "unlink")
-    assert facts == {"bytes": begin + 5, "dropped": end - begin, "fault": "the disk did not take it in time"}
+    assert facts == {"bytes": begin + 5, "dropped": end - begin, "fault": "the disk could not store it in time"}
 
 
 def await_(holds: Any) -> None:

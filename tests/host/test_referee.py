@@ -135,8 +135,8 @@ def test_who_was_silent_when_another_failed_is_told_and_not_blamed() -> None:
     referee.tick(8.0 + SETTLE, {2: 9.0, 3: 7.0})
     notes = [order["text"] for order in referee._orders if order["do"] == "note"]
     assert notes == [
-        "rank 3 (w3) failed: {'code': 1}; all ranks are ended",
-        "rank 2 (w2) has not been heard for 9 s: where its host is gone, that came before the failure",
+        "rank 3 (w3) failed: {'code': 1}; ending all ranks",
+        "rank 2 (w2) has not been heard from for 9 s: if its host is gone, that came before the failure",
     ]
     assert last(referee)["first"]["rank"] == 3
 
@@ -151,7 +151,7 @@ def test_who_was_silent_is_told_at_once_of_all_of_them() -> None:
     notes = [order["text"] for order in referee._orders if order["do"] == "note"]
     assert len(notes) == 2
     named = ", ".join(f"rank {rank} (w{rank})" for rank in range(4, 12))
-    assert notes[1].startswith(f"not heard for at least 11 s: {named} and more; ")
+    assert notes[1].startswith(f"not heard from for at least 11 s: {named} and more; ")
 
 
 def test_no_window_is_waited_for_when_all_ranks_are_known() -> None:
@@ -215,7 +215,7 @@ def test_who_goes_on_after_another_has_ended_with_0_is_said_once(skew: int, quie
     referee.ended(1, 5.0, 5.0, {"code": 0}, oom=False, cause="")
     assert referee.deadline == 5.0 + quiet
     referee.tick(referee.deadline)
-    text = f"rank 1 (w1) has ended with exit code 0, 1 still run; all are ended {skew} s after it"
+    text = f"rank 1 (w1) has exited with code 0; those still running (1) will be ended {skew} s after it"
     assert referee.take() == [{"do": "note", "text": text}]
     assert referee.deadline == 5.0 + skew
     referee.tick(5.0 + skew - 0.1)
@@ -229,7 +229,7 @@ def test_who_ends_too_early_is_named_when_the_others_go_on_too_long() -> None:
     for rank, at in ((2, 5.0), (1, 30.0)):
         referee.ended(rank, at, at, {"code": 0}, oom=False, cause="")
     referee.tick(64.9)
-    assert "rank 2 (w2) has ended with exit code 0, 2 still run" in referee.take()[0]["text"]
+    assert "rank 2 (w2) has exited with code 0; those still running (2)" in referee.take()[0]["text"]
     referee.tick(65.0)
     order = last(referee)
     assert (order["kind"], order["first"]["rank"]) == ("skew", 2)

@@ -203,7 +203,7 @@ def test_silence_longer_than_the_lease_is_a_loss_on_both_sides(
 def test_nobody_comes_back_to_a_run_that_is_on(star: Callable[..., Star]) -> None:
     made = star(2).running()
     again = made.add(1, barrier=0.5)
-    assert "waits for no rank any more" in made.await_(again, "abort")["reason"]
+    assert "no longer waits for ranks" in made.await_(again, "abort")["reason"]
     assert made.look(made.hub, "end") is None
 
 

@@ -223,7 +223,7 @@ def test_a_probe_tells_whether_a_run_of_a_name_has_been_here(store: Store, monke
     asked = {"protocol": wire.PROTOCOL, "user": myself().name}
     found = [actions.probe({**asked, **more}, store)["known"] for more in ({"run_id": "r1"}, {"run_id": "r2"}, {})]
     assert found == [True, False, False]
-    with pytest.raises(wire.Refused, match="is no run id"):
+    with pytest.raises(wire.Refused, match="is not a run id"):
         actions.probe({**asked, "run_id": "../r1"}, store)
 
 
@@ -323,7 +323,7 @@ def test_what_comes_behind_a_start_that_was_killed_leaves_the_record_of_an_attem
     after(store, "r1")
     found = store.observe("r1") or {}
     assert (found["state"], found["stop_requested_by"]) == ("lost", "ada")
-    assert found["reason"] == "the host was restarted while the run was on"
+    assert found["reason"] == "the host was restarted while the run was active"
 
 
 # --- what is left of runs -------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_defaults_are_those_of_the_settings(described, fleet):
         assert options[name]["default"] == (list(value) if isinstance(value, tuple) else value), name
     assert options["states"]["choices"] == list(config.STATES)
     assert options["auth_kind"]["default"] == settings.auth.kind
-    assert f"{config.REQUEST_TIMEOUT:g} where it is not set, {config.LOCAL_TIMEOUT:g} with" in (
+    assert f"The default is {config.REQUEST_TIMEOUT:g}, or {config.LOCAL_TIMEOUT:g} with" in (
         " ".join(options["request_timeout"]["description"])
     )
 

@@ -74,7 +74,7 @@ def test_hostnames_are_tried_in_order(named, options, expected):
         ("'all'", "'all' means something else to Ansible"),
         ("'node_solo'", "'node_solo' is a group"),
         ("tpu_labels", "a value of type"),
-        ("tpu_is_first_worker", "a value of type bool is no name"),
+        ("tpu_is_first_worker", "a value of type bool is not a name"),
         ("1 / 0", "division by zero"),
         ("tpu_node ~", "unexpected"),
     ],
@@ -84,7 +84,7 @@ def test_what_is_no_name_is_passed_over_with_one_warning(named, said, entry, rea
     assert hosts(inventory(named)) == ["other-w0", *PODS, "solo-w0"]
     text = said()
     assert reason in text
-    assert "passed over for 5 other workers" in text
+    assert "skipped for 5 other workers" in text
     assert text.count("WARNING") == 1
 
 
@@ -162,15 +162,15 @@ def test_strict_decides_about_expressions_that_fail(named, said, key, strict):
     [
         ({"exclude": "tpu_nope"}, ["key 'exclude'", "'tpu_nope' fails for every worker", "'tpu_nope' is undefined"]),
         ({"include": "tpu_labels.nope == 'x'"}, ["key 'include'", "fails for every worker"]),
-        ({"include": "tpu_zone =="}, ["key 'include'", "'tpu_zone ==' is no expression"]),
-        ({"exclude": ["false", "a b"]}, ["key 'exclude'", "'a b' is no expression"]),
-        ({"groups": {"x": "nope +"}}, ["key 'groups', 'x'", "'nope +' is no expression"]),
-        ({"compose": {"x": "{{ tpu_zone }}"}}, ["key 'compose', 'x'", "is no expression", "without braces"]),
-        ({"keyed_groups": [{"key": "(" * 9}]}, ["key 'keyed_groups', entry 1", "is no expression"]),
+        ({"include": "tpu_zone =="}, ["key 'include'", "'tpu_zone ==' is not an expression"]),
+        ({"exclude": ["false", "a b"]}, ["key 'exclude'", "'a b' is not an expression"]),
+        ({"groups": {"x": "nope +"}}, ["key 'groups', 'x'", "'nope +' is not an expression"]),
+        ({"compose": {"x": "{{ tpu_zone }}"}}, ["key 'compose', 'x'", "is not an expression", "without braces"]),
+        ({"keyed_groups": [{"key": "(" * 9}]}, ["key 'keyed_groups', entry 1", "is not an expression"]),
         ({"keyed_groups": [{"prefix": "a"}]}, ["key 'keyed_groups', entry 1", "no 'key'"]),
         (
             {"keyed_groups": [{"key": "tpu_zone", "prefix": "a", "separator": "", "parent_group": "aus-central2-b"}]},
-            ["tpu_vm.yml, key 'keyed_groups'", "itself", "mend it"],
+            ["tpu_vm.yml, key 'keyed_groups'", "itself", "correct it"],
         ),
         ({"cache": True, "cache_plugin": "jsonfile"}, ["tpu_vm.yml, key 'cache_plugin'", "leave both out"]),
         ({"cache": True, "cache_plugin": "nope"}, ["tpu_vm.yml, key 'cache_plugin'", "leave both out"]),

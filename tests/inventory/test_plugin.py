@@ -178,7 +178,7 @@ def test_workers_without_an_address_are_listed_and_named_in_one_line(fleet, said
         ({"endpoint": ""}, ["no credentials", "gcloud auth application-default login"]),
         ({"hostvars_prefix": "ansible_"}, ["tpu_vm.yml", "'hostvars_prefix'", "'ansible_host'"]),
         ({"hostvars_prefix": "1-"}, ["tpu_vm.yml", "hostvars_prefix", "not valid as the name of a variable"]),
-        ({"include": {"x": 1}}, ["tpu_vm.yml", "'include'", "a list of texts"]),
+        ({"include": {"x": 1}}, ["tpu_vm.yml", "'include'", "a list of strings"]),
         ({"endpoint": "", "auth_kind": "serviceaccount"}, ["auth_kind is serviceaccount", "service_account_file"]),
         ({"projects": ["{{ nothing }}"]}, ["'projects'", "'nothing' is undefined"]),
     ],
@@ -283,7 +283,7 @@ def test_what_is_said_of_a_file_of_another_name_can_be_typed(fleet, said, capsys
     assert main(["refresh", "--fleet", str(file)]) == 0
     assert "1 worker, no change" in capsys.readouterr().out
     assert main(["refresh"]) == 2
-    assert f"name the file by --fleet or TPU_OPS_FLEET: {file}" in capsys.readouterr().err
+    assert f"name the file with --fleet or TPU_OPS_FLEET: {file}" in capsys.readouterr().err
 
 
 def test_an_answer_that_takes_long_is_spoken_of_while_it_is_waited_for(fleet, said, monkeypatch):
@@ -292,7 +292,7 @@ def test_an_answer_that_takes_long_is_spoken_of_while_it_is_waited_for(fleet, sa
     fleet.create("pod", "v4-8")
     fleet.api.fault(project=fleet.project, method="ListNodes", seconds=0.4, times=1)
     assert hosts(inventory(fleet)) == ["pod-w0"]
-    assert f"tpu_vm: waiting for an answer of {fleet.api.grpc} (project {fleet.project}), at most 20 s" in said()
+    assert f"tpu_vm: waiting for an answer from {fleet.api.grpc} (project {fleet.project}), at most 20 s" in said()
     assert logging.getLogger("tpu_ops").handlers == before
 
 
@@ -338,4 +338,4 @@ def test_a_pipe_in_the_place_of_the_fleets_file_is_not_waited_for(fleet, said):
     os.mkfifo(fleet.file)
     with pytest.raises(AnsibleError, match="Completely failed"):
         inventory(fleet)
-    assert "tpu_vm.yml: cannot read the fleet's file: this is no regular file" in said()
+    assert "tpu_vm.yml: cannot read the fleet's file: this is not a regular file" in said()

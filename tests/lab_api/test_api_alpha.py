@@ -33,7 +33,7 @@ async def test_a_maintenance_event_changes_every_external_address(alpha_client: 
 
 async def test_maintenance_of_a_worker_that_is_not_there_is_refused(alpha_client: Client, unique: str) -> None:
     await alpha_client.do("create_node", parent=LOCATION, node_id=unique, node=NODE)
-    with pytest.raises(exceptions.InvalidArgument, match="'4' is no worker"):
+    with pytest.raises(exceptions.InvalidArgument, match="'4' is not a worker"):
         await alpha_client.call("simulate_maintenance_event", name=f"{LOCATION}/nodes/{unique}", worker_ids=["4"])
 
 

@@ -103,7 +103,7 @@ async def test_only_disks_that_nobody_writes_to_are_shared(lab: Lab, first: str,
 
 async def test_the_mode_of_an_attached_disk_does_not_change(lab: Lab) -> None:
     await create(lab, "one", disk("a", "READ_WRITE"))
-    with pytest.raises(ApiError, match="detach it, then attach it anew"):
+    with pytest.raises(ApiError, match="detach it, then attach it again"):
         await update(lab, "one", disk("a"))
     assert not (await update(lab, "one", disk("a", "READ_WRITE"), disk("b"))).HasField("error")
 

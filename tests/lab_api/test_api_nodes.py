@@ -185,7 +185,7 @@ async def test_guest_attributes_come_in_the_order_asked_for(client: Client, uniq
     assert await keys(query_path="instance/hostname", worker_ids=["1"]) == [every[1][1:]]
     assert await keys(query_path="other/", worker_ids=["1"]) == [[]]
     for wrong in ("4", "-1", "x"):
-        with pytest.raises(exceptions.BadRequest, match="is no worker of"):
+        with pytest.raises(exceptions.BadRequest, match="is not a worker of"):
             await keys(worker_ids=[wrong])
 
 

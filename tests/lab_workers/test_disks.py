@@ -144,7 +144,7 @@ def test_a_machine_that_lets_nobody_attach_is_said(tmp_path: Path, monkeypatch: 
     fake.chmod(0o755)
     (tmp_path / "sudo").write_text('#!/bin/sh\nshift; exec "$@"\n')
     (tmp_path / "sudo").chmod(0o755)
-    with pytest.raises(DiskError, match=r"data disk d: losetup failed: .*unused loop device .*sudo without a password"):
+    with pytest.raises(DiskError, match=r"data disk d: losetup failed: .*unused loop device .*passwordless sudo"):
         disks.attach(tmp_path / "disks", DataDisk("d", 1, read_only=False))
 
 

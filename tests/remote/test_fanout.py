@@ -49,7 +49,7 @@ async def test_an_agent_that_signs_for_one_at_a_time_is_asked_so(
     (play / "agent-for-one").touch()
     results = await Fanout(play / "config").run("abcdefghijkl", ["true"], limit=20)
     assert [result.problem for result in results.values()] == [""] * 12
-    assert "connections are opened one after the other" in caplog.text
+    assert "opening connections one after the other" in caplog.text
 
 
 async def test_who_gives_up_while_another_process_asks_the_agent_keeps_nobody_from_it(play: Path) -> None:

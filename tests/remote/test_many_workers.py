@@ -115,7 +115,7 @@ async def test_more_sessions_than_the_system_allows_are_an_error_for_people(
 
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, hard))
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    with pytest.raises(OpsError, match="a process may have 300") as caught:
+    with pytest.raises(OpsError, match="a process may have only 300") as caught:
         await Fanout(play / "config").run([f"w{number}" for number in range(COUNT)], ["true"], limit=5)
     assert "ulimit -Hn" in caught.value.where
     assert (play / "calls").read_text() == ""

@@ -24,7 +24,7 @@ SAID = {
     ),
     "the key has changed": (
         f"{BANNER}Host key for tpu-16-w0 has changed and you have requested strict checking.\n{FAILED}",
-        ["another key answers", "`tpu_ops refresh --verify-keys`"],
+        ["a key other than the known one", "`tpu_ops refresh --verify-keys`"],
     ),
     "the jump's key is not known": (
         f"No ED25519 host key is known for bastion.example.org and you have requested strict checking.\n{FAILED}{CUT}",

@@ -184,7 +184,7 @@ async def test_who_answers_too_late_is_told_with_the_time_that_the_question_took
     replies, results = await asyncio.gather(
         fanout.call({"a": {}}, "status", limit=3), fanout.run("b", ["true"], limit=3)
     )
-    besides = r"within 3 s, besides \d+\.\d s for its turn and its address"
+    besides = r"within 3 s, plus \d+\.\d s for its turn and its address"
     assert re.fullmatch(f"the launcher did not answer {besides}", replies["a"].problem)
     assert re.fullmatch(f"did not answer {besides}", results["b"].problem)
     assert not results["b"].reached

@@ -110,9 +110,10 @@ async def test_a_word_that_means_nothing_is_told_so_and_no_worker_is_asked_for_w
 async def test_a_run_that_may_be_on_a_worker_that_cannot_say_so_is_not_called_none(tmp_path: Path) -> None:
     with pytest.raises(HostError) as caught:
         await find(tmp_path, "digits-2", pod_w1=BARE)
-    assert caught.value.what.startswith("no worker that can say so knows a run 'digits-2'; of the others: the launcher")
+    said = "none of the workers that can tell knows a run 'digits-2'; the others cannot: the launcher"
+    assert caught.value.what.startswith(said)
     assert (caught.value.where, caught.value.fix) == ("pod-w1", "configure it")
-    with pytest.raises(UnreachableError, match="no worker that answers knows a run 'digits-2'"):
+    with pytest.raises(UnreachableError, match="none of the workers that answer knows a run 'digits-2'"):
         await find(tmp_path, "digits-2", pod_w0=BARE, pod_w1=SILENT)
 
 
@@ -267,7 +268,7 @@ async def test_who_does_not_answer_is_one_of_the_ranks_of_a_run_that_was_started
 
 async def test_where_workers_refuse_to_say_no_run_is_called_unknown(tmp_path: Path) -> None:
     fanout: Any = Answers(pod_w1=BARE)
-    with pytest.raises(HostError, match="knows a run 'exp'; of the others: the launcher") as caught:
+    with pytest.raises(HostError, match="knows a run 'exp'; the others cannot: the launcher") as caught:
         await control.find(fleet(tmp_path), fanout, "exp")
     assert (caught.value.where, caught.value.fix) == ("pod-w1", BARE.fix)
 
@@ -309,7 +310,7 @@ async def test_a_run_is_found_by_its_node_once_that_is_called_otherwise(tmp_path
     seen = await control.overview(fleet_, fanout)
     assert [found for found, _, _ in seen.rows] == [run], "once"
     assert records.is_of(tmp_path, "r1", run.hosts, fleet_.workers)
-    with pytest.raises(UsageError, match="a run r1 that was started here is on"):
+    with pytest.raises(UsageError, match="a run r1 that was started here is active"):
         await control.require_free_name(fleet_, fanout, "r1", ["else-w0"])
 
 
@@ -340,8 +341,8 @@ REFUSED = Reply("", {}, "denied", "run r1 is bob's")
     ("first", "second", "ends"),
     [
         (ENDED, ENDED, (0, "run r1 was stopped on pod-w[0-1]")),
-        (ENDED, SILENT, (4, "warning: run r1 may still be on pod-w1: no route to host")),
-        (REFUSED, REFUSED, (1, "warning: run r1 may still be on pod-w[0-1]: run r1 is bob's")),
+        (ENDED, SILENT, (4, "warning: run r1 may still be running on pod-w1: no route to host")),
+        (REFUSED, REFUSED, (1, "warning: run r1 may still be running on pod-w[0-1]: run r1 is bob's")),
         (ALREADY, ALREADY, (0, "run r1 had already ended on pod-w[0-1]")),
     ],
 )
@@ -370,7 +371,7 @@ def test_unlock_says_on_which_workers_a_run_ends_and_whether_it_has(
     unlock.add_arguments(parser)
     code = unlock.run(parser.parse_args(["pod-w1", "--yes"]))
     asked, said = capsys.readouterr().err.splitlines()
-    assert asked == "run r1 is ended on all its workers: pod-w[0-1]"
+    assert asked == "run r1 will be ended on all its workers: pod-w[0-1]"
     assert (code, said) == ends
 
 
@@ -394,7 +395,7 @@ def test_unlock_calls_no_worker_free_that_another_person_s_run_is_on(
     monkeypatch.setattr("tpu_ops.cli.unlock.contact.out_of_reach", lambda *_: {})
     parser = argparse.ArgumentParser()
     unlock.add_arguments(parser)
-    with pytest.raises(HostError, match="a run of ada is on: r1") as caught:
+    with pytest.raises(HostError, match="a run of ada is active: r1") as caught:
         unlock.run(parser.parse_args(["pod", "--yes"]))
     assert (caught.value.where, "ask ada" in caught.value.fix) == ("pod-w0", True)
     assert capsys.readouterr().out == "free: pod-w1\n"
@@ -489,7 +490,7 @@ async def test_who_stops_a_run_again_is_told_the_grace_that_counts(
     fanout: Any = Slow(pod_w0=ENDED)
     fanout.limits = []
     await asyncio.wait_for(stop.end(fanout, control.RunRef("r1", ("pod-w0",))), 10)
-    assert capsys.readouterr().err == "run r1: asked 1 rank to end; SIGKILL after 600 s, as an earlier stop asked\n"
+    assert capsys.readouterr().err == "run r1: asked 1 rank to end; SIGKILL after 600 s, as an earlier stop requested\n"
 
 
 @pytest.mark.parametrize("ends", ["before", "after"])
@@ -517,7 +518,7 @@ async def test_a_stop_neither_waits_for_its_own_question_nor_ends_with_it(
     assert capsys.readouterr().err == said
 
 
-MISSING = Reply("", {}, "missing", "this worker knows no run r1")
+MISSING = Reply("", {}, "missing", "this worker does not know run r1")
 
 
 def over(rank: int, state: str, began: float | None, attempt: int = 1) -> Reply:
@@ -532,7 +533,7 @@ def over(rank: int, state: str, began: float | None, attempt: int = 1) -> Reply:
         (
             MISSING,
             ExitCode.OK,
-            "run r1 is not on: none of its workers knows it (if it is being started just now, repeat this):",
+            "run r1 is not running: none of its workers knows it (if it is only just being started, run this again):",
         ),
         (over(0, "refused", None), ExitCode.OK, "run r1 was given up before it began:"),
         (over(0, "refused", None, attempt=2), ExitCode.OK, "run r1 had already ended:"),

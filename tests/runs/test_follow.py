@@ -99,9 +99,8 @@ async def test_a_line_whose_end_is_missing_is_not_joined_to_a_later_one() -> Non
     sent = [Frame(DATA, 0, b"whole\nloss 0."), Frame(GAP, 900, b""), Frame(DATA, 900, b"h 7\nnext\n"), end(908)]
     _, said, lines = await followed(Workers(w0=[sent]), ["w0"])
     assert lines == ["whole", "loss 0.", "h 7", "next"]
-    assert said == [
-        "rank 0: 887 bytes before byte 900 are not in the log on w0: it was rotated, or the disk did not take it"
-    ]
+    why = "the log was rotated, or the disk could not store them"
+    assert said == [f"rank 0: 887 bytes before byte 900 are not in the log on w0: {why}"]
 
 
 async def test_silent_workers_are_given_up_once_all_others_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +117,7 @@ async def test_where_nobody_waits_for_the_end_a_silent_worker_is_given_up_soon(m
     workers = Workers(w0=[[] for _ in range(1000)])
     outcomes, said, _ = await followed(workers, ["w0"], live=False)
     assert [outcome.state for outcome in outcomes] == ["unreachable"]
-    assert said == ["rank 0 (w0) does not answer: the connection ended; trying for 0 s"]
+    assert said == ["rank 0 (w0) does not answer: the connection ended; retrying for 0 s"]
 
 
 async def test_a_worker_whose_node_was_taken_away_for_good_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +126,8 @@ async def test_a_worker_whose_node_was_taken_away_for_good_is_not_waited_for(mon
     workers, gone = Workers(w0=[[] for _ in range(1000)], w1=[[], [], [end()]]), ["w0"]
     outcomes, said, _ = await followed(workers, ["w0", "w1"], taken=gone.__contains__)
     assert [outcome.state for outcome in outcomes] == ["gone", "stopped"]
-    assert "rank 0 (w0) does not answer: the connection ended; trying for 0 s" in said
-    assert "rank 1 (w1) does not answer: the connection ended; trying for 120 s" in said
+    assert "rank 0 (w0) does not answer: the connection ended; retrying for 0 s" in said
+    assert "rank 1 (w1) does not answer: the connection ended; retrying for 120 s" in said
 
 
 async def test_a_silent_worker_is_waited_for_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,8 +173,8 @@ async def test_a_silent_rank_is_not_given_up_while_another_one_is_followed(monke
     assert [outcome.state for outcome in outcomes] == ["succeeded", "succeeded"]
     assert printed == ["one"]
     assert said == [
-        "rank 0 (w0) does not answer: the connection ended; trying for 0 s",
-        "rank 0 (w0) still does not answer; trying while others are followed",
+        "rank 0 (w0) does not answer: the connection ended; retrying for 0 s",
+        "rank 0 (w0) still does not answer; retrying while others are followed",
     ]
 
 
@@ -261,7 +260,7 @@ def test_a_rank_whose_log_a_worker_does_not_give_is_said(
         patch.setattr("tpu_ops.cli.logs.control.find", found)
         code = cli_logs.run(parser.parse_args(["r1", *wanted, *live]))
     part = tmp_path / "r1" / "rank-1.log.part"
-    kept = f"; {part} has what came before" if fetched and begins else ""
+    kept = f"; {part} has its earlier output" if fetched and begins else ""
     said = capsys.readouterr().err.splitlines()
     assert code == ExitCode.UNREACHABLE
     assert f"warning: rank 1 (w1): the run belongs to ada{kept}" in said
@@ -284,7 +283,7 @@ async def test_the_next_attempt_is_followed_from_its_beginning_on_all_ranks(monk
     assert lines == ["one", "tw", "three"]
     assert [text for text in said if "does not answer" not in text] == [
         "note 1",
-        "run r1: attempt 2 has begun; its lines follow from the beginning",
+        "run r1: attempt 2 has begun; its output follows from the beginning",
         "note 2",
     ]
     assert (workers.asked[-1]["offset"], workers.asked[-1]["notes"]) == (0, 0)

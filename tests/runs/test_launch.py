@@ -19,7 +19,7 @@ from tpu_ops.runs.spec import RunSpec
 SPEC = RunSpec("r1", ("true",))
 WAITING = Reply("", {"record": {"state": "starting", "port": 8503}})
 RUNNING = Reply("", {"record": {"state": "running", "port": 0}})
-HELD = Reply("", {"holder": {}}, "held", "run r0 of bob is on this worker", "wait for it")
+HELD = Reply("", {"holder": {}}, "held", "run r0 of bob has held this worker", "wait for it")
 SILENT = Reply("", {}, "unreachable", "no route to host")
 
 
@@ -118,7 +118,7 @@ async def test_those_at_fault_are_named_and_not_those_that_tell_of_them() -> Non
 
 async def test_who_is_at_fault_is_named_with_its_own_words() -> None:
     """The others have come too late, or have heard of it."""
-    late = Reply("", {"blamed": []}, "failed", "rank 0 waits for no rank any more")
+    late = Reply("", {"blamed": []}, "failed", "rank 0 no longer waits for ranks")
     own = Reply("", {"blamed": [3]}, "failed", "train.sh is not on PATH")
     for others in (late, told(3)):
         error = await not_started(Workers(pod_w1=others, pod_w2=others, pod_w3=own))
@@ -268,6 +268,6 @@ async def test_where_this_machine_fails_rank_0_is_told_to_give_up_if_it_can_be_r
 async def test_workers_without_an_internal_address_cannot_meet() -> None:
     bare = [worker._replace(node=worker.node._replace(internal_ips=("10.0.0.0", ""))) for worker in pod(2)]
     fanout: Any = Workers()
-    with pytest.raises(UsageError, match="no internal address of pod-w1"):
+    with pytest.raises(UsageError, match="no internal address for pod-w1"):
         await launch.start(fanout, SPEC, bare)
     assert fanout.calls == []

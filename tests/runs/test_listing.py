@@ -292,7 +292,7 @@ def test_without_git_rsync_reads_what_both_read_alike(tmp_path: Path) -> None:
 def test_without_git_what_rsync_would_misread_is_refused(tmp_path: Path, line: str, folder: str) -> None:
     code = made(tmp_path / "code", "a.py", "sub/")
     (code / folder / ".gitignore").write_text(f"*.bin\n{line}\n")
-    with pytest.raises(UsageError, match="git is not installed") as refused:
+    with pytest.raises(UsageError, match="by git, which is not installed") as refused:
         listing.entries(code)
     assert refused.value.where == f"{code}/{folder}.gitignore, line 2"
     assert repr(line) in refused.value.what

@@ -64,18 +64,18 @@ def test_a_run_that_is_stopped_between_two_attempts_is_started_no_more(
         lines_until(train, "no capacity (RESOURCE_EXHAUSTED); next try in")
         stopped = here.tpu_ops("stop", "between")
         assert stopped.returncode == 0, stopped.stderr
-        assert "run between: its nodes were being brought back; it is not started again" in stopped.stderr
+        assert "run between: its nodes were being brought back; it will not be started again" in stopped.stderr
         _, said = train.communicate()
     finally:
         patience.cancel()
         train.kill()
         train.wait()
-    assert (train.returncode, "run between: stopped; it is not started again" in said) == (ExitCode.FAILED, True)
+    assert (train.returncode, "run between: stopped; it will not be started again" in said) == (ExitCode.FAILED, True)
     record = bench.record(0, "between")
     assert (record["attempt"], record["state"], record["reason"]) == (1, "failed", "killed by SIGTERM")
     assert lab_api.call("GET", f"v2/{LOCATION}/nodes/a")[0] == 404
     again = here.tpu_ops("attach", "between", "--recover")
-    assert (again.returncode, "nothing is kept here" in again.stderr) == (ExitCode.USAGE, True)
+    assert (again.returncode, "this machine keeps nothing" in again.stderr) == (ExitCode.USAGE, True)
     bench.clean()
 
 

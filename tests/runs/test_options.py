@@ -36,11 +36,11 @@ def test_secrets_come_from_exported_variables_and_from_files(tmp_path: Path) -> 
     [
         ("A", {}, "the variable A is not set here"),
         ("A", {"A": ""}, "the variable A is not set here"),
-        (f"A={VALUE}", {}, "cannot read the file behind `=`: No such file"),
+        (f"A={VALUE}", {}, "cannot read the file after `=`: No such file"),
         (f"A=~{VALUE}/x", {}, "there is no such home directory"),
-        ("A=/dev/null", {}, "the file behind `=` is empty"),
+        ("A=/dev/null", {}, "the file after `=` is empty"),
         (f"{VALUE}", {}, "not of the form NAME"),
-        ("A", {"A": "x" * 65537}, "more than 64 KiB"),
+        ("A", {"A": "x" * 65537}, "longer than 64 KiB"),
     ],
 )
 def test_a_secret_that_is_none_is_refused_and_never_shown(word: str, environ: dict[str, str], said: str) -> None:
@@ -95,16 +95,17 @@ def test_the_exit_code_may_be_that_of_the_first_worker_where_a_command_failed() 
 
 MUTE = Result("b", None, problem="did not answer within 5 s", reached=False)
 LATE = Result("a", None, b"step 1\n", problem="did not end within 5 s")
+LEAVE = "to leave something running, redirect its output: `... >/tmp/log 2>&1 &`"
 
 
 @pytest.mark.parametrize(
     ("results", "code", "fix"),
     [
-        ([Result("a", 0), MUTE], 4, "fix: give it longer with --timeout"),
+        ([Result("a", 0), MUTE], 4, "fix: give it more time with --timeout"),
         (
             [LATE, MUTE],
             1,
-            "fix: give it longer with --timeout; what is to keep running writes elsewhere: `... >/tmp/log 2>&1 &`",
+            f"fix: give it more time with --timeout; {LEAVE}",
         ),
         ([Result("a", 0)], 0, ""),
     ],

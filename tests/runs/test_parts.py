@@ -129,7 +129,7 @@ def test_times_that_no_worker_takes_are_refused_here(times: dict[str, Any], what
 
 @pytest.mark.parametrize("path", ["env", "./env", "~/env"])
 def test_an_environment_whose_place_depends_on_where_a_worker_looks_from_is_refused(path: str) -> None:
-    with pytest.raises(UsageError, match="no absolute path") as wrong:
+    with pytest.raises(UsageError, match="not an absolute path") as wrong:
         spec.RunSpec("r1", ("true",), venv=path)
     assert wrong.value.where == "--venv"
     assert spec.RunSpec("r1", ("true",), venv="/srv/env").venv == "/srv/env"
@@ -222,7 +222,7 @@ def test_slices_are_in_the_order_of_node_ids_whatever_they_are_called() -> None:
 
 def test_slices_of_one_run_are_of_one_type() -> None:
     other = [worker._replace(node=worker.node._replace(accelerator_type="v4-16")) for worker in pod(4, "b", "2")]
-    with pytest.raises(UsageError, match="one accelerator type, the target means 2: b is v4-16, a is v4-32"):
+    with pytest.raises(UsageError, match="one accelerator type, but the target has 2: b is v4-16, a is v4-32"):
         control.by_rank([*pod(4, "a"), *other], "a,b")
 
 
@@ -248,16 +248,16 @@ def probe(**changes: Any) -> dict[str, Any]:
     ("changes", "words"),
     [
         ({}, []),
-        ({"protocol": 1, "boot_id": ""}, ["launcher speaks version 1, this machine"]),
+        ({"protocol": 1, "boot_id": ""}, ["launcher has protocol version 1, this machine"]),
         ({"boot_id": ""}, ["boot"]),
         ({"venv": {"path": "/v", "exists": False, "asked": False}}, ["no environment at /v"]),
         ({"environment_files": {"/etc/e": False}}, ["/etc/e is missing"]),
-        ({"chips": []}, ["no chip's device file, 4 expected"]),
+        ({"chips": []}, ["no chip device files, 4 expected"]),
         ({"chips": ["/dev/vfio/0"]}, ["device files of 1 chip, 4 expected"]),
         ({"chips": ["/dev/accel0", "/dev/accel1", "/dev/accel3"]}, ["device files of 3 chips, 4 expected"]),
         (
             {"holder": {"run_id": "r1", "person": "ada", "since": 0}},
-            ["run r1 of ada is on it since 1970-01-01 00:00:00 UTC"],
+            ["run r1 of ada has held it since 1970-01-01 00:00:00 UTC"],
         ),
         ({"holders": [{"pid": 7, "user": "bob", "command": "python x"}]}, ["held by pid 7 of bob: python x"]),
         ({"space": {"/": {"free": 2**20, "total": 2**30}}}, ["/ has 1 MiB free"]),
@@ -272,7 +272,7 @@ def test_what_is_wrong_with_a_worker_is_said(changes: dict[str, Any], words: lis
 
 @pytest.mark.parametrize(
     ("newer_by", "here", "there"),
-    [(-1, "tpu_ops configure pod-w1", "run site.yml again"), (1, "update tpu_ops on this machine", "update tpu_ops")],
+    [(-1, "tpu_ops configure pod-w1", "update the workers"), (1, "update tpu_ops on this machine", "update tpu_ops")],
     ids=["older launcher", "newer launcher"],
 )
 def test_whichever_is_older_of_launcher_and_controller_is_to_be_updated(newer_by: int, here: str, there: str) -> None:
@@ -622,7 +622,7 @@ def test_a_time_is_so_long_ago_or_a_date(text: str, seconds: float) -> None:
     assert abs(time.time() - seconds - cli_logs.moment(text)) < 60
     assert cli_logs.moment("2026-01-31T12:00+00:00") == 1769860800
     assert cli_logs.moment("2026-01-31 12:00:00 UTC") == 1769860800, "as tables have it"
-    with pytest.raises(argparse.ArgumentTypeError, match="is still to come"):
+    with pytest.raises(argparse.ArgumentTypeError, match="is in the future"):
         cli_logs.moment("2999-01-31 12:00")
 
 

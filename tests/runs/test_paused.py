@@ -73,7 +73,7 @@ def test_a_worker_that_is_paused_is_named_by_every_command_within_its_deadline(b
     # Whoever looks at the run may learn that it has failed meanwhile.
     assert all(code in ((1, 4) if word in SEEING else (4,)) for word, code in codes.items()), (codes, said)
     assert [word for word, text in said.items() if "pod-w1" not in text or "Traceback" in text] == []
-    assert "FAIL  ssh and the launcher answer: not on pod-w1" in said["doctor"].splitlines()
+    assert "FAIL  ssh and the launcher answer: failed on pod-w1" in said["doctor"].splitlines()
     for index in BOTH:
         bench.await_clean(index)
     assert bench.record(0, "under-way")["state"] == "stopped"

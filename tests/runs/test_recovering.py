@@ -116,7 +116,7 @@ def test_a_failure_of_the_command_is_final_unless_it_has_a_budget(run: Any, caps
     code, world, _ = run(World(FAILED))
     assert (code, world.done) == (1, [])
     assert "failed first: exit code 3" in (said := capsys.readouterr().err)
-    assert "not started again: --max-failures 0 is used up\n  fix: `tpu_ops train` with a larger one" in said
+    assert "not started again: --max-failures 0 is used up\n  fix: `tpu_ops train` with a higher limit" in said
     code, world, _ = run(World(FAILED, FAILED, DONE), max_failures=1)
     assert code == 1
     assert world.done == ["bring back r1/2", "start 2", "start 2"], "the same workers need no site.yml"
@@ -230,7 +230,7 @@ def test_an_attempt_is_followed_by_the_names_that_its_workers_have_now(
         assert job.to_the_end(work) == 0
         fleets.append(capsys.readouterr().err)
     assert "by their new names" not in fleets[0]
-    assert "no workers of these names any more" in fleets[1]
+    assert "no longer has workers of these names" in fleets[1]
     assert all("succeeded on all 2 ranks" in said for said in fleets)
 
 
@@ -273,7 +273,7 @@ def test_a_new_node_that_goes_on_refusing_the_person_ends_the_recovery(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its guest agent makes the accounts a while after its sshd answers, and perhaps not that of this person."""
-    refusals = iter([RefusedError("you may not log in to 2 hosts")] * (attempt.REFUSALS + 1))
+    refusals = iter([RefusedError("login was refused on 2 hosts")] * (attempt.REFUSALS + 1))
     world = World(PREEMPTED, DONE)
 
     def converge(*_: Any, **__: Any) -> Outcome:
@@ -343,7 +343,7 @@ def test_ctrl_c_leaves_the_run_alone_and_says_how_to_go_on(
         signal.signal(signal.SIGINT, before)
     assert code == ExitCode.INTERRUPTED
     said = capsys.readouterr().err
-    assert "detached: run r1 goes on, and nobody starts it again" in said
+    assert "detached: run r1 continues; nothing will restart it" in said
     assert "recover: tpu_ops attach r1 --recover" in said
 
 
@@ -358,7 +358,7 @@ def test_who_no_longer_reads_the_lines_has_left_the_run_and_its_recovery(
         code, *_ = run(World(DONE))
     assert (code, gone) == (ExitCode.INTERRUPTED, ["given up"])
     assert capsys.readouterr().err.splitlines()[-3:] == [
-        "detached: run r1 goes on, and nobody starts it again",
+        "detached: run r1 continues; nothing will restart it",
         "  stop:    tpu_ops stop r1",
         "  recover: tpu_ops attach r1 --recover",
     ]
@@ -379,7 +379,7 @@ def test_of_a_recovered_run_that_is_over_nobody_says_that_it_goes_on(
     # Whoever reads nothing any more learns the end from the exit code and what is said besides.
     assert (code, "run r1: stopped" in said) == ((ExitCode.FAILED, True) if code is not None else (None, False))
     assert (code is None) is isinstance(error, OpsError)
-    assert "run r1 goes on" not in said
+    assert "run r1 continues" not in said
     assert "attach r1 --recover" not in said
 
 
@@ -406,7 +406,7 @@ def test_a_run_that_is_stopped_while_its_nodes_are_brought_back_is_not_started_a
     assert not (tmp_path / "runs/r1/recovery.json").exists()
     out, err = capsys.readouterr()
     assert json.loads(out)["state"] == "stopped"
-    assert "run r1: stopped; it is not started again" in err
+    assert "run r1: stopped; it will not be started again" in err
 
 
 @pytest.mark.parametrize("ending", [PREEMPTED, FAILED])
@@ -443,7 +443,7 @@ async def test_stop_ends_a_recovery_and_asks_the_workers_where_an_attempt_may_be
     (((_, stopped),), problem) = await stop._stop(fleet, words)
     assert ([outcome.state for outcome in stopped.outcomes], problem, asked) == (["gone"], None, ["r1"])
     assert stop.exit_code(stopped.outcomes) == 0
-    assert "it is not started again" in capsys.readouterr().err
+    assert "it will not be started again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("attempt", "ends"), [(1, []), (2, ["r1"])])
@@ -515,8 +515,8 @@ def test_a_run_that_nobody_recovers_any_more_is_said_to_be_one(
         recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options))
     with recovering.alone(stand_in(tmp_path), "r1") if held else contextlib.nullcontext():
         note = recovery.note_of(tmp_path, "r1")
-    assert ("nobody recovers it; `tpu_ops attach r1 --recover` goes on" in note) is told
-    assert (note == "run r1: a process of this machine recovers it") is held
+    assert ("no process is recovering it; `tpu_ops attach r1 --recover` resumes that" in note) is told
+    assert (note == "run r1: a process on this machine recovers it") is held
 
 
 @pytest.mark.parametrize(("pending", "held", "told"), [(True, True, True), (False, True, False), (True, False, False)])
@@ -577,7 +577,7 @@ def test_copies_of_logs_that_cannot_be_made_end_no_recovery(run: Any, tmp_path: 
     out, err = capsys.readouterr()
     assert "attempt 2" in out
     assert "attempt-2/rank-0.log: " in err
-    assert "the run goes on" in err
+    assert "the run continues" in err
 
 
 def test_a_full_disk_of_this_machine_ends_no_recovery(
@@ -598,7 +598,7 @@ def test_a_full_disk_of_this_machine_ends_no_recovery(
     assert (code, job.kept.attempt, job.kept.preemptions) == (0, 2, 1)
     said = capsys.readouterr().err
     assert "recovery.json: cannot write the fleet's state: No space left on device" in said
-    assert "the recovery goes on" in said
+    assert "recovery continues" in said
 
 
 @pytest.mark.parametrize(("counted", "preemptions"), [(True, 1), (False, 2)])
@@ -640,7 +640,7 @@ async def test_a_run_whose_nodes_were_taken_away_under_its_first_start_can_be_st
     fleet, words = words_of_stop(tmp_path)
     monkeypatch.setattr("tpu_ops.cli.stop.recovery.stop", lambda *_: True)
     assert await stop._stop(fleet, words) == ([], None)
-    assert "it had not begun, and is not started any more" in capsys.readouterr().err
+    assert "it had not begun, and will not be started" in capsys.readouterr().err
 
 
 def test_who_takes_over_a_run_whose_budget_is_used_up_starts_nothing(
@@ -663,7 +663,7 @@ async def test_a_recovery_that_died_under_its_first_start_is_ended_by_a_stop(
     recovery.write(tmp_path, recovery.Recovery("r1", 1, Plan(()), options, pending=True))
     assert await stop._stop(*words_of_stop(tmp_path)) == ([], None)
     assert not recovery.is_kept(tmp_path, "r1")
-    assert "it had not begun, and is not started any more" in capsys.readouterr().err
+    assert "it had not begun, and will not be started" in capsys.readouterr().err
 
 
 def test_an_attempt_that_is_refused_for_a_stop_ends_the_recovery_as_stopped(
@@ -681,7 +681,7 @@ def test_an_attempt_that_is_refused_for_a_stop_ends_the_recovery_as_stopped(
     monkeypatch.setattr(world, "call", stopped)
     code, _, _ = run(world, max_failures=5)
     assert (code, [sent["attempt"] for sent in world.specs]) == (1, [2])
-    assert "run r1: stopped; it is not started again" in capsys.readouterr().err
+    assert "run r1: stopped; it will not be started again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("may_be_on", [False, True])
@@ -856,7 +856,7 @@ def test_a_recovery_ends_where_a_worker_cannot_tell_and_starts_nothing(
         return {host: Reply(host, {}, "invalid", "this launcher speaks another protocol") for host in requests}
 
     monkeypatch.setattr(world, "call", refusing)
-    with pytest.raises(attempt.CannotTell, match="cannot be told whether the run is on: this launcher speaks another"):
+    with pytest.raises(attempt.CannotTell, match="cannot tell whether the run is active: this launcher speaks another"):
         run(world)
     assert len(asked) == attempt.CANNOT_TELL
     assert max([0, *(sent["attempt"] for sent in world.specs)]) == (2 if len(endings) > 1 else 0)
@@ -913,10 +913,10 @@ def test_ranks_on_the_slices_that_are_left_are_ended_before_the_next_attempt(run
 
 def test_a_name_whose_logs_are_here_or_that_is_being_recovered_is_not_taken_again(run: Any, tmp_path: Path) -> None:
     *_, job = run(World(DONE))
-    with pytest.raises(UsageError, match="logs of a run of this name"):
+    with pytest.raises(UsageError, match="logs of a run with this name"):
         asyncio.run(job.begin(pod(2), None))
     job._keep()
-    with pytest.raises(UsageError, match="it has not ended as far as is known here"):
+    with pytest.raises(UsageError, match="as far as this machine knows, it has not ended"):
         asyncio.run(job.begin(pod(2), None))
 
 
@@ -963,7 +963,7 @@ async def test_stop_ends_what_was_kept_by_a_controller_that_died_before_a_worker
     (source / "train.py").write_text("first")
     await second.begin(pod(2), sync.read(source))
     assert await stop._stop(*words_of_stop(tmp_path)) == ([], None)
-    assert "run r1: it had not begun, and is not started any more" in capsys.readouterr().err
+    assert "run r1: it had not begun, and will not be started" in capsys.readouterr().err
     assert not (tmp_path / "runs/r1/recovery.json").exists()
     assert not (tmp_path / "runs/r1/code").exists()
 
@@ -1061,7 +1061,7 @@ def test_ctrl_c_at_a_start_that_may_be_one_forgets_nothing_and_says_how_to_go_on
     assert second.to_the_end(starts()) == ExitCode.INTERRUPTED
     assert (tmp_path / "runs/r1/recovery.json").exists() is may_be_on
     said = capsys.readouterr().err
-    assert ("run r1 may be on, and nobody starts it again\n  stop:    tpu_ops stop r1\n" in said) is may_be_on
+    assert ("run r1 may be running; nothing will restart it\n  stop:    tpu_ops stop r1\n" in said) is may_be_on
     assert ("  recover: tpu_ops attach r1 --recover" in said) is may_be_on
 
 
@@ -1089,7 +1089,7 @@ def test_a_second_ctrl_c_that_stops_the_run_leaves_nothing_to_take_over(
     assert code == ExitCode.INTERRUPTED
     # Where a worker does not say that it has ended it may be on, and `attach --recover` may be wanted after all.
     assert (tmp_path / "runs/r1/recovery.json").exists() is (state == "unreachable")
-    assert ("run r1: stopped; it is not started again" in capsys.readouterr().err) is (state == "stopped")
+    assert ("run r1: stopped; it will not be started again" in capsys.readouterr().err) is (state == "stopped")
 
 
 @pytest.mark.parametrize("may_be_on", [True, False])
@@ -1104,10 +1104,10 @@ def test_ctrl_c_at_the_start_of_a_later_attempt_tells_whether_it_may_be_on(
         assert run(World(PREEMPTED, DONE))[0] == ExitCode.INTERRUPTED
     kept = recovery.read(tmp_path, "r1")
     assert (kept.attempt, kept.pending) == (2, not may_be_on)
-    assert f"run r1 {'may be' if may_be_on else 'is not'} on, and nobody starts it again" in capsys.readouterr().err
+    assert f"run r1 {'may be' if may_be_on else 'is not'} running; nothing will restart it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("refusal", ["it has not ended as far as is known here", "run r1 of ada is on it"])
+@pytest.mark.parametrize("refusal", ["as far as this machine knows, it has not ended", "run r1 of ada has held it"])
 def test_a_second_start_of_a_name_that_is_refused_leaves_the_first_one_its_own(
     second: recovering.Recovering, refusal: str, tmp_path: Path
 ) -> None:

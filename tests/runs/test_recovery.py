@@ -117,7 +117,7 @@ def test_a_host_that_shuts_down_once_its_rank_has_ended_with_0_is_no_failure_of_
     assert recovery.ending([ended(0, first), done], {}) == ("taken", "rank 1 (pod-w1): host shuts down")
 
 
-GIVEN_UP = "not started: its starter heard nothing"
+GIVEN_UP = "not started: the command that started it got no answer"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_run_is_kept_for_its_person_alone_and_without_values_of_secrets_or_fil
     with pytest.raises(UsageError, match="the variable S is not set here"):
         again.spec({})
     recovery.forget(tmp_path, "r1")
-    with pytest.raises(UsageError, match="could be started again"):
+    with pytest.raises(UsageError, match="nothing to start run r1 again with"):
         recovery.read(tmp_path, "r1")
 
 
@@ -171,12 +171,12 @@ def test_variables_of_one_attempt_are_never_those_of_a_later_one(tmp_path: Path)
     for name in spec.RENDEZVOUS:
         path.write_text(f"A=1\n{name}=10.0.0.1:8476\n")
         for where, words in ((f"--env-file {path}", ["--env-file", str(path)]), ("--env", ["--env", f"{name}=1"])):
-            with pytest.raises(UsageError, match=f"{name} is of one attempt alone") as refusal:
+            with pytest.raises(UsageError, match=f"{name} is for one attempt only") as refusal:
                 train.run(parser.parse_args(["pod", "--recover", *words]))
             assert refusal.value.where == where
             assert f"-- env {name}=... COMMAND" in refusal.value.fix
         # The file may have changed until somebody takes the run over.
-        with pytest.raises(UsageError, match=f"{name} is of one attempt alone"):
+        with pytest.raises(UsageError, match=f"{name} is for one attempt only"):
             kept(spec.RunSpec("r1", ("true",)), env_files=(str(path),)).spec({})
         assert spec.variables({"A": "2"}, [path]) == {"A": "2", name: "10.0.0.1:8476"}, "without --recover"
         assert spec.variables({name: ""}, [], again=True) == {name: ""}, "it says that there is none"
@@ -325,8 +325,8 @@ def test_one_process_of_this_machine_recovers_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--max-failures", "1"], "there is no recovery"),
-        (["--recover", "--detach"], "recovery needs this command to stay"),
+        (["--max-failures", "1"], "goes with --recover only"),
+        (["--recover", "--detach"], "recovery needs this command to keep running"),
     ],
 )
 def test_options_that_do_not_go_together(words: list[str], said: str) -> None:

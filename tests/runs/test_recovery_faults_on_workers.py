@@ -63,7 +63,7 @@ def test_a_node_that_is_taken_under_the_start_under_site_yml_and_in_training_is_
     lab.forget_requests()
     lab.fault(method="GetNode", seconds=5, times=1)
     with begun(desk, *train) as first:
-        lines_until(first, "looking whether site.yml")
+        lines_until(first, "checking whether site.yml")
         # All that is left to ask before the start is what makes the node again; attempt 1 is asked for in vain.
         deadline = time.monotonic() + desk.patience
         while not lab.requests().get("GetNode"):
@@ -189,7 +189,7 @@ def test_whoever_recovers_a_run_may_be_killed_at_any_moment_and_nothing_happens_
             if process.poll() is not None:
                 out, err = process.communicate()
                 # The one before was killed after the run's end, and before its own.
-                late = process.returncode == ExitCode.USAGE and "nothing is kept here" in err
+                late = process.returncode == ExitCode.USAGE and "this machine keeps nothing" in err
                 assert late or process.returncode == 0, err
                 break
             kills += 1

@@ -29,7 +29,7 @@ from tpu_ops.runs.spec import RunSpec
 #: A run on the nodes a and b, of two workers each.
 HOSTS = ("a-w0", "a-w1", "b-w0", "b-w1")
 KNOWN = records.RunRecord("r1", ("a", "b"), ("1", "2"), HOSTS, ("train", "x"), since=5.0, attempt=2)
-MISSING = Reply("", {}, "missing", "this worker knows no run r1")
+MISSING = Reply("", {}, "missing", "this worker does not know run r1")
 BARE = Reply("", {}, "no-launcher", "the launcher is not installed", "configure it")
 SILENT = Reply("", {}, "unreachable", "ssh: connect to host b port 22: Connection timed out")
 DENIED = Reply("", {}, "denied", "sudo does not let you use the launcher there")
@@ -243,7 +243,7 @@ def test_the_end_of_an_attempt_is_not_that_of_a_run_that_is_recovered_here(world
     recovery.write(world.folder, recovery.Recovery("r1", 2, Plan(()), options, pending=True))
     code, _, err = world(status, "r1")
     assert (code, "run r1, attempt 2: gone" in err) == (ExitCode.UNREACHABLE, True)
-    assert "nobody recovers it; `tpu_ops attach r1 --recover` goes on" in err
+    assert "no process is recovering it; `tpu_ops attach r1 --recover` resumes that" in err
     assert "tpu_ops train" not in err
 
 
@@ -257,7 +257,7 @@ def test_another_run_of_the_name_is_not_the_one_that_is_remembered(world: World)
 def test_of_a_run_whose_end_nobody_saw_is_told_what_starts_another_one(world: World) -> None:
     records.write(world.folder, KNOWN)
     world.nodes(a="8", b="9")
-    again = "  again:  tpu_ops train TARGET --name NAME -- COMMAND, once they are there, under another name"
+    again = "  again:  tpu_ops train TARGET --name OTHER -- COMMAND, once the nodes are there"
     for command, argv in ((status, ["r1"]), (attach, ["r1"]), (logs, ["--follow", "r1"])):
         code, _, err = world(command, *argv)
         assert (code, again in err.splitlines()) == (ExitCode.UNREACHABLE, True)
@@ -304,9 +304,9 @@ def test_a_target_without_a_run_is_told_what_starts_one_and_what_lists_older_one
 ) -> None:
     for command, word, nodes in ((attach, "a-w0", "a"), (logs, "a,b", "a,b")):
         wrong = refused(world, command, word)
-        assert wrong.what == f"no run is on {word}"
+        assert wrong.what == f"no run is active on {word}"
         starts = f"`tpu_ops train {nodes} -- COMMAND` starts one"
-        assert wrong.fix == f"{starts}; `tpu_ops runs` lists the last ones that were started from here"
+        assert wrong.fix == f"{starts}; `tpu_ops runs` lists the last ones started here"
 
 
 @pytest.fixture
@@ -363,8 +363,8 @@ def test_who_follows_a_run_to_its_end_is_told_who_recovers_it_unless_that_is_ove
     recovery.write(world.folder, recovery.Recovery("r1", 2, Plan(()), recovery.options_of(RunSpec("r1", ("x",)), {})))
     world.told(*(seen(rank, state) for rank in range(4)))
     with recovery.lock(world.folder, "r1"):
-        assert ("run r1: a process of this machine recovers it" in world(attach, "r1")[2]) is noted
-        assert "run r1: a process of this machine recovers it" in world(status, "r1")[2]
+        assert ("run r1: a process on this machine recovers it" in world(attach, "r1")[2]) is noted
+        assert "run r1: a process on this machine recovers it" in world(status, "r1")[2]
 
 
 @pytest.mark.parametrize(

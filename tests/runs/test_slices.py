@@ -56,7 +56,7 @@ def test_of_two_who_share_a_slice_one_wins_and_the_other_leaves_nothing(slices: 
     won = [person for person, starter in starters.items() if starter.returncode == 0]
     assert len(won) == 1, said
     (lost,) = set(asked) - set(won)
-    assert f"run {names[won[0]]} of {won[0]} is on" in said[lost]
+    assert f"run {names[won[0]]} of {won[0]} has held" in said[lost]
     # What was not started here is found whole as well.
     found = slices.tpu_ops("status", "b", person=lost)
     assert f"run {names[won[0]]}: running" in found.stderr

@@ -50,7 +50,7 @@ def test_of_two_who_start_at_once_one_wins_and_the_other_is_told_who(pod: Bench,
     won = [person for person, (code, _) in ends.items() if code == 0]
     assert len(won) == 1, ends
     (lost,) = set(PEOPLE) - set(won)
-    assert f"run {names[won[0]]} of {won[0]} is on" in ends[lost][1]
+    assert f"run {names[won[0]]} of {won[0]} has held" in ends[lost][1]
     for index in pod.indices:
         pod.await_state(index, names[won[0]], "running")
     assert pod.tpu_ops("stop", names[won[0]], person=won[0]).returncode == 0
@@ -67,9 +67,9 @@ def test_a_start_that_asks_the_last_worker_first_never_runs_beside_another(pod: 
     # his ranks come before his rank 0 listens: they are turned away, and he is told of that. Or he comes so late that
     # her run is seen before he asks for anything.
     if "ada" not in won:
-        assert f"run {names['bob']} of bob is on" in ends["ada"][1]
+        assert f"run {names['bob']} of bob has held" in ends["ada"][1]
     if "bob" not in won:
-        assert f"run {names['ada']} of ada is on" in ends["bob"][1] or "the run was not started" in ends["bob"][1]
+        assert f"run {names['ada']} of ada has held" in ends["bob"][1] or "the run was not started" in ends["bob"][1]
     for person in won:
         assert pod.tpu_ops("stop", names[person], person=person).returncode == 0
     for index in pod.indices:
@@ -87,7 +87,7 @@ def test_a_starter_killed_behind_worker_0_leaves_nothing_and_the_next_start_work
         starter.kill()
         starter.communicate(timeout=20)
         told = bench.tpu_ops("train", "pod", "--", "true", person="bob")
-        assert "run halfway of ada is on" in told.stdout
+        assert "run halfway of ada has held" in told.stdout
     bench.await_clean(0, BARRIER + MARGIN)
     record = bench.record(0, "halfway")
     assert (record["state"], record["began"]) == ("refused", None)

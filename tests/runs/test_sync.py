@@ -337,7 +337,7 @@ async def test_a_worker_that_gives_no_answer_is_named(
         return {host: Result(host, 0, b"Welcome\n") for host in hosts}
 
     monkeypatch.setattr(workers, "run", mute)
-    with pytest.raises(HostError, match="no answer came of the program") as wrong:
+    with pytest.raises(HostError, match="no answer came from the program") as wrong:
         await push(workers, code)
     assert wrong.value.where == "w[0-1]"
 
@@ -357,14 +357,14 @@ def test_sync_says_what_it_would_bring_and_then_brings_it(
         assert main.main(["sync", "pod", str(code), *words]) == 0
         return str(capsys.readouterr().out)
 
-    assert told("--dry-run") == "w[0-1]: to bring: link, sub, sub/part.py, train.py, \\udcff # odd\n"
+    assert told("--dry-run") == "w[0-1]: to copy: link, sub, sub/part.py, train.py, \\udcff # odd\n"
     assert not workers.there().exists()
     everything = json.loads(told("--json"))
     assert everything["workers"]["w1"]["brought"][:2] == ["link", "sub"]
     assert (everything["files"], everything["code_digest"]) == (4, sync.read(code).digest)
     (code / "link").unlink()
     (workers.there("w0") / "train.py").write_text("other")
-    assert told("--dry-run") == "w0: to bring: train.py\nw0: to remove: link\nw1: to remove: link\n"
-    assert told() == "w0: brought: train.py\nw0: removed: link\nw1: removed: link\n"
+    assert told("--dry-run") == "w0: to copy: train.py\nw0: to remove: link\nw1: to remove: link\n"
+    assert told() == "w0: copied: train.py\nw0: removed: link\nw1: removed: link\n"
     assert told() == "w[0-1]: nothing differs\n"
     assert main.main(["sync", "pod", str(code / "none")]) == 2

@@ -177,7 +177,7 @@ def test_a_stop_at_the_start_of_an_attempt_that_may_be_on_asks_its_workers(
     assert (code, answers) == (ExitCode.FAILED, [not may_be_on])
     assert not recovery.is_kept(tmp_path, "r1")
     said = capsys.readouterr().err
-    assert ("attempt 2 may be on" in said) is may_be_on
+    assert ("attempt 2 may be running" in said) is may_be_on
     known = records.read(tmp_path, "r1")
     assert known is not None
     assert known.ended == ("" if may_be_on else "stopped")
@@ -192,7 +192,7 @@ def test_a_stop_while_nodes_are_brought_back_is_one_though_ranks_were_ended_for_
     job._lost = {"a": "node a is PREEMPTED"}
     job._keep(pending=True)
     assert job._stopped() == ExitCode.FAILED
-    assert "run r1: stopped; it is not started again" in capsys.readouterr().err
+    assert "run r1: stopped; it will not be started again" in capsys.readouterr().err
     assert not recovery.is_kept(tmp_path, "r1")
 
 
@@ -303,6 +303,6 @@ def test_a_run_that_is_stopped_just_before_it_is_taken_over_is_not_started(
         return locked(*args)
 
     monkeypatch.setattr(files, "locked", stopped)
-    with pytest.raises(UsageError, match="nothing is kept here"):
+    with pytest.raises(UsageError, match="this machine keeps nothing"):
         attached()
     assert not recovery.is_kept(tmp_path, "r1")

@@ -64,7 +64,7 @@ async def test_a_run_that_may_be_on_is_remembered_and_one_that_is_not_leaves_wha
         assert (known.hosts if may_be_on and known else known) == (("pod-w0", "pod-w1") if may_be_on else before)
         assert guard._begun is may_be_on, "nothing that recovers it goes, then"
         starting.left()
-        assert ("may be on\n  follow: tpu_ops attach exp" in capsys.readouterr().err) is may_be_on
+        assert ("may be running\n  follow: tpu_ops attach exp" in capsys.readouterr().err) is may_be_on
 
 
 def test_a_dry_run_names_variables_and_secrets_and_shows_no_value(tmp_path: Path, capsys: Any) -> None:
@@ -115,7 +115,7 @@ async def test_of_two_starts_of_one_name_one_is_asked_for(tmp_path: Path, monkey
     # What recovers a run of the name `starting` has its own place beside it.
     with recovering.alone(stand_in(tmp_path), "starting"):
         await job(tmp_path)._start(fanout)
-    with pytest.raises(UsageError, match="a run of this name was started here just now"):
+    with pytest.raises(UsageError, match="a run with this name was started here just now"):
         await job(tmp_path)._start(fanout)
     assert start.await_count == 1
 
@@ -156,7 +156,7 @@ async def test_a_machine_that_fails_in_the_midst_of_a_start_forgets_nothing_and_
         await starting._start(fanout)  # type: ignore[arg-type]
     assert guard._begun
     assert records.read(tmp_path, "exp")
-    assert "may be on\n  follow: tpu_ops attach exp" in capsys.readouterr().err
+    assert "may be running\n  follow: tpu_ops attach exp" in capsys.readouterr().err
 
 
 async def test_the_name_of_a_run_that_is_recovered_here_is_taken(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ async def test_the_name_of_a_run_that_is_on_elsewhere_is_taken(tmp_path: Path) -
     records.write(tmp_path, EARLIER)
     answer = {"other-w0": Reply("other-w0", {"record": {"state": "running"}})}
     fanout: Any = SimpleNamespace(call=AsyncMock(return_value=answer))
-    with pytest.raises(UsageError, match="a run exp that was started here is on") as wrong:
+    with pytest.raises(UsageError, match="a run exp that was started here is active") as wrong:
         await starting._check(fanout)
     assert wrong.value.where == "other-w0"
 

@@ -103,8 +103,8 @@ def test_a_worker_that_did_not_say_who_holds_its_chips_is_not_asked_to_end_anyth
     ("left", "fix"),
     [
         (process(7), "a process in state D waits inside the kernel"),
-        (process(9), "pid 9 came after what was shown: repeat this command"),
-        (process(7) | {"start": 1}, "pid 7 came after what was shown"),
+        (process(9), "pid 9 came after the list was shown: run this command again"),
+        (process(7) | {"start": 1}, "pid 7 came after the list was shown"),
         (process(9, "bob"), "ask bob, or an administrator"),
     ],
 )
@@ -118,10 +118,10 @@ def test_what_is_left_is_told_by_why_it_is(monkeypatch: pytest.MonkeyPatch, left
 @pytest.mark.parametrize(
     ("left", "fix"),
     [
-        ([process(7, "tpu")], "what is yours ends with `tpu_ops unlock pod-w1`"),
+        ([process(7, "tpu")], "end your own with `tpu_ops unlock pod-w1`"),
         (
             [process(7, "tpu"), process(9, "bob")],
-            "what is yours ends with `tpu_ops unlock pod-w1`; ask bob, or an administrator: --force --user bob",
+            "end your own with `tpu_ops unlock pod-w1`; ask bob, or an administrator: --force --user bob",
         ),
     ],
 )
@@ -136,7 +136,7 @@ def test_who_frees_chips_of_others_and_holds_some_is_told_how_to_end_that(
 
 def test_a_run_of_one_s_own_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Reply("", {"holders": [], "holder": {"run_id": "r1", "person": "tpu", "since": 5.0}, "chips": []})
-    with pytest.raises(HostError, match="a run of tpu is on: r1") as caught:
+    with pytest.raises(HostError, match="a run of tpu is active: r1") as caught:
         unlock_pod(monkeypatch, Pod([run, holding()], [unlocked(), unlocked()]), "--user", "ada", "--force", me="tpu")
     assert caught.value.fix == "it is yours: `tpu_ops stop r1` ends it"
 
@@ -150,12 +150,12 @@ LOCKED: dict[str, Any] = {
     "lockfiles_kept": ["/tmp/l"],
     "lockfile_faults": {"/tmp/l": "it is locked, and open in pid 9 of bob (python)"},
 }
-KEPT = "warning: pod-w0: /tmp/l is kept: it is locked, and open in pid 9 of bob (python)"
+KEPT = "warning: pod-w0: /tmp/l was not removed: it is locked, and open in pid 9 of bob (python)"
 
 
 @pytest.mark.parametrize(
     ("chips", "said"),
-    [(LOCKED, KEPT), ({"lockfiles_kept": ["/tmp/l"]}, "warning: pod-w0: /tmp/l is kept: no reason is known")],
+    [(LOCKED, KEPT), ({"lockfiles_kept": ["/tmp/l"]}, "warning: pod-w0: /tmp/l was not removed: reason unknown")],
     ids=["as it is", "of an older version"],
 )
 def test_a_worker_whose_lockfile_is_kept_is_not_free(
@@ -170,7 +170,7 @@ def test_a_lockfile_of_another_person_s_run_is_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Reply("", {"holders": [], "holder": {"run_id": "r1", "person": "bob", "since": 5.0}, "chips": []})
-    with pytest.raises(HostError, match="a run of bob is on: r1"):
+    with pytest.raises(HostError, match="a run of bob is active: r1"):
         unlock_pod(monkeypatch, Pod([run, holding()], [unlocked(**LOCKED), unlocked()]))
     out, err = capsys.readouterr()
     assert (out, err) == ("free: pod-w1\n", "")
@@ -184,4 +184,4 @@ def test_a_stop_says_that_a_lockfile_is_kept(
     chips = {"holders": holders, "lockfiles_removed": [], **LOCKED}
     outcome = outcome_of(0, "pod-w0", record | {"chips": chips})
     stop.report([(control.RunRef("r1", ("pod-w0",)), control.Stopped((outcome,), already=False))], as_json=False)
-    assert [line for line in capsys.readouterr().err.splitlines() if "kept" in line] == [said] * bool(said)
+    assert [line for line in capsys.readouterr().err.splitlines() if "not removed" in line] == [said] * bool(said)

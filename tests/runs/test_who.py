@@ -53,7 +53,7 @@ def test_the_table_comes_again_and_again_until_ctrl_c(
     assert shown.count("\x1b[H\x1b[2J") == (3 if terminal else 0)
     text = shown.replace("\x1b[H\x1b[2J", "")
     once = (
-        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, every 0\.01 s; Ctrl-C ends this\n"
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, every 0\.01 s; Ctrl-C quits\n"
         r"WORKER .*\nw0 +ada +r1 .* sh -c 'sleep 1'\nfree: w1\nsilent: w2: no route to host\n"
     )
     assert re.fullmatch(f"(?:{once}){{3}}", text)

@@ -155,9 +155,9 @@ def test_in_as_many_rounds_as_rivals_each_comes_once_at_each_place():
     [
         (["--sizes", "17"], ["17 workers", "multiple of 16"]),
         (["--sizes", "many"], ["--sizes", "'many'"]),
-        (["--sizes", "", "--single", ""], ["name one at least"]),
+        (["--sizes", "", "--single", ""], ["name at least one"]),
         (["--rounds", "0"], ["--rounds"]),
-        (["--part", "site", "--workers", "0"], ["--workers", "one worker at least"]),
+        (["--part", "site", "--workers", "0"], ["--workers", "at least one round and one worker"]),
         (["--part", "site", "--rounds", "0"], ["--rounds, --workers"]),
         (["--part", "runs", "--pods", "4,0"], ["--pods", "one worker"]),
         (["--part", "runs", "--rounds", "0"], ["--rounds"]),

@@ -48,12 +48,12 @@ def test_the_environment_is_made_once_for_what_the_lock_says(digest: dict[str, s
         command = ["/bin/bash", str(tmp_path / "tools" / "setup.sh"), "env"]
         return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=True).stderr
 
-    assert env() == "setup: making .venv/ from requirements.lock\n"
+    assert env() == "setup: creating .venv/ from requirements.lock\n"
     expected = hashlib.sha256(b"of requirements.lockof pyproject.toml").hexdigest()
     assert (tmp_path / ".venv" / ".requirements.sha256").read_text().strip() == expected
     assert env() == ""
     (tmp_path / "requirements.lock").write_text("another")
-    assert env() == "setup: making .venv/ from requirements.lock\n"
+    assert env() == "setup: creating .venv/ from requirements.lock\n"
 
 
 def test_what_the_commands_call_is_installed_where_it_is_missing(tmp_path: Path) -> None:

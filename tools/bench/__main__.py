@@ -37,7 +37,7 @@ BUSY = 0.5
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure or render, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--docs", action="store_true", help="measure nothing, write the page anew from the samples")
+    parser.add_argument("--docs", action="store_true", help="measure nothing; rewrite the page from the samples")
     parser.add_argument("--part", choices=PARTS, action="append", help="measure this part only (default all)")
     parser.add_argument("--sizes", default="16,1024,10000", help="workers of the fleets of pods (default %(default)s)")
     parser.add_argument("--single", default="1024", help="workers of the fleets of single hosts (default %(default)s)")
@@ -74,7 +74,7 @@ def inventory_part(options: argparse.Namespace) -> Iterator[tuple[str, Series]]:
     fleets = [fleet(size, POD) for size in numbers(options.sizes, "--sizes")]
     fleets += [fleet(size, SINGLE) for size in numbers(options.single, "--single")]
     if options.rounds < 1 or not fleets:
-        raise UsageError("nothing is to be measured", where="--rounds, --sizes", fix="name one at least")
+        raise UsageError("there is nothing to measure", where="--rounds, --sizes", fix="name at least one")
     yield "inventory", take(sorted(fleets, key=lambda fleet: fleet.workers), options.rounds)
 
 
@@ -87,7 +87,7 @@ def site_part(options: argparse.Namespace) -> Iterator[tuple[str, SiteSeries]]:
     sizes = numbers(options.workers, "--workers")
     if options.rounds < 1 or not sizes or min(sizes) < 1:
         raise UsageError(
-            "nothing is to be measured", where="--rounds, --workers", fix="one round and one worker at least"
+            "there is nothing to measure", where="--rounds, --workers", fix="use at least one round and one worker"
         )
     commit, date, described = circumstances()
     with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
@@ -103,7 +103,9 @@ def runs_part(options: argparse.Namespace) -> Iterator[tuple[str, RunSeries]]:
     """
     sizes = numbers(options.pods, "--pods")
     if options.rounds < 1 or not sizes or min(sizes) < 1:
-        raise UsageError("nothing is to be measured", where="--rounds, --pods", fix="one round and one worker at least")
+        raise UsageError(
+            "there is nothing to measure", where="--rounds, --pods", fix="use at least one round and one worker"
+        )
     commit, date, described = circumstances()
     with tempfile.TemporaryDirectory(prefix="tpu_ops-bench-") as directory:
         found = runs.run(sorted(sizes), options.rounds, Path(directory), say)
@@ -146,7 +148,7 @@ def numbers(text: str, option: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",") if part]
     except ValueError as exc:
-        raise UsageError(f"{text!r} is no list of numbers", where=option, fix="as in 16,1024") from exc
+        raise UsageError(f"{text!r} is not a list of numbers", where=option, fix="as in 16,1024") from exc
 
 
 def fleet(workers: int, kind: str) -> Fleet:
@@ -157,7 +159,7 @@ def fleet(workers: int, kind: str) -> Fleet:
     """
     each = accelerator_type(kind).workers
     if workers < 1 or workers % each:
-        raise UsageError(f"{workers} workers are no whole nodes of {kind}", fix=f"choose a multiple of {each}")
+        raise UsageError(f"{workers} workers are not whole nodes of {kind}", fix=f"choose a multiple of {each}")
     return Fleet(workers // each, kind, workers)
 
 

@@ -189,7 +189,7 @@ def document(series: Series, *more: Sequence[str]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        "`make bench` measures and writes this page; `make bench-docs` writes it anew from the samples in",
+        "`make bench` measures and writes this page; `make bench-docs` rewrites it from the samples in",
         "`docs/benchmarks/`. It is not edited by hand.",
         "",
         "## Inventory",

@@ -38,12 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_fleet(parser)
     options.add_json(parser)
     options.add_exit_code(parser)
-    parser.add_argument(
-        "--rank", default="0", metavar="all|LIST", help="whose lines to show, as in all, 0,3 or 0-2 (default: 0)"
-    )
-    parser.add_argument("--since", type=logs.moment, metavar="TIME", help="show lines from then on (default: 60s)")
+    parser.add_argument("--rank", default="0", metavar="all|LIST", help=runs_output.RANKS_SHOWN)
+    parser.add_argument("--since", type=logs.moment, metavar="TIME", help="show output since then (default: 60s)")
     recover_options.add_arguments(parser)
-    parser.add_argument("run", help="a run, or a node or worker whose run is meant")
+    parser.add_argument("run", help=runs_output.RUN)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
     def left() -> None:
         run_id = found[0][1].run_id if found else args.run
-        output.info(f"detached: run {run_id} goes on" if found else "detached: the run goes on")
+        output.info(f"detached: run {run_id} continues" if found else "detached: the run continues")
         runs_output.hints(run_id, settings.command)
 
     def stopped(outcomes: Sequence[Outcome]) -> None:
@@ -111,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 def _take_over(settings: Settings, args: argparse.Namespace) -> int:
     """Go on where whoever recovered the run has ended."""
     if args.since:
-        what = "lines are shown from where the copy of the logs on this machine ends"
+        what = "with --recover, output is shown from where the copy of the logs on this machine ends"
         raise UsageError(what, where="--since and --recover", fix="leave out --since; `tpu_ops logs` shows older ones")
     # Nothing is made for a run that is none.
     recovery.read(settings.state_dir, args.run)

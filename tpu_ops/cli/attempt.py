@@ -161,19 +161,19 @@ class Attempt:
                 return outcomes
             refusals += bool(refusing)
             if refusals == CANNOT_TELL:
-                what = f"it cannot be told whether the run is on: {refusing[0].reason}"
+                what = f"cannot tell whether the run is active: {refusing[0].reason}"
                 where = texts.folded([outcome.host for outcome in refusing])
-                fix = "`tpu_ops doctor` shows what is wrong there; the run goes on as it was"
+                fix = "`tpu_ops doctor` shows what is wrong there; the run itself was left alone"
                 raise CannotTell(what, where=where, fix=fix)
             fleet = view.known(self._settings)
             known = {worker.host for worker in fleet.workers} if fleet else {*silent}
             if gone := [host for host in silent if host not in known]:
-                what, fix = "the fleet has no workers of these names any more", "`tpu_ops list` shows those there are"
+                what, fix = "the fleet no longer has workers of these names", "`tpu_ops list` shows those it has"
                 raise Renamed(what, where=texts.folded(gone), fix=fix)
             if not said:
                 why = f": {refusing[0].reason}" if refusing else ""
                 hosts = silent + [outcome.host for outcome in refusing]
-                what = f"nothing is known of {texts.folded(hosts)}, whose node is there{why}"
+                what = f"no word from {texts.folded(hosts)}, although the node exists{why}"
                 output.info(f"run {self.run.run_id}: {what}; asking every {LOOK:g} s")
                 said = True
             for host in silent:

@@ -17,7 +17,7 @@ from tpu_ops.runs import control, records, recovery, spec
 from tpu_ops.runs.recovery import FAILED, TAKEN, Recovery
 
 #: What to do where a budget is used up.
-MORE = "`tpu_ops train` with a larger one and another --name goes on from the last checkpoint"
+MORE = "`tpu_ops train` with a higher limit and another --name continues from the last checkpoint"
 
 
 class Bookkeeping:
@@ -53,7 +53,7 @@ class Bookkeeping:
                 raise
             output.warning(
                 self._on_fleet(
-                    f"{exc}; the recovery goes on, but `tpu_ops attach --recover` would begin from an older state"
+                    f"{exc}; recovery continues, but `tpu_ops attach --recover` would resume from an older state"
                 )
             )
 

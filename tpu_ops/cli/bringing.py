@@ -95,7 +95,7 @@ class Bringing(Bookkeeping):
             self._leave_to(later, plan.now(seen, [worker.node.full_name for worker in workers]), workers)
         if new := [worker for worker in workers if worker.node.full_name in remaking.fresh(plan, seen)]:
             output.info(f"run {self.kept.run_id}: configuring {', '.join(worker.host for worker in new)} (site.yml)")
-            configure.converge(self._settings, fleet, new, then="go on")
+            configure.converge(self._settings, fleet, new, then="continue")
         self._keep(plan=plan.now(seen, [worker.node.full_name for worker in workers]), counted=False)
         # Of a run that somebody stopped meanwhile nothing is moved: `_again` sees that as well, and ends.
         if self.kept.git and not asyncio.run(self._check(contact.fanout(fleet), workers)):
@@ -114,7 +114,7 @@ class Bringing(Bookkeeping):
         except UnwritableError as exc:
             if fresh:
                 raise
-            output.warning(self._on_fleet(f"{exc}; the workers are taken as they were known before"))
+            output.warning(self._on_fleet(f"{exc}; the workers are used as last seen"))
         fleet = self._fleet()
         return fleet, [worker for worker in fleet.workers if worker.node.full_name in names]
 

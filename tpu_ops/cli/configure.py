@@ -41,15 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--playbook", default="site", metavar="NAME", help="one of playbooks/ (default: site)")
     parser.add_argument("--tags", metavar="TAG,...", help="only these roles, as in --tags users,python")
     parser.add_argument("--skip-tags", metavar="TAG,...", help="all but these roles")
-    parser.add_argument("--check", action="store_true", help="change nothing, say what would change")
-    parser.add_argument("--verbose", action="store_true", help="say of every task how it went, not of changes alone")
+    parser.add_argument("--check", action="store_true", help="change nothing; show what would change")
+    parser.add_argument("--verbose", action="store_true", help="show the result of every task, not only changes")
     parser.add_argument(
         "target", nargs="?", help="a node, a worker, a node set or a group (@node_pod); default: the whole fleet"
     )
     parser.add_argument("--limit", dest="limit", metavar="TARGET", help="the same as TARGET")
     parser.epilog = (
-        "The same as `ansible-playbook site.yml --limit ...`, which takes all of Ansible's options. "
-        "Run it again after a failure: it goes on where it failed."
+        "Runs the same playbook as `ansible-playbook site.yml --limit ...`, which takes all of Ansible's options. "
+        "After a failure, run it again: what is done already stays as it is."
     )
 
 
@@ -89,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
     if servers:
         # Where mounts have failed this is why, perhaps.
         serves, was = ("serves", "was") if len(servers) == 1 else ("serve", "were")
-        output.info(f"{texts.folded(servers)} {serves} NFS to these workers and {was} not configured")
-        output.info(f"  where their addresses are new: {letting_in(servers, file)}")
+        output.info(f"{texts.folded(servers)} {serves} NFS to these workers, but {was} not configured")
+        output.info(f"  if their addresses are new: {letting_in(servers, file)}")
     return exit_code(outcome, shown(file), target or "the fleet", settings)
 
 
@@ -113,10 +113,10 @@ def _check_tags(project: playbook.Project, file: Path, chosen: Mapping[str, str]
         if known and (wrong := sorted(names - known - ANY_PLAYBOOK)):
             what = f"no task of {file.name} has the tag {', '.join(wrong)}"
             ways = ", ".join(sorted(known - ANY_PLAYBOOK))
-            fix = f"name some of {ways}" if ways else f"leave out {option}: it has none"
+            fix = f"use some of {ways}" if ways else f"leave out {option}: {file.name} has no tags"
             if not project.of_fleet:
                 raise UsageError(what, where=f"{option} {text}", fix=fix)
-            output.warning(f"{what}, but for tasks that it includes while it runs; {fix}")
+            output.warning(f"{what}, unless it includes such tasks while it runs; {fix}")
 
 
 def _check_serve(fleet: Fleet, workers: Sequence[Worker]) -> None:
@@ -170,7 +170,7 @@ def converge(
     show_failures(outcome.failures)
     names = texts.folded([worker.host for worker in workers])
     if exit_code(outcome, shown(file), names, settings, then):
-        raise HostError(f"{file.name} failed there", where=names, fix=f"see above; mend it and {then}")
+        raise HostError(f"{file.name} failed there", where=names, fix=f"see above; correct it and {then}")
     return outcome
 
 
@@ -186,15 +186,14 @@ def letting_in(servers: Sequence[str], file: Path) -> str:
 
 def _let_in(project: playbook.Project, file: Path, servers: Sequence[str]) -> None:
     """Have servers of NFS let in workers that are new; where that fails, whatever needs no such mount goes on."""
-    serves, is_told = ("serves", "is told") if len(servers) == 1 else ("serve", "are told")
-    output.info(f"{texts.folded(servers)} {serves} NFS to new workers, and {is_told} their addresses")
+    output.info(f"letting new workers mount NFS from {texts.folded(servers)}")
     progress = Progress()
     outcome = playbook.run(project, file, hosts=servers, options=["--tags", "nfs"], told=progress)
     progress.end()
     if outcome.code:
         show_failures(outcome.failures)
         output.warning(
-            f"{texts.folded(servers)} may refuse mounts to new workers; mend it and {letting_in(servers, file)}"
+            f"{texts.folded(servers)} may refuse mounts to new workers; correct it and run {letting_in(servers, file)}"
         )
 
 
@@ -219,8 +218,8 @@ def rehearse(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Non
     show_failures(outcome.failures)
     # A site.yml of the fleet's own may have no task of this kind.
     if outcome.code and exit_code(outcome, shown(file), ", ".join(hosts), settings):
-        what = "site.yml would fail there, and it is run on each node that is made anew"
-        fix = "see above; mend it first, or start all the same with --force"
+        what = "site.yml would fail there, and recovery runs it on each recreated node"
+        fix = "see above; correct it first, or start anyway with --force"
         raise HostError(what, where=texts.folded([step.host for step in outcome.failures]), fix=fix)
 
 
@@ -237,7 +236,7 @@ def limit_of(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> lis
     for name, count in whole.items():
         if sum(worker.node.full_name == name for worker in workers) != count:
             raise UsageError(
-                "`hostnames` gives the workers other names in the inventory, and the target is no whole node",
+                "`hostnames` gives the workers other names in the inventory, and the target is not a whole node",
                 where=str(settings.file),
                 fix="name whole nodes, or use ansible-playbook --limit with the inventory's names",
             )
@@ -341,11 +340,11 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings, then
         UnreachableError: Hosts did not answer, or refused the person.
         UsageError: The playbook did not begin, or met no host.
     """
-    again = f"mend it and {then}; `ansible-playbook {name} -vv` says more"
+    again = f"correct it and {then}; `ansible-playbook {name} -vv` shows more"
     if outcome.locked:
         again = VAULT
     elif any("YAML" in text for text in outcome.said) and (fault := no_yaml(settings.file)):
-        again = f"mend {fault}"
+        again = f"correct {fault}"
     if outcome.unreachable:
         who = texts.count(len(outcome.unreachable), "host")
         what = f"{who} did not answer" + (", others failed" if len(outcome.failures) > len(outcome.unreachable) else "")
@@ -355,7 +354,7 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings, then
         said = {step.host: step.message for step in outcome.failures if step.outcome == "unreachable"}
         refused = [host for host, message in said.items() if openssh.refused(message)]
         if not keys and len(refused) == len(outcome.unreachable):
-            what = f"you may not log in to {texts.count(len(refused), 'host')}"
+            what = f"login was refused on {texts.count(len(refused), 'host')}"
             fix = contact.login_hint(settings, " ".join(said[host] for host in refused))
             raise RefusedError(what, where=texts.folded(refused), fix=fix)
         away = f"`tpu_ops list` shows which nodes are READY; {then} once they answer"
@@ -365,8 +364,8 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings, then
         output.info(f"  fix: {again}")
         return ExitCode.FAILED
     if outcome.code:
-        raise UsageError("Ansible did not run the playbook; it says why above", where=f"{name}, {target}", fix=again)
+        raise UsageError("Ansible did not run the playbook; see its output above", where=f"{name}, {target}", fix=again)
     if not outcome.hosts:
         fix = "see --tags and --skip-tags (`ansible-playbook site.yml --list-tags`), and `tpu_ops list` for the fleet"
-        raise UsageError("no task ran: no tag or no host is meant", where=f"{name}, {target}", fix=fix)
+        raise UsageError("no task ran: no tag or no host matches", where=f"{name}, {target}", fix=fix)
     return ExitCode.OK

@@ -23,13 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops create`."""
     parser.add_argument("name", help="name of the node")
     parser.add_argument("--type", required=True, help="accelerator type, as in v4-32")
-    parser.add_argument("--zone", help="its zone (default: the fleet's, where it has one only)")
-    parser.add_argument("--project", help="its project (default: the fleet's, where it has one only)")
-    parser.add_argument("--runtime", help="runtime version (default: by the type's generation)")
-    parser.add_argument("--spot", action="store_true", help="a spot node: cheaper, and may be preempted")
+    parser.add_argument("--zone", help="its zone (default: the fleet's, if it has only one)")
+    parser.add_argument("--project", help="its project (default: the fleet's, if it has only one)")
+    parser.add_argument("--runtime", help="runtime version (default: that of the type's generation)")
+    parser.add_argument("--spot", action="store_true", help="create a spot node: cheaper, but it may be preempted")
     parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label (repeatable)")
     options.add_waiting(parser, 1800)
-    parser.add_argument("--dry-run", action="store_true", help="check and show the request; create nothing")
+    parser.add_argument("--dry-run", action="store_true", help="check the request and show it; create nothing")
     options.add_fleet(parser)
     options.add_json(parser)
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
                 progress=options.Waiting(f"node {wish.name}"),
             )
         except KeyboardInterrupt:
-            output.info("the creation goes on without this command; the same command waits on")
+            output.info("the creation continues without this command; the same command waits for it again")
             raise
     if outcome == "begun":
         return _say(args, settings, wish, outcome, None)
@@ -78,7 +78,7 @@ def wished(args: argparse.Namespace, settings: Settings) -> Wish:
     ):
         if not text.isprintable():
             raise UsageError(
-                f"{shown(text)} holds characters that cannot be printed", where=option, fix="leave them out"
+                f"{shown(text)} contains characters that cannot be printed", where=option, fix="leave them out"
             )
     return Wish(
         name=lifecycle.check_name(args.name),
@@ -99,13 +99,13 @@ def _only(name: str, given: str | None, known: tuple[str, ...]) -> str:
     choice = (
         f"one of {', '.join(known)}" if known else f"for example {'us-central2-b' if name == 'zone' else 'my-project'}"
     )
-    raise UsageError(f"no {name} is named", where=f"--{name}", fix=f"add --{name}, {choice}")
+    raise UsageError(f"no {name} is given", where=f"--{name}", fix=f"add --{name}, {choice}")
 
 
 def _label(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise UsageError(f"{text!r} is no label", where="--label", fix="write it as KEY=VALUE")
+        raise UsageError(f"{text!r} is not a label", where="--label", fix="write it as KEY=VALUE")
     return key, value
 
 
@@ -116,7 +116,7 @@ def _refuse_unknown_generation(tpu: Tpu, wish: Wish) -> None:
     raise UsageError(
         f"there is no default runtime version for accelerator type {wish.accelerator_type!r}",
         where="--type",
-        fix="name the runtime version by --runtime",
+        fix="give the runtime version with --runtime",
     )
 
 
@@ -145,8 +145,8 @@ def _refresh(settings: Settings, wish: Wish) -> Fleet:
     for text in fleet.warnings:
         output.warning(text)
     if not workers and fleet.source:
-        asks = f"`{settings.command('refresh')} --from api` asks the API from now on"
-        output.warning(f"this fleet is {fleet.age}, without the new node: {asks}")
+        asks = f"`{settings.command('refresh')} --from api` switches to the API"
+        output.warning(f"this fleet was {fleet.age}, without the new node: {asks}")
     elif not workers:
         output.warning(
             f"the new node is not part of this fleet: {settings.file} does not list project {wish.project}, "
@@ -162,7 +162,7 @@ def _say(args: argparse.Namespace, settings: Settings, wish: Wish, outcome: str,
         output.as_json({"node": wish.full_name, "outcome": outcome, "workers": listed})
         return ExitCode.OK
     if fleet is None:
-        output.line(f"{wish.name}: the API creates it; `{settings.command('list')}` shows its state")
+        output.line(f"{wish.name}: the API is creating it; `{settings.command('list')}` shows its state")
         return ExitCode.OK
     for worker in workers:
         output.line(f"{worker.host}  {worker.internal_ip or '-'}  {worker.external_ip or '-'}")

@@ -19,9 +19,9 @@ from tpu_ops.runs import records
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops delete`."""
     parser.add_argument("name", help="name of the node")
-    parser.add_argument("--zone", help="its zone, where several nodes share the name")
-    parser.add_argument("--project", help="its project, where several nodes share name and zone")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--zone", help="its zone, if several nodes share the name")
+    parser.add_argument("--project", help="its project, if several nodes share name and zone")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     options.add_waiting(parser, 900)
     parser.add_argument("--dry-run", action="store_true", help="show what would be deleted")
     options.add_fleet(parser)
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     last = next((known for known in recent if node.node_id in known.node_ids), None)
     if last and not last.ended and node.state not in TAKEN_STATES:
         look = settings.command("status")
-        output.warning(f"run {last.run_id}, which was started here, may be on it: {look} {last.run_id}")
+        output.warning(f"run {last.run_id}, which was started here, may be running on it: {look} {last.run_id}")
     for text in _recoveries(settings.state_dir, node):
         output.warning(commands.on_fleet(text, settings.command))
     if args.dry_run:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
                 progress=options.Waiting(f"node {node.name}"),
             )
         except KeyboardInterrupt:
-            output.info("the deletion goes on without this command; the same command waits on")
+            output.info("the deletion continues without this command; the same command waits for it again")
             raise
     update.refresh(settings)
     return _say(args, node, f"{'deleting' if args.no_wait else 'deleted'} {what}")
@@ -79,8 +79,8 @@ def _recoveries(state_dir: Path, node: Node) -> Iterator[str]:
         run_id = path.parent.name
         with contextlib.suppress(OpsError):
             if node.full_name in {made.name for made in recovery.read(state_dir, run_id).plan.nodes}:
-                what = recovery.note_of(state_dir, run_id) or f"run {run_id}: a process of this machine recovers it"
-                yield f"{what}; it needs this node, and makes it anew unless `tpu_ops stop {run_id}` ends that"
+                what = recovery.note_of(state_dir, run_id) or f"run {run_id}: a process on this machine recovers it"
+                yield f"{what}; it needs this node and recreates it unless `tpu_ops stop {run_id}` ends the recovery"
 
 
 def chosen(fleet: Fleet, name: str, *, zone: str | None, project: str | None) -> Node:

@@ -23,7 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_fleet(parser)
     options.add_json(parser)
     parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (default: the whole fleet)")
-    parser.epilog = "Workers of one node are compared with each other. Ends with 1 where something is not well."
+    parser.epilog = (
+        "Workers of one node are compared with each other. Exits with 1 if a check fails, and with 4 if a worker does "
+        "not answer."
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         fleet = view.current(settings)
         workers = list(fleet.workers)
     if not workers:
-        raise UsageError("the fleet has no worker", where=str(settings.path), fix="tpu_ops create makes a node")
+        raise UsageError("the fleet has no workers", where=str(settings.path), fix="tpu_ops create creates a node")
     found = asyncio.run(doctor.examine(contact.fanout(fleet), workers))
     waiting = unconfigured(found, settings.state_dir)
     findings = [replace(finding, faults=cli_faults.on_fleet(finding.faults, settings)) for finding in waiting]
@@ -81,13 +84,12 @@ def show(finding: Finding) -> None:
     title = doctor.CHECKS[finding.check]
     if not finding.faults:
         count = texts.count(len(finding.asked), "worker")
-        output.line(f"PASS  {title} ({count})" if finding.asked else f"----  {title}: no worker could say")
+        output.line(f"PASS  {title} ({count})" if finding.asked else f"----  {title}: no worker could be checked")
         return
     hosts = sorted({fault.worker for fault in finding.faults})
-    output.line(f"FAIL  {title}: not on {texts.folded(hosts)}")
+    output.line(f"FAIL  {title}: failed on {texts.folded(hosts)}")
     faults = [
-        {"worker": fault.worker, "problem": fault.problem, "fix": fault.fix or "none is known"}
-        for fault in finding.faults
+        {"worker": fault.worker, "problem": fault.problem, "fix": fault.fix or "none known"} for fault in finding.faults
     ]
     for entry in cli_faults.once_each(faults):
         output.line(f"        {entry['worker']}: {entry['problem']}")

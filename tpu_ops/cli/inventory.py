@@ -26,14 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=FORMATS,
         default="nodeset",
-        help="nodeset: one folded set for clush -w and pdsh -w (default); list: one host a line; "
+        help="nodeset: one folded set for clush -w and pdsh -w (default); list: one host per line; "
         "groups: a ClusterShell file for groups.d; json: group -> hosts",
     )
     parser.add_argument("--json", action="store_const", dest="format", const="json", help="the same as --format json")
     parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (@node_pod); default: all")
     parser.epilog = (
-        "Only nodes in the configured states (READY). Asks nobody: `tpu_ops refresh` brings it up to date. "
-        f"Groups are those of the inventory, as in: clush -w @{SOURCE}:node_pod"
+        "Lists only nodes in the configured states (default: READY). Uses the last known view of the fleet; "
+        f"`tpu_ops refresh` updates it. Groups are those of the inventory, as in: clush -w @{SOURCE}:node_pod"
     )
 
 
@@ -72,7 +72,7 @@ def chosen(fleet: Fleet, target: str | None) -> list[Worker]:
             f"no worker{' of the target' if target else ''} is in state {' or '.join(states)}"
             + (f", only in {' and '.join(found)}" if found else ""),
             where=f"target {target!r}" if target else str(fleet.settings.path),
-            fix="tpu_ops refresh looks again; `states` in inventory/tpu_vm.yml says which are listed",
+            fix="`tpu_ops refresh` asks again; `states` in inventory/tpu_vm.yml says which are listed",
         )
     return serving
 

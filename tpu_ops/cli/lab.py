@@ -35,16 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     up = add(
         "up",
         "start the lab's API (nodes are created through it)",
-        f"The instance `default` serves gRPC on port {grpc} and REST on {rest}, and where one is taken it is an error. "
-        "Other instances (TPU_OPS_LAB names one) take free ports, the same ones again where they can. One that is up "
-        "is left as it is, one that does not answer is started anew; its nodes are kept.",
+        f"The instance `default` serves gRPC on port {grpc} and REST on {rest}; a taken port is an error. Other "
+        "instances (TPU_OPS_LAB names one) use free ports, the same ones again if they can. An instance that is up is "
+        "left alone; one that does not answer is restarted and keeps its nodes.",
     )
     up.add_argument("--port", type=_port, help="gRPC port; REST takes the next one (default: see above)")
-    up.add_argument("--seconds", type=_seconds, default=1.0, help="least duration of an operation (default 1)")
+    up.add_argument("--seconds", type=_seconds, default=1.0, help="shortest duration of an operation (default: 1)")
     down = add(
         "down",
         "remove the lab's workers, networks and processes",
-        "Its files go as well; the images and downloads that all labs share stay unless --cache is given.",
+        "Its files are removed too; images and downloads, which all labs share, stay unless --cache is given.",
     )
     down.add_argument("--all", action="store_true", help="every lab below TPU_OPS_STATE, not only this one")
     down.add_argument("--cache", action="store_true", help="also the workers' images and downloads, which labs share")
@@ -57,35 +57,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text, more in (
         (
             "maintenance",
-            "a maintenance event: all workers of a node reboot under new external addresses",
-            "Returns when they serve again. Only a node that is READY can go through one.",
+            "simulate a maintenance event: all workers of a node reboot with new external addresses",
+            "Returns when they serve again. The node must be READY.",
         ),
         (
             "preempt",
             "preempt a node: its workers are killed",
-            "It stays listed as PREEMPTED until it is deleted. Only a node that is READY can be preempted.",
+            "It stays listed as PREEMPTED until it is deleted. The node must be READY.",
         ),
     ):
         event = add(name, text, more, as_json=False)
         event.add_argument("node", help="name of the node")
-        event.add_argument("--zone", help="its zone, where several nodes share the name")
+        event.add_argument("--zone", help="its zone, if several nodes share the name")
     api = add(
         "api",
         "serve a fleet without containers, in the foreground",
         "Prints one JSON line with both endpoints when it serves; SIGTERM or Ctrl-C ends it.",
         as_json=False,
     )
-    api.add_argument("--state", required=True, metavar="FILE", help="the file that holds the fleet; made where missing")
+    api.add_argument("--state", required=True, metavar="FILE", help="the file that holds the fleet; created if missing")
     api.add_argument("--port", type=_port, help="gRPC port; REST takes the next one (default: free ports)")
     api.add_argument("--bind", default="127.0.0.1", help="address to serve on (default 127.0.0.1)")
-    api.add_argument("--seconds", type=_seconds, default=1.0, help="least duration of an operation (default 1)")
+    api.add_argument("--seconds", type=_seconds, default=1.0, help="shortest duration of an operation (default: 1)")
     api.add_argument("--projects", default=instance.PROJECT, help="projects that exist, comma-separated")
 
 
 def _port(text: str) -> int:
     """Return the gRPC port, for argparse; the next one is REST's."""
     if not text.isdecimal() or not 0 < int(text) < 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port from 1 to 65534")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65534")
     return int(text)
 
 
@@ -101,7 +101,7 @@ def _seconds(text: str) -> float:
         seconds = -1
     if not 0 <= seconds <= _MAX_SECONDS:
         raise UsageError(
-            f"{text!r} is no duration of an operation",
+            f"{text!r} is not a duration of an operation",
             where="--seconds",
             fix=f"use seconds from 0 to {_MAX_SECONDS:.0f}, for example 0.5",
         )
@@ -131,7 +131,7 @@ def _up(lab: Instance, args: argparse.Namespace) -> int:
     with instance.locked(lab), instance.writing(lab):
         endpoints = lab.endpoints()
         if endpoints is not None and not instance.answers(lab):
-            output.warning(f"lab {lab.name}: the API runs but does not answer on {endpoints.rest}; it is ended")
+            output.warning(f"lab {lab.name}: the API runs but does not answer on {endpoints.rest}; ending it")
             instance.stop_api(lab, timeout=10)
             endpoints = None
         if endpoints is None:
@@ -171,7 +171,7 @@ def _down(lab: Instance, args: argparse.Namespace) -> int:
         output.as_json({"labs": results, "others": others, "shared": dropped})
         return ExitCode.OK
     if args.cache:
-        output.line(f"removed {', '.join(dropped)}" if dropped else "no image and no cache was there")
+        output.line(f"removed {', '.join(dropped)}" if dropped else "there were no images or caches to remove")
     return ExitCode.OK
 
 
@@ -203,8 +203,8 @@ def _down_one(lab: Instance) -> dict[str, object]:
         left = removal.leftovers(lab.name)
         if left:
             raise OpsError(
-                f"lab {lab.name!r} could not be removed whole: {', '.join(left)} still there",
-                fix="run `tpu_ops lab down` again; what stays must be removed with the container engine's own command",
+                f"lab {lab.name!r} could not be removed completely: {', '.join(left)} still there",
+                fix="run `tpu_ops lab down` again; if it stays, remove it with the container engine's own command",
             )
         # Under the lock, so that no other command's new lab is taken along; the lock's own file goes as well.
         shutil.rmtree(lab.directory, ignore_errors=True)
@@ -252,7 +252,7 @@ def _event(lab: Instance, args: argparse.Namespace) -> int:
     name = events.node_name(lab, args.node, args.zone)
     if args.command == "preempt":
         events.preempt(lab, name)
-        output.line(f"{args.node} is preempted")
+        output.line(f"{args.node} was preempted")
     else:
         events.maintain(lab, name)
         output.line(f"{args.node} went through a maintenance event: its external addresses are new")

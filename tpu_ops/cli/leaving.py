@@ -118,7 +118,7 @@ async def _stop(
                 output.give_up()
             return stopped.outcomes if stop.exit_code(stopped.outcomes) == ExitCode.OK else ()
         output.info(f"no longer waiting for the end of run {run.run_id}")
-        output.info(f"  to be sure that every worker was told: {command('stop')} {run.run_id}")
+        output.info(f"  to make sure that every worker was told: {command('stop')} {run.run_id}")
         return ()
     finally:
         stopping.cancel()

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops list`."""
     options.add_fleet(parser)
     options.add_json(parser)
-    only = parser.add_argument_group("only nodes that have (each repeatable: one of them)")
+    only = parser.add_argument_group("only nodes that have (an option given several times: any of its values)")
 
     def add(name: str, metavar: str, text: str) -> None:
         only.add_argument(f"--{name}", action="append", default=[], metavar=metavar, help=text)
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("type", "PATTERN", "this accelerator type, as in 'v4-*'")
     add("zone", "ZONE", "this zone, as in us-central2-b or 'us-*'")
     add("project", "PROJECT", "this project")
-    add("label", "KEY[=VALUE]", "this label; of several keys all")
+    add("label", "KEY[=VALUE]", "this label; several keys: all of them")
     only.add_argument(
         "--state",
         action="append",
@@ -47,15 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="this state",
     )
     parser.add_argument("target", nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("--cached", action="store_true", help="ask nobody; show what the last refresh saw")
-    parser.epilog = "A node that has no worker yet is one row as well; with --json its host and worker_index are null."
+    parser.add_argument("--cached", action="store_true", help="do not ask the API; show the last known view")
+    parser.epilog = "A node that has no workers yet has a row too; with --json its host and worker_index are null."
 
 
 def run(args: argparse.Namespace) -> int:
     """List the workers."""
     if args.target is not None:
         name = shlex.quote(args.target)
-        raise UsageError("list takes no target", where=args.target, fix=f"tpu_ops list --name {name}")
+        raise UsageError("list does not take a target", where=args.target, fix=f"tpu_ops list --name {name}")
     settings = config.load(args.fleet)
     if args.cached:
         fleet, changes = view.cached(settings), None
@@ -78,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
     elif rows := table_rows(fleet, shown):
         output.table(rows, COLUMNS)
     elif not fleet.listed:
-        made = f"`{settings.command('create')}` makes one"
-        output.info(f"no node{' is published; ask who publishes' if fleet.source else f'; {made}'}")
+        made = f"no node exists; `{settings.command('create')}` creates one"
+        output.info("the published snapshot has no nodes; ask its publisher" if fleet.source else made)
     elif fleet.nodes and not unknown:
-        output.info("no node has all of that")
+        output.info("no node matches all of these")
     if fleet.source or args.cached:
         output.info(f"as {fleet.age}")
     if changes and not changes.first:

@@ -26,18 +26,21 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops logs`."""
     options.add_fleet(parser)
-    parser.add_argument("--rank", metavar="all|LIST", help="whose lines to show, as in all, 0,3 or 0-2 (default: 0)")
+    parser.add_argument("--rank", metavar="all|LIST", help=runs_output.RANKS_SHOWN)
     parser.add_argument(
-        "--follow", action="store_true", help="go on until the run has ended, with --fetch as well, and end as it does"
+        "--follow",
+        action="store_true",
+        help="follow the run until it ends, then exit as `attach` would; also works with --fetch",
     )
     parser.add_argument(
         "--since",
         type=moment,
         metavar="TIME",
-        help="lines from then on: 90s, 10m, 2h, 1d, 2026-01-31T12:00 (this machine's time), or as tables have it",
+        help="show output since then: 90s, 10m, 2h or 1d ago, 2026-01-31T12:00 (local time), or "
+        "'2026-01-31 12:00:00 UTC', as tables print it",
     )
-    parser.add_argument("--fetch", metavar="DIR", help="copy the logs as they are to DIR/RUN/rank-N.log, all ranks")
-    parser.add_argument("run", help="a run, or a node or worker whose run is meant")
+    parser.add_argument("--fetch", metavar="DIR", help="copy the logs of all ranks, unchanged, to DIR/RUN/rank-N.log")
+    parser.add_argument("run", help=runs_output.RUN)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,11 +60,11 @@ def run(args: argparse.Namespace) -> int:
             (run_, outcomes, shown), parts = asyncio.run(following), {}
     except KeyboardInterrupt:
         output.info("")
-        output.info("no longer following; the run goes on")
+        output.info("no longer following; the run continues")
         return ExitCode.INTERRUPTED
     lost = [outcome for outcome in outcomes if not outcome.record and (args.follow or outcome.rank in shown)]
     for outcome in lost:
-        part = f"; {parts[outcome.rank]} has what came before" if outcome.rank in parts else ""
+        part = f"; {parts[outcome.rank]} has its earlier output" if outcome.rank in parts else ""
         output.warning(f"rank {outcome.rank} ({outcome.host}): {outcome.reason}{part}")
     if lost:
         _say_of_copies(fleet, run_.run_id)
@@ -92,10 +95,10 @@ def moment(text: str) -> float:
         # As tables have it.
         found_at = datetime.fromisoformat(text.replace(" UTC", "Z")).timestamp()
     except ValueError:
-        what = f"{text!r} is no time: write 10m for ten minutes ago (s, m, h, d), or 2026-01-31T12:00"
+        what = f"{text!r} is not a time: write 10m for ten minutes ago (s, m, h, d), or 2026-01-31T12:00"
         raise argparse.ArgumentTypeError(what) from None
     if found_at > time.time():
-        what = f"{text!r} is still to come; a time is this machine's, unless UTC stands behind it"
+        what = f"{text!r} is in the future; times are local unless followed by UTC"
         raise argparse.ArgumentTypeError(what)
     return found_at
 
@@ -156,9 +159,9 @@ def _ended_on(fleet: view.Fleet, word: str) -> str:
     before = [
         known.run_id for known in records.recent(fleet.settings.state_dir, records.KEPT) if ids & {*known.node_ids}
     ]
-    last = f"the last one from here was {before[0]}: `tpu_ops logs {before[0]}`; " if before else ""
+    last = f"the last one started here was {before[0]}: `tpu_ops logs {before[0]}`; " if before else ""
     starts = f"`tpu_ops train {','.join(sorted(labels))} -- COMMAND` starts one"
-    return f"{last}{starts}; `tpu_ops runs` lists the last ones that were started from here"
+    return f"{last}{starts}; `tpu_ops runs` lists the last ones started here"
 
 
 async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str) -> control.RunRef:
@@ -174,5 +177,5 @@ async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str) -> control.RunR
         names = ", ".join(run_.run_id for run_ in runs)
         fix = f"name one of them: {names}" if names else _ended_on(fleet, word)
         what = f"{len(runs)} runs are" if names else "no run is"
-        raise UsageError(f"{what} on {word}", where=f"RUN {word!r}", fix=fix)
+        raise UsageError(f"{what} active on {word}", where=f"RUN {word!r}", fix=fix)
     return runs[0]

@@ -60,7 +60,7 @@ class _Parser(argparse.ArgumentParser):
         """Say what is wrong with the words, and end."""
         targets = any(action.dest == "target" for action in self._actions)
         if targets and message.startswith("unrecognized arguments: ") and " -" not in message:
-            message += "; several nodes or workers are one word, as in a,b"
+            message += "; give several nodes or workers as one word, as in a,b"
         if message.startswith("unrecognized arguments: -"):
             word = message.split()[2].partition("=")[0].removeprefix("--")
             known = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
@@ -99,7 +99,7 @@ def _dispatch(argv: Sequence[str]) -> int:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if more:
         command = shlex.join([*rest[: rest.index(more[0])], "--", *rest[rest.index(more[0]) :]])
-        raise UsageError("the command must stand behind `--`", where=shlex.join(more), fix=f"tpu_ops {name} {command}")
+        raise UsageError("the command must come after `--`", where=shlex.join(more), fix=f"tpu_ops {name} {command}")
     _refuse_empty(front, parser, args)
     args.command = rest[len(front) + 1 :]
     return _run(module, args)
@@ -118,7 +118,7 @@ def _without_target(name: str, words: Sequence[str], program: str) -> UsageError
     at = words.index(program)
     command = [*(["python"] if re.fullmatch(r"[^/]*\.py", program) else []), *words[at:]]
     fix = shlex.join(["tpu_ops", name, "TARGET", *words[:at], "--", *command])
-    return UsageError("no target is named: this is a command", where=shlex.join(words[at:]), fix=fix)
+    return UsageError("the target is missing: this is a command", where=shlex.join(words[at:]), fix=fix)
 
 
 def _run(module: ModuleType, args: argparse.Namespace) -> int:
@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as exc:
         path = exc.filename if isinstance(exc.filename, str) else ""
         output.error(
-            OpsError(exc.strerror or str(exc), where=path, fix="see that it can be read and written (ls -l, df)")
+            OpsError(exc.strerror or str(exc), where=path, fix="check that it can be read and written (ls -l, df)")
         )
         return ExitCode.FAILED
     finally:

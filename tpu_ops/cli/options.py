@@ -18,8 +18,8 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fleet",
         metavar="PATH",
-        help="the fleet directory, or a file ending in tpu_vm.yml (default: TPU_OPS_FLEET, else the nearest directory "
-        "upwards with inventory/tpu_vm.yml)",
+        help="the fleet directory, or a file ending in tpu_vm.yml (default: TPU_OPS_FLEET, else this directory or the "
+        "nearest one above it that has inventory/tpu_vm.yml)",
     )
 
 
@@ -32,17 +32,22 @@ def add_waiting(parser: argparse.ArgumentParser, limit: int) -> None:
     """Declare --no-wait, and --timeout with its default in seconds."""
     parser.add_argument("--no-wait", action="store_true", help="return when the API has accepted the request")
     parser.add_argument(
-        "--timeout", type=seconds, default=limit, metavar="SECONDS", help=f"to wait at most (default: {limit})"
+        "--timeout", type=seconds, default=limit, metavar="SECONDS", help=f"wait at most this long (default: {limit})"
     )
 
 
-def add_exit_code(parser: argparse.ArgumentParser) -> None:
-    """Declare --exit-code."""
+def add_exit_code(parser: argparse.ArgumentParser, first: str = "the rank that failed first") -> None:
+    """Declare --exit-code.
+
+    Args:
+        parser: Of the command.
+        first: Whose exit code ``rank`` means.
+    """
     parser.add_argument(
         "--exit-code",
         choices=("1", "rank"),
         default="1",
-        help="of a failure: 1, or rank for the failing rank's own, with 128 + N where signal N ended it (default: 1)",
+        help=f"exit code of a failure: 1 (default), or rank for that of {first}: 128 + N if signal N ended it",
     )
 
 
@@ -51,9 +56,9 @@ def seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number: give a number of seconds") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number: give a number of seconds") from None
     if not 0 < value < 10 * 86400:
-        raise argparse.ArgumentTypeError(f"{text} is no positive number of seconds")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0 and below {10 * 86400}")
     return value
 
 
@@ -67,7 +72,7 @@ def grace(most: float) -> Callable[[str], float]:
     def read(text: str) -> float:
         value = seconds(text)
         if value > most:
-            raise argparse.ArgumentTypeError(f"{text} is more than the {most:.0f} seconds that a worker gives")
+            raise argparse.ArgumentTypeError(f"{text} is more than {most:.0f} seconds, the most that a worker allows")
         return value
 
     return read
@@ -84,8 +89,8 @@ def confirmed(question: str, doing: str) -> bool:
         UsageError: Nobody is at a terminal.
     """
     if sys.stdin is None or not sys.stdin.isatty():
-        what = f"{doing} needs a confirmation, and nobody can be asked"
-        raise UsageError(what, where="standard input, which is no terminal", fix="add --yes")
+        what = f"{doing} needs confirmation, and there is nobody to ask"
+        raise UsageError(what, where="standard input, which is not a terminal", fix="add --yes")
     output.info(f"{question} [y/N]")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

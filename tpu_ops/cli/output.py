@@ -49,7 +49,7 @@ def _to_nowhere(stream: TextIO) -> None:
 
 def _result(text: str, end: str = "\n") -> None:
     if sys.stdout is None:
-        raise OpsError("the result cannot be written: it is closed", where="standard output", fix="open it: not `>&-`")
+        raise OpsError("the result cannot be written: it is closed", where="standard output", fix="open it: no `>&-`")
     try:
         # At once, as threads print as well.
         print(text + end, end="", flush=True)
@@ -60,7 +60,7 @@ def _result(text: str, end: str = "\n") -> None:
         raise OpsError(
             f"the result cannot be written: {exc.strerror}",
             where="standard output",
-            fix="see that the disk it goes to has space (df)",
+            fix="check that the disk it goes to has space (df)",
         ) from exc
 
 

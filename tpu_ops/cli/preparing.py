@@ -41,8 +41,8 @@ def each_at_work(state_dir: Path, hosts: Collection[str], but: str = "") -> dict
         if run_id == but or known is None or set(hosts).isdisjoint(known.hosts):
             continue
         if note := recovery.under_way(state_dir, run_id):
-            fix = f"wait until run {run_id} is on, or `tpu_ops stop {run_id}`"
-            work = Work(f"{note}; it configures new workers by itself", fix)
+            fix = f"wait until run {run_id} has started, or end it: `tpu_ops stop {run_id}`"
+            work = Work(f"{note}; it configures new workers itself", fix)
             found.update({host: work for host in hosts if host in known.hosts})
     return found
 

@@ -54,10 +54,10 @@ def check(word: str, sync: str) -> None:
         UsageError: It is so.
     """
     if sync:
-        what = "both bring the code that the command starts in"
+        what = "both provide the code that the command starts in"
         raise UsageError(what, where="--git and --sync", fix="leave out one of the two")
     if word.startswith("@") or word.endswith("@"):
-        fix = "write PROJECT@REF, or REF alone where `workspace_projects` has one project"
+        fix = "write PROJECT@REF, or REF alone if `workspace_projects` has only one project"
         raise UsageError("a project or a ref is missing", where=f"--git {word}", fix=fix)
 
 
@@ -69,8 +69,8 @@ async def must_configure(fanout: Fanout, hosts: Sequence[str]) -> None:
         UnreachableError: A worker did not answer.
     """
     if refused := await without_sudo(fanout, hosts):
-        what = "--git configures workers, which takes sudo for everything with no password, and you have none there"
-        fix = "`--sync DIR` brings a directory of your own and takes no rights"
+        what = "--git configures workers, which needs full passwordless sudo, and you do not have it there"
+        fix = "`--sync DIR` copies a directory of your own and needs no sudo"
         raise HostError(what, where=texts.folded(refused), fix=fix)
 
 
@@ -115,7 +115,7 @@ def same(told: Mapping[str, Mapping[str, Any]], count: int) -> Project:
         ((name, path),) = places
         return Project(name, path, "".join(commits))
     seen = sorted({f"{name} in {path}" for name, path in places} | {commit[:12] for commit in commits})
-    what = f"{len(told)} of {count} workers told of {', '.join(seen) or 'no project'}, and a run has one for all"
+    what = f"{len(told)} of {count} workers report {', '.join(seen) or 'no project'}, and a run needs the same on all"
     raise UsageError(what, where="workspace_projects", fix="give all nodes of the run the same project, url and path")
 
 
@@ -130,8 +130,8 @@ async def look(fanout: Fanout, hosts: Sequence[str], run: RunSpec) -> None:
     results = await fanout.run(hosts, [*person, "/bin/sh", "-c", _LOOK, "sh", run.cwd], limit=LIMIT)
     failed = _answered(results)
     if closed := [result.host for result in failed if result.code == _CLOSED]:
-        what = f"{run.cwd} is not open to {run.user or 'you'}, who would run there"
-        fix = "its owner, group and mode stand in `workspace_projects`; or run as its owner by --user"
+        what = f"{run.user or 'you'} cannot enter {run.cwd}, where the run would start"
+        fix = "change its owner, group or mode in `workspace_projects`, or run as its owner with --user"
         raise HostError(what, where=texts.folded(closed), fix=fix)
     if failed:
         said = failed[0].problem or failed[0].stderr.decode(errors="replace").strip()
@@ -139,7 +139,7 @@ async def look(fanout: Fanout, hosts: Sequence[str], run: RunSpec) -> None:
     at = {host: result.stdout.decode(errors="replace").strip() for host, result in results.items()}
     if moved := [host for host, commit in at.items() if commit != run.code_digest]:
         what = f"{run.cwd} is at {at[moved[0]][:12]} and no longer at {run.code_digest[:12]}"
-        fix = "somebody else has brought another commit meanwhile; agree on one, or give each a project of their own"
+        fix = "somebody else has checked out another commit meanwhile; agree on one, or use a project each"
         raise HostError(what, where=texts.folded(moved), fix=fix)
 
 

@@ -22,7 +22,7 @@ def add_budgets(parser: argparse.ArgumentParser) -> None:
         "--max-preemptions",
         type=_count,
         metavar="N",
-        help="with --recover: start again after at most N preemptions (default: however many)",
+        help="with --recover: start again after at most N preemptions (default: no limit)",
     )
     parser.add_argument(
         "--max-failures",
@@ -34,7 +34,7 @@ def add_budgets(parser: argparse.ArgumentParser) -> None:
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 999999")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 999999")
     return int(text)
 
 
@@ -46,8 +46,8 @@ def check(args: argparse.Namespace) -> None:
     """
     for option, value in (("--max-preemptions", args.max_preemptions), ("--max-failures", args.max_failures)):
         if value is not None and not args.recover:
-            raise UsageError("there is no recovery", where=option, fix="add --recover")
+            raise UsageError("this option goes with --recover only", where=option, fix="add --recover")
     if args.recover and args.detach:
-        what = "recovery needs this command to stay"
-        fix = "leave out --detach, and Ctrl-C later: `tpu_ops attach RUN --recover` goes on from any other shell"
+        what = "recovery needs this command to keep running"
+        fix = "leave out --detach; after a Ctrl-C, `tpu_ops attach RUN --recover` resumes it from any shell"
         raise UsageError(what, where="--recover and --detach", fix=fix)

@@ -41,8 +41,8 @@ def alone(settings: Settings, run_id: str) -> Iterator[None]:
         try:
             stack.enter_context(recovery.lock(settings.state_dir, run_id))
         except TimeoutError:
-            what = "another process of this machine recovers it already"
-            fix = f"`tpu_ops attach {run_id}` follows it without that"
+            what = "another process on this machine is already recovering it"
+            fix = f"`tpu_ops attach {run_id}` follows it without recovering it"
             raise UsageError(what, where=f"run {run_id}", fix=fix) from None
         yield
 
@@ -89,7 +89,7 @@ class Recovering(Bringing):
         place = recovery.folder(state_dir, run_id)
         recovery.require_none(state_dir, run_id)
         if any(place.glob("attempt-*")):
-            what = f"logs of a run of this name are in {place}"
+            what = f"logs of a run with this name are in {place}"
             raise UsageError(what, where=f"run {run_id}", fix="choose another --name")
         # What is interrupted goes on in its thread, and so may only ask: nothing is written behind a start given up.
         plan = await in_thread(lambda: self._plan_of(workers))
@@ -156,7 +156,7 @@ class Recovering(Bringing):
         state = runs_output.run_state(outcomes) if outcomes else STOPPED
         recovery.forget(self._settings.state_dir, self.kept.run_id)
         records.close(self._settings.state_dir, self.kept.run_id, state, STOPPED, outcomes)
-        output.info(f"run {self.kept.run_id}: stopped; it is not started again")
+        output.info(f"run {self.kept.run_id}: stopped; it will not be started again")
 
     def _stopped(self) -> int:
         """Say that the run is started no more, or how it has ended meanwhile; whoever asked ends what may be on."""
@@ -167,7 +167,7 @@ class Recovering(Bringing):
         if outcomes or self.kept.pending or not self.kept.attempt or not self._begun:
             self._never_again()
         else:
-            output.info(f"run {self.kept.run_id}: not started again; attempt {self.kept.attempt} may be on")
+            output.info(f"run {self.kept.run_id}: not started again; attempt {self.kept.attempt} may be running")
         if self._args.json:
             output.as_json({"run_id": self.kept.run_id, "state": STOPPED, "ranks": [], **self.facts()})
         return ExitCode.FAILED
@@ -185,7 +185,7 @@ class Recovering(Bringing):
             # As it might have been a moment later. Who asks for it meanwhile finds it.
             self._begun = True
             self._remember(self._first, self.kept.attempt)
-            raise _TakenEarly("its nodes were taken away under its start") from exc
+            raise _TakenEarly("its nodes were taken away while it was being started") from exc
         finally:
             # What stands there may be of another run of this name, which goes on.
             if self._wrote and not self._begun:
@@ -201,11 +201,11 @@ class Recovering(Bringing):
             output.info("interrupted before the run was started")
             return
         if self._on:
-            how = f"detached: run {self.kept.run_id} goes on"
+            how = f"detached: run {self.kept.run_id} continues"
         else:
             # Not all was heard of its start, or nobody has been asked yet.
-            how = f"run {self.kept.run_id} {'is not' if self.kept.pending else 'may be'} on"
-        output.info(f"{how}, and nobody starts it{' again' if self.kept.attempt else ''}")
+            how = f"run {self.kept.run_id} {'is not' if self.kept.pending else 'may be'} running"
+        output.info(f"{how}; nothing will {'restart' if self.kept.attempt else 'start'} it")
         output.info(f"  stop:    {self._settings.command('stop')} {self.kept.run_id}")
         self._hint()
 
@@ -218,7 +218,7 @@ class Recovering(Bringing):
         """Follow the attempt that is on or has ended, as this machine remembers it; not one that no worker knows of."""
         known = records.read(self._settings.state_dir, self.kept.run_id)
         if known is None:
-            where, fix = f"run {self.kept.run_id}", "`tpu_ops runs` lists those there are"
+            where, fix = f"run {self.kept.run_id}", "`tpu_ops runs` lists those it knows"
             raise UsageError("this machine remembers no such run", where=where, fix=fix)
         fleet = self._fleet()
         one = self._attempt(contact.fanout(fleet), names_of(known, self.kept.plan, fleet.workers))
@@ -369,7 +369,7 @@ class Recovering(Bringing):
                 hopeful = isinstance(error, RefusedError) or (late and (error is not failure or may_pass(error)))
                 if not (silent or hopeful) or self._refusals >= REFUSALS:
                     raise
-                self._tell(str(error), f"trying again in {pause:g} s; Ctrl-C ends that")
+                self._tell(str(error), f"trying again in {pause:g} s; Ctrl-C gives up")
                 time.sleep(pause)
                 pause = min(pause * 2, remaking.LONGEST_PAUSE)
 

@@ -27,21 +27,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="source",
         metavar="SOURCE",
-        help="read a published snapshot: PATH, https://..., gs://BUCKET/OBJECT or ssh:HOST[:PATH]; it is remembered, "
-        "and `api` goes back to the API",
+        help="read a published snapshot: PATH, https://..., gs://BUCKET/OBJECT or ssh:HOST[:PATH]; remembered for "
+        "later; `api` goes back to the API",
     )
     parser.add_argument("--dry-run", action="store_true", help="show what changed; write nothing")
     parser.add_argument(
         "--verify-keys",
         action="store_true",
-        help="compare the host keys of all nodes, not only learn those of new ones; fails where some cannot be",
+        help="compare the host keys of all nodes, not only learn those of new ones; fails if some cannot be compared",
     )
     parser.add_argument(
         "--trust-first",
         action="append",
         default=[],
         metavar="NODE",
-        help="a node that publishes no host keys: show those its workers answer with, and record them (repeatable)",
+        help="for a node that publishes no host keys: show those its workers answer with, and record them (repeatable)",
     )
     parser.add_argument("--yes", action="store_true", help="record them without asking")
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         raise UnreachableError(
             f"{len(silent)} of {len(answers)} workers did not answer with a host key: {silent[0].problem}",
             where=" ".join(answer.worker.host for answer in silent),
-            fix="see why, then run this again; what the others answered is not asked for again",
+            fix="see why, then run this again; the others are not asked again",
         )
     if unknown:
         raise CloudError(
@@ -106,7 +106,7 @@ def _seen(args: argparse.Namespace) -> Iterator[None]:
             yield
     except BrokenPipeError as exc:
         output.give_up()
-        what = "what is to be confirmed has no reader, and no host key was trusted"
+        what = "the host keys cannot be shown for confirmation, and none was trusted"
         raise OpsError(what, where="standard output", fix="leave it open, or add --yes") from exc
 
 
@@ -121,7 +121,7 @@ def _show(args: argparse.Namespace, fleet: Fleet, changes: Changes, source: str 
     if fleet.source:
         output.line(fleet.age)
     if source is not None and source != origin.source_of(fleet.settings) and not args.dry_run:
-        output.info(f"`snapshot` is set ({fleet.settings.snapshot}): other commands go on reading that")
+        output.info(f"`snapshot` is set ({fleet.settings.snapshot}): other commands still read that")
     if not args.dry_run:
         path = fleet.ssh_config
         output.line("ssh HOST" if ssh_include.installed(path) else f"ssh -F {shlex.quote(str(path))} HOST")
@@ -147,13 +147,13 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("there is nothing to confirm", where="--yes", fix="use it with --trust-first NODE")
     if args.verify_keys and args.dry_run:
         raise UsageError(
-            "a dry run asks for no host keys",
+            "a dry run does not ask for host keys",
             where="--verify-keys",
-            fix="leave --dry-run out: nothing is written where a key has changed",
+            fix="leave --dry-run out: nothing is written if a key has changed",
         )
     if args.trust_first and args.json and not (args.yes or args.dry_run):
         raise UsageError(
-            "with --json nobody is asked",
+            "with --json you cannot be asked to confirm",
             where="--trust-first",
             fix="add --dry-run to see the fingerprints, then --yes",
         )
@@ -164,7 +164,7 @@ def _trust(args: argparse.Namespace, settings: Settings, fleet: Fleet, chosen: S
     known = first_contact.not_to_contact(settings, chosen, ask_api=args.dry_run and not fleet.source)
     for worker in chosen:
         if why := known.get(worker.host_key_alias):
-            output.info(f"{worker.host} {why}: it is not contacted")
+            output.info(f"{worker.host} {why}: not contacting it")
     lacking = [worker for worker in chosen if worker.host_key_alias not in known]
     first_contact.must_be_heard(lacking, fleet.unheard)
     if lacking:

@@ -37,23 +37,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops run`."""
     options.add_fleet(parser)
     options.add_json(parser)
-    options.add_exit_code(parser)
+    options.add_exit_code(parser, "the first worker where the command failed")
     parser.add_argument(
         "--timeout",
         type=options.seconds,
         default=TIMEOUT,
         metavar="SECONDS",
-        help=f"for each worker, its connection included (default: {TIMEOUT:.0f})",
+        help=f"limit for each worker, connecting included (default: {TIMEOUT:.0f})",
     )
     parser.add_argument("target", help="a node (pod), a worker (pod-w0), a node set (pod-w[0-1]) or a group (@all)")
     parser.add_argument(
-        "--shell", action="store_true", help="the command is one line for /bin/sh on every worker, its words joined"
+        "--shell", action="store_true", help="run the command as one line of /bin/sh on every worker, its words joined"
     )
     parser.usage = "%(prog)s TARGET [OPTION...] -- COMMAND..."
     parser.epilog = (
-        "The command and its arguments arrive as they are; for a shell line: --shell -- 'LINE'. It has no input, and "
-        "what it prints is shown when it has ended everywhere. It is no run: the environment of the runs is not on its "
-        "PATH, so that its python is named whole, as /opt/venvs/jax/bin/python."
+        "The command and its arguments are passed on unchanged; for a shell line: --shell -- 'LINE'. It gets no input, "
+        "and its output is shown once it has ended on all workers. It is not a training run: the training environment "
+        "is not on its PATH, so give the full path of its Python, /opt/venvs/jax/bin/python."
     )
 
 
@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     if args.shell:
         command = ["/bin/sh", "-c", " ".join(command)]
     if (size := len(os.fsencode(wire.enveloped(wire.new_marker(), command, args.timeout)))) > _LONGEST:
-        what = f"the command is {size - _LONGEST} bytes longer than a worker takes"
-        raise UsageError(what, where="behind `--`", fix="bring what is long as a file (tpu_ops sync)")
+        what = f"the command is {size - _LONGEST} bytes longer than a worker accepts"
+        raise UsageError(what, where="after `--`", fix="copy what is long as a file (tpu_ops sync)")
     fleet, workers = contact.find(config.load(args.fleet), args.target)
     fleet = contact.serving(fleet, workers)
     hosts = [worker.host for worker in workers]
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         found = contact.run(fleet, [host for host in hosts if host not in away], command, args.timeout)
     except KeyboardInterrupt:
-        output.info(f"interrupted: where the command has begun it goes on, for {args.timeout:g} s at most")
+        output.info(f"interrupted: where the command has started it continues, for {args.timeout:g} s at most")
         return ExitCode.INTERRUPTED
     results = [found.get(host) or Result(host, None, problem=away[host], reached=False) for host in hosts]
     results = [one._replace(problem=commands.on_fleet(one.problem, fleet.settings.command)) for one in results]
@@ -86,9 +86,9 @@ def run(args: argparse.Namespace) -> int:
             _show(result_hosts, len(hosts), result)
     if any(result.problem.startswith((LATE, MUTE)) for result in results):
         # It is of all workers, whoever has printed last.
-        stays = "; what is to keep running writes elsewhere: `... >/tmp/log 2>&1 &`"
+        stays = "; to leave something running, redirect its output: `... >/tmp/log 2>&1 &`"
         late = any(result.problem.startswith(LATE) for result in results)
-        output.info(f"fix: give it longer with --timeout{stays if late else ''}")
+        output.info(f"fix: give it more time with --timeout{stays if late else ''}")
     if refused := [one.problem for one in results if not one.reached and openssh.refused(one.problem)]:
         output.info(f"  fix: {contact.login_hint(fleet.settings, ' '.join(refused))}")
     if away:
@@ -103,7 +103,7 @@ def words(command: Sequence[str], example: str = "tpu_ops run pod -- hostname") 
         UsageError: There is none.
     """
     if not command or not command[0]:
-        raise UsageError("no command to run", where="behind `--`", fix=f"write it there, as in: {example}")
+        raise UsageError("no command given", where="after `--`", fix=f"write it there, as in: {example}")
     return list(command)
 
 
@@ -156,7 +156,7 @@ def said_by(stderr: bytes) -> bytes:
         what = b"permission denied: " if why.startswith(b"Permission") else b"command not found: "
         line = _HINT if re.search(_OF_A_SHELL, name) else b""
         if re.search(rb"^(python3?|pip3?)$", name):
-            line = b"; that of an environment is named whole, as /opt/venvs/jax/bin/" + name
+            line = b"; give the full path of an environment's, as in /opt/venvs/jax/bin/" + name
         return what + name + line
 
     return re.sub(_NOT_STARTED, not_started, stderr) if stderr else b""

@@ -45,7 +45,7 @@ def show(seen: control.Overview, settings: Settings, *, as_json: bool) -> int:
     elif seen.rows:
         output.table([_row(*row) for row in seen.rows], ("run", "person", "workers", "state", "started"))
     elif not seen.silent.silent:
-        output.info(f"no run is on, and this machine remembers none; `{settings.command('train')}` starts one")
+        output.info(f"no run is active, and this machine remembers none; `{settings.command('train')}` starts one")
     if problem := preparing.problem_of(seen.silent.silent, settings.state_dir):
         raise problem
     return ExitCode.OK

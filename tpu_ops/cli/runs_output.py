@@ -17,6 +17,10 @@ from tpu_ops.runs.follow import ON, UNKNOWN, Outcome, first_failure
 #: Lines shown of a failed rank whose log was not followed.
 TAIL_LINES = 20
 _DIGITS = 9
+#: Help of --rank.
+RANKS_SHOWN = "ranks whose output is shown: all, or a list such as 0,3 or 0-2 (default: 0)"
+#: Help of an argument that names a run.
+RUN = "a run id, or a node or worker, for the run on it"
 
 
 def ranks(text: str, count: int) -> list[int]:
@@ -31,7 +35,9 @@ def ranks(text: str, count: int) -> list[int]:
     for part in text.split(","):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UsageError(f"{text!r} is no list of ranks", where="--rank", fix="use all, or a list like 0,3 or 0-2")
+            raise UsageError(
+                f"{text!r} is not a list of ranks", where="--rank", fix="use all, or a list like 0,3 or 0-2"
+            )
         end = last if dash else first
         if wrong := [number for number in (first, end) if len(number) > _DIGITS or int(number) >= count]:
             fix = f"use 0 to {count - 1}" if count > 1 else "use 0"
@@ -265,7 +271,7 @@ def is_gone(outcomes: Sequence[Outcome]) -> bool:
 def after_gone(command: Callable[[str], str]) -> None:
     """Say how to go on where nothing is left of a run that cannot be recovered from here."""
     output.info(f"  nodes:  {command('list')}")
-    output.info(f"  again:  {command('train')} TARGET --name NAME -- COMMAND, once they are there, under another name")
+    output.info(f"  again:  {command('train')} TARGET --name OTHER -- COMMAND, once the nodes are there")
 
 
 def hints(run_id: str, command: Callable[[str], str]) -> None:

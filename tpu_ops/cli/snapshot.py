@@ -26,10 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ask the API and write the fleet there, for people without credentials (`-` prints it)",
     )
     parser.add_argument("--cached", action="store_true", help="do not ask the API; publish what is known")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be published; write nothing there")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be published; write nothing")
     parser.epilog = (
-        "Without --publish: where the present snapshot is from, and how old it is. Others read a published one by "
-        "`tpu_ops refresh --from`. It holds names, addresses, labels and the like, and no secrets: docs/members.md."
+        "Without --publish: show where the current snapshot is from, and how old it is. Others read a published one "
+        "with `tpu_ops refresh --from`. It contains names, addresses, labels and the like, and no secrets: "
+        "docs/members.md."
     )
 
 
@@ -38,11 +39,11 @@ def run(args: argparse.Namespace) -> int:
     settings = config.load(args.fleet)
     if args.publish is None:
         if args.cached or args.dry_run:
-            raise UsageError("nothing is to be published", where="--cached or --dry-run", fix="add --publish")
+            raise UsageError("this option goes with --publish only", where="--cached or --dry-run", fix="add --publish")
         return _show(_known(settings), as_json=args.json)
     printed = args.publish == "-"
     if printed and args.json:
-        raise UsageError("the snapshot is JSON by itself", where="--publish -", fix="leave --json out")
+        raise UsageError("the snapshot is JSON already", where="--publish -", fix="leave --json out")
     destination = "" if printed else sources.destination(args.publish, Path.cwd(), "--publish")
     fleet = _known(settings) if args.cached else _asked(settings)
     # All nodes, filtered or not: readers give them the same names only where they see the same nodes.

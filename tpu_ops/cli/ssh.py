@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     fleet = contact.serving(fleet, [named(fleet, args.target)])
     worker = named(fleet, args.target)
     if len(targets.select(fleet.workers, args.target, listed=fleet.listed)) > 1:
-        output.info(f"{args.target} means several workers: this is {worker.host}")
+        output.info(f"{args.target} means several workers: logging in to {worker.host}")
     check_serves(fleet, worker)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     argv = ssh_argv(fleet, worker, command)
@@ -64,9 +64,9 @@ async def _find(fleet: Fleet, worker: Worker) -> None:
     except Unreachable as exc:
         # One that asks for more than it may here, a passphrase for instance, gets it from ssh itself.
         if exc.late:
-            output.info(f"{worker.host}: {exc}: ssh goes on, and shows what it waits for")
+            output.info(f"{worker.host}: {exc}: ssh continues, and shows what it is waiting for")
         elif not exc.answered:
-            port = "`tpu_ops list` shows its node's state; see that port 22 is open to you there"
+            port = "`tpu_ops list` shows its node's state; check that port 22 is open to you there"
             fix = "" if openssh.of_host_key(str(exc)) else port
             raise UnreachableError(str(exc), where=worker.host, fix=fix) from exc
 

@@ -23,11 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--print", action="store_true", help="print the configuration instead of its path")
     what.add_argument("--install", action="store_true", help="include it from your own ssh config")
-    what.add_argument("--uninstall", action="store_true", help="take that line out again")
+    what.add_argument("--uninstall", action="store_true", help="remove that line again")
     parser.add_argument(
         "--file",
         metavar="FILE",
-        help="your own ssh config, where ssh reads another one (default: ~/.ssh/config)",
+        help="your own ssh config, if ssh reads another one (default: ~/.ssh/config)",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="show what would be done to your ssh config; write nothing"
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         output.as_it_is(str(fragment))
         output.info(f"once: ssh -F {shlex.quote(str(fragment))} HOST")
         install = f"{settings.command('ssh-config')} --install"
-        output.info(f"always: `{install}` puts this line on top of your ssh config:")
+        output.info(f"always: `{install}` puts this line at the top of your ssh config:")
         output.info(f"  {os.fsdecode(ssh_include.line_of(fragment))}")
     return ExitCode.OK
 
@@ -91,5 +91,5 @@ def _own_config() -> Path:
     home = openssh.home()
     said = os.environ.get("HOME")
     if said and Path(said).absolute() != home.absolute():
-        output.info(f"HOME is {said}, but ssh looks into {home}, the home of the password file")
+        output.info(f"HOME is {said}, but ssh uses {home}, your home in the password database")
     return home / ".ssh" / "config"

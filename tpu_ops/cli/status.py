@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run",
         nargs="?",
-        help="a run, or a node or worker whose run is meant (default: list the runs that are on and your recent ones)",
+        help=f"{runs_output.RUN} (default: list the active runs, and the last ones started here)",
     )
 
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         with output.read_or_not():
             output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes in seen])
     elif not seen and not problem:
-        output.info(f"no run is on {args.run}")
+        output.info(f"no run is active on {args.run}")
     for run_, outcomes in seen:
         if not args.json:
             attempt = runs_output.attempt(outcomes)

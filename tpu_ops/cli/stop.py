@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"seconds from SIGTERM until SIGKILL (default: {GRACE_STOP:.0f}, at most {MAX_GRACE:.0f})",
     )
-    parser.add_argument("run", help="a run, or a node or worker whose run is meant")
+    parser.add_argument("run", help=runs_output.RUN)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     ended, problem = asyncio.run(_stop(fleet, args))
     report(ended, as_json=args.json)
     if not ended and not problem and not args.json:
-        output.info(f"no run is on {args.run}")
+        output.info(f"no run is active on {args.run}")
     if problem:
         raise problem
     return exit_code([outcome for _, stopped in ended for outcome in stopped.outcomes])
@@ -70,7 +70,7 @@ async def _stop(
     kept = unheard and not control.is_target(fleet, args.run)
     # No worker knows it; one that is begun just now is stopped as any other.
     if kept and (await _not_again(state_dir, args.run) or not recovery.is_kept(state_dir, args.run)):
-        output.info(f"run {args.run}: it had not begun, and is not started any more")
+        output.info(f"run {args.run}: it had not begun, and will not be started")
         return [], None
     found = await control.find(fleet, fanout, args.run)
     ended = await asyncio.gather(*(_end_of_all(fleet, fanout, run, args, begun) for run in found.runs))
@@ -102,9 +102,9 @@ async def _end_of_all(
         except OpsError as exc:
             deaf = exc
     if off:
-        output.info(f"run {run_.run_id}: its nodes were being brought back; it is not started again")
+        output.info(f"run {run_.run_id}: its nodes were being brought back; it will not be started again")
         records.close(fleet.settings.state_dir, run_.run_id, recovery.STOPPED)
-        gone = (Outcome(rank, host, "gone", reason="no attempt was on") for rank, host in enumerate(run_.hosts))
+        gone = (Outcome(rank, host, "gone", reason="no attempt was running") for rank, host in enumerate(run_.hosts))
         return control.Stopped(tuple(gone), already=False), None
     stopped = await end(fanout, run_, force=args.force, grace=args.grace)
     while _is_starting(fleet.settings.state_dir, run_, fleet.workers, stopped):
@@ -117,15 +117,15 @@ async def _end_of_all(
         if not off and exit_code(stopped.outcomes) == ExitCode.OK:
             await _none_left(fleet.settings.state_dir, run_.run_id)
             if again and not recovery.is_kept(fleet.settings.state_dir, run_.run_id):
-                output.info(f"run {run_.run_id}: its recovery is over, it is not started again")
+                output.info(f"run {run_.run_id}: its recovery is over; it will not be started again")
     if deaf and not stopped.already:
         # Who recovers it learns from the workers that it was stopped.
         why = commands.on_fleet(str(deaf), fleet.settings.command)
-        output.warning(f"run {run_.run_id}: {why}; its workers were told all the same")
+        output.warning(f"run {run_.run_id}: {why}; its workers were told to stop anyway")
     if not deaf or not stopped.already:
         return stopped, None
-    what = f"a process of this machine that recovers it could not be told, and may start it again: {deaf.what}"
-    fix = f"press Ctrl-C there, or see that the disk has space (df), and repeat `tpu_ops stop {run_.run_id}`"
+    what = f"the process here that recovers it could not be told to stop, and may start it again: {deaf.what}"
+    fix = f"press Ctrl-C there, or check that the disk has space (df), and repeat `tpu_ops stop {run_.run_id}`"
     return stopped, OpsError(what, where=f"run {run_.run_id}, {deaf.where}", fix=fix)
 
 
@@ -155,7 +155,8 @@ async def _not_again(state_dir: Path, run_id: str) -> bool:
     try:
         return await in_thread(lambda: recovery.stop(state_dir, run_id, RECOVERY_LIMIT))
     except TimeoutError:
-        output.warning(f"run {run_id}: what brings its nodes back has not ended yet; it does before any attempt")
+        what = "the process that brings its nodes back has not ended yet; it will before it starts another attempt"
+        output.warning(f"run {run_id}: {what}")
         return False
 
 
@@ -196,7 +197,7 @@ async def _say(stopping: asyncio.Future[control.Stopped], fanout: Fanout, run_: 
             earlier = look.result()
     finally:
         look.cancel()
-    why = ", as an earlier stop asked" if earlier > grace else ""
+    why = ", as an earlier stop requested" if earlier > grace else ""
     text = f"asked {texts.count(len(run_.hosts), 'rank')} to end; SIGKILL after {max(grace, earlier):g} s{why}"
     output.info(f"run {run_.run_id}: {text}")
 
@@ -223,7 +224,7 @@ def _how(stopped: control.Stopped) -> str:
         state = runs_output.run_state(stopped.outcomes)
         return f": {'stopped' if over and state == 'gone' else state}"
     if not records_:
-        return " is not on: none of its workers knows it (if it is being started just now, repeat this):"
+        return " is not running: none of its workers knows it (if it is only just being started, run this again):"
     began = any(record["began"] or record["attempt"] > 1 for record in records_)
     return " had already ended:" if began else " was given up before it began:"
 

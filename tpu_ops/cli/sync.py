@@ -22,15 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops sync`."""
     options.add_fleet(parser)
     options.add_json(parser)
-    parser.add_argument(
-        "--dry-run", action="store_true", help="compare only, and say what would be brought and removed"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="compare only; show what would be copied and removed")
     parser.add_argument("target", help="a node, a worker, a node set or a group")
-    parser.add_argument(
-        "directory", metavar="DIR", help="brought to ~/tpu_ops/<its name>, without what .gitignore names"
-    )
+    parser.add_argument("directory", metavar="DIR", help="copied to ~/tpu_ops/<its name>, without what git ignores")
     parser.epilog = (
-        "Files there that no sync has put there stay as they are: one in the place of a file of DIR is an error."
+        "Files on the workers that no sync has put there are left alone; one in the way of a file of DIR is an error."
     )
 
 
@@ -84,7 +80,7 @@ def _show(seen: Mapping[str, sync.Seen], *, dry: bool) -> None:
     for host, one in seen.items():
         groups.setdefault((one.differs, one.stale), []).append(host)
     for (differs, stale), hosts in groups.items():
-        for verb, entries in (("to bring" if dry else "brought", differs), ("to remove" if dry else "removed", stale)):
+        for verb, entries in (("to copy" if dry else "copied", differs), ("to remove" if dry else "removed", stale)):
             if entries:
                 output.line(f"{texts.folded(hosts)}: {verb}: {texts.some(entries, _NAMED)}")
         if not differs and not stale:

@@ -49,14 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sync",
         metavar="DIR",
-        help="bring this directory to ~/tpu_ops/<its name> on every worker and start there (.gitignore is honoured)",
+        help="copy this directory to ~/tpu_ops/<its name> on every worker and start there, without what git ignores",
     )
     parser.add_argument(
         "--git",
         default="",
         metavar="[PROJECT@]REF",
-        help="bring a project of `workspace_projects` to this branch, tag or commit on every worker and start there; "
-        "you need sudo for everything there, with no password",
+        help="check out a project of `workspace_projects` at this branch, tag or commit on every worker and start "
+        "there; needs full passwordless sudo on the workers",
     )
     parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="set a variable (repeatable)")
     parser.add_argument(
@@ -65,28 +65,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="variables, KEY=VALUE lines; a value is taken as it stands, quotes and all",
+        help="read variables from KEY=VALUE lines; values are taken literally, quotes included (repeatable)",
     )
     parser.add_argument(
         "--secret",
         action="append",
         default=[],
         metavar="NAME[=FILE]",
-        help="bring the variable NAME of this shell, or what FILE holds, to the command alone: as NAME, and as a file "
-        "whose path is in NAME_FILE (repeatable)",
+        help="give the value of this shell's variable NAME, or the contents of FILE, to the command only: as variable "
+        "NAME, and as a file whose path is in NAME_FILE (repeatable)",
     )
-    parser.add_argument("--venv", default="", metavar="PATH", help="a virtual environment on the workers, absolute")
     parser.add_argument(
-        "--user", default="", metavar="U", help="run as this user; you need sudo for everything there, with no password"
+        "--venv", default="", metavar="PATH", help="a virtual environment on the workers (absolute path)"
     )
-    parser.add_argument("--name", default="", metavar="ID", help="the run's id (default: made from what runs and when)")
     parser.add_argument(
-        "--rank", default="0", metavar="all|LIST", help="whose lines to show, as in all, 0,3 or 0-2 (default: 0)"
+        "--user", default="", metavar="U", help="run as this user; needs full passwordless sudo on the workers"
     )
+    parser.add_argument("--name", default="", metavar="ID", help="the run's id (default: made from command and time)")
+    parser.add_argument("--rank", default="0", metavar="all|LIST", help=runs_output.RANKS_SHOWN)
     for option, value, what in (
-        ("--barrier", spec.BARRIER, "that all workers have to become ready"),
-        ("--lease", spec.LEASE, "after which a worker that the others do not hear is given up"),
-        ("--exit-skew", spec.EXIT_SKEW, "that ranks may go on when another has ended with 0"),
+        ("--barrier", spec.BARRIER, "that all workers get to become ready"),
+        ("--lease", spec.LEASE, "of silence after which a worker is considered lost"),
+        ("--exit-skew", spec.EXIT_SKEW, "that the other ranks may keep running after one has exited with 0"),
     ):
         parser.add_argument(
             option,
@@ -97,14 +97,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--detach", action="store_true", help="return once the command runs on every worker")
     parser.add_argument(
-        "--shell", action="store_true", help="the command is one line for /bin/sh on every worker, its words joined"
+        "--shell", action="store_true", help="run the command as one line of /bin/sh on every worker, its words joined"
     )
     forcible = "; ".join(preflight.CHECKS[check] for check in preflight.FORCIBLE)
-    parser.add_argument("--force", action="store_true", help=f"start even where this is not true: {forcible}")
-    parser.add_argument("--dry-run", action="store_true", help="check the workers and say what would be started")
+    parser.add_argument("--force", action="store_true", help=f"start although one of these checks fails: {forcible}")
+    parser.add_argument("--dry-run", action="store_true", help="check the workers and show what would be started")
     parser.add_argument("target", help="a node (pod), or several of one type, each a slice (a,b or pod-[1-2])")
     parser.usage = "%(prog)s TARGET [OPTION...] -- COMMAND..."
-    parser.epilog = "The command and its arguments arrive as they are; for a shell line: --shell -- 'LINE'"
+    parser.epilog = "The command and its arguments are passed on unchanged; for a shell line: --shell -- 'LINE'"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -118,10 +118,10 @@ def run(args: argparse.Namespace) -> int:
     workers = _ranked(fleet, args.target)
     shown = runs_output.ranks(args.rank, len(workers))
     if args.name and control.is_target(fleet, args.name):
-        what = f"{args.name!r} is the name of a node or worker: nobody could tell the run from it"
+        what = f"{args.name!r} is the name of a node or worker: the run could not be told apart from it"
         raise UsageError(what, where="--name", fix="choose another name")
     if args.sync and args.user:
-        what = f"--sync brings the directory to your home, and {args.user} starts in another"
+        what = f"--sync copies the directory to your home, but {args.user} would start in another"
         raise UsageError(what, where="--sync and --user", fix="leave out one of the two")
     tree = sync.read(files.resolved(args.sync, "--sync")) if args.sync else None
     line = " ".join(command)
@@ -216,18 +216,18 @@ class _Job:
 
         if lacking := asyncio.run(without_sudo()):
             output.warning(
-                f"{texts.folded(lacking)}: you have no sudo there for everything with no password, which site.yml "
-                "takes: the recovery ends where a node has to be made anew"
+                f"{texts.folded(lacking)}: you do not have the full passwordless sudo there that site.yml needs: "
+                "recovery will end if a node has to be recreated"
             )
             return
-        output.info("looking whether site.yml could configure a node that is made anew")
+        output.info("checking whether site.yml could configure a recreated node")
         try:
             configure.rehearse(self.fleet.settings, self.fleet, self.workers)
         except (HostError, UsageError) as exc:
             if not self.args.force:
                 raise
             why = commands.on_fleet(str(exc), self.fleet.settings.command)
-            output.warning(f"{why}; the recovery ends where a node has to be made anew")
+            output.warning(f"{why}; recovery will end if a node has to be recreated")
 
     def facts(self) -> dict[str, Any]:
         """Return what --json tells of a recovered run beside its ranks; nothing of another one."""
@@ -247,7 +247,7 @@ class _Job:
         self.spec = replace(self.spec, cwd=self.project.path, code_digest=self.project.commit)
         where = f"{self.project.path} on {texts.count(len(self.hosts), 'worker')}"
         output.info(
-            f"{'would bring' if dry else 'brought'} {self.project.name} to {where}: "
+            f"{'would check out' if dry else 'checked out'} {self.project.name} in {where}: "
             f"commit {self.project.commit or 'not known yet'}, {time.monotonic() - begun:.1f} s"
         )
 
@@ -364,7 +364,7 @@ class _Job:
                 if self.guard:
                     self.guard.may_be_on()
                 if isinstance(exc, OSError):
-                    output.info(f"this machine failed while run {self.spec.run_id} was being started: it may be on")
+                    output.info(f"this machine failed while starting run {self.spec.run_id}: it may be running")
                     self._hints()
             elif before:
                 records.write(state_dir, before)
@@ -408,12 +408,12 @@ class _Job:
     def left(self) -> None:
         """Say after Ctrl-C what goes on and how to get at it."""
         if self.started_by:
-            output.info(f"detached: run {self.spec.run_id} goes on")
+            output.info(f"detached: run {self.spec.run_id} continues")
             self._hints()
         elif self.may_be_on:
-            output.info(f"interrupted while run {self.spec.run_id} was being started: it may be on")
+            output.info(f"interrupted while starting run {self.spec.run_id}: it may be running")
             self._hints()
         else:
             output.info("interrupted before the run was started")
             if self.asked and len(self.hosts) > 1:
-                output.info(f"  a worker that waits for the others already gives up within {self.spec.barrier:.0f} s")
+                output.info(f"  a worker already waiting for the others gives up within {self.spec.barrier:.0f} s")

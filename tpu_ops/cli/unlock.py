@@ -26,9 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops unlock`."""
     options.add_fleet(parser)
     options.add_json(parser)
-    parser.add_argument("--user", default="", metavar="NAME", help="whose processes (with --force; default: your own)")
-    parser.add_argument("--force", action="store_true", help="end what belongs to --user (administrators only)")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument(
+        "--user", default="", metavar="NAME", help="whose runs and processes to end (with --force; default: your own)"
+    )
+    parser.add_argument("--force", action="store_true", help="end what belongs to --user NAME (administrators only)")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     parser.add_argument(
         "--grace",
         type=options.grace(holders.MAX_GRACE),
@@ -38,15 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("target", help="a node, a worker, a node set or a group")
     parser.epilog = (
-        "Ends your own runs there and your own processes that hold a chip, and nobody else's: theirs only with "
-        "--force --user NAME. A process is meant by its open chip, never by its name."
+        "Ends your own runs on the target and your own processes that hold a chip. Those of another person are ended "
+        "only with --force --user NAME. Processes are found by the chip they have open, never by their name."
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Look, ask, end, look again."""
     if bool(args.user) != args.force:
-        what = "--force needs the name of whose processes are meant" if args.force else "--user needs --force"
+        what = "--force needs --user NAME, the person whose processes to end" if args.force else "--user needs --force"
         raise UsageError(what, where="--force" if args.force else "--user", fix="add --force --user NAME, or neither")
     fleet, workers = contact.find(config.load(args.fleet), args.target)
     fleet = contact.serving(fleet, workers)
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             output.table(who.rows(doomed), who.COLUMNS)
         for run_ in runs:
             if not set(run_.hosts) <= set(hosts):
-                output.info(f"run {run_.run_id} is ended on all its workers: {texts.folded(run_.hosts)}")
+                output.info(f"run {run_.run_id} will be ended on all its workers: {texts.folded(run_.hosts)}")
         if not args.yes and not options.confirmed(f"end these on {args.target}?", "ending processes"):
             output.info("nothing was ended")
             return ExitCode.FAILED
@@ -88,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         ends = f"`tpu_ops stop {kept[0].run}`"
         others = f"{ends} if you have started it; else ask {kept[0].user}, or an administrator: --force --user "
         raise HostError(
-            f"a run of {kept[0].user} is on: {kept[0].run}",
+            f"a run of {kept[0].user} is active: {kept[0].run}",
             where=texts.folded(sorted({holder.host for holder in kept})),
             fix=f"it is yours: {ends} ends it" if kept[0].user == own else f"{others}{kept[0].user}",
         )
@@ -133,7 +135,7 @@ def _show_runs(ended: Sequence[tuple[control.RunRef, control.Stopped]]) -> None:
         for outcome in _left(end):
             left.setdefault(outcome.reason or outcome.state, []).append(outcome.host)
         for reason, found in left.items():
-            output.warning(f"run {run_.run_id} may still be on {texts.folded(found)}: {reason}")
+            output.warning(f"run {run_.run_id} may still be running on {texts.folded(found)}: {reason}")
         if not left:
             how = "had already ended" if end.already else "was stopped"
             output.info(f"run {run_.run_id} {how} on {texts.folded(run_.hosts)}")
@@ -179,12 +181,12 @@ def exit_code(unlocked: Sequence[Unlocked], user: str, doomed: Sequence[Holder],
     if held:
         others = sorted({holder.user for holder in held} - {user, own})
         mine = sorted({holder.host for holder in held if own == holder.user != user})
-        yours = f"what is yours ends with `tpu_ops unlock {','.join(mine)}`" if mine else ""
+        yours = f"end your own with `tpu_ops unlock {','.join(mine)}`" if mine else ""
         asked = f"ask {', '.join(others)}, or an administrator: --force --user {others[0]}" if others else ""
         names = "; ".join(filter(None, (yours, asked)))
         known = {(holder.host, holder.pid, holder.start) for holder in doomed}
         came = [one.pid for one in held if one.user == user and (one.host, one.pid, one.start) not in known]
-        again = f"pid {came[0]} came after what was shown: repeat this command" if came else ""
+        again = f"pid {came[0]} came after the list was shown: run this command again" if came else ""
         raise HostError(
             "chips are still held",
             where=texts.folded(sorted({holder.host for holder in held})),

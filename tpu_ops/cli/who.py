@@ -36,15 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=EVERY,
         metavar="SECONDS",
-        help=f"show it again and again, until Ctrl-C (default: every {EVERY:g} s)",
+        help=f"refresh every SECONDS until Ctrl-C ({EVERY:g} if left out)",
     )
-    parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (default: all that serve)")
+    parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (default: all READY ones)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask the workers and show what they say."""
     if args.watch and args.json:
-        raise UsageError("--watch is for people", where="--watch and --json", fix="leave out one of the two")
+        raise UsageError("--watch cannot print JSON", where="--watch and --json", fix="leave out one of the two")
     settings = config.load(args.fleet)
     if args.target:
         fleet, workers = contact.find(settings, args.target)
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.json and (free := _free(seen)):
         output.info(f"free: {texts.folded(free)}")
     if not hosts and not args.json:
-        output.info(f"no worker serves: `{settings.command('list')}` shows the nodes")
+        output.info(f"no worker is READY: `{settings.command('list')}` shows the nodes")
     if problem := preparing.problem_of(seen.silent, settings.state_dir):
         raise with_way_back(problem, seen)
     return ExitCode.OK
@@ -98,7 +98,7 @@ async def _watch(fanout: Fanout, hosts: Sequence[str], every: float, settings: S
     while True:
         seen = await holders.look(fanout, hosts, limit=PATIENCE)
         output.clear()
-        output.line(f"{at(time.time())}, every {every:g} s; Ctrl-C ends this")
+        output.line(f"{at(time.time())}, every {every:g} s; Ctrl-C quits")
         if seen.holders:
             output.table(rows(seen.holders), COLUMNS)
         if free := _free(seen):

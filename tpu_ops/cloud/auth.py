@@ -83,9 +83,9 @@ def _application_default() -> Any:
     raise CloudError(
         f"no credentials for Google Cloud: {reason}",
         where=f"{named} (from GOOGLE_APPLICATION_CREDENTIALS)" if named else "application default credentials",
-        fix="run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS; an endpoint "
-        "that needs none is set by TPU_OPS_ENDPOINT, and a published snapshot of the fleet is read by "
-        "`tpu_ops refresh --from`",
+        fix="run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS; "
+        "TPU_OPS_ENDPOINT sets an endpoint that needs none, and `tpu_ops refresh --from` reads a published snapshot "
+        "of the fleet",
     ) from cause
 
 
@@ -108,7 +108,7 @@ def _service_account(auth: Auth) -> Any:
     except (GoogleAuthError, ValueError, AttributeError, TypeError, RecursionError):
         # Without its cause: that may quote the key.
         raise CloudError(
-            "this is no key of a service account",
+            "this is not a key of a service account",
             where=where,
-            fix="make one: gcloud iam service-accounts keys create FILE --iam-account ACCOUNT",
+            fix="create one: gcloud iam service-accounts keys create FILE --iam-account ACCOUNT",
         ) from None

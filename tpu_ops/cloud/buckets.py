@@ -26,7 +26,9 @@ def split(uri: str, where: str = "") -> tuple[str, str]:
     """
     match = _URI.fullmatch(uri)
     if match is None or match["name"].endswith("/"):
-        raise UsageError(f"{uri!r:.80} names no object in a bucket", where=where, fix="write it as gs://BUCKET/OBJECT")
+        raise UsageError(
+            f"{uri!r:.80} does not name an object in a bucket", where=where, fix="write it as gs://BUCKET/OBJECT"
+        )
     return match["bucket"], match["name"]
 
 
@@ -111,10 +113,10 @@ def _requests(uri: str, done: str) -> Iterator[None]:
     except NotFound as exc:
         raise CloudError(f"{what}: there is no such object or bucket", where=uri, fix="check its name") from exc
     except (Forbidden, Unauthorized, GoogleAuthError) as exc:
-        fix = "log in as somebody who may: gcloud auth application-default login; or have the bucket's owner allow it"
+        fix = "log in with another account: gcloud auth application-default login; or have the bucket's owner allow it"
         raise CloudError(f"{what}: no access", where=uri, fix=fix) from exc
     except DataCorruption as exc:
-        raise CloudError(f"{what}: what came is not what is kept there", where=uri, fix="try again") from exc
+        raise CloudError(f"{what}: what arrived is not what is stored there", where=uri, fix="try again") from exc
     except (GoogleAPICallError, InvalidResponse, RetryError, RequestException, OSError) as exc:
         why = printable(str(exc)) or type(exc).__name__
         raise CloudError(f"{what}: {why:.200}", where=uri, fix="check the network") from exc

@@ -61,7 +61,7 @@ _ANSWERED = re.compile(r"""\(['"](.+?)['"], \{""", re.S)
 
 #: What gRPC says, as UNAVAILABLE, where a port answers that speaks plain HTTP or something else.
 _OTHER_PROTOCOL = "Failed parsing HTTP/2"
-_NO_GRPC = "this is no gRPC port: what listens there speaks something else"
+_NO_GRPC = "this is not a gRPC port: something else listens there"
 
 _ENDPOINT_FIX = "start what serves the endpoint (TPU_OPS_ENDPOINT), or unset it to reach the real service"
 
@@ -156,13 +156,13 @@ class Tpu:
         """
         if time.monotonic() > self.until:
             what, fix = (
-                "not asked any more: what came before took too long",
+                "not asked: the requests before it took too long",
                 "raise request_timeout in inventory/tpu_vm.yml",
             )
             raise ApiError(what, status="DEADLINE_EXCEEDED", where=where, fix=fix)
         function = getattr(self.client, method)
         at_endpoint = self.endpoint != REAL_SERVICE
-        with told(f"waiting for an answer of {self.endpoint} ({where}), at most {self.timeout:g} s"):
+        with told(f"waiting for an answer from {self.endpoint} ({where}), at most {self.timeout:g} s"):
             return attempt(
                 lambda left: function(request=request, timeout=left, retry=None),
                 where=f"{where} ({self.endpoint})" if at_endpoint else where,
@@ -295,5 +295,5 @@ def api_error(exc: Any, where: str, *, timeout: float, at_endpoint: bool = False
     elif status == "DEADLINE_EXCEEDED":
         what = f"no answer within {timeout:g} s"
         fix = "try again, or raise request_timeout in inventory/tpu_vm.yml"
-        fix += "; see that the endpoint (TPU_OPS_ENDPOINT) is served" if at_endpoint else ""
+        fix += "; check that the endpoint (TPU_OPS_ENDPOINT) is being served" if at_endpoint else ""
     return ApiError(what, status=status, where=where, fix=fix)

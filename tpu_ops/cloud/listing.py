@@ -140,12 +140,12 @@ def combine(answers: Mapping[Place, Answer], named: Collection[Place], *, strict
                 if before != node["node_id"]:
                     ids = f"{before or 'none'} and {node['node_id'] or 'none'}"
                     warnings.append(
-                        f"{node_in_words(node['name'])}: listed twice, with the ids {ids}; the last one is taken"
+                        f"{node_in_words(node['name'])}: listed twice, with the ids {ids}; the last one is used"
                     )
                 nodes[node["name"]] = node
             else:
                 warnings.append(
-                    f"project {place[0]}: a node is left out: its name {node['name'][:200]!r} has no known form"
+                    f"project {place[0]}: a node is left out: its name {node['name'][:200]!r} is of no known form"
                 )
         for location in answer[1]:
             lost = printable(location.rsplit("/", 1)[-1])
@@ -162,8 +162,8 @@ def _shared_ids(nodes: Iterable[Json]) -> list[str]:
     owners: dict[str, str] = {}
     pairs = [(node, owners.setdefault(node["node_id"] or node["name"], node["name"])) for node in nodes]
     return [
-        f"{node_in_words(node['name'])}: has the id {node['node_id']} of {node_in_words(owner)}, too, so that its host"
-        " keys pass for that one's"
+        f"{node_in_words(node['name'])}: has the same id {node['node_id']} as {node_in_words(owner)}, so its host"
+        " keys pass for that node's"
         for node, owner in pairs
         if owner != node["name"]
     ]

@@ -83,9 +83,9 @@ def _until(look: Callable[[], bool], *, what: str, timeout: float, progress: Cal
         elapsed = time.monotonic() - start
         if elapsed >= timeout:
             raise Late(
-                f"not done after {timeout:.0f} s; it goes on without this command",
+                f"not done after {timeout:.0f} s; it continues without this command",
                 where=what,
-                fix="run the same command again to wait on, or give more --timeout",
+                fix="run the same command again to keep waiting, or give a longer --timeout",
             )
         progress(elapsed)
         time.sleep(min(delay, max(0.0, timeout - elapsed)))

@@ -43,7 +43,7 @@ def _check_mapping(options: Options, key: str, found: Any) -> None:
             raise UsageError(f"{shown(name)} is not valid as a name of {names}", where=where, fix=fix)
         if not isinstance(expression, kinds) or expression == "":
             what = f"expected an expression, found {shown(expression)} ({type(expression).__name__})"
-            raise UsageError(what, where=where, fix="write a text: put it in quotes")
+            raise UsageError(what, where=where, fix="write a string: put it in quotes")
 
 
 def _check_keyed(entry: Any, where: str) -> None:
@@ -58,10 +58,10 @@ def _check_keyed(entry: Any, where: str) -> None:
             expected, fits = "true or false", isinstance(value, bool)
         else:
             optional = value is None and word in ("parent_group", "default_value")
-            expected, fits = "a text", optional or isinstance(value, str)
+            expected, fits = "a string", optional or isinstance(value, str)
         if not fits:
             what = f"expected {expected}, found {shown(value)} ({type(value).__name__})"
-            fix = "put it in quotes" if expected == "a text" else "write it without quotes"
+            fix = "put it in quotes" if expected == "a string" else "write it without quotes"
             raise UsageError(what, where=f"{where}, {word!r}", fix=fix)
     if not entry.get("key"):
         fix = "write an expression, as in {key: tpu_zone, prefix: place}"

@@ -11,7 +11,7 @@ import yaml
 from tpu_ops.errors import UsageError
 from tpu_ops.options import shown
 
-_MEND = "mend it there; `ansible-doc -t inventory tpu_vm` has examples"
+_MEND = "correct it there; `ansible-doc -t inventory tpu_vm` has examples"
 
 
 class _Loader(yaml.SafeLoader):
@@ -29,7 +29,7 @@ class _Loader(yaml.SafeLoader):
             other = first.setdefault((key.tag, key.value), key) if isinstance(key, yaml.ScalarNode) else key
             if other is not key:
                 lines = " and ".join(str(found.start_mark.line + 1) for found in (other, key))
-                problem = f"the key {shown(key.value)} stands twice, in lines {lines}"
+                problem = f"the key {shown(key.value)} occurs twice, in lines {lines}"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
         return node
 
@@ -55,5 +55,5 @@ def parsed(text: str, file: Path) -> Mapping[str, Any]:
         what = "not valid YAML: a value is not what the tag before it says"
         raise UsageError(what, where=str(file), fix="leave the tags out: what begins with !!") from exc
     if not isinstance(data, dict):
-        raise UsageError("the file is no mapping of options", where=str(file), fix="begin it with `plugin: tpu_vm`")
+        raise UsageError("the file is not a mapping of options", where=str(file), fix="begin it with `plugin: tpu_vm`")
     return data

@@ -84,9 +84,9 @@ def find_file(fleet: str | None, environ: Mapping[str, str], start: Path) -> Pat
     raise UsageError(
         f"no fleet: neither this directory nor one above it has {FLEET_FILE}",
         where=str(start),
-        fix=f"name the file by --fleet or TPU_OPS_FLEET: {others}"
+        fix=f"name the file with --fleet or TPU_OPS_FLEET: {others}"
         if others
-        else "change to the fleet directory, or name it by --fleet or TPU_OPS_FLEET",
+        else "change to the fleet directory, or name it with --fleet or TPU_OPS_FLEET",
     )
 
 
@@ -100,7 +100,7 @@ def _named_file(named: str, said: str) -> Path:
     if path.is_file():
         if not path.name.endswith(ENDINGS):
             raise UsageError(
-                "no fleet's file is called that: Ansible would not read it",
+                "a fleet's file is not called that: Ansible would not read it",
                 where=f"{path} (from {said})",
                 fix=f"name a file that ends in {' or '.join(ENDINGS)}, or a fleet directory",
             )
@@ -155,7 +155,7 @@ def _text(file: Path) -> str:
         return files.read_regular(file, _LARGEST).decode()
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
-        fix = "make it a text file in UTF-8 that you may read"
+        fix = "make it a text file in UTF-8 that you can read"
         raise UsageError(f"cannot read the fleet's file: {reason}", where=str(file), fix=fix) from exc
 
 

@@ -146,7 +146,7 @@ def _endpoint(options: Options) -> str:
         raise UsageError(f"{shown(endpoint.value)} is not of the form HOST:PORT", where=endpoint.where, fix=fix)
     if not is_loopback(host):
         raise UsageError(
-            f"endpoint {shown(endpoint.value)} is not on loopback; it would be spoken to in plaintext",
+            f"endpoint {shown(endpoint.value)} is not on loopback; the connection would be plaintext",
             where=endpoint.where,
             fix=fix,
         )
@@ -180,17 +180,17 @@ def _private_keys(options: Options) -> list[Path]:
     path = _for_ssh(_path(key, options), key.where)
     if not path.is_file():
         # A variable may be left of what is gone, a shell's settings for instance: no key is to be made there.
-        make = f"make it (ssh-keygen -t ed25519 -f {shlex.quote(str(path))}) or name another"
+        make = f"create it (ssh-keygen -t ed25519 -f {shlex.quote(str(path))}) or name another"
         fix = "unset the variable, or set it to a key that you have" if key.from_environment else make
         if path.exists():
-            raise UsageError(f"the private key {path} is no file", where=key.where, fix="name the key's own file")
+            raise UsageError(f"the private key {path} is not a file", where=key.where, fix="name the key's own file")
         raise UsageError(f"the private key {path} does not exist", where=key.where, fix=fix)
     if path.suffix == ".pub":
         raise UsageError(
             f"{path} is the public half of a key", where=key.where, fix=f"name the private one, {path.with_suffix('')}"
         )
     if '"' in str(path):
-        raise UsageError("the private key's path holds a quote", where=key.where, fix="name another")
+        raise UsageError("the private key's path contains a quote", where=key.where, fix="name another")
     return [path]
 
 
@@ -229,7 +229,7 @@ def _labels(options: Options) -> tuple[tuple[str, tuple[str, ...]], ...]:
         values = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(entry, str) or _is_short_number(entry) for entry in values):
             raise UsageError(
-                f"expected a text or a list of texts, found {shown(value)}",
+                f"expected a string or a list of strings, found {shown(value)}",
                 where=f"{options.at('labels')}, label {shown(key)}",
                 fix="put it in quotes",
             )
@@ -306,7 +306,7 @@ def _service_account_contents(options: Options) -> Value:
     if not isinstance(data, dict) or options.environ.get(variable):
         return options.text(key, variable, secret=True)
     if not all(isinstance(entry, str) for pair in data.items() for entry in pair):
-        raise options.wrong(key, "a mapping of texts, or JSON text", secret=True)
+        raise options.wrong(key, "a mapping of strings, or JSON text", secret=True)
     return Value(json.dumps(data), options.at(key))
 
 

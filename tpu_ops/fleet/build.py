@@ -28,7 +28,7 @@ def node(data: dict[str, Any]) -> Node:
         raise CloudError(
             "the API gave a node whose name is not of the documented form",
             where=f"node {data['name']!r}",
-            fix="see whether the endpoint is the Cloud TPU API, and whether tpu_ops has an update",
+            fix="check that the endpoint is the Cloud TPU API, and whether tpu_ops has an update",
         )
     project, zone, name = parts
     kind = _kind(data["accelerator_type"])

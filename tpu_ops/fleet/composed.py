@@ -29,9 +29,9 @@ def check_syntax(expression: str, where: str) -> None:
             parser.fail(f"unexpected {parser.stream.current.value!r}")
     except TemplateSyntaxError as exc:
         raise UsageError(
-            f"{expression!r:.80} is no expression: {exc.message}",
+            f"{expression!r:.80} is not an expression: {exc.message}",
             where=where,
-            fix="write it without braces, as in tpu_worker_count > 1, and texts in it in quotes",
+            fix="write it without braces, as in tpu_worker_count > 1, with quotes around texts in it",
         ) from exc
     except RecursionError as exc:
         raise UsageError(f"{expression!r:.80} is nested too deeply", where=where, fix="write it shorter") from exc

@@ -81,12 +81,12 @@ def find(settings: Settings, target: str) -> tuple[Fleet, list[Worker]]:
     try:
         return fleet, targets.select(fleet.workers, target, settings.states, fleet.listed)
     except targets.UnknownError as exc:
-        found = None if fleet.asked_at >= begun else _asked(fleet, f"{exc.what} as far as is known", "new nodes")
+        found = None if fleet.asked_at >= begun else _asked(fleet, f"{exc.what} in the last known view", "new nodes")
         if found is not None:
             fleet = found
     for node in fleet.nodes:
         if fleet.labels[node.full_name] == target and not node.worker_count:
-            what = f"it is in state {node.state} and has no worker yet"
+            what = f"it is in state {node.state} and has no workers yet"
             raise UnreachableError(what, where=f"node {target}", fix="`tpu_ops list` shows when it is READY")
     return fleet, targets.select(fleet.workers, target, settings.states, fleet.listed)
 
@@ -100,16 +100,16 @@ def login_hint(settings: Settings, said: str = "") -> str:
     """
     if openssh.too_many(said) and not settings.only_key:
         return (
-            "name the one key that they know by `private_key` in "
-            f"{settings.file} (TPU_OPS_PRIVATE_KEY): your agent's others are offered before it, and not any more then"
+            f"set `private_key` in {settings.file} (or TPU_OPS_PRIVATE_KEY) to the key that the workers know: then "
+            "only that one is offered, and not those of your agent before it"
         )
     keys = [str(path) for path in (settings.private_key, *settings.more_keys) if path]
     key = f"with {', '.join(keys) or 'the keys that ssh finds'}"
     return (
-        f"you log in as {settings.user} {key}: see `user` and `private_key` in {settings.file} (TPU_OPS_USER, "
-        "TPU_OPS_PRIVATE_KEY); whoever configures the workers adds a key to `users_people` (docs/members.md); with OS "
-        "Login, `gcloud compute os-login ssh-keys add` and its name as `user`, or enable-oslogin=FALSE in the node's "
-        "metadata (docs/ssh.md)"
+        f"you logged in as {settings.user} {key}. If that is wrong, set `user` and `private_key` in {settings.file} "
+        "(or TPU_OPS_USER, TPU_OPS_PRIVATE_KEY). If your key is not on the workers, whoever configures them adds it to "
+        "`users_people` (docs/members.md). With OS Login: `gcloud compute os-login ssh-keys add` and its login name as "
+        "`user`, or enable-oslogin=FALSE in the node's metadata (docs/ssh.md)"
     )
 
 
@@ -124,7 +124,7 @@ def serving(fleet: Fleet, workers: Iterable[Worker]) -> Fleet:
     if not away:
         return fleet
     nodes = {worker.label: worker.node.state for worker in away}
-    known = texts.some([f"{label} is {state} as far as is known" for label, state in nodes.items()], _NAMES, "others")
+    known = texts.some([f"{label} was {state} when last seen" for label, state in nodes.items()], _NAMES, "others")
     hosts = {worker.host for worker in away}
     found = _asked(fleet, known, "its address" if len(nodes) == 1 else "their addresses", hosts)
     return found or fleet

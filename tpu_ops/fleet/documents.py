@@ -100,7 +100,7 @@ def parse(data: bytes, where: str, now: float) -> Document:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as exc:
-        raise _wrong("it is no JSON", where) from exc
+        raise _wrong("it is not JSON", where) from exc
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise _wrong(f'it does not say "format": "{FORMAT}"', where)
     if value.get("version") != VERSION:
@@ -144,26 +144,26 @@ class _WrongError(Exception):
 
 def _wrong(what: str, where: str) -> CloudError:
     return CloudError(
-        f"this is no snapshot of a fleet: {what}",
+        f"this is not a snapshot of a fleet: {what}",
         where=where,
-        fix="see that it is what `tpu_ops snapshot --publish` wrote",
+        fix="check that it is what `tpu_ops snapshot --publish` wrote",
     )
 
 
 def _document(value: Mapping[str, Any], now: float) -> Document:
     asked_at = value.get("asked_at")
     if not isinstance(asked_at, int | float) or isinstance(asked_at, bool) or not _is_time(asked_at):
-        raise _WrongError("asked_at is no time")
+        raise _WrongError("asked_at is not a time")
     if asked_at > now + AHEAD:
-        raise _WrongError(f"it is of a time {(asked_at - now) / 60:.0f} min ahead of this machine's clock")
+        raise _WrongError(f"it is from a time {(asked_at - now) / 60:.0f} min ahead of this machine's clock")
     scope = value.get("scope")
     if not isinstance(scope, dict) or not all(_places(scope.get(key)) for key in ("projects", "zones")):
-        raise _WrongError("scope holds no lists of projects and zones")
+        raise _WrongError("scope has no lists of projects and zones")
     if not scope["projects"]:
         raise _WrongError("it names no project")
     entries = value.get("nodes")
     if not isinstance(entries, list):
-        raise _WrongError("nodes is no list")
+        raise _WrongError("nodes is not a list")
     nodes = [_node(entry, number) for number, entry in enumerate(entries)]
     _refuse_twice("name", nodes, lambda node: node.full_name)
     _refuse_twice("id", nodes, lambda node: node.node_id)
@@ -187,7 +187,7 @@ def _is_time(seconds: float) -> bool:
 def _node(entry: Any, number: int) -> Node:
     """Return a node of the document; keys that a newer program added are passed over."""
     if not isinstance(entry, dict):
-        raise _WrongError(f"node {number} is no node")
+        raise _WrongError(f"node {number} is not a node")
     try:
         return Node.from_json({key: value for key, value in entry.items() if key in forms.NODE})
     except ValueError as exc:
@@ -196,20 +196,20 @@ def _node(entry: Any, number: int) -> Node:
 
 def _host_keys(value: Any) -> dict[str, Keys]:
     if not isinstance(value, dict):
-        raise _WrongError("host_keys is no mapping")
+        raise _WrongError("host_keys is not a mapping")
     for alias, keys in value.items():
         if not aliases.node_id(alias):
-            raise _WrongError("host_keys has a name that is no worker's")
+            raise _WrongError("host_keys has a name that is not a worker's")
         if not isinstance(keys, dict) or not keys:
             raise _WrongError(f"host_keys: {alias} has no keys")
         if not all(isinstance(blob, str) and valid_key(kind, blob) for kind, blob in keys.items()):
-            raise _WrongError(f"host_keys: {alias} has what is no host key")
+            raise _WrongError(f"host_keys: {alias} has something that is not a host key")
     return value
 
 
 def _trusted_first(value: Any) -> frozenset[str]:
     if not isinstance(value, list) or not all(isinstance(alias, str) and aliases.node_id(alias) for alias in value):
-        raise _WrongError("trusted_first is no list of workers")
+        raise _WrongError("trusted_first is not a list of workers")
     return frozenset(value)
 
 
@@ -220,4 +220,4 @@ def _refuse_twice(what: str, nodes: Iterable[Node], own: Callable[[Node], str]) 
         other = seen.setdefault(own(node) or f"none of {node.full_name}", node)
         if other is not node:
             names = " and ".join(dict.fromkeys((other.full_name, node.full_name)))
-            raise _WrongError(f"two nodes have one {what}: {names}")
+            raise _WrongError(f"two nodes have the same {what}: {names}")

@@ -71,7 +71,7 @@ def _workers_of(workers: Sequence[Worker], name: str) -> list[Worker]:
         raise UsageError(
             f"the API gives node {name} no id, to which host keys are bound",
             where=where,
-            fix="see its id with `gcloud compute tpus tpu-vm describe`; one that is made anew has its own",
+            fix="see its id with `gcloud compute tpus tpu-vm describe`; a recreated one gets its own",
         )
     if found[0].node.state not in SERVING_STATES:
         raise UsageError(
@@ -121,7 +121,7 @@ def must_be_heard(workers: Sequence[Worker], unheard: Mapping[str, str]) -> None
     """
     if found := [worker for worker in workers if worker.node.full_name in unheard]:
         raise CloudError(
-            f"whether they publish their host keys is not known: {unheard[found[0].node.full_name]}",
+            f"it is not known whether they publish their host keys: {unheard[found[0].node.full_name]}",
             where=texts.folded([worker.host for worker in found]),
             fix="run this again; a worker whose key is published is not trusted on first contact",
         )
@@ -167,8 +167,8 @@ class _Round:
             return Answer(worker, problem=f"it did not answer within {ssh.OPEN_LIMIT:.0f} s")
         jump = self._ways.jump
         if way.proxy and jump and "Host key verification failed" in said:
-            before = f"--trust-first {label_of(jump)} comes before it"
-            return Answer(worker, problem=f"no host key is known of {jump}, its jump: {before}")
+            before = f"use --trust-first {label_of(jump)} first"
+            return Answer(worker, problem=f"no host key is known for {jump}, its jump: {before}")
         return Answer(worker, problem=openssh.reason(said, code))
 
 

@@ -111,7 +111,7 @@ def of_the_same(tpu: Tpu, nodes: Sequence[Node], learned: Learned, known: Mappin
     return Learned(
         {alias: keys for alias, keys in learned.keys.items() if alias not in dropped},
         {name: instances for name, instances in learned.instance_names.items() if name not in names},
-        learned.reasons | dict.fromkeys(names, "it was deleted or made anew while it was asked"),
+        learned.reasons | dict.fromkeys(names, "it was deleted or recreated while it was being asked"),
         learned.unheard | names,
     )
 

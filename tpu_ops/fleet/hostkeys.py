@@ -163,7 +163,7 @@ def _refused(label: str, workers: Sequence[Worker], reasons: Mapping[str, str], 
     if not node.node_id:
         return f"the API gives it no id, to which host keys are bound, so ssh to {names} is refused"
     return (
-        f"no host key published for {names}, so ssh to it is refused"
+        f"no host key published for {names}, so ssh there is refused"
         f" ({reasons.get(node.full_name) or 'its guest agent may still be starting'});"
         f" run `{refresh}` to ask again; if it never publishes one, `{refresh} --trust-first {label}`"
     )

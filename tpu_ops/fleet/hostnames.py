@@ -29,7 +29,7 @@ def problem(name: Any, groups: Collection[str], hosts: Collection[str] = ()) -> 
         hosts: Names of hosts of other sources, which it must not take over.
     """
     if isinstance(name, bool) or not isinstance(name, str | int):
-        return f"a value of type {type(name).__name__} is no name"
+        return f"a value of type {type(name).__name__} is not a name"
     text = str(name)
     if text in _RESERVED:
         return f"{text!r} means something else to Ansible"
@@ -63,7 +63,7 @@ def refuse_another(name: str, worker: Worker, variables: Mapping[str, Any], file
         f"worker {worker.index} of {worker.node.full_name} and {other}, of another fleet's file, "
         f"would both be called {name!r}",
         where=str(file),
-        fix="list the projects and zones of both in one file, or call one differently by `hostnames`",
+        fix="list the projects and zones of both in one file, or rename one with `hostnames`",
     )
 
 

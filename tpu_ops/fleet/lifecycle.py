@@ -86,7 +86,7 @@ def ssh_keys(settings: Settings) -> str:
         raise UsageError(
             "no ssh key to let you in on the new node",
             where=f"{settings.file}, key 'private_key'",
-            fix="make one (ssh-keygen -t ed25519) or name yours there or in TPU_OPS_PRIVATE_KEY",
+            fix="create one (ssh-keygen -t ed25519), or name yours there or in TPU_OPS_PRIVATE_KEY",
         )
     public = Path(f"{private}.pub")
     fix = f"write it: ssh-keygen -y -f {private} > {public}"
@@ -95,7 +95,7 @@ def ssh_keys(settings: Settings) -> str:
     except (OSError, UnicodeDecodeError) as exc:
         raise UsageError("the public half of the ssh key cannot be read", where=str(public), fix=fix) from exc
     if len(words) < 2 or not valid_key(words[0], words[1]):
-        raise UsageError("this is no ssh public key", where=str(public), fix=fix)
+        raise UsageError("this is not an ssh public key", where=str(public), fix=fix)
     return f"{settings.user}:{words[0]} {words[1]} {settings.user}"
 
 
@@ -228,7 +228,7 @@ def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout:
         node = cloud.get_node(tpu, name)
         if node_id and node["node_id"] not in ("", node_id):
             fix = "`tpu_ops refresh` (with --from api where a published snapshot is read), then the same command again"
-            raise CloudError("it was made anew since it was looked up; nothing was deleted", where=what, fix=fix)
+            raise CloudError("it was recreated since it was looked up; nothing was deleted", where=what, fix=fix)
         if node["state"] != "DELETING":
             operation = cloud.delete_node(tpu, name)
             if wait:

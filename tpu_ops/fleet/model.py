@@ -123,24 +123,24 @@ class Node(NamedTuple):
             ValueError: Something in it has not its form; says what.
         """
         if not isinstance(data, dict):
-            raise ValueError("this is no node")  # noqa: TRY004 - one error for all that data may be
+            raise ValueError("this is not a node")  # noqa: TRY004 - one error for all that data may be
         values: Json = {}
         for key, value in data.items():
             form = forms.NODE.get(key)
             if form is None:
-                raise ValueError(f"{key!r:.80} is nothing that a node has")
+                raise ValueError(f"{key!r:.80} is not a property of a node")
             if not form(value):
-                raise ValueError(f"{key} has not the form it has in the API")
+                raise ValueError(f"{key} does not have the form it has in the API")
             values[key] = tuple(value) if type(value) is list else value
         try:
             made = cls(**values)
         except TypeError as exc:
             raise ValueError("one of its keys is missing") from exc
         if split_name(made.full_name) != (made.project, made.zone, made.name):
-            raise ValueError("its name, project or zone has not the form it has in the API")
+            raise ValueError("its name, project or zone does not have the form it has in the API")
         count = made.worker_count
         if len(made.external_ips) not in (0, count) or len(made.instance_names) not in (0, count):
-            raise ValueError("it has not as many addresses as workers")
+            raise ValueError("the numbers of its addresses and workers differ")
         return made
 
 

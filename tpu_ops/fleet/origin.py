@@ -29,8 +29,8 @@ def api(settings: Settings) -> Iterator[Tpu]:
         except CloudError as exc:
             if source := source_of(settings):
                 exc.fix = (
-                    "log in (gcloud auth application-default login), or ask somebody who has credentials; without, "
-                    f"this fleet is only read, from {sources.shown(source)}"
+                    "log in (gcloud auth application-default login), or ask somebody who has credentials; without "
+                    f"them, this fleet can only be read, from {sources.shown(source)}"
                 )
             raise
         yield tpu
@@ -68,7 +68,7 @@ def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_k
     if not settings.projects:
         # A published snapshot brings its own.
         raise UsageError(
-            "no project is set, and the API is asked by project",
+            "no project is set, and the API needs one",
             where=f"{settings.file}, key 'projects'",
             fix="list your Google Cloud project ids there, or set TPU_OPS_PROJECT; without cloud credentials, read a "
             f"published snapshot: `{settings.command('refresh')} --from SOURCE`, key `snapshot` or TPU_OPS_SNAPSHOT "

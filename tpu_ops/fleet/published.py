@@ -60,16 +60,16 @@ def read(settings: Settings, source: str, *, learn: bool) -> Seen:
     if not set(projects) & set(found.projects):
         raise UsageError(
             f"the published snapshot is of {' and '.join(found.projects) or 'no project'}, "
-            f"this fleet asks for {' and '.join(projects) or 'none'}",
+            f"but this fleet asks for {' and '.join(projects) or 'none'}",
             where=where,
-            fix=f"see projects in {settings.file}, or ask who publishes it",
+            fix=f"see projects in {settings.file}, or ask its publisher",
         )
     nodes = tuple(node for node in found.nodes if node.project in projects and (not zones or node.zone in zones))
     lacking = [f"project {name}" for name in projects if name not in found.projects]
     lacking += [f"zone {name}" for name in zones if found.zones and name not in found.zones]
     learned = Learned(
         keys=dict(found.host_keys) if learn else {},
-        reasons={node.full_name: "the published snapshot holds none" for node in nodes},
+        reasons={node.full_name: "the published snapshot has none" for node in nodes},
         trusted_first=found.trusted_first,
     )
     warnings = tuple(f"{name}: not in the published snapshot ({where})" for name in lacking)
@@ -87,9 +87,9 @@ def refuse_outdated(settings: Settings, seen: Seen, old: Snapshot | None) -> Non
     if old is None or seen.asked_at >= old.asked_at or old.asked_at > now + documents.AHEAD:
         return
     raise OutdatedError(
-        f"the published snapshot is older than what is known here: it was asked from the API "
-        f"{texts.ago(seen.asked_at, now)}, what is known {texts.ago(old.asked_at, now)}",
+        f"the published snapshot is older than what is known here: it was read from the API "
+        f"{texts.ago(seen.asked_at, now)}, what is known here {texts.ago(old.asked_at, now)}",
         where=sources.shown(seen.source),
-        fix="ask who publishes it to publish again; who may ask the API goes back by "
+        fix="ask its publisher to publish again; with credentials for the API, go back to it: "
         f"`{settings.command('refresh')} --from api`",
     )

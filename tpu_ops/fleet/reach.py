@@ -81,8 +81,8 @@ class Ways:
         if not {self._outside, re.sub(r"-w[0-9]+$", "", self._outside)} & {*names}:
             return ""
         return (
-            f"proxy_jump {self._outside}: no worker of the projects and zones is called that now, so that ssh takes it "
-            "for a machine outside the fleet, without the fleet's host key; "
+            f"proxy_jump {self._outside}: no worker of the projects and zones is called that now, so ssh takes it for "
+            "a machine outside the fleet, without the fleet's host key; "
             f"`{self._settings.command('list')}` shows the workers"
         )
 

@@ -132,8 +132,8 @@ def remember(tpu: Tpu, names: Iterable[str]) -> Plan:
     for source, found in queued.items():
         if others := sorted(name.rpartition("/")[2] for name in set(found.nodes) - mine):
             raise UsageError(
-                f"its nodes can only be made again together, and it made {', '.join(others)} as well, which the target "
-                "does not mean",
+                f"its nodes can only be recreated together, and it also made {', '.join(others)}, which the target "
+                "does not name",
                 where=f"queued resource {source.rpartition('/')[2]}",
                 fix="name all of its nodes, or leave out --recover",
             )
@@ -157,7 +157,7 @@ def lost(plan: Plan, seen: Mapping[str, Seen]) -> dict[str, str]:
         if now.state == GONE:
             found[made.name] = f"node {made.short} is gone"
         elif now.node_id != made.node_id:
-            found[made.name] = f"node {made.short} was made anew, state {now.state}"
+            found[made.name] = f"node {made.short} was recreated, state {now.state}"
         elif now.state not in SERVING_STATES:
             found[made.name] = f"node {made.short} is {now.state}"
     return found
@@ -206,13 +206,13 @@ def _seen(tpu: Tpu, name: str) -> Seen:
 
 def _left_alone(where: str, state: str) -> CloudError:
     """Return the error about what nobody can say of that it may be deleted."""
-    fix = "delete it or make it READY by hand; then `tpu_ops attach RUN --recover` goes on"
-    return CloudError(f"it is {state}: that is left alone", where=where, fix=fix)
+    fix = "delete it or make it READY by hand; then `tpu_ops attach RUN --recover` resumes the run"
+    return CloudError(f"it is {state}, which recovery leaves alone", where=where, fix=fix)
 
 
 def _late(exc: operations.Late, where: str) -> CloudError:
     """Return the error about what takes too long, as it is said of a run."""
-    return CloudError(exc.what, where=where, fix="`tpu_ops attach RUN --recover` waits on")
+    return CloudError(exc.what, where=where, fix="`tpu_ops attach RUN --recover` waits for it again")
 
 
 class _Pauses:
@@ -285,7 +285,7 @@ class _Single:
             # Whatever there is afterwards, perhaps what somebody else has made meanwhile, is looked at again.
             self._finish(cloud.delete_node(self._tpu, self._made.name))
         else:
-            raise _left_alone(self._where, now.state if same else f"{now.state}, and another one than the run's")
+            raise _left_alone(self._where, now.state if same else f"{now.state}, and not the run's own node")
 
     def _wait(self, through: tuple[str, ...], timeout: float) -> None:
         operations.wait_for_state(
@@ -331,14 +331,14 @@ class _Queue:
     def _next(self, found: remaking.Queued | None, states: Mapping[str, str], pauses: _Pauses) -> None:
         there = set(states.values())
         if found is None:
-            self._tell("asking for its resources again; the queue may take its time")
+            self._tell("asking for its resources again; this may take a while in the queue")
             # Ids of the first try are the same for everybody; one that failed is asked for anew.
             remaking.create_queued(self._tpu, self._name, self._body, self._id(f"create {self._tries}"))
             self._tries += 1
         elif found.state in _QUEUED_ON_THE_WAY:
             self._tell(f"{found.state}; waiting until it is ACTIVE")
         elif found.state in ("DELETING", "SUSPENDING"):
-            self._tell(f"{found.state}; waiting for the end of that")
+            self._tell(f"{found.state}; waiting for that to end")
         elif found.state in ("SUSPENDED", "FAILED") or (found.state == "ACTIVE" and there & {GONE, *_TAKEN_AWAY}):
             if found.state == "FAILED" and self._tries:
                 why = ApiError(found.error or "it failed", status="RESOURCE_EXHAUSTED", where=self._where)
@@ -346,7 +346,7 @@ class _Queue:
             self._tell(f"{found.state}, nodes {', '.join(sorted(there))}; deleting what is left of it")
             self._delete(found)
         elif found.state == "ACTIVE" and there <= {*SERVING_STATES, *ON_THE_WAY, *_PASSING, "STOPPED"}:
-            self._tell("its nodes come back; waiting until they are READY")
+            self._tell("its nodes are coming back; waiting until they are READY")
             for name in (name for name, state in states.items() if state == "STOPPED"):
                 operation = cloud.start_node(self._tpu, name)
                 operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=lambda *_: None)

@@ -101,7 +101,7 @@ def doubts(settings: Settings, listed: Sequence[Node], before: Sequence[Node] = 
             "accelerator_types": filters.accelerator_types,
         }
         words = "; ".join(f"{name}: {', '.join(values)}" for name, values in named.items() if values)
-        found.append(f"the filters let none of {texts.count(len(listed), 'node')} pass ({words}), see {settings.file}")
+        found.append(f"the filters match none of {texts.count(len(listed), 'node')} ({words}), see {settings.file}")
     if settings.proxy_jump:
         nodes = (*listed, *before)
         names = {node.name for node in nodes}.union(node_labels(listed).values(), node_labels(before).values())

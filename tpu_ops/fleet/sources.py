@@ -51,13 +51,15 @@ def parse(text: str, folder: Path, where: str) -> str:
     if text == "api":
         return API
     if not text or not text.isprintable():
-        raise UsageError("this is no source of a snapshot", where=where, fix=f"use {_FORMS}")
+        raise UsageError("this is not a source of a snapshot", where=where, fix=f"use {_FORMS}")
     if text.startswith("gs://"):
         buckets.split(text, where)
         return text
     if text.startswith("ssh:"):
         if not _SSH.fullmatch(text):
-            raise UsageError(f"{text!r:.80} names no host to read from", where=where, fix="write it as ssh:HOST[:PATH]")
+            raise UsageError(
+                f"{text!r:.80} does not name a host to read from", where=where, fix="write it as ssh:HOST[:PATH]"
+            )
         return text
     if _SCHEME.match(text):
         return _url(text, where)
@@ -81,9 +83,9 @@ def _url(text: str, where: str) -> str:
     except ValueError:
         host, secret = None, False
     if not host or parts.scheme not in ("http", "https"):
-        raise UsageError(f"{text!r:.80} is no address to read from", where=where, fix=f"use {_FORMS}")
+        raise UsageError(f"{text!r:.80} is not an address to read from", where=where, fix=f"use {_FORMS}")
     if parts.scheme == "http" and not is_loopback(host):
-        raise UsageError("http is for this machine only", where=f"{where}, {shown(text)}", fix="use https")
+        raise UsageError("http is only for this machine", where=f"{where}, {shown(text)}", fix="use https")
     if secret:
         raise UsageError("an address with a password in it would be remembered", where=where, fix="leave it out")
     return text
@@ -110,7 +112,7 @@ def read(source: str, settings: Settings) -> bytes:
         from tpu_ops.fleet import web
 
         return web.read(source, shown(source), limit=LARGEST, timeout=timeout)
-    named = f"by key 'snapshot' in {settings.file} or TPU_OPS_SNAPSHOT" if settings.snapshot else "by --from"
+    named = f"with key 'snapshot' in {settings.file} or TPU_OPS_SNAPSHOT" if settings.snapshot else "with --from"
     return _read_file(Path(source), named)
 
 
@@ -161,32 +163,32 @@ def write(destination: str, text: str, settings: Settings) -> None:
             raise UsageError("this is a directory", where=str(path), fix="name a file in it")
         if path.exists() and not path.is_file():
             raise UsageError(
-                "this is no regular file", where=str(path), fix="name another, or one that is not there yet"
+                "this is not a regular file", where=str(path), fix="name another, or one that does not exist yet"
             )
         files.replace(path, text, MODE)
     except OSError as exc:
         raise OpsError(
             f"the snapshot cannot be published: {exc.strerror or exc}",
             where=str(path),
-            fix=f"make the directory {path.parent}, and see that you may write there and that it has space",
+            fix=f"create the directory {path.parent}, and check that you can write there and that it has space",
         ) from exc
 
 
 def _too_large(source: str) -> NoReturn:
-    raise CloudError(f"it has more than {LARGEST // 2**20} MiB", where=source, fix="see that it is a snapshot")
+    raise CloudError(f"it has more than {LARGEST // 2**20} MiB", where=source, fix="check that it is a snapshot")
 
 
 def _read_file(path: Path, named: str) -> bytes:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise CloudError("this is no file", where=str(path), fix="name the file that was published")
+            raise CloudError("this is not a file", where=str(path), fix="name the file that was published")
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
     except OSError as exc:
         raise CloudError(
             f"the published snapshot cannot be read: {exc.strerror or exc}",
             where=str(path),
-            fix=f"ask who publishes it, or name another {named}",
+            fix=f"ask its publisher, or name another {named}",
         ) from exc
     return data if len(data) <= LARGEST else _too_large(str(path))
 

@@ -69,7 +69,7 @@ def make_mux_dir(path: Path) -> None:
         info = path.lstat()
     except OSError as exc:
         raise OpsError(
-            f"the directory of the ssh control sockets cannot be made: {exc.strerror}",
+            f"the directory of the ssh control sockets cannot be created: {exc.strerror}",
             where=str(path),
             fix="set XDG_RUNTIME_DIR to a short directory of your own, or unset it",
         ) from exc

@@ -153,7 +153,7 @@ def install(file: Path, fragment: Path, *, dry_run: bool = False) -> Outcome:
         if there is None and not dry_run:
             files.rewrite(file, with_line(content, fragment))
     warnings = [
-        f"{file}, line {include.number} includes it too, but behind a Host or Match line, where it holds for these only"
+        f"{file}, line {include.number} includes it too, but after a Host or Match line, where it applies to those only"
         for include in ours
         if include.conditional
     ]
@@ -199,7 +199,7 @@ def unseen(file: Path, workers: Sequence[Worker]) -> str:
     for path in (path for include in found for path in include.files):
         # ssh would wait for a pipe for ever, or read a device without end.
         if path.exists() and not path.is_file() and str(path) != os.devnull:
-            return f"ssh cannot be asked whether it finds the workers: {path}, which is included, is no regular file"
+            return f"ssh cannot be asked whether it finds the workers: {path}, which is included, is not a regular file"
     for worker in workers:
         try:
             done = subprocess.run(
@@ -239,7 +239,7 @@ def _shadows(found: Sequence[Include], fragment: Path, number: int) -> Iterator[
                 first, second = (
                     ("another fleet's", "this one's") if include.number < number else ("this fleet's", "that one's")
                 )
-                yield f"{file} is included as well: {names} means {first}, {second} of that name is out of reach"
+                yield f"{file} is included as well: {names} means {first}, and {second} of that name is out of reach"
 
 
 def _text(file: Path) -> str:

@@ -216,7 +216,7 @@ class Files(NamedTuple):
                 NotADirectoryError: "set TPU_OPS_STATE to a directory",
                 PermissionError: "make it readable, or set TPU_OPS_STATE to another directory",
             }
-            fix = fixes.get(type(exc), "move it away: it is made anew")
+            fix = fixes.get(type(exc), "move it away: it will be recreated")
             raise OpsError(f"cannot read the fleet's state: {exc.strerror}", where=str(path), fix=fix) from exc
 
     @contextmanager
@@ -299,7 +299,7 @@ def unwritable(path: Path, exc: OSError) -> UnwritableError:
     in_the_way = exc.errno in (errno.EISDIR, errno.EEXIST, errno.EINVAL)
     fix = "move away the file in this path, or set TPU_OPS_STATE to a directory"
     if exc.errno != errno.ENOTDIR:
-        fix = "move away what is there: it is made anew" if in_the_way else files.TO_WRITE
+        fix = "move away what is there: it will be recreated" if in_the_way else files.TO_WRITE
     return UnwritableError(
         f"cannot write the fleet's state: {exc.strerror or exc}",
         where=str(exc.filename or path) if in_the_way else str(path),

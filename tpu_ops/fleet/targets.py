@@ -53,8 +53,8 @@ def select(
             case _:
                 chosen ^= hosts
     if not chosen:
-        fix = "name workers that are left once its operators (, ! & ^) are applied"
-        raise UsageError("the target means no worker", where=f"target {shortened(target)}", fix=fix)
+        fix = "check its operators (, ! & ^): they leave no worker"
+        raise UsageError("the target matches no worker", where=f"target {shortened(target)}", fix=fix)
     return [worker for worker in workers if worker.host in chosen]
 
 
@@ -121,7 +121,7 @@ class _Names:
 
     def _hint(self, name: str) -> str:
         if name in self._groups():
-            return f"{'all workers are' if name == 'all' else 'that is a group:'} @{name}"
+            return f"{'for all workers, write' if name == 'all' else 'that is a group: write'} @{name}"
         label, dash, index = name.rpartition("-w")
         if dash and index.isascii() and index.isdecimal() and label in self.nodes:
             count = len(self.nodes[label])
@@ -130,7 +130,7 @@ class _Names:
             return f"did you mean {' or '.join(close)}? `tpu_ops refresh` looks for new nodes"
         if self.nodes:
             return f"known nodes: {texts.some(sorted(self.nodes))}; `tpu_ops refresh` looks for new ones"
-        return "the fleet has no worker: `tpu_ops create` makes a node, `tpu_ops refresh` looks for new ones"
+        return "the fleet has no workers: `tpu_ops create` creates a node, `tpu_ops refresh` looks for new ones"
 
 
 def alike(name: str, known: Iterable[str]) -> list[str]:
@@ -184,6 +184,8 @@ def _fold_out(part: str, target: str) -> Iterable[str]:
     except (NodeSetException, GroupResolverError) as exc:
         # Of groups and wildcards ClusterShell says no more than the name of the source that it has not.
         what = (
-            f"not a node set: {exc}" if isinstance(exc, NodeSetException) else "a group or wildcard takes no brackets"
+            f"not a node set: {exc}"
+            if isinstance(exc, NodeSetException)
+            else "a group or wildcard cannot have brackets"
         )
         raise UsageError(what, where=f"target {shortened(target)}", fix="write it as pod-w[0-3]") from exc

@@ -55,7 +55,7 @@ class Fleet(NamedTuple):
         """How old it is, for people, as in ``published 12 min ago at gs://bucket/fleet.json``."""
         when = texts.ago(self.asked_at, time.time())
         if not self.source:
-            return f"asked from the API {when}"
+            return f"read from the API {when}"
         from tpu_ops.fleet import sources
 
         return f"published {when} at {sources.shown(self.source)}"

@@ -82,7 +82,7 @@ def _read(url: str, where: str, *, limit: int, timeout: float) -> bytes:
                     raise TimeoutError(f"it did not end within {timeout:g} s")
     except urllib.error.HTTPError as exc:
         with exc:
-            raise CloudError(f"{_FAILED}: HTTP {exc.code}", where=where, fix="ask who publishes it") from exc
+            raise CloudError(f"{_FAILED}: HTTP {exc.code}", where=where, fix="ask its publisher") from exc
     except (OSError, http.client.HTTPException, ValueError) as exc:
         reason = getattr(exc, "reason", "") or exc
         raise CloudError(f"{_FAILED}: {reason}", where=where, fix="check the address and the network") from exc

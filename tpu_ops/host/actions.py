@@ -37,8 +37,8 @@ def require_protocol(request: Dict[str, Any]) -> None:
         older = isinstance(spoken, int) and spoken < PROTOCOL
         raise Refused(
             "invalid",
-            "this worker's launcher speaks version {}, the controller {}".format(PROTOCOL, spoken),
-            "update tpu_ops on the controller" if older else "run site.yml again with the controller's version",
+            "this worker's launcher has protocol version {}, the controller {}".format(PROTOCOL, spoken),
+            "update tpu_ops on the controller" if older else "update the workers: run site.yml from the controller",
         )
 
 
@@ -69,8 +69,8 @@ def require_right(person: Person) -> None:
         return
     # Somebody else's rule may name the person. Of another than whoever calls it, sudo looks the groups up.
     if not _sudo_agrees(person, ["-n", "-l", "-U", person.name, "--", os.path.abspath(sys.argv[0])]):
-        message = "{} may not use this worker's launcher: only the groups that this session began with let them"
-        fix = "whoever configures the workers gives that right, by `sudo: launcher` in users_people"
+        message = "{} is no longer allowed to use this worker's launcher; only this session's old groups allow it"
+        fix = "whoever configures the workers grants that, with `sudo: launcher` in users_people"
         raise Refused("denied", message.format(person.name), fix)
 
 
@@ -84,7 +84,7 @@ def runs_as(asker: Person, name: str) -> Person:
         return asker
     person = by_name(name)
     if not has_full_sudo(asker):
-        message = "{} may not run as {}: that needs sudo for everything, without a password".format(asker.name, name)
+        message = "{} is not allowed to run as {}: that needs full passwordless sudo".format(asker.name, name)
         raise Refused("denied", message, "leave out --user, or ask {} to start it".format(name))
     return person
 
@@ -135,7 +135,7 @@ def _sudo_agrees(person: Person, words: list[str], before: Callable[[], None] | 
 def held(holder: Dict[str, Any]) -> Refused:
     """Return the refusal that names who has this worker."""
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"]))
-    message = "run {} of {} is on this worker since {}".format(holder["run_id"], holder["person"], since)
+    message = "run {} of {} has held this worker since {}".format(holder["run_id"], holder["person"], since)
     fix = "wait for it, or `tpu_ops stop {}`".format(holder["run_id"])
     return Refused("held", message, fix, holder=holder)
 
@@ -221,7 +221,7 @@ def _check_earlier(earlier: Dict[str, Any] | None, data: Dict[str, Any], person:
         raise Refused("held", "run {} was stopped by {}".format(run_id, earlier["stop_requested_by"]))
     if data["attempt"] <= earlier["attempt"]:
         message = "attempt {} of run {} has been on this worker before".format(earlier["attempt"], run_id)
-        raise Refused("held", message, "`tpu_ops status {}` tells how it is".format(run_id))
+        raise Refused("held", message, "`tpu_ops status {}` shows its state".format(run_id))
 
 
 def _of_attempt(record: Dict[str, Any] | None, data: Dict[str, Any]) -> Dict[str, Any] | None:
@@ -261,9 +261,9 @@ def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller)
         if holder is not None and holder["run_id"] != data["run_id"]:
             raise held(holder)
         if "already" not in text:
-            raise Refused("failed", text, "journalctl -u {} on this worker says more".format(unit.UNIT))
+            raise Refused("failed", text, "journalctl -u {} on this worker shows more".format(unit.UNIT))
         if time.monotonic() > deadline:
-            fix = "`systemctl status {0}` on this worker says by what; `sudo systemctl stop {0}` ends it"
+            fix = "`systemctl status {0}` on this worker shows by what; `sudo systemctl stop {0}` ends it"
             raise Refused("held", "the unit {} is taken: {}".format(unit.UNIT, text), fix.format(unit.UNIT))
         caller.pause(_POLL)
 
@@ -313,7 +313,7 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
         caller.pause(_POLL)
     record = store.observe(run_id)
     if record is None or record["attempt"] < (request.get("attempt") or 0):
-        raise Refused("missing", "this worker knows no run {}".format(run_id))
+        raise Refused("missing", "this worker does not know run {}".format(run_id))
     intent = _intent(request, person)
     supervisor = record["supervisor"]
     alive = record["state"] != "lost" and proc.start_time(supervisor["pid"]) == supervisor["start"]
@@ -387,7 +387,7 @@ def _intent(request: Dict[str, Any], person: Person) -> Dict[str, Any]:
     grace = request.get("grace")
     if grace is not None:
         if not 0 <= grace <= spec.MAX_GRACE:
-            raise Refused("invalid", "the grace is not within 0 and {:.0f} s".format(spec.MAX_GRACE))
+            raise Refused("invalid", "the grace period is not between 0 and {:.0f} s".format(spec.MAX_GRACE))
         intent["grace"] = grace
     return intent
 
@@ -431,7 +431,7 @@ def _await_end(store: Store, asked: Dict[str, Any], grace: float, caller: Caller
         now = time.monotonic()
         if asked_systemd and now - asked_systemd > _KILL_LIMIT:
             text = "run {} did not end within {:.0f} s, nor by SIGKILL".format(run_id, now - begun)
-            raise Refused("failed", text, "what waits inside the kernel (`ps -o stat,pid,cmd`, state D) takes a reboot")
+            raise Refused("failed", text, "what waits inside the kernel (`ps -o stat,pid,cmd`, state D) needs a reboot")
         if not asked_systemd and now - begun > _limit(record, grace):
             unit.call(["systemctl", "kill", "--signal=KILL", unit.UNIT], _SYSTEMD_LIMIT)
             asked_systemd = time.monotonic()

@@ -35,9 +35,9 @@ class NotReady(Exception):
 def _hint(name: bytes) -> str:
     """Return what somebody may have meant by the name of a program that is none, in words that follow the problem."""
     if name.endswith(b".py"):
-        return "; to have it read by Python: -- python {}".format(os.fsdecode(name))
+        return "; to run it with Python: -- python {}".format(os.fsdecode(name))
     if b"=" in name and os.fsdecode(name.partition(b"=")[0]).isidentifier():
-        return "; a variable is given by --env NAME=VALUE"
+        return "; set a variable with --env NAME=VALUE"
     if name in _SHELL_BUILTINS or any(mark in name for mark in b" \n;|&<>$*~"):
         return "; for a shell line: --shell -- 'LINE'"
     return ""
@@ -53,7 +53,7 @@ def find_program(name: bytes, path: bytes) -> bytes:
     if b"/" in name:
         if os.path.isfile(name) and os.access(name, os.X_OK):
             return name
-        raise NotReady("{} is no executable file{}".format(os.fsdecode(name), line))
+        raise NotReady("{} is not an executable file{}".format(os.fsdecode(name), line))
     for folder in path.split(b":"):
         candidate = os.path.join(folder or b".", name)
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
@@ -129,7 +129,7 @@ class Child:
         _end(pid)
         raise NotReady(
             "no answer within {:.0f} s from its working directory {} or where {} is looked for: "
-            "is a mount there whose server is gone?".format(LIMIT, cwd, argv[0])
+            "is the server of a mount there gone?".format(LIMIT, cwd, argv[0])
         )
 
     def go(self) -> str:

@@ -68,7 +68,7 @@ def unlock(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, A
     uid = _allowed(person, request.get("user") or "")
     grace = GRACE if request.get("grace") is None else request["grace"]
     if not 0 <= grace <= MAX_GRACE:
-        raise Refused("invalid", "the grace is not within 0 and {:.0f} s".format(MAX_GRACE))
+        raise Refused("invalid", "the grace period is not between 0 and {:.0f} s".format(MAX_GRACE))
     meant = request.get("processes")
     doomed = [
         entry
@@ -102,7 +102,7 @@ def _allowed(person: Person, user: str) -> int:
     if not user or user == person.name:
         return person.uid
     if not person.is_admin:
-        text = "{} is no administrator of this host and may not end processes of {}"
+        text = "{} is not an administrator of this host and cannot end processes of {}"
         raise Refused("denied", text.format(person.name, user), "ask {} or an administrator".format(user))
     try:
         return pwd.getpwnam(user).pw_uid

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 CONFIG = "/etc/tpu_ops/launcher.json"
 #: What helps where a file is missing that the configuration names.
-FILES_FIX = "run site.yml again on this host; the files of launcher_environment_files are yours to bring"
+FILES_FIX = "run site.yml again on this host; you provide the files of launcher_environment_files yourself"
 #: Where the supervisors of a run meet, first and last port: below the ports that the kernel gives away.
 PORTS = (8500, 8519)
 EPHEMERAL = 32768
@@ -57,7 +57,7 @@ def _ports(first: int, last: int) -> range:
     """
     ports = range(first, last + 1)
     if not UNPRIVILEGED <= first <= last < EPHEMERAL or any(port in ports for port in TAKEN_PORTS):
-        text = "ports: [{}, {}] is no range of 1024 to {} without {}"
+        text = "ports: [{}, {}] is not a range within 1024 to {} without {}"
         raise ValueError(text.format(first, last, EPHEMERAL - 1, ", ".join(map(str, TAKEN_PORTS))))
     return ports
 
@@ -70,7 +70,7 @@ def coordinator_port(env: Mapping[bytes, bytes]) -> int:
     """
     text = env.get(b"JAX_COORDINATOR_PORT", b"8482").decode("ascii", "replace")
     if not text.isdigit() or not 0 < int(text) < 65536:
-        raise Refused("invalid", "JAX_COORDINATOR_PORT={} is no port".format(text))
+        raise Refused("invalid", "JAX_COORDINATOR_PORT={} is not a port".format(text))
     # The supervisor, which is root, keeps it for whoever asks.
     if int(text) < UNPRIVILEGED:
         why = "JAX_COORDINATOR_PORT={} is a privileged port: name one from {} to 65535"

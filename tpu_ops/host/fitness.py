@@ -72,7 +72,7 @@ def faults(facts: Dict[str, Any], chips: int, *, force: bool = False) -> list[Di
 
     venv = facts["venv"]
     if venv["path"] and not venv["exists"]:
-        fix = "name one that is there by --venv, or leave --venv out" if venv["asked"] else ""
+        fix = "name an existing one with --venv, or leave --venv out" if venv["asked"] else ""
         add("environment", "no environment at {}".format(venv["path"]), fix)
     for path, there in facts["environment_files"].items():
         if not there:
@@ -80,12 +80,12 @@ def faults(facts: Dict[str, Any], chips: int, *, force: bool = False) -> list[Di
             add("environment", problem, environment.FILES_FIX)
     there = len(facts["chips"])
     if there < chips:
-        shown = "no chip's device file" if not there else "device files of {} chip{}".format(there, "s" * (there > 1))
+        shown = "no chip device files" if not there else "device files of {} chip{}".format(there, "s" * (there > 1))
         add("chips", "{}, {} expected".format(shown, chips), "reboot it, or recreate the node")
     holder = facts.get("holder")
     if holder:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"]))
-        problem = "run {} of {} is on it since {}".format(holder["run_id"], holder["person"], since)
+        problem = "run {} of {} has held it since {}".format(holder["run_id"], holder["person"], since)
         add("free", problem, "wait for it, or `tpu_ops stop {}`".format(holder["run_id"]))
     for process in facts["holders"] if not holder else ():
         problem = "its chips are held by pid {pid} of {user}: {command}".format(**process)

@@ -45,7 +45,7 @@ def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int
     run_id = check_run_id(request.get("run_id"))
     record = store.observe(run_id)
     if record is None:
-        raise wire.Refused("missing", "this worker knows no run {}".format(run_id))
+        raise wire.Refused("missing", "this worker does not know run {}".format(run_id))
     wire.answer(sink, request["marker"], {"ok": True, "record": record})
     with _log_of(store, record, caller) as directory:
         _send(request, _Attempt(store, record), directory, caller, sink)

@@ -84,7 +84,7 @@ class Reader:
         try:
             value = json.loads(body.decode("ascii"))
         except (ValueError, RecursionError) as exc:
-            raise BadFrame("a frame that is no JSON") from exc
+            raise BadFrame("a frame that is not JSON") from exc
         if not isinstance(value, dict):
-            raise BadFrame("a frame that is no object")
+            raise BadFrame("a frame that is not an object")
         return value

@@ -65,7 +65,7 @@ class Handshake:
             raise NotTrusted("another version, run or attempt")
         rank = hello.get("rank")
         if type(rank) is not int or not 0 < rank < world_size:
-            raise NotTrusted("no rank of this run")
+            raise NotTrusted("not a rank of this run")
         self.rank = rank
         self._write_down(_nonce(hello), self._own)
         return {"nonce": self._own.hex(), "proof": self._mac(b"hub").hex()}

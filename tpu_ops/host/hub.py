@@ -109,7 +109,7 @@ class Hub(Networked):
         try:
             self._held = listen(team.address, coordinator)
         except OSError as exc:
-            text = "port {}, where the coordinator is to listen, cannot be used: {}; `ss -ltnp` there says by whom"
+            text = "port {}, where the coordinator is to listen, cannot be used: {}; `ss -ltnp` there shows by what"
             raise NotReady(text.format(coordinator, exc.strerror or exc)) from exc
         try:
             self._listener = listen_within(team.address, ports)
@@ -242,7 +242,7 @@ class Hub(Networked):
         elif value.get("say") == "done":
             member.done = True
         elif value.get("say") == "ready" and value.get("digest") != self.team.digest:
-            self._referee.refused(rank, "it was given another spec than rank 0")
+            self._referee.refused(rank, "it was given a different spec than rank 0")
         else:
             at = now
             if member.offset is not None and "at" in value:

@@ -45,8 +45,8 @@ class Intents:
                 faults.append("{}: {}".format(os.path.dirname(path), exc.strerror or exc))
             else:
                 return
-        message = "it cannot be recorded that run {} is to end: {}".format(run_id, "; ".join(faults))
-        raise Refused("failed", message, "`df -h -i /run /var/lib` on this worker tells which disk is full")
+        message = "the request to end run {} cannot be recorded: {}".format(run_id, "; ".join(faults))
+        raise Refused("failed", message, "`df -h -i /run /var/lib` on this worker shows which disk is full")
 
     def take(self, run_id: str, only: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """Return the recorded intent and remove it; None where nobody recorded one.

@@ -195,7 +195,7 @@ class Logger(threading.Thread):
                     self._waiting -= len(piece)
                     self._changed.notify_all()
             elif self._missed:
-                self.fault = self.fault or "the disk did not take it in time"
+                self.fault = self.fault or "the disk could not store it in time"
                 self._close()
                 with self._changed:
                     self._drop(self._missed)

@@ -54,7 +54,7 @@ class Peer(Networked):
         except _Over:
             return
         except _TurnedAway:
-            text = "{} waits for no rank any more: the run was given up, or a firewall is in the way"
+            text = "{} no longer waits for ranks: the run was given up, or a firewall is in the way"
             self._order(do="abort", reason=self._problem or text.format(self._hub), ranks=self._own_fault)
         except Gone as exc:
             self._lost(str(exc))
@@ -88,7 +88,7 @@ class Peer(Networked):
             _TurnedAway: It does not listen any more.
             _Over: Somebody ends the run meanwhile.
         """
-        why = "no attempt"
+        why = "no connection was tried"
         while time.monotonic() < self._deadline:
             try:
                 line = self._connected()
@@ -182,7 +182,7 @@ class Peer(Networked):
                 raise Gone("nothing heard for {:g} s".format(self.team.lease))
             if not self._going and not self._decided and now > self._deadline:
                 line.reset()
-                raise Gone("no word to go within {:g} s".format(self.team.barrier))
+                raise Gone("no word to start within {:g} s".format(self.team.barrier))
 
     def _receive(self, line: Line) -> None:
         line.receive()

@@ -79,7 +79,7 @@ def by_name(name: str) -> Person:
     try:
         return Person(pwd.getpwnam(name))
     except KeyError:
-        fix = "who is in `users_people` has an account once the worker is configured: tpu_ops configure"
+        fix = "people in `users_people` get an account when the worker is configured: tpu_ops configure"
         raise Refused("missing", "there is no user {} on this worker".format(name), fix) from None
 
 
@@ -113,6 +113,6 @@ def require_control(person: Person, owner_uid: int, owner_name: str, force: bool
         raise Refused("denied", "the run belongs to {}".format(owner_name), "ask them, or use --force")
     raise Refused(
         "denied",
-        "the run belongs to {}, and {} is no administrator of this host".format(owner_name, person.name),
+        "the run belongs to {}, and {} is not an administrator of this host".format(owner_name, person.name),
         "ask {} or an administrator to stop it".format(owner_name),
     )

@@ -82,7 +82,7 @@ def _kept(path: str) -> Refused:
     others = [named.format(**entry) for entry in proc.holders(paths=[path]) if entry["pid"] != os.getpid()]
     message = "{} has been locked by another process for {:.0f} s".format(path, LOCK_LIMIT)
     message += "; it is open in {}".format(", ".join(others)) if others else ""
-    fix = "try again, as a start that is at work lets go of it by itself; `sudo fuser -v {}` tells what to end else"
+    fix = "try again: a start in progress lets go of it by itself; else `sudo fuser -v {}` shows what to end"
     return Refused("failed", message, fix.format(path))
 
 

@@ -161,12 +161,12 @@ class Referee:
             self._decide_failure(silent)
         elif now < self._skewed:
             self._deadline = self._skewed
-            text = "{} has ended with exit code 0, {} still run; all are ended {:.0f} s after it"
+            text = "{} has exited with code 0; those still running ({}) will be ended {:.0f} s after it"
             left = len(self._workers) - len(self._finished)
             self._note(text.format(self.name(self._earliest()), left, self._skew))
         else:
             early = self._earliest()
-            cause = "ended with exit code 0 while others went on for {:.0f} s".format(self._skew)
+            cause = "exited with code 0 while others kept running for {:.0f} s".format(self._skew)
             self._end(kind="skew", reason="{} {}".format(self.name(early), cause), first=self._first(early, cause))
 
     # --- what follows ---------------------------------------------------------------------------------------
@@ -191,16 +191,18 @@ class Referee:
         if len(self._workers) > 2 and unheard == set(range(1, len(self._workers))):
             # All others at once: it is this host that has lost its network.
             first = Failure(0, first.at, 0, "lost contact with all other workers")
-        self._note("{} failed: {}; all ranks are ended".format(self.name(first.rank), first.cause))
+        self._note("{} failed: {}; ending all ranks".format(self.name(first.rank), first.cause))
         known = set(self._finished) | {failure.rank for failure in self._failures}
         unknown = {rank: seconds for rank, seconds in sorted((silent or {}).items()) if rank not in known}
         if unknown:
             # Within the lease it may be late for another reason, and so nothing more is said of it. In one note for
             # all, as each is written to the disk before anything is ended.
             if len(unknown) == 1:
-                text = "{} has not been heard for {:.0f} s: where its host is gone, that came before the failure"
+                text = "{} has not been heard from for {:.0f} s: if its host is gone, that came before the failure"
             else:
-                text = "not heard for at least {1:.0f} s: {0}; where such a host is gone, that came before the failure"
+                text = (
+                    "not heard from for at least {1:.0f} s: {0}; if such a host is gone, that came before the failure"
+                )
             self._note(text.format(self._names(list(unknown)), min(unknown.values())))
         reason = "{} failed: {}".format(self.name(first.rank), first.cause)
         self._end(kind="failed", reason=reason, first=self._first(first.rank, first.cause))

@@ -68,7 +68,7 @@ def check(data: Any) -> dict[str, Any]:
         Refused: A key is missing, unknown or of the wrong type, or a value cannot be carried out.
     """
     if not isinstance(data, dict):
-        raise Refused("invalid", "the spec is no object")
+        raise Refused("invalid", "the spec is not an object")
     if set(data) != set(_KEYS):
         wrong = sorted(set(data) ^ set(_KEYS))
         raise Refused("invalid", "the spec's keys are not those of this version: {}".format(", ".join(wrong)))
@@ -81,7 +81,7 @@ def check(data: Any) -> dict[str, Any]:
         raise Refused("invalid", "rank {} of {}".format(data["rank"], data["world_size"]))
     for key in ("grace_failure", "grace_stop"):
         if not 0 <= data[key] <= MAX_GRACE:
-            raise Refused("invalid", "the spec's {} is not within 0 and {:.0f} s".format(key, MAX_GRACE))
+            raise Refused("invalid", "the spec's {} is not between 0 and {:.0f} s".format(key, MAX_GRACE))
     _check_team(data)
     _check_command(data)
     return data
@@ -90,7 +90,7 @@ def check(data: Any) -> dict[str, Any]:
 def _check_team(data: dict[str, Any]) -> None:
     for key, (least, most) in _TIMES.items():
         if not least <= data[key] <= most:
-            raise Refused("invalid", "the spec's {} is not within {:.0f} and {:.0f} s".format(key, least, most))
+            raise Refused("invalid", "the spec's {} is not between {:.0f} and {:.0f} s".format(key, least, most))
     if len(data["workers"]) != data["world_size"] or not all(isinstance(name, str) for name in data["workers"]):
         raise Refused("invalid", "the spec does not name {} workers".format(data["world_size"]))
     if not 0 < data["slices"] <= data["world_size"] or data["world_size"] % data["slices"]:
@@ -112,7 +112,7 @@ def _check_command(data: dict[str, Any]) -> None:
             raise Refused("invalid", "arguments and environment are text without NUL bytes")
     for name in list(data["env"]) + list(data["secrets"]):
         if not _ENV_NAME.fullmatch(name):
-            raise Refused("invalid", "{!r} is no name of an environment variable".format(name))
+            raise Refused("invalid", "{!r} is not a name of an environment variable".format(name))
     for name, value in data["secrets"].items():
         if len(encode(value)) > MAX_SECRET:
             raise Refused("invalid", "the secret {} has more than {} bytes".format(name, MAX_SECRET))
@@ -120,7 +120,7 @@ def _check_command(data: dict[str, Any]) -> None:
 
 def _check_net(net: dict[str, Any], rank: int) -> None:
     if set(net) != set(_NET) or not all(type(net[key]) is kind for key, kind in _NET.items()):
-        raise Refused("invalid", "the spec's net has not the keys of this version")
+        raise Refused("invalid", "the spec's net does not have the keys of this version")
     import ipaddress
 
     try:
@@ -140,7 +140,7 @@ def check_run_id(text: Any) -> str:
         Refused: It is none.
     """
     if not isinstance(text, str) or not RUN_ID.fullmatch(text):
-        raise Refused("invalid", "{!r} is no run id".format(text))
+        raise Refused("invalid", "{!r} is not a run id".format(text))
     return text
 
 
@@ -183,7 +183,7 @@ def put(run_dir: str, spec: dict[str, Any], uid: int, asked_by: int, marker: str
         os.link(written, path)
     except FileExistsError:
         text = "run {} is being started here already".format(spec["run_id"])
-        fix = "wait for that start; where it died, this one can be made {:.0f} s after it".format(STALE_AFTER)
+        fix = "wait for that start; if it died, start this one {:.0f} s after it".format(STALE_AFTER)
         raise Refused("held", text, fix) from None
     finally:
         os.unlink(written)

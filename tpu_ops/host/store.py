@@ -292,7 +292,7 @@ class Store:
         if record is None or record["state"] in FINAL:
             return record
         if not self.of_this_boot(record):
-            return dict(record, state="lost", reason="the host was restarted while the run was on")
+            return dict(record, state="lost", reason="the host was restarted while the run was active")
         supervisor = record["supervisor"]
         if proc.start_time(supervisor["pid"]) != supervisor["start"]:
             return dict(record, state="lost", reason="the supervisor ended without a final record")

@@ -121,7 +121,7 @@ class Supervisor:
                 self.store.prepare(self.run_id, person["uid"], by_uid(person["uid"]).gid)
                 self.store.write(self.record)
         except OSError as exc:
-            text = "no record or log can be kept in {0}: {1}; `df {0}` tells how full that disk is"
+            text = "no record or log can be kept in {0}: {1}; `df {0}` shows how full that disk is"
             raise NotReady(text.format(self.store.runs_dir, exc.strerror or exc)) from exc
         finally:
             spec.discard(self.store.run_dir, self.run_id, self.record["marker"])
@@ -164,7 +164,7 @@ class Supervisor:
         Raises:
             NotReady: One has to stay.
         """
-        text = "{} would have libtpu give up: {}; end what has it open, or remove it as root"
+        text = "{} would make libtpu fail: {}; end what has it open, or remove it as root"
         for path, fault in chips_after(unit.starting)["lockfile_faults"].items():
             raise NotReady(text.format(path, fault))
 

@@ -152,7 +152,7 @@ def parse_request(line: bytes) -> dict[str, Any]:
     except RecursionError:
         raise Refused("invalid", "the request is nested too deeply") from None
     if not isinstance(request, dict) or not _MARKER.fullmatch(str(request.get("marker", ""))):
-        raise Refused("invalid", "the request carries no marker")
+        raise Refused("invalid", "the request has no marker")
     if not isinstance(request.get("action"), str):
         raise Refused("invalid", "the request names no action")
     return request
@@ -174,7 +174,7 @@ def check_request(request: dict[str, Any]) -> None:
         if isinstance(value, int) and abs(value) >= _TOO_MUCH:
             raise Refused("invalid", "the request's {} is too large".format(key))
         if isinstance(value, str) and not _is_text(value):
-            raise Refused("invalid", "the request's {} is no text without NUL bytes".format(key))
+            raise Refused("invalid", "the request's {} is not a text without NUL bytes".format(key))
 
 
 def _is_text(value: str) -> bool:

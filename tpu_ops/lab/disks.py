@@ -158,9 +158,9 @@ def attach(folder: Path, disk: DataDisk) -> None:
                 os.truncate(stream.fileno(), SIZE)
     except OSError as exc:
         raise DiskError(
-            f"its file cannot be made: {exc.strerror or exc}",
+            f"its file cannot be created: {exc.strerror or exc}",
             where=f"data disk {disk.source}, {file}",
-            fix="make room or make it writable, then try again",
+            fix="free some space or make it writable, then try again",
         ) from exc
     _losetup("--find", *(["--read-only"] if disk.read_only else []), str(file), what=f"data disk {disk.source}")
 
@@ -220,5 +220,5 @@ def _losetup(*args: str, what: str) -> None:
         raise DiskError(
             f"losetup failed: {said.splitlines()[-1]}",
             where=what,
-            fix="loop devices need a kernel that has them, and root or sudo without a password",
+            fix="loop devices need a kernel that has them, and root or passwordless sudo",
         )

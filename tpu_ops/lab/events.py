@@ -23,7 +23,7 @@ def workers(lab: Instance) -> list[dict[str, Any]]:
     rows = call(lab, "GET", "/lab/workers")["workers"]
     if not isinstance(rows, list):
         raise CloudError(
-            "the lab's API gave no list of workers", where="/lab/workers", fix="start it again: `tpu_ops lab up`"
+            "the lab's API returned no list of workers", where="/lab/workers", fix="start it again: `tpu_ops lab up`"
         )
     found = []
     for row in rows:
@@ -43,7 +43,7 @@ def node_name(lab: Instance, node: str, zone: str | None) -> str:
         raise UsageError(
             f"{'no node' if not found else 'more than one node'} of the lab is named {node!r}",
             where=f"lab {lab.name!r}",
-            fix="`tpu_ops lab status` lists them; --zone tells two of one name apart",
+            fix="`tpu_ops lab status` lists them; --zone tells two of the same name apart",
         )
     return found.pop()
 
@@ -70,7 +70,7 @@ def maintain(lab: Instance, name: str) -> None:
             raise CloudError(
                 f"the maintenance event did not end within {MAINTENANCE_TIMEOUT:.0f} s",
                 where=name,
-                fix="`tpu_ops lab status` shows its state; the event goes on",
+                fix="`tpu_ops lab status` shows its state; the event continues",
             )
         operation = call(lab, "POST", f"/v2/{operation['name']}:wait", {"timeout": f"{_WAIT}s"}, timeout=_WAIT + 20)
     if failure := operation.get("error"):

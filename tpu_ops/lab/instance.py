@@ -98,7 +98,7 @@ def instance(environ: Mapping[str, str] = os.environ) -> Instance:
     name = environ.get("TPU_OPS_LAB") or "default"
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name for a lab",
+            f"{name!r} is not a name for a lab",
             where="TPU_OPS_LAB",
             fix="use up to 16 lower-case letters and digits",
         )
@@ -227,7 +227,7 @@ def writing(lab: Instance) -> Iterator[None]:
         raise OpsError(
             f"cannot write the lab's files: {exc.strerror or exc}",
             where=str(exc.filename or lab.directory),
-            fix="make room or make it writable, then run this again; or set TPU_OPS_STATE to another directory",
+            fix="free some space or make it writable, then run this again; or set TPU_OPS_STATE to another directory",
         ) from exc
 
 
@@ -280,7 +280,7 @@ def _serving(
             raise OpsError(
                 f"the lab's API {reason}: {_tail(lab.log_file)}",
                 where=str(lab.log_file),
-                fix="mend what the log names, then run `tpu_ops lab up` again",
+                fix="correct what the log names, then run `tpu_ops lab up` again",
             )
         time.sleep(0.05)  # polls for the process's first line until the deadline
     endpoints = Endpoints(**json.loads(text))

@@ -135,4 +135,6 @@ def _create(engine: Engine, instance: str, kind: str) -> IPv4Network:
             taken.append(subnet)
         else:
             return subnet
-    raise OpsError(f"the engine refused eight subnets for {network_name(instance, kind)}", fix="look at its own log")
+    raise OpsError(
+        f"the engine refused eight subnets for {network_name(instance, kind)}", fix="look at the engine's own log"
+    )

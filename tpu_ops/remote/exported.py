@@ -30,9 +30,9 @@ def inventories(own: Path, environ: Mapping[str, str] = os.environ) -> list[str]
     found = [files.expanded(os.path.expandvars(entry), VARIABLE).absolute() for entry in entries]
     if found and not any(_is_of(path, own.absolute()) for path in found):
         raise UsageError(
-            f"{VARIABLE} names other machines than those of this fleet, and Ansible would run on them",
+            f"{VARIABLE} names machines other than this fleet's, and Ansible would run on them",
             where=f"{given}, and the fleet's file is {own}",
-            fix=f"`unset {VARIABLE}`, or name the fleet that is meant with --fleet",
+            fix=f"`unset {VARIABLE}`, or name the fleet that you mean with --fleet",
         )
     return [str(path) for path in found]
 

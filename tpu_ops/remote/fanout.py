@@ -305,7 +305,7 @@ def _spent(limit: float, begun: float, deadline: asyncio.Timeout) -> str:
         deadline: When they were over.
     """
     besides = (deadline.when() or begun) - begun - limit
-    return f"{limit:g} s" + (f", besides {besides:.1f} s for its turn and its address" if besides > 0.1 else "")
+    return f"{limit:g} s" + (f", plus {besides:.1f} s for its turn and its address" if besides > 0.1 else "")
 
 
 def _all_of(exc: Exception) -> Iterator[Exception]:

@@ -43,7 +43,7 @@ def home() -> Path:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError as exc:
         raise OpsError(
-            "this user has no entry in the password file, and so no home that ssh looks into",
+            "this user has no entry in the password file, and so no home directory for ssh",
             where=f"user id {os.getuid()}",
             fix="run this as a user that has one",
         ) from exc
@@ -221,7 +221,7 @@ def _host_key_reason(name: str, what: str) -> str:
         return f"the host key of {name}, through which it is reached, {how}; log in there once yourself: ssh {name}"
     if changed:
         return (
-            "host key verification failed: another key answers than the one that is known; "
+            "host key verification failed: the worker answers with a key other than the known one; "
             "`tpu_ops refresh --verify-keys` compares it with the published one"
         )
     return "host key verification failed: no host key is known (`tpu_ops refresh` learns one that is published)"

@@ -389,7 +389,7 @@ def message_of(result: Mapping[str, Any]) -> str:
     said = [str(result.get(key) or "").strip() for key in keys]
     generic = ("non-zero return code", "MODULE FAILURE")
     telling = [text for text in said if text and not text.startswith(generic)]
-    return _apt_message((telling or [text for text in said if text] or ["it says nothing more"])[0], result)
+    return _apt_message((telling or [text for text in said if text] or ["no reason was given"])[0], result)
 
 
 def _apt_message(message: str, result: Mapping[str, Any]) -> str:

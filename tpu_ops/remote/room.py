@@ -42,7 +42,7 @@ def make(sessions: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
     except (OSError, ValueError) as exc:
         raise OpsError(
-            f"{sessions} sessions at once need {need} open files, and a process may have {hard}",
+            f"{sessions} sessions at once need {need} open files, and a process may have only {hard}",
             where="this machine: the hard limit of open files (ulimit -Hn)",
             fix="raise it (LimitNOFILE= of the service, nofile in /etc/security/limits.conf), or name fewer workers",
         ) from exc

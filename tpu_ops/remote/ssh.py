@@ -325,7 +325,7 @@ class Masters:
 
     def _say_one_by_one(self) -> None:
         if not self._alone:
-            _log.info("the agent that holds the key refuses some of many: connections are opened one after the other")
+            _log.info("the ssh agent refuses some of many requests at once: opening connections one after the other")
 
     async def _open_alone(self, host: str) -> None:
         left = _TRIES
@@ -355,7 +355,7 @@ class Masters:
             # Where that connects, what kept the proxy from it was over in a moment.
             code, said = await quiet(command, OPEN_LIMIT) if reached == 0 else (code, more or said)
         if code is None:
-            waits = "a key may wait for a touch or a passphrase"
+            waits = "a key may be waiting for a touch or a passphrase"
             raise Unreachable(f"no ssh connection within {OPEN_LIMIT:.0f} s ({waits})", late=True)
         if code:
             kind = Unsigned if openssh.unsigned(said) else Unreachable

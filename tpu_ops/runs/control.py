@@ -51,7 +51,7 @@ class Found(NamedTuple):
             return None
         lost = [reply for reply in self.silent if is_lost(reply)]
         who, why = texts.count(len(self.silent), "worker"), (lost or self.silent)[0].problem
-        what = f"{who} could not say whether a run is there: {why}"
+        what = f"{who} could not tell whether a run is active there: {why}"
         where = texts.folded([reply.host for reply in self.silent])
         if not lost:
             fixes = [(reply.fix, reply.host) for reply in self.silent]
@@ -78,14 +78,14 @@ def by_rank(workers: Sequence[Worker], target: str) -> list[Worker]:
         count = found[0].node.worker_count
         if len(found) != count:
             raise UsageError(
-                f"a run takes whole nodes, the target means {len(found)} of the {count} workers of {label}",
+                f"a run needs whole nodes, but the target names only {len(found)} of the {count} workers of {label}",
                 where=f"target {target!r}",
                 fix=f"use {','.join(sorted(slices))}",
             )
     types = {found[0].node.accelerator_type: label for label, found in slices.items()}
     if len(types) > 1:
         said = ", ".join(f"{label} is {kind}" for kind, label in sorted(types.items()))
-        what = f"the slices of one run are of one accelerator type, the target means {len(types)}: {said}"
+        what = f"all slices of a run must be of one accelerator type, but the target has {len(types)}: {said}"
         raise UsageError(what, where=f"target {target!r}", fix="name nodes of one type")
     return [worker for found in slices.values() for worker in found]
 
@@ -110,7 +110,7 @@ async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
     known = records.read(fleet.settings.state_dir, word)
     target = is_target(fleet, word)
     if known and target:
-        raise UsageError(f"{word!r} is a run and a name of workers", where=f"{word!r}", fix="use the node set form")
+        raise UsageError(f"{word!r} is both a run and workers", where=f"{word!r}", fix="name the workers as a node set")
     if known:
         return Found([RunRef(known.run_id, records.hosts_now(known, fleet.workers))])
     if target:
@@ -205,7 +205,7 @@ async def _seen_of(fanout: Fanout, run: RunRef, replies: Mapping[str, Reply]) ->
 def _seen(rank: int, host: str, run_id: str, reply: Reply | None) -> Outcome:
     """Given what a worker says of its newest runs, return the outcome of one rank."""
     if reply is None:
-        return Outcome(rank, host, "unreachable", reason="its node does not serve")
+        return Outcome(rank, host, "unreachable", reason="its node is not READY")
     if not reply.ok:
         return _outcome(rank, reply)
     record = next((record for record in reply.value.get("records", ()) if record["run_id"] == run_id), None)
@@ -226,13 +226,13 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
     silent = [reply for reply in replies.values() if not reply.ok]
     if lost := [reply.host for reply in silent if is_lost(reply)]:
         raise UnreachableError(
-            f"no worker that answers knows a run {run_id!r}",
+            f"none of the workers that answer knows a run {run_id!r}",
             where=f"silent: {texts.folded(lost)}",
             fix="run the same command again once they answer; `tpu_ops list` shows their node's state",
         )
     if silent:
         raise HostError(
-            f"no worker that can say so knows a run {run_id!r}; of the others: {silent[0].problem}",
+            f"none of the workers that can tell knows a run {run_id!r}; the others cannot: {silent[0].problem}",
             where=texts.folded([reply.host for reply in silent]),
             fix=preflight.first_fix([(reply.fix, reply.host) for reply in silent]),
         )
@@ -261,7 +261,7 @@ def _one_of(run_id: str, found: Sequence[Mapping[str, Mapping[str, Any]]]) -> Ma
     if len(on) > 1:
         where = "; ".join(texts.folded(list(one)) for one in on)
         raise UsageError(
-            f"{len(on)} runs are called {run_id}", where=where, fix="name a worker of the one that is meant"
+            f"{len(on)} runs are called {run_id}", where=where, fix="name a worker of the one that you mean"
         )
     return on[0] if on else max(found, key=lambda one: max(float(record["since"]) for record in one.values()))
 
@@ -295,10 +295,11 @@ async def require_free_name(fleet: Fleet, fanout: Fanout, run_id: str, hosts: Se
     replies = await fanout.call({host: {"run_id": run_id} for host in others}, "status", limit=LIMIT)
     on = [host for host, reply in replies.items() if ((reply.ok and reply.value["record"]) or {}).get("state") in ON]
     if on:
-        what, fix = f"a run {run_id} that was started here is on", f"choose another --name, or `tpu_ops stop {run_id}`"
+        what = f"a run {run_id} that was started here is active"
+        fix = f"choose another --name, or `tpu_ops stop {run_id}`"
         raise UsageError(what, where=texts.folded(on), fix=fix)
     if silent := [reply for reply in replies.values() if not reply.ok]:
-        what = f"a run {run_id} was started here on other workers, and they do not say whether it is on"
+        what = f"a run {run_id} was started here on other workers, and they cannot tell whether it is active"
         where = texts.folded([reply.host for reply in silent])
         raise UnreachableError(f"{what}: {silent[0].problem}", where=where, fix="choose another --name")
 

@@ -16,9 +16,9 @@ from tpu_ops.runs.preflight import Fault
 #: Beyond the checks of a start: what is looked at -> what is true of a worker that passes.
 FURTHER = {
     "state": "the nodes are READY",
-    "launcher": "the launcher is the same everywhere",
-    "lockfile": "no lockfile of libtpu is left behind",
-    "preload": "no TCMalloc is loaded into every program",
+    "launcher": "the launcher is the same on all workers",
+    "lockfile": "no stale lockfile of libtpu exists",
+    "preload": "TCMalloc is not loaded into every program",
 }
 CHECKS = {"state": FURTHER["state"], **preflight.CHECKS, **FURTHER}
 
@@ -82,7 +82,7 @@ def further(probes: Mapping[str, Mapping[str, Any]]) -> list[Fault]:
             problem = f"its launcher is {probe['program']}, that of others {usual}"
             found.append(Fault(host, problem, fix, check="launcher"))
         if probe["lockfiles"] and not probe["holders"] and not probe["holder"]:
-            problem = f"{', '.join(probe['lockfiles'])} is there, and nobody holds a chip"
+            problem = f"{', '.join(probe['lockfiles'])} exists, and nobody holds a chip"
             found.append(Fault(host, problem, f"tpu_ops unlock {host}", check="lockfile"))
         for entry in probe["preloads"]:
             if "tcmalloc" in entry["line"]:

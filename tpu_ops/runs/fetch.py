@@ -47,11 +47,11 @@ async def logs(
         folder.mkdir(parents=True, exist_ok=True)
         return await _copied(fanout, run, folder, taken, live=live)
     except (FileExistsError, NotADirectoryError) as exc:
-        what = "the logs cannot be written: it is no directory"
+        what = "the logs cannot be written: this is not a directory"
         raise UsageError(what, where=str(exc.filename or folder), fix="name another place") from exc
     except OSError as exc:
         what = f"the logs cannot be written: {exc.strerror or exc}"
-        raise OpsError(what, where=str(exc.filename or folder), fix="see that the disk has space (df)") from exc
+        raise OpsError(what, where=str(exc.filename or folder), fix="check that the disk has space (df)") from exc
 
 
 async def _copied(fanout: Fanout, run: RunRef, folder: Path, taken: Callable[[str], bool], *, live: bool) -> Copied:

@@ -247,7 +247,7 @@ class Follower:
             held = place.reached_at is not None and now - place.reached_at > HELD
             if place.lost_at is None or held:
                 place.lost_at, place.patient = now, False
-                self._say(f"rank {rank} ({place.host}) does not answer: {problem}; trying for {limit:.0f} s")
+                self._say(f"rank {rank} ({place.host}) does not answer: {problem}; retrying for {limit:.0f} s")
             place.reached_at = None
             self._silent.add(rank)
             self._on()
@@ -257,7 +257,7 @@ class Follower:
                 return Outcome(rank, place.host, state, reason=f"lost contact: {why}" if why == problem else why)
             if now - place.lost_at > limit and not place.patient:
                 place.patient = True
-                self._say(f"rank {rank} ({place.host}) still does not answer; trying while others are followed")
+                self._say(f"rank {rank} ({place.host}) still does not answer; retrying while others are followed")
             await self._fanout.masters.drop(place.host)
             await asyncio.sleep(RETRY_EVERY)
 
@@ -317,7 +317,7 @@ class Follower:
                     self._print(place.rank, place.lines.finish())
                     self._say(
                         f"rank {place.rank}: {missing} bytes before byte {frame.offset} are not in the log on "
-                        f"{place.host}: it was rotated, or the disk did not take it"
+                        f"{place.host}: the log was rotated, or the disk could not store them"
                     )
                 else:
                     self._print(place.rank, place.lines.finish())
@@ -331,7 +331,7 @@ class Follower:
         place.attempt, place.offset, place.notes, place.lines = attempt, 0, 0, Lines()
         if attempt not in self._attempts:
             self._attempts.add(attempt)
-            self._say(f"run {self._run_id}: attempt {attempt} has begun; its lines follow from the beginning")
+            self._say(f"run {self._run_id}: attempt {attempt} has begun; its output follows from the beginning")
 
     def _request(self, place: _Place) -> dict[str, Any]:
         shown = place.rank in self._shown or self._data is not None

@@ -159,5 +159,5 @@ def kept_lockfiles(chips: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     faults = chips.get("lockfile_faults") or {}
     return tuple(
-        f"{path} is kept: {faults.get(path, 'no reason is known')}" for path in chips.get("lockfiles_kept", ())
+        f"{path} was not removed: {faults.get(path, 'reason unknown')}" for path in chips.get("lockfiles_kept", ())
     )

@@ -70,7 +70,7 @@ async def start(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> Non
         OSError: This machine failed, as where it has no more processes; the command may have been executed.
     """
     if len(workers) > 1 and (bare := [worker.host for worker in workers if not worker.internal_ip]):
-        what = f"the API lists no internal address of {bare[0]}"
+        what = f"the API lists no internal address for {bare[0]}"
         raise UsageError(what, where=texts.folded(bare), fix="`tpu_ops refresh`")
     # Where ranks wait for others that nobody has asked yet, none can go.
     all_asked = len(workers) == 1
@@ -88,7 +88,7 @@ async def start(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> Non
     except OSError:
         # This machine can no more, as where it may start no further ssh; whom it still reaches is not left waiting.
         with contextlib.suppress(OSError):
-            await _give_up(fanout, spec, workers[0].host, "its starter failed")
+            await _give_up(fanout, spec, workers[0].host, "the command that started it failed")
         raise
 
 
@@ -118,7 +118,7 @@ async def _reserve(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> 
             # A worker that did not answer in time may have begun to wait for the others all the same.
             silent, doubtful = _is_silent(reply), []
             if rank > 0 or silent:
-                reason = f"{host}: {reply.problem}" if rank > 0 else "its starter heard nothing"
+                reason = f"{host}: {reply.problem}" if rank > 0 else "the command that started it got no answer"
                 doubtful = await _give_up(fanout, spec, first, reason)
             if rank > 0 and silent:
                 doubtful.append(host)

@@ -21,7 +21,7 @@ from tpu_ops.errors import OpsError, UsageError
 
 #: Seconds that git or rsync may take.
 LIMIT = 600.0
-READABLE = "make it readable for you, or name it in .gitignore"
+READABLE = "make it readable to you, or name it in .gitignore"
 #: Never brought, whatever git says: what Python makes anew.
 _COMPILED = "__pycache__"
 #: git's own watcher would be started by a repository's settings, and stay.
@@ -274,7 +274,7 @@ def _refused(place: str, said: str) -> UsageError:
     if "safe.directory" in said:
         allow = next((line.strip() for line in said.splitlines() if "git config" in line), "")
         what = "git does not read a repository that belongs to somebody else"
-        return UsageError(what, where=where, fix=f"where you trust them: {allow}" if allow else "sync as who owns it")
+        return UsageError(what, where=where, fix=f"if you trust them: {allow}" if allow else "sync as its owner")
     return UsageError(f"git cannot list it: {said.strip()}", where=where, fix="see what `git status` says there")
 
 
@@ -309,7 +309,7 @@ def _must_be_read_alike(file: Path) -> None:
             if not line.startswith(b"#") and _MISREAD.search(line):
                 text = line.decode(errors="replace")
                 raise UsageError(
-                    f"{text!r} takes git to be read as it is meant, and git is not installed on this machine",
+                    f"{text!r} can only be read correctly by git, which is not installed on this machine",
                     where=f"{file}, line {number}",
                     fix="apt-get install git",
                 )

@@ -24,12 +24,12 @@ CLOCK_LIMIT = 60.0
 #: What is looked at -> what is true of a worker that passes.
 CHECKS = {
     "answers": "ssh and the launcher answer",
-    "identity": "every worker is a machine of its own",
-    "chips": "the chips are there",
-    "free": "nobody holds the chips",
-    "environment": "the environment is there",
-    "same": "the environment is the same everywhere",
-    "space": "there is space on the disks",
+    "identity": "every worker is a separate machine",
+    "chips": "all chips are present",
+    "free": "the chips are free",
+    "environment": "the environment exists",
+    "same": "the environment is the same on all workers",
+    "space": "the disks have free space",
     "clock": "the clocks agree",
 }
 #: Those that `tpu_ops train --force` overrides. Without the others nothing would start, or hang: the workers
@@ -119,7 +119,7 @@ def faults_of(worker: Worker, probe: Mapping[str, Any]) -> list[Fault]:
     It finds most of it by itself, with what its supervisor asks again when a run starts.
     """
     if probe["protocol"] != wire.PROTOCOL:
-        problem = f"its launcher speaks version {probe['protocol']}, this machine {wire.PROTOCOL}"
+        problem = f"its launcher has protocol version {probe['protocol']}, this machine {wire.PROTOCOL}"
         newer = probe["protocol"] > wire.PROTOCOL
         return [Fault(worker.host, problem, UPDATE if newer else configure(worker.host))]
     found = [
@@ -133,7 +133,7 @@ def faults_of(worker: Worker, probe: Mapping[str, Any]) -> list[Fault]:
     ]
     if not probe["boot_id"]:
         fix = "look at /proc/sys/kernel/random/boot_id there"
-        found.append(Fault(worker.host, "it does not say which boot this is", fix, check="identity"))
+        found.append(Fault(worker.host, "it does not report its boot id", fix, check="identity"))
     return found
 
 

@@ -103,7 +103,7 @@ def begin(state_dir: Path, record: RunRecord, before: RunRecord | None) -> None:
         with files.locked(folder / ".starting", _PATIENCE):
             known = read(state_dir, record.run_id)
             if known is not None and (before is None or known.since != before.since):
-                what, fix = "a run of this name was started here just now", "choose another --name"
+                what, fix = "a run with this name was started here just now", "choose another --name"
                 raise UsageError(what, where=f"run {record.run_id}", fix=fix)
             write(state_dir, record)
     except (OSError, TimeoutError) as exc:

@@ -124,7 +124,7 @@ def of_attempt(outcomes: Sequence[Outcome], attempt: int) -> list[Outcome]:
     return [
         outcome
         if outcome.record is None or outcome.record["attempt"] == attempt
-        else replace(outcome, state="gone", reason=f"attempt {attempt} is not on it", exit=None, intent="", record=None)
+        else replace(outcome, state="gone", reason=f"attempt {attempt} is not there", exit=None, intent="", record=None)
         for outcome in outcomes
     ]
 
@@ -164,7 +164,7 @@ def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, s
         if outcome.state in _GONE or outcome.intent == "shutdown":
             return TAKEN, f"{outcome.host}: {outcome.reason or outcome.state}"
     if first is None:
-        return FAILED, "its ranks did not end as one"
+        return FAILED, "its ranks ended differently"
     kind = TAKEN if first.cause.startswith(_HOST_FAILED) else FAILED
     return kind, f"rank {first.rank} ({first.host}): {first.cause}"
 
@@ -200,8 +200,8 @@ def require_none(state_dir: Path, run_id: str) -> None:
         UsageError: One is.
     """
     if is_kept(state_dir, run_id):
-        fix = f"`tpu_ops attach {run_id} --recover` goes on with it, `tpu_ops stop {run_id}` ends it, or choose another"
-        raise UsageError("it has not ended as far as is known here", where=f"run {run_id}", fix=f"{fix} --name")
+        fix = f"`tpu_ops attach {run_id} --recover` resumes it, `tpu_ops stop {run_id}` ends it, or choose another"
+        raise UsageError("as far as this machine knows, it has not ended", where=f"run {run_id}", fix=f"{fix} --name")
 
 
 def read(state_dir: Path, run_id: str) -> Recovery:
@@ -212,9 +212,9 @@ def read(state_dir: Path, run_id: str) -> Recovery:
         OpsError: It cannot be understood.
     """
     path = folder(state_dir, run_id) / "recovery.json"
-    fix = "runs that `tpu_ops train --recover` has started on this machine, and that have not ended, can be taken over"
+    fix = "only runs that `tpu_ops train --recover` started on this machine, and that have not ended, can be taken over"
     if "/" in run_id or run_id.startswith("."):
-        raise UsageError(f"{run_id!r} is no run", where="--recover", fix=fix)
+        raise UsageError(f"{run_id!r} is not a run", where="--recover", fix=fix)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         # As the version before has it, which counted before it brought nodes back.
@@ -223,7 +223,7 @@ def read(state_dir: Path, run_id: str) -> Recovery:
         found = Recovery(**{**data, **lists, "plan": Plan.from_json(data["plan"])})
         _without_values(found)
     except FileNotFoundError:
-        what = f"nothing is kept here with which run {run_id} could be started again"
+        what = f"this machine keeps nothing to start run {run_id} again with"
         raise UsageError(what, where=str(path), fix=fix) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         fix = f"take the run over with the version of tpu_ops that wrote it, or end it: tpu_ops stop {run_id}"
@@ -271,7 +271,7 @@ def under_way(state_dir: Path, run_id: str) -> str:
             logs = (
                 f"; logs of attempt {kept.attempt} are in {place / f'attempt-{kept.attempt}'}" if kept.attempt else ""
             )
-            return f"run {run_id}: a process of this machine is preparing attempt {kept.attempt + 1}{logs}"
+            return f"run {run_id}: a process on this machine is preparing attempt {kept.attempt + 1}{logs}"
     return ""
 
 
@@ -283,9 +283,10 @@ def note_of(state_dir: Path, run_id: str) -> str:
         with lock(state_dir, run_id):
             # It may just have ended.
             left = is_kept(state_dir, run_id)
-            return f"run {run_id}: nobody recovers it; `tpu_ops attach {run_id} --recover` goes on" if left else ""
+            note = f"run {run_id}: no process is recovering it; `tpu_ops attach {run_id} --recover` resumes that"
+            return note if left else ""
     except TimeoutError:
-        held = f"run {run_id}: a process of this machine recovers it" if is_kept(state_dir, run_id) else ""
+        held = f"run {run_id}: a process on this machine recovers it" if is_kept(state_dir, run_id) else ""
         return under_way(state_dir, run_id) or held
     except OSError:
         return ""
@@ -442,5 +443,5 @@ class Logs:
         except OSError as exc:
             if not self._warned:
                 self._warned = True
-                what = "what cannot be written is left out of the copies, the run goes on"
+                what = "what cannot be written is missing from the copies; the run continues"
                 self._warn(f"{self._path(rank)}: {exc.strerror or exc}; {what}")

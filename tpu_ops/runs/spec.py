@@ -37,7 +37,7 @@ _RUN_ID = re.compile(r"(?!.*\.json$)[a-z0-9][a-z0-9._-]{0,78}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Most that the value of a secret may have, in bytes.
 MAX_SECRET = 64 * 1024
-_HOW = "write NAME, whose value this shell has exported, or NAME=FILE; a value has no place on a command line"
+_HOW = "write NAME, a variable that this shell exports, or NAME=FILE; a secret does not belong on a command line"
 #: Variables by which the slices of a run find each other.
 MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
 #: Variables by which the processes of a run find each other: JAX believes them before it looks for itself.
@@ -55,7 +55,7 @@ RENDEZVOUS = (
 OWN = tuple(
     f"TPU_OPS_{name}" for name in ("RUN_ID", "ATTEMPT", "RANK", "WORLD_SIZE", "NODE", "SLICE", "SLICES", "RUN_DIR")
 )
-_FOUND = "leave it out: JAX finds its processes by itself, and TPU_OPS_* tell each rank where it is"
+_FOUND = "leave it out: JAX finds its processes by itself, and TPU_OPS_* variables tell each rank where it is"
 _VARIABLE = "write it as KEY=VALUE, the key in letters, digits and underscores, no digit first"
 
 
@@ -103,12 +103,12 @@ class RunSpec:
         """Check what only a person can get wrong."""
         if not is_run_id(self.run_id):
             raise UsageError(
-                f"{self.run_id!r} is no name for a run",
+                f"{self.run_id!r} is not a name for a run",
                 where="--name",
                 fix="use at most 79 lower-case letters, digits, dots, dashes; a letter or digit first, no .json last",
             )
         if not self.argv or not self.argv[0]:
-            raise UsageError("no command to run", fix="write it behind `--`, as in: -- python train.py")
+            raise UsageError("no command given", fix="write it after `--`, as in: -- python train.py")
         for name, (least, most) in _TIMES.items():
             if not least <= (seconds := getattr(self, name)) <= most:
                 option = "--" + name.replace("_", "-")
@@ -120,10 +120,10 @@ class RunSpec:
         # Preflight looks at it from the person's home, the supervisor from the root directory.
         if self.venv and not self.venv.startswith("/"):
             fix = "write the absolute path that it has on the workers, as in /home/ada/env"
-            raise UsageError(f"{self.venv!r} is no absolute path", where="--venv", fix=fix)
+            raise UsageError(f"{self.venv!r} is not an absolute path", where="--venv", fix=fix)
         for option, names in (("--env", self.env), ("--secret", self.secrets)):
             if own := next((name for name in names if name in OWN), ""):
-                what = f"{own} is what tells each rank where it is, and set by the launcher itself"
+                what = f"{own} tells each rank where it is, and is set by the launcher itself"
                 raise UsageError(what, where=option, fix="choose another name")
         for name in self.secrets:
             if twice := {name, f"{name}_FILE"} & {*self.env, *(self.secrets.keys() - {name})}:
@@ -131,9 +131,9 @@ class RunSpec:
                 raise UsageError(what, where=f"--secret {name}", fix="leave out one of the two")
         for name, value in self.env.items():
             if not _ENV_NAME.fullmatch(name):
-                raise UsageError(f"{name!r} is no name of an environment variable", where="--env", fix=_VARIABLE)
+                raise UsageError(f"{name!r} is not a name of an environment variable", where="--env", fix=_VARIABLE)
             if "\0" in value:
-                raise UsageError(f"the value of {name} holds a NUL byte", where="--env", fix="leave it out")
+                raise UsageError(f"the value of {name} contains a NUL byte", where="--env", fix="leave it out")
 
     def for_rank(self, workers: Sequence[Worker], rank: int, port: int = 0) -> dict[str, Any]:
         """Return what the host program of one worker is told.
@@ -252,12 +252,12 @@ def read_secrets(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
             value = _text_of(Path(path).expanduser()) if sign else environ.get(name, "")
         except (OSError, RuntimeError) as exc:
             why = getattr(exc, "strerror", "") or "there is no such home directory"
-            raise UsageError(f"cannot read the file behind `=`: {why}", where=f"--secret {name}", fix=_HOW) from None
+            raise UsageError(f"cannot read the file after `=`: {why}", where=f"--secret {name}", fix=_HOW) from None
         if not value:
-            what = "the file behind `=` is empty" if sign else f"the variable {name} is not set here, or is empty"
+            what = "the file after `=` is empty" if sign else f"the variable {name} is not set here, or is empty"
             raise UsageError(what, where=f"--secret {name}", fix=_HOW if sign else f"export {name}, or {_HOW}")
         if "\0" in value or len(os.fsencode(value)) > MAX_SECRET:
-            what = f"its value holds a NUL byte, or more than {MAX_SECRET // 1024} KiB"
+            what = f"its value contains a NUL byte, or is longer than {MAX_SECRET // 1024} KiB"
             raise UsageError(what, where=f"--secret {name}", fix="put it on the workers as a file")
         found[name] = value
     return found
@@ -282,8 +282,8 @@ def variables(named: Mapping[str, str], files: Iterable[Path], *, again: bool = 
     for where, some in [*((f"--env-file {path}", read_env_file(path)) for path in files), ("--env", named)]:
         # An empty one says that there is none.
         if stale := next((name for name in RENDEZVOUS if again and some.get(name)), ""):
-            what = f"{stale} is of one attempt alone: with --recover a later one would look for hosts that are gone"
-            fix = f"{_FOUND}; one that stays true goes into the command, as in: -- env {stale}=... COMMAND"
+            what = f"{stale} is for one attempt only: with --recover, a later one would look for hosts that are gone"
+            fix = f"{_FOUND}; if its value stays valid, set it in the command, as in: -- env {stale}=... COMMAND"
             raise UsageError(what, where=where, fix=fix)
         found |= some
     return found
@@ -298,7 +298,7 @@ def read_env_file(path: Path) -> dict[str, str]:
     try:
         text = path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as exc:
-        fix = "name a file that you may read"
+        fix = "name a file that you can read"
         raise UsageError(f"cannot read the file: {exc.strerror}", where=f"--env-file {path}", fix=fix) from exc
     found = {}
     # Not `splitlines`, which takes a form feed and others for line ends: they may stand in a value.
@@ -311,6 +311,6 @@ def read_env_file(path: Path) -> dict[str, str]:
             raise UsageError("not of the form KEY=VALUE", where=where, fix=_VARIABLE)
         if "\0" in value:
             where = f"--env-file {path}, line {number}"
-            raise UsageError(f"the value of {name.strip()} holds a NUL byte", where=where, fix="leave it out")
+            raise UsageError(f"the value of {name.strip()} contains a NUL byte", where=where, fix="leave it out")
         found[name.strip()] = value
     return found

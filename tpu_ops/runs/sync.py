@@ -122,7 +122,7 @@ def read_copy(source: Path) -> Tree:
         UsageError: It is not there, or cannot be read.
     """
     if not source.is_dir():
-        raise UsageError("no such directory", where=str(source), fix="start the run anew, under another --name")
+        raise UsageError("no such directory", where=str(source), fix="start a new run, under another --name")
     return _tree(source, listing.everything(source))
 
 
@@ -131,7 +131,7 @@ def _tree(source: Path, entries: tuple[str, ...]) -> Tree:
     if not shutil.which("rsync"):
         raise OpsError("rsync is not installed", where="this machine", fix="apt-get install rsync")
     if not entries:
-        raise UsageError("there is nothing to bring to the workers", where=where, fix="look at its .gitignore")
+        raise UsageError("there is nothing to copy to the workers", where=where, fix="check its .gitignore")
     marks = {os.fsencode(entry.rstrip("/")): _mark(source, entry.rstrip("/")) for entry in entries}
     return Tree(source, source.name, entries, marks, synced.digest(marks))
 
@@ -142,7 +142,7 @@ def _mark(source: Path, entry: str) -> str:
         found = synced.mark(os.fsencode(path))
         if found == synced.OTHER:
             raise UsageError(
-                f"{str(path)!r} is a {_kind(path.lstat().st_mode)}: only files, links and directories are brought to "
+                f"{str(path)!r} is a {_kind(path.lstat().st_mode)}: only files, links and directories are copied to "
                 "the workers",
                 where=f"--sync {source}",
                 fix="remove it, or name it in .gitignore",
@@ -150,7 +150,7 @@ def _mark(source: Path, entry: str) -> str:
     except OSError as exc:
         raise UsageError(f"cannot be read: {exc.strerror}", where=f"--sync {path}", fix=listing.READABLE) from exc
     if not found:
-        what, fix = f"{str(path)!r} has gone while the tree was read", "run the same command again"
+        what, fix = f"{str(path)!r} disappeared while the tree was being read", "run the same command again"
         raise UsageError(what, where=f"--sync {source}", fix=fix)
     return found
 
@@ -218,8 +218,8 @@ async def look(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Se
     if taken := {host: one.taken for host, one in seen.items() if one.taken}:
         named = sorted({entry for entries in taken.values() for entry in entries})
         raise HostError(
-            f"{texts.some(named, _NAMED)} in ~/{tree.cwd} differs from yours, and no sync has put it there: it is not "
-            "overwritten",
+            f"{texts.some(named, _NAMED)} in ~/{tree.cwd} differs from yours, and no sync has put it there: it will "
+            "not be overwritten",
             where=texts.folded(list(taken)),
             fix=f"move it away on the workers, or name it in {tree.source}/.gitignore",
         )
@@ -276,7 +276,7 @@ async def _ask(fanout: Fanout, hosts: Sequence[str], action: str, tree: Tree) ->
     answers = {host: _answer(result.stdout) for host, result in results.items()}
     if mute := [host for host, answer in answers.items() if answer is None]:
         raise HostError(
-            "no answer came of the program that looks at the files there",
+            "no answer came from the program that checks the files there",
             where=texts.folded(mute),
             fix="have the login shell's start-up files print nothing, and run the same command again",
         )
@@ -339,11 +339,13 @@ def _require(results: dict[str, Result]) -> None:
     error = UnreachableError if not first.reached else HostError
     if "is your shell clean" in said:
         raise HostError(
-            "the code could not be brought to the workers: your login shell there prints text before any command",
+            "the code could not be copied to the workers: your login shell there prints text before any command",
             where=where,
             fix="have its start-up files (.zshenv, .bashrc) print only in interactive shells",
         )
-    fix = "see there (`tpu_ops ssh`) what is in the way: files of others, or no space (df)" if first.reached else ""
+    fix = (
+        "see there (`tpu_ops ssh`) what is in the way: other people's files, or no space (df)" if first.reached else ""
+    )
     if first.problem.startswith(_SLOW):
         fix = "name data in .gitignore, and run the same command again: files that have arrived are not sent again"
-    raise error(f"the code could not be brought to the workers: {what}", where=where, fix=fix)
+    raise error(f"the code could not be copied to the workers: {what}", where=where, fix=fix)

@@ -23,7 +23,7 @@ from tpu_ops.lab.instance import DEFAULT_PORTS, PROJECT
 if TYPE_CHECKING:
     from tpu_ops.lab.api.service import Service
 
-_ROOM = "make room, or make it writable"
+_ROOM = "free some space, or make it writable"
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -39,7 +39,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--rest-port", type=int, default=DEFAULT_PORTS[1], help="0 takes any free one (default %(default)s)"
     )
     parser.add_argument(
-        "--seconds", type=float, default=1.0, help="shortest time of an operation (default %(default)s)"
+        "--seconds", type=float, default=1.0, help="shortest duration of an operation (default %(default)s)"
     )
     parser.add_argument("--projects", default=PROJECT, help="comma-separated projects that exist (default %(default)s)")
     parser.add_argument("--containers", metavar="INSTANCE", help="play the workers as containers of this lab instance")
@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             OpsError(
                 f"the lab's workers cannot be served: {failure}",
                 where="the container engine",
-                fix="see that it runs and has space, then `tpu_ops lab up` again",
+                fix="check that it runs and has space, then `tpu_ops lab up` again",
             )
         )
     except ApiError as failure:

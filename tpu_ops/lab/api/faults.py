@@ -102,14 +102,14 @@ def parse(body: Json, methods: Collection[str]) -> Fault:
         if kinds is None:
             raise invalid(f"{key}: a fault has no such field; it has {', '.join(_KINDS)}")
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise invalid(f"{key}: {value!r} is no {' or '.join(kind.__name__ for kind in kinds)}")
+            raise invalid(f"{key}: {value!r} is not of type {' or '.join(kind.__name__ for kind in kinds)}")
     fault = Fault(**{**body, "code": _code(body["code"]) if body.get("code") else None})
     if fault.unreachable:
         fault.method = fault.method or LISTS
     if fault.method and fault.method not in methods:
-        raise invalid(f"method: {fault.method!r} is no method of the API; {', '.join(sorted(methods))} are")
+        raise invalid(f"method: {fault.method!r} is not a method of the API; {', '.join(sorted(methods))} are")
     if fault.zone not in ("", ANY_LOCATION, *ZONES):
-        raise invalid(f"zone: {fault.zone!r} is no zone of the lab; {', '.join(sorted(ZONES))} are")
+        raise invalid(f"zone: {fault.zone!r} is not a zone of the lab; {', '.join(sorted(ZONES))} are")
     if fault.times is not None and fault.times < 1:
         raise invalid(f"times: {fault.times} must be 1 or more")
     if not 0 <= fault.seconds <= LONGEST:
@@ -125,7 +125,7 @@ def parse(body: Json, methods: Collection[str]) -> Fault:
 
 def _code(name: str) -> Code:
     if name not in Code.__members__:
-        raise invalid(f"code: {name!r} is no status code; {', '.join(Code.__members__)} are")
+        raise invalid(f"code: {name!r} is not a status code; {', '.join(Code.__members__)} are")
     return Code[name]
 
 

@@ -62,7 +62,7 @@ def check_disks(service: Service, record: NodeRecord, wanted: Json) -> None:
                 )
             if "READ_ONLY" in (mine.get("mode"), disk.get("mode")):
                 raise precondition(
-                    f"disk {disk['sourceDisk']} is attached in the other mode: detach it, then attach it anew"
+                    f"disk {disk['sourceDisk']} is attached in the other mode: detach it, then attach it again"
                 )
 
 

@@ -237,7 +237,7 @@ async def preempt(service: Service, name: str) -> Message:
 def _worker_index(record: NodeRecord, worker: str) -> int:
     if not worker.isdecimal() or int(worker) >= len(record.internal_ips):
         raise invalid(
-            f"worker_ids: {worker!r} is no worker of {record.name}, which has 0 to {len(record.internal_ips) - 1}"
+            f"worker_ids: {worker!r} is not a worker of {record.name}, which has 0 to {len(record.internal_ips) - 1}"
         )
     return int(worker)
 

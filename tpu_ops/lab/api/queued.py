@@ -180,7 +180,7 @@ async def perform_maintenance_queued_resource(service: Service, api: str, reques
     nodes = walk.nodes_of(service, record)
     for asked in request.node_names:
         if asked not in {name for node in nodes for name in (node.name, node.short)}:
-            raise invalid(f"node_names: {asked!r} is no node of {record.name}")
+            raise invalid(f"node_names: {asked!r} is not a node of {record.name}")
     chosen = [node for node in nodes if not request.node_names or {node.name, node.short} & {*request.node_names}]
     for node in chosen:
         require(node, "maintained", ("READY",))

@@ -198,7 +198,7 @@ def application(service: Service) -> web.Application:
                 request = await _build(http, route, match[1])
                 found = await service.call(route.method, route.handler, route.api, request)
                 return json_response(found.text(route.api) if isinstance(found, Page) else wire.json_text(found))
-        raise ApiError(Code.NOT_FOUND, f"{http.method} {http.path} is no method of this API")
+        raise ApiError(Code.NOT_FOUND, f"{http.method} {http.path} is not a method of this API")
 
     app = web.Application(middlewares=[errors], client_max_size=16 * 1024 * 1024)
     for prefix in ("v1", "v2", "v2alpha1"):

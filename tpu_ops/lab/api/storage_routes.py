@@ -159,7 +159,7 @@ class Routes:
             session = self._session(http, bucket, {}, content_type)
             chunks = http.content.iter_chunked(_CHUNK)
         else:
-            raise bad(f"uploadType: {kind!r} is none of media, multipart, resumable")
+            raise bad(f"uploadType: {kind!r} is not media, multipart or resumable")
         try:
             await _receive(chunks, session)
         except BaseException:

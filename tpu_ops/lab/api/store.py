@@ -44,7 +44,7 @@ class Store:
             raise UsageError(
                 "another lab API serves this state",
                 where=str(path),
-                fix="stop that process, or give each API a --state of its own",
+                fix="stop that process, or give each API its own --state",
             ) from failure
         except OSError as failure:
             fix = "make it writable, or give another --state"
@@ -70,7 +70,7 @@ class Store:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise self.damaged(f"it is not a state of the lab's API (no format {FORMAT!r})")
         if data.get("version") != FORMAT_VERSION:
-            raise self.damaged(f"it has format version {data.get('version')!r}, this program knows {FORMAT_VERSION}")
+            raise self.damaged(f"it has format version {data.get('version')!r}, this program reads {FORMAT_VERSION}")
         return data
 
     def damaged(self, why: str) -> UsageError:

@@ -156,7 +156,7 @@ async def _import(engine: Engine, command: list[str], lines: str, log: Path) -> 
     raise ImageError(
         f"the base image could not be built: {why}",
         where=" ".join(command[: command.index("mmdebstrap") + 1]) if make.returncode else f"{engine.name} import",
-        fix="mend what it names (network, apt sources, rights), then run this again",
+        fix="correct what it names (network, apt sources, rights), then run this again",
     )
 
 

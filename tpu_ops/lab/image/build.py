@@ -222,7 +222,7 @@ async def _build_worker(engine: Engine, base: str, tag: str, files: Mapping[Path
         await _build(engine, Path(folder), tag, {"BASE": base}, network="none", labels=labels)
     image = await _there(engine, tag)
     if image is None:
-        raise ImageError(f"{engine.name} built the worker image, and it is not there", where=tag)
+        raise ImageError(f"{engine.name} built the worker image, but it is missing", where=tag)
     return image
 
 
@@ -248,7 +248,7 @@ async def _build(
     if done.code:
         tail = " / ".join((done.stdout + done.stderr).strip().splitlines()[-5:])
         raise ImageError(
-            f"the image could not be built: {tail}", where=tag, fix="mend what it names, then run this again"
+            f"the image could not be built: {tail}", where=tag, fix="correct what it names, then run this again"
         )
 
 
