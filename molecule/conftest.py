@@ -19,7 +19,7 @@ Ssh = Callable[..., Done]
 
 @pytest.fixture
 def ssh(host: Host) -> Ssh:
-    """Return a function that runs a command on the worker as somebody who logs in anew, host keys checked."""
+    """Return a function that runs a command on the worker as somebody with a new login, host keys checked."""
     variables = host.ansible.get_variables()
 
     def run(command: str, user: str = "ada", key: str = "") -> Done:

@@ -2,8 +2,8 @@
 
 Also the five steps that all roles go in (docs/architecture.md), and that nobody meets apt's lock unprepared.
 
-    tools/check_roles.py           fails where a role's files disagree
-    tools/check_roles.py --write   writes the READMEs and docs/roles.md anew
+    tools/check_roles.py           fails if a role's files disagree
+    tools/check_roles.py --write   writes the READMEs and docs/roles.md
 
 Exit codes: 0 all agree, 1 something differs.
 """
@@ -43,16 +43,16 @@ MODULE_STEPS = {
 }
 #: Tasks whose module does not tell their step, by role and name.
 TASK_STEPS = {
-    ("base", "Report why the package index could not be named"): "apply",
+    ("base", "Report why the package index could not be configured"): "apply",
     ("git", "Include the configuration and prove that it holds"): "prove",
-    # Brings an environment, and ends with the import of its packages and the digest that all workers share.
+    # Fills an environment, and ends with the import of its packages and the digest that all workers share.
     ("jax", "Fill the environment"): "prove",
-    ("launcher", "Build the host program on the controller"): "install",
+    ("launcher", "Build the launcher on the controller"): "install",
     # Changes nothing: check_mode.
-    ("nfs", "Ask the kernel and the paths whether they can"): "check",
+    ("nfs", "Check that the kernel and the paths allow it"): "check",
     # apt reads the archive from these files.
-    ("python", "Configure the archive and what is active at login"): "install",
-    ("python", "Bring Pythons and environments"): "prove",
+    ("python", "Configure the archive and the environment that is active at login"): "install",
+    ("python", "Install Pythons and environments"): "prove",
     # Where Python could not be installed.
     ("python", "Remove the archive"): "install",
     ("python", "Report why Python was not installed"): "install",
@@ -61,19 +61,19 @@ TASK_STEPS = {
 }
 #: Steps that a role has no task for -> why.
 OMITTED = {
-    ("base", "prove"): "systemd tells what does not start, and hugepages reads the kernel's answer",
+    ("base", "prove"): "systemd reports what does not start, and hugepages reads the kernel's answer",
     ("credentials", "install"): "it writes files only",
-    ("disks", "prove"): "data_disks looks at each mount again after it was made",
-    ("jax", "install"): "the role python brings Python and uv",
-    ("launcher", "prove"): "compiling the program executes it with the worker's Python",
+    ("disks", "prove"): "data_disks checks each mount after it was made",
+    ("jax", "install"): "the role python installs Python and uv",
+    ("launcher", "prove"): "compiling the launcher executes it with the worker's Python",
     ("nfs", "prove"): "nfs_host waits until the server answers",
-    ("python", "apply"): "its last task brings Pythons and environments and proves them",
-    ("shell", "prove"): "packages and files are all of it",
+    ("python", "apply"): "its last task installs Pythons and environments and proves them",
+    ("shell", "prove"): "it only has packages and files",
     ("tcmalloc", "install"): "the library is the image's own",
-    ("tcmalloc", "prove"): "what is removed is seen at the next login only",
+    ("tcmalloc", "prove"): "a removal takes effect only at the next login",
     ("users", "install"): "accounts need no packages",
-    ("users", "prove"): "what sshd will read is proved in the midst of apply, before it reads it",
-    ("workspace", "prove"): "git_workspaces fails with what could not be brought",
+    ("users", "prove"): "what sshd will read is proved during apply, before sshd reads it",
+    ("workspace", "prove"): "git_workspaces fails with what could not be checked out",
 }
 #: Where tasks are.
 TASK_FILES = ("roles/*/tasks/*.yml", "roles/*/handlers/*.yml", "playbooks/**/*.yml")
@@ -264,47 +264,48 @@ def overview(roles: dict[str, Spec], names: list[str], scenarios: set[str]) -> s
     return f"""# Roles
 
 What `ansible-playbook site.yml` runs on every worker, in this order, after it has checked the variables of the whole
-fleet. `--tags NAME` runs one of them, and facts before it, which has no tag of its own. Each README lists the role's
-variables; all are set in `inventory/group_vars/`.
+fleet. `--tags NAME` runs only one of them (and facts before it, which has no tag of its own). Each README lists the
+role's variables; set them in `inventory/group_vars/`.
 
 {chr(10).join(lines)}
 
-`tools/molecule.sh test -s NAME` runs a scenario on the lab's workers, `make molecule` all of them: on Debian 12 and 13,
-and on Ubuntu 22.04 and 24.04 where an image registry answers. In each, check mode has to name what converge then
-changes, a second run changes nothing, and what was broken by hand is mended.
+`tools/molecule.sh test -s NAME` runs a scenario on the lab's workers, and `make molecule` runs all of them: on Debian
+12 and 13, and on Ubuntu 22.04 and 24.04 if an image registry answers. In each, check mode has to report what converge
+then changes, a second run must change nothing, and what was broken by hand must be repaired.
 [unproved.md](unproved.md) lists what no test here executes.
 
 ## When variables are at fault
 
-`site.yml`, `users.yml`, `disks.yml`, `python.yml` and `workspace.yml` check the variables of all workers before
-the first change, whatever `--tags` says, and end with one list of every fault, by file and line:
+`site.yml`, `users.yml`, `disks.yml`, `python.yml` and `workspace.yml` check the variables of all workers before the
+first change, whatever `--tags` says. If there are errors, they end with one list of all of them, by file and line:
 
     inventory/group_vars/all/main.yml:14: users_people[1]: ada: listed twice, first as users_people[0] ...
     inventory/group_vars/all/main.yml:30: disks_mount: no role has this variable; did you mean disks_mounts? ...
-    inventory/host_vars/pod-w3.yml:2: base_hugepages: 'sometimes' is none of auto, always, madvise, never, keep (pod-w3)
+    inventory/host_vars/pod-w3.yml:2: base_hugepages: 'sometimes' is not one of auto, always, madvise, never, ...
 
-- A value has the type that the README says: `"yes"` is no truth value and `3.10` no text. `-e name=value` gives
-  a text always; `-e '{{"name": false}}'` does not.
-- A variable that begins with a role's name, or is almost the name of one, and that no role has is taken for misspelt.
-  `facts_own_variables` lists those that are your own.
-- A variable that a role of the playbook sets itself for others to read, such as `python_uv`, is a fault where it is
-  given: nothing would hear of it.
-- A file of variables that Ansible passes over, since a directory or file of its name wins (`group_vars/all/` over
-  `group_vars/all.yml`), is one more fault.
-- So is a variable of a role that two files of one directory set, of which Ansible takes the last.
-- A line without a file is about a role's default, or about a value that Ansible does not know the origin of.
-- What a role can only judge once the types are right is named at the end; the next run says it.
-- A login shell or a `tcmalloc_library` that a worker does not have is a fault where nothing that the playbook installs
-  may bring it, and a warning where a package that is still to be installed may. A library outside the system's own
-  directories (/usr/local, /opt) is never more than a warning, since a disk that is mounted may bring it.
-- A file that is no YAML ends Ansible before all checks, without its name: `tpu_ops configure` says which it is, and
-  where it goes wrong.
-- A worker that does not answer is not checked; it has dropped out before. Nor is one that `--limit` leaves out, but for
-  what has to agree between workers, such as who serves an export.
+- A value must have the type given in the README: `"yes"` is not a boolean and `3.10` is not a string. `-e name=value`
+  always gives a string; `-e '{{"name": false}}'` does not.
+- A variable that no role has is taken for a misspelt one if its name begins with a role's name, or is almost the name
+  of a role's variable. `facts_own_variables` lists those that are your own.
+- A variable that a role of the playbook sets itself for others to read, such as `python_uv`, is an error where you set
+  it: your value would have no effect.
+- A variables file that Ansible ignores, since a directory or file with the same name takes precedence
+  (`group_vars/all/` over `group_vars/all.yml`), is an error, too.
+- So is a role's variable that is set in two files of one directory, since Ansible uses only the last.
+- A line without a file is about a role's default, or about a value whose origin Ansible does not know.
+- Roles that can check the rest of their variables only once the types are right are named at the end; the next run
+  checks them.
+- A login shell or a `tcmalloc_library` that a worker does not have is an error if nothing that the playbook installs
+  might bring it, and a warning if a package that is still to be installed might. A library outside the system's own
+  directories (/usr/local, /opt) is never more than a warning, since a disk that is mounted might contain it.
+- A file that is not valid YAML ends Ansible before all checks, without the file's name: `tpu_ops configure` says which
+  file it is, and where the error is.
+- A worker that does not answer is not checked; it has already dropped out. Workers that `--limit` leaves out are not
+  checked either, except for what has to agree between workers, such as who serves an export.
 
-A role that is used in a playbook of your own checks its variables first as well, on each worker. Packages of `base` and
-`shell` count as still to be installed only where the playbook has these roles under `roles:` or by `import_role`: what
-`include_role` brings is not known beforehand, and a login shell that comes so is refused.
+A role that you use in your own playbook also checks its variables first, on each worker. Packages of `base` and `shell`
+count as still to be installed only if the playbook lists these roles under `roles:` or uses `import_role`: what
+`include_role` will run is not known beforehand, so a login shell that it would install is refused.
 
 Generated from the roles' `meta/argument_specs.yml` by `tools/check_roles.py --write`.
 """

@@ -1,7 +1,8 @@
 """Action that finds every fault in one host's variables: `register` it and hand all results to `faults_listed`.
 
-It is an action and no filter, since it sees the variables before they are templated: a template that fails is one more
-fault, and data still knows the file and line that it comes from. Reads nothing on the worker and changes nothing.
+It is an action and not a filter, since it sees the variables before they are templated: a template that fails is one
+more fault, and data still know the file and line that they come from. It reads nothing on the worker and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ except ImportError:  # No public interface tells where data comes from, and befo
 
 Options = Mapping[str, Any]
 
-#: Types of argument_specs -> what a value has to be. The roles take values as they are, so nothing is converted: where
-#: a number or a truth value is wanted, a text would end the run in the midst of changes.
+#: Types of argument_specs -> what a value has to be. The roles use values as they are, so nothing is converted: where a
+#: number or a boolean is needed, a string would end the run in the middle of its changes.
 KINDS: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "dict": (dict,),
@@ -33,14 +34,14 @@ KINDS: dict[str, tuple[type, ...]] = {
     "path": (str,),
     "str": (str,),
 }
-#: Types as people call them.
-WORDS = {bool: "a truth value", dict: "a mapping", float: "a number with a point", int: "a number", list: "a list"}
-#: Whose names begin so is set by Ansible, by the inventory plugin or by a playbook for itself.
+#: Types in words.
+WORDS = {bool: "a boolean", dict: "a mapping", float: "a decimal number", int: "a number", list: "a list"}
+#: Variables with these prefixes are set by Ansible, by the inventory plugin or by a playbook for itself.
 OTHERS = ("_", "ansible_", "tpu_")
-#: How alike a name must be to the variable of a role that it is taken for (difflib's ratio): with a role's prefix, and
-#: with none. At 0.9 a name as long as users_people differs in one or two letters.
+#: How similar a name must be to a role's variable to be taken for it (difflib's ratio), with a role's prefix and
+#: without. At 0.9 a name as long as users_people differs in one or two letters.
 ALIKE, VERY_ALIKE = 0.75, 0.9
-#: How a fault begins: the variable and the keys below it. What follows may name an entry, and begin with its key.
+#: How a fault begins: the variable and the keys below it. What follows can name an entry and begin with its key.
 PLACE = re.compile(
     r"(?P<name>[a-z]\w*)(?P<keys>(\[\d+\]|\.\w+)*): ((?P<label>[^:]*): )?(?P<key>\w+)?(\[(?P<index>\d+)\])?"
 )
@@ -48,7 +49,7 @@ PLACE = re.compile(
 #: How files of variables end, in the order in which Ansible looks for them.
 SUFFIXES = ("", ".yml", ".yaml", ".json")
 
-#: Several variables that a fault is about together, in the place of one.
+#: Several variables that a fault concerns together, instead of one.
 SEVERAL = re.compile(r"[a-z]\w*(, [a-z]\w*)+(?=: )")
 
 
@@ -57,7 +58,7 @@ class Fault(NamedTuple):
 
     Attributes:
         text: The variable, keys below it, a colon, and what is wrong.
-        blocks: Whether the role's own checks would stumble over it, or say more than is true.
+        blocks: Whether the role's own checks would fail because of it, or report too much.
     """
 
     text: str
@@ -72,9 +73,9 @@ def type_faults(path: str, option: Mapping[str, Any], value: Any) -> list[Fault]
     fits = isinstance(value, KINDS[kind]) and (kind == "bool" or not isinstance(value, bool))
     if not fits:
         word = _word(value, secret=option.get("no_log", False))
-        return [Fault(f"{path}: is {word}, and has to be {_wanted(option, value)}", blocks=True)]
+        return [Fault(f"{path}: is {word} and must be {_wanted(option, value)}", blocks=True)]
     if kind != "list" and "choices" in option and value not in option["choices"]:
-        return [Fault(f"{path}: '{value}' is none of {', '.join(map(str, option['choices']))}")]
+        return [Fault(f"{path}: '{value}' is not one of {', '.join(map(str, option['choices']))}")]
     faults = []
     if kind == "list":
         element = {"type": option["elements"]} | {key: option[key] for key in ("options", "choices") if key in option}
@@ -86,17 +87,17 @@ def type_faults(path: str, option: Mapping[str, Any], value: Any) -> list[Fault]
             if key in known:
                 faults += type_faults(f"{path}.{key}", known[key], value[key])
             else:
-                near = _suggestion(str(key), known) or f"; known are {', '.join(known)}"
+                near = _suggestion(str(key), known) or f"; the keys are {', '.join(known)}"
                 faults.append(Fault(f"{path}.{key}: unknown key{near}"))
         missing = [key for key, inner in known.items() if inner.get("required") and key not in value]
-        faults += [Fault(f"{path}: {key} is missing; give it") for key in missing]
+        faults += [Fault(f"{path}: {key} is missing; add it") for key in missing]
     return faults
 
 
 def _word(value: Any, *, secret: bool) -> str:
     kind = next((kind for kind in WORDS if isinstance(value, kind)), type(value))
     shown = "" if secret or isinstance(value, (dict, list, str)) else f" ({str(value).lower()})"
-    return ("a text" if isinstance(value, str) else WORDS.get(kind, kind.__name__)) + shown
+    return ("a string" if isinstance(value, str) else WORDS.get(kind, kind.__name__)) + shown
 
 
 def _wanted(option: Mapping[str, Any], value: Any) -> str:
@@ -104,9 +105,9 @@ def _wanted(option: Mapping[str, Any], value: Any) -> str:
     if kind == "str" and "choices" in option:
         return f"one of {', '.join(map(str, option['choices']))}"
     if kind in ("str", "path"):
-        return "a text" if isinstance(value, (dict, list)) else "a text; put it in quotes"
+        return "a string" if isinstance(value, (dict, list)) else "a string; put it in quotes"
     way = "; give it to -e as JSON" if origin(value).endswith("'-e'") else ""
-    return {"bool": "true or false", "dict": "a mapping", "int": "a whole number", "list": "a list"}[kind] + way
+    return {"bool": "true or false", "dict": "a mapping", "int": "an integer", "list": "a list"}[kind] + way
 
 
 def _suggestion(name: str, known: Iterable[str], cutoff: float = ALIKE) -> str:
@@ -117,7 +118,7 @@ def _suggestion(name: str, known: Iterable[str], cutoff: float = ALIKE) -> str:
 def unknown_faults(
     names: Iterable[str], roles: Collection[str], known: Collection[str], own: Collection[str]
 ) -> list[str]:
-    """Return the variables that look like those of roles and are none.
+    """Return the variables that look like those of roles but are not.
 
     Args:
         names: All variables of a host.
@@ -132,7 +133,8 @@ def unknown_faults(
         prefixed = name.startswith(tuple(f"{role}_" for role in roles))
         suggestion = _suggestion(name, known, ALIKE if prefixed else VERY_ALIKE)
         if prefixed or suggestion:
-            faults.append(f"{name}: no role has this variable{suggestion or ';'} facts_own_variables lists your own")
+            joined = f"{suggestion} If" if suggestion else "; if"
+            faults.append(f"{name}: no role has this variable{joined} it is your own, list it in facts_own_variables")
     return faults
 
 
@@ -141,24 +143,24 @@ def offered_faults(names: Iterable[str], offered: Mapping[str, str]) -> list[str
 
     Args:
         names: All variables that a host has without any role.
-        offered: Names of what roles set themselves -> the role. Those that begin with _ are no one else's business.
+        offered: Names of what roles set themselves -> the role. Those that begin with _ are private.
     """
     return [
-        f"{name}: the role {offered[name]} sets it itself, for others to read; take it out"
+        f"{name}: the role {offered[name]} sets it itself, for others to read; remove it"
         for name in sorted(offered.keys() & set(names))
         if not name.startswith("_")
     ]
 
 
 def origin(value: Any) -> str:
-    """Return file and line of a value as `path:line`, or where else it is from; empty where Ansible does not know."""
+    """Return file and line of a value as `path:line`, or where else it comes from; empty if Ansible does not know."""
     tag = Origin.get_tag(value) if Origin else None
     if tag is None:
         return ""
     if not tag.path:
         return str(tag.description).strip("<>")
     path = Path(tag.path)
-    if path.match("roles/*/defaults/*"):  # Nobody wrote it for this fleet, and nobody is to change it there.
+    if path.match("roles/*/defaults/*"):  # Nobody wrote it for this fleet, and nobody should change it there.
         return ""
     shown = _shown(path)
     return f"{shown}:{tag.line_num}" if tag.line_num else shown
@@ -239,7 +241,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
                 except Exception as exc:  # A filter may meet any value.
                     failures[role] = _message(exc)
         if failures and not wrong:
-            # Roles look at other roles' variables, too: those of roles that have no part in this play.
+            # Roles also read variables of other roles, which may not be part of this play.
             others = [fault for role in options.keys() - here for fault in self._values_faults(options[role], values)]
             wrong = [fault.text for fault in others if fault.blocks]
         if not wrong:
@@ -254,8 +256,8 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
             {"text": with_places(fault, values), "place": self._place(fault, values, variables)}
             for fault in wrong + unknown_faults(variables, here, known, own) + judged
         ]
-        # A role's own values hide them among `variables`; these are the host's without any play. Where a role has no
-        # part, what others take in the place of its value may be given.
+        # A role's own values hide them in `variables`; these are the host's without any play. If a role is not part of
+        # the play, a value that others use instead may be set.
         given = variables["hostvars"].raw_get(variables["inventory_hostname"])
         own_values = {name: role for name, role in offered.items() if role in here}
         result["faults"] += [
@@ -272,7 +274,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         for name in sorted(specification.keys() & values.keys()):
             try:
                 values[name] = self._templar.template(values[name])
-            except Exception as exc:  # Whatever a template raises is its writer's to mend.
+            except Exception as exc:  # Whatever a template raises, its author has to fix it.
                 faults.append(Fault(f"{name}: {_message(exc)}", blocks=True))
             else:
                 faults += type_faults(name, specification[name], values[name])
@@ -308,7 +310,7 @@ def variable_files(variables: Mapping[str, Any]) -> list[Path]:
 
 
 def hidden_faults(variables: Mapping[str, Any], known: Collection[str], loader: Any) -> list[tuple[str, str]]:
-    """Return the variables of roles that two files of one directory set, of which Ansible takes the last.
+    """Return the variables of roles that two files of one directory set; Ansible uses the last.
 
     Args:
         variables: Of a host.
@@ -316,7 +318,7 @@ def hidden_faults(variables: Mapping[str, Any], known: Collection[str], loader: 
         loader: Ansible's, which finds and reads the files.
 
     Returns:
-        File and line of the value that counts for nothing, and what is wrong.
+        File and line of the value that has no effect, and what is wrong.
     """
     faults = []
     for first, *_ in _variable_paths(variables):
@@ -326,25 +328,25 @@ def hidden_faults(variables: Mapping[str, Any], known: Collection[str], loader: 
             for key in content.keys() & known if isinstance(content, dict) else ():
                 here = next(origin(found) for found in content if found == key) or _shown(Path(file))
                 if key in before:
-                    text = f"{key}: counts for nothing, since {here} sets it anew and is read later; take one out"
+                    text = f"{key}: has no effect, since {here} sets it again and is read later; remove one of them"
                     faults.append((before[key], text))
                 before[key] = here
     return sorted(faults)
 
 
 def unread_faults(variables: Mapping[str, Any]) -> list[tuple[Path, str]]:
-    """Given a host's variables, return the files of variables that Ansible passes over in silence, and why."""
+    """Given a host's variables, return the variables files that Ansible ignores silently, and why."""
     faults = []
     for first, *others in _variable_paths(variables):
-        taken, way = first.name, "make one file of them"
+        taken, way = first.name, "merge them into one file"
         if first.is_dir():
             taken, way = f"{first.name}/", "move it into that directory"
-        faults += [(path, f"is not read, since Ansible takes {taken} beside it alone; {way}") for path in others]
+        faults += [(path, f"is not read, since Ansible reads only {taken} next to it; {way}") for path in others]
     return faults
 
 
 def _variable_paths(variables: Mapping[str, Any]) -> list[list[Path]]:
-    """Return the files and directories that are there for a host and for each of its groups; Ansible reads the first.
+    """Return the existing files and directories for a host and for each of its groups; Ansible reads the first.
 
     The host's own come first, then the groups' that win.
     """

@@ -1,8 +1,8 @@
-"""Runs on every worker of a slice at once: finds the slice's devices, adds up over all of them, and times that.
+"""Runs on all workers of a slice at the same time: finds the slice's devices, sums over all of them, and times that.
 
 One argument, JSON: `workers` (of the slice), `patience` (seconds to wait for the other workers), `bytes` (that each
-device gives to the sum), `rounds` (timed), `cpu_devices` (that stand for a worker's chips; 0 takes what JAX finds).
-Prints one line of JSON.
+device contributes to the sum), `rounds` (that are timed), `cpu_devices` (that stand for a worker's chips; 0 uses what
+JAX finds). Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     pattern = np.arange(asked["bytes"] // 4) % ELEMENT_CYCLE + 1
 
     def rows(index: tuple[slice, ...]) -> Any:
-        """Return what some devices give, one row each."""
+        """Return what some devices contribute, one row each."""
         numbers = np.arange(*index[0].indices(len(devices))) % DEVICE_CYCLE + 1
         return (numbers[:, None] * pattern[None, :]).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Filters that judge a slice by what its workers say; no effects, so that their tests are tables."""
+"""Filters that check a slice by the answers of its workers; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RUN = "tpu-run.service"
 
 
 def slices(hosts: Iterable[str], hostvars: HostVars) -> dict[str, dict[int, str]]:
-    """Given hosts, return their nodes: name -> index of each worker -> host; what is of no node is left out."""
+    """Given hosts, return their nodes: name -> index of each worker -> host; hosts without a node are left out."""
     found: dict[str, dict[int, str]] = {}
     for host in hosts:
         variables = hostvars[host]
@@ -46,24 +46,28 @@ def unfit_slices(hosts: Iterable[str], hostvars: HostVars, alive: Iterable[str])
             index for index, host in workers.items() if host in answering and has_run(hostvars[host]["ansible_facts"])
         ]
         if busy:
-            found[node] = f"a run is on ({names(node, count, busy, workers)}): wait for it, or tpu_ops stop it"
+            found[node] = (
+                f"a run is active on {names(node, count, busy, workers)}: wait for it, or end it with tpu_ops stop"
+            )
         elif left_out:
             outside = names(node, count, left_out, workers)
-            found[node] = f"only whole slices are verified, and {outside} is left out; let --limit take all of its node"
+            found[node] = (
+                f"only whole slices are verified, and {outside} is left out; let --limit include its whole node"
+            )
         elif silent:
             found[node] = (
-                f"{names(node, count, silent, workers)} does not answer; mend that, or leave its node out by --limit"
+                f"{names(node, count, silent, workers)} does not answer; fix that, or leave its node out with --limit"
             )
     return found
 
 
 def has_run(facts: Mapping[str, Any]) -> bool:
-    """Return whether a run is on a worker, given its facts."""
+    """Return whether a run is active on a worker, given its facts."""
     return facts["worker"]["units"].get(RUN, {}).get("active", "inactive") not in {"inactive", "failed"}
 
 
 def runs_on(hosts: Iterable[str], hostvars: HostVars) -> list[str]:
-    """Return the hosts that a run is on."""
+    """Return the hosts on which a run is active."""
     return [host for host in hosts if has_run(hostvars[host]["ansible_facts"])]
 
 
@@ -95,7 +99,7 @@ def alone(variables: Mapping[str, Any]) -> list[str]:
     if variables.get("tpu_slice_index") is None:
         return []
     resource = variables["tpu_queued_resource"]
-    return [f"one slice of several of {resource}, verified alone: the network between its slices is not looked at"]
+    return [f"one of several slices of {resource}, verified alone: the network between them is not tested"]
 
 
 def slice_faults(variables: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -124,8 +128,8 @@ def slice_faults(variables: Mapping[str, Any], answers: Mapping[str, Mapping[str
 def line(reports: list[dict[str, Any]]) -> str:
     """Given the reports of all workers, return what was measured, in one line.
 
-    The bus bandwidth is what each device must at least send and receive, 2 (n - 1) / n of the sum's size, by the time;
-    unlike the sum's size by the time it does not depend on the number of devices.
+    The bus bandwidth is what each device must at least send and receive, 2 (n - 1) / n of the sum's size, divided by
+    the time; unlike the sum's size divided by the time, it does not depend on the number of devices.
     """
     first = reports[0]
     seconds = max(median(report["seconds"]) for report in reports)

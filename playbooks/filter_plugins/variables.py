@@ -1,4 +1,4 @@
-"""Filters that judge the variables of playbooks, and list the faults of a whole fleet; no effects."""
+"""Filters that check the variables of playbooks, and list the faults of a whole fleet; no side effects."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def faults_listed(checks: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for place, text in sorted(hosts, key=_order)
     ]
     if waiting:
-        lines.append(f"{', '.join(sorted(waiting))}: the rest is checked when these are mended")
+        lines.append(f"{', '.join(sorted(waiting))}: the rest is checked once these are corrected")
     return lines
 
 
 def count_faults(values: Mapping[str, Any], unit: str = "") -> list[str]:
-    """Given variables that are numbers, also as texts and in lists, return what is none of 1 or more."""
+    """Given numbers, also as strings and in lists, return those that are not whole numbers of 1 or more."""
     right = re.compile(f"[1-9][0-9]*{f'{unit}?' if unit else ''}")
     return [
-        f"{name}: '{each}' is no whole number of 1 or more"
+        f"{name}: '{each}' is not a whole number of 1 or more"
         for name, value in values.items()
         for each in (value if isinstance(value, list) else [value])
         if not right.fullmatch(str(each))
@@ -38,7 +38,7 @@ def count_faults(values: Mapping[str, Any], unit: str = "") -> list[str]:
 
 
 def _order(fault: tuple[str, str]) -> tuple[bool, str, int, str]:
-    """Return what sorts faults as an editor goes through files; what has no place comes last."""
+    """Return a key that sorts faults by file and line; faults without a place come last."""
     place, text = fault
     path, _, line = place.rpartition(":")
     return (

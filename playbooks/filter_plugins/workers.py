@@ -1,4 +1,4 @@
-"""Filters that show workers in lines for people; no effects, so that their tests are tables."""
+"""Filters that describe workers in lines for people; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-#: Lines of differences that are shown of one worker.
+#: Number of differences that are shown for one worker.
 SHOWN = 12
 #: Accounts of people have ids from here to the one before `nobody` (Debian Policy 9.2.2).
 PEOPLE = range(1000, 60000)
@@ -33,7 +33,7 @@ def people(facts: Mapping[str, Any]) -> dict[str, int]:
 
 
 def data_mounts(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Given a worker's facts, return the disks and shares that are mounted besides the system's: path -> type."""
+    """Given a worker's facts, return the mounted disks and shares other than the system's: path -> type."""
     kept = re.compile(r"^(ext[234]|xfs|btrfs|nfs4?|fuse\..+)$")
     usual = re.compile(r"^/(boot(/.*)?|etc/.*|proc/.*|snap/.*|sys/.*|run/.*|dev/.*)?$")
     mounts = facts["worker"]["mounts"]
@@ -45,11 +45,11 @@ def data_mounts(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def worker_line(variables: Mapping[str, Any]) -> str:
-    """Given a worker's variables, facts included, return what it is, in one line."""
+    """Given a worker's variables, facts included, return a description in one line."""
     facts = variables["ansible_facts"]
     worker = facts["worker"]
     run = worker["units"].get("tpu-run.service", {}).get("active", "inactive")
-    parts = ["of no node"]
+    parts = ["not part of a node"]
     if "tpu_node_label" in variables:
         parts = [
             f"{variables['tpu_accelerator_type']} {variables['tpu_zone']} {variables['tpu_state']}",
@@ -65,12 +65,12 @@ def worker_line(variables: Mapping[str, Any]) -> str:
         parts.append(f"hugepages {worker['hugepages']}")
     if mounts := data_mounts(facts):
         parts.append("mounts " + " ".join(sorted(mounts)))
-    parts.append("idle" if run in {"inactive", "failed"} else "a run is on")
+    parts.append("idle" if run in {"inactive", "failed"} else "a run is active")
     return ", ".join(parts)
 
 
 def traits(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Given a worker's facts, return all in which the workers of a node should agree, by names for people."""
+    """Given a worker's facts, return everything in which the workers of a node should agree, by readable names."""
     worker = facts["worker"]
     found = {
         "system": f"{facts['distribution']} {facts['distribution_version']} {facts['architecture']}",
@@ -84,7 +84,7 @@ def traits(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def differences(workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Given the facts of a node's workers by host, return in what some differ from the most of them."""
+    """Given the facts of a node's workers by host, return how some differ from the majority."""
     owned = {host: traits(facts) for host, facts in workers.items()}
     lines = []
     usual = {}
@@ -111,7 +111,7 @@ def worker_lines(hosts: Iterable[str], hostvars: Mapping[str, Mapping[str, Any]]
     lines = []
     for host in hosts:
         variables = hostvars[host]
-        # A file server, say, is of none.
+        # A file server, for example, has none.
         if "tpu_node_label" in variables:
             nodes.setdefault(str(variables["tpu_node_label"]), {})[host] = variables["ansible_facts"]
         lines.append(f"{host}: {worker_line(variables)}")

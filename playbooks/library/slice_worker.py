@@ -20,17 +20,17 @@ DOCUMENTATION = r"""
 module: slice_worker
 short_description: Run a Python script in the environment of training runs, as the person who connects
 description:
-  - Takes environment files and virtual environment from the launcher's configuration. No other variable reaches the
+  - Uses the environment files and virtual environment of the launcher's configuration. No other variable reaches the
     script, as in a run.
-  - Ends the script, and whatever it started, when O(timeout) is over.
-  - What goes wrong is returned as C(fault) and is no failure, so that all workers of a slice can be judged together.
+  - Ends the script and whatever it started after O(timeout).
+  - An error is returned as C(fault) and is not a failure, so that all workers of a slice can be judged together.
 options:
   script:
     description: Text of the script. It prints a JSON object as its last line.
     type: str
     required: true
   asked:
-    description: Handed to the script as JSON, in its one argument.
+    description: Passed to the script as JSON, as its only argument.
     type: dict
     required: true
   timeout:
@@ -39,8 +39,8 @@ options:
     required: true
   alone:
     description:
-      - Whether the slice is one of several of a queued resource. JAX, which hears of the others from the metadata
-        server, is then told that there are none; else it would wait for them.
+      - Whether the slice is one of several of a queued resource. JAX, which learns of the others from the metadata
+        server, is then told that there are none; otherwise it would wait for them.
     type: bool
     default: false
 author: [tpu_ops]
@@ -49,7 +49,7 @@ author: [tpu_ops]
 EXAMPLES = r"""
 - name: Count the devices
   slice_worker:
-    script: import jax, json; print(json.dumps({"devices": jax.device_count()}))
+    script: 'import jax, json; print(json.dumps({"devices": jax.device_count()}))'
     asked: {}
     timeout: 60
 """
@@ -60,12 +60,12 @@ report:
   type: dict
   returned: always
 fault:
-  description: What went wrong; empty where nothing did.
+  description: What went wrong; empty if nothing did.
   type: str
   returned: always
 """
 
-#: The launcher's program; as a zip archive it can be imported from.
+#: The launcher; it is a zip archive from which modules can be imported.
 PROGRAM = "/usr/local/sbin/tpu-host"
 #: Seconds from SIGTERM to SIGKILL. JAX ignores the former while it waits for other workers.
 GRACE = 10
@@ -78,11 +78,11 @@ class CannotRunError(Exception):
 
 
 def environment(program: str = PROGRAM, *, alone: bool = False) -> dict[str, str]:
-    """Return the variables that a training run of the calling person would start from.
+    """Return the variables that a training run of the connecting person would start with.
 
     Args:
         program: The launcher's program.
-        alone: Whether the slice is one of several, and the others are no part of it.
+        alone: Whether the slice is one of several and is to run without the others.
 
     Raises:
         CannotRunError: The launcher is not there, or its configuration cannot be understood.
@@ -92,7 +92,7 @@ def environment(program: str = PROGRAM, *, alone: bool = False) -> dict[str, str
         from tpu_ops.host.environment import MEGASCALE, SYSTEM_PATH, from_files, load_config
         from tpu_ops.host.wire import Refused
     except ImportError as exc:
-        raise CannotRunError("no launcher at {} ({}); site.yml brings it".format(program, exc)) from exc
+        raise CannotRunError("no launcher at {} ({}); site.yml installs it".format(program, exc)) from exc
     finally:
         del sys.path[0]
     try:
@@ -123,7 +123,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def remove_own(paths: Iterable[str]) -> None:
-    """Remove files of the calling person; in /tmp nobody else but root may."""
+    """Remove files of the connecting person; in /tmp nobody else but root can."""
     for path in paths:
         with contextlib.suppress(OSError):
             if os.lstat(path).st_uid == os.getuid():
@@ -158,7 +158,7 @@ def run(argv: list[str], variables: dict[str, str], timeout: float) -> tuple[dic
                 start_new_session=True,
             )
         except OSError as exc:
-            return {}, "{}: {}; site.yml brings it".format(argv[0], exc.strerror)
+            return {}, "{}: {}; site.yml installs it".format(argv[0], exc.strerror)
         late = False
         try:
             process.wait(timeout)
@@ -167,9 +167,9 @@ def run(argv: list[str], variables: dict[str, str], timeout: float) -> tuple[dic
         end(process)
         printed, said = text(output), " | ".join(text(errors)[-SHOWN_LINES:])
     if late:
-        return {}, "still waiting after {:.0f} s, and ended{}".format(timeout, said and ": " + said)
+        return {}, "still waiting after {:.0f} s, and was ended{}".format(timeout, said and ": " + said)
     if process.returncode:
-        return {}, "ended with {}: {}".format(process.returncode, said or "no message")
+        return {}, "exited with {}: {}".format(process.returncode, said or "no message")
     try:
         report = json.loads(printed[-1])
     except (IndexError, ValueError):

@@ -240,7 +240,7 @@ SERVED = """\
         mode: "0600"
       when: inventory_hostname == 'solo-w0'
       tags: [nfs]
-    - name: Tell which servers this run leaves out
+    - name: Record which servers this run leaves out
       ansible.builtin.set_stats: {data: {nfs_left_out: [solo-w0]}}
       when: "'solo-w0' not in ansible_play_hosts_all"
       tags: [nfs]

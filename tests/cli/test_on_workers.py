@@ -272,7 +272,7 @@ def test_git_brings_the_project_to_all_workers_and_never_over_local_changes(vers
     lab.inside("pod-w1", "sh", "-c", "echo mine >/opt/workspaces/vision/README")
     kept = desk.try_(*train, "--name", "kept", "--", "true")
     assert kept.returncode == 1
-    assert "pod-w1: failed: workspace : Bring the projects to these commits" in kept.stderr
+    assert "pod-w1: failed: workspace : Check out the projects at these commits" in kept.stderr
     assert "/opt/workspaces/vision has changed files: README. It stays at " in kept.stderr
     assert lab.inside("pod-w1", "cat", "/opt/workspaces/vision/README") == "mine\n"
     lab.inside("pod-w0", "test", "!", "-e", "/var/lib/tpu_ops/runs/kept")

@@ -83,7 +83,7 @@ def bring(tmp_path: Path, forge: Any, monkeypatch: pytest.MonkeyPatch) -> Callab
 
 def test_a_project_is_asked_for_at_a_ref_and_the_others_are_left_alone(forge: Any, bring: Any, capsys: Any) -> None:
     assert bring("vision@v1", BROKEN) == Project("vision", PLACE, forge("forge", "rev-parse", "v1"))
-    assert "pod-w[0-1]: would change: workspace : Bring the projects to these commits" in capsys.readouterr().err
+    assert "pod-w[0-1]: would change: workspace : Check out the projects at these commits" in capsys.readouterr().err
 
 
 def test_what_names_no_project_is_said_with_those_there_are(bring: Any, capsys: Any) -> None:

@@ -80,7 +80,7 @@ def test_verify_names_the_worker_that_others_wait_for_and_ends_in_time(desk, lab
         lab.inside("pod-w1", "mv", "/opt/venvs/away", "/opt/venvs/jax")
     assert code == 2
     assert "pod-w1: /opt/venvs/jax/bin/python: No such file or directory" in said
-    assert re.search(r"pod-w0: (ended with|still waiting)", said)
+    assert re.search(r"pod-w0: (exited with|still waiting)", said)
     assert "bus bandwidth" not in said
     assert "all_reduce" not in lab.inside("pod-w0", "ps", "axww")
 
@@ -95,15 +95,15 @@ def test_nothing_is_verified_or_upgraded_while_a_run_is_on(desk, lab):
     before = boots(lab)
     with a_run(desk):
         for name, words in (
-            ("verify.yml", "a run is on (pod-w0, pod-w1)"),
-            ("upgrade.yml", "a run is on pod-w0, pod-w1"),
+            ("verify.yml", "a run is active on pod-w0, pod-w1"),
+            ("upgrade.yml", "a run is active on pod-w0, pod-w1"),
         ):
             code, said = play(desk, name)
             assert code == 2, said
             assert words in said
             assert {row["changed"] for row in recap(said).values()} == {0}
         code, said = play(desk, "facts.yml")
-        assert (code, said.count("a run is on")) == (0, 2)
+        assert (code, said.count("a run is active")) == (0, 2)
     assert boots(lab) == before
 
 
@@ -142,7 +142,7 @@ def test_upgrade_stops_at_a_worker_that_fails_and_goes_on_there_when_run_again(d
     assert code == 2, said
     assert "pod-w0 is done (1 of 2): packages upgraded, rebooted" in said
     assert "pod-w1 failed: Upgrade the packages" in said
-    assert "Done: pod-w0. When that is mended, go on with --limit pod-w1" in said
+    assert "Done: pod-w0. Once that is fixed, continue with --limit pod-w1" in said
     middle = boots(lab)
     assert (middle["pod-w0"] != before["pod-w0"], middle["pod-w1"]) == (True, before["pod-w1"])
     assert [version(lab, host) for host in POD] == ["2", "1"]
@@ -164,7 +164,7 @@ def test_upgrade_stops_before_the_second_worker_where_the_first_fails(desk, lab)
     finally:
         lab.inside("pod-w0", "rm", "/etc/apt/apt.conf.d/99broken")
     assert code == 2
-    assert "Done: none. When that is mended, go on with --limit pod-w0,pod-w1" in said
+    assert "Done: none. Once that is fixed, continue with --limit pod-w0,pod-w1" in said
     assert "pod-w1 is done" not in said
 
 
@@ -178,8 +178,8 @@ def test_a_run_that_began_during_the_upgrade_is_not_rebooted_away(desk, lab):
     try:
         code, said = play(desk, "upgrade.yml", "--extra-vars", "upgrade_reboot=always")
         assert code == 2
-        assert "pod-w0 failed: Reboot and wait, unless a run began" in said
-        assert "a run is on it by now" in said
+        assert "pod-w0 failed: Reboot and wait, unless a run has started" in said
+        assert "a run has started on it" in said
         assert boots(lab) == before
         lab.inside("pod-w0", "systemctl", "is-active", "tpu-run.service")
     finally:

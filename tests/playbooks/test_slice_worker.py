@@ -39,9 +39,9 @@ def test_only_the_variables_of_a_run_reach_the_script():
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("import sys; print('one', 'two', file=sys.stderr); sys.exit(3)", "ended with 3: one two"),
+        ("import sys; print('one', 'two', file=sys.stderr); sys.exit(3)", "exited with 3: one two"),
         ("raise RuntimeError('no chips')", "RuntimeError: no chips"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGABRT)", "ended with -6: no message"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGABRT)", "exited with -6: no message"),
         ("pass", "printed no result"),
         ("print('{')", "printed no result"),
     ],
@@ -55,7 +55,7 @@ def test_what_went_wrong_is_told(script, words):
 def test_a_python_that_is_not_there_is_a_fault():
     assert (
         slice_worker.run(["/nowhere/python"], {}, 1)[1]
-        == "/nowhere/python: No such file or directory; site.yml brings it"
+        == "/nowhere/python: No such file or directory; site.yml installs it"
     )
 
 
@@ -72,7 +72,7 @@ def test_a_script_that_waits_too_long_is_ended_with_all_that_it_started(tmp_path
         "time.sleep(600)"
     )
     report, fault = run(script, timeout=3)
-    assert (report, fault) == ({}, "still waiting after 3 s, and ended: waiting for worker 3")
+    assert (report, fault) == ({}, "still waiting after 3 s, and was ended: waiting for worker 3")
     assert gone(int(note.read_text()))
 
 

@@ -38,18 +38,18 @@ def fleet(**busy: str) -> dict[str, dict[str, Any]]:
             {},
             ["pod-w0", "pod-w2", "solo-w0"],
             [],
-            {"pod": ["pod-w1, pod-w3 is left out", "whole slices", "; let --limit take all of its node"]},
+            {"pod": ["pod-w1, pod-w3 is left out", "whole slices", "; let --limit include its whole node"]},
         ),
         (
             {},
             [*POD, "solo-w0"],
             ["pod-w2"],
-            {"pod": ["pod-w2 does not answer; mend that, or leave its node out by --limit"]},
+            {"pod": ["pod-w2 does not answer; fix that, or leave its node out with --limit"]},
         ),
-        ({"pod_w3": "active"}, [*POD, "solo-w0"], [], {"pod": ["a run is on (pod-w3)", "tpu_ops stop"]}),
-        ({"pod_w3": "deactivating"}, POD, ["pod-w1"], {"pod": ["a run is on (pod-w3)"]}),
+        ({"pod_w3": "active"}, [*POD, "solo-w0"], [], {"pod": ["a run is active on pod-w3", "tpu_ops stop"]}),
+        ({"pod_w3": "deactivating"}, POD, ["pod-w1"], {"pod": ["a run is active on pod-w3"]}),
         ({"pod_w3": "failed"}, POD, [], {}),
-        ({"solo_w0": "activating"}, [*POD, "solo-w0"], [], {"solo": ["a run is on (solo-w0)"]}),
+        ({"solo_w0": "activating"}, [*POD, "solo-w0"], [], {"solo": ["a run is active on solo-w0"]}),
     ],
 )
 def test_slices_in_use_or_not_whole_are_named_with_the_workers_that_are_why(busy, asked, silent, words):
@@ -113,7 +113,7 @@ def test_a_slice_of_several_is_said_to_be_verified_alone():
     lines = nodes_say(verified(POD, found, {}, "answer"), "lines")
     assert len(lines) == 2
     assert lines[1].startswith(
-        "pod: one slice of several of big, verified alone: the network between its slices is not"
+        "pod: one of several slices of big, verified alone: the network between them is not tested"
     )
 
 
@@ -129,7 +129,7 @@ def test_one_device_sends_nothing():
     ("answer", "words"),
     [
         ({}, ["pod-w2: did not answer"]),
-        ({"report": {}, "fault": "still waiting after 180 s, and ended"}, ["pod-w2: still waiting"]),
+        ({"report": {}, "fault": "still waiting after 180 s, and was ended"}, ["pod-w2: still waiting"]),
         ({"report": report(chips=15), "fault": ""}, ["pod-w2: chips 15, expected 16"]),
         ({"report": report(workers=8, chips=32), "fault": ""}, ["workers 8, expected 4", "chips 32, expected 16"]),
         ({"report": report(platform="cpu"), "fault": ""}, ["platform cpu, expected tpu"]),

@@ -49,7 +49,7 @@ def upgraded(folder: Path, at_once: int, failing: list[str]) -> dict[str, str]:
     )
     assert (done.returncode != 0) is bool(failing), done.stdout + done.stderr
     tasks: list[dict[str, Any]] = [task for each in json.loads(done.stdout)["plays"] for task in each["tasks"]]
-    words = ("Say where to go on", "Say that the worker is done")
+    words = ("Report how to continue", "Report that the worker is done")
     return {
         host: result["msg"].partition(":")[0]
         if task["task"]["name"] == words[1]
@@ -67,19 +67,19 @@ def upgraded(folder: Path, at_once: int, failing: list[str]) -> dict[str, str]:
         (
             2,
             ["pod-w0", "pod-w1"],
-            dict.fromkeys(POD[:2], "Done: none. When that is mended, go on with --limit pod-w0,pod-w1,pod-w2,pod-w3"),
+            dict.fromkeys(POD[:2], "Done: none. Once that is fixed, continue with --limit pod-w0,pod-w1,pod-w2,pod-w3"),
         ),
         (
             2,
             ["pod-w0"],
-            {"pod-w0": "Done: pod-w1. When that is mended, go on with --limit pod-w0,pod-w2,pod-w3"},
+            {"pod-w0": "Done: pod-w1. Once that is fixed, continue with --limit pod-w0,pod-w2,pod-w3"},
         ),
         (
             1,
             ["pod-w1"],
             {
                 "pod-w0": "pod-w0 is done (1 of 4)",
-                "pod-w1": "Done: pod-w0. When that is mended, go on with --limit pod-w1,pod-w2,pod-w3",
+                "pod-w1": "Done: pod-w0. Once that is fixed, continue with --limit pod-w1,pod-w2,pod-w3",
             },
         ),
     ],
@@ -115,8 +115,8 @@ DPKG_SAID = (
             {"msg": "apt-get failed: E: no space left\n", "stderr": "E: no space left\n"},
             "apt-get failed: E: no space left",
         ),
-        ({"msg": "a run is on it by now"}, "a run is on it by now"),
-        ({"stdout": "a run is on it by now"}, "a run is on it by now"),
+        ({"msg": "a run has started on it"}, "a run has started on it"),
+        ({"stdout": "a run has started on it"}, "a run has started on it"),
     ],
 )
 def test_a_worker_that_fails_says_what_its_program_said(result: dict[str, str], said: str) -> None:
@@ -125,11 +125,11 @@ def test_a_worker_that_fails_says_what_its_program_said(result: dict[str, str], 
     variables = task["vars"] | {"inventory_hostname": "pod-w0", "__upgrade_done": [], "__upgrade_left": POD[:1]}
     variables |= {"ansible_failed_task": {"name": "Complete"}, "ansible_failed_result": result}
     text = Templar(DataLoader(), variables).template(task["ansible.builtin.fail"]["msg"])
-    end = "Done: none. When that is mended, go on with --limit pod-w0"
+    end = "Done: none. Once that is fixed, continue with --limit pod-w0"
     assert text == f"pod-w0 failed: Complete: {said}. {end}"
 
 
-NUMBER = "is no whole number of 1 or more"
+NUMBER = "is not a whole number of 1 or more"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ NUMBER = "is no whole number of 1 or more"
                 ({"upgrade_at_once": [1, "many"]}, f"upgrade_at_once: 'many' {NUMBER}"),
                 ({"upgrade_at_once": [1, "25%"], "upgrade_reboot_timeout": "60", "upgrade_reboot": "always"}, None),
                 ({"upgrade_reboot_timeout": -1}, f"upgrade_reboot_timeout: '-1' {NUMBER}"),
-                ({"upgrade_reboot": "yes"}, "upgrade_reboot: 'yes' is none of needed, always, never"),
+                ({"upgrade_reboot": "yes"}, "upgrade_reboot: 'yes' is not one of needed, always, never"),
                 (
                     {"upgrade_rebot": "never"},
                     "upgrade_rebot: upgrade.yml has upgrade_at_once, upgrade_reboot, upgrade_reboot_timeout",
@@ -170,7 +170,7 @@ def test_numbers_that_would_do_harm_are_refused_first(
 ) -> None:
     play = yaml.safe_load((ROOT / "playbooks" / playbook).read_text())[0]
     first = play["tasks"][0]
-    assert first["name"] == "Check what is asked"
+    assert first["name"] == "Check the variables"
     (tmp_path / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [first]}]))
     named = {f"w{index}": values for index, (values, _) in enumerate(hosts)}
     (tmp_path / "hosts.yml").write_text(json.dumps({"all": {"hosts": named}}))

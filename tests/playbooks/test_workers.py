@@ -61,7 +61,7 @@ def test_each_worker_is_one_line():
     found["pod-w1"]["ansible_facts"]["worker"]["units"] = {"tpu-run.service": {"active": "active"}}
     assert worker_lines(found, found) == [
         f"pod-w0: {LINE}",
-        f"pod-w1: {LINE.removesuffix('idle')}a run is on",
+        f"pod-w1: {LINE.removesuffix('idle')}a run is active",
         "workers of a node do not differ",
     ]
 
@@ -77,7 +77,7 @@ def test_what_is_of_no_node_is_a_line_and_compared_with_nothing():
     found = fleet(2)
     found["files"] = {"ansible_facts": copy.deepcopy(FACTS) | {"distribution_version": "24.04"}}
     lines = worker_lines(found, found)
-    assert lines[2].startswith("files: of no node, Ubuntu 24.04 x86_64, ")
+    assert lines[2].startswith("files: not part of a node, Ubuntu 24.04 x86_64, ")
     assert lines[3:] == ["workers of a node do not differ"]
 
 

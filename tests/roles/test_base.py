@@ -76,9 +76,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         (lambda text: "# Autorité\n".encode() + text + b"# another\r\n" + text.replace(b"\n", b"\r\n"), None),
         (lambda text: None, "No such file or directory"),
         (lambda text: b"$ANSIBLE_VAULT;1.1;AES256\n6162\n", None),
-        (lambda text: b"", "it holds no certificate"),
-        (lambda text: ssl.PEM_cert_to_DER_cert(text.decode()), "it holds no certificate"),
-        (lambda text: text.replace(b"CERTIFICATE", b"PRIVATE KEY"), "it holds no certificate"),
+        (lambda text: b"", "it contains no certificate"),
+        (lambda text: ssl.PEM_cert_to_DER_cert(text.decode()), "it contains no certificate"),
+        (lambda text: text.replace(b"CERTIFICATE", b"PRIVATE KEY"), "it contains no certificate"),
         (lambda text: text.replace(text[100:140], b""), "a certificate in it is damaged"),
         (lambda text: text + text.replace(text[100:140], b""), "a certificate in it is damaged"),
     ],
@@ -92,7 +92,7 @@ def test_certificates_of_the_controller_are_read_before_the_first_change(
     (tmp_path / "right.pem").write_bytes(authority)
     paths = certificate_paths(["ca.pem", str(tmp_path / "right.pem")], str(tmp_path))
     where = f"base_ca_certificates[0]: {tmp_path}/ca.pem on this machine: "
-    assert certificate_faults(paths) == ([f"{where}{said}; name a file in PEM form"] if said else [])
+    assert certificate_faults(paths) == ([f"{where}{said}; name a PEM file"] if said else [])
 
 
 def test_the_controllers_own_certificates_are_right(tmp_path: Path) -> None:
@@ -284,8 +284,8 @@ def test_the_diff_shows_no_login_of_a_mirror_and_the_file_has_it(run: Run, tmp_p
 
 
 INDEX = [
-    "Name the package index",
-    "Report why the package index could not be named",
+    "Configure the package index",
+    "Report why the package index could not be configured",
     "Show the package index without its password",
 ]
 
@@ -325,7 +325,7 @@ def test_the_package_index_is_shown_without_its_login_and_written_with_it(
 def test_why_the_package_index_could_not_be_named_is_said(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     done = run_tasks(tmp_path, "base", INDEX, index(tmp_path, "https://ada:s3cret@m.example"), "--diff")
-    said = f"base_pip_index_url of pod-w0: {tmp_path}/etc: it is a directory, and a file belongs there"
+    said = f"base_pip_index_url of pod-w0: {tmp_path}/etc: it is a directory where a file belongs"
     assert (done.returncode, said in done.stdout) == (2, True), done.stdout
     assert "s3cret" not in done.stdout + done.stderr
 
@@ -467,13 +467,13 @@ def test_an_archive_that_is_not_asked_for_goes_before_the_refresh(
     variables |= {"base_apt_cache_valid_time": 60, "__base_archive_stale": kept["__base_archive_stale"]}
     # Not every play has the role python.
     variables |= {} if stale is None else {"python_archive_stale": stale}
-    names = ("Remove the archive that is not what the fleet asks for", "Refresh the package lists")
+    names = ("Remove an archive that is not the one the fleet asks for", "Refresh the package lists")
     assert [holds(task_of_install(name), variables) for name in names] == [removed, refreshed]
 
 
 @pytest.mark.parametrize(("result", "kept"), [({"changed": False}, True), ({"changed": False, "skipped": True}, False)])
 def test_the_time_of_a_refresh_is_kept_where_there_was_one(result: dict[str, bool], kept: bool) -> None:
-    task = task_of_install("Keep the time of the refresh")
+    task = task_of_install("Record the time of the refresh")
     assert holds(task, {"__base_refreshed": result}) is kept
     assert (task["check_mode"], task["changed_when"]) == (False, False)
     assert task["tags"] == task_of_install("Refresh the package lists")["tags"]

@@ -30,15 +30,15 @@ ENV = {"person": "ada", "kind": "wandb", "from_env": "WANDB_API_KEY"}
     [
         ([WANDB, AWS, GIT, AWS | {"profile": "two"}, GIT | {"host": "gitlab.com"}, WANDB | {"person": "bob"}], None),
         ([ENV], None),
-        ([ENV | {"from_env": "EMPTY"}], "from_env: the variable EMPTY is not set, or empty"),
+        ([ENV | {"from_env": "EMPTY"}], "from_env: the variable EMPTY is not set or is empty"),
         ([ENV | {"secret": "s3cret"}], "both secret and from_env are given"),
         ([ENV | {"from_env": "A-B"}], "from_env is not the name of a variable"),
         ([WANDB | {"secret": ""}], "secret is missing"),
-        ([WANDB | {"secret": "s3cret x"}], "secret holds a space"),
-        ([WANDB | {"secret": "s3cret\nmachine evil"}], "secret holds a space"),
+        ([WANDB | {"secret": "s3cret x"}], "secret contains a space"),
+        ([WANDB | {"secret": "s3cret\nmachine evil"}], "secret contains a space"),
         ([AWS | {"login": ""}], "login is missing"),
         ([AWS | {"login_from_env": "WANDB_API_KEY", "login": ""}], None),
-        ([AWS | {"session_token": "s3cret]\n["}], "session_token holds a space"),
+        ([AWS | {"session_token": "s3cret]\n["}], "session_token contains a space"),
         ([AWS | {"profile": "a]\n[b"}], "profile 'a]"),
         ([GIT | {"host": ""}], "host is missing"),
         ([GIT, GIT | {"login": "robot"}, GIT | {"login": "old", "state": "absent"}], None),
@@ -228,7 +228,7 @@ def test_check_mode_names_a_person_whose_account_is_still_to_be_made(run: Run) -
     arguments = {"entries": [wandb]}
     assert run(person_credentials, arguments, check=True)["changed_paths"] == ["~nobody-here"]
     assert run(person_credentials, arguments)["faults"] == [
-        "nobody-here has no account; make one, or take these entries off the list"
+        "nobody-here has no account; create one, or remove these entries from the list"
     ]
     absent = {"entries": [wandb | {"state": "absent"}]}
     assert run(person_credentials, absent, check=True)["changed_paths"] == []
@@ -263,7 +263,7 @@ def test_lines_that_git_passes_over_are_named_by_their_number(run: Run, home: Pa
     entries = [entry | {"host": "one.test"}, entry | {"host": "two.test"}]
     for _ in range(2):
         said = run(person_credentials, {"entries": entries})
-        notes = [] if reads else [f"{store}, line 5: git passes over it, and reads https://LOGIN:SECRET@HOST"]
+        notes = [] if reads else [f"{store}, line 5: git ignores it; it reads lines such as https://LOGIN:SECRET@HOST"]
         assert said["notes"] == notes
         assert "s3cret" not in str(said)
 

@@ -49,22 +49,22 @@ def test_entries_that_say_all_there_is_to_say(mount: dict[str, Any]) -> None:
     ("change", "fault"),
     [
         ({"device": ""}, "no disk is named; give device, uuid or label"),
-        ({"uuid": "1234-abcd"}, "device and uuid are given, and one of them names the disk"),
+        ({"uuid": "1234-abcd"}, "device and uuid are given, and only one of them can name the disk"),
         ({"state": "absent", "label": "x"}, "device and label are given"),
         ({"device": "/dev/sdb"}, "/dev/sdb may be another disk after the next boot"),
-        ({"device": "../../sda"}, "is no name below /dev/disk/by-id"),
-        ({"device": "a; rm -rf /"}, "is no name below /dev/disk/by-id"),
-        ({"device": "", "uuid": "$(id)"}, "uuid '$(id)' is none"),
-        ({"device": "", "label": "../x"}, "label must not hold '/'"),
+        ({"device": "../../sda"}, "is not a name below /dev/disk/by-id"),
+        ({"device": "a; rm -rf /"}, "is not a name below /dev/disk/by-id"),
+        ({"device": "", "uuid": "$(id)"}, "uuid '$(id)' is not a UUID"),
+        ({"device": "", "label": "../x"}, "label must not contain '/'"),
         ({"device": "", "label": "x", "format": True}, "format needs device"),
         ({"read_only": True, "format": True, "owner": "ada"}, "format cannot be given with read_only"),
         ({"read_only": True, "mode": "0755"}, "mode cannot be given with read_only"),
         ({"mode": "493"}, "mode '493' is not octal in quotes"),
         ({"mode": "u+w"}, "mode 'u+w' is not octal in quotes"),
-        ({"owner": "eve"}, "there is no owner eve, and users_people makes none"),
+        ({"owner": "eve"}, "there is no owner eve, and users_people does not add it"),
         ({"group": "nobody"}, "there is no group nobody"),
-        ({"options": ["noatime,nosuid"]}, "'noatime,nosuid' is not one option"),
-        ({"options": ["x-systemd.automount\n"]}, "is not one option"),
+        ({"options": ["noatime,nosuid"]}, "'noatime,nosuid' is not a single option"),
+        ({"options": ["x-systemd.automount\n"]}, "is not a single option"),
         *(
             ({"options": [option]}, "is decided by the role")
             for option in ("ro", "nofail", "discard", "noload", "user")
@@ -89,10 +89,10 @@ def test_entries_that_are_refused_before_anything_changes(change: dict[str, Any]
     ("other", "fault"),
     [
         ({**DATA, "device": "b"}, "/mnt/data is listed twice"),
-        ({"device": "b", "path": "/mnt/data/deeper"}, "/mnt/data and /mnt/data/deeper lie in each other"),
+        ({"device": "b", "path": "/mnt/data/deeper"}, "one of /mnt/data and /mnt/data/deeper is inside the other"),
         (
             {**DATA, "path": "/mnt/other"},
-            "device google-persistent-disk-1 is mounted both at /mnt/data and at /mnt/other",
+            "device google-persistent-disk-1 is mounted at both /mnt/data and /mnt/other",
         ),
         ({**DATA, "path": "/mnt/data2", "state": "absent"}, ""),
         ({"device": "b", "path": "/mnt/data2"}, ""),
@@ -106,7 +106,9 @@ def test_entries_that_do_not_go_together(other: dict[str, Any], fault: str) -> N
 
 @pytest.mark.parametrize("mounts", ["/mnt/data", {"path": "/mnt/data"}, ["/mnt/data"]])
 def test_what_is_no_list_of_entries_is_said(mounts: Any) -> None:
-    assert disks.disks_faults(mounts, [], []) == ["disks_mounts: is no list of entries, each with path and other keys"]
+    assert disks.disks_faults(mounts, [], []) == [
+        "disks_mounts: is not a list of entries, each with path and other keys"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -212,13 +214,13 @@ def test_what_was_mounted_without_its_journal_is_mounted_anew_to_be_written(
 ) -> None:
     host = Host(tmp_path, monkeypatch, there)
     name = unit_name(host.path)
-    actions = [f"write {name}", f"unmount {host.path} and mount it anew ({reason})"]
+    actions = [f"write {name}", f"unmount {host.path} and mount it again ({reason})"]
     checked = run(data_disks, {"mounts": [host.mount]}, check=True)
     assert (checked["actions"], host.commands) == (actions, [])
     done = run(data_disks, {"mounts": [host.mount]})
     assert done["actions"] == actions
     assert host.commands == [f"umount {host.path}", "systemctl start"]
-    assert ("checked (`e2fsck -fn /dev/sdb`)" in str(done.get("warnings"))) == there.startswith("rw")
+    assert ("check it (`e2fsck -fn /dev/sdb`)" in str(done.get("warnings"))) == there.startswith("rw")
     assert run(data_disks, {"mounts": [host.mount]})["actions"] == []
 
 
@@ -316,8 +318,8 @@ def test_paths_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     for path, reason in {
         "/mnt/b": "fstab has a line",
-        "/mnt/c": "not this role's",
-        "/mnt/d": "not this role's",
+        "/mnt/c": "does not belong to this role",
+        "/mnt/d": "does not belong to this role",
     }.items():
         with pytest.raises(Refusal, match=reason):
             disk_state.check_unit(path)
@@ -365,7 +367,7 @@ def test_what_blkid_says_of_a_partition_s_place_is_nothing_that_it_holds(text: s
     ("place", "asked", "said"),
     [
         (None, True, "format {} as ext4"),
-        (None, False, "{} holds no file system; set format: true if it may get one"),
+        (None, False, "{} holds no file system; set format: true to have one made"),
         (100 << 20, True, "{} holds data without a signature, near byte 104857600"),
     ],
 )

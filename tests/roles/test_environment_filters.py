@@ -100,13 +100,13 @@ def test_each_python_is_named_as_uv_finds_it() -> None:
             [{"name": "a", "path": "/opt/b"}, {"name": "b", "path": "/opt/b"}],
             "python_environments: two have the path /opt/b",
         ),
-        ([{"name": "a b"}], "python_environments[0].name: a b: has other characters"),
-        ([{"name": "a", "path": "venvs/a"}], "python_environments[0].path: a: venvs/a is not absolute"),
+        ([{"name": "a b"}], "python_environments[0].name: a b: contains characters other than"),
+        ([{"name": "a", "path": "venvs/a"}], "python_environments[0].path: a: venvs/a is not an absolute path"),
         ([{"name": "a", "path": "/usr"}], "at least two parts"),
         ([{"name": "a", "path": "/opt/../etc"}], "/opt/../etc is not"),
         (
             [{"name": "a", "python": "3.9"}],
-            "python_environments[0].python: a: 3.9 is none of this worker's (3.11, 3.13)",
+            "python_environments[0].python: a: 3.9 is not one of this worker's versions (3.11, 3.13)",
         ),
         (
             [{"name": "a", "requirements": ["jax=0.10"]}],
@@ -140,14 +140,14 @@ def test_environments_that_cannot_be_are_refused(environments: list[dict[str, An
     [
         ([{"version": "3.13"}], "deadsnakes", "3.12", [], ""),
         ([{"version": "3.99"}], "deadsnakes", "3.12", [], "python_more_versions[0].version: uv has no Python 3.99"),
-        ([{"version": "3.13"}, {"version": "3.7"}], "uv", "3.12", [], "[1].version: uv has no Python 3.7, but 3.8 to"),
+        ([{"version": "3.13"}, {"version": "3.7"}], "uv", "3.12", [], "[1].version: uv has no Python 3.7, only 3.8 to"),
         ([], "uv", "3.99", [], "python_version: uv has no Python 3.99"),
         ([], "deadsnakes", "3.99", [], "python_version: deadsnakes has no Python 3.99"),
         ([], "distribution", "3.99", [], ""),
         ([{"version": "3.99"}], "uv", "3.99", ["uv"], ""),
         ([{"version": "3.99"}], "deadsnakes", "3.99", ["uv", "deadsnakes"], ""),
         ([], "uv", "3.x", [], "python_version: '3.x' is not a version such as 3.12"),
-        ([{"version": "3.13"}, {"version": "3.13"}], "uv", "3.12", [], "python_more_versions: 3.13 stands there twice"),
+        ([{"version": "3.13"}, {"version": "3.13"}], "uv", "3.12", [], "python_more_versions: 3.13 is listed twice"),
     ],
 )
 def test_versions_that_no_source_can_have_are_refused(
@@ -170,7 +170,7 @@ def test_a_version_of_uv_that_is_none_is_refused() -> None:
 
 def test_an_environment_in_the_place_of_jax_s_is_refused() -> None:
     environments = [{"name": "a"}, {"name": "jax"}, {"name": "b", "path": "/opt/venvs/jax"}]
-    assert [fault.partition(" is that")[0] for fault in filters.shared_path_faults(environments, "/opt/venvs/jax")] == [
+    assert [fault.partition(" is also")[0] for fault in filters.shared_path_faults(environments, "/opt/venvs/jax")] == [
         "python_environments[1].path: jax: /opt/venvs/jax",
         "python_environments[2].path: b: /opt/venvs/jax",
     ]
@@ -180,8 +180,8 @@ def test_a_missing_lock_file_is_named_with_its_environment() -> None:
     environments = [{"name": "a", "lock": "a.lock"}, {"name": "b"}, {"name": "c", "lock": "/c.lock"}]
     missing = ["/inventory/a.lock", "/c.lock"]
     assert filters.missing_lock_faults(environments, "/inventory", missing) == [
-        "python_environments[0].lock: a: /inventory/a.lock is missing on this machine; make it, or name another",
-        "python_environments[2].lock: c: /c.lock is missing on this machine; make it, or name another",
+        "python_environments[0].lock: a: /inventory/a.lock is missing on this machine; create it, or name another",
+        "python_environments[2].lock: c: /c.lock is missing on this machine; create it, or name another",
     ]
 
 
@@ -203,7 +203,7 @@ def test_faults_of_the_role_jax_name_its_own_variables() -> None:
     ("lock", "requirements", "said"),
     [
         ("jax==0.10.2\nnumpy==2\n", ["jax[tpu]==0.10.2"], ""),
-        ("jax==0.10.1\n", ["jax[tpu]==0.10.2"], "it has jax 0.10.1, and not jax==0.10.2"),
+        ("jax==0.10.1\n", ["jax[tpu]==0.10.2"], "it has jax 0.10.1, not jax==0.10.2"),
         ("numpy==2\n", ["jax==0.10.2"], "it lacks jax"),
         ("", ["jax==0.10.2"], "it pins nothing"),
         ("Torch_XLA==2.9.0\n", ["torch-xla>=2.9", "x @ https://host/x.whl", "y; python_version<'3'"], ""),
@@ -249,7 +249,7 @@ def test_one_environment_is_active_at_login(
         ("c", {}, "python_active_environment: 'c' is neither"),
         ("", {"ada": "c"}, "python_active_environments.ada: 'c' is neither"),
         ("/opt/$(id)", {}, "'/opt/$(id)' is neither"),
-        ("", {"ada) rm": "a"}, "'ada) rm' is no name of an account"),
+        ("", {"ada) rm": "a"}, "'ada) rm' is not an account name"),
         ("a", {"ada": ""}, ""),
     ],
 )

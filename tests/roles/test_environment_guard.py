@@ -58,7 +58,9 @@ def test_root_runs_nothing_that_somebody_else_can_put_there(
     wanted = more(arguments, variable="python_environments[0]")
     for check in (True, False):
         said = run(uv_environments, wanted | {"step": step}, check=check)["msg"]
-        assert said.startswith("python_environments[0]: environment jax: root would run what others than root could")
+        assert said.startswith(
+            "python_environments[0]: environment jax: root would run code that others than root could"
+        )
     assert not (tmp_path / "ran").exists()
 
 
@@ -81,19 +83,19 @@ def test_an_environment_that_its_owner_does_not_own_is_refused_before_anything_i
     wanted = more(arguments, owner="nobody")
     for check in (True, False):
         said = run(uv_environments, wanted | {"step": "look"}, check=check)["msg"]
-        assert said.startswith(f"environment jax: {tmp_path}/venv belongs to the uid 0 and not to nobody; remove")
+        assert said.startswith(f"environment jax: {tmp_path}/venv belongs to uid 0 and not to nobody; remove")
 
 
 @pytest.mark.parametrize(
     ("uid", "path", "reason"),
     [
-        (0, "sticky/x/y", "everybody may make entries in"),
+        (0, "sticky/x/y", "everybody can create files in"),
         (0, "sticky/mine", ""),
         (0, "loop", "too many symbolic links"),
         (0, "venv/file/x", ""),
-        (4711, "open/x", "others may write in"),
+        (4711, "open/x", "others can write in"),
         (4711, "team/x", ""),
-        (0, "team/x", "others may write in"),
+        (0, "team/x", "others can write in"),
     ],
 )
 def test_ways_on_which_others_have_a_say(tmp_path: Path, uid: int, path: str, reason: str) -> None:

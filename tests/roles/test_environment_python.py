@@ -36,7 +36,7 @@ def test_what_was_there_for_another_python_goes_once_the_new_one_is_complete(
     (tmp_path / "venv" / "bin" / "python").unlink()
     (tmp_path / "venv" / "bin" / "python").write_text("#!/bin/sh\necho 3.8\n")
     (tmp_path / "venv" / "bin" / "python").chmod(0o755)
-    assert state(run(uv_environments, arguments, check=True))["plan"] == ["~ Python 3.11, which was 3.8", "+ jax==1"]
+    assert state(run(uv_environments, arguments, check=True))["plan"] == ["~ Python 3.11 (was 3.8)", "+ jax==1"]
     arguments["environments"][0]["proof"] = "raise SystemExit('not yet')"
     assert "does not work: not yet" in run(uv_environments, arguments)["msg"]
     (kept,) = (tmp_path / "venv").glob(".old-*")
@@ -56,7 +56,7 @@ def test_a_directory_that_is_in_the_way_says_the_way_out(run: Run, tmp_path: Pat
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv" / "thesis").write_text("years of work")
     message = run(uv_environments, arguments)["msg"]
-    assert f"{tmp_path}/venv is in the way: it is not empty and no virtual environment; move it elsewhere" in message
+    assert f"{tmp_path}/venv is in the way: it is not empty and not a virtual environment; move it elsewhere" in message
     assert (tmp_path / "venv" / "thesis").read_text() == "years of work"
 
 
@@ -80,7 +80,7 @@ def test_a_python_that_does_not_answer_is_a_fault_and_no_reason_to_make_another(
     (tmp_path / "venv" / "bin" / "python").chmod(0o755)
     monkeypatch.setattr("ansible.module_utils.environment_work.START", 0.2)
     said = run(uv_environments, arguments)["msg"]
-    assert said.startswith(f"environment jax: {tmp_path}/venv/bin/python did not say its version within 0.2 s")
+    assert said.startswith(f"environment jax: {tmp_path}/venv/bin/python did not report its version within 0.2 s")
     assert not list((tmp_path / "venv").glob(".old-*"))
 
 
@@ -165,13 +165,13 @@ def test_an_archive_that_is_not_asked_for_is_told_from_one_that_is(
             ("Ubuntu", "20.04", "focal"),
             PPA,
             "deadsnakes",
-            "python_source: deadsnakes has no packages for Ubuntu 20.04 any more; set python_source: uv, or",
+            "python_source: deadsnakes no longer has packages for Ubuntu 20.04; set python_source: uv, or",
         ),
         (
             ("Ubuntu", "20.04", "focal"),
             PPA,
             "uv",
-            "python_more_versions: deadsnakes has no packages for Ubuntu 20.04 any more; set source: uv, or",
+            "python_more_versions: deadsnakes no longer has packages for Ubuntu 20.04; set source: uv, or",
         ),
         (
             ("Debian", "12.5", "bookworm"),

@@ -219,7 +219,7 @@ def test_an_environment_that_does_not_work_fails_again_until_it_does(
     proved = more(arguments, proof=f"open({str(tmp_path / 'chip')!r})")
     for _ in range(2):
         assert "does not work" in run(uv_environments, proved)["msg"]
-    assert state(run(uv_environments, proved, check=True))["plan"] == ["~ what did not work"]
+    assert state(run(uv_environments, proved, check=True))["plan"] == ["~ packages that did not work"]
     (tmp_path / "chip").touch()
     assert run(uv_environments, proved)["changed"] is True
     assert run(uv_environments, proved)["changed"] is False

@@ -72,10 +72,10 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("pem", lambda key: key, ""),
         ("passphrase", lambda key: key, "has a passphrase"),
         ("pem passphrase", lambda key: key, "has a passphrase"),
-        ("openssh", lambda key: key.replace("\n", " "), "is no private key"),
-        ("openssh", lambda key: key[: len(key) // 2], "is no private key"),
+        ("openssh", lambda key: key.replace("\n", " "), "is not a private key"),
+        ("openssh", lambda key: key[: len(key) // 2], "is not a private key"),
         ("openssh", lambda key: key.replace("b3Blbn", "!3Blbn"), "is damaged"),
-        ("openssh", lambda _: ED25519, "is no private key"),
+        ("openssh", lambda _: ED25519, "is not a private key"),
     ],
 )
 def test_deploy_keys_are_judged_without_being_shown(keys: dict[str, str], name: str, change: Any, fault: str) -> None:
@@ -95,8 +95,8 @@ PERSON = {"person": "ada", "name": "Ada", "email": "ada@example.org"}
         ({}, None),
         ({"people": [PERSON | {"person": "eve"}]}, "git_people[0]: eve has no account"),
         ({"people": [PERSON, PERSON]}, "git_people[1]: ada is listed twice"),
-        ({"people": [PERSON | {"email": "ada"}]}, "email 'ada' has not the form"),
-        ({"people": [PERSON | {"name": "A <b>"}]}, "name must not hold"),
+        ({"people": [PERSON | {"email": "ada"}]}, "email 'ada' is not of the form"),
+        ({"people": [PERSON | {"name": "A <b>"}]}, "name must not contain"),
         ({"people": [PERSON | {"settings": {"nodot": 1}}]}, "settings: 'nodot' is not a setting"),
         ({"settings": {"a.b": ["c"]}}, "git_settings: a.b: the value"),
         ({"settings": {"a b.c": 1}}, "'a b.c' is not a setting"),
@@ -106,10 +106,10 @@ PERSON = {"person": "ada", "name": "Ada", "email": "ada@example.org"}
         ({"host_keys": {"forge.test": []}}, "forge.test has no list of keys"),
         ({"host_keys": {"forge.test": ED25519}}, "forge.test has no list of keys"),
         ({"host_keys": {"forge.test": [ED25519, "ssh-dss AAAA"]}}, "forge.test[1] starts with 'ssh-dss'"),
-        ({"host_keys": {"forge.test": [ED25519[:52]]}}, "is cut off"),
-        ({"host_keys": {"forge.test": [f"{ED25519} comment"]}}, "more or something else than base64"),
+        ({"host_keys": {"forge.test": [ED25519[:52]]}}, "is truncated"),
+        ({"host_keys": {"forge.test": [f"{ED25519} comment"]}}, "something other than base64"),
         ({"deploy_keys": [{"host": "else.test"}]}, "else.test has no pinned key"),
-        ({"deploy_keys": [{"host": "forge.test"}, {"host": "forge.test"}]}, "has a key already"),
+        ({"deploy_keys": [{"host": "forge.test"}, {"host": "forge.test"}]}, "already has a key"),
         ({"deploy_keys": [{"host": "forge.test", "alias": "a b"}]}, "alias is not a host name"),
         ({"deploy_keys": [{"host": "forge.test", "alias": "forge.test"}]}, "the alias is the name of a forge"),
         ({"deploy_keys": [{"host": "forge.test", "group": "nobody2"}]}, "there is no group nobody2"),
@@ -228,7 +228,7 @@ def test_what_wins_over_a_setting_is_warned_of(run: Run, tmp_path: Path) -> None
     system.write_text(f"[include]\n\tpath = {directory}/config\n[pull]\n\tff = true\n")
     arguments = {"directory": str(directory), "people": [], "keys": [], "system": str(system)}
     done = run(git_includes, arguments | {"settings": {"pull.ff": "only"}})
-    assert "pull.ff is true and not only" in str(done["warnings"])
+    assert "pull.ff is true, not only" in str(done["warnings"])
 
 
 @pytest.mark.parametrize("mode", [[], ["--check"]])
@@ -238,7 +238,7 @@ def test_why_a_deploy_key_could_not_be_installed_is_said_without_the_key(tmp_pat
     variables = {"git_deploy_keys": [{"host": "github.com", "key": "s3cret"}], "__git_directory": str(tmp_path)}
     names = ["Install the deploy keys", "Report why the deploy keys could not be installed"]
     done = run_tasks(tmp_path, "git", names, variables, "-vvv", "--diff", *mode)
-    said = f"git_deploy_keys of pod-w0: {tmp_path}/keys/github.com: it is a directory, and a file belongs there"
+    said = f"git_deploy_keys of pod-w0: {tmp_path}/keys/github.com: it is a directory where a file belongs"
     assert (done.returncode, said in done.stdout) == (2, True), done.stdout + done.stderr
     assert "s3cret" not in done.stdout + done.stderr
 
@@ -296,7 +296,7 @@ def test_a_configuration_that_is_a_link_to_a_directory_that_is_missing_is_named(
 ) -> None:
     (tmp_path / ".gitconfig").symlink_to("none/config")
     message = run(git_includes, person, check=check)["msg"]
-    assert f"it is a link to {tmp_path}/none/config, whose directory is missing; make that, or remove" in message
+    assert f"it is a link to {tmp_path}/none/config, whose directory is missing; create it, or remove" in message
     assert "Errno" not in message
     assert ".new" not in message
 

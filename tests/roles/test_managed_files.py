@@ -151,15 +151,21 @@ def test_an_entry_is_made_once_and_check_mode_says_so_before(
         ({"path": "{}/file", "state": "directory"}, "is in the way; move it away"),
         ({"path": "{}/file/a", "content": "x"}, "it is not a directory; move it away"),
         ({"path": "{}/a", "content": "x", "mode": "rw"}, "is not octal"),
-        ({"path": "{}/a", "content": "x", "begins": "y"}, "begins goes with the state absent"),
+        ({"path": "{}/a", "content": "x", "begins": "y"}, "begins can only be used with the state absent"),
         ({"path": "{}/a", "content": "x", "owner": "nobody-here"}, "there is no owner nobody-here"),
-        ({"path": "{}/a", "state": "link"}, "links, and nothing else, have a target"),
-        ({"path": "{}/a", "state": "link", "target": "/none"}, "/none, which it is to point to, is missing"),
-        ({"path": "{}/a", "content": "x", "validate": "grep -q good %s"}, "grep refuses it"),
-        ({"path": "{}/a", "content": "x", "validate": "/none/visudo -cf %s"}, "which is to check it, is missing"),
-        ({"path": "{}/shared/link/a", "content": "x"}, "a symbolic link where others than root may put one"),
-        ({"path": "{}/shared/link", "state": "directory"}, "a symbolic link where others than root may put one"),
-        ({"path": "{}/shared/new/a", "content": "x"}, "root does not make it where others may write"),
+        ({"path": "{}/a", "state": "link"}, "only links have a target, and they need one"),
+        ({"path": "{}/a", "state": "link", "target": "/none"}, "its target /none is missing"),
+        ({"path": "{}/a", "content": "x", "validate": "grep -q good %s"}, "grep rejects it"),
+        ({"path": "{}/a", "content": "x", "validate": "/none/visudo -cf %s"}, "which checks it, is missing"),
+        (
+            {"path": "{}/shared/link/a", "content": "x"},
+            "a symbolic link in a place where others than root can create one",
+        ),
+        (
+            {"path": "{}/shared/link", "state": "directory"},
+            "a symbolic link in a place where others than root can create one",
+        ),
+        ({"path": "{}/shared/new/a", "content": "x"}, "root does not create it where others can write"),
         ({"path": "{}/loop/a", "content": "x"}, "too many symbolic links"),
     ],
 )
@@ -215,15 +221,18 @@ def test_a_block_goes_into_the_file_that_a_link_leads_to(keep: Keep, tmp_path: P
 @pytest.mark.parametrize(
     ("target", "fault"),
     [
-        ("none", "it is a link to none, which is missing; make that file, or remove the link"),
+        ("none", "it is a link to none, which is missing; create that file, or remove the link"),
         ("none/rc", "it is a link to none/rc, which is missing"),
-        ("dir", "it is a link to dir, which is no file; remove the link"),
+        ("dir", "it is a link to dir, which is not a file; remove the link"),
         ("rc", "too many symbolic links"),
-        ("open/rc", "it is a link to open/rc, which others than root may change; put the file itself in the link's"),
+        (
+            "open/rc",
+            "it is a link to open/rc, which others than root can change; replace the link with the file itself",
+        ),
         ("open/new", "it is a link to open/new, which is missing"),
-        ("open/dir/rc", "which others than root may change"),
-        ("writable", "which others than root may change"),
-        ("open/way/rc", "a symbolic link where others than root may put one"),
+        ("open/dir/rc", "which others than root can change"),
+        ("writable", "which others than root can change"),
+        ("open/way/rc", "a symbolic link in a place where others than root can create one"),
     ],
 )
 def test_a_block_behind_a_link_that_leads_nowhere_or_where_others_write_is_refused(
@@ -261,7 +270,7 @@ def test_a_block_that_does_not_end_costs_nobody_a_line(
     entry = {"path": str(path), "state": "block", "content": content}
     assert not done(SELF | entry, worker_facts.entries([str(path)]))
     message = keep(entry)["msg"]
-    assert message.startswith(f"{path}: line {line}, # BEGIN tpu_ops, has no # END tpu_ops after it; put that line")
+    assert message.startswith(f"{path}: line {line}, # BEGIN tpu_ops, has no # END tpu_ops after it; add that line")
     assert path.read_text() == before
 
 
@@ -306,7 +315,7 @@ def test_a_file_of_another_name_in_a_shared_directory_does_not_change_its_owner(
     (tmp_path / "shared").mkdir(0o777)
     (tmp_path / "shared").chmod(0o777)
     (tmp_path / "shared" / "a").hardlink_to(tmp_path / "theirs")
-    assert "other names" in keep({"path": str(tmp_path / "shared" / "a"), "mode": "0666"})["msg"]
+    assert "other hard links" in keep({"path": str(tmp_path / "shared" / "a"), "mode": "0666"})["msg"]
     keep({"path": str(tmp_path / "shared" / "a"), "content": "y"})
     assert ((tmp_path / "theirs").read_text(), (tmp_path / "shared" / "a").read_text()) == ("x", "y")
 
@@ -363,7 +372,7 @@ def test_what_is_no_text_is_written_as_it_is_and_not_shown(keep: Keep, tmp_path:
     data = bytes(range(256))
     entry = {"path": str(tmp_path / "program"), "base64": base64.b64encode(data).decode(), "mode": "0755"}
     result = keep(entry)
-    assert "no text" in result["diff"][0]["after"]
+    assert "not text" in result["diff"][0]["after"]
     # Ansible refuses an answer with anything else in it.
     assert json.dumps(result, ensure_ascii=False).encode()
     assert (tmp_path / "program").read_bytes() == data

@@ -124,7 +124,7 @@ def test_a_file_that_a_shell_could_not_read_any_more_stays(run: Run, tmp_path: P
     path.write_text(f"export LD_PRELOAD={TCMALLOC}\n")
     monkeypatch.setattr(preload_entries, "strip", lambda *_: "if\n")
     answer = run(preload_entries, {"files": [str(path)], "library": "libtcmalloc"})
-    assert f"{path}: /bin/sh could not read it any more" in answer["msg"]
+    assert f"{path}: /bin/sh could no longer read it" in answer["msg"]
     assert path.read_text() == f"export LD_PRELOAD={TCMALLOC}\n"
 
 
@@ -132,7 +132,7 @@ def test_what_is_not_understood_is_named(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "tpu.sh"
     path.write_text(f'A=1\nexport LD_PRELOAD="$X"{TCMALLOC}\n')
     answer = run(preload_entries, {"files": [str(path)], "library": "libtcmalloc"})
-    assert f"{path}, line 2: libtcmalloc stands there in a way that is not understood" in str(answer["warnings"])
+    assert f"{path}, line 2: libtcmalloc is used there in a way that is not understood" in str(answer["warnings"])
 
 
 def certificate(seed: int) -> str:

@@ -82,8 +82,11 @@ def test_lists_that_say_all_there_is_to_say(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"server": "nobody"}, "server nobody is not in the inventory; start its node if that is stopped; if it"),
-        ({"server": "spot-w0"}, "server spot-w0 is preemptible, and its disk goes with it; set nfs_allow_preemptible"),
+        ({"server": "nobody"}, "server nobody is not in the inventory; start its node if it is stopped; if it"),
+        (
+            {"server": "spot-w0"},
+            "server spot-w0 is preemptible, and its disk is lost with it; set nfs_allow_preemptible",
+        ),
         ({"server": "bare"}, "bare has no internal address; set nfs_address for it"),
         ({"clients": ["pod", "team"]}, "clients: no group, node or host is called team"),
         ({"mode": "0777"}, "mode 0777 lets everybody write; give a group and a mode such as 2775"),
@@ -108,7 +111,7 @@ def test_exports_that_are_refused_before_anything_changes(change: dict[str, Any]
     ("change", "fault"),
     [
         ({"clients": ["pod-w1", "bare"]}, "clients: bare has no internal address"),
-        ({"owner": "eve"}, "there is no owner eve, and users_people makes none"),
+        ({"owner": "eve"}, "there is no owner eve, and users_people does not add it"),
         ({"group": "nogroup"}, "there is no group nogroup"),
     ],
 )
@@ -121,8 +124,8 @@ def test_only_the_server_is_asked_for_what_only_it_can_know(change: dict[str, An
     ("address", "fault"),
     [
         ("34.1.1.2", "is its external address"),
-        ("nas.example.org", "and no IP address"),
-        ("10.0.0.0/8", "no IP address"),
+        ("nas.example.org", "which is not an IP address"),
+        ("10.0.0.0/8", "not an IP address"),
     ],
 )
 def test_addresses_are_internal_ones(address: str, fault: str) -> None:
@@ -139,9 +142,15 @@ def test_addresses_are_internal_ones(address: str, fault: str) -> None:
             "nfs_exports: /srv/share has two servers, pod-w0 and files",
         ),
         ({"exports": [EXPORT, EXPORT]}, "nfs_exports: /srv/share is listed twice"),
-        ({"exports": [EXPORT, {**EXPORT, "path": "/srv/share/in"}]}, "/srv/share and /srv/share/in lie in each other"),
+        (
+            {"exports": [EXPORT, {**EXPORT, "path": "/srv/share/in"}]},
+            "one of /srv/share and /srv/share/in is inside the other",
+        ),
         ({"mounts": [MOUNT, MOUNT]}, "nfs_mounts: /mnt/share is listed twice"),
-        ({"mounts": [MOUNT, {**MOUNT, "path": "/mnt/share/in"}]}, "/mnt/share and /mnt/share/in lie in each other"),
+        (
+            {"mounts": [MOUNT, {**MOUNT, "path": "/mnt/share/in"}]},
+            "one of /mnt/share and /mnt/share/in is inside the other",
+        ),
         ({"mounts": [{"path": "/mnt/share"}]}, "no export of nfs_exports has the path /mnt/share"),
         ({"mounts": [{**MOUNT, "server": "files"}]}, "nfs_exports of files has no export /srv/share"),
         ({"mounts": [{**MOUNT, "server": "gone"}]}, "server gone is not in the inventory"),
@@ -152,21 +161,21 @@ def test_addresses_are_internal_ones(address: str, fault: str) -> None:
         ({"host": "spot-w0", "exports": [{**EXPORT, "clients": ["pod"]}]}, "spot-w0 is not among the clients"),
         (
             {"host": "pod-w0", "mounts": [{**MOUNT, "path": "/srv/share/in"}]},
-            "the path and the export /srv/share lie in",
+            "one of the path and the export /srv/share is inside the other",
         ),
         *(
             ({"mounts": [{**MOUNT, "options": [option]}]}, "is decided by the role")
             for option in ("nofail", "rw", "x-systemd.automount", "addr=10.0.0.9", "bind")
         ),
-        ({"mounts": [{**MOUNT, "options": ["a,b"]}]}, "'a,b' is not one option"),
-        ({"options": ["hard\nExecStart=x"]}, "nfs_mount_options: 'hard\nExecStart=x' is not one option"),
+        ({"mounts": [{**MOUNT, "options": ["a,b"]}]}, "'a,b' is not a single option"),
+        ({"options": ["hard\nExecStart=x"]}, "nfs_mount_options: 'hard\nExecStart=x' is not a single option"),
         *(
             ({"options": [option]}, f"nfs_mount_options: {option}: give {option.partition('=')[0]} a whole number")
             for option in ("timeo=0", "timeo=-5", "timeo=60s", "timeo", "retrans=-1", "nconnect=0")
         ),
-        ({"ganesha_core": {"NFS_Port": -1}}, "nfs_ganesha_core: NFS_Port: -1 is no number of 0 or more"),
-        ({"ganesha_core": {"a; b": 1}}, "nfs_ganesha_core: 'a; b' is no name of a setting"),
-        ({"ganesha_core": {"Nb_Worker": "8; }"}}, "nfs_ganesha_core: Nb_Worker: '8; }' is no number"),
+        ({"ganesha_core": {"NFS_Port": -1}}, "nfs_ganesha_core: NFS_Port: -1 is neither a number of 0 or more nor"),
+        ({"ganesha_core": {"a; b": 1}}, "nfs_ganesha_core: 'a; b' is not the name of a setting"),
+        ({"ganesha_core": {"Nb_Worker": "8; }"}}, "nfs_ganesha_core: Nb_Worker: '8; }' is neither a number"),
     ],
 )
 def test_entries_that_do_not_go_together(changes: dict[str, Any], fault: str) -> None:
@@ -384,7 +393,7 @@ def test_mount_points_that_somebody_else_cares_for_are_refused(units: Path) -> N
     unit.write_text(nfs_state.HEADER + "\n")
     assert refusal(point, [mounted(text, "ext4", "/dev/sdb")]) == ""
     unit.write_text("[Mount]\n")
-    assert "is not this role's" in refusal(point, [])
+    assert "does not belong to this role" in refusal(point, [])
     unit.unlink()
     (units / "fstab").write_text(f"10.0.0.1:/x {text} nfs defaults 0 0\n")
     assert "/etc/fstab has a line for it" in refusal(point, [])

@@ -61,13 +61,13 @@ def made(kind: str, *fields: bytes) -> str:
         ("ssh-dss AAAAB3NzaC1kc3MAAACBAA==", "not with a key type"),
         (f'command="/bin/sh -c" {ED25519}', "has options before the type, which are not supported"),
         (f"no-pty {ED25519} ada@analytical", "has options before the type, which are not supported"),
-        ("ssh-ed25519", "cut off"),
+        ("ssh-ed25519", "truncated"),
         ("ssh-ed25519 AAAA!", "not base64; copy the whole line of the .pub file"),
-        (ED25519[:40], "is cut off, or not of the type ssh-ed25519; copy the whole line of the .pub file"),
+        (ED25519[:40], "is truncated, or not of the type ssh-ed25519; copy the whole line of the .pub file"),
         (ED25519.replace("ssh-ed25519", "ssh-rsa"), "not of the type ssh-rsa"),
-        (made("ssh-ed25519", bytes(31)), "cut off"),
-        (made("ssh-rsa", b"\1\0\1", b"\x7f" * 127), "and sshd refuses it; make another pair: ssh-keygen -t ed25519"),
-        (f"{ED25519}\n{ED25519}", "more than one line; list each key by itself"),
+        (made("ssh-ed25519", bytes(31)), "truncated"),
+        (made("ssh-rsa", b"\1\0\1", b"\x7f" * 127), "so sshd refuses it; create another pair: ssh-keygen -t ed25519"),
+        (f"{ED25519}\n{ED25519}", "more than one line; list each key separately"),
     ],
 )
 def test_keys_are_judged_before_anything_changes(key: str, fault: str) -> None:
@@ -91,12 +91,12 @@ def test_keys_are_judged_before_anything_changes(key: str, fault: str) -> None:
         ([{"name": "ada", "comment": "Ada\nroot"}], "ada: comment must be"),
         ([{"name": "ada", "shell": "zsh"}], "ada: shell must be an absolute path"),
         ([{"name": "ada", "shell": "/bin/sh:x"}], "ada: shell must be an absolute path"),
-        ([{"name": "ada", "groups": ["sudo"]}], "ada: groups: sudo makes people root; say sudo: full"),
-        ([{"name": "bob", "groups": ["sudo"]}, {"name": "sudo"}], "sudo makes people root; say sudo: full"),
+        ([{"name": "ada", "groups": ["sudo"]}], "ada: groups: sudo makes people root; set sudo: full instead"),
+        ([{"name": "bob", "groups": ["sudo"]}, {"name": "sudo"}], "sudo makes people root; set sudo: full instead"),
         ([{"name": "ada", "groups": ["google-sudoers"]}], "google-sudoers makes people root"),
         ([{"name": "ada", "groups": ["tpu-run"]}], "tpu-run is given by sudo: launcher"),
-        ([{"name": "ada", "groups": ["a,sudo"]}], "'a,sudo' is no name of a group"),
-        ([{"name": "ada", "groups": ["bob"]}, {"name": "bob"}], "[0]: ada: groups: bob is a person of the list"),
+        ([{"name": "ada", "groups": ["a,sudo"]}], "'a,sudo' is not a group name"),
+        ([{"name": "ada", "groups": ["bob"]}, {"name": "bob"}], "[0]: ada: groups: bob is the name of a listed person"),
         ([{"name": "ada", "groups": ["bob"]}, {"name": "bob", **ABSENT}], None),
         ([{"name": "tpu-run"}], "tpu-run: name must be"),
         ([{"name": "tpu", **ABSENT}], "tpu: state absent would remove the account that this run logs in with"),
@@ -115,7 +115,9 @@ def test_all_faults_are_reported_at_once() -> None:
     }
     faults = people.people_faults(lists)
     assert len(faults) == 4
-    assert faults[-1].startswith("users_more_people[0]: b: listed twice, first as users_people[1]; take one out, or")
+    assert faults[-1].startswith(
+        "users_more_people[0]: b: listed twice, first as users_people[1]; remove one of them, or"
+    )
 
 
 POD = {"nodes": ["pod", "pod.us-west4-a"], "groups": ["node_pod", "team_vision"]}
@@ -145,7 +147,7 @@ def test_a_name_may_be_listed_for_two_nodes_and_not_twice_for_one() -> None:
     assert people.people_faults({"users_people": listed}, place=POD) == []
     listed.append({"name": "ada", "groups_of_nodes": ["team_vision"]})
     assert people.people_faults({"users_people": listed}, place=POD) == [
-        "users_people[2]: ada: listed twice, first as users_people[0]; take one out, or give each nodes of its own"
+        "users_people[2]: ada: listed twice, first as users_people[0]; remove one of them, or give each its own nodes"
     ]
 
 
@@ -200,12 +202,12 @@ def test_login_shells_that_surely_lack_are_faults_and_those_that_may_come_are_to
     lists, shell = {"users_people": [{"name": "ada", **person}]}, person.get("shell", "")
     paths = {shell: stands} if stands else {}
     fault = (
-        f"users_people[0]: ada: shell {shell} is not there, and no package that this playbook installs brings it; add"
+        f"users_people[0]: ada: shell {shell} does not exist, and no package that this playbook installs brings it; add"
         " its package to shell_packages and run site.yml, or choose another shell"
     )
-    warning = f"users_people[0]: ada: shell {shell} is not there yet; unless one of powershell brings it, the worker is"
+    warning = f"users_people[0]: ada: shell {shell} does not exist yet; unless one of powershell brings it, the worker"
     assert people.shell_faults(lists, POD, paths, coming) == [fault] * faulty
-    assert people.shell_warnings(lists, POD, paths, coming) == [f"{warning} refused"] * told
+    assert people.shell_warnings(lists, POD, paths, coming) == [f"{warning} will be refused"] * told
 
 
 @pytest.mark.parametrize(
@@ -224,8 +226,8 @@ def test_keys_are_taken_out_of_the_metadata_with_a_fleet_s_file_only(
     names: list[str], file: str | None, faulty: bool
 ) -> None:
     said = (
-        "users_remove_metadata_keys: the API is asked with the settings of the fleet's tpu_vm.yml, and this worker is"
-        f" from {file or 'no file'}; give -i the fleet's inventory/tpu_vm.yml"
+        "users_remove_metadata_keys: the API needs the settings of the fleet's tpu_vm.yml, but this worker is"
+        f" from {file or 'no file'}; pass the fleet's inventory/tpu_vm.yml with -i"
     )
     assert people.removal_faults(names, "", file) == [said] * faulty
 
@@ -233,12 +235,12 @@ def test_keys_are_taken_out_of_the_metadata_with_a_fleet_s_file_only(
 def test_keys_that_may_let_this_run_in_are_not_taken_out_of_the_metadata() -> None:
     assert people.removal_faults(["ada", "tpu", "a:b"], "tpu") == [
         (
-            "users_remove_metadata_keys[1]: tpu: this run logs in with this account, maybe by such a key;"
+            "users_remove_metadata_keys[1]: tpu: this run logs in with this account, perhaps with such a key;"
             " connect as another user"
         ),
         (
-            "users_remove_metadata_keys[2]: a:b: is no login name; give at most 32 small letters, digits, - and _,"
-            " and no digit or - first"
+            "users_remove_metadata_keys[2]: a:b: is not a login name; use at most 32 lowercase letters, digits, -"
+            " and _, not starting with a digit or -"
         ),
     ]
 
@@ -349,16 +351,16 @@ def test_the_groups_that_the_list_gave_are_read_where_they_were_written(tmp_path
         ([{"name": "ada", "uid": -1}], "not -1"),
         (
             [{"name": "ada", "uid": 5001}, {"name": "bob", "uid": 5001}],
-            "[1]: bob: uid 5001 is ada's, in users_people[0]",
+            "[1]: bob: uid 5001 is already ada's, in users_people[0]",
         ),
         # Disks move between nodes.
         (
             [{"name": "ada", "uid": 5001}, {"name": "bob", "uid": 5001, "nodes": ["other"]}],
-            "[1]: bob: uid 5001 is ada's",
+            "[1]: bob: uid 5001 is already ada's",
         ),
         (
             [{"name": "ada", "uid": 5001, "nodes": ["pod"]}, {"name": "ada", "uid": 5002, "nodes": ["other"]}],
-            "[1]: ada: uid 5002 is another than in users_people[0], 5001",
+            "[1]: ada: uid 5002 differs from 5001 in users_people[0]",
         ),
         ([{"name": "ada", "uid": 5001, **ABSENT}, {"name": "bob", "uid": 5001}], ""),
     ],
@@ -378,9 +380,9 @@ def test_numbers_of_people_are_their_own_in_the_whole_fleet(listed: list[Person]
         (
             {"uid": 5001},
             {"ada": 1003},
-            "ada: uid: the account has number 1003 here, the list says 5001; list that number",
+            "ada: uid: the account has uid 1003 here, the list says 5001; list 1003",
         ),
-        ({"uid": 5001}, {"bob": 5001}, "ada: uid: number 5001 is bob's here; choose another"),
+        ({"uid": 5001}, {"bob": 5001}, "ada: uid: 5001 belongs to bob here; choose another"),
         ({"uid": 5001, **ABSENT}, {"ada": 1003}, ""),
     ],
 )
@@ -526,7 +528,7 @@ def test_this_run_s_own_keys_are_that_of_the_file_it_names_else_the_agent_s_and_
 def test_an_account_is_not_made_where_a_group_has_its_name(person: Person, held: dict[str, Any], refused: bool) -> None:
     faults = people.account_faults({"users_people": [{"name": "ada", **person}]}, POD, facts(held, {"ada": []}))
     assert len(faults) == refused
-    assert all("ada: a group of this name is there" in fault for fault in faults)
+    assert all("ada: a group of this name exists" in fault for fault in faults)
 
 
 @pytest.mark.parametrize(("uid", "refused"), [(33, True), (999, True), (1000, False), (1001, False), (65534, True)])
@@ -535,14 +537,17 @@ def test_accounts_of_the_system_are_not_taken_over(uid: int, refused: bool) -> N
         bea: Person = {"name": "bea", "nodes": ["other"]}
         lists: dict[str, list[Person]] = {"users_people": [], "users_more_people": [bea, listed]}
         faults = people.account_faults(lists, POD, facts({"ada": account(uid=uid), "bea": account(uid=1)}))
-        said = f"users_more_people[1]: ada: is an account of the system (number {uid}); choose another name"
+        said = f"users_more_people[1]: ada: is a system account (uid {uid}); choose another name"
         assert faults == [said] * refused
 
 
 def test_a_home_of_somebody_else_and_a_line_before_the_role_s_are_refused() -> None:
     found = state(taken_homes={"ada": "zed"}, keys_fault="/etc/ssh/sshd_config:1: AuthorizedKeysFile none: way out")
     assert accounts.people_refusals([here()], facts(), found) == [
-        "ada: the new account would live in /home/ada, which is zed's; move it away, or choose another name",
+        (
+            "ada: the home of the new account would be /home/ada, which belongs to zed; move it away, or choose"
+            " another name"
+        ),
         "/etc/ssh/sshd_config:1: AuthorizedKeysFile none: way out",
     ]
 
@@ -589,13 +594,13 @@ def test_the_report_names_workers_once_and_the_way_to_the_metadata() -> None:
     }
     agent, own, root, eve, absent, home, way = accounts.people_report(workers, "/keys")
     assert agent == "ada: Google's guest agent adds: SHA256:a (x) (pod-w0, pod-w1)"
-    assert "holds SHA256:b, which is not in the list of keys (pod-w0, pod-w1)" in own
-    assert "rule of %google-sudoers (pod-w0, pod-w1)" in root
-    assert eve.startswith("/keys/eve is not this role's, and stays;")
-    assert absent == ("bob: the metadata's ssh-keys name this account, and would make it anew: SHA256:c (pod-w1)")
+    assert "contains SHA256:b, which is not in the list of keys (pod-w0, pod-w1)" in own
+    assert "rule for %google-sudoers (pod-w0, pod-w1)" in root
+    assert eve.startswith("/keys/eve does not belong to this role and stays;")
+    assert absent == ("bob: ssh-keys in the metadata name this account and would recreate it: SHA256:c (pod-w1)")
     assert (
         home
-        == "bob: the home belonged to number 4242, which no account has, and is given to bob with all in it (plain)"
+        == "bob: the home belonged to uid 4242, which no account has, and is given to bob with everything in it (plain)"
     )
     assert """playbooks/users.yml -e '{"users_remove_metadata_keys": ["ada", "bob"]}'""" in way
     # Those that this run took out are not told.

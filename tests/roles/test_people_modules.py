@@ -112,7 +112,7 @@ def test_a_rule_that_asks_for_a_password_keeps_nobody_s_way_in(
     found = run(people_state, arguments | {"sudoers": str(own)})
     worker = {"accounts": {"ada": {"groups": ["sudo"]}}}
     faults = accounts.people_refusals([ada], worker, found, "ada")
-    assert ["sudo: the right of this account" in fault for fault in faults] == [True] * ("refused" in found_in)
+    assert ["sudo: this account would no longer" in fault for fault in faults] == [True] * ("refused" in found_in)
     assert ("ada" in found["foreign"]) == ("reported" in found_in)
 
 
@@ -170,7 +170,7 @@ OWN = "sshd_config.d/20-own.conf"
         # sshd's words are in no case of their own.
         (
             {"sshd_config": f"# x\n{ELSEWHERE.lower()}{INCLUDE}"},
-            "{}/sshd_config:2: AuthorizedKeysFile .ssh/none: sshd takes the first such line, would read no /keys/%u",
+            "{}/sshd_config:2: AuthorizedKeysFile .ssh/none: sshd uses the first such line, would not read /keys/%u",
         ),
         (
             {"sshd_config": INCLUDE, "sshd_config.d/10-other.conf": ELSEWHERE},
@@ -198,9 +198,9 @@ def test_a_line_that_sshd_would_read_before_the_role_s_file_is_named_before_anyt
     # The proof says it too, and what else may be the cause.
     proof = run(people_state, arguments | {"prove": True})["msg"]
     assert found in proof
-    assert "sshd looks for keys in .ssh/none and not in /keys/%u; change what says so: " in proof or fault
+    assert "sshd looks for keys in .ssh/none and not in /keys/%u; change the lines that say so: " in proof or fault
     monkeypatch.setattr(people_state, "sshd_keys_files", list)
-    assert "sshd refuses its configuration" in run(people_state, arguments | {"prove": True})["msg"]
+    assert "sshd rejects its configuration" in run(people_state, arguments | {"prove": True})["msg"]
     # What sshd itself says goes first.
     monkeypatch.setattr(people_state, "sshd_keys_files", lambda: [WANTED])
     assert run(people_state, arguments | {"prove": True})["keys_fault"] == ""
@@ -269,7 +269,7 @@ def test_a_home_that_is_not_the_person_s_is_not_removed(tmp_path: Path) -> None:
     assert people_leave.home_fault("ada", str(home), me) == ""
     assert "does not belong to ada" in people_leave.home_fault("ada", str(home), me + 1)
     (tmp_path / "link").symlink_to(home)
-    assert "is no directory" in people_leave.home_fault("ada", str(tmp_path / "link"), me)
+    assert "is not a directory" in people_leave.home_fault("ada", str(tmp_path / "link"), me)
 
 
 def person(name: str, uid: int, home: Path | str) -> pwd.struct_passwd:
@@ -294,7 +294,7 @@ def test_nobody_is_removed_whose_number_or_home_is_another_s_as_well(
     (tmp_path / "link").symlink_to("ada")
     ada = person("ada", 2001, home)
     others = {
-        "number 2001 is eve's as well": person("eve", 2001, "/none"),
+        "uid 2001 is also eve's": person("eve", 2001, "/none"),
         "the home of eve": person("eve", 2002, home),
         f"{home}/below, the home of eve": person("eve", 2002, home / "below"),
         f"{tmp_path}/link, the home of eve": person("eve", 2002, tmp_path / "link"),

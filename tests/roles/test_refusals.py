@@ -77,7 +77,10 @@ def test_a_library_that_surely_lacks_is_a_fault_of_the_variables(
         "tcmalloc_for_runs": wanted,
         "tcmalloc_library": library,
     }
-    for kind, words in (("faults", f"{library} is not there, and no "), ("warnings", f"{library} is not there yet; ")):
+    for kind, words in (
+        ("faults", f"{library} does not exist, and no "),
+        ("warnings", f"{library} does not exist yet; "),
+    ):
         said = templated(named[f"__tcmalloc_{kind}"], variables)
         assert [text[: len(f"tcmalloc_library: {words}")] for text in said] == (
             [f"tcmalloc_library: {words}"] if kind == found else []
@@ -154,7 +157,7 @@ def left_with_a_process(run: Run, folder: Path, patch: Patch) -> str:
     """Have somebody leave whose processes stay."""
 
     def stay(*_: Any) -> str:
-        raise people_leave.Fault("processes [1] survive SIGKILL; reboot the worker and run again")
+        raise people_leave.Fault("processes [1] have survived SIGKILL; reboot the worker and run again")
 
     return left(run, folder, patch, stay)
 
@@ -283,34 +286,40 @@ Refused = Callable[[Run, Path, Patch], str]
 @pytest.mark.parametrize(
     ("refused", "words"),
     [
-        (missing_library, ("tcmalloc_library", "libtcmalloc.so.4, which it is to point to, is missing; set")),
-        (missing_timezone, ("base_timezone", "Mars/Olympus, which it is to point to, is missing; set")),
-        (no_account, ("credentials_entries of pod-w0: ", "nobody-here has no account; make one, or take")),
-        (no_home, ("credentials_entries of pod-w0: ", "is missing; make it: mkhomedir_helper ada")),
+        (missing_library, ("tcmalloc_library", "libtcmalloc.so.4 is missing; set")),
+        (missing_timezone, ("base_timezone", "Mars/Olympus is missing; set")),
+        (no_account, ("credentials_entries of pod-w0: ", "nobody-here has no account; create one, or remove")),
+        (no_home, ("credentials_entries of pod-w0: ", "is missing; create it: mkhomedir_helper ada")),
         (foreign_file, ("credentials_entries of pod-w0: ", "belongs to somebody else (uid {uid}); chown it")),
         (foreign_home, ("users_people: bob: home: archive", "does not belong to bob; set home: keep, or chown it")),
-        (home_of_a_file, ("users_people: bob: home: archive", "is no directory; set home: keep")),
+        (home_of_a_file, ("users_people: bob: home: archive", "is not a directory; set home: keep")),
         (left_with_a_process, ("users_people: bob: ", "reboot the worker and run again")),
         (
             left_without_an_archive,
-            ("users_people: bob: tar says: ", "; the home is untouched: mend that and run again"),
+            ("users_people: bob: tar says: ", "; the home is untouched: fix that and run again"),
         ),
-        (left_with_the_account, ("users_people: bob: sh says: ", "it is in use; mend that and run again")),
-        (no_key, ("python_deadsnakes_key_url: ", "; set it to where this host can fetch the key")),
+        (left_with_the_account, ("users_people: bob: sh says: ", "it is in use; fix that and run again")),
+        (no_key, ("python_deadsnakes_key_url: ", "; set it to an address where this host can fetch the key")),
         (another_key, ("python_deadsnakes_key_url: ", "of python_deadsnakes_fingerprint; nothing was written")),
-        (no_certificate, ("base_ca_certificates[0]: ", "name a file in PEM form")),
+        (no_certificate, ("base_ca_certificates[0]: ", "name a PEM file")),
         (other_mount, ("disks_mounts: /mnt/none-such: ", "8:32); unmount it, or give another path")),
         (no_uuid, ("disks_mounts: /mnt/none-such: ", "has no UUID; give it one (`tune2fs -U random`)")),
         (linked_mount, ("disks_mounts: ", "through a symbolic link to /mnt; give that path")),
         (mount_on_a_file, ("disks_mounts: ", "is not a directory; move it away, or give another path")),
-        (signed_disk, ("disks_mounts: /mnt/none-such: ", "needs what is on it, empty it by hand (`blkdiscard -z`)")),
+        (
+            signed_disk,
+            ("disks_mounts: /mnt/none-such: ", "needs what is on the disk, empty it by hand (`blkdiscard -z`)"),
+        ),
         (
             disk_without_a_link,
-            ("none-such did not appear within 0 s", "(`journalctl -u systemd-udevd`), and run again"),
+            ("none-such did not appear within 0 s", "(`journalctl -u systemd-udevd`) and run again"),
         ),
-        (disk_mounted_twice, ("disks_mounts: /mnt/second: ", "/mnt/none-such; take one out, or name another disk")),
-        (exported_file, ("nfs_exports: ", "or behind a symbolic link; give the path of a directory itself")),
-        (project_of_no_group, ("none-such on this worker", "; set group in workspace_projects, or make it")),
+        (
+            disk_mounted_twice,
+            ("disks_mounts: /mnt/second: ", "/mnt/none-such; remove one of them, or name another disk"),
+        ),
+        (exported_file, ("nfs_exports: ", "or is behind a symbolic link; give the path of the directory itself")),
+        (project_of_no_group, ("none-such on this worker", "; set group in workspace_projects, or create it")),
         (busy_mount, ("disks_mounts: /mnt/none-such ", "used by sleep (7): end that and run again")),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
@@ -398,9 +407,9 @@ def of_people(**changes: Any) -> list[str]:
     return people_faults({"users_people": [{"name": "ada"} | changes]})
 
 
-ACCOUNT = "small letters, digits, - and _, and no digit or - first"
-LETTERS = f"give at most 32 {ACCOUNT}"
-ANEW = "make it anew with `uv pip compile`"
+ACCOUNT = "lowercase letters, digits, - and _, not starting with a digit or -"
+LETTERS = f"use at most 32 {ACCOUNT}"
+ANEW = "recreate it with `uv pip compile`"
 PUBLISHED = "copy the whole line that the forge publishes"
 PUBLIC = "copy the whole line of the .pub file"
 
@@ -408,22 +417,26 @@ PUBLIC = "copy the whole line of the .pub file"
 @pytest.mark.parametrize(
     ("faults", "variable", "way"),
     [
-        (lambda: of_disks({"uuid": "1234-abcd"}), "disks_mounts[0]: ", "take out the rest"),
+        (lambda: of_disks({"uuid": "1234-abcd"}), "disks_mounts[0]: ", "remove the others"),
         (lambda: of_disks({"device": "a b"}), "disks_mounts[0]: ", "give one that `ls` lists there"),
         (
             lambda: of_disks({"device": "", "uuid": "x"}),
             "disks_mounts[0]: ",
             "give one that `blkid` lists on the worker",
         ),
-        (lambda: of_disks({"read_only": True, "mode": "0755"}), "disks_mounts[0]: ", "take out either"),
-        (lambda: of_disks({"options": ["a,b"]}), "disks_mounts[0]: ", "list each by itself, as in noatime"),
-        (lambda: of_disks({"options": ["ro"]}), "disks_mounts[0]: ", "take it out"),
-        (lambda: of_disks({"path": "/mnt/a"}, {"path": "/mnt/a"}), "disks_mounts: ", "take one out"),
-        (lambda: of_disks({"device": "a"}, {"device": "a"}), "disks_mounts: ", "take one out, or name another disk"),
+        (lambda: of_disks({"read_only": True, "mode": "0755"}), "disks_mounts[0]: ", "remove one of them"),
+        (lambda: of_disks({"options": ["a,b"]}), "disks_mounts[0]: ", "list each separately, for example noatime"),
+        (lambda: of_disks({"options": ["ro"]}), "disks_mounts[0]: ", "remove it"),
+        (lambda: of_disks({"path": "/mnt/a"}, {"path": "/mnt/a"}), "disks_mounts: ", "remove one of them"),
+        (
+            lambda: of_disks({"device": "a"}, {"device": "a"}),
+            "disks_mounts: ",
+            "remove one of them, or name another disk",
+        ),
         (
             lambda: of_nfs("b", mounts=[], address="nas"),
             "nfs_exports[0]: /srv/x: ",
-            "set it to the host's internal one",
+            "set it to the host's internal address",
         ),
         (lambda: of_exports({"clients": ["c"]}), "nfs_exports[0]: ", "name what `ansible-inventory --graph` shows"),
         (
@@ -431,70 +444,70 @@ PUBLIC = "copy the whole line of the .pub file"
             "nfs_exports[0]: ",
             "name a group with hosts, or leave clients out for all",
         ),
-        (lambda: of_exports({}, {"server": "b"}), "nfs_exports: ", "take one out, or give it another path"),
-        (lambda: of_exports({}, {}), "nfs_exports: ", "take one out"),
-        (lambda: of_exports({}, {"path": "/srv/x/y"}), "nfs_exports: ", "export directories beside each other"),
-        (lambda: of_mounts({"export": "/srv/y"}), "nfs_mounts[0]: ", "list it there, or name another by export"),
+        (lambda: of_exports({}, {"server": "b"}), "nfs_exports: ", "remove one of them, or give it another path"),
+        (lambda: of_exports({}, {}), "nfs_exports: ", "remove one of them"),
+        (lambda: of_exports({}, {"path": "/srv/x/y"}), "nfs_exports: ", "export directories next to each other"),
+        (lambda: of_mounts({"export": "/srv/y"}), "nfs_mounts[0]: ", "list it there, or name another in export"),
         (
             lambda: of_mounts({"server": "a", "export": "/srv/y"}),
             "nfs_mounts[0]: ",
-            "list it there, or name another by server and export",
+            "list it there, or name another in server and export",
         ),
-        (lambda: of_mounts({"options": ["ro"]}), "nfs_mounts[0]: ", "take it out"),
-        (lambda: of_mounts({"options": ["a,b"]}), "nfs_mounts[0]: ", "list each by itself, as in soft"),
-        (lambda: of_mounts({}, disks=[{"path": "/mnt/x"}]), "nfs_mounts[0]: ", "choose a path beside it"),
+        (lambda: of_mounts({"options": ["ro"]}), "nfs_mounts[0]: ", "remove it"),
+        (lambda: of_mounts({"options": ["a,b"]}), "nfs_mounts[0]: ", "list each separately, for example soft"),
+        (lambda: of_mounts({}, disks=[{"path": "/mnt/x"}]), "nfs_mounts[0]: ", "choose a path next to it"),
         (
             lambda: of_mounts({}, exports=[{"path": "/srv/x", "server": "a", "clients": ["a"]}]),
             "nfs_mounts[0]: ",
-            "add it to them, or take this mount off its list",
+            "add it, or remove this mount from its list",
         ),
-        (lambda: of_mounts({}, {}), "nfs_mounts: ", "take one out"),
+        (lambda: of_mounts({}, {}), "nfs_mounts: ", "remove one of them"),
         (
             lambda: of_nfs(mounts=[{"path": "/srv/x/y", "export": "/srv/x"}]),
             "nfs_mounts[0]: ",
-            "choose a path beside it, or the same",
+            "choose a path next to it, or the same",
         ),
-        (lambda: of_nfs(ganesha_core={"a b": 1}), "nfs_ganesha_core: ", "give letters and _ alone, as in Nb_Worker"),
-        (lambda: of_git(people=[{"person": "ada"}] * 2), "git_people[1]: ", "take one out"),
+        (lambda: of_nfs(ganesha_core={"a b": 1}), "nfs_ganesha_core: ", "use only letters and _, as in Nb_Worker"),
+        (lambda: of_git(people=[{"person": "ada"}] * 2), "git_people[1]: ", "remove one of them"),
         (lambda: of_git(keys=[]), "git_host_keys: forge.test ", "list each as TYPE BASE64"),
-        (lambda: of_git(keys=["ssh-ed25519 AAAA x"]), "git_host_keys: forge.test[0] ", "give type and key alone"),
+        (lambda: of_git(keys=["ssh-ed25519 AAAA x"]), "git_host_keys: forge.test[0] ", "give only type and key"),
         (lambda: of_git(keys=["ssh-ed25519 AAAA"]), "git_host_keys: forge.test[0] ", PUBLISHED),
         (lambda: of_git(alias="a b"), "git_deploy_keys[0]: ", "give one such as work.forge.test"),
         (lambda: of_git(alias="forge.test"), "git_deploy_keys[0]: ", "choose another"),
         (lambda: of_git(group="g"), "git_deploy_keys[0]: ", "set group, or list g for this node"),
-        (lambda: of_git(key="x"), "git_deploy_keys[0]: ", "give all that is in its file"),
+        (lambda: of_git(key="x"), "git_deploy_keys[0]: ", "give the whole content of its file"),
         (
             lambda: of_git(key=PRIVATE.format("OPENSSH ", "x")),
             "git_deploy_keys[0]: ",
-            "give all that is in its file, unchanged",
+            "give the whole content of its file, unchanged",
         ),
         (
             lambda: of_git(key=PRIVATE.format("ENCRYPTED ", "x")),
             "git_deploy_keys[0]: ",
-            "take it off with ssh-keygen -p",
+            "remove it with ssh-keygen -p",
         ),
         (
             lambda: of_workspace({}, {"path": "/opt/b"}),
             "workspace_projects[1]: ",
-            "take one out, or give it another name",
+            "remove one of them, or give it another name",
         ),
         (
             lambda: of_workspace({}, {"name": "b", "path": "/opt/vision/b"}),
             "workspace_projects[1]: ",
-            "choose one beside it",
+            "choose a path next to it",
         ),
         (lambda: of_workspace({"group": "g"}), "workspace_projects[0]: ", "set group, or list g for this node"),
         (
             lambda: workspace_environment_faults([{"name": "vision", "environment": "venv"}], "", []),
             "workspace_projects[0]: ",
-            "name one, or give a path from / on, without blanks and ..",
+            "name one, or give a path that starts with /, without spaces or ..",
         ),
         (
             lambda: environments.python_faults([{"version": "3.12"}] * 2, "distribution", "", "0.13.9", []),
             "python_more_versions: ",
-            "take one out",
+            "remove one of them",
         ),
-        (lambda: of_python({}, {"path": "/opt/b"}), "python_environments: ", "give one another"),
+        (lambda: of_python({}, {"path": "/opt/b"}), "python_environments: ", "change one of them"),
         (lambda: of_python({"path": "venv"}), "python_environments[0].path: ", "give one such as /opt/venvs/a"),
         (lambda: of_lock(""), "python_environments[0].lock: ", ANEW),
         (lambda: of_lock("jax==1\n"), "python_environments[0].lock: ", ANEW),
@@ -502,36 +515,36 @@ PUBLIC = "copy the whole line of the .pub file"
         (
             lambda: environments.missing_lock_faults([{"name": "tools", "lock": "/none"}], "/", ["/none"]),
             "python_environments[0].lock: ",
-            "make it, or name another",
+            "create it, or name another",
         ),
-        (lambda: environments.login_faults("", {"A": ""}, []), "python_active_environments: ", f"give {ACCOUNT}"),
-        (lambda: ports_faults([9000, 8000]), "launcher_ports: ", "give them the other way round"),
+        (lambda: environments.login_faults("", {"A": ""}, []), "python_active_environments: ", f"use {ACCOUNT}"),
+        (lambda: ports_faults([9000, 8000]), "launcher_ports: ", "swap them"),
         (lambda: ports_faults([80, 90]), "launcher_ports: ", "choose a range that is"),
-        (lambda: ports_faults([8000, 8100]), "launcher_ports: ", "choose a range without"),
-        (lambda: of_credentials({"from_env": "TOKEN"}), "credentials_entries[0]: ", "take out either"),
+        (lambda: ports_faults([8000, 8100]), "launcher_ports: ", "choose others"),
+        (lambda: of_credentials({"from_env": "TOKEN"}), "credentials_entries[0]: ", "remove one of them"),
         (
             lambda: of_credentials({"secret": "", "from_env": "a-b"}),
             "credentials_entries[0]: ",
-            "give its name alone, such as HF_TOKEN",
+            "give only the name, such as HF_TOKEN",
         ),
-        (lambda: of_credentials({"secret": ""}), "credentials_entries[0]: ", "give it, or its variable as from_env"),
+        (lambda: of_credentials({"secret": ""}), "credentials_entries[0]: ", "add it, or its variable as from_env"),
         (
             lambda: of_credentials({"login": ""}),
             "credentials_entries[0]: ",
-            "give it, or its variable as login_from_env",
+            "add it, or its variable as login_from_env",
         ),
-        (lambda: of_credentials({"host": "", "state": "absent"}), "credentials_entries[0]: ", "give it"),
-        (lambda: of_credentials({"secret": "s3cret x"}), "credentials_entries[0]: ", "give it without these"),
+        (lambda: of_credentials({"host": "", "state": "absent"}), "credentials_entries[0]: ", "add it"),
+        (lambda: of_credentials({"secret": "s3cret x"}), "credentials_entries[0]: ", "remove these"),
         (
             lambda: of_credentials({"kind": "file", "path": "../x"}),
             "credentials_entries[0]: ",
             "give one such as .config/token",
         ),
-        (lambda: of_credentials({}, {}), "credentials_entries[1]: ", "take out either"),
-        (lambda: of_people(keys=["a\nb"]), "users_people[0]: ", "list each key by itself"),
+        (lambda: of_credentials({}, {}), "credentials_entries[1]: ", "remove one of them"),
+        (lambda: of_people(keys=["a\nb"]), "users_people[0]: ", "list each key separately"),
         (lambda: of_people(keys=["ssh-ed25519 AAAA!"]), "users_people[0]: ", PUBLIC),
         (lambda: of_people(keys=["ssh-ed25519 AAAA"]), "users_people[0]: ", PUBLIC),
-        (lambda: of_people(groups=["tpu-run"]), "users_people[0]: ", "say that"),
+        (lambda: of_people(groups=["tpu-run"]), "users_people[0]: ", "set that instead"),
         (lambda: of_people(groups=["a b"]), "users_people[0]: ", LETTERS),
         (lambda: of_people(groups=["1a"]), "users_people[0]: ", LETTERS),
         (lambda: of_people(name="3com"), "users_people[0]: ", LETTERS),

@@ -9,7 +9,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 
 SHELL = Path(__file__).resolve().parents[2] / "roles" / "shell"
-FETCHED, SAID = "Fetch Oh My Zsh", "Say that Oh My Zsh will be fetched once git is there"
+FETCHED, SAID = "Fetch Oh My Zsh", "Report that Oh My Zsh will be fetched once git is installed"
 
 
 @pytest.mark.parametrize(

@@ -87,36 +87,34 @@ git_deploy_keys:
 }
 EXTRA = {"credentials_entries": [{"person": "ada", "kind": "wandb"}], "python_interpreter": "/usr/bin/python3"}
 ALL = "all 4 workers"
-OWN = "facts_own_variables lists your own"
+OWN = "If it is your own, list it in facts_own_variables"
 ZSH = (
-    "shell_oh_my_zsh_commit: 'main' is not a commit of 40 hexadecimal digits, and shell_oh_my_zsh_url is set;"
-    " a branch or a tag may move"
+    "shell_oh_my_zsh_commit: 'main' is not a commit of 40 hexadecimal digits, although shell_oh_my_zsh_url is set;"
+    " a branch or a tag could move"
 )
 JAX = (
     "jax_version, python_version: JAX 0.10.2 needs Python 3.11 or later, and this worker's is 3.10; set python_source"
     " to deadsnakes or uv with python_version 3.11 or later, or jax_version to 0.6.2 or older"
 )
-FIRST = "first as users_people[0] (group_vars/all.yml:9); take one out, or give each nodes of its own"
-SIZE = "is no size; give a whole number above 0 and one of k, M, G, as in 500M"
-PACKAGE = (
-    "is no name of a package; those are of small letters, digits, +, - and ., perhaps with :ARCHITECTURE or =VERSION"
-)
-PEM = "none-such.pem on this machine: No such file or directory; name a file in PEM form"
-PATH = "give it from / on, without blanks and .."
+FIRST = "first as users_people[0] (group_vars/all.yml:9); remove one of them, or give each its own nodes"
+SIZE = "is not a size; give a whole number above 0, optionally with one of k, M, G, as in 500M"
+PACKAGE = "is not a package name; use lowercase letters, digits, +, - and ., optionally with :ARCHITECTURE or =VERSION"
+PEM = "none-such.pem on this machine: No such file or directory; name a PEM file"
+PATH = "start it with /, without spaces or .."
 ZONES = "`timedatectl list-timezones` lists them"
-ITSELF = "the role %s sets it itself, for others to read; take it out"
+ITSELF = "the role %s sets it itself, for others to read; remove it"
 EVE = "eve has no account and is not in users_people for this node; set %s, or list eve for this node"
-ANOTHER = "take one out, or give it another path"
-ROUND = "give them the other way round"
-WHOLE = "is no private key from -----BEGIN to -----END; give all that is in its file"
+ANOTHER = "remove one of them, or give it another path"
+ROUND = "swap them"
+WHOLE = "is not a private key from -----BEGIN to -----END; give the whole content of its file"
 SAID = f"""\
 group_vars/all.yml:1: user_people: no role has this variable; did you mean users_people? {OWN} ({ALL})
 group_vars/all.yml:2: disks_mount: no role has this variable; did you mean disks_mounts? {OWN} ({ALL})
-group_vars/all.yml:7: tcmalloc_for_runs: is a text, and has to be true or false ({ALL})
+group_vars/all.yml:7: tcmalloc_for_runs: is a string and must be true or false ({ALL})
 group_vars/all.yml:10: users_people[0]: ada: keys[0] starts with 'x', not with a key type such as ssh-ed25519 ({ALL})
 group_vars/all.yml:11: users_people[1].key: unknown key; did you mean keys? ({ALL})
 group_vars/all.yml:11: users_people[1]: ada: listed twice, {FIRST} ({ALL})
-group_vars/all.yml:14: disks_mounts: /mnt/a is listed twice; take one out ({ALL})
+group_vars/all.yml:14: disks_mounts: /mnt/a is listed twice; remove one of them ({ALL})
 group_vars/all.yml:17: nfs_exports: /srv/share has two servers, pod-w0 and pod-w1; {ANOTHER} ({ALL})
 group_vars/all.yml:19: git_people[0]: {EVE % "person"} ({ALL})
 group_vars/all.yml:20: workspace_timeout: 0 is too small; give 1 or more (solo-w0)
@@ -141,14 +139,14 @@ group_vars/pod.yml:4: shell_packages[0]: 'Bad Pkg' {PACKAGE} (pod-w[0-2])
 group_vars/pod.yml:5: shell_scrollback: 0 is too small; give 1 or more (pod-w[0-2])
 group_vars/pod.yml:6: shell_history_size: 0 is too small; give 1 or more (pod-w[0-2])
 group_vars/pod.yml:7: workspace_projects: 'nowhere' is undefined (pod-w[0-2])
-host_vars/solo-w0.yaml: is not read, since Ansible takes solo-w0.yml beside it alone; make one file of them (solo-w0)
+host_vars/solo-w0.yaml: is not read, since Ansible reads only solo-w0.yml next to it; merge them into one file (solo-w0)
 host_vars/solo-w0.yml:1: shell_history_size: is empty; give it a value or leave it out (solo-w0)
-host_vars/solo-w0.yml:2: base_hugepages: 'sometimes' is none of auto, always, madvise, never, keep (solo-w0)
+host_vars/solo-w0.yml:2: base_hugepages: 'sometimes' is not one of auto, always, madvise, never, keep (solo-w0)
 host_vars/solo-w0.yml:3: facts_groups: {ITSELF % "facts"} (solo-w0)
 host_vars/solo-w0.yml:6: git_deploy_keys[0]: github.com: key {WHOLE} (solo-w0)
-CLI option '-e': credentials_entries[0]: wandb of ada: secret is missing; give it, or its variable as from_env ({ALL})
+CLI option '-e': credentials_entries[0]: wandb of ada: secret is missing; add it, or its variable as from_env ({ALL})
 CLI option '-e': python_interpreter: {ITSELF % "python"} ({ALL})
-shell, tcmalloc, workspace: the rest is checked when these are mended
+shell, tcmalloc, workspace: the rest is checked once these are corrected
 """
 
 
@@ -193,7 +191,7 @@ def test_faults_of_all_roles_and_hosts_are_one_list_before_anything_changes(tmp_
     assert tasks[-1]["task"]["name"] == "Refuse faulty variables"
     (said,) = {result["msg"] for result in tasks[-1]["hosts"].values() if result.get("failed")}
     lines = said.replace(f"{tmp_path}/", "").splitlines()
-    assert lines == ["variables to mend, and nothing was changed:", *SAID.splitlines()]
+    assert lines == ["faulty variables, nothing was changed:", *SAID.splitlines()]
 
 
 def test_each_number_of_a_role_has_a_least() -> None:
@@ -244,7 +242,7 @@ def test_a_variable_that_two_files_of_a_directory_set_is_refused(tmp_path: Path)
     assert code != 0
     (said,) = {result["msg"] for result in tasks[-1]["hosts"].values() if result.get("failed")}
     (line,) = said.replace(f"{tmp_path}/", "").splitlines()[1:]
-    counts = "counts for nothing, since group_vars/all/main.yml:1 sets it anew and is read later; take one out"
+    counts = "has no effect, since group_vars/all/main.yml:1 sets it again and is read later; remove one of them"
     assert line == f"group_vars/all/access.yml:3: users_people: {counts} (all 4 workers)"
 
 
@@ -290,12 +288,12 @@ def test_what_workers_lack_is_told_with_the_faults_of_variables(tmp_path: Path, 
     assert code != 0
     assert tasks[-1]["task"]["name"] == "Refuse faulty variables"
     (said,) = {result["msg"] for result in tasks[-1]["hosts"].values() if result.get("failed")}
-    brings = "is not there, and no package that this playbook installs brings it;"
+    brings = "does not exist, and no package that this playbook installs brings it;"
     words = {
         3: "shell_oh_my_zsh_url: is not of the form https://host/path,",
         6: f"tcmalloc_library: /usr/lib/none/libtcmalloc.so.4 {brings}",
         9: f"users_people[0]: ada: shell /usr/bin/none-such {brings}",
-        10: "users_remove_metadata_keys: the API is asked with the settings of the fleet's tpu_vm.yml, and",
+        10: "users_remove_metadata_keys: the API needs the settings of the fleet's tpu_vm.yml, but",
     }
     found = {int(line.split(":")[1]): line for line in said.replace(f"{tmp_path}/", "").splitlines()[1:]}
     assert found.keys() == asked

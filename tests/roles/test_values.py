@@ -28,7 +28,7 @@ from tpu_ops.host.environment import TAKEN_PORTS
 )
 def test_sizes(size: str, units: str, right: bool) -> None:
     faults = values.size_faults({"base_log_max": size}, units)
-    assert [fault.partition(" is no size")[0] for fault in faults] == ([] if right else [f"base_log_max: '{size}'"])
+    assert [fault.partition(" is not a size")[0] for fault in faults] == ([] if right else [f"base_log_max: '{size}'"])
 
 
 def test_numbers_have_a_least_and_a_most() -> None:
@@ -60,7 +60,7 @@ def test_packages_are_named_as_debian_names_them() -> None:
     right = ["g++", "libc6", "python3.12-venv", "libc6:i386", "curl=8.5.0-2ubuntu10", "curl:amd64=1:2~rc1", "nvidia=5*"]
     wrong = ["bad name!", "Bad Pkg", "-y", "x", "curl=", ""]
     faults = values.package_faults(right + wrong, "base_packages")
-    assert [fault.partition(" is no name")[0] for fault in faults] == [
+    assert [fault.partition(" is not a package name")[0] for fault in faults] == [
         f"base_packages[{position}]: '{name}'" for position, name in enumerate(wrong, len(right))
     ]
 
@@ -99,7 +99,7 @@ def test_mirrors_and_indexes_are_addresses() -> None:
         "local": "/srv/simple",
     }
     faults = values.address_faults(lists | {"mirrors": wrong})
-    assert [fault.partition(": is no address")[0] for fault in faults] == [
+    assert [fault.partition(": is not an address")[0] for fault in faults] == [
         "index",
         "url",
         "two",
@@ -178,12 +178,12 @@ def test_remotes_that_git_cannot_clone(remote: str, right: bool) -> None:
     [
         ([8500, 8519], None),
         ([1024, 1024], None),
-        ([9000, 8000], "the first port, 9000, is above the last, 8000; give them the other way round"),
+        ([9000, 8000], "the first port, 9000, is above the last, 8000; swap them"),
         ([80, 90], "80 to 90 is not within 1024 to 32767; choose a range that is"),
         ([32000, 40000], "32000 to 40000 is not within 1024 to 32767"),
-        ([8480, 8500], "8480 to 8500 has 8480, 8481, 8482"),
-        ([8000, 8100], "8000 to 8100 has 8080, which TPU software uses; choose a range without"),
-        ([8500], "has to be two numbers, the first port and the last"),
+        ([8480, 8500], "8480 to 8500 includes 8480, 8481, 8482"),
+        ([8000, 8100], "8000 to 8100 includes 8080, which TPU software uses; choose others"),
+        ([8500], "must be two numbers, the first port and the last"),
     ],
 )
 def test_ports_of_runs(ports: list[int], said: str | None) -> None:

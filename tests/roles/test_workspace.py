@@ -48,20 +48,20 @@ ME = pwd.getpwuid(os.geteuid()).pw_name
         ),
         ([PROJECT | {"url": "/srv/vision.git", "ref": COMMIT, "editable": [".", "lib/a[train,test]"]}], None),
         ([PROJECT, PROJECT | {"name": "two"}], None),
-        ([PROJECT | {"name": "a/b"}], "name must be of letters"),
+        ([PROJECT | {"name": "a/b"}], "name must consist of letters"),
         ([PROJECT | {"url": "ext::sh -c id"}], "url is not of the form"),
-        ([PROJECT | {"url": "https://ada:s3cret@forge.test/v"}], "url holds a password or token"),
-        ([PROJECT | {"url": "https://s3cret@forge.test/v"}], "url holds a password or token"),
+        ([PROJECT | {"url": "https://ada:s3cret@forge.test/v"}], "url contains a password or token"),
+        ([PROJECT | {"url": "https://s3cret@forge.test/v"}], "url contains a password or token"),
         ([PROJECT | {"ref": "-x"}], "ref '-x' is not the name"),
         ([PROJECT | {"ref": "a..b"}], "ref 'a..b' is not the name"),
         ([PROJECT | {"path": "vision"}], "path 'vision' must be absolute"),
         ([PROJECT | {"path": "/vision"}], "below a directory"),
         ([PROJECT | {"path": "/opt/../etc/x"}], "without .."),
-        ([PROJECT | {"mode": "99"}], "mode '99' is not an octal text"),
-        ([PROJECT | {"mode": 493}], "mode 493 is not an octal text"),
-        ([PROJECT | {"mode": "0055"}], "that lets the owner in"),
-        ([PROJECT | {"mode": "0775", "group": "research"}], "mode '0775' lets others write in a project of root"),
-        ([PROJECT | {"mode": "0757"}], "mode '0757' lets others write in a project of root"),
+        ([PROJECT | {"mode": "99"}], "mode '99' is not an octal string"),
+        ([PROJECT | {"mode": 493}], "mode 493 is not an octal string"),
+        ([PROJECT | {"mode": "0055"}], "that gives the owner access"),
+        ([PROJECT | {"mode": "0775", "group": "research"}], "mode '0775' lets others write to a project of root"),
+        ([PROJECT | {"mode": "0757"}], "mode '0757' lets others write to a project of root"),
         ([PROJECT | {"editable": ["../x"]}], "editable '../x' is not a path below the clone"),
         ([PROJECT | {"owner": "eve"}], "owner eve has no account"),
         ([PROJECT | {"owner": "eve", "state": "absent"}], None),
@@ -146,7 +146,7 @@ def test_environments_that_no_role_makes_are_told() -> None:
         editable | {"name": "g", "environment": "paper"},
     ]
     environments: list[dict[str, Any]] = [{"name": "tools"}, {"name": "paper", "path": "/srv/paper"}]
-    said = "environment /opt/venvs/jx is that of no role: neither jax_venv nor in python_environments"
+    said = "environment /opt/venvs/jx is not made by any role: it is neither jax_venv nor in python_environments"
     found = workspace_environment_warnings(projects, "/opt/venvs/jax", "/opt/venvs/jax", environments)
     assert found == [f"workspace_projects[0]: a: {said}"]
 
@@ -161,7 +161,7 @@ def test_only_a_project_that_is_to_be_installed_needs_an_environment() -> None:
     projects += [editable | {"environment": "/opt/a"}, editable | {"state": "absent"}, editable]
     assert workspace_environment_faults(projects, "/opt/venvs/jax", []) == []
     assert workspace_environment_faults(projects, "", []) == [
-        "workspace_projects[3]: vision: environment is missing, and workspace_environment is empty; set either"
+        "workspace_projects[3]: vision: environment is missing, and workspace_environment is empty; set one of them"
     ]
 
 
@@ -172,15 +172,15 @@ def test_an_environment_is_one_of_python_environments_by_its_name_or_a_path() ->
     assert workspace_environment_faults(projects, "paper", environments) == []
     wanted = workspace_wanted(projects, "/w", "paper", {}, environments)
     assert [project["environment"] for project in wanted] == ["/opt/venvs/tools", "/srv/paper", "/srv/paper", "/opt/x"]
-    said = "is none of python_environments, and no absolute path; name one, or"
-    said += " give a path from / on, without blanks and .."
+    said = "is not one of python_environments and not an absolute path; name one, or"
+    said += " give a path that starts with /, without spaces or .."
     assert workspace_environment_faults(projects, "venv", [{"name": "paper"}]) == [
         f"workspace_environment: 'venv' {said}",
         f"workspace_projects[0]: tools: environment 'tools' {said}",
     ]
-    at = "workspace_environment: 't' is at 'rel/x' by python_environments, which is no absolute path;"
+    at = "workspace_environment: 't' is at 'rel/x' according to python_environments, which is not an absolute path;"
     assert workspace_environment_faults([], "t", [{"name": "t", "path": "rel/x"}]) == [
-        f"{at} give a path from / on, without blanks and .."
+        f"{at} give a path that starts with /, without spaces or .."
     ]
     # What the role python refuses: where it has no part nobody does.
     for odd in ({"name": "t"}, "t", 7, None, [None], [["t"]]):
@@ -238,8 +238,8 @@ LISTING = "a\tHEAD\nb\trefs/heads/main\nb\trefs/heads/both\nc\trefs/tags/both\nd
         ("v1", "e"),
         ("refs/tags/both", "c"),
         ("refs/heads/both", "b"),
-        ("both", "there are a branch and a tag both"),
-        ("none", "there is no branch or tag none; a commit is given as all of its 40 digits"),
+        ("both", "there is both a branch and a tag both"),
+        ("none", "there is no branch or tag none; give a commit as all of its 40 digits"),
     ],
 )
 def test_a_ref_is_one_branch_or_the_commit_of_one_tag(ref: str, found: str) -> None:
@@ -385,7 +385,7 @@ def test_a_checkout_that_was_cut_short_is_finished(
     git: Git, bring: Bring, tmp_path: Path, killed: str, moved: bool
 ) -> None:
     latest = commit(git, tmp_path, "three\n") if moved else killed
-    finished = f"vision: finish the checkout of {killed}, which was cut short"
+    finished = f"vision: finish the interrupted checkout of {killed}"
     further = [f"vision: move from {killed[:12]} to {latest}"] if moved else []
     before = git("work/vision", "status", "--porcelain")
     checked = bring(check=True)
@@ -452,8 +452,8 @@ def test_work_in_a_tree_whose_checkout_was_cut_short_stays(
         done = bring(check=check)
         assert done["failed"] is True
         assert killed not in str(done["actions"])
-        assert f"has changes amid the checkout of {killed[:12]}, which was cut short: " in done["msg"]
-        assert name in done["msg"].partition("cut short: ")[2]
+        assert f"has changes made during the interrupted checkout of {killed[:12]}: " in done["msg"]
+        assert name in done["msg"].partition(f"checkout of {killed[:12]}: ")[2]
         assert state() == before
         assert {path: path.read_bytes() for path in texts} == texts
 
@@ -520,12 +520,12 @@ LOCAL: dict[str, tuple[Callable[[Path], object], list[list[str]], str]] = {
     "a commit": (
         lambda clone: (clone / "a.txt").write_text("mine\n"),
         [["commit", "-q", "-a", "-m", "mine"]],
-        "commits that its remote does not have: ",
+        "commits that the remote does not have: ",
     ),
     "a commit on a branch": (
         lambda clone: (clone / "a.txt").write_text("mine\n"),
         [["checkout", "-q", "-b", "mine"], ["commit", "-q", "-a", "-m", "mine"]],
-        "commits that its remote does not have: ",
+        "commits that the remote does not have: ",
     ),
 }
 
@@ -562,7 +562,7 @@ def test_files_that_git_does_not_know_stay_and_are_reported(git: Git, bring: Bri
     (tmp_path / "work/vision/notes").write_text("mine")
     commit(git, tmp_path, "two\n")
     done = bring()
-    assert "files that git does not know; they stay: notes" in str(done["warnings"])
+    assert "untracked files; they stay: notes" in str(done["warnings"])
     assert (tmp_path / "work/vision/a.txt").read_text() == "two\n"
     assert (tmp_path / "work/vision/notes").read_text() == "mine"
     (tmp_path / "source/notes").write_text("theirs")
@@ -647,7 +647,7 @@ def test_a_forge_that_turns_everybody_away_or_refuses_is_not_asked_for_ever(
 
 @pytest.mark.parametrize(
     ("left", "said"),
-    [("train.log", "files that git ignores: train.log"), ("notes", "files that git does not know: notes")],
+    [("train.log", "files that git ignores: train.log"), ("notes", "untracked files: notes")],
 )
 def test_a_clone_with_the_last_copy_of_a_file_is_not_removed(
     bring: Bring, tmp_path: Path, left: str, said: str
@@ -712,7 +712,7 @@ def test_a_clone_is_not_removed_with_a_commit_that_only_something_in_it_knows(
 ) -> None:
     bring()
     work(git, tmp_path, *where, "checkout -q --detach origin/main")
-    assert "commits that its remote does not have: " in bring(state="absent")["msg"]
+    assert "commits that the remote does not have: " in bring(state="absent")["msg"]
     assert (tmp_path / "work/vision/a.txt").exists()
 
 
@@ -768,7 +768,7 @@ def test_git_of_one_person_s_is_not_run_for_another(git: Git, bring: Bring, tmp_
         assert f"{clone}/.git belongs to uid 65534" in bring()["msg"]
         os.chown(clone / ".git", 0, -1)
         clone.chmod(0o775)
-        assert f"others than root may write in {clone}" in bring()["msg"]
+        assert f"others than root can write in {clone}" in bring()["msg"]
 
 
 @pytest.fixture
@@ -808,10 +808,10 @@ def test_check_mode_warns_where_there_is_no_git_yet_and_names_what_it_knows(
     git("", "clone", "-q", "source", "work/vision")
     done = bring(unknown, check=True)
     assert (done.get("failed", False), done["actions"]) == (False, [])
-    assert f"vision: git is not there yet to look into {tmp_path / 'work/vision'}" in str(done["warnings"])
+    assert f"vision: git is not installed yet, so {tmp_path / 'work/vision'} was not checked" in str(done["warnings"])
     done = bring(unknown, state="absent", check=True)
     assert done["actions"] == [f"vision: remove {tmp_path / 'work/vision'}"]
-    assert "not there yet" in str(done["warnings"])
+    assert "not installed yet" in str(done["warnings"])
     assert "git does not run" in bring(unknown)["msg"]
 
 
@@ -821,8 +821,8 @@ def test_check_mode_warns_where_a_commit_or_uv_is_not_there_yet(run: Run, bring:
     (tmp_path / "venv" / "pyvenv.cfg").touch()
     done = bring(" ", check=True, editable=["."])
     assert (done.get("failed", False), done["actions"], done["commits"]) == (False, [], first)
-    assert f"whether {tmp_path / 'work/vision'} moves is not known yet" in str(done["warnings"])
-    assert f"uv is not there yet to say what changes in {tmp_path}/venv" in str(done["warnings"])
+    assert f"it is not known yet whether {tmp_path / 'work/vision'} moves" in str(done["warnings"])
+    assert f"uv is not installed yet, so it is not known what changes in {tmp_path}/venv" in str(done["warnings"])
 
 
 def test_an_interrupted_clone_is_made_anew_and_what_is_no_clone_is_left(bring: Bring, tmp_path: Path) -> None:
@@ -833,7 +833,7 @@ def test_an_interrupted_clone_is_made_anew_and_what_is_no_clone_is_left(bring: B
     other = tmp_path / "work" / "other"
     other.mkdir()
     (other / "thesis").write_text("mine")
-    assert "is not empty and no clone" in bring(path=str(other))["msg"]
+    assert "is not empty and not a clone" in bring(path=str(other))["msg"]
     assert (other / "thesis").read_text() == "mine"
 
 

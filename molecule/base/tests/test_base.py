@@ -164,7 +164,7 @@ def test_pip_and_uv_use_the_package_index(host: Host, ssh: Ssh) -> None:
     )
     assert f"Looking in indexes: {MIRROR}/simple\n" in fetched
     assert fetched.endswith("\nproof-1-py3-none-any.whl")
-    # uv trusts authorities of its own, but for those that a login names to it.
+    # uv trusts its own authorities, except when a login names others.
     uv = "/srv/proof/venv/bin/uv pip install --no-cache --dry-run --python /srv/proof/venv/bin/python proof"
     planned = ssh(uv, user=os.environ["TPU_OPS_USER"])
     assert planned.stderr.endswith(" + proof==1\n")

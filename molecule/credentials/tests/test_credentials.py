@@ -1,4 +1,4 @@
-"""What programs read of the credentials on the workers, who else can, and what Ansible lets be seen of them."""
+"""What programs read of the credentials on the workers, who else can, and what Ansible shows of them."""
 
 from __future__ import annotations
 

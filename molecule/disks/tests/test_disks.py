@@ -1,4 +1,4 @@
-"""What is on the disks after a reboot, breaks by hand, refusals and one removal that was taken back."""
+"""What is on the disks after a reboot, breaks by hand, refusals, and one removal that was undone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people find of git on workers: who they are, which forges they reach, and with which key."""
+"""What people find of git on workers: their identities, which forges they reach, and with which key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member of the group may do, and nothing more."""
+"""What a member of the group is allowed to do, and nothing more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rita = Callable[[str], Any]
 
 @pytest.fixture
 def rita(host: Host, ssh: Callable[..., Any]) -> Rita:
-    """Return a function that runs a command as a member of the group who logs in anew."""
+    """Return a function that runs a command as a member of the group with a new login."""
     with host.sudo():
         host.check_output("usermod --append --groups tpu-run rita")
     return lambda command: ssh(command, user="rita")

@@ -1,4 +1,4 @@
-"""Who reads and writes what over the wire, after breaks by hand were mended."""
+"""Who reads and writes what over the wire, after breaks by hand were repaired."""
 
 from __future__ import annotations
 

@@ -81,10 +81,10 @@ def download(scratch: Path, codename: str) -> tuple[str, list[Path]]:
 
 
 def repack(package: Path, target: Path, scratch: Path, version: str) -> None:
-    """Build a package anew that needs nothing but its own kind and the C library."""
+    """Rebuild a package so that it needs nothing but its own kind and the C library."""
     tree = scratch / "tree"
     run("dpkg-deb", "--raw-extract", package, tree)
-    # Documents would stand where those of the worker's own packages do.
+    # Documents would conflict with those of the worker's own packages.
     shutil.rmtree(tree / "usr" / "share", ignore_errors=True)
     (tree / "DEBIAN" / "md5sums").unlink(missing_ok=True)
     control = tree / "DEBIAN" / "control"

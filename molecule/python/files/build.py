@@ -1,4 +1,4 @@
-"""Makes, on a worker, a build of Python as uv downloads them, out of the worker's own: build.py DIRECTORY
+"""Makes, on a worker, a build of Python as uv downloads them, from the worker's own: build.py DIRECTORY
 
 DIRECTORY/good.json is a list in the form that uv reads, bad.json one with a digest that the archive does not have.
 """
@@ -15,9 +15,9 @@ from pathlib import Path
 
 
 def kept(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leave out what nobody needs who only makes environments."""
+    """Leave out what is not needed to make environments."""
     spare = any(part in entry.name for part in ("__pycache__", "/test/", "/config-"))
-    # uv unpacks no link that leads out of the archive.
+    # uv does not unpack links that lead out of the archive.
     return None if spare or (entry.issym() and entry.linkname.startswith(("/", ".."))) else entry
 
 

@@ -28,7 +28,7 @@ def test_pythons_stand_side_by_side_and_the_systems_own_is_untouched(host: Host)
     assert system[0] == "/usr"
     older = asked(host, "older")
     assert older[:2] != [int(part) for part in system[1:]]
-    # Nothing of its packages differs from what they brought, and nothing stands beside them.
+    # No file of its packages differs from what they installed, and there are no other files.
     names = host.check_output(
         "dpkg-query -W -f '${db:Status-Abbrev} ${Package}\\n' 'python3*' 'libpython3*' | sed -n 's/^ii *//p'"
     ).split()
@@ -48,7 +48,7 @@ def test_environments_hold_what_was_asked(host: Host) -> None:
     assert asked(host, "locked", "six", "idna")[2:] == ["1.16.0", "3.7"]
     used = "import idna; print(idna.encode('bücher').decode())"
     assert host.check_output(f'/opt/venvs/locked/bin/python -I -c "{used}"') == "xn--bcher-kva"
-    # What no lock has goes where it is exact.
+    # Packages that are not in the lock are removed if exact is set.
     assert host.run("/opt/venvs/locked/bin/python -I -c 'import packaging'").rc == 1
     assert host.check_output("stat -c %U /opt/venvs/older /opt/venvs/older/bin/python /opt/venvs/tools").split() == [
         "tpu",
@@ -65,7 +65,7 @@ def test_uv_is_of_the_version_that_was_asked(host: Host) -> None:
 @pytest.mark.parametrize("name", ["tools", "older", "locked"])
 def test_two_workers_hold_the_same(host: Host, name: str) -> None:
     listing = host.check_output(f"cd /opt/venvs/{name}/lib/python3*/site-packages && ls -d *.dist-info")
-    # Each worker is held against the first one that was asked; their systems' Pythons are of different versions.
+    # Each worker is compared with the first one that was asked; their systems' Pythons have different versions.
     assert LISTINGS.setdefault(name, listing) == listing
 
 

@@ -1,4 +1,4 @@
-"""What is on the workers after projects came, moved, were broken and were mended."""
+"""What is on the workers after projects were added, moved, broken and repaired."""
 
 from __future__ import annotations
 

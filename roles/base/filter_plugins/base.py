@@ -10,7 +10,7 @@ from typing import Any
 #: Generations before v5e. JAX asks for transparent hugepages on v5e and newer (jax/_src/cloud_tpu_init.py, JAX 0.10.2).
 EARLIER = ("v2-", "v3-", "v4-")
 
-#: Units that keep the clock, by the name of their package; chrony is what Google's images bring.
+#: Units that keep the clock, by the name of their package; Google's images come with chrony.
 CLOCKS = {
     "chrony": "chrony.service",
     "ntpsec": "ntpsec.service",
@@ -31,14 +31,14 @@ def certificate_paths(names: list[str], directory: str) -> list[str]:
 def _expanded(name: str) -> Path:
     try:
         return Path(name).expanduser()
-    except RuntimeError:  # There is no such account, and so no such file.
+    except RuntimeError:  # There is no such account, and therefore no such file.
         return Path(name)
 
 
 def certificate_faults(paths: list[str]) -> list[str]:
     """Given what `certificate_paths` returned, return the files in which OpenSSL finds no certificates."""
     return [
-        f"base_ca_certificates[{position}]: {path} on this machine: {fault}; name a file in PEM form"
+        f"base_ca_certificates[{position}]: {path} on this machine: {fault}; name a PEM file"
         for position, path in enumerate(paths)
         if (fault := _certificate_fault(Path(path)))
     ]
@@ -53,7 +53,7 @@ def _certificate_fault(path: Path) -> str:
         return ""  # Ansible decrypts it for the module ca_certificates, which looks again.
     certificates = PEM.findall(data)
     if not certificates:
-        return "it holds no certificate"
+        return "it contains no certificate"
     try:
         text = b"\n".join(certificates).decode("ascii", "replace")
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)

@@ -19,16 +19,16 @@ module: apt_mirrors
 short_description: Point apt's sources to mirrors
 description:
   - Replaces the beginning of addresses in C(sources.list), C(sources.list.d/*.list) and C(sources.list.d/*.sources),
-    comments left alone. Files of roles, C(tpu_ops-*), stay as these write them.
-  - Keeps in O(record) what the changed lines were. One that still is as it was left becomes again what it was as soon
-    as its mirror is gone from O(mirrors) or another one.
+    except in comments. Files of roles, C(tpu_ops-*), are left alone.
+  - Keeps the original text of changed lines in O(record). A line that nobody has changed since is restored as soon as
+    its mirror is removed from O(mirrors) or changed.
 options:
   mirrors:
-    description: By the beginning of an address, what stands there instead. The longest beginning counts.
+    description: By the beginning of an address, what replaces it. The longest match is used.
     type: dict
     required: true
   record:
-    description: File on the host that holds, by file of sources, its text as it was left and as it was.
+    description: File on the host that holds, for each file of sources, its text after and before the change.
     type: path
     default: /var/lib/tpu_ops/apt_mirrors.json
   directory:
@@ -36,7 +36,7 @@ options:
     type: path
     default: /etc/apt
   stamp:
-    description: File that says that the lists of packages are those of the sources; it goes before these change.
+    description: File that says that the package lists match the sources; it is removed before the sources change.
     type: path
 author: [tpu_ops]
 """
@@ -74,7 +74,7 @@ def mirrored(text: str, mirrors: dict[str, str]) -> str:
 
 
 def turned_back(text: str, texts: Texts) -> str:
-    """Given the text of a file of sources and its record, return it as it was, but for what was changed since."""
+    """Given the text of a file of sources and its record, return it as it was, except for what was changed since."""
     if not texts:
         return text
     left, was = next((pair for pair in texts if pair[0] == text), texts[0])
@@ -133,7 +133,9 @@ def main() -> None:
     try:
         record = read_record(place)
     except ValueError as exc:
-        module.fail_json(msg="%s; mend or remove it: its mirrors' lines then stay in apt's sources" % exc)
+        module.fail_json(
+            msg="%s; fix or remove the file; if you remove it, its mirrors' lines stay in apt's sources" % exc
+        )
     names = ("sources.list", "sources.list.d/*.list", "sources.list.d/*.sources")
     directory = glob.escape(module.params["directory"])
     diffs: list[dict[str, str]] = []
@@ -153,11 +155,11 @@ def main() -> None:
             diffs.append({"before_header": path, "after_header": path, "before": before, "after": after})
     if not module.check_mode:
         if texts and module.params["stamp"]:
-            # A run that dies before the lists are refreshed, or fails to, leaves that to the next one.
+            # If this run dies before the lists are refreshed, or fails to refresh them, the next one does it.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(module.params["stamp"])
         if after_record != record:
-            # Whichever of the files a run that dies in between has reached, the next one knows its lines.
+            # If this run dies in between, the next one knows the lines of every file, whichever were reached.
             both = {path: after_record.get(path, []) + record.get(path, []) for path in {*after_record, *record}}
             write_record(place, both)
         for path, text in texts.items():

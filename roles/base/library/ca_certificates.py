@@ -14,8 +14,8 @@ DOCUMENTATION = r"""
 module: ca_certificates
 short_description: Keep a set of certificate authorities in the store of a Debian or Ubuntu system
 description:
-  - Makes O(directory) hold exactly the given certificates, one file each, and runs C(update-ca-certificates) whenever
-    the system's bundle does not agree with them, also when an earlier run died between the two.
+  - Makes O(directory) contain exactly the given certificates, one file each, and runs C(update-ca-certificates)
+    whenever the system's bundle does not match them, also if an earlier run died between the two.
 options:
   certificates:
     description: PEM texts; each may hold several certificates.
@@ -67,7 +67,7 @@ def split_pem(text: str) -> dict[str, str]:
         der = ssl.PEM_cert_to_DER_cert(block)
         found[hashlib.sha256(der).hexdigest()] = ssl.DER_cert_to_PEM_cert(der)
     if not found:
-        raise ValueError("it holds no certificate")
+        raise ValueError("it contains no certificate")
     return found
 
 
@@ -108,7 +108,7 @@ def main() -> None:
         try:
             wanted.update(split_pem(text))
         except ValueError as exc:
-            module.fail_json(msg="base_ca_certificates[%d]: %s; name a file in PEM form" % (position, exc))
+            module.fail_json(msg="base_ca_certificates[%d]: %s; name a PEM file" % (position, exc))
     files = {"%s.crt" % digest[:16]: text for digest, text in wanted.items() if digest not in others}
     added = [name for name in sorted(files) if read(os.path.join(directory, name)) != files[name]]
     removed = [name for name in present if name not in files]
@@ -130,7 +130,9 @@ def main() -> None:
             os.replace(path + ".new", path)
         if tool is None:
             # The package's own installation reads the directory.
-            module.warn("update-ca-certificates is missing; the certificates count once ca-certificates is installed")
+            module.warn(
+                "update-ca-certificates is missing; the certificates take effect once ca-certificates is installed"
+            )
         else:
             # --fresh also drops the links of certificates that left.
             module.run_command([tool, "--fresh"], check_rc=True)

@@ -11,11 +11,11 @@ DOCUMENTATION = r"""
 module: hugepages
 short_description: Set transparent hugepages of the running kernel
 description:
-  - Writes to O(path) and reads what the kernel made of it. A kernel that does not take the value leaves the host as it
-    was and is reported with a warning; it is no failure, since nothing but speed depends on it.
+  - Writes to O(path) and reads the result. If the kernel does not accept the value, the host stays as it was and a
+    warning is shown; this is not a failure, since only speed depends on it.
 options:
   value:
-    description: What is to be chosen.
+    description: The value to choose.
     type: str
     required: true
   path:
@@ -33,11 +33,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 chosen:
-  description: What the kernel has chosen, empty where it does not say.
+  description: What the kernel has chosen; empty if it does not say.
   type: str
   returned: always
 refused:
-  description: Why the kernel did not take the value, empty where it did.
+  description: Why the kernel did not accept the value; empty if it did.
   type: str
   returned: always
 """
@@ -80,7 +80,7 @@ def main() -> None:
             refused = "%s: %s" % (path, exc.strerror)
     after = value if module.check_mode and not refused else read(path)
     if after != value and not refused:
-        refused = "%s: the kernel keeps %s" % (path, after or "silent")
+        refused = "%s: the kernel keeps %s" % (path, after or "an unknown value")
     if refused:
         module.warn("transparent hugepages stay %s, not %s: %s" % (before or "unknown", value, refused))
     module.exit_json(

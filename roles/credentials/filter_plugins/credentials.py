@@ -1,4 +1,4 @@
-"""Filters that judge credentials and put their secrets in; no effects, and no secret in what they say."""
+"""Filters that check credentials and insert their secrets; no side effects, and no secret in their messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 Entry = dict[str, Any]
 
-#: What an entry of each kind needs besides the person.
+#: What an entry of each kind needs in addition to the person.
 NEEDS: dict[str, tuple[str, ...]] = {
     "wandb": ("secret",),
     "huggingface": ("secret",),
@@ -27,7 +27,7 @@ FROM_ENV = {"secret": "from_env", "login": "login_from_env", "session_token": "s
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:(?P<port>[0-9]{1,5}))?")
 
-#: What every reader of these line-based files takes for one word.
+#: What every reader of these line-based files accepts as one word.
 WORD = re.compile(r"[!$%&'()*+,./0-9:;<=>?@A-Z\[\]^_`a-z{|}~-]+")
 
 
@@ -37,7 +37,7 @@ def credentials_variables(entries: list[Entry]) -> list[str]:
 
 
 def resolved(entry: Entry, environment: dict[str, str]) -> Entry:
-    """Return an entry with what it takes from the environment put in and what its kind fixes."""
+    """Return an entry with its values from the environment and those that its kind implies."""
     found = dict(entry)
     for field, option in FROM_ENV.items():
         if name := found.pop(option, ""):
@@ -53,7 +53,7 @@ def place(entry: Entry) -> tuple[str, ...]:
     file = "netrc" if kind in ("wandb", "netrc") else str(kind)
     key = {"netrc": "host", "git": "host", "aws": "profile", "file": "path"}.get(file, "")
     default = "default" if key == "profile" else ""
-    # A host of git may have a line for each login.
+    # With git, a host can have a line for each login.
     login = str(entry.get("login")) if file == "git" else ""
     return (str(entry.get("person")), file, str(entry.get(key) or default), login)
 
@@ -64,17 +64,17 @@ def source_faults(entry: Entry, environment: dict[str, str]) -> list[str]:
     for field, option in FROM_ENV.items():
         name = str(entry.get(option) or "")
         if name and entry.get(field):
-            faults.append(f"both {field} and {option} are given; take out either")
+            faults.append(f"both {field} and {option} are given; remove one of them")
         elif name and not VARIABLE.fullmatch(name):
-            faults.append(f"{option} is not the name of a variable; give its name alone, such as HF_TOKEN")
+            faults.append(f"{option} is not the name of a variable; give only the name, such as HF_TOKEN")
         elif name and not environment.get(name):
-            faults.append(f"{option}: the variable {name} is not set, or empty, where this playbook runs; export it")
+            faults.append(f"{option}: the variable {name} is not set or is empty on the controller; export it")
     return faults
 
 
 def missing(name: str) -> str:
     """Return that an entry lacks a key, and how it is given."""
-    return f"{name} is missing; give it" + (f", or its variable as {FROM_ENV[name]}" if name in FROM_ENV else "")
+    return f"{name} is missing; add it" + (f", or its variable as {FROM_ENV[name]}" if name in FROM_ENV else "")
 
 
 def value_faults(entry: Entry) -> list[str]:
@@ -84,17 +84,15 @@ def value_faults(entry: Entry) -> list[str]:
     if kind != "file":
         for name in ("secret", "login", "session_token"):
             if entry.get(name) and not WORD.fullmatch(str(entry[name])):
-                faults.append(
-                    f'{name} holds a space, a line end, ", #, \\ or something else than ASCII; give it without these'
-                )
+                faults.append(f'{name} contains a space, a line end, ", #, \\ or a non-ASCII character; remove these')
     host, path, profile = (str(entry.get(name) or "") for name in ("host", "path", "profile"))
     named = HOST.fullmatch(host)
     if host and not (named and 0 < int(named["port"] or 443) < 65536):
-        faults.append(f"host '{host}' is not a host name, perhaps with a colon and a port")
+        faults.append(f"host '{host}' is not a host name, optionally with a colon and a port")
     if path and (path.startswith(("/", "~")) or ".." in path.split("/") or path.endswith("/") or "\0" in path):
         faults.append(f"path '{path}' is not a path below the home; give one such as .config/token")
     if not re.fullmatch(r"[A-Za-z0-9._@+-]*", profile):
-        faults.append(f"profile '{profile}' holds something else than letters, digits and . _ @ + -")
+        faults.append(f"profile '{profile}' contains something other than letters, digits and . _ @ + -")
     return faults
 
 
@@ -107,7 +105,7 @@ def credentials_faults(entries: list[Entry], environment: dict[str, str], accoun
         where = f"credentials_entries[{position}]: {entry.get('kind')} of {person}"
         if places[position] in places[:position]:
             shared = " ".join(places[position][1:3]).strip()
-            faults.append(f"{where}: another entry is for the same place, {shared}; take out either")
+            faults.append(f"{where}: another entry is for the same place, {shared}; remove one of them")
         if entry.get("state", "present") == "absent":
             needed = {"git": ("host", "login"), "netrc": ("host",), "file": ("path",)}.get(str(entry.get("kind")), ())
             given = resolved(entry, environment)

@@ -16,11 +16,11 @@ DOCUMENTATION = r"""
 module: person_credentials
 short_description: Keep people's credentials where programs look for them
 description:
-  - Works in each home with the rights of its owner. Files are replaced at once and are mode 0600; directories that are
-    missing are made with mode 0700.
-  - What else stands in a file stays as it is. A file that is empty after an entry was removed goes.
-  - What cannot be written is returned as O(faults) and does not fail, so that a task with C(no_log) can be followed by
-    one that says why. Nothing returned holds a secret.
+  - Works in each home with the rights of its owner. Files are replaced atomically and get mode 0600; missing
+    directories are created with mode 0700.
+  - Everything else in a file stays as it is. A file that is empty after an entry was removed is deleted.
+  - What cannot be written is returned as O(faults) and is not a failure, so that a task with C(no_log) can be followed
+    by one that reports the reasons. Nothing that is returned contains a secret.
 options:
   entries:
     description: The credentials.
@@ -57,7 +57,7 @@ options:
         description: Path below the home of V(file).
         type: str
       state:
-        description: Whether it is to be there.
+        description: Whether the entry should exist.
         type: str
         choices: [present, absent]
         default: present
@@ -74,11 +74,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changed_paths:
-  description: Files that were or would be changed; in check mode the home of who has no account yet, as C(~NAME).
+  description: >-
+    Files that were or would be changed; in check mode, for people without an account yet, their home as C(~NAME).
   type: list
   returned: always
 notes:
-  description: Lines of people's own in a file of git's that git passes over, by file and number.
+  description: People's own lines in their git credentials file that git ignores, by file and number.
   type: list
   returned: always
 faults:
@@ -121,7 +122,7 @@ def look(path: str) -> tuple[str, int | None]:
     """Return a file's text and mode; no text and no mode where there is none.
 
     Raises:
-        PersonFault: Something else stands there.
+        PersonFault: Something else is there.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -137,7 +138,7 @@ def look(path: str) -> tuple[str, int | None]:
 
 
 def write(path: str, text: str, mode: int) -> None:
-    """Replace a file at once; directories that are missing are for the person alone."""
+    """Replace a file atomically; missing directories are created for the person alone."""
     path = os.path.realpath(path)
     umask = os.umask(0o077)
     try:
@@ -159,11 +160,11 @@ def write(path: str, text: str, mode: int) -> None:
 
 
 def keep(home: str, entries: list[Entry], check: bool) -> dict[str, list[str]]:
-    """Bring the files of one home to a person's entries; return which changed, what could not be, and odd lines."""
+    """Apply a person's entries to the files of one home; return changed files, faults and odd lines."""
     changed: dict[str, None] = {}
     faults = []
     read_by_git: dict[str, str] = {}
-    # Several entries may be about one file, which is to be seen as the earlier ones left it, in check mode as well.
+    # Several entries may concern one file; each has to see it as the earlier ones left it, in check mode as well.
     texts: dict[str, tuple[str, int | None]] = {}
     for entry, name, edit, secret_mode in [(each, *part) for each in entries for part in edits(each)]:
         path = os.path.join(home, name)
@@ -185,7 +186,7 @@ def keep(home: str, entries: list[Entry], check: bool) -> dict[str, list[str]]:
         except (PersonFault, OSError) as exc:
             reason = exc if isinstance(exc, PersonFault) else "%s: %s" % (path, exc.strerror)
             faults.append("%s of %s: %s" % (entry["kind"], entry["person"], reason))
-    reason = "line %d: git passes over it, and reads https://LOGIN:SECRET@HOST"
+    reason = "line %d: git ignores it; it reads lines such as https://LOGIN:SECRET@HOST"
     notes = ["%s, %s" % (path, reason % line) for path, text in read_by_git.items() for line in passed_over(text)]
     return {"changed": list(changed), "faults": faults, "notes": notes}
 
@@ -222,15 +223,17 @@ def main() -> None:
         try:
             account = pwd.getpwnam(name)
         except KeyError:
-            # Who has left takes the home along; in check mode the role users has not made the account yet.
+            # The home of a person who has left is gone; in check mode the role users has not created the account yet.
             if any(entry["state"] == "present" for entry in entries):
                 if module.check_mode:
                     changed.append("~%s" % name)
                 else:
-                    faults.append("%s has no account; make one, or take these entries off the list" % name)
+                    faults.append("%s has no account; create one, or remove these entries from the list" % name)
             continue
         if not os.path.isdir(account.pw_dir):
-            faults.append("the home of %s, %s, is missing; make it: mkhomedir_helper %s" % (name, account.pw_dir, name))
+            faults.append(
+                "the home of %s, %s, is missing; create it: mkhomedir_helper %s" % (name, account.pw_dir, name)
+            )
             continue
         try:
             done = as_person(account, lambda: keep(account.pw_dir, entries, module.check_mode))  # noqa: B023

@@ -6,12 +6,12 @@ import re
 from typing import Callable
 from urllib.parse import quote, unquote
 
-#: Given a file's text, return the text that is to stand there.
+#: Given a file's text, return the text that should replace it.
 Edit = Callable[[str], str]
 
 #: An argument in a netrc: quoted within its line, or up to the next space; a password may begin with `#` or `"`.
 ARGUMENT = re.compile(r'"(?:\\.|[^"\\\n])*"(?!\S)|\S+')
-#: A word where none is awaited: `#` begins a comment.
+#: A word where none is expected: `#` begins a comment.
 WORD = re.compile(r"#[^\n]*|" + ARGUMENT.pattern)
 PARTS = ("machine", "default", "macdef")
 #: A line of ~/.git-credentials that is for a whole host (credential_from_url of git): login and host.
@@ -100,7 +100,7 @@ def aws_edit(profile: str, values: dict[str, str | None]) -> Edit:
                 same = line.partition("=")[2].strip() == wanted[key]
                 body.append(line if same else "%s = %s" % (key, wanted[key]))
         missing = ["%s = %s" % (key, wanted[key]) for key in values if key in wanted and key not in seen]
-        # New keys stand before the blank lines that part profiles.
+        # New keys go before the blank lines that separate profiles.
         filled = len(body)
         while filled and not body[filled - 1].strip():
             filled -= 1
@@ -113,13 +113,13 @@ def aws_edit(profile: str, values: dict[str, str | None]) -> Edit:
 
 
 def whole_host(line: str) -> tuple[str, str]:
-    """Given a line of ~/.git-credentials, return login and host; empty where it is for a path, or is none for git."""
+    """Given a line of ~/.git-credentials, return login and host; empty if it is for a path or git ignores it."""
     match = WHOLE_HOST.fullmatch(line)
     return (unquote(match[1]), match[2].lower()) if match else ("", "")
 
 
 def passed_over(text: str) -> list[int]:
-    """Given the text of ~/.git-credentials, return the numbers of lines that git passes over; comments are meant so."""
+    """Given the text of ~/.git-credentials, return the numbers of lines that git ignores, except comments."""
     meant = {number: line for number, line in enumerate(text.split("\n"), 1) if line.strip() and line.strip()[0] != "#"}
     return [number for number, line in meant.items() if not READ_BY_GIT.fullmatch(line)]
 
@@ -158,5 +158,5 @@ def helper_edit(host: str, *, wanted: bool) -> Edit:
 
 
 def whole_edit(secret: str | None) -> Edit:
-    """Return the edit that makes a text all there is in a file; nothing removes it."""
+    """Return the edit that makes a text the whole content of a file; None removes it."""
     return lambda _: "" if secret is None else secret if secret.endswith("\n") else secret + "\n"

@@ -1,4 +1,4 @@
-"""Filters that judge the list of mounts and complete it; no effects, so that their tests are tables."""
+"""Filters that check the list of mounts and complete it; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Mount = dict[str, Any]
 
 #: Ways to name a disk.
 NAMES = ("device", "uuid", "label")
-#: Paths that systemd, shells and people take as they are.
+#: Paths that systemd, shells and people accept as they are.
 PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+")
-#: Directories of the system, and all below them but what is listed in FREE (hier(7), file-hierarchy(7)).
+#: Directories of the system, with everything below them (hier(7), file-hierarchy(7)).
 SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "sys", "tmp")
 #: Directories that may have mounts below them and must not be mounted over (hier(7)).
 PARENTS = (
@@ -31,7 +31,7 @@ PARENTS = (
     "/var/tmp",  # noqa: S108 - named to be refused
 )
 OPTION = re.compile(r"[a-z][A-Za-z0-9_.-]*(=[A-Za-z0-9_.:/+-]+)?")
-#: What the role decides itself, and what systemd or mount(8) would take for something else than an option.
+#: What the role decides itself, and what systemd or mount(8) would not treat as a mount option.
 TAKEN = {
     *("auto", "noauto", "nofail", "user", "users", "nouser", "owner", "group", "defaults"),
     *("bind", "rbind", "remount", "loop", "ro", "rw", "discard", "nodiscard", "noload", "norecovery"),
@@ -57,18 +57,18 @@ def name_faults(mount: Mount) -> list[str]:
     named = [key for key in NAMES if mount.get(key)]
     faults = []
     if len(named) > 1:
-        faults.append(f"{' and '.join(named)} are given, and one of them names the disk; take out the rest")
+        faults.append(f"{' and '.join(named)} are given, and only one of them can name the disk; remove the others")
     if not named and mount.get("state", "mounted") == "mounted":
         faults.append("no disk is named; give device, uuid or label")
     device = str(mount.get("device", ""))
     if device.startswith("/") and not device.startswith("/dev/disk/by-"):
         faults.append(f"device {device} may be another disk after the next boot; give a name below /dev/disk/by-id")
     elif device and (not re.fullmatch(r"[A-Za-z0-9_.:+\\/-]+", device) or ".." in device):
-        faults.append(f"device '{device}' is no name below /dev/disk/by-id; give one that `ls` lists there")
+        faults.append(f"device '{device}' is not a name below /dev/disk/by-id; give one that `ls` lists there")
     if (uuid := str(mount.get("uuid", ""))) and not re.fullmatch(r"[0-9A-Fa-f-]{4,36}", uuid):
-        faults.append(f"uuid '{uuid}' is none; give one that `blkid` lists on the worker")
+        faults.append(f"uuid '{uuid}' is not a UUID; give one that `blkid` lists on the worker")
     if "/" in str(mount.get("label", "")):
-        faults.append("label must not hold '/'")
+        faults.append("label must not contain '/'")
     return faults
 
 
@@ -82,21 +82,21 @@ def mount_faults(mount: Mount) -> list[str]:
         faults.append("format needs device: a blank disk has neither UUID nor label")
     if mount.get("read_only"):
         writing = ("format", "owner", "group", "mode")
-        faults += [f"{key} cannot be given with read_only; take out either" for key in writing if mount.get(key)]
+        faults += [f"{key} cannot be given with read_only; remove one of them" for key in writing if mount.get(key)]
     if (mode := str(mount.get("mode", ""))) and not re.fullmatch(r"[0-7]{3,4}", mode):
         faults.append(f"mode '{mode}' is not octal in quotes, for example \"0755\"")
     for option in mount.get("options", []):
         if not OPTION.fullmatch(str(option)):
-            faults.append(f"options: '{option}' is not one option; list each by itself, as in noatime")
+            faults.append(f"options: '{option}' is not a single option; list each separately, for example noatime")
         elif str(option).partition("=")[0] in TAKEN:
-            faults.append(f"options: {option} is decided by the role, or would change what is mounted; take it out")
+            faults.append(f"options: {option} is decided by the role, or would change what is mounted; remove it")
     return faults
 
 
 def disks_faults(mounts: list[Mount], accounts: list[str], groups: list[str]) -> list[str]:
     """Given disks_mounts and the accounts and groups that there will be, return every fault with its entry."""
     if not isinstance(mounts, list) or not all(isinstance(mount, dict) for mount in mounts):
-        return ["disks_mounts: is no list of entries, each with path and other keys"]
+        return ["disks_mounts: is not a list of entries, each with path and other keys"]
     faults = []
     for position, mount in enumerate(mounts):
         where = f"disks_mounts[{position}]: {mount.get('path', 'no path')}"
@@ -105,19 +105,19 @@ def disks_faults(mounts: list[Mount], accounts: list[str], groups: list[str]) ->
             name = str(mount.get(key, ""))
             if name and not name.isdecimal() and not {name, "*"} & set(known):
                 faults.append(
-                    f"{where}: there is no {key} {name}, and users_people makes none on this node; set {key}, or list"
-                    f" {name} for this node"
+                    f"{where}: there is no {key} {name}, and users_people does not add it on this node; set {key}, or"
+                    f" list {name} for this node"
                 )
     for one, other in itertools.combinations(mounts, 2):
         a, b = str(one.get("path")), str(other.get("path"))
         if a == b:
-            faults.append(f"disks_mounts: {a} is listed twice; take one out")
+            faults.append(f"disks_mounts: {a} is listed twice; remove one of them")
         elif (a + "/").startswith(b + "/") or (b + "/").startswith(a + "/"):
-            faults.append(f"disks_mounts: {a} and {b} lie in each other; mount them beside each other")
+            faults.append(f"disks_mounts: one of {a} and {b} is inside the other; mount them next to each other")
         if "absent" in (one.get("state"), other.get("state")):
             continue
         faults += [
-            f"disks_mounts: {key} {one[key]} is mounted both at {a} and at {b}; take one out, or name another disk"
+            f"disks_mounts: {key} {one[key]} is mounted at both {a} and {b}; remove one of them, or name another disk"
             for key in NAMES
             if one.get(key) and one[key] == other.get(key)
         ]
@@ -131,14 +131,14 @@ def disks_complete(mounts: list[Mount], trim: str) -> list[Mount]:
 
 def _complete(mount: Mount, trim: str) -> Mount:
     fstype, read_only = mount.get("fstype", "ext4"), bool(mount.get("read_only"))
-    # Each is said, also where it is the default: a remount keeps what it is not told of.
+    # Each is given even if it is the default: a remount keeps options that are not given.
     own = ["ro", NO_JOURNAL[fstype]] if read_only else ["rw", "discard" if trim == "discard" else "nodiscard"]
     kept = {key: mount[key] for key in (*NAMES, "path", "format", "owner", "group", "mode", "state") if mount.get(key)}
     return {**kept, "fstype": fstype, "read_only": read_only, "options": [*own, "nofail", *mount.get("options", [])]}
 
 
 def disks_packages(mounts: list[Mount]) -> list[str]:
-    """Return the packages that making the file systems takes."""
+    """Return the packages needed to make the file systems."""
     making = [mount for mount in mounts if mount.get("format") and mount.get("state", "mounted") != "absent"]
     return sorted({PACKAGES[mount.get("fstype", "ext4")] for mount in making})
 

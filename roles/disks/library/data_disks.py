@@ -35,9 +35,9 @@ DOCUMENTATION = r"""
 module: data_disks
 short_description: Format blank disks, mount them by UUID with systemd units, and unmount them
 description:
-  - Looks at all entries first. If one of them cannot be done without a loss, nothing is changed, and every reason is
-    named.
-  - What is mounted, enabled, owned or written otherwise than asked is put right. Data are never overwritten.
+  - Checks all entries first. If one of them cannot be applied without losing data, nothing is changed, and every reason
+    is reported.
+  - Mounts, units and ownership that differ from the request are corrected. Data are never overwritten.
 options:
   mounts:
     description: What is mounted where.
@@ -78,13 +78,13 @@ actions:
 LINK_TIMEOUT = 30.0
 #: Nothing is discarded: what a disk held that only looked blank can still be read from it.
 MKFS = {
-    # No blocks kept for root: nothing of the system writes there.
+    # No blocks reserved for root: nothing of the system writes there.
     "ext4": ["mkfs.ext4", "-q", "-m", "0", "-E", "nodiscard"],
     "xfs": ["mkfs.xfs", "-q", "-K"],
 }
 
 
-#: How a file system that is not mounted is checked; nothing is mended.
+#: How a file system that is not mounted is checked; nothing is repaired.
 CHECK = {"ext4": "e2fsck -fn %s", "xfs": "xfs_repair -n %s"}
 
 
@@ -127,22 +127,22 @@ class DataDisks:
         """Return what is known of an entry's disk.
 
         Raises:
-            Refusal: There is none, or it cannot be told what is on it.
+            Refusal: There is none, or its contents cannot be determined.
         """
         path = resolve(mount)
         code, out = self.run("blkid", "-p", "-o", "export", path, check=False)
         # 2: nothing found. 8: contradicting signatures (blkid(8)).
         if code not in (0, 2):
-            raise Refusal("it cannot be told what %s holds; `wipefs -n %s` lists its signatures" % (path, path))
+            raise Refusal("the contents of %s cannot be determined; `wipefs -n %s` lists its signatures" % (path, path))
         number = device_number(path)
         names = parse_blkid(out) if code == 0 else {}
         return Disk(path, number, names, read("/sys/dev/block/%s/ro" % number).strip() == "1")
 
     def check(self, mount: Mount, leaving: list[str]) -> Disk:
-        """Look at an entry that is to be mounted, after others have left their paths; return its disk.
+        """Check an entry that is to be mounted, after others have left their paths; return its disk.
 
         Raises:
-            Refusal: It cannot be done without a loss.
+            Refusal: It cannot be done without losing data.
         """
         disk = self.disk(mount)
         fstype = disk.names.get("TYPE", "")
@@ -177,45 +177,46 @@ class DataDisks:
             held = used_by(mount["path"], disk.number, self.mounts())
             if held:
                 raise Refusal(
-                    "it is mounted with its journal left alone, and only a new mount can be written to safely; used by"
-                    " %s: end that and run again" % held
+                    "it is mounted without replaying its journal, and only a new mount can be written to safely; used"
+                    " by %s: end that and run again" % held
                 )
         self.check_accounts(mount)
         return disk
 
     def check_accounts(self, mount: Mount) -> None:
-        """Refuse an owner or group that is not there; check mode makes none, so there it may come yet."""
+        """Refuse an owner or group that does not exist; check mode creates none, so there it may still come."""
         for key, find in (("owner", pwd.getpwnam), ("group", grp.getgrnam)):
             if mount[key] and not mount[key].isdigit() and not self.module.check_mode:
                 try:
                     find(mount[key])
                 except KeyError as exc:
                     raise Refusal(
-                        "there is no %s %s on this worker; set %s in disks_mounts, or make it" % (key, mount[key], key)
+                        "there is no %s %s on this worker; set %s in disks_mounts, or create it"
+                        % (key, mount[key], key)
                     ) from exc
 
     def check_blank(self, mount: Mount, disk: Disk) -> None:
         """Refuse to format what should not be."""
         if not mount["format"]:
-            raise Refusal("%s holds no file system; set format: true if it may get one" % disk.path)
+            raise Refusal("%s holds no file system; set format: true to have one made" % disk.path)
         if disk.read_only:
             raise Refusal("%s is blank and read-only; attach it read-write to have it formatted" % disk.path)
         if self.run("wipefs", "-n", disk.path, check=False)[1].strip():
             raise Refusal(
-                "%s holds a signature, which `wipefs -n %s` shows; if nobody needs what is on it, empty it by hand"
-                " (`blkdiscard -z`)" % (disk.path, disk.path)
+                "%s holds a signature, which `wipefs -n %s` shows; if nobody needs what is on the disk, empty it by"
+                " hand (`blkdiscard -z`)" % (disk.path, disk.path)
             )
         try:
             # Exclusive: the kernel refuses it while anything uses the disk.
             handle = os.open(disk.path, os.O_RDONLY | os.O_EXCL)
         except OSError as exc:
-            reason = "in use; end what uses it" if exc.errno == errno.EBUSY else exc.strerror
+            reason = "in use; end the processes that use it" if exc.errno == errno.EBUSY else exc.strerror
             raise Refusal("%s cannot be formatted: %s" % (disk.path, reason)) from exc
         with os.fdopen(handle, "rb") as stream:
             place = first_data(stream)
         if place is not None:
             raise Refusal(
-                "%s holds data without a signature, near byte %d; if nobody needs them, empty it by hand"
+                "%s holds data without a signature, near byte %d; if nobody needs it, empty the disk by hand"
                 " (`blkdiscard -z`)" % (disk.path, place)
             )
 
@@ -236,7 +237,7 @@ class DataDisks:
             time.sleep(0.1)  # polls for udev's link until the deadline
         if not os.path.exists(link):
             self.fail(
-                "%s did not appear within %d s; see what udev says (`journalctl -u systemd-udevd`), and run again"
+                "%s did not appear within %d s; check what udev reports (`journalctl -u systemd-udevd`) and run again"
                 % (link, LINK_TIMEOUT)
             )
         if device_number(link) != disk.number:
@@ -271,7 +272,7 @@ class DataDisks:
             return
         now = self.at(path)
         if not self.module.check_mode and (now is None or now.number != disk.number or wrong_options(mount, now)):
-            self.fail("%s is not mounted as asked, although systemd said so: %s" % (path, now))
+            self.fail("%s is not mounted as requested, although systemd said so: %s" % (path, now))
         self.ownership(mount)
 
     def anew(self, mount: Mount, there: Mounted, disk: Disk) -> None:
@@ -280,12 +281,12 @@ class DataDisks:
         if "ro" not in there.options.split(",") + there.super_options.split(","):
             self.module.warn(
                 "%s was writable without its journal; a crash in that time may have damaged it: unmount it when nobody"
-                " needs it, and have it checked (`%s`)" % (path, CHECK[mount["fstype"]] % disk.path)
+                " needs it, and check it (`%s`)" % (path, CHECK[mount["fstype"]] % disk.path)
             )
-        if not self.act("unmount %s and mount it anew (%s)" % (path, ", ".join(wrong_options(mount, there)))):
+        if not self.act("unmount %s and mount it again (%s)" % (path, ", ".join(wrong_options(mount, there)))):
             return
         self.unmount(path)
-        # Until it has seen that, systemd takes the unit for started.
+        # Until systemd has seen that, it considers the unit started.
         deadline = time.monotonic() + LINK_TIMEOUT
         while self.run("systemctl", "is-active", "--quiet", name, check=False)[0] == 0 and time.monotonic() < deadline:
             time.sleep(0.1)  # polls systemd until the deadline
@@ -312,7 +313,7 @@ class DataDisks:
             os.replace(path + ".new", path)
             self.run("systemctl", "daemon-reload")
         elif not self.module.check_mode and "yes" in self.run("systemctl", "show", "-p", "NeedDaemonReload", name)[1]:
-            # Nothing to report: a run that died in between had written it.
+            # Nothing to report: an interrupted run has written it.
             self.run("systemctl", "daemon-reload")
         if os.path.realpath(os.path.join(WANTS, name)) != path and self.act("enable %s" % name):
             self.run("systemctl", "enable", "--quiet", name)
@@ -356,17 +357,17 @@ class DataDisks:
             self.run("systemctl", "disable", "--quiet", name)
             os.unlink(unit)
             self.run("systemctl", "daemon-reload")
-        # In check mode nobody sees what is below a mount.
+        # In check mode the directory below a mount cannot be seen.
         if os.path.isdir(path) and self.at(path) is None and not os.listdir(path) and self.act("remove %s" % path):
             os.rmdir(path)
 
     def check_absent(self, mount: Mount) -> None:
-        """Refuse to unmount what is no data disk, or another one than named."""
+        """Refuse to unmount what is not a data disk, or not the named one."""
         there = self.at(mount["path"])
         if there is None:
             return
         if there.number.startswith("0:"):
-            raise Refusal("what is mounted there is no disk but %s; take the entry off the list" % there.fstype)
+            raise Refusal("what is mounted there is not a disk but %s; remove the entry from the list" % there.fstype)
         named = mount["device"] or mount["uuid"] or mount["label"]
         # Where the unit is this role's, the disk may have been detached already.
         ours = os.path.exists(os.path.join(UNITS, unit_name(mount["path"])))
@@ -411,9 +412,9 @@ def main() -> None:
                 continue
             disk = work.check(mount, [each["path"] for each in leaving])
             if disk.number in taken:
-                way = "take one out, or name another disk"
+                way = "remove one of them, or name another disk"
                 raise Refusal(  # noqa: TRY301
-                    "%s is also to be mounted at %s; %s" % (disk.path, taken[disk.number], way)
+                    "%s is also listed for %s; %s" % (disk.path, taken[disk.number], way)
                 )
             taken[disk.number] = path
         except Refusal as exc:
@@ -425,7 +426,7 @@ def main() -> None:
     for mount in coming:
         work.mounted(mount)
     for unit in work.unlisted([mount["path"] for mount in mounts]):
-        module.warn("%s is not in disks_mounts any more and stays; list it with state absent to unmount it" % unit)
+        module.warn("%s is no longer in disks_mounts but stays; list it with state absent to unmount it" % unit)
     lines = "".join(line + "\n" for line in work.actions)
     module.exit_json(changed=bool(work.actions), actions=work.actions, diff={"before": "", "after": lines})
 

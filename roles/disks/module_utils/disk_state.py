@@ -17,9 +17,9 @@ HEADER = "# Written by Ansible (role disks); changes are lost."
 VISIBLE = frozenset(("ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "sync", "dirsync", "discard"))
 #: How the kernel shows that a journal is left alone, whatever the option is called (noload, norecovery).
 NO_JOURNAL = "norecovery"
-#: Bytes that are read at one place of a disk that may be blank; a power of 2.
+#: Bytes that are read at one place of a disk that may be blank; a power of two.
 PIECE = 1 << 20
-#: Bytes at its beginning that are read whole: every file system writes there first.
+#: Bytes at its beginning that are read completely: every file system writes there first.
 HEAD = 256 * PIECE
 #: How many places are read, evenly over the disk; XFS puts copies of its superblock at the quarters.
 SAMPLES = 256
@@ -63,12 +63,12 @@ def unit_text(mount: Mount, uuid: str) -> str:
 def parse_blkid(text: str) -> dict[str, str]:
     """Given the answer of `blkid -p -o export`, return its pairs about what the disk holds; a blank one has none."""
     pairs = {key: value for key, _, value in (line.partition("=") for line in text.splitlines()) if value}
-    # Of a partition it also tells where that lies.
+    # For a partition it also reports its location.
     return {key: value for key, value in pairs.items() if key != "DEVNAME" and not key.startswith("PART_ENTRY_")}
 
 
 def places(size: int) -> list[int]:
-    """Given the size of a disk in bytes, return where it is looked at before it counts as blank, in bytes."""
+    """Given the size of a disk in bytes, return where it is checked before it counts as blank, in bytes."""
     found = {*range(0, HEAD, PIECE), size - PIECE, *(size * part // SAMPLES for part in range(SAMPLES))}
     found |= {EXT4_GROUP * factor**power for factor in (3, 5, 7) for power in range(1, 20)}
     found |= set(range(0, size, XFS_PART))
@@ -76,7 +76,7 @@ def places(size: int) -> list[int]:
 
 
 def first_data(stream: BinaryIO) -> int | None:
-    """Return about where a disk holds something else than zeros, in bytes; None where it looks blank."""
+    """Return roughly where a disk holds something other than zeros, in bytes; None if it looks blank."""
     size = stream.seek(0, os.SEEK_END)
     for place in places(size):
         stream.seek(place)
@@ -132,7 +132,7 @@ def resolve(mount: Mount) -> str:
         here = sorted(os.path.basename(path) for path in glob.glob(DISKS + "/by-id/google-*"))
         raise Refusal("no disk %s is attached; data disks here: %s" % (wanted, ", ".join(here) or "none"))
     if not stat.S_ISBLK(os.stat(found[0]).st_mode):
-        raise Refusal("%s is no disk; name another" % found[0])
+        raise Refusal("%s is not a disk; name another" % found[0])
     return found[0]
 
 
@@ -143,11 +143,11 @@ def device_number(path: str) -> str:
 
 
 def check_unit(path: str) -> None:
-    """Refuse a path that somebody else cares for."""
+    """Refuse a path that somebody else manages."""
     check_fstab(path)
     unit = os.path.join(UNITS, unit_name(path))
     if os.path.lexists(unit) and (os.path.islink(unit) or not read(unit).startswith(HEADER)):
-        raise Refusal("%s is not this role's; remove it" % unit)
+        raise Refusal("%s does not belong to this role; remove it" % unit)
 
 
 def used_by(path: str, number: str, mounts: list[Mounted]) -> str:

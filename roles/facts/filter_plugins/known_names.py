@@ -1,8 +1,8 @@
-"""Filters that tell which accounts, groups and packages a worker has or gets, and which paths variables name.
+"""Filters that return which accounts, groups and packages a worker has or gets, and which paths variables name.
 
 No effects, so that their tests are tables.
 
-`ANY` among them stands for whatever a directory service has: it answers for a name and lists none.
+`ANY` among them stands for whatever a directory service has: it answers for single names but does not list them.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def known_groups(worker: dict[str, Any], people: list[dict[str, Any]], place: di
 
 
 def packages_to_come(names: list[str], installed: Mapping[str, str]) -> list[str]:
-    """Given packages that roles install, perhaps with :ARCHITECTURE or =VERSION, return the names of those not there.
+    """Given packages that roles install, with :ARCHITECTURE or =VERSION if given, return the names of missing ones.
 
-    One of another version is not there; of which architecture one is, the worker's state does not tell.
+    A package of another version counts as missing; the worker's state does not say of which architecture a package is.
 
     Args:
         names: As base_packages and shell_packages list them.
@@ -81,10 +81,10 @@ def _installed(listed: str, installed: Mapping[str, str]) -> bool:
 
 @accept_args_markers  # type: ignore[untyped-decorator] # Ansible ships no types
 def named_paths(people: Any, more_people: Any, *paths: Any) -> list[str]:
-    """Return the absolute paths that variables name and of which the worker is asked whether they are there.
+    """Return the absolute paths in variables that the worker is asked about.
 
-    The worker's state is read before the variables are checked, which tells what is wrong with them: here a value that
-    is missing or faulty names nothing.
+    The worker's state is read before the variables are checked and errors in them are reported: here a missing or
+    faulty value names nothing.
 
     Args:
         people: users_people.
@@ -99,7 +99,7 @@ def _shells(people: Any) -> list[Any]:
     """Return the login shells of people; none where the list cannot be read."""
     try:
         return [person["shell"] for person in people if "shell" in person]
-    except Exception:  # Whatever a template raises is its writer's to mend.
+    except Exception:  # Whatever a template raises, its author has to fix it.
         return []
 
 

@@ -1,4 +1,4 @@
-"""Filters that judge plain values of any role's variables; no effects, so that their tests are tables."""
+"""Filters that check plain values of any role's variables; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+]*:/\S*")
 #: What a mirror can stand for: also the medium that an installation came from (sources.list(5)).
 SOURCE = re.compile(rf"{ADDRESS.pattern}|cdrom:\[[^\]\n]*\]\S*")
 #: What git clones from (git-clone(1), GIT URLS): its protocols, in small letters alone, user@host:path, and a path. A
-#: host may be called as a protocol is; with one slash behind its colon, the other was forgotten.
+#: host can have the name of a protocol; a single slash after its colon means that the second was forgotten.
 REMOTE = re.compile(
     r"(https?|ssh|git|git\+ssh|ssh\+git|ftps?)://[^/\s]+/\S*"
     r"|file:///\S.*"
     r"|/\S.*"
     r"|(?!(https?|ssh|git|ftps?|file):/)([^@:/\s]+@)?([^:/\s\[\]]+|\[[0-9A-Fa-f:.]+\]):(?!//|:)\S+"
 )
-#: An absolute path without blanks and without a way up.
+#: An absolute path without spaces and without "..".
 PATH = re.compile(r"(?!.*/\.\.(/|$))/\S+")
 #: The largest number that programs in C keep.
 LARGEST = 2**31 - 1
@@ -35,16 +35,17 @@ OLDER_ZONE = "US/Pacific"
 
 
 def size_faults(values: dict[str, str], units: str) -> list[str]:
-    """Given variables that are sizes, return those that are no number with, perhaps, one of these units."""
+    """Given variables that are sizes, return those that are not a number, optionally with one of these units."""
     return [
-        f"{name}: '{value}' is no size; give a whole number above 0 and one of {', '.join(units)}, as in 500M"
+        f"{name}: '{value}' is not a size; give a whole number above 0, optionally with one of {', '.join(units)},"
+        " as in 500M"
         for name, value in values.items()
         if not re.fullmatch(rf"0*[1-9][0-9]*[{units}]?", str(value))
     ]
 
 
 def number_faults(values: dict[str, int], least: int, most: int = LARGEST) -> list[str]:
-    """Given variables that are numbers, return those that are less or more than they may be."""
+    """Given variables that are numbers, return those that are out of range."""
     faults = []
     for name, value in values.items():
         if int(value) < least:
@@ -55,7 +56,7 @@ def number_faults(values: dict[str, int], least: int, most: int = LARGEST) -> li
 
 
 def path_faults(values: dict[str, str | list[str]], *optional: str) -> list[str]:
-    """Given variables that are paths on a worker, or lists of them, return those that depend on where a program is.
+    """Given variables that are paths on a worker, or lists of them, return those that are not absolute.
 
     Args:
         values: By name.
@@ -71,17 +72,17 @@ def path_faults(values: dict[str, str | list[str]], *optional: str) -> list[str]
         ).items()
     }
     return [
-        f"{place}: '{path}' is not an absolute path; give it from / on, without blanks and .."
+        f"{place}: '{path}' is not an absolute path; start it with /, without spaces or .."
         for place, path in places.items()
         if not PATH.fullmatch(str(path)) and not (path == "" and place in optional)
     ]
 
 
 def package_faults(names: list[str], variable: str) -> list[str]:
-    """Given packages of the distribution, return those that no package is called like."""
+    """Given packages of the distribution, return those that cannot be package names."""
     return [
-        f"{variable}[{position}]: '{name}' is no name of a package; those are of small letters, digits, +, - and .,"
-        " perhaps with :ARCHITECTURE or =VERSION"
+        f"{variable}[{position}]: '{name}' is not a package name; use lowercase letters, digits, +, - and .,"
+        " optionally with :ARCHITECTURE or =VERSION"
         for position, name in enumerate(names)
         if not PACKAGE.fullmatch(str(name))
     ]
@@ -95,16 +96,16 @@ def package_names(packages: list[str]) -> list[str]:
 def server_faults(names: list[str], variable: str) -> list[str]:
     """Given servers, return those that are neither one name nor one address."""
     return [
-        f"{variable}[{position}]: '{name}' is neither a host name nor an address; list each server by itself"
+        f"{variable}[{position}]: '{name}' is neither a host name nor an address; list each server separately"
         for position, name in enumerate(names)
         if not SERVER.fullmatch(str(name))
     ]
 
 
 def address_faults(values: dict[str, str | dict[str, str]], *local: str) -> list[str]:
-    """Given variables that are addresses, or mappings from one to another, return what nobody could fetch from.
+    """Given variables that are addresses, or mappings of addresses, return those that nothing can be fetched from.
 
-    Empty ones are none. An address is not repeated: it may hold a password.
+    Empty ones are ignored. An address is not repeated: it may contain a password.
 
     Args:
         values: By name.
@@ -120,14 +121,14 @@ def address_faults(values: dict[str, str | dict[str, str]], *local: str) -> list
         elif value:
             places[name] = bool(ADDRESS.fullmatch(value) or (name in local and PATH.fullmatch(value)))
     return [
-        f"{place}: is no address without blanks, such as https://mirror.example.org/path"
+        f"{place}: is not an address without spaces, such as https://mirror.example.org/path"
         for place, right in places.items()
         if not right
     ]
 
 
 def remote_faults(values: dict[str, str]) -> list[str]:
-    """Given variables that are remotes of git or empty, return what git cannot clone; it may hold a password."""
+    """Given git remotes, which may be empty or contain a password, return those that git cannot clone."""
     return [
         f"{name}: is not of the form https://host/path, ssh://user@host/path, user@host:path or /path"
         for name, value in values.items()

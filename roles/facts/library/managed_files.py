@@ -15,16 +15,16 @@ DOCUMENTATION = r"""
 module: managed_files
 short_description: Keep files, directories and links of a host as they are listed, in one call
 description:
-  - Every entry is looked at before the first is changed, so that a refusal leaves everything as it was.
-  - Files are replaced at once. A symbolic link on the way is followed only where nobody but root could have put it; one
-    that stands where a file is to be is replaced. A block goes into the file that such a link leads to; the link is
-    refused where that is missing, or others than root may change it.
-  - Directories on the way that are missing are made, owned by root, mode 0755, unless somebody else than root may write
-    the place where they go.
-  - Is passed over where C(worker.files) of M(worker_facts) shows that nothing is to be changed.
+  - All entries are checked before the first is changed, so that a refusal leaves everything as it was.
+  - Files are replaced atomically. A symbolic link on the way is followed only if nobody but root could have created it;
+    a link in the place of a file is replaced. A block is written to the file that such a link points to; the link is
+    refused if that file is missing, or if others than root can change it.
+  - Missing directories on the way are created, owned by root, with mode 0755, unless somebody other than root can write
+    to the place where they go.
+  - Skipped if C(worker.files) of M(worker_facts) shows that there is nothing to change.
 options:
   files:
-    description: The entries, in the order in which they are made.
+    description: The entries, in the order in which they are applied.
     type: list
     elements: dict
     required: true
@@ -35,11 +35,11 @@ options:
         required: true
       state:
         description:
-          - V(file) has O(files[].content), or keeps its own where that is left out and must then be there.
-          - V(block) holds O(files[].content) between two marked lines; the rest of the file stays, and no content
-            removes the lines, and leaves a file without them as it is, and whatever stands there that is no file.
-            A first line without a last one is refused.
-          - V(link) points to O(files[].target), which must be there.
+          - V(file) has O(files[].content); if that is left out, the file must exist and keeps its own.
+          - V(block) has O(files[].content) between two marked lines; the rest of the file stays. Without content the
+            lines are removed; a file without them, or anything else in its place, stays as it is. A first line without
+            a last one is refused.
+          - V(link) points to O(files[].target), which must exist.
           - V(absent) removes a file, a link or an empty directory.
         type: str
         choices: [file, block, directory, link, absent]
@@ -48,42 +48,42 @@ options:
         description: The text.
         type: str
       base64:
-        description: In the place of O(files[].content), what is no text.
+        description: Instead of O(files[].content), content that is not text.
         type: str
       once:
-        description: Whether a file that is there already stays as it is, whatever it holds and whoever owns it.
+        description: Whether a file that already exists stays as it is, whatever it contains and whoever owns it.
         type: bool
         default: false
       target:
         description: What the link points to.
         type: str
       target_from:
-        description: Variable that O(files[].target) is from; the refusal of a target that is missing names it.
+        description: Variable that O(files[].target) comes from, named in the error if the target is missing.
         type: str
       owner:
-        description: Name or number of the owner; root when left out, and for V(block) that of the file that is there.
+        description: Name or number of the owner; by default root, and for V(block) the owner of the existing file.
         type: str
       group:
-        description: Name or number of the group; root when left out, and for V(block) that of the file that is there.
+        description: Name or number of the group; by default root, and for V(block) the group of the existing file.
         type: str
       mode:
         description:
-          - Permissions as an octal string. When left out, 0755 for directories, for V(block) those of the file that is
-            there, and 0644 for all other files.
+          - Permissions as an octal string. By default 0755 for directories, for V(block) those of the existing file,
+            and 0644 for all other files.
         type: str
       begins:
         description:
-          - With V(absent), the beginning of the file that is removed. What begins otherwise, or is no file, is somebody
-            else's and stays.
+          - With V(absent), the beginning of the file to remove. A file that begins differently, or anything that is not
+            a file, belongs to somebody else and stays.
         type: str
       unless:
-        description: With V(block), regular expression of others' lines; a file with one gets no block.
+        description: With V(block), a regular expression for lines of others; a file with such a line gets no block.
         type: str
       validate:
-        description: Command that accepts the new file, whose path replaces C(%s), by ending with 0.
+        description: Command that accepts the new file by exiting with 0; C(%s) is replaced by its path.
         type: str
   secret:
-    description: Whether the contents are secret. No diff is returned then, and the task must have C(no_log).
+    description: Whether the contents are secret. Then no diff is returned, and the task must have C(no_log).
     type: bool
     default: false
 author: [tpu_ops]
@@ -115,7 +115,7 @@ def validation_fault(module: AnsibleModule, command: str, text: str) -> str:
     program = command.split(maxsplit=1)[0]
     if not (os.access(program, os.X_OK) if os.path.isabs(program) else module.get_bin_path(program)):
         # Check mode installs no packages.
-        return "" if module.check_mode else "%s, which is to check it, is missing" % program
+        return "" if module.check_mode else "%s, which checks it, is missing" % program
     handle, path = tempfile.mkstemp(dir=module.tmpdir)
     with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
         stream.write(text)
@@ -123,11 +123,11 @@ def validation_fault(module: AnsibleModule, command: str, text: str) -> str:
         code, out, err = module.run_command(command % path)
     finally:
         os.unlink(path)
-    return "" if code == 0 else "%s refuses it: %s" % (program, (err or out).strip().replace(path, "the new file"))
+    return "" if code == 0 else "%s rejects it: %s" % (program, (err or out).strip().replace(path, "the new file"))
 
 
 def plan(module: AnsibleModule, entry: dict[str, Any]) -> dict[str, str] | None:
-    """Return the diff of an entry that is to be changed; None where all is as it should be.
+    """Return the diff of an entry that is to be changed; None if everything is as it should be.
 
     Raises:
         Refused: It cannot be.
@@ -143,8 +143,12 @@ def plan(module: AnsibleModule, entry: dict[str, Any]) -> dict[str, str] | None:
             target = os.path.join(os.path.dirname(file.path), entry["target"])
             made = [other["path"] for other in module.params["files"] if other["state"] in ("file", "directory")]
             if not os.path.exists(target) and os.path.normpath(target) not in made:
-                way = "; set %s to what this host has" % entry["target_from"] if entry["target_from"] else ""
-                raise Refused("%s, which it is to point to, is missing%s" % (entry["target"], way))
+                way = (
+                    "; set %s to something that exists on this host" % entry["target_from"]
+                    if entry["target_from"]
+                    else ""
+                )
+                raise Refused("its target %s is missing%s" % (entry["target"], way))
         if entry["validate"] and file.before != after:
             fault = validation_fault(module, entry["validate"], after or "")
             if fault:

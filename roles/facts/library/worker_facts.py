@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that reads the state of a host that roles decide by, in one call; runs on Python 3.8."""
+"""Module that reads the state of a host on which roles base decisions, in one call; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from ansible.module_utils.unit_settings import PROPERTIES, behind, blocks
 
 DOCUMENTATION = r"""
 module: worker_facts
-short_description: Read the state of a host that roles decide by, in one call
+short_description: Read the state of a host on which roles base decisions, in one call
 description:
   - Sets C(distribution), C(distribution_version), C(distribution_major_version), C(distribution_release),
     C(architecture) and C(python) as M(ansible.builtin.setup) does, and C(worker).
-  - The state is that of the start of the play. What a role finds done there it may skip, and nothing else.
+  - The state is that at the start of the play. A role may skip what this shows to be done, and nothing else.
 options:
   programs:
-    description: Programs whose versions are asked, as absolute paths.
+    description: Programs whose versions are read, as absolute paths.
     type: list
     elements: path
     default: []
   files:
-    description: Files, directories and links that are looked at, as shell patterns; C(**) is all below a directory.
+    description: Files, directories and links to read, as shell patterns; C(**) means everything below a directory.
     type: list
     elements: path
     default: []
@@ -47,29 +47,29 @@ options:
     elements: path
     default: []
   paths:
-    description: Absolute paths of which it is told whether something is there; links are followed.
+    description: Absolute paths to report as existing or not; links are followed.
     type: list
     elements: path
     default: []
   mentions:
-    description: Words that are looked for in files, with the files as shell patterns.
+    description: Words to look for in files, with the files as shell patterns.
     type: dict
     default: {}
   units:
     description:
-      - Units that are looked at, as patterns of systemctl. To tell the state of one systemd searches all of its
-        directories, so that all units of a host cost it half a second.
+      - Units to read, as systemctl patterns. systemd searches all of its directories for the state of a unit, so that
+        all units of a host take it half a second.
     type: list
     elements: str
     default: ["*"]
   settings:
-    description: Units with the files of their settings, of which it is told whether they were taken up.
+    description: Units with their settings files, to report whether these were applied.
     type: dict
     default: {}
   skip_done:
     description:
-      - Whether roles may skip what is done. If not, C(packages), C(programs), C(files), C(mentions), C(hugepages) are
-        empty, and C(skip_done) says so to roles that skip by the rest.
+      - Whether roles may skip what is done. If not, C(packages), C(programs), C(files), C(mentions) and C(hugepages)
+        are empty, and C(skip_done) tells this to roles that decide by the rest.
     type: bool
     default: true
 author: [tpu_ops]
@@ -91,7 +91,7 @@ ansible_facts:
   description:
     - C(worker) has C(packages), name -> version of what is installed; C(apt_lists) with C(filled), C(stamp),
       the file that the role base touches when it has fetched the lists of all sources, and C(age), the seconds since;
-      C(dpkg_interrupted), whether dpkg is at work or was cut short, when apt installs nothing before C(dpkg
+      C(dpkg_interrupted), whether dpkg is working or was interrupted, in which case apt installs nothing before C(dpkg
       --configure -a); C(accounts), name -> C(uid), C(gid), C(home), C(shell), C(comment), C(groups); C(groups), name ->
       members; C(unlisted), which of C(accounts) and C(groups) a directory service may have more of; C(units), name ->
       C(active), C(enabled), where C(active) is skipped for an enabled unit whose conditions systemd found unmet;
@@ -99,12 +99,12 @@ ansible_facts:
       C(hugepages), the kernel's choice of transparent hugepages; C(mounts), a list of C(source), C(target), C(fstype),
       C(options); C(filesystems), those that the kernel knows by now; C(programs), path -> first line of what
       C(--version) says, without those that do not run; C(paths), path -> missing, executable for a file that can be
-      executed, or there; C(signing_keys), path -> fingerprints of the primary keys in it;
-      C(mentions), word -> files that have it.
+      executed, or there; C(signing_keys), path -> fingerprints of the primary keys in it; C(mentions), word -> files
+      that have it.
     - C(files) in it is path -> C(state), which is C(file), C(directory), C(link) or C(other); C(owner), C(group),
       C(mode); of a link C(target); of a file C(digest), its SHA-256 in hexadecimal digits, and C(block), that of what
-      stands between the marks of M(managed_files), empty where nothing is marked. Where nothing is, a path without
-      wildcards has nothing; what may not be read is left out.
+      stands between the marks of M(managed_files), empty if nothing is marked. A path without wildcards where nothing
+      exists has an empty entry; what cannot be read is left out.
   type: dict
   returned: always
 """
@@ -152,7 +152,7 @@ def distribution(os_release: str, debian_version: str) -> dict[str, str]:
     values = {key.strip(): value.strip().strip("\"'") for key, _, value in pairs}
     name = {"debian": "Debian", "ubuntu": "Ubuntu"}.get(values.get("ID", ""), values.get("NAME", ""))
     version = values.get("VERSION_ID", "")
-    # Debian's point releases stand in the other file only, and there is no number at all before a release.
+    # Debian's point releases are only in the other file, and before a release there is no number at all.
     if name == "Debian" and re.match(r"^\d+\.\d+$", debian_version.strip()):
         version = debian_version.strip()
     return {
@@ -191,7 +191,7 @@ def refused(shown: str) -> list[str]:
 
 
 def unit_states(kinds: str, patterns: list[str]) -> dict[str, dict[str, str]]:
-    """Return the units of this host that match. What systemd would not start is `skipped`, and not merely inactive."""
+    """Return the matching units of this host. A unit that systemd would not start is `skipped`, not just inactive."""
     found = units(
         output("systemctl", "list-unit-files", "--no-legend", "--no-pager", kinds, "--", *patterns),
         output("systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager", kinds, "--", *patterns),
@@ -241,9 +241,9 @@ def people() -> tuple[dict[str, Any], dict[str, list[str]]]:
 
 
 def unlisted(nsswitch: str) -> list[str]:
-    """Given the text of /etc/nsswitch.conf, return which of accounts and groups others than files may have more of.
+    """Given the text of /etc/nsswitch.conf, return which of accounts and groups have sources other than files.
 
-    A directory service answers for each name, and need not list any.
+    A directory service answers for each name, but may not list any.
     """
     found = []
     for name, database in (("accounts", "passwd"), ("groups", "group")):
@@ -268,7 +268,7 @@ def apt_lists(directory: str, stamp: str) -> dict[str, Any]:
 
 
 def dpkg_interrupted(directory: str) -> bool:
-    """Return whether dpkg has left a change half done, by what apt goes by: files whose names are numbers."""
+    """Return whether dpkg has left a change half done, by the criterion of apt: files whose names are numbers."""
     try:
         return any(name.isdigit() for name in os.listdir(directory))
     except OSError:
@@ -315,7 +315,7 @@ def name_of(number: int, entry_of: Callable[[int], Any]) -> str:
 
 
 def entry(path: str) -> dict[str, str]:
-    """Return what stands at a path; empty where nothing does.
+    """Return what exists at a path; empty if nothing does.
 
     Raises:
         OSError: It may not be read.
@@ -340,7 +340,7 @@ def entry(path: str) -> dict[str, str]:
 
 
 def entries(patterns: list[str]) -> dict[str, dict[str, str]]:
-    """Given shell patterns, return path -> what stands there, without what may not be read."""
+    """Given shell patterns, return path -> what exists there, without what cannot be read."""
     found = {}
     for pattern in patterns:
         for path in glob.glob(pattern, recursive=True) if glob.has_magic(pattern) else [pattern]:

@@ -1,7 +1,7 @@
 """Work in a person's home with that person's rights; runs on Python 3.8.
 
-Whoever owns a home may put a symbolic link anywhere in it. Root that follows one writes where the person may not; the
-person who follows it writes where the person may.
+The owner of a home can create symbolic links anywhere in it. If root follows one, root writes where the person is not
+allowed to; if the person follows it, it leads only where the person is allowed to write.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-#: Where programs are, whatever environment the connection brought.
+#: Where programs are, whatever the environment of the connection.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -45,7 +45,7 @@ def as_person(account: pwd.struct_passwd, work: Callable[[], Any], seconds: int 
     Args:
         account: The account.
         work: The function.
-        seconds: How long it may take; 0 is as long as it likes.
+        seconds: How long it may take; 0 means without limit.
 
     Raises:
         PersonFault: The function raised it or an OSError, or took too long.
@@ -53,7 +53,7 @@ def as_person(account: pwd.struct_passwd, work: Callable[[], Any], seconds: int 
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        # Nothing of this copy of the module may be seen, whatever happens: it ends here.
+        # This copy of the module must not return, whatever happens: it ends here.
         try:
             os.close(reader)
             try:

@@ -1,4 +1,4 @@
-"""One entry of the module managed_files, and what stands in its place; runs on Python 3.8."""
+"""One entry of the module managed_files, and what exists in its place; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible.module_utils.guarded_paths import Refused, followed, guarded, make_
 from ansible.module_utils.text_files import changed_lines
 
 BEGIN, END = "# BEGIN tpu_ops", "# END tpu_ops"
-#: From a beginning to the next end; a beginning without one would take the lines of others along.
+#: From a beginning to the next end; a beginning without one would include the lines of others.
 BLOCK = re.compile(r"^{0}\n(?:(?!{0}$).*\n)*?{1}$\n?".format(re.escape(BEGIN), re.escape(END)), re.MULTILINE)
 
 #: Name and password in an address.
@@ -23,7 +23,7 @@ LOGIN = re.compile(r"://[^/@\s'\"]*@")
 
 
 def with_block(text: str, block: str) -> str:
-    """Given a file's text, return it with the block between the marked lines; an empty block goes, lines and all."""
+    """Given a file's text, return it with the block between the marked lines; an empty block removes both."""
     rest = BLOCK.sub("", text)
     if not block:
         return rest
@@ -35,7 +35,7 @@ def with_block(text: str, block: str) -> str:
 
 def open_block(text: str) -> int:
     """Given a file's text, return the number of the line that begins a block without an end; 0 where there is none."""
-    # A block that is whole becomes as many empty lines, so that numbers stay.
+    # A complete block becomes as many empty lines, so that line numbers stay the same.
     rest = BLOCK.sub(lambda match: "\n" * match[0].count("\n"), text)
     return next((number for number, line in enumerate(rest.split("\n"), 1) if line == BEGIN), 0)
 
@@ -43,7 +43,7 @@ def open_block(text: str) -> int:
 def block_in(text: str) -> str | None:
     """Given a file's text, return what `with_block` has written between the marked lines; empty where there are none.
 
-    None is a block that it would write in another way.
+    None means a block that it would write differently.
     """
     if open_block(text):
         return None
@@ -55,12 +55,12 @@ def block_in(text: str) -> str | None:
 
 
 def nothing_asked(entry: dict[str, Any]) -> bool:
-    """Return whether an entry wants no block where there is no file that could have one."""
+    """Return whether an entry asks for no block, and there is no file that could have one."""
     return entry["state"] == "block" and entry["content"] == "" and not os.path.isfile(entry["path"])
 
 
 def number(name: str, kind: str) -> int | None:
-    """Return the uid or gid of a name or number; None where nobody is called so."""
+    """Return the uid or gid of a name or number; None if it does not exist."""
     if name.isdigit():
         return int(name)
     try:
@@ -70,7 +70,7 @@ def number(name: str, kind: str) -> int | None:
 
 
 class File:
-    """One entry and what stands in its place now."""
+    """One entry and what exists in its place now."""
 
     def __init__(self, entry: dict[str, Any], *, check: bool) -> None:
         self.path = entry["path"]
@@ -82,25 +82,25 @@ class File:
         self.binary = entry.get("base64") is not None
         self.content = entry["content"]
         if self.binary:
-            # One way for both: what is no text goes through as escapes.
+            # One way for both: what is not text is passed through as escapes.
             self.content = base64.b64decode(entry["base64"]).decode("utf-8", "surrogateescape")
         if not os.path.isabs(self.path) or os.path.normpath(self.path) == "/":
             raise Refused("the path is not absolute")
         if self.state == "block" and self.content is None:
-            raise Refused("a block has a content")
+            raise Refused("a block needs content")
         if (self.state == "link") != (entry["target"] is not None):
-            raise Refused("links, and nothing else, have a target")
+            raise Refused("only links have a target, and they need one")
         if entry["unless"] is not None and self.state != "block":
-            raise Refused("unless goes with the state block only")
+            raise Refused("unless can only be used with the state block")
         if entry["begins"] is not None and self.state != "absent":
-            raise Refused("begins goes with the state absent only")
+            raise Refused("begins can only be used with the state absent")
         mode = entry["mode"] or ("0755" if self.state == "directory" else "0644")
         if not re.match(r"^[0-7]{3,4}$", mode):
             raise Refused("mode %r is not octal, such as '0644'" % mode)
         self.mode = int(mode, 8)
         self.ids = (number(entry["owner"] or "root", "owner"), number(entry["group"] or "root", "group"))
         for kind, found in (("owner", self.ids[0]), ("group", self.ids[1])):
-            # Check mode may not have made the account; nobody's number differs from every file's.
+            # Check mode may not have created the account; None differs from every file's owner.
             if found is None and not check and self.state not in ("link", "absent"):
                 raise Refused("there is no %s %s on this host" % (kind, entry[kind] or "root"))
         self.look()
@@ -108,7 +108,7 @@ class File:
             self.keep_attributes(self.found)
 
     def keep_attributes(self, found: os.stat_result) -> None:
-        """Take owner, group and mode of the file that is there for what the entry does not give: it is somebody's."""
+        """Keep owner, group and mode of the existing file where the entry gives none: the file is somebody else's."""
         if not self.entry["mode"]:
             self.mode = stat.S_IMODE(found.st_mode)
         self.ids = (
@@ -117,7 +117,7 @@ class File:
         )
 
     def look(self) -> None:
-        """Read what stands in the entry's place."""
+        """Read what exists in the entry's place."""
         if self.state == "block" and os.path.islink(self.path):
             self.place = followed(self.path)
         self.parent, self.missing = open_directory(os.path.dirname(self.place))
@@ -137,58 +137,58 @@ class File:
         os.close(self.parent)
 
     def read(self) -> str | None:
-        """Return what stands there as text: a file's content, a link's target, nothing of a directory; None is nothing.
+        """Return what exists there as text: a file's content, a link's target, empty for a directory; None for nothing.
 
         Raises:
-            Refused: It is neither of these, or of a kind that the entry does not replace.
+            Refused: It is none of these, or of a kind that the entry does not replace.
         """
         if self.found is None:
             if self.missing and self.state != "absent" and not guarded(self.parent):
                 raise Refused(
-                    "the directory %s is missing, and root does not make it where others may write; list it as an entry"
-                    " with its owner" % os.path.dirname(self.path)
+                    "the directory %s is missing, and root does not create it where others can write; list it as an"
+                    " entry with its owner" % os.path.dirname(self.path)
                 )
             if self.state == "file" and self.content is None and not self.check:
-                raise Refused("there is no such file, and no content to make it with")
+                raise Refused("there is no such file, and no content to create it with")
             return None
         kind = self.found.st_mode
         if stat.S_ISLNK(kind):
             if self.state == "directory" and not guarded(self.parent):
-                raise Refused("it is a symbolic link where others than root may put one; remove it")
+                raise Refused("it is a symbolic link in a place where others than root can create one; remove it")
             return str(os.readlink(self.name, dir_fd=self.parent))
         if stat.S_ISDIR(kind):
             if self.state in ("file", "block", "link"):
-                raise Refused("it is a directory, and a %s belongs there; move it away" % self.state)
+                raise Refused("it is a directory where a %s belongs; move it away" % self.state)
             if self.state == "absent" and self.entry["begins"] is None and os.listdir(self.open()):
                 raise Refused("the directory is not empty; move away what is in it")
             return ""
         if not stat.S_ISREG(kind) or self.state == "directory":
-            raise Refused("something else than a %s is in the way; move it away" % self.state)
+            raise Refused("something other than a %s is in the way; move it away" % self.state)
         with os.fdopen(self.open(), encoding="utf-8", errors="surrogateescape", newline="") as stream:
             text: str = stream.read()
         line = open_block(text) if self.state == "block" else 0
         if line:
             raise Refused(
-                "line %d, %s, has no %s after it; put that line where the block ends, or take line %d out with what"
+                "line %d, %s, has no %s after it; add that line where the block ends, or remove line %d with what"
                 " belongs to it" % (line, BEGIN, END, line)
             )
         return text
 
     def open(self) -> int:
-        """Open what stands there, links not followed."""
+        """Open what exists there, without following links."""
         return os.open(self.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self.parent)
 
     def is_file(self) -> bool:
-        """Return whether a regular file stands there."""
+        """Return whether a regular file exists there."""
         return self.found is not None and stat.S_ISREG(self.found.st_mode)
 
     def stays(self) -> bool:
-        """Return whether something stands there that is not to be removed since it begins otherwise."""
+        """Return whether something exists there that must not be removed since it begins differently."""
         begins = self.entry["begins"]
         return begins is not None and not (self.is_file() and (self.before or "").startswith(begins))
 
     def after(self) -> str | None:
-        """Return the text that is to stand there, in the form of `before`."""
+        """Return the text that should be there, in the form of `before`."""
         if self.state == "absent":
             return self.before if self.stays() else None
         if self.state == "directory":
@@ -205,14 +205,14 @@ class File:
         return str(self.content)
 
     def attributes(self) -> str:
-        """Return owner, group and mode of what stands there, as one comparable text."""
+        """Return owner, group and mode of what exists there, as one comparable text."""
         entry = self.found
         if entry is None or self.state in ("link", "absent"):
             return ""
         if stat.S_ISLNK(entry.st_mode) and self.state == "directory":
             entry = os.stat(self.name, dir_fd=self.parent)
             if not stat.S_ISDIR(entry.st_mode):
-                raise Refused("it is a symbolic link to something that is no directory; remove it")
+                raise Refused("it is a symbolic link to something that is not a directory; remove it")
         return "%d:%d %04o" % (entry.st_uid, entry.st_gid, stat.S_IMODE(entry.st_mode))
 
     def wanted(self) -> str:
@@ -226,7 +226,7 @@ class File:
         if self.entry["once"] and self.found is not None:
             return False
         if self.state == "block" and (self.before or "") == self.after() == BLOCK.sub("", self.before or ""):
-            return False  # Without lines of the role the file is somebody else's.
+            return False  # Without lines of the role the file belongs to somebody else.
         if self.state == "link" and self.found is not None and not stat.S_ISLNK(self.found.st_mode):
             return True
         if self.state in ("file", "block") and self.found is not None and not self.is_file():
@@ -245,7 +245,7 @@ class File:
             "before_header": ("%s %s" % (shown, self.attributes())).strip(),
             "after_header": ("%s %s" % (shown, self.wanted())).strip(),
             "before": "" if self.binary else LOGIN.sub("://***@", before),
-            "after": "(not shown: no text)\n" if self.binary else LOGIN.sub("://***@", after),
+            "after": "(not shown: not text)\n" if self.binary else LOGIN.sub("://***@", after),
         }
 
     def apply(self) -> None:
@@ -261,7 +261,7 @@ class File:
             self.replace(lambda new: os.symlink(self.entry["target"], new, dir_fd=self.parent))
         elif self.content is None:
             if self.found and self.found.st_nlink > 1 and not guarded(self.parent):
-                raise Refused("it has other names, and stands where others than root may give it one")
+                raise Refused("it has other hard links, in a place where others than root can create them")
             self.own(self.open())
         else:
             self.replace(self.write)
@@ -297,7 +297,7 @@ class File:
             self.own(os.dup(stream.fileno()))
 
     def replace(self, make: Any) -> None:
-        """Have something made under a name that nobody guesses, and put it in the entry's place at once."""
+        """Create something under a name that nobody can guess, and move it to the entry's place atomically."""
         new = ".%s.%s.new" % (self.name, os.urandom(8).hex())
         try:
             make(new)

@@ -1,4 +1,4 @@
-"""Ways to files on which nobody but root can have put a link; runs on Python 3.8."""
+"""Paths to files on which nobody but root can have created a link; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ class Refused(Exception):
 
 
 def others_write(entry: os.stat_result) -> bool:
-    """Return whether others than the owner and root's group may write."""
+    """Return whether others than the owner and root's group can write."""
     return bool(entry.st_mode & (stat.S_IWOTH | (stat.S_IWGRP if entry.st_gid else 0)))
 
 
 def guarded(directory: int) -> bool:
-    """Return whether nobody but root, or whoever runs this, may make entries in an open directory."""
+    """Return whether only root, or the account that runs this, can create entries in an open directory."""
     entry = os.fstat(directory)
     return entry.st_uid in (0, os.geteuid()) and not others_write(entry)
 
 
 def guarded_way(path: str) -> bool:
-    """Return whether nobody but root, or whoever runs this, may change what a path leads to, as far as it exists."""
+    """Return whether only root, or the account that runs this, can change what a path leads to, as far as it exists."""
     current, shared = "/", False
     for name in [part for part in path.split("/") if part]:
         current = os.path.join(current, name)
@@ -34,7 +34,7 @@ def guarded_way(path: str) -> bool:
         except FileNotFoundError:
             return not shared
         shared = not stat.S_ISLNK(found.st_mode) and others_write(found)
-        # In a sticky directory nobody else may replace what is there already.
+        # In a sticky directory nobody else can replace what already exists.
         if found.st_uid not in (0, os.geteuid()) or (shared and not found.st_mode & stat.S_ISVTX):
             return False
     return not shared
@@ -44,7 +44,7 @@ def followed(link: str) -> str:
     """Return the path of the regular file that a symbolic link leads to.
 
     Raises:
-        Refused: There is none, or others than root may change what the link leads to.
+        Refused: There is none, or others than root can change what the link leads to.
     """
     path, shown = link, os.readlink(link)
     for _ in range(LINKS):
@@ -52,10 +52,10 @@ def followed(link: str) -> str:
         os.close(directory)
         path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
         if missing or not os.path.lexists(path):
-            raise Refused("it is a link to %s, which is missing; make that file, or remove the link" % shown)
+            raise Refused("it is a link to %s, which is missing; create that file, or remove the link" % shown)
         if not guarded_way(path):
             raise Refused(
-                "it is a link to %s, which others than root may change; put the file itself in the link's place: cp"
+                "it is a link to %s, which others than root can change; replace the link with the file itself: cp"
                 " --remove-destination %s %s" % (shown, path, link)
             )
         if not os.path.islink(path):
@@ -64,15 +64,15 @@ def followed(link: str) -> str:
     else:
         raise Refused("it is a link to %s, which is behind too many symbolic links; remove the link" % shown)
     if not os.path.isfile(path):
-        raise Refused("it is a link to %s, which is no file; remove the link" % shown)
+        raise Refused("it is a link to %s, which is not a file; remove the link" % shown)
     return path
 
 
 def open_directory(path: str) -> tuple[int, list[str]]:
-    """Open the directory at a path, or the last one on the way that is there; return it and the names that are missing.
+    """Open the directory at a path, or the last existing one on the way; return it and the names that are missing.
 
     Raises:
-        Refused: A link on the way may be somebody else's, or something on the way is no directory.
+        Refused: A link on the way may be somebody else's, or something on the way is not a directory.
     """
     names = [name for name in os.path.normpath(path).split("/") if name]
     current, real = os.open("/", os.O_RDONLY | os.O_DIRECTORY), "/"
@@ -85,7 +85,9 @@ def open_directory(path: str) -> tuple[int, list[str]]:
                 return current, names[position:]
             if stat.S_ISLNK(kind):
                 if not guarded(current):
-                    raise Refused("%s is a symbolic link where others than root may put one; remove it" % here)
+                    raise Refused(
+                        "%s is a symbolic link in a place where others than root can create one; remove it" % here
+                    )
                 target = os.path.normpath(os.path.join(real, os.readlink(name, dir_fd=current)))
                 names = [part for part in target.split("/") if part] + names[position + 1 :]
                 os.close(current)

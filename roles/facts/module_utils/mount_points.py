@@ -12,7 +12,7 @@ UNITS = "/etc/systemd/system"
 
 
 class Refusal(Exception):
-    """Why an entry cannot be done without a loss."""
+    """Why an entry cannot be applied without losing something."""
 
 
 class Mounted(NamedTuple):
@@ -77,7 +77,7 @@ def check_fstab(path: str) -> None:
     for line in read(FSTAB).splitlines():
         fields = line.split("#")[0].split()
         if len(fields) > 1 and fields[1] == path:
-            raise Refusal("/etc/fstab has a line for it; remove that line, this role writes units instead")
+            raise Refusal("/etc/fstab has a line for it; remove that line: this role writes units instead")
 
 
 def check_free(path: str) -> None:

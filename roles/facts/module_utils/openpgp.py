@@ -55,7 +55,7 @@ def fingerprints(data: bytes) -> list[str]:
     """Given a file of public keys, armoured or not, return the fingerprint of every primary key in hexadecimal digits.
 
     Keys of version 4 only (RFC 9580, section 5.5.4.2); one of another version counts as the fingerprint "unknown", so
-    that it never passes for none. What is no key has no fingerprint.
+    that it is never taken for none. What is not a key has no fingerprint.
     """
     try:
         blocks = [base64.b64decode(b"".join(match.split())) for match in ARMOR.findall(data.replace(b"\r\n", b"\n"))]

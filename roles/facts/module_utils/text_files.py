@@ -1,4 +1,4 @@
-"""Files of others, whose text a module changes; runs on Python 3.8."""
+"""Files that belong to others and whose text a module changes; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import stat
 import tempfile
 from collections import Counter
 
-#: Bytes above which nobody's configuration is read.
+#: Size in bytes above which a configuration file is not read.
 LARGEST = 1 << 20
 
 
 def read(path: str) -> str:
-    """Return the text of a file; empty where there is none. What is no UTF-8 comes as surrogates.
+    """Return the text of a file; empty if there is none. What is not UTF-8 is returned as surrogates.
 
     Raises:
-        OSError: It cannot be read, is no regular file, or is larger than `LARGEST`.
+        OSError: It cannot be read, is not a regular file, or is larger than `LARGEST`.
     """
     try:
-        # A named pipe would be waited for.
+        # Opening a named pipe would block.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return ""
@@ -32,7 +32,7 @@ def read(path: str) -> str:
 
 
 def changed_lines(path: str, before: str, after: str) -> dict[str, str]:
-    """Return the diff of a file's two texts with the lines that differ alone: those around them may hold secrets."""
+    """Return the diff of a file's two texts with only the lines that differ: those around them may contain secrets."""
     old, new = Counter(before.splitlines()), Counter(after.splitlines())
     return {
         "before_header": path,
@@ -43,7 +43,7 @@ def changed_lines(path: str, before: str, after: str) -> dict[str, str]:
 
 
 def replace(path: str, text: str) -> None:
-    """Replace a file's text at once, keeping owner and mode; what is no UTF-8 goes through as surrogates."""
+    """Replace a file's text atomically, keeping owner and mode; what is not UTF-8 is passed through as surrogates."""
     entry = os.stat(path)
     handle, new = tempfile.mkstemp(prefix=".tpu_ops-", dir=os.path.dirname(path))
     try:

@@ -1,4 +1,4 @@
-"""Whether units have taken up the files of their settings; runs on Python 3.8."""
+"""Whether units have applied the files of their settings; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def blocks(shown: str) -> list[dict[str, str]]:
 def written(path: str) -> float:
     """Return when a file was written, or removed from its directory; 0 where it was never there.
 
-    A time to come tells that the clock was set back; nothing can be said then.
+    A time in the future means that the clock was set back; nothing can be said then.
     """
     for place in (path, os.path.dirname(path)):
         with contextlib.suppress(OSError):
@@ -34,15 +34,16 @@ def written(path: str) -> float:
 def behind(settings: dict[str, str], shown: str) -> list[str]:
     """Given units with the files of their settings and what systemctl show prints, return those that lack them.
 
-    A part of a unit counts once systemd has read it, another file once its service has been started. After a clock was
-    set back, a file of before is told once for nothing when its time has come again: whether it was written before the
-    service was started or behind the new time, neither of the two clocks tells, and a restart too many does no harm.
+    A drop-in of a unit takes effect once systemd has read it, another file once its service has been started. After a
+    clock was set back, an older file may be reported once for nothing when its time is reached again: neither clock
+    tells whether it was written before the service was started or after the change, and one restart too many does no
+    harm.
     """
     found, boot = [], time.time() - time.monotonic()
     for block in blocks(shown):
         path = settings.get(block["Id"], "")
         if path.startswith(UNITS + "/"):
-            # Of a masked unit that has parts systemd says so for ever.
+            # For a masked unit with drop-ins systemd always says so.
             late = block["NeedDaemonReload"] == "yes" and block["LoadState"] == "loaded"
         else:
             started = int(block.get("ExecMainStartTimestampMonotonic") or 0) / 1e6 + boot

@@ -1,4 +1,4 @@
-"""Filters that judge and write what git and ssh need to know of forges and people; no effects."""
+"""Filters that check and write what git and ssh need to know about forges and people; no side effects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Entry = dict[str, Any]
 #: A key of git's configuration (git-config(1), "Syntax"): section, perhaps a subsection, name.
 KEY = re.compile(r"(?P<section>[A-Za-z][A-Za-z0-9.-]*?)(\.(?P<sub>[^\n\0]+))?\.(?P<name>[A-Za-z][A-Za-z0-9-]*)")
 
-#: A host as it stands in URLs and on ssh's command line, perhaps with a port.
+#: A host as written in URLs and on ssh's command line, optionally with a port.
 HOST = re.compile(r"(?P<host>[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?)(:(?P<port>[0-9]{1,5}))?")
 
 #: Types of host keys that OpenSSH 8.2 to 10 accept (ssh-keyscan(1)).
@@ -23,18 +23,18 @@ KEY_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa
 PULL: dict[str, dict[str, str]] = {
     "ff-only": {"pull.ff": "only", "pull.rebase": "false"},
     "merge": {"pull.ff": "true", "pull.rebase": "false"},
-    # git refuses to rebase where pull.ff is only, and that may be what everybody has.
+    # git refuses to rebase if pull.ff is only, which may be the setting for everybody.
     "rebase": {"pull.ff": "true", "pull.rebase": "true"},
     "unset": {},
 }
 
 BEGIN = re.compile(r"-----BEGIN ((?:[A-Z]+ )?PRIVATE KEY)-----\n")
-DAMAGED = "is damaged; give all that is in its file, unchanged"
-LOCKED = "has a passphrase, which nobody can type on a worker; take it off with ssh-keygen -p"
+DAMAGED = "is damaged; give the whole content of its file, unchanged"
+LOCKED = "has a passphrase, which nobody can type on a worker; remove it with ssh-keygen -p"
 
 
 def is_host(text: str) -> bool:
-    """Return whether a text is a host, perhaps with a port; at one that is none ssh stops, whatever it connects to."""
+    """Return whether a text is a host, optionally with a port; an invalid one stops ssh, whatever it connects to."""
     match = HOST.fullmatch(text)
     return match is not None and 0 < int(match["port"] or 22) < 65536
 
@@ -47,10 +47,10 @@ def host_key_fault(key: str) -> str:
     try:
         data = base64.b64decode(blob.strip(), validate=True)
     except (binascii.Error, ValueError):
-        return "has more or something else than base64 after the type; give type and key alone"
+        return "has something other than base64 after the type; give only type and key"
     head = struct.pack(">I", len(kind)) + kind.encode()
     whole = data.startswith(head) and len(data) >= len(head) + 32
-    return "" if whole else f"is cut off, or not of the type {kind}; copy the whole line that the forge publishes"
+    return "" if whole else f"is truncated, or not of the type {kind}; copy the whole line that the forge publishes"
 
 
 def private_key_fault(key: str) -> str:
@@ -61,7 +61,7 @@ def private_key_fault(key: str) -> str:
     text = key.replace("\r\n", "\n").strip() + "\n"
     begin = BEGIN.match(text)
     if not begin or not text.endswith(f"-----END {begin[1]}-----\n"):
-        return "is no private key from -----BEGIN to -----END; give all that is in its file"
+        return "is not a private key from -----BEGIN to -----END; give the whole content of its file"
     body = text[begin.end() :].rpartition("-----END")[0]
     magic = b"openssh-key-v1\0"
     if begin[1] == "OPENSSH PRIVATE KEY":
@@ -83,7 +83,7 @@ def setting_faults(settings: dict[str, Any]) -> list[str]:
         if not KEY.fullmatch(str(key)):
             faults.append(f"'{key}' is not a setting such as init.defaultBranch")
         if not isinstance(value, (str, int, bool)) or "\0" in str(value):
-            faults.append(f"{key}: the value is not a text, number or truth value")
+            faults.append(f"{key}: the value is not a string, number or boolean")
     return faults
 
 
@@ -99,11 +99,11 @@ def people_faults(people: list[Entry], accounts: list[str]) -> list[str]:
                 f" {names[position]} for this node"
             )
         if names[position] in names[:position]:
-            faults.append(f"{where} is listed twice; take one out")
+            faults.append(f"{where} is listed twice; remove one of them")
         if (email := entry.get("email")) and not re.fullmatch(r"[^\s<>@]+@[^\s<>@]+", email):
-            faults.append(f"{where}: email '{email}' has not the form name@host")
+            faults.append(f"{where}: email '{email}' is not of the form name@host")
         if re.search(r"[<>\n]", entry.get("name") or ""):
-            faults.append(f"{where}: name must not hold <, > or a new line")
+            faults.append(f"{where}: name must not contain <, > or a newline")
         faults += [f"{where}: settings: {fault}" for fault in setting_faults(entry.get("settings") or {})]
     return faults
 
@@ -116,7 +116,7 @@ def forge_faults(host_keys: dict[str, list[str]]) -> list[str]:
             faults.append(f"git_host_keys: '{host}' is not a host name, or a host name, a colon and a port")
         if not keys or isinstance(keys, str):
             faults.append(
-                f"git_host_keys: {host} has no list of keys, and nobody could clone from it; list each as TYPE BASE64"
+                f"git_host_keys: {host} has no list of keys, so nobody could clone from it; list each as TYPE BASE64"
             )
             continue
         found = [(index, host_key_fault(str(key))) for index, key in enumerate(keys)]
@@ -144,13 +144,13 @@ def deploy_key_faults(deploy_keys: list[Entry], host_keys: dict[str, list[str]],
         if entry.get("alias") and name in {known.partition(":")[0] for known in host_keys}:
             faults.append(f"{where}: the alias is the name of a forge; choose another")
         if name in names[:position]:
-            faults.append(f"{where} has a key already; give each further key an alias of its own")
+            faults.append(f"{where} already has a key; give each additional key its own alias")
         if fault := private_key_fault(str(entry.get("key", ""))):
             faults.append(f"{where}: key {fault}")
         if group and not {group, "*"} & set(groups):
             faults.append(
-                f"{where}: there is no group {group}, and users_people makes none on this node; set group, or list"
-                f" {group} for this node"
+                f"{where}: there is no group {group}, and users_people does not add it on this node; set group, or"
+                f" list {group} for this node"
             )
     return faults
 
@@ -177,7 +177,7 @@ def git_config_text(settings: dict[str, Any]) -> str:
     for key, value in sorted(settings.items()):
         match = KEY.fullmatch(key)
         if not match:
-            raise ValueError(f"{key} is no setting")
+            raise ValueError(f"{key} is not a setting")
         sub = f' "{_escaped(match["sub"])}"' if match["sub"] else ""
         text = str(value).lower() if isinstance(value, bool) else str(value)
         lines += [f"[{match['section']}{sub}]", f'\t{match["name"]} = "{_escaped(text)}"']
@@ -185,7 +185,7 @@ def git_config_text(settings: dict[str, Any]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text as it stands between the double quotes of a git configuration file."""
+    """Return text as written between the double quotes of a git configuration file."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -217,7 +217,7 @@ def git_known_hosts(host_keys: dict[str, list[str]]) -> str:
 
 
 def _known_name(host: str) -> str:
-    """Return the name under which a host's keys stand in known_hosts."""
+    """Return the name of a host in known_hosts."""
     name, _, port = host.partition(":")
     return name if port in ("", "22") else f"[{name}]:{port}"
 
@@ -225,8 +225,8 @@ def _known_name(host: str) -> str:
 def git_ssh_config(host_keys: dict[str, list[str]], deploy_keys: list[Entry], directory: str) -> str:
     """Return ssh's configuration for the forges: pinned keys only, and the deploy key for those who may read it.
 
-    A private key that its owner's group may read is refused to its owner (ssh(1)), so root has one of its own. Whoever
-    may not read a key is not shown it: ssh would take it instead of the person's own.
+    ssh refuses a private key to its owner if a group can read it (ssh(1)), so root has a copy of its own. A key is
+    offered only to people who can read it; otherwise ssh would use it instead of the person's own.
     """
     hosts = sorted({host.partition(":")[0] for host in host_keys})
     aliases = [str(entry["alias"]) for entry in deploy_keys if entry.get("alias")]
@@ -251,7 +251,7 @@ def git_ssh_config(host_keys: dict[str, list[str]], deploy_keys: list[Entry], di
         lines += [
             f"Host {' '.join(hosts + aliases)}",
             f"    GlobalKnownHostsFile {directory}/known_hosts",
-            # Only the pinned keys count: none that a person has accepted, and strictly.
+            # Only the pinned keys count, strictly, and none that a person has accepted.
             "    UserKnownHostsFile /dev/null",
             "    StrictHostKeyChecking yes",
             "    UpdateHostKeys no",

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that has git include the fleet's configuration, and proves that git and ssh read it; runs on Python 3.8."""
+"""Module that has git include the fleet's configuration, and checks that git and ssh read it; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from ansible.module_utils.text_files import changed_lines, read
 
 DOCUMENTATION = r"""
 module: git_includes
-short_description: Have git include configuration of the fleet, and prove that git and ssh read it
+short_description: Have git include the fleet's configuration, and check that git and ssh read it
 description:
-  - Adds C(config) of O(directory) to the end of /etc/gitconfig, and each person's file of its directory C(people) to
-    the beginning of her ~/.gitconfig, which is written with her own rights. Everything else in these files stays,
-    and is shown in no diff, since it may hold tokens. What is no regular file, or larger than 1 MiB, is a fault.
-  - Removes files from the directories C(people) and C(keys) that are not listed, and what included them.
-  - Fails where ssh does not take host keys from O(directory), and warns of settings that something else wins over.
+  - Adds C(config) of O(directory) to the end of /etc/gitconfig, and each person's file in its directory C(people) to
+    the beginning of that person's ~/.gitconfig, which is written with the person's own rights. Everything else in these
+    files stays and appears in no diff, since it may contain tokens. Anything that is not a regular file, or is larger
+    than 1 MiB, is a fault.
+  - Removes files that are not listed from the directories C(people) and C(keys), and the includes of them.
+  - Fails if ssh does not use the host keys in O(directory), and warns about settings that something else overrides.
 options:
   directory:
     description: Directory of the fleet's files.
     type: path
     required: true
   people:
-    description: Login names of those who have a file.
+    description: Login names of the people who have a file.
     type: list
     elements: str
     required: true
@@ -38,7 +39,7 @@ options:
     elements: str
     required: true
   settings:
-    description: The settings that are to hold for everybody.
+    description: The settings that should apply to everybody.
     type: dict
     default: {}
   hosts:
@@ -109,7 +110,7 @@ def without_include(text: str, path: str) -> str:
 
 
 def replace(path: str, text: str) -> None:
-    """Replace a file at once and keep its mode; a link stays and its target is replaced. No text removes the file."""
+    """Replace a file atomically and keep its mode; of a link, replace the target. Empty text removes the file."""
     path = os.path.realpath(path)
     try:
         mode = stat.S_IMODE(os.stat(path).st_mode)
@@ -131,10 +132,10 @@ def replace(path: str, text: str) -> None:
 
 
 def mend(file: str, include: str, *, wanted: bool, first: bool, check: bool) -> dict[str, str] | None:
-    """Bring one configuration to include a file or not; return the diff, None where nothing changed.
+    """Make one configuration include a file, or not; return the diff, or None if nothing changed.
 
     Raises:
-        OSError: It is no file of a person's configuration, or cannot be read or written.
+        OSError: It is not a configuration file, or cannot be read or written.
     """
     before = read(file)
     after = with_include(before, include, first=first) if wanted else without_include(before, include)
@@ -142,7 +143,7 @@ def mend(file: str, include: str, *, wanted: bool, first: bool, check: bool) -> 
         return None
     target = os.path.realpath(file)
     if os.path.islink(file) and not os.path.isdir(os.path.dirname(target)):
-        raise OSError("it is a link to %s, whose directory is missing; make that, or remove the link" % target)
+        raise OSError("it is a link to %s, whose directory is missing; create it, or remove the link" % target)
     if not check:
         replace(file, after)
     diff: dict[str, str] = changed_lines(file, before, after)
@@ -173,7 +174,7 @@ def overridden(listing: str, settings: dict[str, Any]) -> list[str]:
         found[key.lower()] = value
     shown = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.items()}
     return [
-        "%s is %s and not %s" % (key, found.get(key.lower(), "not set"), value)
+        "%s is %s, not %s" % (key, found.get(key.lower(), "not set"), value)
         for key, value in sorted(shown.items())
         if found.get(key.lower()) != value
     ]
@@ -210,13 +211,15 @@ class Includes:
             self.diffs += [diff] if diff else []
 
     def mend_person(self, name: str, *, wanted: bool) -> None:
-        """Have a person's configuration include her file, or no longer."""
+        """Have a person's configuration include the person's file, or no longer."""
         try:
             account = pwd.getpwnam(name)
         except KeyError:
-            # Check mode may not have made the account; one that has gone takes its home's file with it.
+            # Check mode may not have created the account; if an account is gone, so is the file in its home.
             if wanted and not self.check:
-                self.faults.append("git_people: %s has no account; make one, or take the entry off the list" % name)
+                self.faults.append(
+                    "git_people: %s has no account; create one, or remove the entry from the list" % name
+                )
             return
         own, include = os.path.join(account.pw_dir, ".gitconfig"), os.path.join(self.directory, "people", name)
         try:
@@ -245,12 +248,12 @@ class Includes:
             return
         for host in unpinned(self.module.params["hosts"], known_hosts):
             self.faults.append(
-                "ssh to %s does not take its host keys from %s; /etc/ssh/ssh_config must begin with"
+                "ssh to %s does not use the host keys in %s; /etc/ssh/ssh_config must begin with"
                 " Include /etc/ssh/ssh_config.d/*.conf" % (host, known_hosts)
             )
         listing = output(["git", "config", "--file", system, "--includes", "--null", "--list"])
         for text in overridden(listing, self.module.params["settings"]) if listing is not None else []:
-            self.module.warn("%s: %s, because of something else there" % (system, text))
+            self.module.warn("%s: %s, because of another setting there" % (system, text))
 
 
 def main() -> None:
@@ -259,7 +262,7 @@ def main() -> None:
         argument_spec={
             "directory": {"type": "path", "required": True},
             "people": {"type": "list", "elements": "str", "required": True},
-            # Names of files; Ansible takes the word for a secret.
+            # Names of files; Ansible would treat the word as a secret.
             "keys": {"type": "list", "elements": "str", "required": True, "no_log": False},
             "settings": {"type": "dict", "default": {}},
             "hosts": {"type": "list", "elements": "str", "default": []},

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-#: Newest JAX for each Python that newer ones have left behind, as resolved from the package index on 2026-11-20
+#: Newest JAX for each Python that later versions no longer support, as resolved from the package index on 2026-11-20
 #: (uv pip compile --python-version 3.8 and so on). Python 3.12 and later have no such end yet.
 NEWEST_JAX = {(3, 8): (0, 4, 13), (3, 9): (0, 4, 30), (3, 10): (0, 6, 2), (3, 11): (0, 10, 2)}
 
-#: First torch_xla of a row -> first and last Python with wheels of it, resolved in the same way on 2026-11-21. The rows
-#: go on to the next; 2.9.0 was the newest.
+#: First torch_xla of a row -> first and last Python with wheels of it, resolved in the same way on 2026-11-21. Each row
+#: extends to the next one; 2.9.0 was the newest version.
 TORCH_XLA_PYTHONS = {(2, 5): ((3, 9), (3, 11)), (2, 8): ((3, 10), (3, 13))}
 
-#: What the build of PyTorch for GPUs brings along: gigabytes that no TPU VM can use.
+#: Packages that the build of PyTorch for GPUs needs: gigabytes that no TPU VM can use.
 CUDA = "nvidia-.*|cuda-.*|triton"
 
 
@@ -62,7 +62,7 @@ def torch_faults(torch_xla_version: str, torch_version: str, python_version: str
     rows = [pythons for first, pythons in sorted(TORCH_XLA_PYTHONS.items()) if first <= xla]
     if not rows:
         oldest = dotted(min(TORCH_XLA_PYTHONS))
-        return [*faults, f"jax_torch_xla_version: {torch_xla_version} is older than {oldest}, the first known"]
+        return [*faults, f"jax_torch_xla_version: {torch_xla_version} is older than {oldest}, the first known version"]
     first, last = rows[-1]
     if not first <= numbers(python_version) <= last:
         faults.append(

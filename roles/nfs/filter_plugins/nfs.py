@@ -1,4 +1,4 @@
-"""Filters that judge exports and mounts, and say which are a host's; no effects, so that tests are tables."""
+"""Filters that check exports and mounts, and find those of a host; no side effects, so that tests are tables."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Entry = dict[str, Any]
 Hosts = Mapping[str, Mapping[str, Any]]
 Groups = Mapping[str, list[str]]
 
-#: Paths that systemd, both servers' configurations and people take as they are.
+#: Paths that systemd, both servers' configurations and people accept as they are.
 PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+")
 #: Directories of the system, and all below them (hier(7), file-hierarchy(7)).
 SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "sys", "tmp")
-#: Directories that hold others' things besides an export or a mount; what lies in them may be one (hier(7)).
+#: Directories that also hold other things than an export or a mount; directories in them can be one (hier(7)).
 PARENTS = ("/", "/home", "/media", "/mnt", "/opt", "/srv", "/usr", "/usr/local", "/var", "/var/lib", "/var/log")
 OPTION = re.compile(r"[a-z][A-Za-z0-9_.-]*(=[A-Za-z0-9_.:/+-]+)?")
-#: Options that are numbers -> the least (nfs(5)); with less, or with another word, nothing is mounted.
+#: Options that are numbers -> the minimum (nfs(5)); with less, or with a word, nothing is mounted.
 NUMBERS = {"timeo": 1, "nconnect": 1, "retrans": 0, "retry": 0, "rsize": 0, "wsize": 0, "actimeo": 0}
 #: What the role decides itself, and what only means something in /etc/fstab.
 TAKEN = {
@@ -39,8 +39,8 @@ TAKEN = {
     "rw",
     "addr",
 }
-#: The way out where a server has gone with its node; workers of a node that is stopped are in no inventory either.
-GONE = "start its node if that is stopped; if it is gone, take its exports off and list its mounts with state absent"
+#: What to do if a server is gone with its node; workers of a stopped node are not in the inventory either.
+GONE = "start its node if it is stopped; if it is gone, remove its exports and list its mounts with state absent"
 
 
 def path_fault(path: str) -> str:
@@ -53,7 +53,7 @@ def path_fault(path: str) -> str:
 
 
 def nested(one: str, other: str) -> bool:
-    """Return whether two paths are the same or one lies in the other."""
+    """Return whether two paths are the same or one is inside the other."""
     return (one + "/").startswith(other + "/") or (other + "/").startswith(one + "/")
 
 
@@ -70,9 +70,9 @@ def address_fault(host: str, hosts: Hosts) -> str:
     try:
         ipaddress.ip_address(found)
     except ValueError:
-        return f"nfs_address of {host} is '{found}', and no IP address; set it to the host's internal one"
+        return f"nfs_address of {host} is '{found}', which is not an IP address; set it to the host's internal address"
     if found == hosts[host].get("tpu_external_ip"):
-        return f"nfs_address of {host} is its external address; NFS is for internal ones"
+        return f"nfs_address of {host} is its external address; set it to the internal one"
     return ""
 
 
@@ -80,7 +80,7 @@ def members(names: Iterable[str], hosts: Hosts, groups: Groups) -> list[str]:
     """Return the hosts that names of groups, nodes and hosts mean, in order.
 
     Raises:
-        KeyError: Nothing is called so.
+        KeyError: A name does not exist.
     """
     found: dict[str, None] = {}
     for name in names:
@@ -115,24 +115,26 @@ def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> li
         )
         clients = []
     else:
-        # exports(5): a line without clients is one for everybody.
-        faults += [] if clients else ["clients: there is none; name a group with hosts, or leave clients out for all"]
+        # exports(5): a line without clients exports to everybody.
+        faults += [] if clients else ["clients: there are none; name a group with hosts, or leave clients out for all"]
     server = str(export.get("server", ""))
     if server not in hosts:
         return [*faults, f"server {server} is not in the inventory; {GONE}"]
     faults += [fault] if (fault := address_fault(server, hosts)) else []
     preemptible = hosts[server].get("tpu_preemptible") or hosts[server].get("tpu_spot")
     if preemptible and not nfs["allow_preemptible"]:
-        faults.append(f"server {server} is preemptible, and its disk goes with it; set nfs_allow_preemptible if it may")
+        faults.append(
+            f"server {server} is preemptible, and its disk is lost with it; set nfs_allow_preemptible to accept that"
+        )
     if server == nfs["host"]:
-        # Asked of the server alone: a fleet of n hosts is then read once, and not n times.
+        # Checked on the server only: a fleet of n hosts is then read once and not n times.
         faults += [f"clients: {fault}" for host in clients if (fault := address_fault(host, hosts))]
         for key, known in (("owner", nfs["accounts"]), ("group", nfs["groups"])):
             name = str(export.get(key) or "root")
             if not name.isdecimal() and not {name, "*"} & set(known):
                 faults.append(
-                    f"there is no {key} {name}, and users_people makes none on this node; set {key}, or list {name} for"
-                    " this node"
+                    f"there is no {key} {name}, and users_people does not add it on this node; set {key}, or list"
+                    f" {name} for this node"
                 )
     return faults
 
@@ -144,16 +146,16 @@ def find_export(mount: Entry, nfs: Entry, hosts: Hosts) -> Entry | str:
     if not server:
         named = [str(export.get("server")) for export in nfs["exports"] if export.get("path") == path]
         if not named:
-            return f"no export of nfs_exports has the path {path}; list it there, or name another by export"
+            return f"no export of nfs_exports has the path {path}; list it there, or name another in export"
         server = named[0]
     if server not in hosts:
         return f"server {server} is not in the inventory; {GONE}"
-    # The server's own list is what it will serve; one that is given to a whole play is no host's own.
+    # The server's own list is what it will serve; a list given to a whole play does not belong to any host.
     there = nfs["exports"] if server == nfs["host"] else hosts[server].get("nfs_exports", nfs["exports"])
     for export in there:
         if export.get("path") == path and export.get("server") == server:
             return dict(export)
-    return f"nfs_exports of {server} has no export {path}; list it there, or name another by server and export"
+    return f"nfs_exports of {server} has no export {path}; list it there, or name another in server and export"
 
 
 def option_faults(options: Iterable[str]) -> list[str]:
@@ -162,9 +164,9 @@ def option_faults(options: Iterable[str]) -> list[str]:
     for option in map(str, options):
         name, _, value = option.partition("=")
         if name.startswith("x-systemd.") or name in TAKEN:
-            faults.append(f"{option} is decided by the role; take it out")
+            faults.append(f"{option} is decided by the role; remove it")
         elif not OPTION.fullmatch(option):
-            faults.append(f"'{option}' is not one option; list each by itself, as in soft")
+            faults.append(f"'{option}' is not a single option; list each separately, for example soft")
         elif name in NUMBERS and not (re.fullmatch(r"[0-9]+", value) and int(value) >= NUMBERS[name]):
             faults.append(f"{option}: give {name} a whole number, {NUMBERS[name]} or more")
     return faults
@@ -177,7 +179,7 @@ def mount_faults(mount: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> list
     if mount.get("state", "mounted") == "absent":
         return faults
     faults += [
-        f"disks_mounts has {disk['path']}, and one of them would hide the other; choose a path beside it"
+        f"disks_mounts has {disk['path']}, and one of them would hide the other; choose a path next to it"
         for disk in nfs["disks"]
         if disk.get("state") != "absent" and nested(path, str(disk.get("path")))
     ]
@@ -189,16 +191,16 @@ def mount_faults(mount: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> list
     if server == nfs["host"]:
         if path != export["path"] and nested(path, str(export["path"])):
             faults.append(
-                f"on its server {server} the path and the export {export['path']} lie in each other; choose a path"
-                " beside it, or the same"
+                f"on its server {server} one of the path and the export {export['path']} is inside the other; choose a"
+                " path next to it, or the same"
             )
         return faults
     faults += [fault] if (fault := address_fault(server, hosts)) else []
     try:
         if nfs["host"] not in client_hosts(export, hosts, groups):
             faults.append(
-                f"{nfs['host']} is not among the clients of {export['path']} on {server}; add it to them, or take this"
-                " mount off its list"
+                f"{nfs['host']} is not among the clients of {export['path']} on {server}; add it, or remove this mount"
+                " from its list"
             )
     except KeyError:
         pass  # said of the export
@@ -216,13 +218,13 @@ def nfs_faults(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
         a, b = str(one.get("path")), str(other.get("path"))
         if a == b and one.get("server") != other.get("server"):
             servers = f"{one.get('server')} and {other.get('server')}"
-            faults.append(f"nfs_exports: {a} has two servers, {servers}; take one out, or give it another path")
+            faults.append(f"nfs_exports: {a} has two servers, {servers}; remove one of them, or give it another path")
         elif a == b:
-            faults.append(f"nfs_exports: {a} is listed twice; take one out")
+            faults.append(f"nfs_exports: {a} is listed twice; remove one of them")
         elif one.get("server") == other.get("server") and nested(a, b):
             faults.append(
-                f"nfs_exports: {a} and {b} lie in each other, and who may read one could read the other; export"
-                " directories beside each other"
+                f"nfs_exports: one of {a} and {b} is inside the other, and clients of one could read the other; export"
+                " directories next to each other"
             )
         elif export_id(a) == export_id(b):
             faults.append(f"nfs_exports: {a} and {b} get the same number; give one of them another path")
@@ -232,14 +234,14 @@ def nfs_faults(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
     for one, other in itertools.combinations(mounts, 2):
         a, b = str(one.get("path")), str(other.get("path"))
         if a == b:
-            faults.append(f"nfs_mounts: {a} is listed twice; take one out")
+            faults.append(f"nfs_mounts: {a} is listed twice; remove one of them")
         elif nested(a, b):
-            faults.append(f"nfs_mounts: {a} and {b} lie in each other; mount them beside each other")
+            faults.append(f"nfs_mounts: one of {a} and {b} is inside the other; mount them next to each other")
     faults += [f"nfs_mount_options: {fault}" for fault in option_faults(nfs["options"])]
     faults += [
-        f"nfs_ganesha_core: {name}: {value!r} is no number of 0 or more, and neither true nor false"
+        f"nfs_ganesha_core: {name}: {value!r} is neither a number of 0 or more nor true or false"
         if isinstance(name, str) and re.fullmatch(r"[A-Za-z_]+", name)
-        else f"nfs_ganesha_core: {name!r} is no name of a setting; give letters and _ alone, as in Nb_Worker"
+        else f"nfs_ganesha_core: {name!r} is not the name of a setting; use only letters and _, as in Nb_Worker"
         for name, value in nfs["ganesha_core"].items()
         if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z_]+", name) and isinstance(value, int) and value >= 0)
     ]
@@ -254,8 +256,8 @@ def export_id(path: str) -> int:
 def nfs_here(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
     """Given what `nfs_faults` finds nothing wrong with, return what the host itself exports and mounts, with addresses.
 
-    Of a mount that is to be there the export's path, server and whether it is read-only stand in it, and the server's
-    address, which is empty on the server itself: that needs no NFS.
+    A mount that should exist has the export's path, its server, whether it is read-only, and the server's address,
+    which is empty on the server itself, since that needs no NFS.
     """
     exports = [
         {
@@ -289,7 +291,7 @@ def nfs_here(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
 def nfs_left_out(here: Entry, hosts: Sequence[str]) -> list[str]:
     """Given what `nfs_here` returns and the hosts of a play, return the servers of the mounts that are not among them.
 
-    A server lets in the addresses that its clients had when it was configured.
+    A server admits the addresses that its clients had when it was configured.
     """
     servers = {mount["server_name"] for mount in here["mounts"] if mount.get("server")}
     return sorted(servers.difference(hosts))

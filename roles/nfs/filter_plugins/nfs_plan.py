@@ -1,4 +1,4 @@
-"""Filters that say what a worker's files and units of NFS hold; no effects, so that their tests are tables.
+"""Filters that return the contents of a worker's NFS files and units; no side effects, so that tests are tables.
 
 Exports and mounts are what the filter `nfs_here` returns.
 """
@@ -20,10 +20,10 @@ NOBODY = 65534
 
 
 def ganesha_core(grace_seconds: int, more: Entry) -> str:
-    """Return the configuration of nfs-ganesha besides its exports (ganesha-core-config(8), ganesha-export-config(8)).
+    """Return the configuration of nfs-ganesha except its exports (ganesha-core-config(8), ganesha-export-config(8)).
 
-    NFSv4 alone; a client's port must be one that only root can open, else whoever has an account on a client could
-    speak NFS in anybody's name.
+    NFSv4 alone; a client's port must be one that only root can open, otherwise anybody with an account on a client
+    could speak NFS in anybody's name.
 
     Args:
         grace_seconds: How long old clients may reclaim their locks after a start.
@@ -84,9 +84,9 @@ def kernel_exports(exports: list[Entry]) -> str:
 
 
 def kernel_threads(exports: list[Entry], options: list[str]) -> int:
-    """Return how many threads the kernel's server needs for its clients; at most 8 are as many as it has by itself.
+    """Return how many threads the kernel's server needs for its clients; 8 is its own default.
 
-    Up to Linux 6.13 it closes the oldest of more than 20 connections for each thread, three threads added
+    Up to Linux 6.13 it closes the oldest of more than 20 connections for each thread, plus three threads
     (svc_check_conn_limits in net/sunrpc/svc_xprt.c).
 
     Args:
@@ -105,7 +105,7 @@ def drop_in(service: str) -> str:
 
 
 def server_files(exports: list[Entry], nfs: Entry) -> list[Entry]:
-    """Return the files of a server, and what takes them up: the service restarted, reloaded, or systemd reloaded."""
+    """Return the files of a server, and what applies them: a restart or reload of the service, or of systemd."""
     paths = " ".join(export["path"] for export in exports)
     kind, grace_seconds = nfs["kind"], nfs["grace_seconds"]
     if kind == "ganesha":
@@ -139,7 +139,7 @@ def mount_units(mount: Entry, nfs: Entry) -> Entry:
     lines = [HEADER, "[Unit]", f"Description=NFS export {what}" if server else f"Description=Export {what}"]
     lines += ["", "[Mount]", f"What={what}", f"Where={path}", f"Type={kind}", f"Options={','.join(options)}"]
     lines += [f"TimeoutSec={nfs['mount_timeout']}"]
-    # An automount is what pulls in the mount; without one it is wanted by the boot, and never required.
+    # The automount pulls in the mount; without one the boot wants the mount, but never requires it.
     lines += [] if server else ["", "[Install]", "WantedBy=local-fs.target"]
     automount = [HEADER, "[Unit]", f"Description=NFS export {what}, mounted when it is used", ""]
     automount += ["[Automount]", f"Where={path}", f"TimeoutIdleSec={nfs['idle_timeout']}", ""]
@@ -180,7 +180,7 @@ def nfs_plan(here: Entry, nfs: Entry) -> Entry:
 def nfs_traces(worker: Mapping[str, Mapping[str, Mapping[str, str]]]) -> list[str]:
     """Given the worker's state, return the units that the role, or somebody else, has left of NFS."""
     units, files = worker["units"], worker["files"]
-    # The role's part of a server's unit is what it removes last of a server, also of one that nobody enabled.
+    # The role's drop-in of a server's unit is what it removes last of a server, even of one that nobody enabled.
     servers = [
         name
         for name in SERVICES.values()

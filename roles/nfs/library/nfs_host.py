@@ -20,13 +20,13 @@ DOCUMENTATION = r"""
 module: nfs_host
 short_description: Export directories by NFS, and mount those of other hosts with systemd units
 description:
-  - Looks at everything first. If something cannot be done, nothing is changed, and every reason is named.
-  - Files, services, units and mounts that differ from what is asked are put right; what this role left and is not asked
-    for any more is stopped and removed.
+  - Checks everything first. If something cannot be done, nothing is changed, and every reason is reported.
+  - Files, services, units and mounts that differ from the request are corrected; what this role set up earlier and is
+    no longer asked for is stopped and removed.
 options:
   kind: {description: Which server exports., type: str, choices: [kernel, ganesha], default: kernel}
   directories:
-    description: What is exported; made where it is missing, and given owner, group and mode.
+    description: Exported directories; created if missing, and given owner, group and mode.
     type: list
     elements: dict
     default: []
@@ -43,7 +43,7 @@ options:
     suboptions:
       path: {description: Where it is., type: path, required: true}
       content: {description: Its text., type: str, required: true}
-      takes: {description: What takes it up., type: str, choices: [reload, restart, units], required: true}
+      takes: {description: What applies it., type: str, choices: [reload, restart, units], required: true}
   mounts:
     description: What is mounted.
     type: list
@@ -57,9 +57,9 @@ options:
       mount: {description: Text of the mount unit., type: str, default: ""}
       automount: {description: Text of the automount unit., type: str, default: ""}
       state: {description: Mounted or absent., type: str, choices: [mounted, absent], default: mounted}
-  units_only: {description: Whether units of NFS mounts are written and not started., type: bool, default: false}
-  await_servers: {description: Whether the servers of mounts have to answer in the end., type: bool, default: true}
-  wait: {description: How long they may take for that in seconds., type: int, default: 30}
+  units_only: {description: Whether to write units of NFS mounts without starting them., type: bool, default: false}
+  await_servers: {description: Whether the servers of mounts must answer at the end., type: bool, default: true}
+  wait: {description: How many seconds they get for that., type: int, default: 30}
 author: [tpu_ops]
 """
 
@@ -94,7 +94,7 @@ class NfsHost(Server, Client):  # type: ignore[misc] # Ansible alone knows modul
         ):
             refusals.append(
                 "nfs_mounts: the kernel %s has no NFS client, its module is nfsv4; boot a kernel that has it, or set"
-                " nfs_client_units_only to have units written and not started" % platform.release()
+                " nfs_client_units_only to write the units without starting them" % platform.release()
             )
         if parameters["kind"] == "kernel" and parameters["files"] and not self.kernel_has("nfsd", "nfsd"):
             refusals.append(
@@ -105,14 +105,14 @@ class NfsHost(Server, Client):  # type: ignore[misc] # Ansible alone knows modul
             path = export["path"]
             if os.path.realpath(path) != path or (os.path.lexists(path) and not os.path.isdir(path)):
                 refusals.append(
-                    "nfs_exports: %s is not a directory, or behind a symbolic link; give the path of a directory itself"
-                    % path
+                    "nfs_exports: %s is not a directory, or is behind a symbolic link; give the path of the"
+                    " directory itself" % path
                 )
             for key, find in (("owner", pwd.getpwnam), ("group", grp.getgrnam)):
-                # Check mode makes no accounts, so they may come yet.
+                # Check mode creates no accounts, so they may still come.
                 if number(export[key], find) < 0 and not self.module.check_mode:
                     refusals.append(
-                        "nfs_exports: %s: there is no %s %s on this worker; set %s, or make it"
+                        "nfs_exports: %s: there is no %s %s on this worker; set %s, or create it"
                         % (path, key, export[key], key)
                     )
         mounts = self.mounts()
@@ -124,7 +124,7 @@ class NfsHost(Server, Client):  # type: ignore[misc] # Ansible alone knows modul
         return refusals
 
     def kernel_has(self, filesystem: str, name: str) -> bool:
-        """Return whether the kernel knows a file system, or can load the module that brings it."""
+        """Return whether the kernel knows a file system, or can load the module that provides it."""
         if any(line.split()[-1] == filesystem for line in read("/proc/filesystems").splitlines() if line.strip()):
             return True
         modprobe = self.module.get_bin_path("modprobe", opt_dirs=["/sbin", "/usr/sbin"])
@@ -176,7 +176,7 @@ def main() -> None:
     listed = {unit_name(mount["path"], "mount") for mount in mounts}
     for unit in sorted(glob.glob(UNITS + "/*.mount")):
         if os.path.basename(unit) not in listed and ours(unit):
-            module.warn("%s is not in nfs_mounts any more and stays; list it with state absent to unmount it" % unit)
+            module.warn("%s is no longer in nfs_mounts but stays; list it with state absent to unmount it" % unit)
     lines = "".join(line + "\n" for line in work.actions)
     module.exit_json(
         changed=bool(work.actions),

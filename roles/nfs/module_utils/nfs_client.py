@@ -12,7 +12,7 @@ from ansible.module_utils.nfs_worker import Worker
 
 
 class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
-    """A worker that mounts exports of others, and its own directories where others mount them."""
+    """A worker that mounts exports of others, and its own directories at the paths where others mount them."""
 
     def mounted(self, mount: Entry) -> None:
         """Have an entry's units written, loaded and started."""
@@ -27,7 +27,7 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             # This host was a client until it became the server.
             self.leave(path, automount)
         if not self.module.check_mode:
-            # Nothing to report where a run that died in between had written them.
+            # Nothing to report if an interrupted run has written them.
             stale = any(self.unit(each)["NeedDaemonReload"] == "yes" for each in {name, start})
             if rewritten or armed or stale:
                 self.run("systemctl", "daemon-reload")
@@ -51,7 +51,7 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             self.systemctl("restart", automount)
 
     def change_local(self, mount: Entry, here: list[Mounted]) -> None:
-        """Have a directory of this host at an entry's path, which is local: looking at it waits for nobody."""
+        """Have a directory of this host at an entry's path; it is local, so that looking at it never blocks."""
         path, what = mount["path"], mount["what"]
         if here and not same(path, what) and self.act("unmount %s" % path):
             self.unmount(path, lazy=here[-1].fstype.startswith("nfs"))
@@ -65,10 +65,10 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             self.systemctl("start", unit_name(path, "mount"))
 
     def change_remote(self, mount: Entry, here: list[Mounted], *, rewritten: bool) -> None:
-        """Have what is mounted at an entry's path end where it is not what the entry says; its next use mounts anew."""
+        """Unmount what is at an entry's path if it is not what the entry says; its next use mounts it again."""
         path = mount["path"]
         if here and here[-1].source != mount["what"]:
-            # Its server does not answer there any more: an orderly unmount would wait for it.
+            # Its server no longer answers there: an orderly unmount would wait for it.
             if self.act("unmount %s, which is from %s" % (path, here[-1].source)):
                 self.unmount(path, lazy=True)
         elif (
@@ -77,7 +77,9 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             and self.act("unmount %s" % path)
             and (self.silent(mount["server"]) or self.run("umount", path, check=False)[0])
         ):
-            self.module.warn("%s is in use, or its server silent; its new options hold from its next mount" % path)
+            self.module.warn(
+                "%s is in use, or its server does not answer; its new options take effect at its next mount" % path
+            )
 
     def unmount(self, path: str, *, lazy: bool) -> None:
         """Unmount what is at a path; where that is `lazy`, processes that have it open keep what is left of it."""
@@ -122,7 +124,7 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
     def silent(self, server: str) -> OSError | None:
         """Return why a server does not answer; None where it does.
 
-        An orderly unmount of what is from a silent one may wait for ever.
+        An orderly unmount from a silent server may wait forever.
         """
         try:
             socket.create_connection((server, PORT), timeout=5).close()
@@ -147,8 +149,8 @@ class Client(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
                 )
         if faults:
             self.fail(
-                "nfs_mounts: %s. The units are in place, and a mount works once its server does. Is its node up?"
-                " `systemctl status nfs-server nfs-ganesha` there says why, or a firewall is between them. If it is"
+                "nfs_mounts: %s. The units are in place, and a mount will work once its server does. Is its node up?"
+                " Run `systemctl status nfs-server nfs-ganesha` there, and check the firewall between them. If it is"
                 " gone for good, list its mounts with state absent; --skip-tags nfs does the rest without it"
                 % "; ".join(faults)
             )

@@ -118,14 +118,14 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
         paths = [*SERVER_FILES[kind], "%s/%s.d/tpu_ops.conf" % (UNITS, SERVICES[kind])]
         if not any(ours(path) for path in paths):
             return
-        # Stopped before the files go: a run that dies in between does it again.
+        # Stopped before the files are removed: if this run dies in between, the next one does it again.
         name, others = SERVICES[kind], ""
         if kind == "kernel":
             tables = ["/etc/exports", *glob.glob("/etc/exports.d/*.exports")]
             rows = [line for path in tables if path not in paths for line in read(path).splitlines()]
             others = "".join(row for row in rows if row.strip() and not row.startswith("#"))
         state = self.unit(name)
-        # A kernel's server that exports somebody else's directories goes on.
+        # A kernel server that also exports somebody else's directories continues.
         if not others and state["ActiveState"] not in ("inactive", "failed") and self.act("stop %s" % name):
             self.systemctl("stop", name)
         if not others and state["UnitFileState"] == "enabled" and self.act("disable %s" % name):
@@ -139,14 +139,14 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
                 self.systemctl("reload", name)
 
     def withdraw_helpers(self) -> None:
-        """Have what a server of NFS started besides itself stopped and disabled, where nothing else needs it."""
+        """Stop and disable what an NFS server started in addition to itself, if nothing else needs it."""
         units = {path: read(path) for path in glob.glob(UNITS + "/*.mount")}
         rpcinfo = self.module.get_bin_path("rpcinfo", opt_dirs=["/usr/sbin"])
         programs = parse_rpcinfo(self.run(rpcinfo, "-p", check=False)[1]) if rpcinfo else []
         left = [*programs, *nfs_left(read("/etc/fstab"), units, self.mounts())]
         left += [name for name in SERVICES.values() if self.unit(name)["ActiveState"] == "active"]
         if self.module.check_mode:
-            # Those that it stops are the role's own.
+            # The services that it would stop are the role's own.
             left = [name for name in left if "stop %s" % name not in self.actions]
         if left:
             return

@@ -15,7 +15,7 @@ SERVER_FILES = {
     "kernel": ("/etc/exports.d/tpu_ops.exports", "/etc/nfs.conf.d/tpu_ops.conf"),
     "ganesha": ("/etc/ganesha/tpu_ops.conf", "/etc/ganesha/ganesha.conf"),
 }
-#: What servers start besides themselves. Their sockets go first, which would start them again.
+#: What servers start in addition to themselves. Sockets come first, since they would start the services again.
 HELPERS = ("nfs-ganesha-lock.service", "rpc-statd.service", "rpcbind.socket", "rpcbind.service")
 #: Numbers of rpcbind itself and of NFS: nfs, mountd, nlockmgr, status and nfs_acl (rpc(5)); ganesha adds rquotad.
 NFS_PROGRAMS = {"100000", "100003", "100005", "100011", "100021", "100024", "100227"}
@@ -69,7 +69,7 @@ def parse_rpcinfo(text: str) -> list[str]:
 
 
 def nfs_left(fstab: str, units: dict[str, str], mounts: list[Mounted]) -> list[str]:
-    """Return what of NFS there is on a worker that serves nothing, each in a word.
+    """Return the traces of NFS on a worker that serves nothing, each as one word.
 
     Args:
         fstab: Text of /etc/fstab.
@@ -88,12 +88,12 @@ def same(path: str, what: str) -> bool:
 
 
 def read_only(path: str) -> bool:
-    """Return whether nothing can be written at a path, whoever asks."""
+    """Return whether nothing can be written at a path, by anybody."""
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def check_point(path: str, mounts: list[Mounted], what: str) -> None:
-    """Refuse a mount point that would hide something, or that somebody else cares for.
+    """Refuse a mount point that would hide something, or that somebody else manages.
 
     Raises:
         Refusal: It would, or somebody does.
@@ -102,13 +102,13 @@ def check_point(path: str, mounts: list[Mounted], what: str) -> None:
     for suffix in ("mount", "automount"):
         unit = os.path.join(UNITS, unit_name(path, suffix))
         if os.path.lexists(unit) and not ours(unit) and (os.path.islink(unit) or read(unit)):
-            raise Refusal("%s is not this role's; remove it" % unit)
+            raise Refusal("%s does not belong to this role; remove it" % unit)
     here = [mount for mount in mounts if mount.target == path]
     if here:
         known = here[-1].fstype.startswith(("nfs", "autofs")) or ours(os.path.join(UNITS, unit_name(path, "mount")))
         if not known and not same(path, what):
             found = "%s from %s" % (here[-1].fstype, here[-1].source)
             raise Refusal("something else is mounted there (%s); unmount it, or give another path" % found)
-        # Nobody looks into a mount of a server that may not answer.
+        # Do not look into a mount whose server may not answer.
         return
     check_free(path)

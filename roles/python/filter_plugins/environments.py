@@ -1,4 +1,4 @@
-"""Filters that decide about Pythons and environments; no effects, so that their tests are tables."""
+"""Filters that decide about Pythons and environments; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Words = dict[str, Any]
 #: The newest uv whose list of builds was read (`uv python list --all-versions --only-downloads`), and the first and
 #: last minor version of Python 3 in it, read on 2026-11-22. Newer ones may have more.
 UV_KNOWN, UV_PYTHONS = "0.13.9", (8, 16)
-#: For the deadsnakes archive, whose list was not read: wide bounds that catch slips only, uv's and one older. What it
-#: has for a release of Ubuntu `apt-cache search '^python3[.][0-9]+$'` says on a worker that has the archive.
+#: For the deadsnakes archive, whose list was not read: wide bounds that catch slips only, uv's and one older. On a
+#: worker with the archive, `apt-cache search '^python3[.][0-9]+$'` shows what it has for that release of Ubuntu.
 DEADSNAKES_PYTHONS = (7, 16)
 
-#: The way out where a lock file does not have what is asked for.
-ANEW = "make it anew with `uv pip compile`"
+#: What to do if a lock file does not have what is asked for.
+ANEW = "recreate it with `uv pip compile`"
 
-#: What reports name of an environment besides its digest.
+#: Packages that reports name in addition to the digest.
 SHOWN = ("jax", "jaxlib", "libtpu", "torch", "torch-xla", "numpy", "flax")
 
 
 def python_programs(source: str, version: str, more: list[Words], system: str) -> dict[str, Words]:
-    """Return the fleet's Pythons by version: where each comes from, and how uv is told of it.
+    """Return the fleet's Pythons by version: where each comes from, and how it is named to uv.
 
     Args:
         source: python_source.
@@ -54,7 +54,7 @@ def python_faults(more: list[Words], source: str, version: str, uv_version: str,
         source: python_source.
         version: python_version.
         uv_version: python_uv_version.
-        own_places: The sources that are taken from another place than their own, which may have others.
+        own_places: The sources that are read from another address than their own, which may have other versions.
     """
     asked = [(f"python_more_versions[{position}].version", entry) for position, entry in enumerate(more)]
     if source != "distribution":
@@ -74,10 +74,10 @@ def python_faults(more: list[Words], source: str, version: str, uv_version: str,
         minor = int(number.partition(".")[2])
         if origin not in own_places and (minor < first or (minor > last and not newer_uv)):
             way = "; a newer python_uv_version may have it" if origin == "uv" and minor > last else ""
-            faults.append(f"{where}: {origin} has no Python {number}, but 3.{first} to 3.{last}{way}")
+            faults.append(f"{where}: {origin} has no Python {number}, only 3.{first} to 3.{last}{way}")
     versions = Counter(str(entry["version"]) for entry in more)
     twice = [number for number, times in versions.items() if times > 1]
-    return faults + [f"python_more_versions: {number} stands there twice; take one out" for number in twice]
+    return faults + [f"python_more_versions: {number} is listed twice; remove one of them" for number in twice]
 
 
 def environment_path(environment: Words) -> str:
@@ -145,7 +145,7 @@ def environment_faults(
         ("path", [environment_path(entry) for entry in environments]),
     ):
         twice = [value for value, times in Counter(values).items() if times > 1]
-        faults += [f"python_environments: two have the {key} {value}; give one another" for value in twice]
+        faults += [f"python_environments: two have the {key} {value}; change one of them" for value in twice]
     for position, entry in enumerate(environments):
         name, path = str(entry["name"]), environment_path(entry)
         found = [
@@ -154,13 +154,16 @@ def environment_faults(
             for fault in requirement_faults(entry.get(key) or [])
         ]
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            found.append(("name", "has other characters than letters, digits, '.', '_' and '-'"))
+            found.append(("name", "contains characters other than letters, digits, '.', '_' and '-'"))
         if not re.fullmatch(r"(/[A-Za-z0-9._@+-]+){2,}", path) or "/../" in f"{path}/":
-            fault = f"{path} is not absolute with at least two parts of plain characters; give one such as /opt/venvs/a"
+            fault = f"{path} is not an absolute path with at least two parts of plain characters; give one such as"
+            fault += " /opt/venvs/a"
             found.append(("path", fault))
         if (python := str(entry.get("python") or version)) not in programs:
             known = ", ".join(programs)
-            found.append(("python", f"{python} is none of this worker's ({known}); add it to python_more_versions"))
+            found.append(
+                ("python", f"{python} is not one of this worker's versions ({known}); add it to python_more_versions")
+            )
         if not {owner := str(entry.get("owner") or "root"), "*"} & set(accounts):
             fault = f"{owner} has no account and is not in users_people for this node; set owner, or list {owner} for"
             found.append(("owner", f"{fault} this node"))
@@ -171,7 +174,7 @@ def environment_faults(
 def shared_path_faults(environments: list[Words], venv: str) -> list[str]:
     """Given python_environments and jax_venv, return which of them is the same place: each would undo the other."""
     return [
-        f"python_environments[{position}].path: {entry['name']}: {venv} is that of jax_venv; choose another"
+        f"python_environments[{position}].path: {entry['name']}: {venv} is also jax_venv; choose another"
         for position, entry in enumerate(environments)
         if environment_path(entry) == venv
     ]
@@ -202,7 +205,7 @@ def pinned(lock: str) -> dict[str, str]:
 
 
 def lock_faults(lock: str, requirements: list[str]) -> list[str]:
-    """Given the text of a lock file and requirements, return what the lock does not have as they want it."""
+    """Given the text of a lock file and requirements, return where the lock does not satisfy them."""
     pins = pinned(lock)
     faults = [] if pins else [f"it pins nothing as name==version; {ANEW}"]
     for text in requirements:
@@ -217,7 +220,7 @@ def lock_faults(lock: str, requirements: list[str]) -> list[str]:
             faults.append(f"it lacks {requirement.name}; {ANEW}")
         elif not requirement.specifier.contains(version, prereleases=True):
             wanted = f"{requirement.name}{requirement.specifier}"
-            faults.append(f"it has {requirement.name} {version}, and not {wanted}; {ANEW}")
+            faults.append(f"it has {requirement.name} {version}, not {wanted}; {ANEW}")
     return faults
 
 
@@ -233,7 +236,7 @@ def missing_lock_faults(
         names: As `environment_faults` takes them.
     """
     return [
-        f"{_where(position, 'lock', names)}: {entry['name']}: {path} is missing on this machine; make it, or name"
+        f"{_where(position, 'lock', names)}: {entry['name']}: {path} is missing on this machine; create it, or name"
         " another"
         for position, entry in enumerate(environments)
         for path in lock_paths([entry], directory)
@@ -278,10 +281,11 @@ def _seen(hosts: Iterable[str], hostvars: Mapping[str, Any], names: tuple[str, .
 
 
 def environment_plan(hosts: list[str], hostvars: Mapping[str, Any]) -> dict[str, Words]:
-    """Given what all workers hold, return by worker what it `resolve`s for the others, `fill`s, and `from` whose lock.
+    """Given what all workers hold, return for each worker what it `resolve`s and `fill`s, and `from` whose lock.
 
-    Environments that are to be the same, and have no lock file, get the set that one worker resolves: one that has what
-    is wanted, and what most others have, else the first. Where all have the same set and it will do, nothing is done.
+    Environments that should be the same and have no lock file get the set that one worker resolves: preferably one that
+    has what is wanted and what most others have, otherwise the first. If all have the same set and it is sufficient,
+    nothing is done.
     """
     plan: dict[str, Words] = {host: {"resolve": [], "fill": [], "from": {}} for host in hosts}
     alike: dict[tuple[str, str], dict[str, Words]] = {}
@@ -322,9 +326,7 @@ def agreed_environments(wanted: list[Words], plan: Words, hostvars: Mapping[str,
             hostvars[leader].get("__python_resolved", {}).get("locks", {}).get(name, "") if leader else ""
         )
         if not lock and not check and (entry["requirements"] or entry["lock"]):
-            raise AnsibleFilterError(
-                f"{leader} did not resolve the environment {name} for all workers; mend that first"
-            )
+            raise AnsibleFilterError(f"{leader} did not resolve the environment {name} for all workers; fix that first")
         found.append(entry | {"lock": lock})
     return found
 
@@ -345,7 +347,7 @@ def environment_report(hosts: list[str], hostvars: Mapping[str, Any]) -> list[st
         shown = [f"{package} {packages[package]}" for package in SHOWN if package in packages]
         where = ", ".join(members) if several[name] > 1 else f"{len(members)} worker{'s' if len(members) > 1 else ''}"
         what = f"{digest} on {where}: {', '.join([*shown, f'{len(packages)} packages'])}"
-        lines.append(f"{name} {what}" if digest else f"{name} is not made yet on {where}")
+        lines.append(f"{name} {what}" if digest else f"{name} does not exist yet on {where}")
     return lines
 
 
@@ -387,8 +389,8 @@ def login_faults(everybody: str, people: dict[str, str], environments: list[Word
         if value and value not in names and not re.fullmatch(r"(/[A-Za-z0-9._@+-]+)+", value)
     ]
     return faults + [
-        f"python_active_environments: '{person}' is no name of an account; give small letters, digits, - and _, and no"
-        " digit or - first"
+        f"python_active_environments: '{person}' is not an account name; use lowercase letters, digits, - and _, not"
+        " starting with a digit or -"
         for person in people
         if not re.fullmatch(r"[a-z_][a-z0-9_-]*", person)
     ]

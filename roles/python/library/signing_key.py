@@ -14,8 +14,8 @@ DOCUMENTATION = r"""
 module: signing_key
 short_description: Keep the key of a package archive in a file, fetched once and known by its fingerprint
 description:
-  - A file that holds the key alone is left as it is, and nothing is fetched. Else the key is fetched, and written only
-    when it is the one key in what came.
+  - A file that holds only this key is left as it is, and nothing is fetched. Otherwise the key is fetched, and written
+    only if it is the only key in the answer.
 options:
   url:
     description: Where the key is.
@@ -30,7 +30,7 @@ options:
     type: path
     required: true
   ca_path:
-    description: Certificates that are trusted when it is fetched.
+    description: Certificates to trust when fetching it.
     type: path
   timeout:
     description: Seconds to wait for the key.
@@ -84,15 +84,15 @@ def main() -> None:
     answer, info = fetch_url(module, url, timeout=module.params["timeout"], **options)
     if info["status"] != 200:
         module.fail_json(
-            msg="python_deadsnakes_key_url: %s gave no key: %s; set it to where this host can fetch the key"
-            % (url, info["msg"])
+            msg="python_deadsnakes_key_url: %s returned no key: %s; set it to an address where this host can fetch"
+            " the key" % (url, info["msg"])
         )
     key = answer.read()
     found = fingerprints(key)
     if found != [wanted]:
         module.fail_json(
-            msg="python_deadsnakes_key_url: %s gave %s and not the key %s of python_deadsnakes_fingerprint; nothing was"
-            " written. Find out why before anything comes from there"
+            msg="python_deadsnakes_key_url: %s returned %s and not the key %s of python_deadsnakes_fingerprint; nothing"
+            " was written. Find out why before installing anything from there"
             % (url, "the key " + ", ".join(found) if found else "no key", wanted),
             found=found,
         )

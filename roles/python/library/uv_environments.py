@@ -15,21 +15,23 @@ from ansible.module_utils.environment_work import Environment, Fault, Uv, brough
 
 DOCUMENTATION = r"""
 module: uv_environments
-short_description: Make virtual environments with uv and bring their packages to one set
+short_description: Create virtual environments with uv and give them one set of packages
 description:
-  - The work has steps, so that many hosts can agree on one set in between. Only V(pythons) and V(fill) change anything.
+  - The work is split into steps, so that many hosts can agree on one set in between. Only V(pythons) and V(fill) change
+    anything.
   - Everything in an environment is done with the rights of its owner.
-  - Packages that are not of the set stay, unless O(environments[].exact). What an environment held for another version
-    of Python waits in its directory C(.old-TIME) until the new one is complete.
-  - Refuses environments in which others than root and the owner could put what then runs with the owner's rights.
+  - Packages that are not in the set stay, unless O(environments[].exact). What an environment held for another version
+    of Python is kept in its directory C(.old-TIME) until the new one is complete.
+  - Refuses environments in which others than root and the owner could place code that then runs with the owner's
+    rights.
   - Installations from one O(cache_dir) take turns, so that hosts that share it download each package once.
 options:
   step:
     description:
-      - V(look) reads what the environments hold and asks uv whether that will do.
-      - V(pythons) has uv bring the versions of Python in O(pythons).
-      - V(resolve) has uv write the lock of each environment, as near to what it holds as its requirements allow.
-      - V(fill) makes what is missing or does not run, and installs the lock.
+      - V(look) reads what the environments hold and asks uv whether that is sufficient.
+      - V(pythons) has uv install the Python versions in O(pythons).
+      - V(resolve) has uv write the lock of each environment, as close to what it holds as its requirements allow.
+      - V(fill) creates what is missing or does not run, and installs the lock.
     type: str
     choices: [look, pythons, resolve, fill]
     required: true
@@ -38,11 +40,11 @@ options:
     type: path
     required: true
   cache_dir:
-    description: uv's cache, for environments of root. Other owners have one in their home.
+    description: uv's cache for environments of root. Other owners use one in their home.
     type: path
     required: true
   pythons:
-    description: Versions of Python that uv is to bring.
+    description: Python versions that uv is to install.
     type: list
     elements: str
     default: []
@@ -60,19 +62,19 @@ options:
       variable: {description: "Variable that it comes from, for messages.", type: str, default: ""}
       path: {description: "Where it is.", type: path, required: true}
       owner: {description: "Who may write it.", type: str, default: root}
-      python: {description: "Path of a Python, or the version of one that uv brought.", type: str, required: true}
+      python: {description: "Path of a Python, or the version of one that uv installed.", type: str, required: true}
       python_version: {description: "Version of that Python as major.minor.", type: str, required: true}
       requirements: {description: "Requirements as pip reads them.", type: list, elements: str, default: []}
       constraints: {description: "Constraints as pip reads them.", type: list, elements: str, default: []}
-      find_links: {description: "Pages to look for packages in besides the index.", type: list, elements: str,
+      find_links: {description: "Pages to search for packages in addition to the index.", type: list, elements: str,
                    default: []}
-      lock: {description: "Text of a lock file, in the place of the requirements.", type: str, default: ""}
-      exact: {description: "Whether packages that are not in the lock are removed, but for editable ones.", type: bool,
+      lock: {description: "Text of a lock file, instead of the requirements.", type: str, default: ""}
+      exact: {description: "Whether to remove packages that are not in the lock, except editable ones.", type: bool,
               default: false}
-      forbidden: {description: "Pattern of names of packages that no lock may have.", type: str, default: ""}
-      proof: {description: "Python code that must end well in the environment.", type: str, default: ""}
+      forbidden: {description: "Pattern of package names that no lock may contain.", type: str, default: ""}
+      proof: {description: "Python code that must succeed in the environment.", type: str, default: ""}
   timeout:
-    description: Seconds that one command may take, waiting for another host's turn with the cache included.
+    description: Seconds that one command may take, including waiting for another host's turn with the cache.
     type: int
     default: 1800
 author: [tpu_ops]
@@ -95,14 +97,14 @@ EXAMPLES = r"""
 RETURN = r"""
 environments:
   description:
-    - By name, what the environment is after the step. C(fresh) says that it must be made (anew), C(plan) what was or
-      would be done, one line for each package, C(damaged) which packages lack files, C(packages) versions by name,
-      C(digest) a word that is equal where Python and packages are, C(editable) which packages are editable
-      installations, C(key) a word that is equal where one set would do, C(locked) whether a lock came with it.
+    - By name, the state of the environment after the step. C(fresh) says that it must be created or recreated, C(plan)
+      what was or would be done, one line for each package, C(damaged) which packages lack files, C(packages) versions
+      by name, C(digest) a word that is equal if Python and packages are, C(editable) which packages are editable
+      installations, C(key) a word that is equal if one set is sufficient, C(locked) whether it came with a lock.
   type: dict
   returned: always
 locks:
-  description: By name, the text of the lock; empty where check mode lacks what that needs. Of the step V(resolve).
+  description: By name, the text of the lock, from the step V(resolve); empty if check mode lacks what that needs.
   type: dict
   returned: always
 missing_pythons:
@@ -118,18 +120,18 @@ def listed(found: dict[str, str]) -> str:
 
 
 def bring(versions: list[str], uv: Uv) -> None:
-    """Have uv bring versions of Python.
+    """Have uv install versions of Python.
 
     Raises:
-        Fault: It could not; with what to do then.
+        Fault: It could not; the text says what to do.
     """
     try:
         with uv.take_turn():
             uv.run("python", "install", "--no-bin", "--reinstall", *versions)
     except Fault as exc:
         raise Fault(
-            "uv did not bring Python %s, which python_version or python_more_versions asks for: %s; uv takes its builds"
-            " from GitHub: where a worker cannot reach that, name a mirror's list in python_uv_downloads_json_url, or"
+            "uv did not install Python %s, which python_version or python_more_versions asks for: %s; uv downloads its"
+            " builds from GitHub: if a worker cannot reach it, name a mirror's list in python_uv_downloads_json_url, or"
             " set python_source to deadsnakes or distribution" % (", ".join(versions), exc)
         ) from exc
 
@@ -147,13 +149,11 @@ def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
         if step == "look" or module.check_mode:  # Its account comes with the rest.
             environment = Environment(wanted, Uv(program, module.params["cache_dir"], timeout))
             return "" if step == "resolve" else environment.unmade()
-        raise Fault(
-            "there is no account %s, who is to own it; set owner, or make the account" % wanted["owner"]
-        ) from None
+        raise Fault("there is no account %s to own it; set owner, or create the account" % wanted["owner"]) from None
     reason = stranger_in(wanted["path"], account.pw_uid)
     if reason:
         raise Fault(
-            "%s would run what others than root%s could change: %s; give it another path or owner"
+            "%s would run code that others than root%s could change: %s; give it another path or owner"
             % (wanted["owner"], " and %s" % wanted["owner"] if account.pw_uid else "", reason)
         )
     mine = account.pw_uid == os.geteuid()
@@ -166,7 +166,7 @@ def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
     def act() -> Any:
         environment = Environment(wanted, uv)
         try:
-            # Check mode has brought neither uv nor a Python.
+            # Check mode has installed neither uv nor a Python.
             if step == "resolve" and module.check_mode and not environment.can_resolve():
                 return ""
             return getattr(environment, step)()

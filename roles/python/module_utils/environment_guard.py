@@ -1,6 +1,6 @@
 """Whether only an environment's owner decides what runs in it; runs on Python 3.8.
 
-The programs of an environment run with its owner's rights, so that whoever else can change them has these rights.
+The programs of an environment run with its owner's rights, so anybody else who can change them has these rights.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def stranger(path: str, uid: int) -> str:
         try:
             entry = os.lstat(entry_path)
         except (FileNotFoundError, NotADirectoryError):
-            return "everybody may make entries in %s" % here if open_to_all else ""
+            return "everybody can create files in %s" % here if open_to_all else ""
         if entry.st_uid not in (0, uid):
-            return "%s belongs to the uid %d" % (entry_path, entry.st_uid)
+            return "%s belongs to uid %d" % (entry_path, entry.st_uid)
         if stat.S_ISLNK(entry.st_mode):
             links += 1
             if links > LINKS:
@@ -43,12 +43,12 @@ def stranger(path: str, uid: int) -> str:
             names = target.split("/") + names
             here = "/" if target.startswith("/") else here
             continue
-        # People's groups are theirs to choose, root's rights are not.
+        # People choose their groups themselves, but root's rights must not depend on a group.
         others = stat.S_IWOTH | (stat.S_IWGRP if uid == 0 and entry.st_gid else 0)
-        # In a directory such as /tmp nobody can take away what is there.
+        # In a directory such as /tmp nobody else can remove what exists.
         open_to_all = bool(stat.S_ISDIR(entry.st_mode) and entry.st_mode & stat.S_ISVTX and entry.st_mode & others)
         if entry.st_mode & others and not open_to_all:
-            return "others may write in %s" % entry_path
+            return "others can write in %s" % entry_path
         here = entry_path
     return ""
 

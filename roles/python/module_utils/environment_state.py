@@ -1,4 +1,4 @@
-"""What a virtual environment holds, read without any program; runs on Python 3.8."""
+"""What a virtual environment contains, read without running a program; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import re
 
 _DIST_INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
 
-#: Files that running the packages changes, and that no package therefore keeps as they were installed.
+#: Files that change when the packages run, and that therefore do not stay as they were installed.
 _VOLATILE = (".pyc", ".pyo")
 
 
@@ -52,8 +52,8 @@ def python_version(path: str) -> str:
 def digest(version: str, found: dict[str, str]) -> str:
     """Return the digest of a Python and of the names and versions of packages.
 
-    It is computed as the launcher's host program does (tpu_ops/host/probe.py), so that the word which a training run
-    compares is the one which the roles report.
+    It is computed as the launcher does (tpu_ops/host/probe.py), so that training runs compare the same word that the
+    roles report.
     """
     listed = ["python=" + version] + ["%s=%s" % item for item in sorted(found.items())]
     return hashlib.sha256("\n".join(listed).encode()).hexdigest()[:12]
@@ -85,7 +85,7 @@ def intact(directory: str) -> bool:
 
 
 def damaged(path: str) -> list[str]:
-    """Return the packages of an environment of which files are missing or have another length than recorded."""
+    """Return the packages of an environment with files that are missing or have another length than recorded."""
     return [name for name, (_, entry) in dist_infos(path).items() if not intact(entry)]
 
 
@@ -101,7 +101,7 @@ def pins(lock: str) -> dict[str, str]:
 
 def fully_hashed(lock: str) -> bool:
     """Given the text of a lock file, return whether it has a hash for everything that it names."""
-    # A requirement may go on over lines that end in a backslash.
+    # A requirement can continue over lines that end in a backslash.
     logical = re.sub(r"\\\n", " ", lock).splitlines()
     entries = [line for line in logical if line.strip() and not line.lstrip().startswith(("#", "-"))]
     return bool(entries) and all("--hash=" in line for line in entries)

@@ -29,13 +29,13 @@ from ansible.module_utils.environment_state import (
 #: uv's report of a package that it adds, removes or reinstalls.
 PLAN = re.compile(r"^ ([+~-]) (\S+)", re.MULTILINE)
 
-#: What uv says where the index has no such version, or its page in the cache is from before there was one.
+#: What uv says if the index has no such version, or if its cached page is older than that version.
 NO_VERSION = re.compile(r"there is no version of\s+([\w.-]+)===?")
 
-#: File in an environment from before its packages change until its proof has passed.
+#: File that exists in an environment from before its packages change until its proof has passed.
 UNPROVED = ".tpu_ops-unproved"
 
-#: What an environment of one version of Python consists of, the file that makes it one last; the rest is people's.
+#: The parts of an environment that belong to one Python version, the file that makes it one last; the rest is people's.
 PARTS = ("bin", "etc", "include", "lib", "lib64", "share", "pyvenv.cfg")
 #: Directories in an environment with the parts that it had for another Python, until the new ones are complete.
 KEPT = ".old-%Y%m%dT%H%M%SZ"
@@ -46,13 +46,13 @@ START = 60.0
 
 
 class Fault(Exception):
-    """What keeps the work from being done, in words for people."""
+    """What keeps the work from being done, as a message for people."""
 
 
 def plan_lines(report: str) -> list[str]:
     """Given what uv wrote to stderr, return one line for each package that it changes or would change."""
     found = PLAN.findall(report)
-    # A dry run gives what is installed anew both signs, and not the third one.
+    # A dry run marks what is reinstalled with both signs instead of the third one.
     again = {name for sign, name in found if sign == "-"} & {name for sign, name in found if sign == "+"}
     signs = [("~" if name in again else sign, name) for sign, name in found]
     return ["%s %s" % pair for pair in dict.fromkeys(signs)]
@@ -70,7 +70,7 @@ def runs_version(python: str) -> str:
     """Return the version of a Python as major.minor; empty where it does not run.
 
     Raises:
-        Fault: It runs, and does not answer.
+        Fault: It runs but does not answer.
     """
     try:
         return subprocess.run(
@@ -83,7 +83,7 @@ def runs_version(python: str) -> str:
             check=True,
         ).stdout.strip()
     except subprocess.TimeoutExpired as exc:
-        raise Fault("%s did not say its version within %g s; nothing was done to it" % (python, exc.timeout)) from exc
+        raise Fault("%s did not report its version within %g s; it was left as it is" % (python, exc.timeout)) from exc
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -99,15 +99,16 @@ class Uv:
     def run(self, *arguments: str, place: str = "/") -> tuple[str, str]:
         """Run uv and return what it wrote to stdout and stderr.
 
-        Pages of the index count for ten minutes, in each worker's own cache: a version that one has found may
-        be younger than the page of another. Of packages without the version that is asked for they are fetched anew.
+        Pages of the index stay valid for ten minutes in each worker's own cache, so a version that one worker has found
+        may be newer than another worker's page. For packages without the requested version, the pages are fetched
+        again.
 
         Args:
             arguments: What to tell it.
             place: Where it installs, which decides whether links to the cache are possible.
 
         Raises:
-            Fault: It did not end well; the text has its own words.
+            Fault: It failed; the text includes its message.
         """
         anew: list[str] = []
         while True:
@@ -156,7 +157,7 @@ class Uv:
                 if time.monotonic() > deadline:
                     lock.close()
                     raise Fault(
-                        "another installation has held %s for %d s; let it end, or end it, and run again"
+                        "another installation has held %s for %d s; wait for it to end, or end it, and run again"
                         % (lock.name, self.timeout)
                     ) from None
                 time.sleep(0.2)  # polls the lock until the deadline
@@ -191,7 +192,7 @@ class Environment:
         return ".".join(python_version(self.path).split(".")[:2])
 
     def is_fresh(self) -> bool:
-        """Return whether the environment must be made, or made anew."""
+        """Return whether the environment must be created or recreated."""
         return not self.runs() and self.made_for() != str(self.wanted["python_version"])
 
     def install(self, directory: str, *options: str) -> list[str]:
@@ -220,7 +221,7 @@ class Environment:
         return requirements, ["--constraints", constraints]
 
     def kept(self) -> list[str]:
-        """Return the directories with what the environment was for another Python."""
+        """Return the directories with the environment's previous contents, for another Python."""
         names = sorted(os.listdir(self.path)) if os.path.isdir(self.path) else []
         return [os.path.join(self.path, name) for name in names if IS_KEPT.fullmatch(name)]
 
@@ -248,7 +249,7 @@ class Environment:
         }
 
     def key(self) -> str:
-        """Return a word that is equal where one set of packages would do for several hosts."""
+        """Return a word that is equal for hosts that can share one set of packages."""
         names = ("python_version", "requirements", "constraints", "find_links")
         parts = [platform.machine(), *(str(self.wanted[name]) for name in names)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
@@ -265,20 +266,20 @@ class Environment:
             plan = self.install(directory, "--dry-run")
         plan += ["- %s" % name for name in self.surplus()]
         if self.wanted["proof"] and os.path.exists(self.unproved):
-            plan.append("~ what did not work")
+            plan.append("~ packages that did not work")
         plan += ["- %s" % path for path in self.kept()]
         return self.report(plan, fresh=False)
 
     def unmade(self) -> dict[str, Any]:
-        """Return what would be done where no environment is that will do, without running anything."""
+        """Return what would be done if there is no usable environment, without running anything."""
         pinned = ["%s==%s" % pin for pin in pins(self.wanted["lock"]).items()]
         plan = ["+ %s" % name for name in pinned or self.wanted["requirements"]]
         if os.path.lexists(os.path.join(self.path, "pyvenv.cfg")):
-            plan.insert(0, "~ Python %s, which was %s" % (self.wanted["python_version"], self.made_for() or "unknown"))
+            plan.insert(0, "~ Python %s (was %s)" % (self.wanted["python_version"], self.made_for() or "unknown"))
         return self.report(plan, fresh=True)
 
     def resolve(self) -> str:
-        """Return the text of a lock that satisfies the requirements, with the versions that are there where they do."""
+        """Return the text of a lock that satisfies the requirements, keeping installed versions as far as they do."""
         wanted = self.wanted
         with tempfile.TemporaryDirectory() as directory:
             there = {} if self.is_fresh() else packages(self.path)
@@ -302,15 +303,15 @@ class Environment:
         names = [name for name in pins(lock) if re.fullmatch(self.wanted["forbidden"], name)]
         if names:
             raise Fault(
-                "%s would get packages that it must not have: %s; ask for a build without them"
+                "%s would get packages that it must not have: %s; request a build without them"
                 % (self.path, ", ".join(names))
             )
 
     def make(self) -> None:
-        """Make the environment, or have its Python run again; what was there for another Python is put beside it.
+        """Create the environment, or make its Python run again; its contents for another Python are kept next to it.
 
         Raises:
-            Fault: What is there is no environment.
+            Fault: What exists there is not an environment.
         """
         if os.path.lexists(self.path) and not os.path.isdir(self.path):
             raise Fault(
@@ -319,10 +320,10 @@ class Environment:
             )
         os.makedirs(self.path, mode=0o755, exist_ok=True)
         names = os.listdir(self.path)
-        # An interrupted run may have kept everything and made nothing yet.
+        # An interrupted run may have kept everything and created nothing yet.
         if names and "pyvenv.cfg" not in names and not self.kept():
             raise Fault(
-                "%s is in the way: it is not empty and no virtual environment; move it elsewhere, or give the"
+                "%s is in the way: it is not empty and not a virtual environment; move it elsewhere, or give the"
                 " environment another path" % self.path
             )
         if self.is_fresh():
@@ -334,7 +335,7 @@ class Environment:
         self.uv.run("venv", "--no-project", "--allow-existing", "--python", *self.interpreter, self.path)
 
     def fill(self) -> dict[str, Any]:
-        """Bring the environment to its set, and return what it is and was done to it.
+        """Give the environment its set of packages, and return its state and what was done.
 
         Raises:
             Fault: uv failed, or the proof did.
@@ -356,11 +357,11 @@ class Environment:
                 shutil.rmtree(path)
             except OSError as exc:
                 way = "it may hold somebody else's files; remove it by hand, then run again"
-                raise Fault("%s: what the environment was before cannot be removed: %s; %s" % (path, exc, way)) from exc
+                raise Fault("%s: the previous environment cannot be removed: %s; %s" % (path, exc, way)) from exc
         return self.report(remade + plan + ["- %s" % name for name in gone], fresh=False)
 
     def prove(self) -> None:
-        """Run the proof, until which the environment counts as one that does not work.
+        """Run the proof; until it passes, the environment counts as not working.
 
         Raises:
             Fault: It failed.
@@ -377,7 +378,7 @@ class Environment:
             check=False,
         )
         if done.returncode:
-            raise Fault("%s is filled, and does not work: %s" % (self.path, done.stdout.strip()[-2000:]))
+            raise Fault("%s is filled but does not work: %s" % (self.path, done.stdout.strip()[-2000:]))
         os.unlink(self.unproved)
 
 
@@ -397,7 +398,7 @@ def check_owner(path: str, account: pwd.struct_passwd) -> None:
     """
     if os.path.lexists(path) and os.lstat(path).st_uid != account.pw_uid:
         raise Fault(
-            "%s belongs to the uid %d and not to %s; remove or rename it, or give it to %s with all that is in it"
+            "%s belongs to uid %d and not to %s; remove or rename it, or chown -R it to %s"
             % (path, os.lstat(path).st_uid, account.pw_name, account.pw_name)
         )
 
@@ -406,7 +407,7 @@ def give(path: str, account: pwd.struct_passwd) -> None:
     """Make the directory of an environment that somebody else than root is to own, where it is missing.
 
     Raises:
-        Fault: Somebody else could have a say in what is made.
+        Fault: Somebody else could influence what is created.
     """
     if os.path.lexists(path):
         return
@@ -419,7 +420,7 @@ def give(path: str, account: pwd.struct_passwd) -> None:
         if entry.st_uid == account.pw_uid and here == parent and not os.path.islink(here):
             return  # The owner can make it alone.
         if os.path.islink(here) or entry.st_uid or entry.st_mode & 0o022:
-            raise Fault("%s can be written by others than root; make %s yourself" % (here, path))
+            raise Fault("%s is writable by others than root; create %s yourself" % (here, path))
         if here == "/":
             break
         here = os.path.dirname(here)
@@ -429,7 +430,7 @@ def give(path: str, account: pwd.struct_passwd) -> None:
 
 
 def brought(directory: str, version: str) -> str:
-    """Return the program of a version that uv brought; empty where there is none that runs."""
+    """Return the program of a version that uv installed; empty if there is none that runs."""
     for path in sorted(glob.glob("%s/*-%s.*/bin/python%s" % (glob.escape(directory), version, version))):
         if runs_version(path) == version:
             return path

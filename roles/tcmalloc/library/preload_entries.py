@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that takes one library out of LD_PRELOAD wherever it is set; runs on Python 3.8."""
+"""Module that removes one library from LD_PRELOAD wherever it is set; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ansible.module_utils.text_files import changed_lines, replace
 
 DOCUMENTATION = r"""
 module: preload_entries
-short_description: Take one library out of LD_PRELOAD wherever it is set
+short_description: Remove one library from LD_PRELOAD wherever it is set
 options:
   files:
     description:
-      - Files to look into, as shell patterns. A file named ld.so.preload is read as a list of libraries, pam_env.conf
-        in its own syntax, all others as assignments that a shell or pam_env reads.
+      - Files to check, as shell patterns. A file named ld.so.preload is read as a list of libraries, pam_env.conf in
+        its own syntax, all others as assignments that a shell or pam_env reads.
     type: list
     elements: str
     required: true
@@ -30,7 +30,7 @@ author: [tpu_ops]
 """
 
 EXAMPLES = r"""
-- name: Take TCMalloc out of LD_PRELOAD
+- name: Remove TCMalloc from LD_PRELOAD
   preload_entries:
     files: [/etc/environment]
     library: libtcmalloc
@@ -46,7 +46,7 @@ files:
 #: An expansion with a word of its own (group 1 to 3), or the output of a command; neither with another one inside.
 EXPANSION = r"\$\{(\w+)(:?[-=+])([^{}\n]*)\}"
 OUTPUT = r"\$\([^()\n]*\)|`[^`\n]*`"
-#: What one entry of the list consists of, and what stands between two.
+#: The parts of one entry of the list, and what separates two entries.
 PARTS = re.compile(r"%s|%s|[^\s:$`]+|\$\{[^{}\n]*\}|." % (EXPANSION, OUTPUT))
 SPLIT = re.compile(r"((?:\$\{[^{}\n]*\}|%s|[^\s:])+)" % OUTPUT)
 
@@ -74,13 +74,13 @@ def keep_entries(value: str, library: str) -> str:
 
 
 def keep_parts(entry: str, library: str) -> str:
-    """Given one entry of the list, return what is left of it without the library: expansions that join it to others."""
+    """Given one entry of the list, return what is left without the library: expansions that join it to others."""
     kept = []
     is_library = False
     for part in PARTS.finditer(entry):
         text, name, operator, word = part.group(0, 1, 2, 3)
         if name:
-            # A separator at the ends of the word joins it to what stands beside the expansion.
+            # A separator at an end of the word joins it to what is next to the expansion.
             inner = keep_entries(word, library)
             kept.append((True, text if inner == word else "${%s%s%s}" % (name, operator, inner)))
         elif text[:2] == "$(" or text[0] == "`":
@@ -108,8 +108,8 @@ def strip_list(text: str, library: str) -> str:
 def strip_assignments(text: str, library: str, pattern: re.Pattern[str], *, commands: bool) -> str:
     """Given the text of a file of assignments, return it without the library in any value that the pattern finds.
 
-    An assignment that is left empty goes, and its line with it where nothing else stands there. Where a shell would
-    miss a command then, an empty value or the command `:` stays.
+    An assignment that becomes empty is removed, with its line if nothing else is in it. If a shell would then miss a
+    command, an empty value or the command `:` is left.
     """
     lines: list[str] = []
     for line in text.splitlines(True):
@@ -197,10 +197,12 @@ def main() -> None:
         after = strip(path, before, library)
         shell = broken_for(before, after) if after != before and is_for_shells(path) else ""
         if shell:
-            faults.append("%s: %s could not read it any more without %s; take it out by hand" % (path, shell, library))
+            faults.append(
+                "%s: %s could no longer read it without %s; remove the entry by hand" % (path, shell, library)
+            )
             continue
         for number in lines_left(path, after, library):
-            module.warn("%s, line %d: %s stands there in a way that is not understood" % (path, number, library))
+            module.warn("%s, line %d: %s is used there in a way that is not understood" % (path, number, library))
         if after == before:
             continue
         diffs.append(changed_lines(path, before, after))

@@ -1,4 +1,4 @@
-"""Filters that hold the people of a worker against its accounts; no effects, so that their tests are tables.
+"""Filters that compare the people of a worker with its accounts; no side effects, so that their tests are tables.
 
 A person is what the filter `people_here` returns, the state what the module `people_state` does, accounts and groups
 are facts of the worker.
@@ -17,7 +17,7 @@ LAUNCHER_GROUP = "tpu-run"
 
 HEADER = "# Written by Ansible; changes are lost.\n"
 
-#: In a person's file of keys, before the groups that the list gave: how they are known when they leave the list.
+#: In a person's file of keys, before the groups that the list gave, so that they are known when they leave the list.
 GROUPS_LINE = "# Groups: "
 
 
@@ -33,7 +33,7 @@ def people_groups(people: list[Person]) -> list[str]:
 def people_changes(people: list[Person], worker: dict[str, Any], state: State) -> list[Person]:
     """Return the accounts to make or correct, as arguments of ansible.builtin.user.
 
-    Those of people present that differ, and those of unlisted ones that are in the launcher's group or another one that
+    Accounts of people present that differ, and of unlisted people who are in the launcher's group or another one that
     the list gave them.
 
     Args:
@@ -59,7 +59,7 @@ def people_changes(people: list[Person], worker: dict[str, Any], state: State) -
                 "returns": person["name"] in state["ownerless_homes"],
             }
         )
-    # Whoever leaves loses the groups with the account.
+    # People who leave lose the groups with the account.
     listed = {person["name"] for person in people}
     for name in sorted({*worker["groups"].get(LAUNCHER_GROUP, []), *state["given_groups"]} - listed):
         loses = set(accounts[name]["groups"]) & _given(name, state) if name in accounts else set()
@@ -70,7 +70,7 @@ def people_changes(people: list[Person], worker: dict[str, Any], state: State) -
 
 
 def _given(name: str, state: State) -> set[str]:
-    """Return the groups of a person that are the list's to take back."""
+    """Return the groups of a person that the list may revoke."""
     return {LAUNCHER_GROUP, *state["given_groups"].get(name, [])}
 
 
@@ -86,9 +86,9 @@ def _differs(person: Person, account: dict[str, Any], state: State) -> bool:
 
 
 def people_leaving(people: list[Person], worker: dict[str, Any], state: State) -> list[dict[str, str]]:
-    """Return name and home of those who are to be absent and are not yet, or whose home is no longer to be kept.
+    """Return name and home of people who should be absent but are not yet, or whose home should no longer be kept.
 
-    Of all who are to be absent, where nothing that is done is to be skipped.
+    If done work is not to be skipped, of all people who should be absent.
     """
     return [
         {"name": person["name"], "home": person["home"]}
@@ -145,11 +145,12 @@ def people_refusals(
         worker: The worker's facts `accounts`.
         state: What `people_state` found.
         connecting_user: The account that Ansible logs in with.
-        own_keys: The public keys that it may do so with, as far as they are known; one of them at least must stay.
+        own_keys: The public keys that it may use for that, as far as they are known; at least one of them must stay.
     """
     accounts = worker["accounts"]
     faults = [
-        f"{name}: the new account would live in /home/{name}, which is {owner}'s; move it away, or choose another name"
+        f"{name}: the home of the new account would be /home/{name}, which belongs to {owner}; move it away, or choose"
+        " another name"
         for name, owner in state["taken_homes"].items()
     ]
     faults += [state["keys_fault"]] if state["keys_fault"] else []
@@ -160,16 +161,16 @@ def people_refusals(
     # Any one of them may be the way in.
     mine = before.intersection(" ".join(key.split()[:2]) for key in own_keys)
     if before and (not after or (mine and not mine & after)):
-        faults.append(f"{connecting_user}: keys: the key of this account would be gone; {way}")
+        faults.append(f"{connecting_user}: keys: the key of this account would be removed; {way}")
     others = {connecting_user, *(f"%{group}" for group in accounts.get(connecting_user, {}).get("groups", []))}
     keeps = (me is not None and _full(me)) or others & set(state["other_sudo"])
     if connecting_user in state["role_sudo"] and not keeps:
-        faults.append(f"{connecting_user}: sudo: the right of this account to become root would be gone; {way}")
+        faults.append(f"{connecting_user}: sudo: this account would no longer be able to become root; {way}")
     return faults
 
 
 def metadata_people(people: list[Person], names: list[str]) -> dict[str, list[str]]:
-    """Return, for each name, the keys that are hers by the list: those that the metadata may go on holding."""
+    """Return, for each name, the keys that the list gives the person: those that may stay in the metadata."""
     return {
         name: [
             " ".join(key.split()[:2]) for person in _present(people) if person["name"] == name for key in person["keys"]
@@ -191,11 +192,12 @@ def people_report(workers: Mapping[str, Mapping[str, Any]], directory: str) -> l
     for host, variables in workers.items():
         state = variables.get("__users_state", {})
         lines = [
-            f"{directory}/{name} is not this role's, and stays; list its owner in users_people, or remove it"
+            f"{directory}/{name} does not belong to this role and stays; list its owner in users_people, or remove it"
             for name in state.get("foreign_key_files", [])
         ]
         lines += [
-            f"{name}: the home belonged to number {number}, which no account has, and is given to {name} with all in it"
+            f"{name}: the home belonged to uid {number}, which no account has, and is given to {name} with everything"
+            " in it"
             for name, number in state.get("numbered_homes", {}).items()
         ]
         for name, found in state.get("foreign", {}).items():
@@ -206,15 +208,15 @@ def people_report(workers: Mapping[str, Mapping[str, Any]], directory: str) -> l
             hosts.setdefault(line, []).append(host)
     asked = json.dumps({"users_remove_metadata_keys": sorted(agents)})
     way = (
-        "the guest agent takes its keys from the metadata's ssh-keys. To take these out of their nodes' metadata:"
-        f" ansible-playbook playbooks/users.yml -e '{asked}'. What is left then is in the project's: gcloud compute"
-        " project-info describe, and add-metadata --metadata-from-file=ssh-keys=keys.txt"
+        "the guest agent gets its keys from ssh-keys in the metadata. To remove these from their nodes' metadata:"
+        f" ansible-playbook playbooks/users.yml -e '{asked}'. What is left after that is in the project's metadata:"
+        " gcloud compute project-info describe, and add-metadata --metadata-from-file=ssh-keys=keys.txt"
     )
     return [f"{line} ({', '.join(found)})" for line, found in hosts.items()] + ([way] if agents else [])
 
 
 def _taken(workers: Mapping[str, Mapping[str, Any]]) -> set[tuple[Any, str]]:
-    """Return of which nodes and people this run has taken keys out of the metadata."""
+    """Return the nodes and people whose keys this run has removed from the metadata."""
     return {
         (variables.get("tpu_node_label"), line.strip().partition(":")[0])
         for variables in workers.values()
@@ -224,10 +226,12 @@ def _taken(workers: Mapping[str, Mapping[str, Any]]) -> set[tuple[Any, str]]:
 
 def _foreign_lines(name: str, found: dict[str, Any]) -> list[str]:
     gone = found["state"] == "absent"
-    agent = "the metadata's ssh-keys name this account, and would make it anew" if gone else "Google's guest agent adds"
+    agent = "ssh-keys in the metadata name this account and would recreate it" if gone else "Google's guest agent adds"
     lines = [f"{name}: {agent}: {key}" for key in found["agent"]]
-    lines += [f"{name}: ~/.ssh/authorized_keys holds {key}, which is not in the list of keys" for key in found["own"]]
-    lines += [f"{name}: sudo is full, whatever the list says, through a rule of {rule}" for rule in found["root"]]
+    lines += [
+        f"{name}: ~/.ssh/authorized_keys contains {key}, which is not in the list of keys" for key in found["own"]
+    ]
+    lines += [f"{name}: sudo is full, whatever the list says, because of a rule for {rule}" for rule in found["root"]]
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Filters that judge the people of a fleet as they are listed; no effects, so that their tests are tables."""
+"""Filters that check the people of a fleet as they are listed; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Person = dict[str, Any]
 #: What useradd of Debian and Ubuntu accepts without being forced.
 NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 #: What makes it one.
-LETTERS = "give at most 32 small letters, digits, - and _, and no digit or - first"
+LETTERS = "use at most 32 lowercase letters, digits, - and _, not starting with a digit or -"
 
-#: What may stand in a field of /etc/passwd (passwd(5)).
+#: What a field of /etc/passwd can contain (passwd(5)).
 FIELD = re.compile(r"[^:\n\x00-\x1f]*")
 SHELL = re.compile(r"/[^:\s]+")
 
@@ -38,14 +38,14 @@ ED25519_BYTES = 32
 #: Bits of an RSA key that sshd accepts (RequiredRSASize in sshd_config(5)).
 RSA_BITS = 1024
 
-#: Numbers of people's accounts, system's and nobody's aside (Debian Policy 9.2.2).
+#: User IDs of people's accounts, without those of the system and of nobody (Debian Policy 9.2.2).
 PEOPLE_UIDS = range(1000, 60000)
 
-#: Shells that a package of the same name brings, and nothing else does; where packages put them.
+#: Shells that only a package of the same name provides; where packages put them.
 SHELLS = ("elvish", "fish", "mksh", "tcsh", "xonsh", "yash", "zsh")
 SHELL_DIRECTORIES = ("/bin", "/usr/bin")
 
-#: How the names of a fleet's file end (the inventory plugin, `verify_file`).
+#: Endings of the names of a fleet's file (the inventory plugin, `verify_file`).
 FLEET_FILES = ("tpu_vm.yml", "tpu_vm.yaml")
 
 #: The group whose members may start and stop runs.
@@ -57,18 +57,18 @@ ROOT_GROUPS = ("root", "sudo", "admin", "wheel", "google-sudoers")
 
 def key_fault(key: str) -> str:
     """Given one line of authorized_keys without options, return what is wrong with it, or the empty string."""
-    # Asked first: a private key has more than one line as well.
+    # Checked first: a private key also has more than one line.
     if "PRIVATE KEY" in key:
-        return "this is a private key; give the public one, and replace the pair"
+        return "this is a private key; give the public one, and replace the key pair"
     if "\n" in key.strip():
-        return "more than one line; list each key by itself"
+        return "more than one line; list each key separately"
     kind, _, rest = key.strip().partition(" ")
     if kind.startswith(("/", "~", "./")) or kind.endswith(".pub"):
-        return "this is a path; give the text in the file, or have lookup('ansible.builtin.file', PATH) read it"
+        return "this is a path; give the content of the file, or read it with lookup('ansible.builtin.file', PATH)"
     if kind not in KEY_TYPES:
         options = set(rest.split()) & KEY_TYPES.keys()
         said = f"starts with '{kind[:40]}', not with a key type such as ssh-ed25519"
-        return "has options before the type, which are not supported; give type and key alone" if options else said
+        return "has options before the type, which are not supported; give only type and key" if options else said
     try:
         blob = base64.b64decode(rest.strip().split(" ")[0], validate=True)
     except (binascii.Error, ValueError):
@@ -81,9 +81,9 @@ def _blob_fault(kind: str, blob: bytes) -> str:
     fields = _fields(blob)
     whole = fields is not None and len(fields) == KEY_TYPES[kind] + 1 and all(fields) and fields[0] == kind.encode()
     if not whole or fields is None or (kind == "ssh-ed25519" and len(fields[1]) != ED25519_BYTES):
-        return f"is cut off, or not of the type {kind}; copy the whole line of the .pub file"
+        return f"is truncated, or not of the type {kind}; copy the whole line of the .pub file"
     if kind == "ssh-rsa" and int.from_bytes(fields[2], "big").bit_length() < RSA_BITS:
-        return f"has fewer than {RSA_BITS} bits, and sshd refuses it; make another pair: ssh-keygen -t ed25519"
+        return f"has fewer than {RSA_BITS} bits, so sshd refuses it; create another pair: ssh-keygen -t ed25519"
     return ""
 
 
@@ -126,13 +126,13 @@ def people_faults(
             if not _belonging([person], place):
                 continue
             faults += [
-                f"{where}: groups: {group} is a person of the list; choose a name that is nobody's"
+                f"{where}: groups: {group} is the name of a listed person; choose another name"
                 for group in map(str, person.get("groups", []))
                 if group in own_groups - {*ROOT_GROUPS, LAUNCHER_GROUP}
             ]
             if name and first.setdefault(name, entry) != entry:
                 faults.append(
-                    f"{where}: listed twice, first as {first[name]}; take one out, or give each nodes of its own"
+                    f"{where}: listed twice, first as {first[name]}; remove one of them, or give each its own nodes"
                 )
             if person.get("state", "present") == "absent" and name == connecting_user:
                 faults.append(
@@ -145,18 +145,18 @@ def people_faults(
 def _uid_faults(name: str, uid: Any, entry: str, numbers: dict[str, tuple[Any, str]]) -> list[str]:
     """Return what is wrong with a person's uid among those before, and add it to them: name -> uid and its entry.
 
-    The whole fleet counts, wherever its people belong: NFS and disks carry numbers from node to node.
+    The whole fleet counts, wherever its people belong: NFS and disks carry user IDs from node to node.
     """
     if not str(uid).isdigit() or int(uid) not in PEOPLE_UIDS:
         return [f"uid must be a number from {PEOPLE_UIDS[0]} to {PEOPLE_UIDS[-1]}, not {uid}"]
     faults = [
-        f"uid {uid} is {other}'s, in {place}; each person has one of her own"
+        f"uid {uid} is already {other}'s, in {place}; give each person a different one"
         for other, (number, place) in numbers.items()
         if number == int(uid) and other != name
     ]
     number, place = numbers.setdefault(name, (int(uid), entry))
     if number != int(uid):
-        faults.append(f"uid {uid} is another than in {place}, {number}; a person has the same everywhere")
+        faults.append(f"uid {uid} differs from {number} in {place}; a person needs the same uid everywhere")
     return faults
 
 
@@ -172,11 +172,11 @@ def _person_faults(person: Person) -> list[str]:
         faults.append("shell must be an absolute path")
     for group in map(str, person.get("groups", [])):
         if group in ROOT_GROUPS:
-            faults.append(f"groups: {group} makes people root; say sudo: full")
+            faults.append(f"groups: {group} makes people root; set sudo: full instead")
         elif group == LAUNCHER_GROUP:
-            faults.append(f"groups: {group} is given by sudo: launcher; say that")
+            faults.append(f"groups: {group} is given by sudo: launcher; set that instead")
         elif not NAME.fullmatch(group):
-            faults.append(f"groups: '{group[:40]}' is no name of a group; {LETTERS}")
+            faults.append(f"groups: '{group[:40]}' is not a group name; {LETTERS}")
     for index, key in enumerate(person.get("keys", [])):
         if fault := key_fault(str(key)):
             faults.append(f"keys[{index}] {fault}")
@@ -224,7 +224,7 @@ def people_here(people: list[Person], place: dict[str, Any]) -> list[Person]:
 def people_nowhere(lists: dict[str, list[Person]], groups: dict[str, list[str]]) -> list[str]:
     """Return, for each person, nodes and groups of nodes that the inventory does not have, as a sentence.
 
-    Nodes come and go, so that this is no fault; it may be a misspelt name all the same.
+    Nodes come and go, so this is not a fault, but it may be a misspelt name.
 
     Args:
         lists: Variable -> the people that it lists.
@@ -267,7 +267,7 @@ def people_nowhere(lists: dict[str, list[Person]], groups: dict[str, list[str]])
 def shell_faults(
     lists: dict[str, list[Person]], place: dict[str, Any], paths: dict[str, str], coming: list[str]
 ) -> list[str]:
-    """Return login shells that a worker lacks, and that surely no package brings.
+    """Return login shells that a worker lacks and that certainly no package provides.
 
     Args:
         lists: Variable -> the people that it lists.
@@ -276,8 +276,8 @@ def shell_faults(
         coming: Packages that are installed before the accounts are made, `facts_coming_packages`.
     """
     return [
-        f"{where}: shell {shell} is not there, and no package that this playbook installs brings it; add its package to"
-        " shell_packages and run site.yml, or choose another shell"
+        f"{where}: shell {shell} does not exist, and no package that this playbook installs brings it; add its package"
+        " to shell_packages and run site.yml, or choose another shell"
         for where, shell in _lacking(lists, place, paths)
         if _no_package_brings(shell, coming)
     ]
@@ -286,9 +286,10 @@ def shell_faults(
 def shell_warnings(
     lists: dict[str, list[Person]], place: dict[str, Any], paths: dict[str, str], coming: list[str]
 ) -> list[str]:
-    """Return, of what `shell_faults` takes, login shells of which only the packages that come will tell."""
+    """Return, given what `shell_faults` gets, login shells that packages still to be installed may provide."""
     return [
-        f"{where}: shell {shell} is not there yet; unless one of {', '.join(coming)} brings it, the worker is refused"
+        f"{where}: shell {shell} does not exist yet; unless one of {', '.join(coming)} brings it, the worker will be"
+        " refused"
         for where, shell in _lacking(lists, place, paths)
         if not _no_package_brings(shell, coming) and shell.rpartition("/")[2] not in coming
     ]
@@ -312,7 +313,7 @@ def _no_package_brings(shell: str, coming: list[str]) -> bool:
 
 
 def account_faults(lists: dict[str, list[Person]], place: dict[str, Any], worker: dict[str, Any]) -> list[str]:
-    """Return whom the accounts and groups that a worker has do not allow.
+    """Return the people who conflict with the accounts and groups of a worker.
 
     Args:
         lists: Variable -> the people that it lists.
@@ -332,14 +333,14 @@ def _account_faults(person: Person, accounts: dict[str, Any], groups: dict[str, 
     name, uid = str(person.get("name", "")), str(person.get("uid", ""))
     number = accounts[name]["uid"] if name in accounts else None
     if number is not None and number not in PEOPLE_UIDS:
-        return [f"is an account of the system (number {number}); choose another name"]
+        return [f"is a system account (uid {number}); choose another name"]
     if person.get("state", "present") == "absent":
         return []
     faults = []
     if number is None and name in groups:
         # useradd would give it the group that all such accounts share.
         faults.append(
-            "a group of this name is there without such an account; choose another name, or take the group away:"
+            "a group of this name exists without such an account; choose another name, or remove the group:"
             f" groupdel {name}"
         )
     if not uid.isdigit() or not int(uid):
@@ -347,12 +348,12 @@ def _account_faults(person: Person, accounts: dict[str, Any], groups: dict[str, 
     owner = next((other for other, account in accounts.items() if account["uid"] == int(uid)), name)
     if number not in (None, int(uid)):
         faults.append(
-            f"uid: the account has number {number} here, the list says {uid}; list that number, or move the account"
-            f" when nothing of {name} runs: usermod --uid {uid} {name}, and chown what lies outside its home"
+            f"uid: the account has uid {number} here, the list says {uid}; list {number}, or change the account"
+            f" while {name} has no processes: usermod --uid {uid} {name}, and chown what lies outside its home"
         )
     elif owner != name:
         faults.append(
-            f"uid: number {uid} is {owner}'s here; choose another, or let {owner} leave in a run of its own before"
+            f"uid: {uid} belongs to {owner} here; choose another, or let {owner} leave in a separate run before"
         )
     return faults
 
@@ -363,21 +364,23 @@ def removal_faults(names: list[str], connecting_user: str = "", fleet_file: str 
     Args:
         names: The login names in it.
         connecting_user: The account that Ansible logs in with.
-        fleet_file: The inventory file that a node's worker is from, whose settings the API is asked with; None for a
-            host that is no node's worker, of which no metadata are changed.
+        fleet_file: The inventory file that a node's worker comes from, with the settings for the API; None for a host
+            that is not a node's worker, whose metadata are not changed.
     """
     faults = []
     if names and fleet_file is not None and not fleet_file.endswith(FLEET_FILES):
         faults.append(
-            f"users_remove_metadata_keys: the API is asked with the settings of the fleet's tpu_vm.yml, and this worker"
-            f" is from {fleet_file or 'no file'}; give -i the fleet's inventory/tpu_vm.yml"
+            f"users_remove_metadata_keys: the API needs the settings of the fleet's tpu_vm.yml, but this worker"
+            f" is from {fleet_file or 'no file'}; pass the fleet's inventory/tpu_vm.yml with -i"
         )
     for position, name in enumerate(names):
         where = f"users_remove_metadata_keys[{position}]: {name}"
         if not NAME.fullmatch(str(name)):
-            faults.append(f"{where}: is no login name; {LETTERS}")
+            faults.append(f"{where}: is not a login name; {LETTERS}")
         elif name == connecting_user:
-            faults.append(f"{where}: this run logs in with this account, maybe by such a key; connect as another user")
+            faults.append(
+                f"{where}: this run logs in with this account, perhaps with such a key; connect as another user"
+            )
     return faults
 
 

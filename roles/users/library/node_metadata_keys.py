@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that takes ssh keys out of a TPU node's metadata through the Cloud TPU API; runs on the controller."""
+"""Module that removes ssh keys from a TPU node's metadata through the Cloud TPU API; runs on the controller."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ansible.module_utils.basic import AnsibleModule
 
 DOCUMENTATION = r"""
 module: node_metadata_keys
-short_description: Take people's ssh keys out of a TPU node's metadata
+short_description: Remove people's ssh keys from a TPU node's metadata
 description:
-  - Runs on the controller, with the Python that Ansible itself runs by, and asks the Cloud TPU API with the settings
-    and credentials of the fleet.
-  - The API takes metadata as a whole, and keeps whatever was written last. They are read right before they are written;
-    do not change them by another way at the same moment.
+  - Runs on the controller with the Python that runs Ansible, and uses the Cloud TPU API with the settings and
+    credentials of the fleet.
+  - The API accepts metadata only as a whole and keeps whatever was written last. They are read right before they are
+    written; do not change them in another way at the same time.
 options:
   fleet_file:
     description: The fleet's inventory/tpu_vm.yml.
@@ -26,18 +26,18 @@ options:
     required: true
   people:
     description: >-
-      Login name -> the keys of that person, as type and base64, which stay. Lines of all others stay as well.
+      Login name -> the keys of that person that stay, as type and base64. Lines of all other people stay as well.
     type: dict
     required: true
   timeout:
-    description: Seconds to wait for the API to be done.
+    description: Seconds to wait for the API to finish.
     type: int
     default: 300
 author: [tpu_ops]
 """
 
 EXAMPLES = r"""
-- name: Let nobody in as ada by the metadata
+- name: Let nobody log in as ada through the metadata
   node_metadata_keys:
     fleet_file: inventory/tpu_vm.yml
     node: projects/p/locations/us-central2-b/nodes/pod
@@ -47,7 +47,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 removed:
-  description: The lines of the metadata's ssh-keys that were or would be taken out.
+  description: The lines of the metadata's ssh-keys that were or would be removed.
   type: list
   returned: always
 """
@@ -58,7 +58,7 @@ ENTRY = "ssh-keys"
 
 
 def parted(text: str, people: dict[str, list[str]]) -> tuple[list[str], list[str]]:
-    """Given the metadata's ssh-keys and whose keys are to go but for some, return the lines that stay and that go."""
+    """Given the metadata's ssh-keys and people with the keys that stay, return the lines to keep and to remove."""
     stay: list[str] = []
     go: list[str] = []
     for line in text.splitlines():
@@ -84,7 +84,7 @@ def main() -> None:
         from tpu_ops.errors import OpsError
         from tpu_ops.fleet import origin
     except ImportError as exc:
-        module.fail_json(msg=f"{exc}; run ansible-playbook out of the environment that tpu_ops is installed in")
+        module.fail_json(msg=f"{exc}; run ansible-playbook from the environment that tpu_ops is installed in")
     node = module.params["node"]
     try:
         with origin.api(config.load_file(Path(module.params["fleet_file"]))) as tpu:

@@ -23,17 +23,17 @@ short_description: End the processes of people, keep, archive or remove their ho
 options:
   people:
     description: >-
-      Those who leave, each with C(name) and C(home) (keep, archive or remove). A name without an account whose kept
-      home lies there closed is served as well, and one without either has left.
+      The people who leave, each with C(name) and C(home) (keep, archive or remove). A name without an account but with
+      a home that was kept and closed is handled as well; a name with neither has already left.
     type: list
     elements: dict
     required: true
   archive_directory:
-    description: Where homes are archived; made if it is missing, and closed to all but root.
+    description: Directory for archived homes; created if it is missing, and closed to all but root.
     type: path
     required: true
   patience:
-    description: Seconds that processes have to end after SIGTERM before they are killed.
+    description: Seconds that processes get to end after SIGTERM before they are killed.
     type: int
     default: 5
 author: [tpu_ops]
@@ -54,18 +54,18 @@ archives:
   returned: always
 """
 
-#: Seconds for killed processes to be gone; what waits for a device takes longer, and only a reboot ends it.
+#: Seconds for killed processes to disappear; a process that waits for a device takes longer, and only a reboot ends it.
 KILL_TIMEOUT = 30
 #: What systemd and cron would start in the person's name (logind's linger files, cron's spool on Debian).
 STARTERS = ("/var/lib/systemd/linger", "/var/spool/cron/crontabs")
 
 
 class Fault(Exception):
-    """Something that must not go on; the text is for people."""
+    """Something that must not continue; the text is for people."""
 
 
 def processes_of(uid: int, proc: str = "/proc") -> list[int]:
-    """Return the ids of all processes, dead ones aside, one of whose user ids is this one."""
+    """Return the ids of all processes, except dead ones, that have this user ID among theirs."""
     found = []
     for name in os.listdir(proc):
         if not name.isdigit():
@@ -104,12 +104,12 @@ def end_processes(uid: int, patience: float) -> None:
         return
     until = time.monotonic() + KILL_TIMEOUT
     while time.monotonic() < until:
-        # Stopped first, so that none makes another while the list is gone through.
+        # Stopped first, so that none starts another while the list is processed.
         send(signal.SIGSTOP)
         send(signal.SIGKILL)
         if wait(time.monotonic() + 0.5):
             return
-    raise Fault("processes %s survive SIGKILL; reboot the worker and run again" % processes_of(uid))
+    raise Fault("processes %s have survived SIGKILL; reboot the worker and run again" % processes_of(uid))
 
 
 def mounts_below(path: str, mountinfo: str) -> list[str]:
@@ -125,8 +125,8 @@ def home_fault(name: str, home: str, uid: int) -> str:
     except OSError:
         return ""
     if not stat.S_ISDIR(entry.st_mode):
-        return "%s is no directory; set home: keep" % home
-    # A home that somebody else owns is shared, or not a home at all.
+        return "%s is not a directory; set home: keep" % home
+    # A home that somebody else owns is shared, or is not a home.
     if entry.st_uid != uid and not ownerless(name, home):
         return "%s does not belong to %s; set home: keep, or chown it" % (home, name)
     with open("/proc/self/mountinfo", encoding="utf-8") as stream:
@@ -152,14 +152,14 @@ def tar(*arguments: str) -> None:
     )
     if done.returncode:
         said = done.stdout.strip()[-500:] or "exit code %d" % done.returncode
-        raise Fault("tar says: %s; the home is untouched: mend that and run again" % said)
+        raise Fault("tar says: %s; the home is untouched: fix that and run again" % said)
 
 
 def archive(name: str, home: str, directory: str) -> str:
-    """Archive a home, hold the archive against it byte by byte, and return its path.
+    """Archive a home, compare the archive with it byte by byte, and return its path.
 
     Raises:
-        Fault: The archive is not whole; there is none then, and the home is untouched.
+        Fault: The archive is not complete; then there is none, and the home is untouched.
     """
     os.makedirs(directory, mode=0o700, exist_ok=True)
     os.chown(directory, 0, 0)
@@ -198,7 +198,7 @@ def command(*arguments: str, fails: bool = True) -> None:
     )
     if done.returncode and fails:
         said = done.stdout.decode(errors="replace").strip()
-        raise Fault("%s says: %s; mend that and run again" % (arguments[0], said))
+        raise Fault("%s says: %s; fix that and run again" % (arguments[0], said))
 
 
 @contextlib.contextmanager
@@ -213,8 +213,8 @@ def named(name: str) -> Iterator[None]:
 def leave(name: str, home_wish: str, directory: str, patience: int) -> str:
     """Remove a person; return the archive of the home, or the empty string.
 
-    Each step may be done already: a run that was cut short is completed by the next. The account goes last, so that
-    the next run finds it. No login is possible from the first step on.
+    Each step may be done already: an interrupted run is completed by the next. The account is removed last, so that the
+    next run finds it. No login is possible from the first step on.
 
     Raises:
         Fault: Something failed; what was not done yet is untouched.
@@ -236,7 +236,7 @@ def leave(name: str, home_wish: str, directory: str, patience: int) -> str:
         archived = archive(name, home, directory) if home_wish == "archive" else ""
         shutil.rmtree(home)
     elif account and os.path.isdir(home) and os.stat(home).st_uid == account.pw_uid:
-        # The next account may get the same number; nothing of this person is to be its own.
+        # The next account may get the same user ID, and must not own anything of this person.
         handle = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         os.fchown(handle, 0, 0)
         os.fchmod(handle, 0o700)
@@ -247,16 +247,16 @@ def leave(name: str, home_wish: str, directory: str, patience: int) -> str:
 
 
 def sharing_fault(account: pwd.struct_passwd, accounts: list[pwd.struct_passwd]) -> str:
-    """Return whose processes or home would go along with an account, or the empty string."""
+    """Return whose processes or home would be removed together with an account, or the empty string."""
     home = os.path.realpath(account.pw_dir)
     for other in accounts:
         if other.pw_name == account.pw_name:
             continue
         if other.pw_uid == account.pw_uid:
-            return "number %d is %s's as well; give one of them another: usermod --uid" % (other.pw_uid, other.pw_name)
+            return "uid %d is also %s's; give one of them another: usermod --uid" % (other.pw_uid, other.pw_name)
         place = os.path.realpath(other.pw_dir)
         if os.path.isdir(home) and (place + "/").startswith(home.rstrip("/") + "/"):
-            return "%s, the home of %s, would go along; give one of them another: usermod --home" % (
+            return "%s, the home of %s, would be removed as well; give one of them another: usermod --home" % (
                 other.pw_dir,
                 other.pw_name,
             )
@@ -264,7 +264,7 @@ def sharing_fault(account: pwd.struct_passwd, accounts: list[pwd.struct_passwd])
 
 
 def has_left(name: str, home_wish: str) -> bool:
-    """Return whether a person has neither an account nor a home that is no longer to be kept."""
+    """Return whether a person has neither an account nor a home that should no longer be kept."""
     try:
         pwd.getpwnam(name)
     except KeyError:
@@ -273,7 +273,7 @@ def has_left(name: str, home_wish: str) -> bool:
 
 
 def faults_of(people: list[dict[str, str]]) -> list[str]:
-    """Return why people must not be removed, or their homes, of all people."""
+    """Return why people or their homes must not be removed, for all people."""
     faults = []
     for person in people:
         name = person["name"]

@@ -25,7 +25,7 @@ module: people_state
 short_description: Read homes, keys, sudo rules and sshd's configuration of a worker in one call
 options:
   people:
-    description: Those who are listed, each with C(name), C(keys), C(shell), C(sudo) and C(state).
+    description: The listed people, each with C(name), C(keys), C(shell), C(sudo) and C(state).
     type: list
     elements: dict
     required: true
@@ -46,7 +46,7 @@ options:
     type: path
     required: true
   prove:
-    description: Whether to fail where sshd, once it reads its configuration, would not look into O(keys_directory).
+    description: Whether to fail if sshd, once it reads its configuration, would not read O(keys_directory).
     type: bool
     default: false
 author: [tpu_ops]
@@ -64,11 +64,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 expired:
-  description: Whose account has expired, so that it lets nobody in.
+  description: People whose account has expired, so that nobody can log in to it.
   type: list
   returned: always
 homeless:
-  description: Whose account has no home.
+  description: People whose account has no home.
   type: list
   returned: always
 missing_shells:
@@ -76,15 +76,15 @@ missing_shells:
   type: list
   returned: always
 ownerless_homes:
-  description: Names whose home is closed, as it is kept when they leave, or belongs to a number without an account.
+  description: People whose home is closed, as homes are kept when people leave, or belongs to a uid without an account.
   type: list
   returned: always
 taken_homes:
-  description: By name, whose directory stands where an account that is yet to be made would have its home.
+  description: By name of an account that does not exist yet, the owner of the directory where its home would be.
   type: dict
   returned: always
 numbered_homes:
-  description: By name of people present, the number without an account that their home belongs to.
+  description: By name of people present, the uid without an account that their home belongs to.
   type: dict
   returned: always
 key_files:
@@ -92,7 +92,7 @@ key_files:
   type: list
   returned: always
 foreign_key_files:
-  description: Names in the keys directory that are not of the role's files.
+  description: Names in the keys directory that are not the role's files.
   type: list
   returned: always
 given_groups:
@@ -108,11 +108,11 @@ home_keys:
   type: list
   returned: always
 role_sudo:
-  description: Who has sudo by the role's own file.
+  description: People who have sudo through the role's own file.
   type: list
   returned: always
 other_sudo:
-  description: Who, or %group, may execute everything by other files, and is asked for no password.
+  description: Users and %groups that other files allow to execute everything without a password.
   type: list
   returned: always
 sshd_keys_files:
@@ -124,7 +124,7 @@ other_keys_files:
   type: list
   returned: always
 keys_fault:
-  description: Why sshd would not look for keys where O(sshd_file) says, and the way out; empty where it would.
+  description: Why sshd would not look for keys where O(sshd_file) says, and the way out; empty if it would.
   type: str
   returned: always
 sshd_behind:
@@ -133,9 +133,9 @@ sshd_behind:
   returned: always
 foreign:
   description: >-
-    By login name, what the role leaves as it is; C(agent) and C(own) are keys in the home that are not the person's,
-    written by Google's guest agent and by others, C(root) what gives all of sudo beyond what was granted, rules that
-    ask for a password aside where the account has none.
+    By login name, what the role leaves as it is; C(agent) and C(own) are keys in the home that are not in the person's
+    list, written by Google's guest agent and by others, C(root) what gives full sudo beyond what was granted, except
+    rules that ask for a password if the account has none.
   type: dict
   returned: always
 """
@@ -151,8 +151,8 @@ HOME_KEYS = ".ssh/authorized_keys"
 GROUPS = re.compile(r"^# Groups: (.+)$", re.MULTILINE)
 #: A rule that allows every command.
 SUDO_ALL = re.compile(r"^(\S+)\s+\S+\s*=.*(?:[\s:,)])ALL\s*$")
-#: What says whether a password is asked for: the last of these in a rule, else settings for everybody or for some
-#: (sudoers(5)).
+#: What decides whether a password is asked for: the last of these in a rule, otherwise settings for everybody or for
+#: some (sudoers(5)).
 PASSWORD_TAG = re.compile(r"\b(NO)?PASSWD\s*:")
 DEFAULTS = re.compile(r"^Defaults(?::\s*(\S+))?\s+(.*)$")
 SUDOERS = "/etc/sudoers"
@@ -243,7 +243,7 @@ def other_sudoers(own: str) -> str:
 
 
 def with_password(text: str) -> list[str]:
-    """Given the text of /etc/shadow, return whom a password lets in (shadow(5))."""
+    """Given the text of /etc/shadow, return the accounts that a password opens (shadow(5))."""
     fields = [line.split(":") for line in text.splitlines()]
     return [entry[0] for entry in fields if len(entry) > 1 and not entry[1].startswith(("!", "*"))]
 
@@ -290,7 +290,7 @@ def sshd_keys_files() -> list[str]:
 
 
 def other_keys_files(listed: list[str], own_text: str, directory: str) -> list[str]:
-    """Return in which files sshd looks for keys because of others, so that it goes on doing so.
+    """Return the files in which sshd looks for keys because of others, so that it continues to do so.
 
     Args:
         listed: All files in which it looks.
@@ -304,7 +304,7 @@ def other_keys_files(listed: list[str], own_text: str, directory: str) -> list[s
 
 
 def taken_homes(names: list[str]) -> dict[str, str]:
-    """Given people without an account, return in whose directory useradd would have them live, root's aside."""
+    """Given people without an account, return whose directory would be their home, except root's."""
     found = {}
     for name in names:
         owner = home_owner(usual_home(name))
@@ -320,21 +320,21 @@ def sshd_behind(path: str) -> bool:
         written, loaded = os.stat(path).st_mtime, os.stat(PID_FILE).st_mtime
     except OSError:
         return False
-    # A time to come tells that the clock was set back; nothing can be said then.
+    # A time in the future means that the clock was set back; nothing can be said then.
     return loaded < written <= time.time()
 
 
 def foreign(
     person: dict[str, Any], groups: list[str], home_keys: list[dict[str, Any]], rules: list[str]
 ) -> dict[str, Any]:
-    """Return what of an account is not the person's by the list; empty where there is nothing."""
+    """Return what an account has that the list does not give the person; empty if there is nothing."""
     absent = person["state"] == "absent"
     hers = set() if absent else {" ".join(key.split()[:2]) for key in person["keys"]}
     others = [key for key in home_keys if key["key"] not in hers]
     granted = {person["name"]} | {"%" + group for group in groups}
     found = {
         "agent": sorted({described(key) for key in others if key["agent"]}),
-        # Whoever leaves takes her own file along; only what would let her in again is of interest.
+        # A person who leaves loses that file; only what would let the person in again is of interest.
         "own": [] if absent else sorted({described(key) for key in others if not key["agent"]}),
         "root": [] if absent or person["sudo"] == "full" else sorted(granted & set(rules)),
     }

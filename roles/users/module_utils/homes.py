@@ -1,4 +1,4 @@
-"""Whose a person's home is; runs on Python 3.8."""
+"""Who owns a person's home; runs on Python 3.8."""
 
 from __future__ import annotations
 

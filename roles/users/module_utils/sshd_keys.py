@@ -13,12 +13,12 @@ DEPTH = 16
 
 
 class Line(NamedTuple):
-    """One line AuthorizedKeysFile, or without a number the place of the role's file."""
+    """One AuthorizedKeysFile line, or without a number the position of the role's file."""
 
     file: str
     number: int
     paths: list[str]
-    #: Whether it holds for some logins only.
+    #: Whether it applies to some logins only.
     matched: bool
 
     def __str__(self) -> str:
@@ -27,11 +27,11 @@ class Line(NamedTuple):
 
 
 def keys_lines(file: str, own: str, *, matched: bool = False, depth: int = 0) -> list[Line]:
-    """Return the lines AuthorizedKeysFile in the order in which sshd reads them, of which it takes the first.
+    """Return the AuthorizedKeysFile lines in the order in which sshd reads them; it uses the first.
 
     Args:
         file: The file to begin with.
-        own: The role's file, whose place is told whether it is there or not.
+        own: The role's file, whose position is returned whether it exists or not.
         matched: Whether the file is included for some logins only.
         depth: How many files include this one.
     """
@@ -57,7 +57,7 @@ def keys_lines(file: str, own: str, *, matched: bool = False, depth: int = 0) ->
 
 
 def keys_fault(own: str, wanted: str) -> str:
-    """Return why sshd would not take from the role's file where keys are, and the way out; empty where it would.
+    """Return why sshd would not use the role's file, and the way out; empty if it would.
 
     Args:
         own: The role's file.
@@ -71,8 +71,8 @@ def keys_fault(own: str, wanted: str) -> str:
     if first is None or wanted in first.paths:
         return ""
     return (
-        "%s: sshd takes the first such line, would read no %s, and let nobody in by the role's keys; remove the line,"
-        " place it after the Include of %s, or add %s to it" % (first, wanted, own, wanted)
+        "%s: sshd uses the first such line, would not read %s and would let nobody in with the role's keys; remove the"
+        " line, place it after the Include of %s, or add %s to it" % (first, wanted, own, wanted)
     )
 
 
@@ -87,10 +87,10 @@ def proof_fault(own: str, wanted: str, listed: list[str]) -> str:
     if wanted in listed:
         return ""
     if not listed:
-        return "sshd refuses its configuration; see what it says on the worker: sudo /usr/sbin/sshd -T"
+        return "sshd rejects its configuration; run this on the worker to see why: sudo /usr/sbin/sshd -T"
     lines = [str(line) for line in keys_lines(CONFIG, own) if line.number]
-    return keys_fault(own, wanted) or "sshd looks for keys in %s and not in %s; change what says so: %s" % (
+    return keys_fault(own, wanted) or "sshd looks for keys in %s and not in %s; change the lines that say so: %s" % (
         " ".join(listed),
         wanted,
-        "; ".join(lines) or "no line AuthorizedKeysFile was found",
+        "; ".join(lines) or "no AuthorizedKeysFile line was found",
     )

@@ -1,4 +1,4 @@
-"""Filters that judge projects and what to ask of forges; no effects, so that their tests are tables."""
+"""Filters that check projects and decide what to ask forges; no side effects, so that their tests are tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EDITABLE = re.compile(r"(?P<path>[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)(\[[A-Za-z0-
 MODE = re.compile(r"0?[0-7]{3}")
 #: As `path_faults` of the role facts takes it, whose filters no other role's can import.
 PATH = re.compile(r"(?!.*/\.\.(/|$))/\S+")
-ABSOLUTE = "give a path from / on, without blanks and .."
+ABSOLUTE = "give a path that starts with /, without spaces or .."
 
 
 def project_path(project: Project, directory: str) -> str:
@@ -37,14 +37,14 @@ def project_path(project: Project, directory: str) -> str:
 
 
 def url_fault(url: str) -> str:
-    """Return what is wrong with a remote, or the empty string; what it holds of a password is not repeated."""
+    """Return what is wrong with a remote, or the empty string; a password in it is not repeated."""
     match = URL.fullmatch(url)
     if match is None:
         return "is not of the form https://host/path, ssh://user@host/path, user@host:path or /path"
     if match["user"] and (":" in match["user"] or match["scheme"] == "https"):
         return (
-            "holds a password or token, which git would keep in plain sight; take it out and give it to the role"
-            " credentials with kind git"
+            "contains a password or token, which git would store in plain text; remove it and use the role"
+            " credentials with kind git instead"
         )
     return ""
 
@@ -53,24 +53,24 @@ def value_faults(project: Project, path: str) -> list[str]:
     """Return what is wrong with a project's values one by one."""
     faults = []
     if not NAME.fullmatch(str(project.get("name", ""))):
-        faults.append("name must be of letters, digits, ., _ and -")
+        faults.append("name must consist of letters, digits, ., _ and -")
     if fault := url_fault(str(project.get("url", ""))):
         faults.append(f"url {fault}")
     ref = str(project.get("ref") or "HEAD")
     if BAD_REF.search(ref):
         faults.append(f"ref '{ref}' is not the name of a branch, a tag or a commit")
     if not path.startswith("/") or posixpath.normpath(path) != path or path.count("/") < 2:
-        faults.append(f"path '{path}' must be absolute, below a directory, and without .. or a slash at its end")
+        faults.append(f"path '{path}' must be absolute, below a directory, and without .. or a trailing slash")
     mode = project.get("mode", "0755")
     if not isinstance(mode, str) or not MODE.fullmatch(mode) or mode[-3] != "7":
-        faults.append(f"mode {mode!r} is not an octal text such as '0755' that lets the owner in")
+        faults.append(f"mode {mode!r} is not an octal string such as '0755' that gives the owner access")
     elif project.get("owner", "root") == "root" and int(mode, 8) & 0o022:
         # git runs what the configuration of a clone names, and root runs git in it.
-        faults.append(f"mode {mode!r} lets others write in a project of root, which would make them root; set owner")
+        faults.append(f"mode {mode!r} lets others write to a project of root, which would make them root; set owner")
     for part in project.get("editable") or []:
         match = EDITABLE.fullmatch(str(part))
         if match is None or ".." in match["path"].split("/"):
-            faults.append(f"editable '{part}' is not a path below the clone, perhaps with [extras]")
+            faults.append(f"editable '{part}' is not a path below the clone, optionally with [extras]")
     return faults
 
 
@@ -83,12 +83,10 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
         where, path = f"workspace_projects[{position}]: {names[position]}", paths[position]
         found = value_faults(project, path)
         if names[position] in names[:position]:
-            found.append("is listed twice; take one out, or give it another name")
+            found.append("is listed twice; remove one of them, or give it another name")
         for other, earlier in zip(paths[:position], names, strict=False):
             if other == path or other.startswith(f"{path}/") or path.startswith(f"{other}/"):
-                found.append(
-                    f"path {path} is that of {earlier}, or in it, or the other way round; choose one beside it"
-                )
+                found.append(f"path {path} is that of {earlier}, or one is inside the other; choose a path next to it")
         if project.get("state", "present") == "present":
             owner, group = project.get("owner") or "root", project.get("group")
             if not {owner, "*"} & set(known["accounts"]):
@@ -98,8 +96,8 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
                 )
             if group and not {group, "*"} & set(known["groups"]):
                 found.append(
-                    f"there is no group {group}, and users_people makes none on this node; set group, or list {group}"
-                    " for this node"
+                    f"there is no group {group}, and users_people does not add it on this node; set group, or list"
+                    f" {group} for this node"
                 )
         faults += [f"{where}: {fault}" for fault in found]
     return faults
@@ -108,14 +106,14 @@ def workspace_faults(projects: list[Project], directory: str, known: dict[str, l
 def environment_paths(environments: Any) -> dict[str, str]:
     """Given python_environments, return the path of each by its name; the role python says what else is wrong with it.
 
-    Where that role has no part nobody has looked at the value.
+    If that role is not part of the play, nobody has checked the value.
     """
     entries = [entry for entry in environments if isinstance(entry, dict)] if isinstance(environments, list) else []
     return {str(entry.get("name")): str(entry.get("path") or f"/opt/venvs/{entry.get('name')}") for entry in entries}
 
 
 def workspace_environment_faults(projects: list[Project], environment: str, environments: Any) -> list[str]:
-    """Return which environments are neither a name nor a path, and which projects to be installed have none.
+    """Return environments that are neither a name nor a path, and projects to be installed that have none.
 
     Args:
         projects: The projects.
@@ -129,15 +127,16 @@ def workspace_environment_faults(projects: list[Project], environment: str, envi
     ]
     paths = environment_paths(environments)
     faults = [
-        f"{place}'{word}' is none of python_environments, and no absolute path; name one, or {ABSOLUTE}"
+        f"{place}'{word}' is not one of python_environments and not an absolute path; name one, or {ABSOLUTE}"
         if word not in paths
-        else f"{place}'{word}' is at '{paths[word]}' by python_environments, which is no absolute path; {ABSOLUTE}"
+        else f"{place}'{word}' is at '{paths[word]}' according to python_environments, which is not an absolute path;"
+        f" {ABSOLUTE}"
         for place, word in words
         if word and not PATH.fullmatch(paths.get(word, word))
     ]
     return faults + [
         f"workspace_projects[{position}]: {project.get('name')}: environment is missing, and workspace_environment is"
-        " empty; set either"
+        " empty; set one of them"
         for position, project in enumerate(projects)
         if project.get("editable") and project.get("state", "present") == "present"
         if not (project.get("environment") or environment)
@@ -147,7 +146,7 @@ def workspace_environment_faults(projects: list[Project], environment: str, envi
 def workspace_environment_warnings(
     projects: list[Project], environment: str, jax_venv: str, environments: Any
 ) -> list[str]:
-    """Return, as sentences, which environments no role makes; somebody may have made them, or they are misspelt.
+    """Return, as sentences, environments that no role makes; somebody may have made them, or they are misspelt.
 
     What is neither a name nor a path is a fault already.
 
@@ -159,8 +158,8 @@ def workspace_environment_warnings(
     """
     paths = environment_paths(environments)
     return [
-        f"workspace_projects[{position}]: {project.get('name')}: environment {word} is that of no role: neither"
-        " jax_venv nor in python_environments"
+        f"workspace_projects[{position}]: {project.get('name')}: environment {word} is not made by any role: it is"
+        " neither jax_venv nor in python_environments"
         for position, project in enumerate(projects)
         if project.get("editable") and project.get("state", "present") == "present"
         if (word := str(project.get("environment") or environment)) not in (jax_venv, *paths, *paths.values())
@@ -191,7 +190,7 @@ def named(only: str) -> tuple[str | None, str]:
 
 
 def workspace_chosen(projects: list[Project], only: str) -> list[Project]:
-    """Given all projects and C(workspace_only), return those that are brought, with the refs that hold."""
+    """Given all projects and C(workspace_only), return those to check out, with the refs that apply."""
     if not only:
         return projects
     name, ref = named(only)
@@ -223,7 +222,7 @@ def workspace_everywhere(
 
 
 def workspace_questions(projects: Mapping[str, list[Project]], only: str) -> list[dict[str, Any]]:
-    """Return what each worker is to ask of forges: C(worker) and its C(questions), each a remote, a ref and as whom.
+    """Return what each worker should ask forges: C(worker) and its C(questions), each a remote, a ref and an account.
 
     A question is asked once, by the first worker that has it, since others may have neither the account nor its keys.
 

@@ -14,8 +14,8 @@ DOCUMENTATION = r"""
 module: git_commits
 short_description: Ask forges which commits their branches and tags are
 description:
-  - Reads only. In check mode a forge that cannot be asked is a warning, since the same run may be to install git, make
-    the account or pin the forge's key; what a forge answers counts as always.
+  - Read-only. In check mode a forge that cannot be asked causes only a warning, since the same run may install git,
+    create the account or pin the forge's key; an answer counts as usual.
 options:
   questions:
     description: What to ask.
@@ -28,7 +28,7 @@ options:
         type: str
         required: true
       ref:
-        description: Branch or tag, or V(HEAD); with C(refs/heads/) or C(refs/tags/) where both have the name.
+        description: Branch or tag, or V(HEAD); with C(refs/heads/) or C(refs/tags/) if both have the name.
         type: str
         required: true
       owner:
@@ -50,7 +50,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 commits:
-  description: Commit by remote and ref, parted by a space.
+  description: Commit by remote and ref, separated by a space.
   type: dict
   returned: always
 shown:
@@ -74,9 +74,9 @@ def chosen(answer: str, ref: str) -> str:
     # An annotated tag is an object of its own; ^{} is the commit that it names (git-ls-remote(1), --refs).
     commits = {name: found.get(name + "^{}", found[name]) for name in names if name in found}
     if len(set(commits.values())) > 1:
-        raise PersonFault("there are a branch and a tag %s; write refs/heads/%s or refs/tags/%s" % (ref, ref, ref))
+        raise PersonFault("there is both a branch and a tag %s; write refs/heads/%s or refs/tags/%s" % (ref, ref, ref))
     if not commits:
-        raise PersonFault("there is no branch or tag %s; a commit is given as all of its 40 digits" % ref)
+        raise PersonFault("there is no branch or tag %s; give a commit as all of its 40 digits" % ref)
     return next(iter(commits.values()))
 
 

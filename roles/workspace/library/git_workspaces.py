@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Module that keeps clones at given commits without ever losing what is only in them; runs on Python 3.8."""
+"""Module that keeps clones at given commits without ever losing what exists only in them; runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ansible.module_utils.programs import program
 
 DOCUMENTATION = r"""
 module: git_workspaces
-short_description: Keep clones at given commits without ever losing what is only in them
+short_description: Keep clones at given commits without ever losing what exists only in them
 description:
-  - A clone is made beside its place and put there when it is complete. It is moved to another commit only where it has
-    no changed files and no commits that its remote does not have. What cannot be done to one project keeps no other
-    from being done, and fails at the end.
-  - Check mode warns of what it cannot look into yet, since the same run may be to install git and uv.
-  - Everything is done in processes of the owners. Clones of root are made known to git as safe for everybody.
+  - A clone is made next to its place and moved there when it is complete. It is moved to another commit only if it has
+    no changed files and no commits that the remote does not have. If one project fails, the others are still handled,
+    and the module fails at the end.
+  - Check mode warns about what it cannot check yet, since the same run may install git and uv.
+  - Everything is done in processes of the owners. Clones of root are registered with git as safe for everybody.
 options:
   projects:
     description: The clones.
@@ -37,21 +37,21 @@ options:
     suboptions:
       name: { description: Name of the project., type: str, required: true }
       url: { description: The remote., type: str, required: true }
-      commit: { description: The whole commit; empty where check mode does not know it., type: str, required: true }
+      commit: { description: The full commit hash; empty if check mode does not know it., type: str, required: true }
       path: { description: The clone., type: path, required: true }
-      owner: { description: To whom it belongs., type: str, required: true }
+      owner: { description: Account that owns the clone., type: str, required: true }
       group: { description: Group of the directory., type: str, default: "" }
       mode: { description: Permissions of the directory., type: str, default: "0755" }
       editable: { description: What to install., type: list, elements: str, default: [] }
       environment: { description: The virtual environment., type: path, required: true }
       constraints: { description: Files of constraints., type: list, elements: str, default: [] }
-      state: { description: Whether it is to be there., type: str, choices: [present, absent], default: present }
+      state: { description: Whether it should exist., type: str, choices: [present, absent], default: present }
   uv:
     description: The program uv.
     type: path
     required: true
   cache_dir:
-    description: uv's cache of root; others have one of their own.
+    description: uv's cache for root; others have one of their own.
     type: path
     required: true
   pinned_packages:
@@ -91,11 +91,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 commits:
-  description: The commit of each project that is there, by name.
+  description: The commit of each project that exists, by name.
   type: dict
   returned: always
 paths:
-  description: Where each project is to be that is to be there, by name.
+  description: The path of each project that should exist, by name.
   type: dict
   returned: always
 actions:
@@ -106,12 +106,12 @@ actions:
 
 Project = Dict[str, Any]
 
-#: What a clone that is being removed is called behind its name.
+#: Suffix of the name of a clone that is being removed.
 GONE = ".tpu_ops-gone"
 
 
 def is_free(path: str) -> bool:
-    """Return whether nothing, or an empty directory, stands in a path."""
+    """Return whether a path does not exist, or is an empty directory."""
     return not os.path.lexists(path) or (os.path.isdir(path) and not os.listdir(path))
 
 
@@ -152,28 +152,29 @@ class Workspace:
         return as_person(self.account, work)
 
     def as_keeper(self, work: Callable[[], Any]) -> Any:
-        """Run something as root where only root may write, else as the owner, who can do no harm with links there.
+        """Run something as root if only root can write there, otherwise as the owner, who can do no harm with links.
 
         Raises:
-            PersonFault: The owner is root, and others may write there.
+            PersonFault: The owner is root, and others can write there.
         """
         if guarded_way(os.path.dirname(self.path)):
             return work()
         if self.account.pw_uid == 0 == os.geteuid():
             raise PersonFault(
-                "others than root may write in a directory of %s; let one of them own the project" % self.path
+                "others than root can write to a directory on the way to %s; let one of them own the project"
+                % self.path
             )
         return self.as_owner(work)
 
     def bring(self) -> None:
-        """Bring the project to its commit and install it.
+        """Check out the project at its commit and install it.
 
         Raises:
             PersonFault: It cannot be.
         """
         url, commit = self.project["url"], self.project["commit"]
         if not commit and not self.check:
-            raise PersonFault("the commit is not known: no worker of this run asked for it; run again")
+            raise PersonFault("the commit is not known, since no worker of this run asked for it; run again")
         kept = ""
         if self.as_keeper(lambda: is_free(self.path)):
             if not self.check:
@@ -183,10 +184,10 @@ class Workspace:
             self.actions.append("clone %s at %s" % (self.path, commit or "the commit of its ref"))
             self.commit = commit
         elif self.check and shutil.which("git") is None:
-            self.module.warn("%s: git is not there yet to look into %s" % (self.project["name"], self.path))
+            self.module.warn("%s: git is not installed yet, so %s was not checked" % (self.project["name"], self.path))
         else:
             if not commit:
-                self.module.warn("%s: whether %s moves is not known yet" % (self.project["name"], self.path))
+                self.module.warn("%s: it is not known yet whether %s moves" % (self.project["name"], self.path))
             done = self.as_owner(lambda: self.clone(self.path).move(url, commit, check=self.check))
             self.actions += done["actions"]
             self.commit, kept = done["commit"], done["kept"]
@@ -201,7 +202,7 @@ class Workspace:
             self.install()
 
     def make_place(self) -> None:
-        """Make the directory that the clone is made in, owned by the owner; leftovers of an interrupted run go."""
+        """Create the directory for the clone, owned by the owner; remove leftovers of an interrupted run."""
         os.makedirs(os.path.dirname(self.path), mode=0o755, exist_ok=True)
         clear(self.new, self.gone)
         os.mkdir(self.new, 0o755)
@@ -220,7 +221,7 @@ class Workspace:
             if self.check:
                 return
             raise PersonFault(
-                "there is no group %s on this worker; set group in workspace_projects, or make it" % group
+                "there is no group %s on this worker; set group in workspace_projects, or create it" % group
             ) from None
         try:
             handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -250,19 +251,21 @@ class Workspace:
         except FileNotFoundError:
             if not self.check:
                 raise PersonFault(
-                    "there is no virtual environment %s; make it there, or name one of python_environments" % where
+                    "there is no virtual environment %s; create it, or name one of python_environments" % where
                 ) from None
             uid = self.account.pw_uid
         if uid != self.account.pw_uid:
             raise PersonFault(
-                "the environment %s belongs to uid %d, and an editable installation runs code of %s; give %s an"
-                " environment of their own, or the project to the environment's owner" % (where, uid, owner, owner)
+                "the environment %s belongs to uid %d, and an editable installation runs code of %s; give %s their"
+                " own environment, or give the project to the environment's owner" % (where, uid, owner, owner)
             )
         if self.check and (self.actions or not os.path.exists(where)):
             self.actions.append("install %s into %s" % (self.project["name"], where))
             return
         if self.check and not os.access(self.environment.uv, os.X_OK):
-            self.module.warn("%s: uv is not there yet to say what changes in %s" % (self.project["name"], where))
+            self.module.warn(
+                "%s: uv is not installed yet, so it is not known what changes in %s" % (self.project["name"], where)
+            )
             return
         projects = [os.path.normpath(os.path.join(self.path, part)) for part in self.project["editable"]]
         constraints = [os.path.join(self.path, path) for path in self.project["constraints"]]
@@ -281,12 +284,12 @@ class Workspace:
         """Remove the installation and the clone.
 
         Raises:
-            PersonFault: Something in it is nowhere else.
+            PersonFault: Something in it exists nowhere else.
         """
         leaving = self.as_keeper(lambda: [path for path in (self.path, self.gone) if os.path.lexists(path)])
         there = self.path in leaving
         if there and self.check and shutil.which("git") is None:
-            self.module.warn("%s: git is not there yet to look into %s" % (self.project["name"], self.path))
+            self.module.warn("%s: git is not installed yet, so %s was not checked" % (self.project["name"], self.path))
         elif there:
             self.as_owner(lambda: self.clone(self.path).must_be_empty_of_work())
         self.actions += ["remove %s" % path for path in leaving]
@@ -300,7 +303,7 @@ class Workspace:
                 self.as_keeper(lambda: self.delete(there=there))
 
     def delete(self, *, there: bool) -> None:
-        """Delete the clone under another name: half of one would be taken for one with changed files."""
+        """Delete the clone under another name: a partly deleted one would look like one with changed files."""
         clear(self.gone)
         if there:
             os.rename(self.path, self.gone)
@@ -308,7 +311,7 @@ class Workspace:
 
 
 def keep_safe(paths: list[str], gone: list[str], system: str, timeout: int, *, check: bool) -> list[str]:
-    """Have git trust clones of root whoever uses it, and forget those that have gone; return what was done.
+    """Have git trust clones of root, whoever uses it, and forget those that are gone; return what was done.
 
     git uses no clone of others unless told to (git-config(1), safe.directory). Only clones of root are named, since the
     owner of a clone decides which programs git runs in it.
@@ -381,7 +384,7 @@ def main() -> None:
         if account is None:
             if project["state"] == "present" and not module.check_mode:
                 faults.append(
-                    "%s: the owner %s has no account; set owner in workspace_projects, or make the account"
+                    "%s: the owner %s has no account; set owner in workspace_projects, or create the account"
                     % (name, project["owner"])
                 )
             elif project["state"] == "present":

@@ -1,4 +1,4 @@
-"""Clones of projects, and what is in them and nowhere else; runs on Python 3.8 in a process of the owner."""
+"""Clones of projects, and what exists only in them; runs on Python 3.8 in a process of the owner."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from ansible.module_utils.as_person import PersonFault
 from ansible.module_utils.programs import Git, at_remote
 
-#: What was checked out here; a commit that a rewritten branch has left is known by it to be nobody's own work.
+#: What was checked out here, so that a commit that is no longer on a rewritten branch is not taken for somebody's work.
 DEPLOYED = "refs/tpu_ops/deployed"
 
-#: What is being checked out here. A run that was cut short leaves it, and with it a tree that is half of each commit.
+#: What is being checked out here. An interrupted run leaves it, together with a tree that is a mixture of both commits.
 MOVING = "refs/tpu_ops/moving"
 
-#: Ignored files that programs make again.
+#: Ignored files that programs recreate.
 CACHES = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints")
 
-#: Names of files in a message.
+#: Number of file names in a message.
 SHOWN = 10
 
 
@@ -29,25 +29,25 @@ def listed(names: list[str]) -> str:
 
 
 def is_cache(name: str) -> bool:
-    """Return whether an ignored file or directory is one that programs make again."""
+    """Return whether an ignored file or directory is one that programs recreate."""
     parts = name.rstrip("/").split("/")
     return parts[-1].endswith((".pyc", ".egg-info")) or any(part in CACHES for part in parts)
 
 
 class Local:
-    """What is in a clone and nowhere else."""
+    """What exists only in a clone."""
 
     def __init__(self, git: Git, *, everything: bool = False) -> None:
         """Ask git.
 
         Args:
             git: git in the clone.
-            everything: Whether also what another commit does not touch counts: other branches and ignored files.
+            everything: Whether to include what another commit does not touch: other branches and ignored files.
         """
         options = ["--porcelain", "-z", "--no-renames", "--untracked-files=normal"] + ["--ignored"] * everything
         entries = [(entry[:2], entry[3:]) for entry in git("status", *options).split("\0") if entry]
         self.changed = [name for kind, name in entries if kind not in ("??", "!!")]
-        # An editable installation by setuptools leaves its own record beside the code, and makes it anew.
+        # An editable installation by setuptools leaves its own record next to the code, and recreates it.
         self.unknown = [name for kind, name in entries if kind == "??" and not name.endswith(".egg-info/")]
         self.ignored = [name for kind, name in entries if kind == "!!" and not is_cache(name)]
         self.hidden = hidden(git) if everything else []
@@ -56,7 +56,7 @@ class Local:
 
 
 def hidden(git: Git) -> list[str]:
-    """Return the files whose changes git was told not to see (git-update-index(1)), without those that are away."""
+    """Return the files whose changes git was told to ignore (git-update-index(1)), except those that do not exist."""
     marked = [entry for entry in git("ls-files", "-v", "-z").split("\0") if entry[:1] == "S" or entry[:1].islower()]
     return [entry[2:] for entry in marked if os.path.lexists(os.path.join(git.path, entry[2:]))]
 
@@ -82,7 +82,7 @@ def unpublished(git: Git, *, everything: bool) -> list[str]:
         published += sorted(once)
     found: list[str] = git("log", "--format=%h %s", *heads, *published).splitlines() if heads else []
     if found and everything:
-        # A tag may be its owner's alone, or the remote's on a commit that is on no branch.
+        # A tag may exist only here, or on the remote at a commit that is on no branch.
         asked = [line.partition("\t")[0] for line in git("ls-remote", "--tags", "origin").splitlines()]
         there = [commit for commit in asked if git.has("cat-file", "-e", commit + "^{commit}")]
         found = git("log", "--format=%h %s", *heads, *published, *there).splitlines()
@@ -95,7 +95,7 @@ def paths(text: str) -> set[str]:
 
 
 def in_use(directory: str) -> bool:
-    """Return whether a git may be at work below a directory."""
+    """Return whether a git process may be working below a directory."""
     for entry in os.listdir("/proc"):
         try:
             with open("/proc/%s/comm" % entry, encoding="utf-8") as stream:
@@ -108,7 +108,7 @@ def in_use(directory: str) -> bool:
         except FileNotFoundError:
             continue
         except PermissionError:
-            # Of somebody else, who may have the right to write here.
+            # It belongs to somebody else, who may have the right to write here.
             return True
         if os.path.join(place, "").startswith(os.path.join(os.path.realpath(directory), "")):
             return True
@@ -116,7 +116,7 @@ def in_use(directory: str) -> bool:
 
 
 def head(git: Git) -> str:
-    """Return the commit that a clone is at; empty where it is at none."""
+    """Return the commit that a clone is at; empty if it is at none."""
     return git("rev-parse", "HEAD").strip() if git.has("rev-parse", "--quiet", "--verify", "HEAD") else ""
 
 
@@ -130,13 +130,13 @@ class Clone:
         self.git = Git(path, timeout)
 
     def must_be_own(self) -> None:
-        """Refuse whatever else stands there.
+        """Refuse anything else that is there.
 
         Raises:
-            PersonFault: It is no clone, or somebody else's.
+            PersonFault: It is not a clone, or it is somebody else's.
         """
         if not os.path.exists(os.path.join(self.path, ".git")):
-            raise PersonFault("%s is in the way: it is not empty and no clone; move it elsewhere" % self.path)
+            raise PersonFault("%s is in the way: it is not empty and not a clone; move it elsewhere" % self.path)
         for path in (self.path, os.path.join(self.path, ".git")):
             found = os.lstat(path)
             if found.st_uid != os.geteuid():
@@ -148,8 +148,8 @@ class Clone:
             # git runs what the configuration of a clone names.
             if found.st_uid == 0 and found.st_mode & 0o022:
                 raise PersonFault(
-                    "others than root may write in %s, and would be root through git; give the project an owner who is"
-                    " not root, and look into %s/.git/config before chown -R" % (path, self.path)
+                    "others than root can write in %s, and would become root through git; give the project an owner who"
+                    " is not root, and check %s/.git/config before chown -R" % (path, self.path)
                 )
 
     def make(self, url: str, commit: str) -> None:
@@ -164,15 +164,15 @@ class Clone:
         if not self.git.has(*present):
             self.git.remote("fetch", "--quiet", "--tags", "--force", "origin")
         if not self.git.has(*present):
-            # The branch was rewritten since; forges hand out commits that they still have.
+            # The branch has been rewritten since; forges return commits that they still have.
             self.git.remote("fetch", "--quiet", "origin", commit)
 
     def check_out(self, commit: str) -> None:
-        """Put a commit into the working tree, over no file that git ignores there."""
+        """Put a commit into the working tree, without overwriting files that git ignores there."""
         self.put("--no-overwrite-ignore", commit)
 
     def put(self, how: str, commit: str) -> None:
-        """Check a commit out, and keep in mind that it is under way and that it was done."""
+        """Check a commit out, and record that it is in progress and that it was done."""
         self.git("update-ref", MOVING, commit)
         self.git("-c", "advice.detachedHead=false", "checkout", "--quiet", "--detach", how, commit)
         # With its history: all that was ever checked out here came from the remote.
@@ -180,18 +180,18 @@ class Clone:
         self.git("update-ref", "-d", MOVING)
 
     def cut_short(self, commit: str) -> tuple[set[str], list[str]]:
-        """Return the files that a checkout which was cut short has left, and what there is of somebody's work besides.
+        """Return the files that an interrupted checkout has left, and somebody's work in addition to them.
 
-        git replaces files first, and its index at last. Each file that differs from the index is then whole or in part
-        the new commit's, or away.
+        git replaces the files first and the index last. Each file that differs from the index is then wholly or partly
+        that of the new commit, or missing.
         """
         tree = [entry.partition("\t") for entry in paths(self.git("ls-tree", "-r", "-z", commit))]
-        # Of each file its mode and its blob (git-ls-tree(1)).
+        # For each file its mode and its blob (git-ls-tree(1)).
         blobs = {name: (what.split()[0], what.split()[2]) for what, _, name in tree if what.split()[1] == "blob"}
         changed = ("diff", "--name-only", "--no-renames", "-z")
         found = paths(self.git(*changed, "HEAD", "--"))
         found |= paths(self.git("ls-files", "-z", "--others")) & set(blobs)
-        # git would put its own in the place of those whose changes it was told not to see, too.
+        # git would also overwrite the files whose changes it was told to ignore.
         work = {
             name for name in found | set(hidden(self.git)) if not self.is_of(commit, name, *blobs.get(name, ("", "")))
         }
@@ -200,7 +200,7 @@ class Clone:
         return found, sorted(work) + unpublished(self.git, everything=False)
 
     def is_clear(self, name: str) -> bool:
-        """Return whether a file can be put in a place without another kind of thing giving way."""
+        """Return whether a file can be written at a path without replacing something of another kind."""
         try:
             return not stat.S_ISDIR(os.lstat(os.path.join(self.path, name)).st_mode)
         except FileNotFoundError:
@@ -209,7 +209,7 @@ class Clone:
             return False
 
     def is_of(self, commit: str, name: str, kind: str, blob: str) -> bool:
-        """Return whether what stands in a place is all or the beginning of a commit's file, or nothing.
+        """Return whether what exists at a path is all or the beginning of a commit's file, or nothing.
 
         Args:
             commit: The commit.
@@ -234,10 +234,10 @@ class Clone:
             return bool(self.git.content(commit, name).startswith(stream.read()))
 
     def resume(self, *, check: bool) -> tuple[str, set[str], list[str]]:
-        """Finish a checkout that was cut short, unless somebody has worked in it since.
+        """Finish an interrupted checkout, unless somebody has worked in the clone since.
 
         Returns:
-            Its commit, the files that it had left, and somebody's work; all empty where there was none.
+            Its commit, the files that it left, and somebody's work; all empty if there was none.
         """
         if not self.git.has("rev-parse", "--quiet", "--verify", MOVING) or not head(self.git):
             return "", set(), []
@@ -260,7 +260,7 @@ class Clone:
         return sorted(ignored & set(self.git("ls-tree", "-r", "-z", "--name-only", commit).split("\0")) - {""})
 
     def move(self, url: str, commit: str, *, check: bool) -> dict[str, Any]:
-        """Bring the clone to a commit, unless it has local changes.
+        """Move the clone to a commit, unless it has local changes.
 
         Args:
             url: The remote.
@@ -268,7 +268,8 @@ class Clone:
             check: Whether to look only.
 
         Returns:
-            C(actions) and C(warnings) as lists, C(kept) that says why the clone stays, and the C(commit) it is at then.
+            C(actions) and C(warnings) as lists, C(kept), which says why the clone stays, and the C(commit) that it is
+            then at.
         """
         self.must_be_own()
         actions, warnings = [], []
@@ -284,7 +285,7 @@ class Clone:
                 self.git("remote", "set-url", "origin", url)
         resumed, left, work = self.resume(check=check)
         if left and not work:
-            actions.append("finish the checkout of %s, which was cut short" % resumed)
+            actions.append("finish the interrupted checkout of %s" % resumed)
         now, local = head(self.git) if work else resumed or head(self.git), Local(self.git)
         if check:
             local.changed = [name for name in local.changed if name not in left]
@@ -297,14 +298,14 @@ class Clone:
             "files that git ignores and the commit would overwrite": sorted(
                 set(self.in_the_way(commit) if away else []) - left
             ),
-            "commits that its remote does not have": local.commits if away else [],
+            "commits that the remote does not have": local.commits if away else [],
         }
         if work:
-            kinds = {"changes amid the checkout of %s, which was cut short" % resumed[:12]: work}
+            kinds = {"changes made during the interrupted checkout of %s" % resumed[:12]: work}
         kept = "; ".join("%s: %s" % (kind, listed(names)) for kind, names in kinds.items() if names)
         if kept:
             kept = (
-                "%s has %s. It stays at %s, as it is. Commit and push what is of use, or put it aside with git stash,"
+                "%s has %s. It stays at %s, as it is. Commit and push what you need, or put it aside with git stash,"
                 " and run again" % (self.path, kept, now[:12])
             )
         elif away:
@@ -313,28 +314,28 @@ class Clone:
                 self.check_out(commit)
             now = commit
         if local.unknown:
-            warnings.append("%s has files that git does not know; they stay: %s" % (self.path, listed(local.unknown)))
+            warnings.append("%s has untracked files; they stay: %s" % (self.path, listed(local.unknown)))
         return {"actions": actions, "warnings": warnings, "kept": kept, "commit": now}
 
     def must_be_empty_of_work(self) -> None:
-        """Refuse a clone that may not be removed.
+        """Refuse a clone that must not be removed.
 
         Raises:
-            PersonFault: Something in it is nowhere else.
+            PersonFault: Something in it exists nowhere else.
         """
         self.must_be_own()
         local = Local(self.git, everything=True)
         kinds = {
             "changed files": local.changed,
             "files whose changes git was told not to see": local.hidden,
-            "files that git does not know": local.unknown,
+            "untracked files": local.unknown,
             "files that git ignores": local.ignored,
-            "commits that its remote does not have": local.commits,
+            "commits that the remote does not have": local.commits,
             "stashes": local.stashes,
         }
         kept = "; ".join("%s: %s" % (kind, listed(names)) for kind, names in kinds.items() if names)
         if kept:
             raise PersonFault(
-                "%s is not removed, since it has %s. Push or move what is of use, remove the rest, and run again"
+                "%s is not removed, since it has %s. Push or move what you need, remove the rest, and run again"
                 % (self.path, kept)
             )

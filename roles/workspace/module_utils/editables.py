@@ -15,7 +15,7 @@ from ansible.module_utils.programs import program
 #: uv's report of a package that it would add or remove.
 PLAN = re.compile(r"^ ([+~-]) ([A-Za-z0-9._-]+)(.*)$", re.MULTILINE)
 
-#: Where a project says what it is and needs; an installation older than one of these is done again.
+#: Where a project declares what it is and needs; an installation older than one of these is repeated.
 METADATA = ("pyproject.toml", "setup.py", "setup.cfg")
 
 
@@ -53,7 +53,7 @@ def installed(environment: str) -> list[Installed]:
 
 
 def stale(package: Installed) -> bool:
-    """Return whether an editable package's project says something else than when it was installed."""
+    """Return whether an editable package's project has changed its metadata since it was installed."""
     times = []
     for name in METADATA:
         try:
@@ -73,7 +73,7 @@ class Environment:
         self.timeout = timeout
 
     def install(self, projects: list[str], constraints: list[str], *, dry: bool) -> list[str]:
-        """Install projects editable; return what changes, or would, besides the projects themselves.
+        """Install projects editable; return what changes, or would change, except the projects themselves.
 
         Args:
             projects: Directories, perhaps with extras.
@@ -100,7 +100,7 @@ class Environment:
         return ["%s %s%s" % match for match in PLAN.findall(report) if normal(match[1]) not in own]
 
     def missing(self, projects: list[str], constraints: list[str]) -> list[str]:
-        """Return what an installation would do; nothing where the environment is as the projects want it.
+        """Return what an installation would do; nothing if the environment is as the projects want it.
 
         Raises:
             PersonFault: uv fails.

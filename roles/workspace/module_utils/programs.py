@@ -12,7 +12,7 @@ from typing import IO
 
 from ansible.module_utils.as_person import PersonFault
 
-#: git asks nobody for anything, and ssh neither.
+#: git and ssh must not prompt for anything.
 ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o ConnectTimeout=20",
@@ -23,10 +23,10 @@ ENVIRONMENT = {
 }
 
 
-#: What git says of a server that takes no more connections just now. sshd turns away some of those that come at once,
-#: as from many workers, before it knows of whom they are (MaxStartups in sshd_config(5)); over https it is these codes.
+#: What git says if a server accepts no more connections at the moment. If many workers connect at once, sshd rejects
+#: some connections before it knows whose they are (MaxStartups in sshd_config(5)); over https these codes are used.
 TURNED_AWAY = re.compile(r"ssh_exchange_identification|kex_exchange_identification|returned error: (429|503)")
-#: Seconds in which such a server is asked again, and the longest pause between two times.
+#: Seconds during which such a server is retried, and the longest pause between two attempts.
 PATIENCE, PAUSE = 60.0, 5.0
 
 
@@ -37,7 +37,7 @@ def program(command: list[str], timeout: int, *, errors_too: bool = False, outpu
         command: The program and its arguments.
         timeout: Seconds that it may take.
         errors_too: Whether what it wrote to stderr is part of the answer.
-        output: The file that is to have what it prints, byte by byte; the answer is empty then.
+        output: The file that gets its output, byte by byte; the answer is then empty.
 
     Raises:
         PersonFault: It is missing, fails, or takes longer; with its last words.
@@ -57,18 +57,18 @@ def program(command: list[str], timeout: int, *, errors_too: bool = False, outpu
         )
     except subprocess.TimeoutExpired:
         raise PersonFault(
-            "%s did not end within %d s; see what it waits for, or set workspace_timeout higher" % (shown, timeout)
+            "%s did not end within %d s; check what it is waiting for, or increase workspace_timeout" % (shown, timeout)
         ) from None
     except OSError as exc:
         raise PersonFault("%s does not run: %s" % (command[0], exc.strerror)) from None
     if done.returncode:
         words = (done.stderr or done.stdout or "").strip()[-1500:]
-        raise PersonFault("%s ended with %d: %s" % (shown, done.returncode, words))
+        raise PersonFault("%s exited with %d: %s" % (shown, done.returncode, words))
     return done.stdout or ""
 
 
 def at_remote(command: list[str], timeout: int) -> str:
-    """Run what asks a remote and return what it printed; a server that turns it away is asked again.
+    """Run a command that contacts a remote and return what it printed; a server that rejects it is retried.
 
     Args:
         command: The program and its arguments.
@@ -104,7 +104,7 @@ class Git:
         return program(["git", "-C", self.path, *arguments], self.timeout)
 
     def remote(self, *arguments: str) -> str:
-        """Do the same with what asks a remote, see `at_remote`.
+        """Do the same for a command that contacts a remote, see `at_remote`.
 
         Raises:
             PersonFault: It fails.
@@ -124,7 +124,7 @@ class Git:
             return stream.read()
 
     def has(self, *arguments: str) -> bool:
-        """Return whether git ends well."""
+        """Return whether git succeeds."""
         try:
             self(*arguments)
         except PersonFault:
