@@ -16,6 +16,7 @@ from tpu_ops.remote import wire
 from tpu_ops.remote.replies import Output, Result, result_of
 
 LINE = "; for a shell line: --shell -- 'LINE'"
+WHOLE = "; give the full path of an environment's, as in /opt/venvs/jax/bin/python"
 
 
 def enveloped(argv: Sequence[str], limit: float = 60.0, **environ: str) -> Result:
@@ -44,7 +45,10 @@ def enveloped(argv: Sequence[str], limit: float = 60.0, **environ: str) -> Resul
         ("*", f"command not found: *{LINE}"),
         ("cd", f"command not found: cd{LINE}"),
         ("A=1", f"command not found: A=1{LINE}"),
-        ("python", "command not found: python; give the full path of an environment's, as in /opt/venvs/jax/bin/python"),
+        (
+            "python",
+            "command not found: python; give the full path of an environment's, as in /opt/venvs/jax/bin/python",
+        ),
     ],
 )
 def test_a_command_that_is_not_there_is_named_plainly(program: str, shown: str) -> None:

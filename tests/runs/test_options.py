@@ -101,16 +101,16 @@ LEAVE = "to leave something running, redirect its output: `... >/tmp/log 2>&1 &`
 @pytest.mark.parametrize(
     ("results", "code", "fix"),
     [
-        ([Result("a", 0), MUTE], 4, "fix: give it more time with --timeout"),
+        ([Result("a", 0), MUTE], 4, "  fix: give it more time with --timeout"),
         (
             [LATE, MUTE],
             1,
-            f"fix: give it more time with --timeout; {LEAVE}",
+            f"  fix: give it more time with --timeout; {LEAVE}",
         ),
         ([Result("a", 0)], 0, ""),
     ],
 )
-def test_what_to_do_about_a_command_that_takes_too_long_stands_for_itself(
+def test_what_to_do_about_a_command_that_takes_too_long_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], results: list[Result], code: int, fix: str
 ) -> None:
     workers = [SimpleNamespace(host=result.host) for result in results]

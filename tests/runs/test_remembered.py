@@ -383,3 +383,14 @@ def test_status_of_several_runs_ends_with_a_failure_that_is_known(
     monkeypatch.setattr(status, "_ask", AsyncMock(return_value=(told, problem)))
     ended, _, said = world(status, "a")
     assert (ended, "error: silent" in said) == (code, problem is not None and code == 1)
+
+
+def test_lines_that_were_followed_while_the_run_went_on_are_no_success(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `attach`: what was waited for has not come."""
+    outcomes = [Outcome(0, "a-w0", "running", record=record(0)), Outcome(1, "a-w1", "succeeded", record=record(1))]
+    following = AsyncMock(return_value=(control.RunRef("r1", ("a-w0", "a-w1")), outcomes, [0]))
+    monkeypatch.setattr(logs, "followed", following)
+    assert world(logs, "r1", "--follow")[0] == ExitCode.FAILED
+    assert world(logs, "r1")[0] == ExitCode.OK

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         kept = recovery.is_kept(fleet.settings.state_dir, run_.run_id)
         runs_output.say_state(run_.run_id, outcomes, fleet.settings.command, kept=kept)
     # What was to be copied is not there, however the run is known to have ended.
-    return runs_output.exit_code(outcomes) or (ExitCode.UNREACHABLE if args.fetch and lost else ExitCode.OK)
+    return runs_output.exit_code_at_end(outcomes) or (ExitCode.UNREACHABLE if args.fetch and lost else ExitCode.OK)
 
 
 def _say_of_copies(fleet: view.Fleet, run_id: str) -> None:

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         # It is of all workers, whoever has printed last.
         stays = "; to leave something running, redirect its output: `... >/tmp/log 2>&1 &`"
         late = any(result.problem.startswith(LATE) for result in results)
-        output.info(f"fix: give it more time with --timeout{stays if late else ''}")
+        output.info(f"  fix: give it more time with --timeout{stays if late else ''}")
     if refused := [one.problem for one in results if not one.reached and openssh.refused(one.problem)]:
         output.info(f"  fix: {contact.login_hint(fleet.settings, ' '.join(refused))}")
     if away:

@@ -156,6 +156,18 @@ def exit_code(outcomes: Sequence[Outcome], *, of_rank: bool = False) -> int:
     return (_code_of_rank(outcomes) if of_rank else 0) or ExitCode.FAILED
 
 
+def exit_code_at_end(outcomes: Sequence[Outcome], *, of_rank: bool = False) -> int:
+    """Return the exit code of a command that followed a run to its end: nothing but success is 0.
+
+    Args:
+        outcomes: How its ranks are.
+        of_rank: As of `exit_code`.
+    """
+    if run_state(outcomes) == "succeeded":
+        return ExitCode.OK
+    return exit_code(outcomes, of_rank=of_rank) or ExitCode.FAILED
+
+
 def worst(codes: Iterable[int]) -> int:
     """Return the exit code of several runs: a known failure counts before one of which nothing is known."""
     found = list(codes)
@@ -232,7 +244,7 @@ def finish(
             table(outcomes)
     failure(outcomes, shown)
     say_state(run_id, outcomes, command, kept=kept)
-    return exit_code(outcomes, of_rank=of_rank) or ExitCode.FAILED
+    return exit_code_at_end(outcomes, of_rank=of_rank)
 
 
 def _say_remembered(outcomes: Sequence[Outcome]) -> None:
