@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.remote.master import Master
+from tests.remote.master import Master, worker_runs
 from tpu_ops.errors import OpsError
 from tpu_ops.remote import direct, replies, silence, wire
 from tpu_ops.remote import mux_protocol as protocol
@@ -144,7 +144,7 @@ def test_a_worker_that_is_waited_for_beside_others_is_given_up_in_time(
     slow = masters("a")
     masters("b").refuses = True
     monkeypatch.setattr(silence, "PATIENCE", 1.0)
-    monkeypatch.setattr(wire, "ENVELOPE", "sleep 60")
+    worker_runs(monkeypatch, "sleep 60")
     caplog.set_level(logging.INFO)
     found = run(ways("a", "b"), ["true"], limit=2)
     assert (found["a"].problem, found["a"].reached, left(found)) == ("did not answer within 2 s", False, ["b"])
@@ -178,9 +178,9 @@ def test_a_command_that_takes_too_long_is_given_up_and_ended(
     masters: Callable[[str], Master], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = {host: masters(host) for host in "ab"}
-    # The worker that is the first one sleeps, without what ends the command in time there.
+    # The worker that is the first one sleeps.
     once = f"mkdir {tmp_path / 'once'} 2>&- && sleep 60"
-    monkeypatch.setattr(wire, "ENVELOPE", f'printf "\\n%s\\n" "$0"; {once}; printf "done\\n%s 0\\n" "$0"')
+    worker_runs(monkeypatch, f'printf "\\n%s\\n" "$0"; {once}; printf "done\\n%s 0\\n" "$0"')
     found = run(ways("a", "b"), ["true"], limit=3)
     late = {host: result.problem for host, result in found.items() if result.problem}
     assert [*late.values()] == ["did not end within 3 s"]
@@ -203,7 +203,7 @@ def test_a_worker_that_says_nothing_in_time_is_not_reached_and_the_command_is_no
 ) -> None:
     masters("a")
     # As of a worker whose processes are all frozen: sshd has taken the command.
-    monkeypatch.setattr(wire, "ENVELOPE", "exec sleep 60")
+    worker_runs(monkeypatch, "exec sleep 60")
     assert run(ways("a"), ["true"], limit=1)["a"] == ("a", None, b"", b"", "did not answer within 1 s", False, False)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.remote.master import Master
-from tpu_ops.remote import mux, ssh, wire
+from tests.remote.master import Master, worker_runs
+from tpu_ops.remote import mux, ssh
 from tpu_ops.remote import mux_protocol as protocol
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.ssh import Masters
@@ -144,8 +144,7 @@ async def test_a_session_whose_end_is_not_told_has_the_code_of_ssh(master: Maste
 async def test_a_session_ends_with_whoever_wanted_it(
     master: Master, fanout: Fanout, play: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without what ends the command in time on the worker.
-    monkeypatch.setattr(wire, "ENVELOPE", "sleep 60")
+    worker_runs(monkeypatch, "sleep 60")
     result = (await fanout.run(["a"], ["sleep", "60"], limit=2))["a"]
     assert (result.problem, result.reached) == ("did not answer within 2 s", False)
     assert await asyncio.to_thread(master.hung_up.wait, 5)
