@@ -1172,7 +1172,8 @@ def test_attach_takes_over_what_is_kept(run: Any, tmp_path: Path, monkeypatch: p
 def test_who_takes_over_sees_the_faults_of_all_workers(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, as_json: bool
 ) -> None:
-    _, world, job = run(World(DONE, DONE))
+    _, world, job = run(World(DONE))
+    world.endings[1] = FAILED
     capsys.readouterr()
     job._keep(pending=True, preemptions=1)
     world.refusals = [("probe", Reply("", {}, "failed", what)) for what in ("no launcher", "no python")]

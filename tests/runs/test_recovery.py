@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.support.specs import good, good_net, myself
-from tpu_ops.cli import recovering, train
-from tpu_ops.errors import OpsError, UsageError
+from tpu_ops.cli import recovering, runs_output, train
+from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet.remaking import Made, Plan
 from tpu_ops.host import record, supervise
 from tpu_ops.host import spec as host_spec
@@ -31,6 +31,7 @@ NODE = Made("projects/lab/locations/us-central2-b/nodes/pod", "1", {"accelerator
 FIRST: dict[str, Any] = {"rank": 1, "worker": "pod-w1", "cause": "exit code 3"}
 UNHEARD = {"rank": 1, "worker": "pod-w1", "cause": "lost contact: nothing heard for 15 s"}
 CUT_OFF = {"rank": 0, "worker": "pod-w0", "cause": "lost contact: nothing heard for 15 s"}
+NETWORK = {"rank": 0, "worker": "pod-w0", "cause": "the supervisor's network thread failed"}
 
 
 def rank(number: int, state: str, **more: Any) -> Outcome:
@@ -43,6 +44,10 @@ def failed(number: int) -> Outcome:
 
 def ended(number: int, first: dict[str, Any] = FIRST) -> Outcome:
     return rank(number, "stopped", intent="failed", record={"first": first, "attempt": 1})
+
+
+def over(number: int) -> Outcome:
+    return rank(number, "succeeded", exit={"code": 0}, record={"first": None, "attempt": 1})
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,16 @@ def ended(number: int, first: dict[str, Any] = FIRST) -> Outcome:
             "lost contact",
         ),
         ([rank(0, "stopped", intent="stop", reason="stopped by ada"), rank(1, "unknown")], {}, "stopped", "by ada"),
+        # A worker says so of all ranks: whatever became of the others, and of who wanted what afterwards.
+        ([rank(1, "gone", reason="knows nothing"), over(0)], {}, "succeeded", "all ranks"),
+        ([over(0), rank(1, "lost", reason="the host was restarted")], {"n": "node pod is PREEMPTED"}, "succeeded", ""),
+        ([replace(over(0), stop_requested_by="ada"), rank(1, "unreachable")], {}, "succeeded", "all ranks"),
+        # Its own end says nothing of the others where somebody was first.
+        ([replace(over(0), record={"first": FIRST}), rank(1, "gone", reason="is gone")], {}, "taken", "is gone"),
+        # As does one that is only remembered here.
         ([rank(0, "succeeded"), rank(1, "gone", reason="knows nothing")], {}, "taken", "knows nothing"),
+        # The supervisor of rank 0 is the one that failed.
+        ([ended(0, NETWORK), ended(1, NETWORK)], {}, "taken", "network thread failed"),
     ],
 )
 def test_what_became_of_the_nodes_comes_before_what_failed(
@@ -115,6 +129,18 @@ def test_a_host_that_shuts_down_once_its_rank_has_ended_with_0_is_no_failure_of_
     first = referee.take()[-1]["first"]
     done = rank(1, "succeeded", record={"first": first})
     assert recovery.ending([ended(0, first), done], {}) == ("taken", "rank 1 (pod-w1): host shuts down")
+
+
+def test_ranks_that_succeeded_as_another_tells_are_no_failure_of_the_run() -> None:
+    killed = replace(failed(1), reason="the supervisor ended (signal; killed KILL)")
+    told = recovery.as_told([over(0), killed, rank(2, "unreachable")])
+    assert [(one.state, one.reason) for one in told] == [
+        ("succeeded", ""),
+        ("succeeded", "the supervisor ended (signal; killed KILL); as pod-w0 tells, the run succeeded"),
+        ("succeeded", "unreachable; as pod-w0 tells, the run succeeded"),
+    ]
+    assert runs_output.exit_code(told) == ExitCode.OK
+    assert recovery.as_told([killed]) == [killed]
 
 
 GIVEN_UP = "not started: its starter heard nothing"

@@ -16,7 +16,7 @@ from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import control, launch, preflight, records, recovery, spec
-from tpu_ops.runs.follow import Follower, Outcome
+from tpu_ops.runs.follow import ON, Follower, Outcome
 
 #: Seconds between two looks at the nodes while a rank does not answer.
 LOOK = 10.0
@@ -102,6 +102,8 @@ class Attempt:
         self.newest = kept.attempt
         self._settings, self._kept, self._names = settings, kept, names
         self._follower, self._losing = follower, losing
+        #: How ranks have ended in this attempt, as their workers have told, whatever became of those since.
+        self._told: dict[int, Outcome] = {}
 
     async def to_its_end(self) -> list[Outcome]:
         """Follow it and keep its logs here; return how its ranks are. A node that is taken away ends it at once."""
@@ -111,7 +113,7 @@ class Attempt:
             while True:
                 outcomes = await self._once(logs)
                 silent = [outcome.rank for outcome in outcomes if outcome.record is None]
-                if self.lost or not silent:
+                if self.lost or not silent or recovery.is_over(outcomes):
                     return outcomes
                 # That this machine heard nothing of a rank says nothing of the rank.
                 outcomes = await self.heard(silent)
@@ -127,17 +129,28 @@ class Attempt:
         following, watching = asyncio.ensure_future(follower.run()), asyncio.ensure_future(self._watch(follower))
         try:
             await asyncio.wait({following, watching}, return_when=asyncio.FIRST_COMPLETED)
+            self.hear(follower.outcomes.values())
             if not following.done():
                 self.lost = watching.result()
                 return await self.without_lost()
             outcomes = recovery.of_attempt(following.result(), self._kept.attempt)
-            done = all(outcome.state == "succeeded" for outcome in outcomes)
+            known = self._as_told(outcomes)
+            done = all(outcome.state == "succeeded" for outcome in known)
             self.lost = {} if done else await self._look()
-            return outcomes
+            return known if done or self.lost else outcomes
         finally:
             for task in (following, watching):
                 task.cancel()
             await asyncio.gather(following, watching, return_exceptions=True)
+
+    def hear(self, outcomes: Iterable[Outcome]) -> None:
+        """Keep what workers tell of ranks that have ended: it stays true where their nodes go."""
+        own = recovery.of_attempt(list(outcomes), self._kept.attempt)
+        self._told |= {outcome.rank: outcome for outcome in own if outcome.record and outcome.state not in ON}
+
+    def _as_told(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """Return outcomes in which ranks have ended of which no worker tells now, as far as one has told of them."""
+        return recovery.as_told([one if one.record else self._told.get(one.rank, one) for one in outcomes])
 
     async def heard(self, ranks: Sequence[int]) -> list[Outcome]:
         """Return how all ranks are once a worker of some tells of this attempt, or all of these have answered.
@@ -153,6 +166,7 @@ class Attempt:
             found = await control.outcomes(self.fanout, self.run)
             self.newest = max(self.newest, *(int(one.record["attempt"]) for one in found if one.record), 0)
             outcomes = recovery.of_attempt(found, self._kept.attempt)
+            self.hear(found)
             self.lost = await self._look()
             asked = [outcomes[rank] for rank in ranks]
             silent = [outcome.host for outcome in asked if outcome.state == "unreachable"]
@@ -200,15 +214,17 @@ class Attempt:
             await asyncio.sleep(LOOK)
 
     async def without_lost(self) -> list[Outcome]:
-        """End the ranks of the nodes that are left; return how all are."""
+        """End the ranks of the nodes that are left, unless all have ended by themselves; return how all are."""
         hosts = self.run.hosts
         gone = {host: self.lost[name] for host in hosts if (name := self._names[host]) in self.lost}
         left = tuple(host for host in hosts if host not in gone)
         found = {host: Outcome(0, host, "gone", reason=why) for host, why in gone.items()}
-        if left:
+        if recovery.is_over(self._told.values()):
+            found |= {host: Outcome(0, host, "unknown", reason="its end was not heard") for host in left}
+        elif left:
             self._losing()
             reason = "; ".join(self.lost.values())
             run = replace(self.run, hosts=left)
             stopped = await control.stop(self.fanout, run, grace=spec.GRACE_FAILURE, reason=reason)
             found |= {outcome.host: outcome for outcome in stopped.outcomes}
-        return [replace(found[host], rank=rank) for rank, host in enumerate(hosts)]
+        return self._as_told([replace(found[host], rank=rank) for rank, host in enumerate(hosts)])

@@ -134,12 +134,12 @@ class Bringing(Bookkeeping):
         """Look at the workers as before any run; what an attempt that is over has left on them is ended first.
 
         Returns:
-            How that attempt has ended, where somebody wants no other one meanwhile; else nothing.
+            How that attempt has ended, where all its ranks did with 0 or somebody wants no other one; else nothing.
         """
         run = self._run_on(workers)
         outcomes = recovery.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)
-        if recovery.stop_requested_by(outcomes):
-            return outcomes
+        if recovery.is_over(outcomes) or recovery.stop_requested_by(outcomes):
+            return recovery.as_told(outcomes)
         if left := tuple(outcome.host for outcome in outcomes if outcome.state in ON):
             reason = f"attempt {self.kept.attempt} is over"
             await control.stop(fanout, replace(run, hosts=left), grace=spec.GRACE_FAILURE, reason=reason)

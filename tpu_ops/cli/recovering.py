@@ -161,8 +161,9 @@ class Recovering(Bringing):
     def _stopped(self) -> int:
         """Say that the run is started no more, or how it has ended meanwhile; whoever asked ends what may be on."""
         outcomes = self._outcomes or []
-        known = any(outcome.record for outcome in outcomes)
-        if known and not self.kept.pending and recovery.ending(outcomes, self._lost)[0] in (SUCCEEDED, STOPPED):
+        known, kind = any(outcome.record for outcome in outcomes), recovery.ending(outcomes, self._lost)[0]
+        # While the next attempt is prepared, ranks were stopped for that.
+        if known and (kind == SUCCEEDED or (kind == STOPPED and not self.kept.pending)):
             return self._finish(outcomes)
         if outcomes or self.kept.pending or not self.kept.attempt or not self._begun:
             self._never_again()
@@ -312,6 +313,9 @@ class Recovering(Bringing):
         Raises:
             Asked: One would, and none is wanted.
         """
+        kind, why = recovery.ending(outcomes, self._lost)
+        if kind == SUCCEEDED:
+            return False
         if who := recovery.stop_requested_by(outcomes):
             if not any(outcome.record for outcome in outcomes):
                 # Of an attempt that was refused for that nothing is to be told.
@@ -325,11 +329,10 @@ class Recovering(Bringing):
                 raise Asked
             self._tell("it has not begun", "starting the next one")
             return True
-        kind, why = recovery.ending(outcomes, self._lost)
         if self.kept.pending:
             # The ranks that were left have been ended because of a node that was lost.
             kind, why = TAKEN, "; ".join(self._lost.values())
-        if kind in (SUCCEEDED, STOPPED):
+        if kind == STOPPED:
             return False
         if self._asked():
             raise Asked

@@ -183,6 +183,8 @@ class Follower:
         self._places = [_Place(rank, host, begin[rank]) for rank, host in enumerate(self._hosts)]
         self._attempts: set[int] = set()
         self._ended: set[int] = set()
+        #: How the ranks are that are followed no more.
+        self.outcomes: dict[int, Outcome] = {}
         self._silent: set[int] = set()
         #: Since when none of those that have not ended has answered.
         self._alone_at: float | None = None
@@ -226,7 +228,7 @@ class Follower:
 
     async def _rank(self, rank: int) -> Outcome:
         self._ended.discard(rank)
-        outcome = await self._follow(rank)
+        outcome = self.outcomes[rank] = await self._follow(rank)
         # One that was given up may be on.
         if outcome.state != "unreachable":
             self._ended.add(rank)

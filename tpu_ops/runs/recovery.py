@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from io import FileIO
@@ -32,8 +32,8 @@ SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"
 #: States of a rank of which nothing is known, whose host went down under it, or whose starter died.
 _GONE = (*UNKNOWN, "gone", "lost", "refused")
 #: How the workers' word begins for a rank whose host has failed, and not its command: the others no longer heard it,
-#: its supervisor was killed or hung, or its host went down once its command had ended with 0.
-_HOST_FAILED = ("lost contact", "the supervisor ended", "host shuts down")
+#: its supervisor was killed, hung or failed, or its host went down once its command had ended with 0.
+_HOST_FAILED = ("lost contact", "the supervisor ended", "the supervisor's network thread failed", "host shuts down")
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,31 @@ def stop_requested_by(outcomes: Sequence[Outcome]) -> str:
     return next((outcome.stop_requested_by for outcome in outcomes if outcome.stop_requested_by), "")
 
 
+def is_over(outcomes: Iterable[Outcome]) -> bool:
+    """Return whether a worker says that all ranks of an attempt have ended with 0, its own and those of the others."""
+    return any(map(_tells_that_all_succeeded, outcomes))
+
+
+def as_told(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return outcomes in which every rank has succeeded, where one worker says that all have; else those given."""
+    teller = next(filter(_tells_that_all_succeeded, outcomes), None)
+    return [outcome if teller is None else _succeeded(outcome, teller.host) for outcome in outcomes]
+
+
+def _tells_that_all_succeeded(outcome: Outcome) -> bool:
+    # Whatever else ends a run blames somebody for that, and a rank that was stopped has not succeeded.
+    return outcome.state == "succeeded" and outcome.record is not None and not outcome.record.get("first")
+
+
+def _succeeded(outcome: Outcome, teller: str) -> Outcome:
+    """Return the outcome of a rank that has succeeded, as another worker tells, whatever is known of its own."""
+    if outcome.state == "succeeded":
+        return outcome
+    reason = f"{outcome.reason or outcome.state}; as {teller} tells, the run succeeded"
+    record = outcome.record and {**outcome.record, "first": None}
+    return replace(outcome, state="succeeded", reason=reason, intent="", record=record)
+
+
 def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, str]:
     """Return what the end of an attempt means, and why in words.
 
@@ -153,7 +178,7 @@ def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, s
         lost: What became of nodes that are not what they were, in words.
     """
     first = first_failure(outcomes)
-    if all(outcome.state == "succeeded" for outcome in outcomes):
+    if is_over(outcomes) or all(outcome.state == "succeeded" for outcome in outcomes):
         return SUCCEEDED, "all ranks ended with 0"
     who, told = stop_requested_by(outcomes), [outcome.reason for outcome in outcomes if outcome.intent == "stop"]
     if who or (told and first is None):
