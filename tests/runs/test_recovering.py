@@ -301,6 +301,86 @@ def test_an_api_that_tells_late_of_a_preemption_has_it_counted_once(run: Any, mo
     assert world.done == ["bring back r1/2", "configure 2", "start 2", "start 2"]
 
 
+SHUT_DOWN = {**ended("stopped", {"signal": 15}, "shutdown"), "reason": "host shuts down"}
+
+
+@pytest.mark.parametrize("again", ["probe", "start", "start that may be one"])
+@pytest.mark.parametrize("silent", [0, 1], ids=["seen at once", "seen later"])
+def test_a_node_that_shuts_down_before_the_api_says_that_it_is_taken_away_is_one_preemption(
+    run: Any, monkeypatch: pytest.MonkeyPatch, again: str, silent: int
+) -> None:
+    """Its ranks have told of it, and it is READY until the next attempt is to be started there."""
+    world = World(SHUT_DOWN, DONE, DONE)
+    call, lost, tells = world.call, False, iter([False] * silent)
+
+    async def goes(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+        nonlocal lost
+        lost = lost or (action == again.split()[0] and world.node_id == "1")
+        if not lost or world.node_id != "1":
+            return await call(requests, action, **options)
+        if next(tells, True):
+            world.state = "PREEMPTED"
+        if action == "start" and again != "start":
+            world.attempt = next(iter(requests.values()))["spec"]["attempt"]
+        kind = "timeout" if again != "start" else "unreachable"
+        return {host: Reply(host, {}, kind, "no route to host") for host in requests}
+
+    monkeypatch.setattr(world, "call", goes)
+    code, _, job = run(world, max_preemptions=1)
+    assert (code, job.kept.preemptions, world.node_id) == (0, 1, "2")
+    assert not job.kept.counted
+
+
+def test_a_node_that_shuts_down_and_the_one_in_its_place_that_is_taken_away_are_two_preemptions(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(SHUT_DOWN, DONE)
+    call = world.call
+
+    async def goes(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+        if action == "probe" and world.node_id in ("1", "2"):
+            world.state = "PREEMPTED"
+            return {host: Reply(host, {}, "unreachable", "no route to host") for host in requests}
+        return await call(requests, action, **options)
+
+    monkeypatch.setattr(world, "call", goes)
+    code, _, job = run(world)
+    assert (code, job.kept.preemptions, world.node_id) == (0, 2, "3")
+
+
+@pytest.mark.parametrize("then", [PREEMPTED, SHUT_DOWN])
+def test_a_node_that_was_restarted_and_is_taken_away_once_the_run_is_on_again_counts_twice(run: Any, then: Any) -> None:
+    code, _, job = run(World(SHUT_DOWN, then, DONE))
+    assert (code, job.kept.preemptions, job.kept.attempt) == (0, 2, 3)
+
+
+def test_a_node_that_was_stopped_and_is_taken_away_once_it_was_started_counts_twice(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(PREEMPTED, DONE)
+    bring_back, call, starts = world.bring_back, world.call, iter([True])
+
+    def started(*words: Any) -> Any:
+        before = world.node_id
+        found = bring_back(*words)
+        if next(starts, False):
+            # As STOPPED has it: the same node is there again.
+            world.node_id = before
+            return world.look(*words[:2])
+        return found
+
+    async def goes(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+        if action == "probe" and world.node_id == "1":
+            world.state = "PREEMPTED"
+            return {host: Reply(host, {}, "unreachable", "no route to host") for host in requests}
+        return await call(requests, action, **options)
+
+    monkeypatch.setattr(world, "bring_back", started)
+    monkeypatch.setattr(world, "call", goes)
+    code, _, job = run(world)
+    assert (code, job.kept.preemptions, job.kept.attempt) == (0, 2, 2)
+
+
 def test_a_new_node_that_is_preempted_before_the_run_is_on_it_counts(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -230,6 +230,8 @@ class Recovering(Bringing):
             self._on = None
             self._keep(pending=True)
             raise Superseded(one.newest)
+        if recovery.was_started(outcomes):
+            self._is_on()
         if one.lost or any(outcome.record for outcome in outcomes):
             return await self._follow(one)
         self._on, self._outcomes, self._lost = None, outcomes, one.lost
@@ -237,8 +239,14 @@ class Recovering(Bringing):
 
     async def started(self, fanout: Fanout, workers: Sequence[Worker]) -> int:
         """Follow the attempt that was just started on these workers."""
-        self._refusals = 0
+        self._is_on()
         return await self._follow(self._attempt(fanout, {worker.host: worker.node.full_name for worker in workers}))
+
+    def _is_on(self) -> None:
+        """Know that the attempt has begun: what is refused or lost from now on is so for the first time."""
+        self._refusals, self._early = 0, False
+        if self.kept.counted:
+            self._keep(counted=False)
 
     async def _follow(self, one: Attempt) -> int:
         self._begun = self._has_followed = True
@@ -336,7 +344,10 @@ class Recovering(Bringing):
             return False
         if self._asked():
             raise Asked
-        over, then = self._count_one(kind), "bringing its nodes back" if kind == TAKEN else "starting it again"
+        over, then = (
+            self._count_one(kind, early=not self._lost),
+            "bringing its nodes back" if kind == TAKEN else "starting it again",
+        )
         self._tell(why, f"not started again: {over} is used up" if over else then)
         if over:
             output.info(f"  fix: {self._on_fleet(MORE)}")
