@@ -315,7 +315,7 @@ def test_a_node_that_shuts_down_before_the_api_says_that_it_is_taken_away_is_one
 
     async def goes(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
         nonlocal lost
-        lost = lost or (action == again.split()[0] and world.node_id == "1")
+        lost = lost or (again.startswith(action) and world.node_id == "1")
         if not lost or world.node_id != "1":
             return await call(requests, action, **options)
         if next(tells, True):
@@ -879,6 +879,28 @@ def test_a_worker_that_is_not_ready_for_an_attempt_is_asked_a_few_times_and_then
     world.refusals = [refusal] * attempt.REFUSALS
     with pytest.raises(launch.NotStarted):
         run(world)
+
+
+def test_pauses_between_refused_starts_double_until_an_attempt_is_on(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is an attempt of its own, which its workers remember as refused."""
+    pauses: list[float] = []
+    monkeypatch.setattr("tpu_ops.fleet.remaking.LONGEST_PAUSE", 0.03)
+    monkeypatch.setattr("tpu_ops.cli.recovering.time", SimpleNamespace(sleep=pauses.append))
+    refused = [{**ended("refused"), "reason": "port 8482 cannot be reached"}] * 3
+    world = World(PREEMPTED, *refused, PREEMPTED, *refused[:2], DONE)
+    call = world.call
+
+    async def refusing(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+        number = requests["pod-w0"]["spec"]["attempt"] if action == "start" and "pod-w0" in requests else 0
+        if number not in (2, 3, 4, 6, 7):
+            return await call(requests, action, **options)
+        world.attempt = number
+        return {host: Reply(host, {}, "failed", "port 8482 cannot be reached") for host in requests}
+
+    monkeypatch.setattr(world, "call", refusing)
+    code, _, job = run(world, max_preemptions=2)
+    assert (code, job.kept.attempt) == (0, 8)
+    assert pauses == [0.01, 0.02, 0.03, 0.01, 0.02]
 
 
 def test_a_node_that_is_taken_away_under_the_start_of_an_attempt_is_a_preemption_whatever_its_workers_say(

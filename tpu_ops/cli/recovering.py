@@ -77,6 +77,8 @@ class Recovering(Bringing):
         self._wrote = self._has_followed = False
         self._first: Sequence[Worker] = ()
         self._refusals = 0
+        #: Seconds before the next try where something is in the way for now.
+        self._pause = remaking.FIRST_PAUSE
 
     async def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
         """Keep what starts the run again, before it is started; return the code that goes to the workers.
@@ -244,7 +246,7 @@ class Recovering(Bringing):
 
     def _is_on(self) -> None:
         """Know that the attempt has begun: what is refused or lost from now on is so for the first time."""
-        self._refusals, self._early = 0, False
+        self._refusals, self._pause, self._early = 0, remaking.FIRST_PAUSE, False
         if self.kept.counted:
             self._keep(counted=False)
 
@@ -355,7 +357,6 @@ class Recovering(Bringing):
 
     def _next(self) -> int:
         """Bring the nodes back, start the next attempt and follow it, again where something is in the way for now."""
-        pause = remaking.FIRST_PAUSE
         while True:
             self._on = None
             try:
@@ -383,9 +384,11 @@ class Recovering(Bringing):
                 hopeful = isinstance(error, RefusedError) or (late and (error is not failure or may_pass(error)))
                 if not (silent or hopeful) or self._refusals >= REFUSALS:
                     raise
-                self._tell(str(error), f"trying again in {pause:g} s; Ctrl-C ends that")
-                time.sleep(pause)
-                pause = min(pause * 2, remaking.LONGEST_PAUSE)
+                self._tell(str(error), f"trying again in {self._pause:g} s; Ctrl-C ends that")
+                # A start that was refused is an attempt that is over when the next try begins: the pause grows all the
+                # same, and the time that all tries take with it.
+                seconds, self._pause = self._pause, min(self._pause * 2, remaking.LONGEST_PAUSE)
+                time.sleep(seconds)
 
     def _finish(self, outcomes: Sequence[Outcome]) -> int:
         recovery.forget(self._settings.state_dir, self.kept.run_id)
