@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,11 @@ from tests.runs.world import DONE, STOPPED, World
 from tpu_ops.cli import attempt
 from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.ssh import Unreachable
+from tpu_ops.remote.wire import DATA, END, Frame
 from tpu_ops.runs import follow, records, recovery
+
+#: Two slices of one worker each.
+NODES_OF = {"a-w0": "n/a", "b-w0": "n/b"}
 
 
 def cut_after(monkeypatch: pytest.MonkeyPatch, world: World, first: str, then: Callable[[], None]) -> None:
@@ -119,7 +125,7 @@ def test_ranks_on_the_slices_that_are_left_are_not_ended_where_one_has_said_that
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     *_, job = run(World(DONE))
-    one = job._attempt(object(), {"a-w0": "n/a", "b-w0": "n/b"})
+    one = job._attempt(object(), NODES_OF)
     one.lost = {"n/a": "node a is PREEMPTED"}
     heard = follow.outcome_of(0, "a-w0", {**DONE, "attempt": 1})
     one.hear([heard])
@@ -148,3 +154,60 @@ def test_an_end_that_is_heard_once_the_loss_is_counted_is_the_end_all_the_same(
     assert "run r1 succeeded on all 2 ranks\n  a-w0: node a is PREEMPTED; as b-w0 tells, the run succeeded" in (
         capsys.readouterr().err
     )
+
+
+class Slices:
+    """Stands for the workers of two slices, the first of which is lost: the other one's rank ends once it is stopped.
+
+    Args:
+        late: Seconds from the answer to the stop until the rest of the log comes; None is never.
+    """
+
+    masters: Any = SimpleNamespace(drop=lambda host: asyncio.sleep(0))
+
+    def __init__(self, late: float | None) -> None:
+        self._late, self._stopped = late, asyncio.Event()
+        self.record = {**STOPPED, "attempt": 1, "reason": "node a is PREEMPTED"}
+
+    async def call(self, requests: Any, action: str, **_: Any) -> dict[str, Reply]:
+        assert (action, list(requests)) == ("stop", ["b-w0"])
+        self._stopped.set()
+        return {host: Reply(host, {"record": self.record}) for host in requests}
+
+    @contextlib.asynccontextmanager
+    async def stream(self, host: str, action: str, values: Mapping[str, Any]) -> AsyncIterator[Any]:
+        if host == "a-w0":
+            raise Unreachable("no route to host")
+
+        async def frames() -> AsyncIterator[Frame]:
+            await self._stopped.wait()
+            if self._late is None:
+                await asyncio.Event().wait()
+            await asyncio.sleep(self._late or 0.0)
+            yield Frame(DATA, 0, b"saved a checkpoint\n")
+            yield Frame(END, 19, json.dumps({"record": self.record, "tail": ""}).encode())
+
+        async def answer() -> Reply:
+            return Reply(host, {"record": {"attempt": 1}})
+
+        yield SimpleNamespace(answer=answer, frames=frames)
+
+
+@pytest.mark.parametrize("late", [0.2, None])
+def test_the_last_lines_of_the_ranks_that_are_left_are_waited_for_but_not_for_long(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: float | None
+) -> None:
+    *_, job = run(World(DONE))
+    monkeypatch.setattr(attempt, "lost_of", lambda *_: {"n/a": "node a is PREEMPTED"})
+    monkeypatch.setattr(attempt, "ENDS", 0.1 if late is None else 30.0)
+    shutil.rmtree(tmp_path / "runs/r1")
+
+    async def followed() -> list[follow.Outcome]:
+        async with asyncio.timeout(20):
+            outcomes: list[follow.Outcome] = await job._attempt(Slices(late), NODES_OF).to_its_end()
+            return outcomes
+
+    outcomes = asyncio.run(followed())
+    assert [outcome.state for outcome in outcomes] == ["gone", "stopped"]
+    read = (tmp_path / "runs/r1/attempt-1/rank-1.log").read_text()
+    assert read == ("" if late is None else "saved a checkpoint\n")

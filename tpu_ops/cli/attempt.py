@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tpu_ops import texts
 from tpu_ops.cli import commands, output
@@ -20,6 +21,8 @@ from tpu_ops.runs.follow import ON, Follower, Outcome
 
 #: Seconds between two looks at the nodes while a rank does not answer.
 LOOK = 10.0
+#: Seconds for the last lines of the ranks that are left where a node is lost, once these have ended.
+ENDS = 5.0
 #: How often in a row what passes in most cases may be in the way: accounts, chips and what site.yml takes come to a new
 #: node a while after its sshd.
 REFUSALS = 5
@@ -132,7 +135,10 @@ class Attempt:
             self.hear(follower.outcomes.values())
             if not following.done():
                 self.lost = watching.result()
-                return await self.without_lost()
+                outcomes = await self.without_lost()
+                await self._until_read(follower, following)
+                self.hear(follower.outcomes.values())
+                return self._as_told(outcomes)
             outcomes = recovery.of_attempt(following.result(), self._kept.attempt)
             known = self._as_told(outcomes)
             done = all(outcome.state == "succeeded" for outcome in known)
@@ -142,6 +148,13 @@ class Attempt:
             for task in (following, watching):
                 task.cancel()
             await asyncio.gather(following, watching, return_exceptions=True)
+
+    async def _until_read(self, follower: Follower, following: asyncio.Future[Any]) -> None:
+        """Wait a moment for the logs of the ranks that are left to be read to their end."""
+        left = [rank for rank, host in enumerate(self.run.hosts) if self._names[host] not in self.lost]
+        reading = asyncio.ensure_future(follower.until(left))
+        await asyncio.wait({following, reading}, timeout=ENDS, return_when=asyncio.FIRST_COMPLETED)
+        reading.cancel()
 
     def hear(self, outcomes: Iterable[Outcome]) -> None:
         """Keep what workers tell of ranks that have ended: it stays true where their nodes go."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,6 +185,7 @@ class Follower:
         self._ended: set[int] = set()
         #: How the ranks are that are followed no more.
         self.outcomes: dict[int, Outcome] = {}
+        self._news = asyncio.Event()
         self._silent: set[int] = set()
         #: Since when none of those that have not ended has answered.
         self._alone_at: float | None = None
@@ -193,6 +194,12 @@ class Follower:
     def silent(self) -> bool:
         """Whether a rank that has not ended does not answer."""
         return bool(self._silent - self._ended)
+
+    async def until(self, ranks: Collection[int]) -> None:
+        """Return once these ranks are followed no more; their lines and bytes have been given on then."""
+        while not self.outcomes.keys() >= set(ranks):
+            self._news.clear()
+            await self._news.wait()
 
     async def run(self) -> list[Outcome]:
         """Follow until every rank has ended or is given up; return the outcomes by rank.
@@ -229,6 +236,7 @@ class Follower:
     async def _rank(self, rank: int) -> Outcome:
         self._ended.discard(rank)
         outcome = self.outcomes[rank] = await self._follow(rank)
+        self._news.set()
         # One that was given up may be on.
         if outcome.state != "unreachable":
             self._ended.add(rank)
