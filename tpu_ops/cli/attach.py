@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from tpu_ops import config, texts
 from tpu_ops.cli import (
+    asked,
     bookkeeping,
     commands,
     faults,
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="a run, or a node or worker whose run is meant")
 
 
+@asked.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
     """Follow it, with --recover as the one who starts it again."""
     settings = config.load(args.fleet)

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tpu_ops import config, texts
-from tpu_ops.cli import commands, options, output, runs_output
+from tpu_ops.cli import asked, commands, options, output, runs_output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, targets, view
 from tpu_ops.remote.fanout import Fanout
@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="a run, or a node or worker whose run is meant")
 
 
+@asked.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
     """Show the lines, or fetch the logs."""
     fleet = view.current(config.load(args.fleet))

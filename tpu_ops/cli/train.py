@@ -14,6 +14,7 @@ from typing import Any
 
 from tpu_ops import config, files, texts
 from tpu_ops.cli import (
+    asked,
     commands,
     configure,
     faults,
@@ -106,6 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "The command and its arguments arrive as they are; for a shell line: --shell -- 'LINE'"
 
 
+@asked.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
     """Check, sync, start, follow."""
     recover_options.check(args)
