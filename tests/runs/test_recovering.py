@@ -1032,6 +1032,22 @@ def second(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> recover
     return recovering.Recovering(job._settings, kept, job._spec, job._args, begun=False)
 
 
+def test_what_may_be_made_again_otherwise_than_it_is_is_said_once_before_the_start(
+    second: recovering.Recovering, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def remember(_: object, __: object, lacks: Callable[[str], object]) -> Plan:
+        lacks("queued resource q")
+        lacks("node b")
+        return second.kept.plan
+
+    monkeypatch.setattr("tpu_ops.cli.recovering.remaking.remember", remember)
+    asyncio.run(second.begin(pod(2), None))
+    assert capsys.readouterr().err == (
+        "warning: queued resource q, node b: the API has fields that this version of tpu_ops does not know; what is made "
+        "again may lack them\n"
+    )
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_controller_that_dies_before_a_worker_is_asked_leaves_a_run_that_can_be_taken_over(
     run: Any, second: recovering.Recovering, tmp_path: Path, capsys: Any, elsewhere: bool

@@ -76,6 +76,8 @@ class Recovering(Bringing):
         self._lost: Mapping[str, str] = {}
         self._wrote = self._has_followed = False
         self._first: Sequence[Worker] = ()
+        #: What may be made again otherwise than it is, in words.
+        self._lacking: list[str] = []
         self._refusals = 0
         #: Seconds before the next try where something is in the way for now.
         self._pause = remaking.FIRST_PAUSE
@@ -95,6 +97,9 @@ class Recovering(Bringing):
             raise UsageError(what, where=f"run {run_id}", fix="choose another --name")
         # What is interrupted goes on in its thread, and so may only ask: nothing is written behind a start given up.
         plan = await in_thread(lambda: self._plan_of(workers))
+        if self._lacking:
+            what = "the API has fields that this version of tpu_ops does not know; what is made again may lack them"
+            output.warning(f"{', '.join(self._lacking)}: {what}")
         self._wrote, self._first = True, workers
         # Left by one that died before it had kept all.
         recovery.forget(state_dir, run_id)
@@ -112,7 +117,8 @@ class Recovering(Bringing):
 
     def _plan_of(self, workers: Sequence[Worker]) -> remaking.Plan:
         with origin.api(self._settings) as tpu:
-            return remaking.remember(tpu, dict.fromkeys(worker.node.full_name for worker in workers))
+            names = dict.fromkeys(worker.node.full_name for worker in workers)
+            return remaking.remember(tpu, names, self._lacking.append)
 
     def to_the_end(self, work: Coroutine[Any, Any, int] | None) -> int:
         """Follow the run until it has ended for good or is left; return the exit code.
