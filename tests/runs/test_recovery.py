@@ -10,7 +10,9 @@ import stat
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -333,6 +335,60 @@ def test_logs_that_cannot_be_opened_are_said_once_and_written_as_soon_as_they_ca
     assert (place / "rank-0.log").read_bytes() == b"\0" * 5 + b"third"
     assert (place / "rank-1.log").read_bytes() == b"second"
     assert [text.startswith(f"{place}/rank-0.log: ") for text in said] == [True]
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Has the disk that logs are copied to as much space as `free` says, in bytes; `looks` counts who asks."""
+    found = {"free": recovery.FLOOR, "looks": 0}
+
+    def statvfs(_: object) -> Any:
+        found["looks"] += 1
+        return SimpleNamespace(f_bavail=found["free"], f_frsize=1)
+
+    monkeypatch.setattr("tpu_ops.runs.recovery.os.statvfs", statvfs)
+    monkeypatch.setattr(recovery, "LOOK_EVERY", 10)
+    return found
+
+
+def test_copies_of_logs_leave_space_on_the_disk_and_go_on_where_there_is_some(
+    tmp_path: Path, room: dict[str, int]
+) -> None:
+    said: list[str] = []
+    logs = recovery.Logs(tmp_path, 2, said.append)
+    logs.write(0, 0, b"first")
+    room["free"] -= 1
+    logs.write(1, 0, b"12345")
+    logs.write(0, 5, b"second")
+    logs.write(1, 5, b"67890")
+    what = "what cannot be written is left out of the copies, the run goes on"
+    assert said == [f"{tmp_path}/rank-0.log: less than 1 GiB is free; {what}"]
+    room["free"] += 1
+    logs.write(0, 11, b"third")
+    logs.write(1, 10, b"end")
+    assert logs.offsets == (16, 13)
+    logs.close()
+    assert (tmp_path / "rank-0.log").read_bytes() == b"first" + b"\0" * 6 + b"third"
+    assert (tmp_path / "rank-1.log").read_bytes() == b"12345" + b"\0" * 5 + b"end"
+    assert (len(said), room["looks"]) == (1, 3), "at the opening, and once for so many bytes of all ranks"
+
+
+def test_a_disk_that_is_nearly_full_when_copies_are_begun_gets_none(tmp_path: Path, room: dict[str, int]) -> None:
+    room["free"] = 0
+    said: list[str] = []
+    logs = recovery.Logs(tmp_path, 1, said.append)
+    logs.write(0, 0, b"first")
+    logs.close()
+    assert (tmp_path / "rank-0.log").read_bytes() == b""
+    assert len(said) == 1
+
+
+def test_a_disk_that_tells_nothing_of_its_space_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpu_ops.runs.recovery.os.statvfs", Mock(side_effect=OSError))
+    logs = recovery.Logs(tmp_path, 1, pytest.fail)
+    logs.write(0, 0, b"first")
+    logs.close()
+    assert (tmp_path / "rank-0.log").read_bytes() == b"first"
 
 
 def test_one_process_of_this_machine_recovers_a_run(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ from tpu_ops.runs.follow import UNKNOWN, Outcome, first_failure
 #: What a run's end means for its recovery.
 SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"
 
+#: Bytes that copies of logs leave free on this machine's disk, and after how many it is looked at again.
+FLOOR, LOOK_EVERY = 2**30, 64 * 2**20
+
 #: States of a rank of which nothing is known, whose host went down under it, or whose starter died.
 _GONE = (*UNKNOWN, "gone", "lost", "refused")
 #: How the workers' word begins for a rank whose host has failed, and not its command: the others no longer heard it,
@@ -410,7 +413,8 @@ def kept_code(state_dir: Path, recovery: Recovery) -> sync.Tree | None:
 class Logs:
     """Copies of the logs of one attempt, a file for each rank; they begin where earlier copies end.
 
-    What cannot be written, on a full disk for example, is left out: the run goes on, and so does its recovery.
+    What cannot be written, on a full disk for example, or would fill this one, is left out: the run goes on, and so
+    does its recovery.
 
     Args:
         directory: Made where it is missing.
@@ -426,6 +430,14 @@ class Logs:
         for rank in range(count):
             with self._left_out(rank):
                 self._open(rank)
+        #: Bytes that came since the disk was looked at, and whether it had too little space then.
+        self._came, self._is_low = 0, self._lacks_space()
+
+    def _lacks_space(self) -> bool:
+        with contextlib.suppress(OSError):
+            found = os.statvfs(self.directory)
+            return found.f_bavail * found.f_frsize < FLOOR
+        return False
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -435,7 +447,12 @@ class Logs:
     def write(self, rank: int, offset: int, data: bytes) -> None:
         """Write what stands at an offset of a rank's log."""
         self._ends[rank] = offset + len(data)
+        if self._came >= LOOK_EVERY:
+            self._came, self._is_low = 0, self._lacks_space()
+        self._came += len(data)
         with self._left_out(rank):
+            if self._is_low:
+                raise OSError(errno.ENOSPC, f"less than {FLOOR / 2**30:g} GiB is free")
             file = self._files[rank] or self._open(rank)
             if offset > file.tell():
                 file.truncate(offset)
