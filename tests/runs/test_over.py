@@ -18,7 +18,7 @@ from tpu_ops.cli import attempt
 from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.wire import DATA, END, Frame
-from tpu_ops.runs import follow, records, recovery
+from tpu_ops.runs import endings, follow, records, recovery
 
 #: Two slices of one worker each.
 NODES_OF = {"a-w0": "n/a", "b-w0": "n/b"}
@@ -145,7 +145,7 @@ def test_an_end_that_is_heard_once_the_loss_is_counted_is_the_end_all_the_same(
     job._lost = {"n/a": "node a is PREEMPTED"}
     job._losing()
     told = follow.outcome_of(1, "b-w0", {**DONE, "attempt": 1})
-    job._outcomes = recovery.as_told([follow.Outcome(0, "a-w0", "gone", reason="node a is PREEMPTED"), told])
+    job._outcomes = endings.as_told([follow.Outcome(0, "a-w0", "gone", reason="node a is PREEMPTED"), told])
     if how == "asked for":
         assert job._stopped() == 0
     else:

@@ -30,7 +30,7 @@ from tpu_ops.fleet.remaking import Made, Plan, Seen
 from tpu_ops.fleet.state import UnwritableError, unwritable
 from tpu_ops.remote.playbook import Outcome
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import control, follow, launch, preflight, records, recovery, spec, sync
+from tpu_ops.runs import control, endings, follow, launch, preflight, records, recovery, spec, sync
 
 
 def test_a_preempted_node_is_brought_back_and_the_run_goes_on_as_its_next_attempt(
@@ -706,9 +706,9 @@ def test_what_the_version_before_has_kept_is_not_counted_twice(tmp_path: Path, p
 
 def test_a_stop_that_an_older_attempt_heard_is_one_of_the_run() -> None:
     record = {**FAILED, "attempt": 1, "stop_requested_by": "ada"}
-    found = recovery.of_attempt([follow.outcome_of(0, "pod-w0", record)], 2)
+    found = endings.of_attempt([follow.outcome_of(0, "pod-w0", record)], 2)
     assert [(outcome.state, outcome.record) for outcome in found] == [("gone", None)]
-    assert recovery.stop_requested_by(found) == "ada"
+    assert endings.stop_requested_by(found) == "ada"
 
 
 async def test_a_run_whose_nodes_were_taken_away_under_its_first_start_can_be_stopped(

@@ -16,7 +16,7 @@ from tpu_ops.fleet import origin, remaking, view
 from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
-from tpu_ops.runs import control, launch, preflight, records, recovery, spec
+from tpu_ops.runs import control, copies, endings, launch, preflight, records, recovery, spec
 from tpu_ops.runs.follow import ON, Follower, Outcome
 
 #: Seconds between two looks at the nodes while a rank does not answer.
@@ -97,7 +97,7 @@ class Attempt:
         run: control.RunRef,
         *,
         names: Mapping[str, str],
-        follower: Callable[[recovery.Logs], Follower],
+        follower: Callable[[copies.Logs], Follower],
         losing: Callable[[], None],
     ) -> None:
         self.fanout, self.run = fanout, run
@@ -111,12 +111,12 @@ class Attempt:
     async def to_its_end(self) -> list[Outcome]:
         """Follow it and keep its logs here; return how its ranks are. A node that is taken away ends it at once."""
         place = recovery.folder(self._settings.state_dir, self.run.run_id) / f"attempt-{self._kept.attempt}"
-        with contextlib.closing(recovery.Logs(place, len(self.run.hosts), output.warning)) as logs:
+        with contextlib.closing(copies.Logs(place, len(self.run.hosts), output.warning)) as logs:
             output.info(f"run {self.run.run_id}, attempt {self._kept.attempt}: logs of all ranks go to {place}")
             while True:
                 outcomes = await self._once(logs)
                 silent = [outcome.rank for outcome in outcomes if outcome.record is None]
-                if self.lost or not silent or recovery.is_over(outcomes):
+                if self.lost or not silent or endings.is_over(outcomes):
                     return outcomes
                 # That this machine heard nothing of a rank says nothing of the rank.
                 outcomes = await self.heard(silent)
@@ -126,7 +126,7 @@ class Attempt:
                     return outcomes
                 await asyncio.sleep(LOOK)
 
-    async def _once(self, logs: recovery.Logs) -> list[Outcome]:
+    async def _once(self, logs: copies.Logs) -> list[Outcome]:
         """Follow it until its ranks have ended or are given up, or a node is taken away."""
         follower = self._follower(logs)
         following, watching = asyncio.ensure_future(follower.run()), asyncio.ensure_future(self._watch(follower))
@@ -139,7 +139,7 @@ class Attempt:
                 await self._until_read(follower, following)
                 self.hear(follower.outcomes.values())
                 return self._as_told(outcomes)
-            outcomes = recovery.of_attempt(following.result(), self._kept.attempt)
+            outcomes = endings.of_attempt(following.result(), self._kept.attempt)
             known = self._as_told(outcomes)
             done = all(outcome.state == "succeeded" for outcome in known)
             self.lost = {} if done else await self._look()
@@ -158,12 +158,12 @@ class Attempt:
 
     def hear(self, outcomes: Iterable[Outcome]) -> None:
         """Keep what workers tell of ranks that have ended: it stays true where their nodes go."""
-        own = recovery.of_attempt(list(outcomes), self._kept.attempt)
+        own = endings.of_attempt(list(outcomes), self._kept.attempt)
         self._told |= {outcome.rank: outcome for outcome in own if outcome.record and outcome.state not in ON}
 
     def _as_told(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
         """Return outcomes in which ranks have ended of which no worker tells now, as far as one has told of them."""
-        return recovery.as_told([one if one.record else self._told.get(one.rank, one) for one in outcomes])
+        return endings.as_told([one if one.record else self._told.get(one.rank, one) for one in outcomes])
 
     async def heard(self, ranks: Sequence[int]) -> list[Outcome]:
         """Return how all ranks are once a worker of some tells of this attempt, or all of these have answered.
@@ -178,7 +178,7 @@ class Attempt:
         while True:
             found = await control.outcomes(self.fanout, self.run)
             self.newest = max(self.newest, *(int(one.record["attempt"]) for one in found if one.record), 0)
-            outcomes = recovery.of_attempt(found, self._kept.attempt)
+            outcomes = endings.of_attempt(found, self._kept.attempt)
             self.hear(found)
             self.lost = await self._look()
             asked = [outcomes[rank] for rank in ranks]
@@ -232,7 +232,7 @@ class Attempt:
         gone = {host: self.lost[name] for host in hosts if (name := self._names[host]) in self.lost}
         left = tuple(host for host in hosts if host not in gone)
         found = {host: Outcome(0, host, "gone", reason=why) for host, why in gone.items()}
-        if recovery.is_over(self._told.values()):
+        if endings.is_over(self._told.values()):
             found |= {host: Outcome(0, host, "unknown", reason="its end was not heard") for host in left}
         elif left:
             self._losing()

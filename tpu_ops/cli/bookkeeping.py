@@ -14,7 +14,8 @@ from tpu_ops.errors import OpsError, UnreachableError
 from tpu_ops.fleet import remaking
 from tpu_ops.fleet.model import Worker
 from tpu_ops.runs import control, records, recovery, spec
-from tpu_ops.runs.recovery import FAILED, TAKEN, Recovery
+from tpu_ops.runs.endings import FAILED, TAKEN
+from tpu_ops.runs.recovery import Recovery
 
 #: What to do where a budget is used up.
 MORE = "`tpu_ops train` with a larger one and another --name goes on from the last checkpoint"
@@ -72,7 +73,7 @@ class Bookkeeping:
         """Count an end of an attempt, a loss of its nodes once; return which budget is used up, if any.
 
         Args:
-            kind: As of `recovery.ending`.
+            kind: As of `endings.ending`.
             anew: Whether nodes are lost that took the place of others, whose loss is counted.
             early: Whether no node is known to be lost yet: the next one that is was counted by this.
         """

@@ -15,7 +15,7 @@ from tpu_ops.fleet import contact, newcomers, origin, remaking, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import control, preflight, recovery, spec
+from tpu_ops.runs import control, endings, preflight, spec
 from tpu_ops.runs.follow import ON, Outcome
 from tpu_ops.runs.recovery import Recovery
 
@@ -139,9 +139,9 @@ class Bringing(Bookkeeping):
             How that attempt has ended, where all its ranks did with 0 or somebody wants no other one; else nothing.
         """
         run = self._run_on(workers)
-        outcomes = recovery.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)
-        if recovery.is_over(outcomes) or recovery.stop_requested_by(outcomes):
-            return recovery.as_told(outcomes)
+        outcomes = endings.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)
+        if endings.is_over(outcomes) or endings.stop_requested_by(outcomes):
+            return endings.as_told(outcomes)
         if left := tuple(outcome.host for outcome in outcomes if outcome.state in ON):
             reason = f"attempt {self.kept.attempt} is over"
             await control.stop(fanout, replace(run, hosts=left), grace=spec.GRACE_FAILURE, reason=reason)

@@ -21,9 +21,10 @@ from tpu_ops.fleet import contact, origin, remaking
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
-from tpu_ops.runs import control, launch, records, recovery, spec, sync
+from tpu_ops.runs import control, endings, launch, records, recovery, spec, sync
+from tpu_ops.runs.endings import STOPPED, SUCCEEDED, TAKEN
 from tpu_ops.runs.follow import Follower, Outcome
-from tpu_ops.runs.recovery import STOPPED, SUCCEEDED, TAKEN, Recovery
+from tpu_ops.runs.recovery import Recovery
 
 
 class _TakenEarly(OpsError):
@@ -169,7 +170,7 @@ class Recovering(Bringing):
     def _stopped(self) -> int:
         """Say that the run is started no more, or how it has ended meanwhile; whoever asked ends what may be on."""
         outcomes = self._outcomes or []
-        known, kind = any(outcome.record for outcome in outcomes), recovery.ending(outcomes, self._lost)[0]
+        known, kind = any(outcome.record for outcome in outcomes), endings.ending(outcomes, self._lost)[0]
         # While the next attempt is prepared, ranks were stopped for that.
         if known and (kind == SUCCEEDED or (kind == STOPPED and not self.kept.pending)):
             return self._finish(outcomes)
@@ -238,7 +239,7 @@ class Recovering(Bringing):
             self._on = None
             self._keep(pending=True)
             raise Superseded(one.newest)
-        if recovery.was_started(outcomes):
+        if endings.was_started(outcomes):
             self._is_on()
         if one.lost or any(outcome.record for outcome in outcomes):
             return await self._follow(one)
@@ -329,17 +330,17 @@ class Recovering(Bringing):
         Raises:
             Asked: One would, and none is wanted.
         """
-        kind, why = recovery.ending(outcomes, self._lost)
+        kind, why = endings.ending(outcomes, self._lost)
         if kind == SUCCEEDED:
             return False
-        if who := recovery.stop_requested_by(outcomes):
+        if who := endings.stop_requested_by(outcomes):
             if not any(outcome.record for outcome in outcomes):
                 # Of an attempt that was refused for that nothing is to be told.
                 raise Asked
             if any(outcome.intent != "stop" for outcome in outcomes):
                 self._tell(f"stopped by {who}", "not started again")
             return False
-        if not (self.kept.pending or self._lost or recovery.was_started(outcomes)):
+        if not (self.kept.pending or self._lost or endings.was_started(outcomes)):
             self._keep(pending=True)
             if self._asked():
                 raise Asked

@@ -32,7 +32,7 @@ from tpu_ops.errors import ExitCode, HostError, OpsError, UsageError
 from tpu_ops.fleet import contact, remaking, targets, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import control, launch, nodes, preflight, records, recovery, spec, sync
+from tpu_ops.runs import control, endings, launch, nodes, preflight, records, recovery, spec, sync
 from tpu_ops.runs.follow import Follower, Outcome
 
 #: What stands behind `--` is the command.
@@ -401,7 +401,7 @@ class _Job:
     def stopped(self, outcomes: Sequence[Outcome]) -> None:
         """Remember how it has ended."""
         state = runs_output.run_state(outcomes)
-        records.close(self.fleet.settings.state_dir, self.spec.run_id, state, recovery.STOPPED, outcomes)
+        records.close(self.fleet.settings.state_dir, self.spec.run_id, state, endings.STOPPED, outcomes)
 
     def left(self) -> None:
         """Say after Ctrl-C what goes on and how to get at it."""
