@@ -15,13 +15,13 @@ LONG = {"type_": "V4", "topology": "4x4x16"}
 
 
 class Tpu:
-    """Answers with one node."""
+    """Answers with one node, or with what is given."""
 
-    def __init__(self, **fields: Any) -> None:
-        self._node = cloud_tpu.Node(name=NAME, id=7, **fields)
+    def __init__(self, answer: Any = None, **fields: Any) -> None:
+        self._answer = answer or cloud_tpu.Node(name=NAME, id=7, **fields)
 
     def call(self, *_: object, **__: object) -> Any:
-        return self._node
+        return self._answer
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,68 @@ def test_a_node_has_the_topology_again_that_was_chosen(
     accelerator_type: str, config: dict[str, str] | None, body: dict[str, Any]
 ) -> None:
     tpu: Any = Tpu(accelerator_type=accelerator_type, accelerator_config=config, runtime_version="v2-base")
-    made, node_id, _ = remaking.node_body(tpu, NAME)
+    made, node_id, *_ = remaking.node_body(tpu, NAME)
     assert made == {"runtime_version": "v2-base", **body}
     assert node_id == "7"
     again = cloud_tpu.Node.from_json(json.dumps(made))
     assert again.accelerator_config.topology == body.get("accelerator_config", {}).get("topology", "")
+
+
+#: A field with a number that no version of the API has, as bytes of protobuf.
+NEW = b"\xfa\xff\x07\x02hi"
+QUEUED = "projects/p/locations/z/queuedResources/q"
+
+
+def with_new(message: Any, *path: str) -> Any:
+    """Return an answer in which a message has a field that is new: the whole, or the one that fields lead to."""
+    found = type(message).pb(message)
+    for name in path:
+        found = getattr(found, name)
+        found = found[0] if hasattr(found, "append") else found
+    found.MergeFromString(NEW)
+    return message
+
+
+def queued() -> Any:
+    node = {"accelerator_type": "v4-8", "runtime_version": "rt", "labels": {"a": "b"}, "scheduling_config": {}}
+    spec = {"parent": "projects/p/locations/z", "node_id": "pod", "node": node}
+    resource = {"name": QUEUED, "spot": {}, "tpu": {"node_spec": [spec]}, "state": {"state": "ACTIVE"}}
+    return cloud_tpu.QueuedResource(resource)
+
+
+@pytest.mark.parametrize(
+    ("path", "lacks"),
+    [
+        ((), True),
+        (("spot",), True),
+        (("tpu", "node_spec"), True),
+        (("tpu", "node_spec", "node"), True),
+        (("tpu", "node_spec", "node", "scheduling_config"), True),
+        # It is the service that tells this, and nobody asks for it.
+        (("state",), False),
+    ],
+)
+def test_a_queued_resource_of_which_the_api_tells_more_than_is_known_here_is_said_to_be_one(
+    path: tuple[str, ...], lacks: bool
+) -> None:
+    known: Any = Tpu(queued())
+    found = remaking.queued(known, QUEUED)
+    assert found is not None
+    assert not found.lacks
+    new: Any = Tpu(with_new(queued(), *path))
+    again = remaking.queued(new, QUEUED)
+    assert again is not None
+    assert (again.body, again.lacks) == (found.body, lacks)
+
+
+@pytest.mark.parametrize(
+    ("path", "lacks"), [((), True), (("scheduling_config",), True), (("network_endpoints",), False)]
+)
+def test_a_node_of_which_the_api_tells_more_than_is_known_here_is_said_to_be_one(
+    path: tuple[str, ...], lacks: bool
+) -> None:
+    fields: dict[str, Any] = {"labels": {"a": "b"}, "scheduling_config": {"spot": True}, "network_endpoints": [{}]}
+    known: Any = Tpu(**fields)
+    assert remaking.node_body(known, NAME)[3] is False
+    new: Any = Tpu(with_new(cloud_tpu.Node(name=NAME, id=7, **fields), *path))
+    assert remaking.node_body(new, NAME)[3] is lacks

@@ -300,6 +300,16 @@ def test_nodes_of_a_queued_resource_are_made_again_by_it(tpu, lab_api):
     assert any("asking for its resources again" in text for text in said)
 
 
+@pytest.mark.parametrize("unknown", [True, False])
+def test_of_what_the_api_tells_more_than_is_known_here_is_named_once(tpu, lab_api, monkeypatch, unknown):
+    queued(lab_api, tpu, "a", "b")
+    lab_api.create("pod")
+    monkeypatch.setattr(cloud, "_has_unknown", lambda *_: unknown)
+    said: list[str] = []
+    remaking.remember(tpu, [name("a"), name("b"), name()], said.append)
+    assert said == (["queued resource spring", "node pod"] if unknown else [])
+
+
 def test_a_queued_resource_that_is_lost_again_before_the_next_attempt_is_asked_for_again(tpu, lab_api):
     """The service answers a request id that it knows with what it answered then, and does nothing."""
     queued(lab_api, tpu, "a")

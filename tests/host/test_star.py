@@ -281,3 +281,5 @@ def test_a_network_thread_that_fails_ends_the_rank_in_order_and_says_why(
     assert (found["state"], found["exit"], found["intent"]["kind"]) == ("stopped", {"signal": signal.SIGTERM}, "lost")
     assert "the supervisor's network thread failed" in found["reason"]
     assert "out of descriptors" in found["reason"]
+    # A record of a rank that ended with 0, and that blames nobody, says that all ranks did.
+    assert found["first"] == {"rank": 1, "worker": "w1", "cause": "the supervisor's network thread failed"}

@@ -1,4 +1,4 @@
-"""Ctrl-C at a run that is followed, as real signals."""
+"""Ctrl-C, SIGTERM and SIGHUP at a run that is followed, as real signals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.runs.test_parts import stand_in
-from tpu_ops.cli import attach, leaving
+from tpu_ops.cli import asked, attach, leaving
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.runs import records, recovery, spec
@@ -26,8 +26,12 @@ FANOUT: Any = object()
 SETTINGS = stand_in(Path())
 
 
-def press() -> None:
-    signal.raise_signal(signal.SIGINT)
+#: What ends a process that nobody sits before.
+ENDS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+
+
+def press(number: int = signal.SIGINT) -> None:
+    signal.raise_signal(number)
 
 
 @pytest.fixture(autouse=True)
@@ -61,10 +65,10 @@ async def followed(work: Any, *, on: bool = True, left: Callable[[], None] = lam
     )
 
 
-async def pressed(*seconds: float, cleanup: float = 0.0) -> int:
-    """Follow a run that never ends, and press Ctrl-C after so many seconds; its end takes a while."""
+async def pressed(*seconds: float, cleanup: float = 0.0, then: int = signal.SIGINT) -> int:
+    """Follow a run that never ends, and press Ctrl-C after so many seconds, `then` the last time; it takes a while."""
     for at in seconds:
-        asyncio.get_running_loop().call_later(at, press)
+        asyncio.get_running_loop().call_later(at, press, then if at == seconds[-1] else signal.SIGINT)
     try:
         await asyncio.Event().wait()
     finally:
@@ -139,6 +143,108 @@ async def test_three_quick_ctrl_c_stop_the_run(stop: Stop, capsys: Any) -> None:
 async def test_before_a_run_is_on_a_second_ctrl_c_gives_up_at_once(stop: Stop) -> None:
     assert await followed(pressed(0, 0.05, cleanup=60), on=False) == ExitCode.INTERRUPTED
     assert stop.asked == []
+
+
+@ENDS
+@pytest.mark.parametrize("before", [(), (0.0,)], ids=["first", "after Ctrl-C"])
+@pytest.mark.parametrize("is_ignored", [False, True], ids=["heard", "ignored"])
+async def test_a_signal_leaves_the_run_alone_and_waits_for_nobody(
+    stop: Stop, capsys: Any, number: int, before: tuple[float, ...], is_ignored: bool
+) -> None:
+    if is_ignored:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        before = ()
+    said: list[str] = []
+    leaves = followed(pressed(*before, 0.1, then=number), left=lambda: said.append("left"))
+    assert await asyncio.wait_for(leaves, 20) == ExitCode.INTERRUPTED
+    assert (said, stop.asked) == (["left"], [])
+    assert ("Ctrl-C again" in capsys.readouterr().err) is bool(before)
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+@ENDS
+async def test_a_signal_does_not_wait_for_a_stop(monkeypatch: pytest.MonkeyPatch, capsys: Any, number: int) -> None:
+    slow = Stop(60)
+    monkeypatch.setattr("tpu_ops.cli.stop.end", slow)
+    leaves = followed(pressed(0, 0.05, 0.3, then=number))
+    assert await asyncio.wait_for(leaves, 20) == ExitCode.INTERRUPTED
+    assert slow.asked == ["r1"]
+    assert "to be sure that every worker was told: tpu_ops stop r1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("on", "together", "ends"), [(True, 0.0, True), (False, 0.0, True), (True, 60.0, False)])
+async def test_signals_that_come_together_are_one_and_a_later_one_does_not_wait_for_what_the_first_ends(
+    stop: Stop, monkeypatch: pytest.MonkeyPatch, on: bool, together: float, ends: bool
+) -> None:
+    monkeypatch.setattr(asked, "TOGETHER", together)
+    asyncio.get_running_loop().call_later(0.1, press, signal.SIGHUP)
+    leaves = asyncio.ensure_future(followed(pressed(0, then=signal.SIGTERM, cleanup=0.5 if together else 60), on=on))
+    begun = asyncio.get_running_loop().time()
+    assert await asyncio.wait_for(leaves, 20) == ExitCode.INTERRUPTED
+    assert (asyncio.get_running_loop().time() - begun < 0.5) is ends
+    assert stop.asked == []
+
+
+@ENDS
+async def test_what_ignores_a_signal_goes_on_ignoring_it(number: int) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
+
+    async def work() -> int:
+        press(number)
+        await asyncio.sleep(0)
+        return 7
+
+    try:
+        assert await followed(work()) == 7
+        with asked.ended_by_signals():
+            press(number)
+    finally:
+        signal.signal(number, before)
+
+
+@ENDS
+def test_a_signal_ends_what_blocks_as_ctrl_c_does(number: int) -> None:
+    def blocks() -> None:
+        press(number)
+        raise AssertionError("it goes on")
+
+    with pytest.raises(KeyboardInterrupt), asked.ended_by_signals():
+        blocks()
+
+
+@ENDS
+@pytest.mark.parametrize("cleanup", [0.1, 60.0], ids=["once", "again"])
+def test_a_signal_lets_what_is_awaited_clean_up_unless_it_comes_again(
+    monkeypatch: pytest.MonkeyPatch, number: int, cleanup: float
+) -> None:
+    """Who waits for others ends those: not all end at once, and one that just starts a process can wait for it."""
+    monkeypatch.setattr(asked, "TOGETHER", 0.0)
+    said: list[str] = []
+
+    async def started() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            said.append("cancelled")
+            raise
+
+    async def work() -> None:
+        below = asyncio.ensure_future(started())
+        await asyncio.sleep(0)
+        press(number)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            assert said == []
+            if cleanup > 1:
+                press(number)
+            await asyncio.sleep(cleanup)
+            below.cancel()
+            said.append("cleaned up")
+
+    with pytest.raises(KeyboardInterrupt), asked.ended_by_signals():
+        asyncio.run(work())
+    assert said == (["cleaned up", "cancelled"] if cleanup < 1 else ["cancelled"])
 
 
 async def test_what_ignores_ctrl_c_goes_on_ignoring_it() -> None:

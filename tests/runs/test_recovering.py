@@ -30,7 +30,7 @@ from tpu_ops.fleet.remaking import Made, Plan, Seen
 from tpu_ops.fleet.state import UnwritableError, unwritable
 from tpu_ops.remote.playbook import Outcome
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import control, follow, launch, preflight, records, recovery, spec, sync
+from tpu_ops.runs import control, endings, follow, launch, preflight, records, recovery, spec, sync
 
 
 def test_a_preempted_node_is_brought_back_and_the_run_goes_on_as_its_next_attempt(
@@ -299,6 +299,86 @@ def test_an_api_that_tells_late_of_a_preemption_has_it_counted_once(run: Any, mo
     code, _, job = run(world)
     assert (code, job.kept.preemptions, job.kept.attempt) == (0, 1, 2)
     assert world.done == ["bring back r1/2", "configure 2", "start 2", "start 2"]
+
+
+SHUT_DOWN = {**ended("stopped", {"signal": 15}, "shutdown"), "reason": "host shuts down"}
+
+
+@pytest.mark.parametrize("again", ["probe", "start", "start that may be one"])
+@pytest.mark.parametrize("silent", [0, 1], ids=["seen at once", "seen later"])
+def test_a_node_that_shuts_down_before_the_api_says_that_it_is_taken_away_is_one_preemption(
+    run: Any, monkeypatch: pytest.MonkeyPatch, again: str, silent: int
+) -> None:
+    """Its ranks have told of it, and it is READY until the next attempt is to be started there."""
+    world = World(SHUT_DOWN, DONE, DONE)
+    call, lost, tells = world.call, False, iter([False] * silent)
+
+    async def goes(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+        nonlocal lost
+        lost = lost or (again.startswith(action) and world.node_id == "1")
+        if not lost or world.node_id != "1":
+            return await call(requests, action, **options)
+        if next(tells, True):
+            world.state = "PREEMPTED"
+        if action == "start" and again != "start":
+            world.attempt = next(iter(requests.values()))["spec"]["attempt"]
+        kind = "timeout" if again != "start" else "unreachable"
+        return {host: Reply(host, {}, kind, "no route to host") for host in requests}
+
+    monkeypatch.setattr(world, "call", goes)
+    code, _, job = run(world, max_preemptions=1)
+    assert (code, job.kept.preemptions, world.node_id) == (0, 1, "2")
+    assert not job.kept.counted
+
+
+def test_a_node_that_shuts_down_and_the_one_in_its_place_that_is_taken_away_are_two_preemptions(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(SHUT_DOWN, DONE)
+    call = world.call
+
+    async def goes(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+        if action == "probe" and world.node_id in ("1", "2"):
+            world.state = "PREEMPTED"
+            return {host: Reply(host, {}, "unreachable", "no route to host") for host in requests}
+        return await call(requests, action, **options)
+
+    monkeypatch.setattr(world, "call", goes)
+    code, _, job = run(world)
+    assert (code, job.kept.preemptions, world.node_id) == (0, 2, "3")
+
+
+@pytest.mark.parametrize("then", [PREEMPTED, SHUT_DOWN])
+def test_a_node_that_was_restarted_and_is_taken_away_once_the_run_is_on_again_counts_twice(run: Any, then: Any) -> None:
+    code, _, job = run(World(SHUT_DOWN, then, DONE))
+    assert (code, job.kept.preemptions, job.kept.attempt) == (0, 2, 3)
+
+
+def test_a_node_that_was_stopped_and_is_taken_away_once_it_was_started_counts_twice(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(PREEMPTED, DONE)
+    bring_back, call, starts = world.bring_back, world.call, iter([True])
+
+    def started(*words: Any) -> Any:
+        before = world.node_id
+        found = bring_back(*words)
+        if next(starts, False):
+            # As STOPPED has it: the same node is there again.
+            world.node_id = before
+            return world.look(*words[:2])
+        return found
+
+    async def goes(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+        if action == "probe" and world.node_id == "1":
+            world.state = "PREEMPTED"
+            return {host: Reply(host, {}, "unreachable", "no route to host") for host in requests}
+        return await call(requests, action, **options)
+
+    monkeypatch.setattr(world, "bring_back", started)
+    monkeypatch.setattr(world, "call", goes)
+    code, _, job = run(world)
+    assert (code, job.kept.preemptions, job.kept.attempt) == (0, 2, 2)
 
 
 def test_a_new_node_that_is_preempted_before_the_run_is_on_it_counts(
@@ -626,9 +706,9 @@ def test_what_the_version_before_has_kept_is_not_counted_twice(tmp_path: Path, p
 
 def test_a_stop_that_an_older_attempt_heard_is_one_of_the_run() -> None:
     record = {**FAILED, "attempt": 1, "stop_requested_by": "ada"}
-    found = recovery.of_attempt([follow.outcome_of(0, "pod-w0", record)], 2)
+    found = endings.of_attempt([follow.outcome_of(0, "pod-w0", record)], 2)
     assert [(outcome.state, outcome.record) for outcome in found] == [("gone", None)]
-    assert recovery.stop_requested_by(found) == "ada"
+    assert endings.stop_requested_by(found) == "ada"
 
 
 async def test_a_run_whose_nodes_were_taken_away_under_its_first_start_can_be_stopped(
@@ -801,6 +881,28 @@ def test_a_worker_that_is_not_ready_for_an_attempt_is_asked_a_few_times_and_then
         run(world)
 
 
+def test_pauses_between_refused_starts_double_until_an_attempt_is_on(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is an attempt of its own, which its workers remember as refused."""
+    pauses: list[float] = []
+    monkeypatch.setattr("tpu_ops.fleet.remaking.LONGEST_PAUSE", 0.03)
+    monkeypatch.setattr("tpu_ops.cli.recovering.time", SimpleNamespace(sleep=pauses.append))
+    refused = [{**ended("refused"), "reason": "port 8482 cannot be reached"}] * 3
+    world = World(PREEMPTED, *refused, PREEMPTED, *refused[:2], DONE)
+    call = world.call
+
+    async def refusing(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+        number = requests["pod-w0"]["spec"]["attempt"] if action == "start" and "pod-w0" in requests else 0
+        if number not in (2, 3, 4, 6, 7):
+            return await call(requests, action, **options)
+        world.attempt = number
+        return {host: Reply(host, {}, "failed", "port 8482 cannot be reached") for host in requests}
+
+    monkeypatch.setattr(world, "call", refusing)
+    code, _, job = run(world, max_preemptions=2)
+    assert (code, job.kept.attempt) == (0, 8)
+    assert pauses == [0.01, 0.02, 0.03, 0.01, 0.02]
+
+
 def test_a_node_that_is_taken_away_under_the_start_of_an_attempt_is_a_preemption_whatever_its_workers_say(
     run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -928,6 +1030,22 @@ def second(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> recover
     monkeypatch.setattr("tpu_ops.cli.recovering.remaking.remember", lambda *_: job.kept.plan)
     kept = replace(job.kept, attempt=0, pending=True)
     return recovering.Recovering(job._settings, kept, job._spec, job._args, begun=False)
+
+
+def test_what_may_be_made_again_otherwise_than_it_is_is_said_once_before_the_start(
+    second: recovering.Recovering, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def remember(_: object, __: object, lacks: Callable[[str], object]) -> Plan:
+        lacks("queued resource q")
+        lacks("node b")
+        return second.kept.plan
+
+    monkeypatch.setattr("tpu_ops.cli.recovering.remaking.remember", remember)
+    asyncio.run(second.begin(pod(2), None))
+    assert capsys.readouterr().err == (
+        "warning: queued resource q, node b: the API has fields that this version of tpu_ops does not know; what is "
+        "made again may lack them\n"
+    )
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -1172,7 +1290,8 @@ def test_attach_takes_over_what_is_kept(run: Any, tmp_path: Path, monkeypatch: p
 def test_who_takes_over_sees_the_faults_of_all_workers(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, as_json: bool
 ) -> None:
-    _, world, job = run(World(DONE, DONE))
+    _, world, job = run(World(DONE))
+    world.endings[1] = FAILED
     capsys.readouterr()
     job._keep(pending=True, preemptions=1)
     world.refusals = [("probe", Reply("", {}, "failed", what)) for what in ("no launcher", "no python")]

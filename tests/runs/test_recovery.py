@@ -10,20 +10,22 @@ import stat
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tests.support.specs import good, good_net, myself
-from tpu_ops.cli import recovering, train
-from tpu_ops.errors import OpsError, UsageError
+from tpu_ops.cli import recovering, runs_output, train
+from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet.remaking import Made, Plan
 from tpu_ops.host import record, supervise
 from tpu_ops.host import spec as host_spec
 from tpu_ops.host.after import after
 from tpu_ops.host.referee import Referee
 from tpu_ops.host.store import Store
-from tpu_ops.runs import recovery, spec, sync
+from tpu_ops.runs import copies, endings, recovery, spec, sync
 from tpu_ops.runs.follow import Outcome, outcome_of
 
 VALUE = "hush-hush-hush"
@@ -31,6 +33,7 @@ NODE = Made("projects/lab/locations/us-central2-b/nodes/pod", "1", {"accelerator
 FIRST: dict[str, Any] = {"rank": 1, "worker": "pod-w1", "cause": "exit code 3"}
 UNHEARD = {"rank": 1, "worker": "pod-w1", "cause": "lost contact: nothing heard for 15 s"}
 CUT_OFF = {"rank": 0, "worker": "pod-w0", "cause": "lost contact: nothing heard for 15 s"}
+NETWORK = {"rank": 0, "worker": "pod-w0", "cause": "the supervisor's network thread failed"}
 
 
 def rank(number: int, state: str, **more: Any) -> Outcome:
@@ -43,6 +46,10 @@ def failed(number: int) -> Outcome:
 
 def ended(number: int, first: dict[str, Any] = FIRST) -> Outcome:
     return rank(number, "stopped", intent="failed", record={"first": first, "attempt": 1})
+
+
+def over(number: int) -> Outcome:
+    return rank(number, "succeeded", exit={"code": 0}, record={"first": None, "attempt": 1})
 
 
 @pytest.mark.parametrize(
@@ -65,13 +72,22 @@ def ended(number: int, first: dict[str, Any] = FIRST) -> Outcome:
             "lost contact",
         ),
         ([rank(0, "stopped", intent="stop", reason="stopped by ada"), rank(1, "unknown")], {}, "stopped", "by ada"),
+        # A worker says so of all ranks: whatever became of the others, and of who wanted what afterwards.
+        ([rank(1, "gone", reason="knows nothing"), over(0)], {}, "succeeded", "all ranks"),
+        ([over(0), rank(1, "lost", reason="the host was restarted")], {"n": "node pod is PREEMPTED"}, "succeeded", ""),
+        ([replace(over(0), stop_requested_by="ada"), rank(1, "unreachable")], {}, "succeeded", "all ranks"),
+        # Its own end says nothing of the others where somebody was first.
+        ([replace(over(0), record={"first": FIRST}), rank(1, "gone", reason="is gone")], {}, "taken", "is gone"),
+        # As does one that is only remembered here.
         ([rank(0, "succeeded"), rank(1, "gone", reason="knows nothing")], {}, "taken", "knows nothing"),
+        # The supervisor of rank 0 is the one that failed.
+        ([ended(0, NETWORK), ended(1, NETWORK)], {}, "taken", "network thread failed"),
     ],
 )
 def test_what_became_of_the_nodes_comes_before_what_failed(
     outcomes: list[Outcome], lost: dict[str, str], kind: str, why: str
 ) -> None:
-    found, said = recovery.ending(outcomes, lost)
+    found, said = endings.ending(outcomes, lost)
     assert (found, why in said) == (kind, True), said
 
 
@@ -98,8 +114,8 @@ def test_a_supervisor_that_was_killed_or_hung_is_no_failure_of_the_command(
     assert own.reason.startswith("the supervisor ended (watchdog")
     other = ended(1 - victim, unheard)
     for outcomes in ([own], [own, other], [other, own]):
-        assert recovery.ending(outcomes, {})[0] == recovery.TAKEN
-    assert recovery.ending([failed(1), ended(0), replace(own, rank=2)], {})[0] == recovery.FAILED, "it came later"
+        assert endings.ending(outcomes, {})[0] == endings.TAKEN
+    assert endings.ending([failed(1), ended(0), replace(own, rank=2)], {})[0] == endings.FAILED, "it came later"
 
 
 def test_a_host_that_shuts_down_once_its_rank_has_ended_with_0_is_no_failure_of_the_command(tmp_path: Path) -> None:
@@ -114,7 +130,19 @@ def test_a_host_that_shuts_down_once_its_rank_has_ended_with_0_is_no_failure_of_
     referee.tick(30.0)
     first = referee.take()[-1]["first"]
     done = rank(1, "succeeded", record={"first": first})
-    assert recovery.ending([ended(0, first), done], {}) == ("taken", "rank 1 (pod-w1): host shuts down")
+    assert endings.ending([ended(0, first), done], {}) == ("taken", "rank 1 (pod-w1): host shuts down")
+
+
+def test_ranks_that_succeeded_as_another_tells_are_no_failure_of_the_run() -> None:
+    killed = replace(failed(1), reason="the supervisor ended (signal; killed KILL)")
+    told = endings.as_told([over(0), killed, rank(2, "unreachable")])
+    assert [(one.state, one.reason) for one in told] == [
+        ("succeeded", ""),
+        ("succeeded", "the supervisor ended (signal; killed KILL); as pod-w0 tells, the run succeeded"),
+        ("succeeded", "unreachable; as pod-w0 tells, the run succeeded"),
+    ]
+    assert runs_output.exit_code(told) == ExitCode.OK
+    assert endings.as_told([killed]) == [killed]
 
 
 GIVEN_UP = "not started: the command that started it got no answer"
@@ -134,7 +162,7 @@ GIVEN_UP = "not started: the command that started it got no answer"
 def test_an_attempt_that_was_refused_given_up_or_never_heard_of_was_not_started(
     outcomes: list[Outcome], started: bool
 ) -> None:
-    assert recovery.was_started(recovery.of_attempt(outcomes, 1)) is started
+    assert endings.was_started(endings.of_attempt(outcomes, 1)) is started
 
 
 def kept(run: spec.RunSpec, **changes: Any) -> recovery.Recovery:
@@ -248,10 +276,10 @@ def test_every_attempt_has_the_code_of_the_first(tmp_path: Path, around: str | N
 
 
 def test_logs_go_on_where_an_earlier_copy_ends(tmp_path: Path) -> None:
-    logs = recovery.Logs(tmp_path, 2, pytest.fail)
+    logs = copies.Logs(tmp_path, 2, pytest.fail)
     logs.write(0, 0, b"one")
     logs.close()
-    logs = recovery.Logs(tmp_path, 2, pytest.fail)
+    logs = copies.Logs(tmp_path, 2, pytest.fail)
     assert logs.offsets == (3, 0)
     # What rotation took keeps its place.
     logs.write(0, 5, b"two")
@@ -262,7 +290,7 @@ def test_logs_go_on_where_an_earlier_copy_ends(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_said_once_and_leaves_zero_bytes(tmp_path: Path) -> None:
     said: list[str] = []
-    logs = recovery.Logs(tmp_path, 2, said.append)
+    logs = copies.Logs(tmp_path, 2, said.append)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4, before[1]))
     try:
@@ -282,7 +310,7 @@ def test_a_full_disk_is_said_once_and_leaves_zero_bytes(tmp_path: Path) -> None:
 def test_a_disk_without_room_does_not_end_what_follows_the_run(tmp_path: Path) -> None:
     (tmp_path / "rank-0.log").symlink_to("/dev/full")
     said: list[str] = []
-    logs = recovery.Logs(tmp_path, 1, said.append)
+    logs = copies.Logs(tmp_path, 1, said.append)
     logs.write(0, 0, b"one")
     logs.write(0, 3, b"two")
     logs.close()
@@ -293,7 +321,7 @@ def test_logs_that_cannot_be_opened_are_said_once_and_written_as_soon_as_they_ca
     place = tmp_path / "attempt-1"
     place.write_text("")
     said: list[str] = []
-    logs = recovery.Logs(place, 2, said.append)
+    logs = copies.Logs(place, 2, said.append)
     logs.write(0, 0, b"first")
     # Whoever follows again goes on from there.
     assert logs.offsets == (5, 0)
@@ -307,6 +335,60 @@ def test_logs_that_cannot_be_opened_are_said_once_and_written_as_soon_as_they_ca
     assert (place / "rank-0.log").read_bytes() == b"\0" * 5 + b"third"
     assert (place / "rank-1.log").read_bytes() == b"second"
     assert [text.startswith(f"{place}/rank-0.log: ") for text in said] == [True]
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Has the disk that logs are copied to as much space as `free` says, in bytes; `looks` counts who asks."""
+    found = {"free": copies.FLOOR, "looks": 0}
+
+    def statvfs(_: object) -> Any:
+        found["looks"] += 1
+        return SimpleNamespace(f_bavail=found["free"], f_frsize=1)
+
+    monkeypatch.setattr("tpu_ops.runs.copies.os.statvfs", statvfs)
+    monkeypatch.setattr(copies, "LOOK_EVERY", 10)
+    return found
+
+
+def test_copies_of_logs_leave_space_on_the_disk_and_go_on_where_there_is_some(
+    tmp_path: Path, room: dict[str, int]
+) -> None:
+    said: list[str] = []
+    logs = copies.Logs(tmp_path, 2, said.append)
+    logs.write(0, 0, b"first")
+    room["free"] -= 1
+    logs.write(1, 0, b"12345")
+    logs.write(0, 5, b"second")
+    logs.write(1, 5, b"67890")
+    what = "what cannot be written is missing from the copies; the run continues"
+    assert said == [f"{tmp_path}/rank-0.log: less than 1 GiB is free; {what}"]
+    room["free"] += 1
+    logs.write(0, 11, b"third")
+    logs.write(1, 10, b"end")
+    assert logs.offsets == (16, 13)
+    logs.close()
+    assert (tmp_path / "rank-0.log").read_bytes() == b"first" + b"\0" * 6 + b"third"
+    assert (tmp_path / "rank-1.log").read_bytes() == b"12345" + b"\0" * 5 + b"end"
+    assert (len(said), room["looks"]) == (1, 3), "at the opening, and once for so many bytes of all ranks"
+
+
+def test_a_disk_that_is_nearly_full_when_copies_are_begun_gets_none(tmp_path: Path, room: dict[str, int]) -> None:
+    room["free"] = 0
+    said: list[str] = []
+    logs = copies.Logs(tmp_path, 1, said.append)
+    logs.write(0, 0, b"first")
+    logs.close()
+    assert (tmp_path / "rank-0.log").read_bytes() == b""
+    assert len(said) == 1
+
+
+def test_a_disk_that_tells_nothing_of_its_space_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpu_ops.runs.copies.os.statvfs", Mock(side_effect=OSError))
+    logs = copies.Logs(tmp_path, 1, pytest.fail)
+    logs.write(0, 0, b"first")
+    logs.close()
+    assert (tmp_path / "rank-0.log").read_bytes() == b"first"
 
 
 def test_one_process_of_this_machine_recovers_a_run(tmp_path: Path) -> None:

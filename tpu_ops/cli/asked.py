@@ -1,19 +1,102 @@
-"""Ends what blocks, as Ctrl-C does, once another process of this machine has asked for it."""
+"""Ends what blocks, as Ctrl-C does, once a signal or another process of this machine has asked for it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
-#: Seconds between two looks whether it has.
+#: Seconds between two looks whether another process has.
 EVERY = 0.5
+#: By these a service manager ends a process, and a terminal that closes those that were begun on it.
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+#: Seconds within which these are one, as a service manager may send both.
+TOGETHER = 1.0
 
 
 class Asked(KeyboardInterrupt):
-    """It has; whoever cleans up behind Ctrl-C cleans up behind this."""
+    """Another process has; whoever cleans up behind Ctrl-C cleans up behind this."""
+
+
+def _end(error: type[KeyboardInterrupt], *, again: bool = False) -> None:
+    """Raise an error in the midst of whatever the main thread does.
+
+    Args:
+        error: Raised at once, or from `asyncio.run` when what runs there has cleaned up.
+        again: Whether that was done before: nothing cleans up then.
+    """
+
+    def end(*_: object) -> None:
+        raise error
+
+    def cancel() -> None:
+        # As Ctrl-C does: where all tasks are cancelled together, those of asyncio among them, one that just starts a
+        # process waits for it for ever.
+        main = min(asyncio.all_tasks(), key=_number, default=None)
+        if main is None or again:
+            end()
+        else:
+            main.add_done_callback(end)
+            main.cancel()
+
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        end()
+    else:
+        # Between two steps: within one of a task that task would never learn that it is to clean up.
+        loop.call_soon_threadsafe(cancel)
+
+
+def _number(task: asyncio.Task[Any]) -> int:
+    """Return the number of a task, in the order in which they were made: `asyncio.run` makes the first one."""
+    number = task.get_name().rpartition("-")[2]
+    return int(number) if number.isdecimal() else sys.maxsize
+
+
+@contextlib.contextmanager
+def signals(call: Callable[[bool], object]) -> Iterator[None]:
+    """Have SIGTERM and SIGHUP call something for the length of a block.
+
+    What ignores one of them, as below nohup, goes on ignoring it. Elsewhere than in the main thread nothing is changed.
+
+    Args:
+        call: Called in the main thread, whatever that does, with whether it was called before.
+    """
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    main = threading.current_thread() is threading.main_thread()
+    taken = [number for number, handler in before.items() if main and handler not in (signal.SIG_IGN, None)]
+    came: list[float] = []
+
+    def comes(*_: object) -> None:
+        now = time.monotonic()
+        if not came or now - came[-1] > TOGETHER:
+            came.append(now)
+            call(len(came) > 1)
+
+    for number in taken:
+        signal.signal(number, comes)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, before[number])
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a block as Ctrl-C does: whoever cleans up behind that cleans up behind these.
+
+    Raises:
+        KeyboardInterrupt: One of them came.
+    """
+    with signals(lambda again: _end(KeyboardInterrupt, again=again)):
+        yield
 
 
 @contextlib.contextmanager
@@ -27,18 +110,6 @@ def ended_by(asked: Callable[[], bool]) -> Iterator[None]:
         Asked: It was.
     """
 
-    def end() -> None:
-        raise Asked
-
-    def ended(*_: object) -> None:
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            end()
-        else:
-            # Between two steps: within one of a task that task would never learn that it is to clean up.
-            loop.call_soon_threadsafe(end)
-
     def watch() -> None:
         while not over.wait(EVERY):
             if asked():
@@ -46,7 +117,7 @@ def ended_by(asked: Callable[[], bool]) -> Iterator[None]:
                 return
 
     main, over = threading.get_ident(), threading.Event()
-    before = signal.signal(signal.SIGUSR1, ended)
+    before = signal.signal(signal.SIGUSR1, lambda *_: _end(Asked))
     watching = threading.Thread(target=watch, name="asked", daemon=True)
     watching.start()
     try:

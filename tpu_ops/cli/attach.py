@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from tpu_ops import config, texts
 from tpu_ops.cli import (
+    asked,
     bookkeeping,
     commands,
     faults,
@@ -25,7 +26,7 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import view
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import records, recovery
+from tpu_ops.runs import endings, records, recovery
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.follow import Outcome
 
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help=runs_output.RUN)
 
 
+@asked.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
     """Follow it, with --recover as the one who starts it again."""
     settings = config.load(args.fleet)
@@ -80,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             command=settings.command,
             kept=recovery.is_kept(settings.state_dir, run_.run_id),
         )
-        is_over = recovery.ending(outcomes, {})[0] in (recovery.SUCCEEDED, recovery.STOPPED)
+        is_over = endings.ending(outcomes, {})[0] in (endings.SUCCEEDED, endings.STOPPED)
         # Whoever recovers it is about to end that.
         if not is_over and (note := recovery.note_of(settings.state_dir, run_.run_id)):
             output.info(commands.on_fleet(note, settings.command))
@@ -95,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         run_ = found[0][1]
         if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
             state = runs_output.run_state(outcomes)
-            records.close(settings.state_dir, run_.run_id, state, recovery.STOPPED, outcomes)
+            records.close(settings.state_dir, run_.run_id, state, endings.STOPPED, outcomes)
             # A process of this machine that recovers it learns from the workers as well that it was stopped.
             with contextlib.suppress(TimeoutError, OpsError):
                 recovery.stop(settings.state_dir, run_.run_id, 0.0)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tpu_ops import texts
 from tpu_ops.cli import commands, output
@@ -15,11 +16,13 @@ from tpu_ops.fleet import origin, remaking, view
 from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
-from tpu_ops.runs import control, launch, preflight, records, recovery, spec
-from tpu_ops.runs.follow import Follower, Outcome
+from tpu_ops.runs import control, copies, endings, launch, preflight, records, recovery, spec
+from tpu_ops.runs.follow import ON, Follower, Outcome
 
 #: Seconds between two looks at the nodes while a rank does not answer.
 LOOK = 10.0
+#: Seconds for the last lines of the ranks that are left where a node is lost, once these have ended.
+ENDS = 5.0
 #: How often in a row what passes in most cases may be in the way: accounts, chips and what site.yml takes come to a new
 #: node a while after its sshd.
 REFUSALS = 5
@@ -94,7 +97,7 @@ class Attempt:
         run: control.RunRef,
         *,
         names: Mapping[str, str],
-        follower: Callable[[recovery.Logs], Follower],
+        follower: Callable[[copies.Logs], Follower],
         losing: Callable[[], None],
     ) -> None:
         self.fanout, self.run = fanout, run
@@ -102,16 +105,18 @@ class Attempt:
         self.newest = kept.attempt
         self._settings, self._kept, self._names = settings, kept, names
         self._follower, self._losing = follower, losing
+        #: How ranks have ended in this attempt, as their workers have told, whatever became of those since.
+        self._told: dict[int, Outcome] = {}
 
     async def to_its_end(self) -> list[Outcome]:
         """Follow it and keep its logs here; return how its ranks are. A node that is taken away ends it at once."""
         place = recovery.folder(self._settings.state_dir, self.run.run_id) / f"attempt-{self._kept.attempt}"
-        with contextlib.closing(recovery.Logs(place, len(self.run.hosts), output.warning)) as logs:
+        with contextlib.closing(copies.Logs(place, len(self.run.hosts), output.warning)) as logs:
             output.info(f"run {self.run.run_id}, attempt {self._kept.attempt}: logs of all ranks go to {place}")
             while True:
                 outcomes = await self._once(logs)
                 silent = [outcome.rank for outcome in outcomes if outcome.record is None]
-                if self.lost or not silent:
+                if self.lost or not silent or endings.is_over(outcomes):
                     return outcomes
                 # That this machine heard nothing of a rank says nothing of the rank.
                 outcomes = await self.heard(silent)
@@ -121,23 +126,44 @@ class Attempt:
                     return outcomes
                 await asyncio.sleep(LOOK)
 
-    async def _once(self, logs: recovery.Logs) -> list[Outcome]:
+    async def _once(self, logs: copies.Logs) -> list[Outcome]:
         """Follow it until its ranks have ended or are given up, or a node is taken away."""
         follower = self._follower(logs)
         following, watching = asyncio.ensure_future(follower.run()), asyncio.ensure_future(self._watch(follower))
         try:
             await asyncio.wait({following, watching}, return_when=asyncio.FIRST_COMPLETED)
+            self.hear(follower.outcomes.values())
             if not following.done():
                 self.lost = watching.result()
-                return await self.without_lost()
-            outcomes = recovery.of_attempt(following.result(), self._kept.attempt)
-            done = all(outcome.state == "succeeded" for outcome in outcomes)
+                outcomes = await self.without_lost()
+                await self._until_read(follower, following)
+                self.hear(follower.outcomes.values())
+                return self._as_told(outcomes)
+            outcomes = endings.of_attempt(following.result(), self._kept.attempt)
+            known = self._as_told(outcomes)
+            done = all(outcome.state == "succeeded" for outcome in known)
             self.lost = {} if done else await self._look()
-            return outcomes
+            return known if done or self.lost else outcomes
         finally:
             for task in (following, watching):
                 task.cancel()
             await asyncio.gather(following, watching, return_exceptions=True)
+
+    async def _until_read(self, follower: Follower, following: asyncio.Future[Any]) -> None:
+        """Wait a moment for the logs of the ranks that are left to be read to their end."""
+        left = [rank for rank, host in enumerate(self.run.hosts) if self._names[host] not in self.lost]
+        reading = asyncio.ensure_future(follower.until(left))
+        await asyncio.wait({following, reading}, timeout=ENDS, return_when=asyncio.FIRST_COMPLETED)
+        reading.cancel()
+
+    def hear(self, outcomes: Iterable[Outcome]) -> None:
+        """Keep what workers tell of ranks that have ended: it stays true where their nodes go."""
+        own = endings.of_attempt(list(outcomes), self._kept.attempt)
+        self._told |= {outcome.rank: outcome for outcome in own if outcome.record and outcome.state not in ON}
+
+    def _as_told(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """Return outcomes in which ranks have ended of which no worker tells now, as far as one has told of them."""
+        return endings.as_told([one if one.record else self._told.get(one.rank, one) for one in outcomes])
 
     async def heard(self, ranks: Sequence[int]) -> list[Outcome]:
         """Return how all ranks are once a worker of some tells of this attempt, or all of these have answered.
@@ -152,7 +178,8 @@ class Attempt:
         while True:
             found = await control.outcomes(self.fanout, self.run)
             self.newest = max(self.newest, *(int(one.record["attempt"]) for one in found if one.record), 0)
-            outcomes = recovery.of_attempt(found, self._kept.attempt)
+            outcomes = endings.of_attempt(found, self._kept.attempt)
+            self.hear(found)
             self.lost = await self._look()
             asked = [outcomes[rank] for rank in ranks]
             silent = [outcome.host for outcome in asked if outcome.state == "unreachable"]
@@ -200,15 +227,17 @@ class Attempt:
             await asyncio.sleep(LOOK)
 
     async def without_lost(self) -> list[Outcome]:
-        """End the ranks of the nodes that are left; return how all are."""
+        """End the ranks of the nodes that are left, unless all have ended by themselves; return how all are."""
         hosts = self.run.hosts
         gone = {host: self.lost[name] for host in hosts if (name := self._names[host]) in self.lost}
         left = tuple(host for host in hosts if host not in gone)
         found = {host: Outcome(0, host, "gone", reason=why) for host, why in gone.items()}
-        if left:
+        if endings.is_over(self._told.values()):
+            found |= {host: Outcome(0, host, "unknown", reason="its end was not heard") for host in left}
+        elif left:
             self._losing()
             reason = "; ".join(self.lost.values())
             run = replace(self.run, hosts=left)
             stopped = await control.stop(self.fanout, run, grace=spec.GRACE_FAILURE, reason=reason)
             found |= {outcome.host: outcome for outcome in stopped.outcomes}
-        return [replace(found[host], rank=rank) for rank, host in enumerate(hosts)]
+        return self._as_told([replace(found[host], rank=rank) for rank, host in enumerate(hosts)])

@@ -14,7 +14,8 @@ from tpu_ops.errors import OpsError, UnreachableError
 from tpu_ops.fleet import remaking
 from tpu_ops.fleet.model import Worker
 from tpu_ops.runs import control, records, recovery, spec
-from tpu_ops.runs.recovery import FAILED, TAKEN, Recovery
+from tpu_ops.runs.endings import FAILED, TAKEN
+from tpu_ops.runs.recovery import Recovery
 
 #: What to do where a budget is used up.
 MORE = "`tpu_ops train` with a higher limit and another --name continues from the last checkpoint"
@@ -33,6 +34,8 @@ class Bookkeeping:
     def __init__(self, settings: Settings, kept: Recovery, run: spec.RunSpec, *, begun: bool) -> None:
         self._settings, self.kept, self._spec, self._begun = settings, kept, run, begun
         self._events: list[dict[str, Any]] = []
+        #: Whether a loss is counted of which the API does not tell yet, as where its workers have told first.
+        self._early = False
 
     def _keep(self, **changes: Any) -> None:
         self.kept = replace(self.kept, **changes)
@@ -66,13 +69,15 @@ class Bookkeeping:
         with self._as_far_as_it_goes():
             records.write(self._settings.state_dir, record)
 
-    def _count_one(self, kind: str, *, anew: bool = False) -> str:
+    def _count_one(self, kind: str, *, anew: bool = False, early: bool = False) -> str:
         """Count an end of an attempt, a loss of its nodes once; return which budget is used up, if any.
 
         Args:
-            kind: As of `recovery.ending`.
+            kind: As of `endings.ending`.
             anew: Whether nodes are lost that took the place of others, whose loss is counted.
+            early: Whether no node is known to be lost yet: the next one that is was counted by this.
         """
+        anew, self._early = anew and not self._early, early
         if kind == FAILED:
             self._keep(failures=self.kept.failures + 1, pending=True)
         elif anew or not self.kept.counted:

@@ -15,7 +15,7 @@ from tpu_ops.fleet import contact, newcomers, origin, remaking, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import control, preflight, recovery, spec
+from tpu_ops.runs import control, endings, preflight, spec
 from tpu_ops.runs.follow import ON, Outcome
 from tpu_ops.runs.recovery import Recovery
 
@@ -75,12 +75,14 @@ class Bringing(Bookkeeping):
         elif self.kept.attempt and not self.kept.counted:
             # Taken away since they were looked at, perhaps with their queued resource.
             self._count_these(remaking.lost(plan, seen))
-        self._has_made |= bool(remaking.fresh(plan, seen))
+        fresh = bool(remaking.fresh(plan, seen))
+        self._has_made |= fresh
+        self._early = self._early and not fresh
         # What becomes of these from now on is a preemption of its own.
         self._now = plan.now(seen, names)
-        if self.kept.counted and not remaking.fresh(plan, seen):
+        if self.kept.counted and not (fresh or self._early):
             self._keep(counted=False)
-        fleet, found = self._found(names, fresh=bool(remaking.fresh(plan, seen)))
+        fleet, found = self._found(names, fresh=fresh)
         for text in (text for text in fleet.warnings if text not in self._said):
             output.warning(text)
         self._said.update(fleet.warnings)
@@ -96,7 +98,7 @@ class Bringing(Bookkeeping):
         if new := [worker for worker in workers if worker.node.full_name in remaking.fresh(plan, seen)]:
             output.info(f"run {self.kept.run_id}: configuring {', '.join(worker.host for worker in new)} (site.yml)")
             configure.converge(self._settings, fleet, new, then="continue")
-        self._keep(plan=plan.now(seen, [worker.node.full_name for worker in workers]), counted=False)
+        self._keep(plan=plan.now(seen, [worker.node.full_name for worker in workers]), counted=self._early)
         # Of a run that somebody stopped meanwhile nothing is moved: `_again` sees that as well, and ends.
         if self.kept.git and not asyncio.run(self._check(contact.fanout(fleet), workers)):
             projects.bring(self._settings, fleet, workers, self.kept.git)
@@ -134,12 +136,12 @@ class Bringing(Bookkeeping):
         """Look at the workers as before any run; what an attempt that is over has left on them is ended first.
 
         Returns:
-            How that attempt has ended, where somebody wants no other one meanwhile; else nothing.
+            How that attempt has ended, where all its ranks did with 0 or somebody wants no other one; else nothing.
         """
         run = self._run_on(workers)
-        outcomes = recovery.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)
-        if recovery.stop_requested_by(outcomes):
-            return outcomes
+        outcomes = endings.of_attempt(await control.outcomes(fanout, run), self.kept.attempt)
+        if endings.is_over(outcomes) or endings.stop_requested_by(outcomes):
+            return endings.as_told(outcomes)
         if left := tuple(outcome.host for outcome in outcomes if outcome.state in ON):
             reason = f"attempt {self.kept.attempt} is over"
             await control.stop(fanout, replace(run, hosts=left), grace=spec.GRACE_FAILURE, reason=reason)

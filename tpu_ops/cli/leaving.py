@@ -1,4 +1,7 @@
-"""A run that is followed is left alone by an error and by the first Ctrl-C; a second one soon after stops it."""
+"""A run that is followed is left alone by an error and by the first Ctrl-C; a second one soon after stops it.
+
+SIGTERM and SIGHUP leave it alone as well, and nobody is asked anything then.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
-from tpu_ops.cli import output, runs_output, stop
+from tpu_ops.cli import asked, output, runs_output, stop
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs.control import RunRef
@@ -56,7 +59,7 @@ async def followed(
     command: Callable[[str], str],
     as_json: bool,
 ) -> int:
-    """Do the work and return its exit code. Ctrl-C ends the work, and not the run.
+    """Do the work and return its exit code. Ctrl-C, SIGTERM or SIGHUP ends the work, and not the run.
 
     Args:
         work: What starts or follows the run.
@@ -68,6 +71,7 @@ async def followed(
     """
     task = asyncio.ensure_future(work)
     pressed: asyncio.Queue[None] = asyncio.Queue()
+    at_once = asyncio.Event()
 
     def press() -> None:
         # The second one is no reason to end in disorder what the first is ending, but where no run is on, to give up.
@@ -75,14 +79,20 @@ async def followed(
             task.cancel()
         pressed.put_nowait(None)
 
-    with _interrupted_by(press):
-        await asyncio.wait({task})
+    def leave(again: bool) -> None:
+        at_once.set()
+        if again:
+            task.cancel()
+        press()
+
+    with _interrupted_by(press, leave):
+        await _end_of(task)
         if not task.cancelled():
             return task.result()
         output.info("")
         left()
         run = running()
-        if run is None:
+        if run is None or at_once.is_set():
             return ExitCode.INTERRUPTED
         output.info(f"  Ctrl-C again within {AGAIN:g} s stops the run")
         pressed.get_nowait()
@@ -90,12 +100,24 @@ async def followed(
             await asyncio.wait_for(pressed.get(), AGAIN)
         except TimeoutError:
             return ExitCode.INTERRUPTED
+        if at_once.is_set():
+            return ExitCode.INTERRUPTED
         # Who pressed more often meanwhile wanted the stop, and not that it is given up before it is sent.
         while not pressed.empty():
             pressed.get_nowait()
         if outcomes := await _stop(*run, pressed, command=command, as_json=as_json):
             stopped(outcomes)
     return ExitCode.INTERRUPTED
+
+
+async def _end_of(task: asyncio.Future[int]) -> None:
+    """Wait until a task has ended; who is cancelled meanwhile ends it first."""
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
 
 
 async def _stop(
@@ -126,14 +148,20 @@ async def _stop(
 
 
 @contextlib.contextmanager
-def _interrupted_by(press: Callable[[], None]) -> Iterator[None]:
-    """Let Ctrl-C call something for as long as the block lasts; a process that is to ignore it goes on ignoring it."""
+def _interrupted_by(press: Callable[[], None], leave: Callable[[bool], None]) -> Iterator[None]:
+    """Let signals call something for as long as the block lasts; a process that is to ignore one goes on ignoring it.
+
+    Args:
+        press: Called for each Ctrl-C.
+        leave: Called for SIGTERM and SIGHUP, with whether it was called before.
+    """
     loop = asyncio.get_running_loop()
-    if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
-        yield
-        return
-    loop.add_signal_handler(signal.SIGINT, press)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
+    with asked.signals(lambda again: loop.call_soon_threadsafe(leave, again)):
+        if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
+            yield
+            return
+        loop.add_signal_handler(signal.SIGINT, press)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)

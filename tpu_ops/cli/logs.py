@@ -11,12 +11,12 @@ from datetime import datetime
 from pathlib import Path
 
 from tpu_ops import config, texts
-from tpu_ops.cli import commands, options, output, runs_output
+from tpu_ops.cli import asked, commands, options, output, runs_output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, targets, view
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control, fetch, nodes, records, recovery
-from tpu_ops.runs.follow import Follower, Outcome
+from tpu_ops.runs.follow import CUT, Follower, Outcome
 from tpu_ops.runs.remembered import remembered
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help=runs_output.RUN)
 
 
+@asked.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
     """Show the lines, or fetch the logs."""
     fleet = view.current(config.load(args.fleet))
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         if args.fetch:
             run_, (outcomes, parts) = asyncio.run(_fetch(fleet, args.run, Path(args.fetch), live=args.follow))
             shown: Sequence[int] = range(len(outcomes))
-            if whole := [outcome for outcome in outcomes if outcome.record]:
+            if whole := [outcome for outcome in outcomes if outcome.record and not outcome.cut]:
                 output.info(f"logs of {texts.count(len(whole), 'rank')} are in {Path(args.fetch, run_.run_id)}")
         else:
             following = followed(fleet, args.run, args.rank or "0", live=args.follow, since=args.since or 0.0)
@@ -62,10 +63,11 @@ def run(args: argparse.Namespace) -> int:
         output.info("")
         output.info("no longer following; the run continues")
         return ExitCode.INTERRUPTED
-    lost = [outcome for outcome in outcomes if not outcome.record and (args.follow or outcome.rank in shown)]
+    unread = [outcome for outcome in outcomes if outcome.cut or not outcome.record]
+    lost = [outcome for outcome in unread if args.follow or outcome.rank in shown]
     for outcome in lost:
         part = f"; {parts[outcome.rank]} has its earlier output" if outcome.rank in parts else ""
-        output.warning(f"rank {outcome.rank} ({outcome.host}): {outcome.reason}{part}")
+        output.warning(f"rank {outcome.rank} ({outcome.host}): {CUT if outcome.cut else outcome.reason}{part}")
     if lost:
         _say_of_copies(fleet, run_.run_id)
     if not args.follow:

@@ -21,9 +21,10 @@ from tpu_ops.fleet import contact, origin, remaking
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
-from tpu_ops.runs import control, launch, records, recovery, spec, sync
+from tpu_ops.runs import control, endings, launch, records, recovery, spec, sync
+from tpu_ops.runs.endings import STOPPED, SUCCEEDED, TAKEN
 from tpu_ops.runs.follow import Follower, Outcome
-from tpu_ops.runs.recovery import STOPPED, SUCCEEDED, TAKEN, Recovery
+from tpu_ops.runs.recovery import Recovery
 
 
 class _TakenEarly(OpsError):
@@ -76,7 +77,11 @@ class Recovering(Bringing):
         self._lost: Mapping[str, str] = {}
         self._wrote = self._has_followed = False
         self._first: Sequence[Worker] = ()
+        #: What may be made again otherwise than it is, in words.
+        self._lacking: list[str] = []
         self._refusals = 0
+        #: Seconds before the next try where something is in the way for now.
+        self._pause = remaking.FIRST_PAUSE
 
     async def begin(self, workers: Sequence[Worker], tree: sync.Tree | None) -> sync.Tree | None:
         """Keep what starts the run again, before it is started; return the code that goes to the workers.
@@ -93,6 +98,9 @@ class Recovering(Bringing):
             raise UsageError(what, where=f"run {run_id}", fix="choose another --name")
         # What is interrupted goes on in its thread, and so may only ask: nothing is written behind a start given up.
         plan = await in_thread(lambda: self._plan_of(workers))
+        if self._lacking:
+            what = "the API has fields that this version of tpu_ops does not know; what is made again may lack them"
+            output.warning(f"{', '.join(self._lacking)}: {what}")
         self._wrote, self._first = True, workers
         # Left by one that died before it had kept all.
         recovery.forget(state_dir, run_id)
@@ -110,7 +118,8 @@ class Recovering(Bringing):
 
     def _plan_of(self, workers: Sequence[Worker]) -> remaking.Plan:
         with origin.api(self._settings) as tpu:
-            return remaking.remember(tpu, dict.fromkeys(worker.node.full_name for worker in workers))
+            names = dict.fromkeys(worker.node.full_name for worker in workers)
+            return remaking.remember(tpu, names, self._lacking.append)
 
     def to_the_end(self, work: Coroutine[Any, Any, int] | None) -> int:
         """Follow the run until it has ended for good or is left; return the exit code.
@@ -161,8 +170,9 @@ class Recovering(Bringing):
     def _stopped(self) -> int:
         """Say that the run is started no more, or how it has ended meanwhile; whoever asked ends what may be on."""
         outcomes = self._outcomes or []
-        known = any(outcome.record for outcome in outcomes)
-        if known and not self.kept.pending and recovery.ending(outcomes, self._lost)[0] in (SUCCEEDED, STOPPED):
+        known, kind = any(outcome.record for outcome in outcomes), endings.ending(outcomes, self._lost)[0]
+        # While the next attempt is prepared, ranks were stopped for that.
+        if known and (kind == SUCCEEDED or (kind == STOPPED and not self.kept.pending)):
             return self._finish(outcomes)
         if outcomes or self.kept.pending or not self.kept.attempt or not self._begun:
             self._never_again()
@@ -229,6 +239,8 @@ class Recovering(Bringing):
             self._on = None
             self._keep(pending=True)
             raise Superseded(one.newest)
+        if endings.was_started(outcomes):
+            self._is_on()
         if one.lost or any(outcome.record for outcome in outcomes):
             return await self._follow(one)
         self._on, self._outcomes, self._lost = None, outcomes, one.lost
@@ -236,8 +248,14 @@ class Recovering(Bringing):
 
     async def started(self, fanout: Fanout, workers: Sequence[Worker]) -> int:
         """Follow the attempt that was just started on these workers."""
-        self._refusals = 0
+        self._is_on()
         return await self._follow(self._attempt(fanout, {worker.host: worker.node.full_name for worker in workers}))
+
+    def _is_on(self) -> None:
+        """Know that the attempt has begun: what is refused or lost from now on is so for the first time."""
+        self._refusals, self._pause, self._early = 0, remaking.FIRST_PAUSE, False
+        if self.kept.counted:
+            self._keep(counted=False)
 
     async def _follow(self, one: Attempt) -> int:
         self._begun = self._has_followed = True
@@ -312,28 +330,33 @@ class Recovering(Bringing):
         Raises:
             Asked: One would, and none is wanted.
         """
-        if who := recovery.stop_requested_by(outcomes):
+        kind, why = endings.ending(outcomes, self._lost)
+        if kind == SUCCEEDED:
+            return False
+        if who := endings.stop_requested_by(outcomes):
             if not any(outcome.record for outcome in outcomes):
                 # Of an attempt that was refused for that nothing is to be told.
                 raise Asked
             if any(outcome.intent != "stop" for outcome in outcomes):
                 self._tell(f"stopped by {who}", "not started again")
             return False
-        if not (self.kept.pending or self._lost or recovery.was_started(outcomes)):
+        if not (self.kept.pending or self._lost or endings.was_started(outcomes)):
             self._keep(pending=True)
             if self._asked():
                 raise Asked
             self._tell("it has not begun", "starting the next one")
             return True
-        kind, why = recovery.ending(outcomes, self._lost)
         if self.kept.pending:
             # The ranks that were left have been ended because of a node that was lost.
             kind, why = TAKEN, "; ".join(self._lost.values())
-        if kind in (SUCCEEDED, STOPPED):
+        if kind == STOPPED:
             return False
         if self._asked():
             raise Asked
-        over, then = self._count_one(kind), "bringing its nodes back" if kind == TAKEN else "starting it again"
+        over, then = (
+            self._count_one(kind, early=not self._lost),
+            "bringing its nodes back" if kind == TAKEN else "starting it again",
+        )
         self._tell(why, f"not started again: {over} is used up" if over else then)
         if over:
             output.info(f"  fix: {self._on_fleet(MORE)}")
@@ -341,7 +364,6 @@ class Recovering(Bringing):
 
     def _next(self) -> int:
         """Bring the nodes back, start the next attempt and follow it, again where something is in the way for now."""
-        pause = remaking.FIRST_PAUSE
         while True:
             self._on = None
             try:
@@ -369,9 +391,11 @@ class Recovering(Bringing):
                 hopeful = isinstance(error, RefusedError) or (late and (error is not failure or may_pass(error)))
                 if not (silent or hopeful) or self._refusals >= REFUSALS:
                     raise
-                self._tell(str(error), f"trying again in {pause:g} s; Ctrl-C gives up")
-                time.sleep(pause)
-                pause = min(pause * 2, remaking.LONGEST_PAUSE)
+                self._tell(str(error), f"trying again in {self._pause:g} s; Ctrl-C gives up")
+                # A start that was refused is an attempt that is over when the next try begins: the pause grows all the
+                # same, and the time that all tries take with it.
+                seconds, self._pause = self._pause, min(self._pause * 2, remaking.LONGEST_PAUSE)
+                time.sleep(seconds)
 
     def _finish(self, outcomes: Sequence[Outcome]) -> int:
         recovery.forget(self._settings.state_dir, self.kept.run_id)

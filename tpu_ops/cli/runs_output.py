@@ -248,10 +248,10 @@ def finish(
 
 
 def _say_remembered(outcomes: Sequence[Outcome]) -> None:
-    """Say of which ranks the end is known from here alone, where no table does."""
+    """Say of which ranks the end is not known from their own workers, where no table does."""
     why: dict[str, list[str]] = {}
     for outcome in outcomes:
-        if outcome.remembered:
+        if outcome.reason:
             why.setdefault(outcome.reason, []).append(outcome.host)
     for reason, hosts in why.items():
         output.info(f"  {texts.folded(hosts)}: {reason}")

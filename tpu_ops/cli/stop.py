@@ -17,7 +17,7 @@ from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
-from tpu_ops.runs import control, nodes, records, recovery
+from tpu_ops.runs import control, endings, nodes, records, recovery
 from tpu_ops.runs.follow import Outcome
 from tpu_ops.runs.spec import GRACE_STOP, MAX_GRACE
 
@@ -103,7 +103,7 @@ async def _end_of_all(
             deaf = exc
     if off:
         output.info(f"run {run_.run_id}: its nodes were being brought back; it will not be started again")
-        records.close(fleet.settings.state_dir, run_.run_id, recovery.STOPPED)
+        records.close(fleet.settings.state_dir, run_.run_id, endings.STOPPED)
         gone = (Outcome(rank, host, "gone", reason="no attempt was running") for rank, host in enumerate(run_.hosts))
         return control.Stopped(tuple(gone), already=False), None
     stopped = await end(fanout, run_, force=args.force, grace=args.grace)

@@ -15,6 +15,7 @@ from typing import Any
 
 from tpu_ops import config, files, texts
 from tpu_ops.cli import (
+    asked,
     commands,
     configure,
     faults,
@@ -32,7 +33,7 @@ from tpu_ops.errors import ExitCode, HostError, OpsError, UsageError
 from tpu_ops.fleet import contact, remaking, targets, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import control, launch, nodes, preflight, records, recovery, spec, sync
+from tpu_ops.runs import control, endings, launch, nodes, preflight, records, recovery, spec, sync
 from tpu_ops.runs.follow import Follower, Outcome
 
 #: What stands behind `--` is the command.
@@ -107,6 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "The command and its arguments are passed on unchanged; for a shell line: --shell -- 'LINE'"
 
 
+@asked.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
     """Check, sync, start, follow."""
     recover_options.check(args)
@@ -403,7 +405,7 @@ class _Job:
     def stopped(self, outcomes: Sequence[Outcome]) -> None:
         """Remember how it has ended."""
         state = runs_output.run_state(outcomes)
-        records.close(self.fleet.settings.state_dir, self.spec.run_id, state, recovery.STOPPED, outcomes)
+        records.close(self.fleet.settings.state_dir, self.spec.run_id, state, endings.STOPPED, outcomes)
 
     def left(self) -> None:
         """Say after Ctrl-C what goes on and how to get at it."""

@@ -6,6 +6,7 @@ A node's metadata is among them, with its values: they may hold secrets, and non
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,8 @@ class Queued:
         nodes: Resource names of the nodes that it asks for.
         created: When it was created, as the API writes times; empty where it does not say. Another one that is made
             later under the same name has another.
+        lacks: Whether the API tells of something that the installed version of its library does not know, and that what
+            is made of the body may lack.
     """
 
     state: str
@@ -55,10 +58,13 @@ class Queued:
     body: Json
     nodes: tuple[str, ...]
     created: str = ""
+    lacks: bool = False
 
 
-def node_body(tpu: Tpu, name: str) -> tuple[Json, str, str]:
-    """Return what makes a node again, its id, and the resource name of its queued resource or an empty text.
+def node_body(tpu: Tpu, name: str) -> tuple[Json, str, str, bool]:
+    """Return what makes a node again, its id, the resource name of its queued resource or an empty text, and `lacks`.
+
+    The last is as of `Queued`.
 
     Raises:
         ApiError: NOT_FOUND where there is none.
@@ -67,7 +73,7 @@ def node_body(tpu: Tpu, name: str) -> tuple[Json, str, str]:
     short = str(node.queued_resource).rpartition("/")[2]
     # The node has it with the project's number, itself and its queued resource have the name that they are asked by.
     source = f"{name.rpartition('/nodes/')[0]}/queuedResources/{short}" if short else ""
-    return _settable(_json(node)), str(node.id), source
+    return _settable(_json(node)), str(node.id), source, _has_unknown(node, _NODE)
 
 
 def create(tpu: Tpu, name: str, body: Json) -> str:
@@ -110,6 +116,7 @@ def queued(tpu: Tpu, name: str) -> Queued | None:
         kept,
         tuple(_nodes(name, specs)),
         body.get("create_time", ""),
+        _has_unknown(answer, (*_QUEUED, "queueing_policy", "tpu")),
     )
 
 
@@ -142,6 +149,26 @@ def _json(message: Any) -> Json:
     from google.protobuf.json_format import MessageToDict
 
     return MessageToDict(message, preserving_proto_field_name=True)
+
+
+def _has_unknown(message: Any, names: Collection[str] = ()) -> bool:
+    """Return whether a message has fields that the installed library does not know, or one within it does.
+
+    Args:
+        message: The message.
+        names: Fields of it that are looked into; empty is all.
+    """
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    if len(UnknownFieldSet(message)):
+        return True
+    for field, value in message.ListFields():
+        is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+        if field.message_type is None or is_map or (names and field.name not in names):
+            continue
+        if any(map(_has_unknown, [value] if hasattr(value, "ListFields") else value)):
+            return True
+    return False
 
 
 def _settable(node: Json) -> Json:

@@ -111,8 +111,14 @@ class Seen:
     node_id: str = ""
 
 
-def remember(tpu: Tpu, names: Iterable[str]) -> Plan:
+def remember(tpu: Tpu, names: Iterable[str], lacks: Callable[[str], object] = lambda _: None) -> Plan:
     """Return what makes some nodes again.
+
+    Args:
+        tpu: The client.
+        names: Resource names of the nodes.
+        lacks: Called with each node or queued resource, in words, of which the API tells more than is known here, so
+            that what is made again may lack that.
 
     Raises:
         ApiError: One does not exist, or the API refused.
@@ -120,13 +126,18 @@ def remember(tpu: Tpu, names: Iterable[str]) -> Plan:
     """
     made, queued = [], {}
     for name in names:
-        body, node_id, source = remaking.node_body(tpu, name)
+        body, node_id, source, more = remaking.node_body(tpu, name)
         if source and source not in queued:
             found = remaking.queued(tpu, source)
             if found is None:
                 source = ""
             else:
                 queued[source] = found
+                if found.lacks:
+                    lacks(f"queued resource {source.rpartition('/')[2]}")
+        # One that a queued resource made is made of what that says.
+        if more and not source:
+            lacks(f"node {name.rpartition('/')[2]}")
         made.append(Made(name, node_id, body, source))
     mine = {one.name for one in made}
     for source, found in queued.items():

@@ -185,7 +185,12 @@ class Networked(Link):
             # Whatever happens here, the rank must not go on unwatched.
             reason = "the supervisor's network thread failed: " + traceback.format_exc()
             self._order(do="abort", reason=reason, ranks=[self.team.rank])
-            self._order(do="end", kind="lost", reason=reason, first=None, grace=None, by=None)
+            first = {
+                "rank": self.team.rank,
+                "worker": self.team.workers[self.team.rank],
+                "cause": "the supervisor's network thread failed",
+            }
+            self._order(do="end", kind="lost", reason=reason, first=first, grace=None, by=None)
         self._order(do="closed")
 
     @abc.abstractmethod

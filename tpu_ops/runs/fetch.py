@@ -29,7 +29,7 @@ async def logs(
     """Write each rank's log to ``directory/RUN/rank-N.log``; what was there before is replaced once all is copied.
 
     One that could not be read to its end is left as ``rank-N.log.part``; its rank is ``unknown``, ``unreachable`` or
-    ``gone`` then.
+    ``gone`` then, or its outcome is ``cut``.
 
     Args:
         fanout: Reaches the workers.
@@ -74,7 +74,7 @@ async def _copied(fanout: Fanout, run: RunRef, folder: Path, taken: Callable[[st
         outcomes = await follower.run()
     left = {}
     for outcome, part, path in zip(outcomes, parts, paths, strict=True):
-        if outcome.record is not None:
+        if outcome.record is not None and not outcome.cut:
             part.replace(path)
         elif part.stat().st_size:
             left[outcome.rank] = part

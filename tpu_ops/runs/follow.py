@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpu_ops.remote import wire
 from tpu_ops.remote.fanout import Fanout, plain_errors
 from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.ssh import Unreachable
-from tpu_ops.remote.stream import Broken
+from tpu_ops.remote.stream import Broken, Stream
+from tpu_ops.runs import mute
 from tpu_ops.runs.fold import Fold
 from tpu_ops.runs.lines import Lines
 
@@ -34,6 +35,10 @@ STOP_MARGIN = 60.0
 UNKNOWN = ("unknown", "unreachable")
 #: States of a rank that has not ended.
 ON = ("starting", "running", "exited", "ending")
+#: Seconds for a worker whose stream may have gone mute to tell how the rank is.
+ASKED_LIMIT = 45.0
+#: What is said of a rank whose log could not be read to its end, though its worker tells of the run.
+CUT = "its log could not be read to its end: its worker sends no more of it"
 #: Why a rank is gone whose worker has no record of it.
 KNOWS_NOTHING = "the worker knows nothing of this run"
 
@@ -58,6 +63,7 @@ class Outcome:
         remembered: What this machine remembers of the run where the worker tells nothing of it: ``attempt``,
             ``person``, ``started_by``, ``argv``, ``since``, ``ended``, as `cli.runs_output.summary` has them. The state
             is then how the whole run was seen to end from here, unless it is ``gone``.
+        cut: Whether its log could not be read to its end, though its worker tells of the run.
     """
 
     rank: int
@@ -71,6 +77,7 @@ class Outcome:
     stop_requested_by: str = ""
     bare: bool = False
     remembered: Mapping[str, Any] | None = None
+    cut: bool = False
 
     @property
     def is_cause(self) -> bool:
@@ -134,6 +141,7 @@ class _Place:
     lost_at: float | None = None
     patient: bool = False
     reached_at: float | None = None
+    heard_at: float = 0.0
 
 
 class Follower:
@@ -183,6 +191,9 @@ class Follower:
         self._places = [_Place(rank, host, begin[rank]) for rank, host in enumerate(self._hosts)]
         self._attempts: set[int] = set()
         self._ended: set[int] = set()
+        #: How the ranks are that are followed no more.
+        self.outcomes: dict[int, Outcome] = {}
+        self._news = asyncio.Event()
         self._silent: set[int] = set()
         #: Since when none of those that have not ended has answered.
         self._alone_at: float | None = None
@@ -191,6 +202,12 @@ class Follower:
     def silent(self) -> bool:
         """Whether a rank that has not ended does not answer."""
         return bool(self._silent - self._ended)
+
+    async def until(self, ranks: Collection[int]) -> None:
+        """Return once these ranks are followed no more; their lines and bytes have been given on then."""
+        while not self.outcomes.keys() >= set(ranks):
+            self._news.clear()
+            await self._news.wait()
 
     async def run(self) -> list[Outcome]:
         """Follow until every rank has ended or is given up; return the outcomes by rank.
@@ -226,7 +243,8 @@ class Follower:
 
     async def _rank(self, rank: int) -> Outcome:
         self._ended.discard(rank)
-        outcome = await self._follow(rank)
+        outcome = self.outcomes[rank] = await self._follow(rank)
+        self._news.set()
         # One that was given up may be on.
         if outcome.state != "unreachable":
             self._ended.add(rank)
@@ -303,27 +321,58 @@ class Follower:
                     return Outcome(place.rank, place.host, "gone", reason=f"attempt {attempt} has begun on it")
                 self._start_again(place, attempt)
                 return None
-            place.attempt = attempt
-            async for frame in stream.frames():
-                if frame.kind == wire.NOTE:
-                    place.notes += 1
-                    self._say(frame.payload.decode("utf-8", "replace"))
-                    continue
-                missing, place.offset = frame.offset - place.offset, frame.offset + len(frame.payload)
-                if frame.kind == wire.DATA:
-                    self._deliver(place, frame.offset, frame.payload)
-                elif frame.kind == wire.GAP:
-                    # What comes behind the missing bytes is no end of the line before them.
-                    self._print(place.rank, place.lines.finish())
-                    self._say(
-                        f"rank {place.rank}: {missing} bytes before byte {frame.offset} are not in the log on "
-                        f"{place.host}: the log was rotated, or the disk could not store them"
-                    )
-                else:
-                    self._print(place.rank, place.lines.finish())
-                    value = json.loads(frame.payload)
-                    return outcome_of(place.rank, place.host, value["record"], value["tail"])
+            place.attempt, place.heard_at = attempt, asyncio.get_running_loop().time()
+            outcome = await mute.read(self._read(place, stream), lambda: self._is_mute(place), lambda: self._ask(place))
+        if outcome.cut:
+            self._print(place.rank, place.lines.finish())
+            self._say(f"rank {place.rank} ({place.host}): {CUT}")
+        return outcome
+
+    async def _read(self, place: _Place, stream: Stream) -> Outcome:
+        """Give on what comes until the rank has ended.
+
+        Raises:
+            Broken: The connection ended before.
+        """
+        async for frame in stream.frames():
+            place.heard_at = asyncio.get_running_loop().time()
+            if frame.kind == wire.NOTE:
+                place.notes += 1
+                self._say(frame.payload.decode("utf-8", "replace"))
+                continue
+            missing, place.offset = frame.offset - place.offset, frame.offset + len(frame.payload)
+            if frame.kind == wire.DATA:
+                self._deliver(place, frame.offset, frame.payload)
+            elif frame.kind == wire.GAP:
+                # What comes behind the missing bytes is no end of the line before them.
+                self._print(place.rank, place.lines.finish())
+                self._say(
+                    f"rank {place.rank}: {missing} bytes before byte {frame.offset} are not in the log on "
+                    f"{place.host}: the log was rotated, or the disk could not store them"
+                )
+            else:
+                self._print(place.rank, place.lines.finish())
+                value = json.loads(frame.payload)
+                return outcome_of(place.rank, place.host, value["record"], value["tail"])
         raise Broken("the connection ended")
+
+    def _is_mute(self, place: _Place) -> bool:
+        """Return whether nothing has come of a rank for long, though others have ended or nobody waits for its end."""
+        alone = len(self._hosts) == 1 or not self._live
+        return (alone or bool(self._ended)) and asyncio.get_running_loop().time() - place.heard_at >= mute.AFTER
+
+    async def _ask(self, place: _Place) -> Outcome | Broken | None:
+        """Return how a rank has ended, as its worker says, why it does not, or None where the rank is on."""
+        request = {place.host: {"run_id": self._run_id}}
+        replies = await self._fanout.call(request, "status", limit=ASKED_LIMIT, quiet=ASKED_LIMIT)
+        reply = replies[place.host]
+        if not reply.ok:
+            return Broken(reply.problem)
+        record = reply.value["record"]
+        if record is not None and record["attempt"] != place.attempt:
+            return Broken("another attempt has begun on it")
+        outcome = outcome_of(place.rank, place.host, record)
+        return None if self._live and outcome.state in ON else replace(outcome, cut=True)
 
     def _start_again(self, place: _Place, attempt: int) -> None:
         """Follow a rank from the beginning of another attempt of the run."""

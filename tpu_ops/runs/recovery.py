@@ -1,4 +1,4 @@
-"""What starts a run again when its nodes are taken away, kept on the controller; and which of its ends call for that.
+"""What starts a run again when its nodes are taken away, kept on the controller.
 
 None of it is on the workers, whose disks go with the node. Nor are values of secrets and of environment files in
 it: they are read again.
@@ -7,15 +7,12 @@ it: they are read again.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +20,7 @@ from tpu_ops import files
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.fleet.state import unwritable
-from tpu_ops.runs import launch, spec, sync
-from tpu_ops.runs.follow import UNKNOWN, Outcome, first_failure
-
-#: What a run's end means for its recovery.
-SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"
-
-#: States of a rank of which nothing is known, whose host went down under it, or whose starter died.
-_GONE = (*UNKNOWN, "gone", "lost", "refused")
-#: How the workers' word begins for a rank whose host has failed, and not its command: the others no longer heard it,
-#: its supervisor was killed or hung, or its host went down once its command had ended with 0.
-_HOST_FAILED = ("lost contact", "the supervisor ended", "host shuts down")
+from tpu_ops.runs import spec, sync
 
 
 @dataclass(frozen=True)
@@ -117,59 +104,6 @@ def absolute(word: str) -> str:
 def next_attempt(run: spec.RunSpec, attempt: int) -> spec.RunSpec:
     """Return a later attempt of a run, with a key of its own."""
     return replace(run, attempt=attempt, key=secrets.token_hex(32))
-
-
-def of_attempt(outcomes: Sequence[Outcome], attempt: int) -> list[Outcome]:
-    """Return outcomes as those of one attempt: a worker whose record is of another one knows nothing of it."""
-    return [
-        outcome
-        if outcome.record is None or outcome.record["attempt"] == attempt
-        else replace(outcome, state="gone", reason=f"attempt {attempt} is not there", exit=None, intent="", record=None)
-        for outcome in outcomes
-    ]
-
-
-def was_started(outcomes: Sequence[Outcome]) -> bool:
-    """Return whether an attempt was on any worker, and not refused or given up before it began."""
-    return any(
-        outcome.record and outcome.state != "refused" and not outcome.reason.startswith(launch.GIVEN_UP)
-        for outcome in outcomes
-    )
-
-
-def stop_requested_by(outcomes: Sequence[Outcome]) -> str:
-    """Return who wanted the run stopped, whatever ended its ranks; empty where nobody did."""
-    return next((outcome.stop_requested_by for outcome in outcomes if outcome.stop_requested_by), "")
-
-
-def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, str]:
-    """Return what the end of an attempt means, and why in words.
-
-    A node that was taken away shows as anything at first, as a broken connection in other ranks for example. So what
-    became of the nodes, and of workers that no longer answer, comes before what failed.
-
-    Args:
-        outcomes: How its ranks are.
-        lost: What became of nodes that are not what they were, in words.
-    """
-    first = first_failure(outcomes)
-    if all(outcome.state == "succeeded" for outcome in outcomes):
-        return SUCCEEDED, "all ranks ended with 0"
-    who, told = stop_requested_by(outcomes), [outcome.reason for outcome in outcomes if outcome.intent == "stop"]
-    if who or (told and first is None):
-        return STOPPED, f"stopped by {who}" if who else told[0]
-    if lost:
-        return TAKEN, "; ".join(lost.values())
-    for outcome in outcomes:
-        if outcome.state in _GONE or outcome.intent == "shutdown":
-            return TAKEN, f"{outcome.host}: {outcome.reason or outcome.state}"
-    if first is None:
-        return FAILED, "its ranks ended differently"
-    kind = TAKEN if first.cause.startswith(_HOST_FAILED) else FAILED
-    return kind, f"rank {first.rank} ({first.host}): {first.cause}"
-
-
-# --- on this machine --------------------------------------------------------------------------------------------
 
 
 def folder(state_dir: Path, run_id: str) -> Path:
@@ -381,67 +315,3 @@ def kept_code(state_dir: Path, recovery: Recovery) -> sync.Tree | None:
         return None
     place = folder(state_dir, recovery.run_id) / "code" / Path(recovery.options["cwd"]).name
     return sync.read_copy(place)
-
-
-class Logs:
-    """Copies of the logs of one attempt, a file for each rank; they begin where earlier copies end.
-
-    What cannot be written, on a full disk for example, is left out: the run goes on, and so does its recovery.
-
-    Args:
-        directory: Made where it is missing.
-        count: Number of ranks.
-        warn: Told once that something is left out.
-    """
-
-    def __init__(self, directory: Path, count: int, warn: Callable[[str], object]) -> None:
-        self.directory, self._warn, self._warned = directory, warn, False
-        self._files: list[FileIO | None] = [None] * count
-        #: Where what was to be written ends.
-        self._ends = [0] * count
-        for rank in range(count):
-            with self._left_out(rank):
-                self._open(rank)
-
-    @property
-    def offsets(self) -> tuple[int, ...]:
-        """Where each rank's copy ends: what is missing in between takes its place as zero bytes."""
-        return tuple(file.tell() if file else end for file, end in zip(self._files, self._ends, strict=True))
-
-    def write(self, rank: int, offset: int, data: bytes) -> None:
-        """Write what stands at an offset of a rank's log."""
-        self._ends[rank] = offset + len(data)
-        with self._left_out(rank):
-            file = self._files[rank] or self._open(rank)
-            if offset > file.tell():
-                file.truncate(offset)
-                file.seek(offset)
-            # What could not be opened before may hold the beginning.
-            data = data[file.tell() - offset :]
-            if file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def close(self) -> None:
-        """Close the files."""
-        for file in filter(None, self._files):
-            file.close()
-
-    def _path(self, rank: int) -> Path:
-        return self.directory / f"rank-{rank}.log"
-
-    def _open(self, rank: int) -> FileIO:
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Without a buffer, in which what cannot be written would stay.
-        file = self._files[rank] = self._path(rank).open("ab", buffering=0)
-        return file
-
-    @contextlib.contextmanager
-    def _left_out(self, rank: int) -> Iterator[None]:
-        """Go on where something cannot be written."""
-        try:
-            yield
-        except OSError as exc:
-            if not self._warned:
-                self._warned = True
-                what = "what cannot be written is missing from the copies; the run continues"
-                self._warn(f"{self._path(rank)}: {exc.strerror or exc}; {what}")

@@ -1,0 +1,91 @@
+"""Copies of the logs of a run that is recovered, on this machine: those on its workers go with their nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from io import FileIO
+from pathlib import Path
+
+#: Bytes that copies of logs leave free on this machine's disk, and after how many it is looked at again.
+FLOOR, LOOK_EVERY = 2**30, 64 * 2**20
+
+
+class Logs:
+    """Copies of the logs of one attempt, a file for each rank; they begin where earlier copies end.
+
+    What cannot be written, on a full disk for example, or would fill this one, is left out: the run continues, and
+    so does its recovery.
+
+    Args:
+        directory: Made where it is missing.
+        count: Number of ranks.
+        warn: Told once that something is left out.
+    """
+
+    def __init__(self, directory: Path, count: int, warn: Callable[[str], object]) -> None:
+        self.directory, self._warn, self._warned = directory, warn, False
+        self._files: list[FileIO | None] = [None] * count
+        #: Where what was to be written ends.
+        self._ends = [0] * count
+        for rank in range(count):
+            with self._left_out(rank):
+                self._open(rank)
+        #: Bytes that came since the disk was looked at, and whether it had too little space then.
+        self._came, self._is_low = 0, self._lacks_space()
+
+    def _lacks_space(self) -> bool:
+        with contextlib.suppress(OSError):
+            found = os.statvfs(self.directory)
+            return found.f_bavail * found.f_frsize < FLOOR
+        return False
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each rank's copy ends: what is missing in between takes its place as zero bytes."""
+        return tuple(file.tell() if file else end for file, end in zip(self._files, self._ends, strict=True))
+
+    def write(self, rank: int, offset: int, data: bytes) -> None:
+        """Write what stands at an offset of a rank's log."""
+        self._ends[rank] = offset + len(data)
+        if self._came >= LOOK_EVERY:
+            self._came, self._is_low = 0, self._lacks_space()
+        self._came += len(data)
+        with self._left_out(rank):
+            if self._is_low:
+                raise OSError(errno.ENOSPC, f"less than {FLOOR / 2**30:g} GiB is free")
+            file = self._files[rank] or self._open(rank)
+            if offset > file.tell():
+                file.truncate(offset)
+                file.seek(offset)
+            # What could not be opened before may hold the beginning.
+            data = data[file.tell() - offset :]
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in filter(None, self._files):
+            file.close()
+
+    def _path(self, rank: int) -> Path:
+        return self.directory / f"rank-{rank}.log"
+
+    def _open(self, rank: int) -> FileIO:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Without a buffer, in which what cannot be written would stay.
+        file = self._files[rank] = self._path(rank).open("ab", buffering=0)
+        return file
+
+    @contextlib.contextmanager
+    def _left_out(self, rank: int) -> Iterator[None]:
+        """Go on where something cannot be written."""
+        try:
+            yield
+        except OSError as exc:
+            if not self._warned:
+                self._warned = True
+                what = "what cannot be written is missing from the copies; the run continues"
+                self._warn(f"{self._path(rank)}: {exc.strerror or exc}; {what}")

@@ -1,0 +1,54 @@
+"""Tells a stream that has gone mute from a quiet one.
+
+Its connection stands, and nothing comes: the worker's disk stalls for example, while its sshd answers. Nothing would
+ever end that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from tpu_ops.remote.stream import Broken
+
+if TYPE_CHECKING:
+    from tpu_ops.runs.follow import Outcome
+
+#: Seconds without a word after which a stream may have gone mute, and between two looks at its worker. That of a rank
+#: that has ended brings its end sooner: what looks lost is called so after 30 s, and 5 s are for what it leaves behind.
+AFTER = 40.0
+
+
+async def read(
+    reading: Coroutine[Any, Any, Outcome],
+    is_mute: Callable[[], bool],
+    ask: Callable[[], Awaitable[Outcome | Broken | None]],
+) -> Outcome:
+    """Return the end that is read from a stream, or that its worker tells of twice in a row where it has gone mute.
+
+    Args:
+        reading: Reads it.
+        is_mute: Whether it has brought nothing for so long that it may have.
+        ask: Looks for the end that it should have brought; None is none yet, an error that this cannot be told.
+
+    Raises:
+        Broken: It has gone mute, and two looks could not tell.
+    """
+    task = asyncio.ensure_future(reading)
+    before: Outcome | Broken | None = None
+    try:
+        while not (await asyncio.wait({task}, timeout=AFTER))[0]:
+            found = await ask() if is_mute() else None
+            # What was on its way came meanwhile.
+            if not is_mute() or task.done():
+                found = None
+            if found is not None and type(found) is type(before):
+                if isinstance(found, Broken):
+                    raise found
+                return found
+            before = found
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
