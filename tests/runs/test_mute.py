@@ -23,7 +23,7 @@ from tpu_ops.runs import follow, mute
 from tpu_ops.runs.control import Found, RunRef
 
 ONE = Frame(DATA, 0, b"one\n")
-SILENT, DENIED = "no answer", "denied"
+SILENT, DENIED, LACKING = "no answer", "denied", "too many open files"
 CUT = "rank 1 (w1): its log could not be read to its end: its worker sends no more of it"
 
 
@@ -47,7 +47,7 @@ class Mute(Workers):
 
     Args:
         told: What each look at a worker finds, the last one again and again: the state of its rank, the number of a
-            later attempt that is on, that it does not answer, or that it refuses to.
+            later attempt that is on, that it does not answer, that it refuses to, or that it cannot be asked.
         late: Whether the ends come with the last look only.
     """
 
@@ -68,6 +68,8 @@ class Mute(Workers):
             self._go.set()
             # What comes meanwhile is read before the answer is.
             await asyncio.sleep(0.05)
+        if told == LACKING:
+            raise OSError(LACKING)
         if told in (SILENT, DENIED):
             return {host: Reply(host, {}, "timeout" if told == SILENT else "denied", str(told))}
         record = {"attempt": told, "state": "running"} if isinstance(told, int) else {"attempt": 1, "state": told}
@@ -121,7 +123,7 @@ async def test_a_rank_that_is_only_quiet_is_followed_to_its_end() -> None:
     assert (said, len(workers.looks)) == ([], 3)
 
 
-@pytest.mark.parametrize("told", [SILENT, DENIED])
+@pytest.mark.parametrize("told", [SILENT, DENIED, LACKING])
 async def test_a_worker_that_tells_nothing_more_at_all_is_one_that_does_not_answer(told: str) -> None:
     workers = Mute(told, w0=[[end()]], w1=[[ONE], []])
     outcomes, said, _ = await asyncio.wait_for(followed(workers, ["w0", "w1"]), 20)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tpu_ops.errors import OpsError
 from tpu_ops.remote import wire
 from tpu_ops.remote.fanout import Fanout, plain_errors
 from tpu_ops.remote.replies import Reply
@@ -364,7 +365,11 @@ class Follower:
     async def _ask(self, place: _Place) -> Outcome | Broken | None:
         """Return how a rank has ended, as its worker says, why it does not, or None where the rank is on."""
         request = {place.host: {"run_id": self._run_id}}
-        replies = await self._fanout.call(request, "status", limit=ASKED_LIMIT, quiet=ASKED_LIMIT)
+        try:
+            replies = await self._fanout.call(request, "status", limit=ASKED_LIMIT, quiet=ASKED_LIMIT)
+        except (OpsError, OSError) as exc:
+            # What this machine lacks for a moment is no reason to follow no more.
+            return Broken(str(exc))
         reply = replies[place.host]
         if not reply.ok:
             return Broken(reply.problem)

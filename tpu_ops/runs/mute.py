@@ -35,20 +35,31 @@ async def read(
     Raises:
         Broken: It has gone mute, and two looks could not tell.
     """
-    task = asyncio.ensure_future(reading)
-    before: Outcome | Broken | None = None
-    try:
-        while not (await asyncio.wait({task}, timeout=AFTER))[0]:
+    told: list[Outcome | Broken] = []
+
+    async def attend(reading: asyncio.Timeout) -> None:
+        before: Outcome | Broken | None = None
+        while not told:
+            await asyncio.sleep(AFTER)
             found = await ask() if is_mute() else None
             # What was on its way came meanwhile.
-            if not is_mute() or task.done():
-                found = None
+            found = found if is_mute() else None
             if found is not None and type(found) is type(before):
-                if isinstance(found, Broken):
-                    raise found
-                return found
+                told.append(found)
+                reading.reschedule(asyncio.get_running_loop().time())
             before = found
-        return task.result()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+
+    try:
+        # Read here and not in a task of its own: who answers and breaks at once is never seen as one that answers.
+        async with asyncio.timeout(None) as deadline:
+            attending = asyncio.create_task(attend(deadline))
+            try:
+                return await reading
+            finally:
+                attending.cancel()
+    except TimeoutError:
+        if not told:
+            raise
+    if isinstance(told[0], Broken):
+        raise told[0]
+    return told[0]
