@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +62,7 @@ def await_(process: subprocess.Popen[str], condition: Callable[[], object]) -> N
     """Wait until something holds, for as long as a process is there."""
     while not condition():
         assert process.poll() is None, process.communicate()
+        time.sleep(0.01)  # polls while the process is there
 
 
 @SIGNALS
@@ -68,7 +70,7 @@ def await_(process: subprocess.Popen[str], condition: Callable[[], object]) -> N
     ("argv", "said"),
     [
         (("attach", "r1"), "  stop:   tpu_ops stop r1"),
-        (("logs", "r1", "--follow"), "no longer following; the run goes on"),
+        (("logs", "r1", "--follow"), "no longer following; the run continues"),
         (("train", "solo", "--", "true"), "interrupted before the run was started"),
         (("train", "solo", "--recover", "--", "true"), "interrupted"),
     ],
@@ -114,7 +116,7 @@ def test_a_recovery_that_brings_nodes_back_ends_and_says_how_to_go_on(
         _, err = process.communicate(timeout=60)
         assert process.returncode == 130, err
     assert [line for line in err.splitlines() if line] == [
-        "run r1 is not on, and nobody starts it again",
+        "run r1 is not running; nothing will restart it",
         "  stop:    tpu_ops stop r1",
         "  recover: tpu_ops attach r1 --recover",
         "interrupted",

@@ -36,11 +36,13 @@ def press(number: int = signal.SIGINT) -> None:
 
 @pytest.fixture(autouse=True)
 def _as_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Take Ctrl-C, even where these tests run in the background of a shell; a second one always comes in time."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Take all signals, even where these tests run in the background or below nohup; a second one comes in time."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     monkeypatch.setattr(leaving, "AGAIN", 30.0)
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 class Stop:
@@ -169,7 +171,7 @@ async def test_a_signal_does_not_wait_for_a_stop(monkeypatch: pytest.MonkeyPatch
     leaves = followed(pressed(0, 0.05, 0.3, then=number))
     assert await asyncio.wait_for(leaves, 20) == ExitCode.INTERRUPTED
     assert slow.asked == ["r1"]
-    assert "to be sure that every worker was told: tpu_ops stop r1" in capsys.readouterr().err
+    assert "to make sure that every worker was told: tpu_ops stop r1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("on", "together", "ends"), [(True, 0.0, True), (False, 0.0, True), (True, 60.0, False)])

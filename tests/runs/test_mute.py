@@ -128,7 +128,7 @@ async def test_a_worker_that_tells_nothing_more_at_all_is_one_that_does_not_answ
     workers = Mute(told, w0=[[end()]], w1=[[ONE], []])
     outcomes, said, _ = await asyncio.wait_for(followed(workers, ["w0", "w1"]), 20)
     assert [outcome.state for outcome in outcomes] == ["stopped", "unreachable"]
-    assert said == [f"rank 1 (w1) does not answer: {told}; trying for 120 s"]
+    assert said == [f"rank 1 (w1) does not answer: {told}; retrying for 120 s"]
 
 
 async def test_a_mute_stream_of_an_attempt_that_another_one_has_followed_is_begun_anew() -> None:
@@ -174,5 +174,5 @@ def test_a_log_that_could_not_be_read_to_its_end_is_copied_as_a_part(
         "one\n",
         ["rank-0.log", "rank-1.log.part"],
     )
-    assert f"warning: {CUT}; {part} has what came before" in said
+    assert f"warning: {CUT}; {part} has its earlier output" in said
     assert f"logs of 1 rank are in {tmp_path / 'r1'}" in said
