@@ -269,6 +269,29 @@ def test_what_this_machine_lacks_for_a_moment_is_waited_for_and_else_told_with_t
     assert ("  recover: tpu_ops attach r1 --recover" in said) is ends
 
 
+def test_code_is_copied_only_to_workers_that_were_found_free(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run of the same person, in the same directory, may be on them by now."""
+    world, steps = World(PREEMPTED, DONE), []
+    tree = sync.Tree(tmp_path, "code", ("a",), {b"a": "f"}, "0")
+    monkeypatch.setattr(recovery, "kept_code", lambda *_: tree)
+    check = recovering.Recovering._check
+
+    async def checked(*words: Any) -> Any:
+        found = await check(*words)
+        steps.append("checked")
+        return found
+
+    async def pushed(*_: object) -> None:
+        steps.append("pushed")
+
+    monkeypatch.setattr(recovering.Recovering, "_check", checked)
+    monkeypatch.setattr(sync, "push", pushed)
+    code, *_ = run(world)
+    assert (code, steps) == (0, ["checked", "pushed"])
+
+
 def test_a_new_node_that_goes_on_refusing_the_person_ends_the_recovery(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

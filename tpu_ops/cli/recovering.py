@@ -303,12 +303,13 @@ class Recovering(Bringing):
         self._spec = recovery.next_attempt(self._spec, attempt)
         fanout = contact.fanout(self._fleet())
         hosts = tuple(worker.host for worker in workers)
-        if tree := recovery.kept_code(state_dir, self.kept):
-            await sync.push(fanout, hosts, tree)
-            output.info(f"synced {tree.name}, digest {tree.digest}, to {texts.count(len(hosts), 'worker')}")
+        # Before the code is copied: another run may be on these workers by now, in the same directory.
         if stopped := await self._check(fanout, workers):
             self._outcomes = stopped
             return ExitCode.OK
+        if tree := recovery.kept_code(state_dir, self.kept):
+            await sync.push(fanout, hosts, tree)
+            output.info(f"synced {tree.name}, digest {tree.digest}, to {texts.count(len(hosts), 'worker')}")
         if self.kept.git:
             await projects.look(fanout, hosts, self._spec)
         self._remember(workers, attempt)
