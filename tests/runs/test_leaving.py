@@ -36,11 +36,17 @@ def press(number: int = signal.SIGINT) -> None:
 
 @pytest.fixture(autouse=True)
 def _as_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Take Ctrl-C, even where these tests run in the background of a shell; a second one always comes in time."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Take signals, even where these tests run in the background of a shell; a second Ctrl-C always comes in time."""
+    taken: dict[int, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in taken.items()}
     monkeypatch.setattr(leaving, "AGAIN", 30.0)
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 class Stop:
