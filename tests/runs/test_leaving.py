@@ -320,7 +320,7 @@ def test_of_a_run_that_has_ended_nobody_says_that_it_goes_on(
     attach.add_arguments(parser)
     with pytest.raises(OpsError, match="cannot be written"):
         attach.run(parser.parse_args(["r1"]))
-    assert ("goes on" in capsys.readouterr().err) is not over
+    assert ("continues" in capsys.readouterr().err) is not over
 
 
 def test_a_run_stopped_from_another_shell_is_not_kept_to_be_started_again(
@@ -359,5 +359,5 @@ def test_who_leaves_a_run_is_told_how_to_get_at_it(monkeypatch: pytest.MonkeyPat
     parser = argparse.ArgumentParser()
     attach.add_arguments(parser)
     assert attach.run(parser.parse_args(["r1"])) == ExitCode.INTERRUPTED
-    said = ["detached: run r1 goes on", "  follow: tpu_ops attach r1", "  stop:   tpu_ops stop r1"]
+    said = ["detached: run r1 continues", "  follow: tpu_ops attach r1", "  stop:   tpu_ops stop r1"]
     assert capsys.readouterr().err.splitlines()[2:5] == said
