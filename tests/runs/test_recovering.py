@@ -371,6 +371,23 @@ def test_a_node_that_shuts_down_and_the_one_in_its_place_that_is_taken_away_are_
     assert (code, job.kept.preemptions, world.node_id) == (0, 2, "3")
 
 
+def test_a_node_that_is_taken_away_once_its_run_has_failed_is_a_preemption(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(FAILED, DONE)
+    call = world.call
+
+    async def goes(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+        if action == "probe" and world.node_id == "1":
+            world.state = "PREEMPTED"
+            return {host: Reply(host, {}, "unreachable", "no route to host") for host in requests}
+        return await call(requests, action, **options)
+
+    monkeypatch.setattr(world, "call", goes)
+    code, _, job = run(world, max_failures=1)
+    assert (code, job.kept.failures, job.kept.preemptions, job.kept.attempt) == (0, 1, 1, 2)
+
+
 @pytest.mark.parametrize("then", [PREEMPTED, SHUT_DOWN])
 def test_a_node_that_was_restarted_and_is_taken_away_once_the_run_is_on_again_counts_twice(run: Any, then: Any) -> None:
     code, _, job = run(World(SHUT_DOWN, then, DONE))

@@ -354,10 +354,8 @@ class Recovering(Bringing):
             return False
         if self._asked():
             raise Asked
-        over, then = (
-            self._count_one(kind, early=not self._lost),
-            "bringing its nodes back" if kind == TAKEN else "starting it again",
-        )
+        over = self._count_one(kind, early=kind == TAKEN and not self._lost)
+        then = "bringing its nodes back" if kind == TAKEN else "starting it again"
         self._tell(why, f"not started again: {over} is used up" if over else then)
         if over:
             output.info(f"  fix: {self._on_fleet(MORE)}")
