@@ -23,6 +23,7 @@ from tpu_ops.remote.wire import DATA, END, GAP, NOTE, Frame
 from tpu_ops.runs import fetch, fold, follow
 from tpu_ops.runs.control import Found, RunRef
 from tpu_ops.runs.follow import Follower
+from tpu_ops.runs.outcomes import Outcome
 
 RECORD = {"state": "stopped", "exit": None, "reason": "", "first": None, "attempt": 1}
 
@@ -76,7 +77,7 @@ class Workers:
 
 async def followed(
     workers: Workers, hosts: Sequence[str], **options: Any
-) -> tuple[list[follow.Outcome], list[str], list[str]]:
+) -> tuple[list[Outcome], list[str], list[str]]:
     said: list[str] = []
     lines: list[str] = []
     fanout: Any = workers

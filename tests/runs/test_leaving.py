@@ -19,7 +19,7 @@ from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.runs import records, recovery, spec
 from tpu_ops.runs.control import RunRef, Stopped
-from tpu_ops.runs.follow import Outcome
+from tpu_ops.runs.outcomes import Outcome
 
 RUN = RunRef("r1", ("pod-w0",))
 FANOUT: Any = object()

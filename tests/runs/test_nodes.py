@@ -11,7 +11,7 @@ import pytest
 from tests.runs.test_parts import pod
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.runs import nodes, records, recovery
-from tpu_ops.runs.follow import Outcome
+from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.spec import RunSpec
 
 BEFORE = pod(1)[0].node

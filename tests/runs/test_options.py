@@ -17,7 +17,7 @@ from tpu_ops.errors import UsageError
 from tpu_ops.fleet import contact
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.runs import preflight, spec
-from tpu_ops.runs.follow import Outcome
+from tpu_ops.runs.outcomes import Outcome
 
 VALUE = "hush-hush-hush"
 

@@ -19,6 +19,7 @@ from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.wire import DATA, END, Frame
 from tpu_ops.runs import endings, follow, records, recovery
+from tpu_ops.runs.outcomes import Outcome, outcome_of
 
 #: Two slices of one worker each.
 NODES_OF = {"a-w0": "n/a", "b-w0": "n/b"}
@@ -127,7 +128,7 @@ def test_ranks_on_the_slices_that_are_left_are_not_ended_where_one_has_said_that
     *_, job = run(World(DONE))
     one = job._attempt(object(), NODES_OF)
     one.lost = {"n/a": "node a is PREEMPTED"}
-    heard = follow.outcome_of(0, "a-w0", {**DONE, "attempt": 1})
+    heard = outcome_of(0, "a-w0", {**DONE, "attempt": 1})
     one.hear([heard])
     before = job.kept.preemptions
     outcomes = asyncio.run(one.without_lost())
@@ -144,8 +145,8 @@ def test_an_end_that_is_heard_once_the_loss_is_counted_is_the_end_all_the_same(
     capsys.readouterr()
     job._lost = {"n/a": "node a is PREEMPTED"}
     job._losing()
-    told = follow.outcome_of(1, "b-w0", {**DONE, "attempt": 1})
-    job._outcomes = endings.as_told([follow.Outcome(0, "a-w0", "gone", reason="node a is PREEMPTED"), told])
+    told = outcome_of(1, "b-w0", {**DONE, "attempt": 1})
+    job._outcomes = endings.as_told([Outcome(0, "a-w0", "gone", reason="node a is PREEMPTED"), told])
     if how == "asked for":
         assert job._stopped() == 0
     else:
@@ -202,9 +203,9 @@ def test_the_last_lines_of_the_ranks_that_are_left_are_waited_for_but_not_for_lo
     monkeypatch.setattr(attempt, "ENDS", 0.1 if late is None else 30.0)
     shutil.rmtree(tmp_path / "runs/r1")
 
-    async def followed() -> list[follow.Outcome]:
+    async def followed() -> list[Outcome]:
         async with asyncio.timeout(20):
-            outcomes: list[follow.Outcome] = await job._attempt(Slices(late), NODES_OF).to_its_end()
+            outcomes: list[Outcome] = await job._attempt(Slices(late), NODES_OF).to_its_end()
             return outcomes
 
     outcomes = asyncio.run(followed())

@@ -31,9 +31,9 @@ from tpu_ops.remote import wire
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.runs import control, doctor, preflight, records, spec, sync
-from tpu_ops.runs.follow import Outcome, first_failure, outcome_of
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.lines import Lines
+from tpu_ops.runs.outcomes import Outcome, first_failure, outcome_of
 
 
 def pod(size: int = 4, name: str = "pod", node_id: str = "1", subnet: int = 0) -> list[Worker]:

@@ -30,7 +30,7 @@ from tpu_ops.fleet.remaking import Made, Plan, Seen
 from tpu_ops.fleet.state import UnwritableError, unwritable
 from tpu_ops.remote.playbook import Outcome
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import control, endings, follow, launch, preflight, records, recovery, spec, sync
+from tpu_ops.runs import control, endings, follow, launch, outcomes, preflight, records, recovery, spec, sync
 
 
 def test_a_preempted_node_is_brought_back_and_the_run_goes_on_as_its_next_attempt(
@@ -548,7 +548,7 @@ async def test_stop_ends_a_recovery_and_asks_the_workers_where_an_attempt_may_be
 
     async def end(_: object, run_: Any, **__: Any) -> Any:
         asked.append(run_.run_id)
-        return control.Stopped((follow.Outcome(0, "pod-w0", "stopped"),), already=False)
+        return control.Stopped((outcomes.Outcome(0, "pod-w0", "stopped"),), already=False)
 
     monkeypatch.setattr(stop, "end", end)
     monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: None)
@@ -579,7 +579,7 @@ async def test_a_stop_while_nodes_are_brought_back_ends_what_another_machine_has
 
     async def end(_: object, run_: Any, **__: Any) -> control.Stopped:
         asked.append(run_.run_id)
-        return control.Stopped((follow.Outcome(0, "pod-w0", "stopped"),), already=False)
+        return control.Stopped((outcomes.Outcome(0, "pod-w0", "stopped"),), already=False)
 
     monkeypatch.setattr(stop, "end", end)
     monkeypatch.setattr("tpu_ops.cli.stop.contact.fanout", lambda _: Workers())
@@ -615,7 +615,7 @@ async def test_a_run_that_this_machine_is_just_starting_is_stopped_once_a_worker
     states = ["gone", "gone", "stopped"]
 
     async def end(*_: object, **__: Any) -> control.Stopped:
-        return control.Stopped((follow.Outcome(0, "pod-w0", states.pop(0)),), already=False)
+        return control.Stopped((outcomes.Outcome(0, "pod-w0", states.pop(0)),), already=False)
 
     monkeypatch.setattr(stop, "end", end)
     monkeypatch.setattr(stop, "AGAIN", 0.01)
@@ -660,7 +660,7 @@ async def test_a_full_disk_keeps_no_worker_from_being_told_of_a_stop(
 
     async def end(_: object, run_: control.RunRef, **__: Any) -> control.Stopped:
         told.append(run_.run_id)
-        return control.Stopped((follow.Outcome(0, "pod-w0", "stopped"),), already=already)
+        return control.Stopped((outcomes.Outcome(0, "pod-w0", "stopped"),), already=already)
 
     async def find(*_: object) -> control.Found:
         return control.Found([control.RunRef(name, ("pod-w0",)) for name in ("r1", "r2")])
@@ -746,7 +746,7 @@ def test_what_the_version_before_has_kept_is_not_counted_twice(tmp_path: Path, p
 
 def test_a_stop_that_an_older_attempt_heard_is_one_of_the_run() -> None:
     record = {**FAILED, "attempt": 1, "stop_requested_by": "ada"}
-    found = endings.of_attempt([follow.outcome_of(0, "pod-w0", record)], 2)
+    found = endings.of_attempt([outcomes.outcome_of(0, "pod-w0", record)], 2)
     assert [(outcome.state, outcome.record) for outcome in found] == [("gone", None)]
     assert endings.stop_requested_by(found) == "ada"
 
@@ -1228,7 +1228,7 @@ def test_a_second_ctrl_c_that_stops_the_run_leaves_nothing_to_take_over(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, state: str
 ) -> None:
     async def end(*_: object) -> control.Stopped:
-        return control.Stopped((follow.Outcome(0, "pod-w0", state),), already=False)
+        return control.Stopped((outcomes.Outcome(0, "pod-w0", state),), already=False)
 
     async def pressed_twice(one: object, rank: int) -> None:
         if rank == 0:

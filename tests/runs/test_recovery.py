@@ -26,7 +26,7 @@ from tpu_ops.host.after import after
 from tpu_ops.host.referee import Referee
 from tpu_ops.host.store import Store
 from tpu_ops.runs import copies, endings, recovery, spec, sync
-from tpu_ops.runs.follow import Outcome, outcome_of
+from tpu_ops.runs.outcomes import Outcome, outcome_of
 
 VALUE = "hush-hush-hush"
 NODE = Made("projects/lab/locations/us-central2-b/nodes/pod", "1", {"accelerator_type": "v4-16"})

@@ -22,7 +22,7 @@ from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.stream import Broken
 from tpu_ops.remote.wire import END, Frame
 from tpu_ops.runs import control, records, recovery
-from tpu_ops.runs.follow import KNOWS_NOTHING, Outcome
+from tpu_ops.runs.outcomes import KNOWS_NOTHING, Outcome
 from tpu_ops.runs.remembered import NODE_GONE, remembered
 from tpu_ops.runs.spec import RunSpec
 

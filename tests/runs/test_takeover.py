@@ -23,7 +23,7 @@ from tpu_ops.cli import asked, attach, attempt, recovering, stop
 from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.runs import control, launch, records, recovery
-from tpu_ops.runs.follow import Outcome
+from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.spec import RunSpec
 
 

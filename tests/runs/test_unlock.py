@@ -16,7 +16,7 @@ from tpu_ops.cli import stop, unlock
 from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control
-from tpu_ops.runs.follow import outcome_of
+from tpu_ops.runs.outcomes import outcome_of
 
 SILENT = Reply("", {}, "unreachable", "no route to host")
 

@@ -16,7 +16,7 @@ from tpu_ops.cli import main, runs, who
 from tpu_ops.errors import ExitCode
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, holders
-from tpu_ops.runs.follow import outcome_of
+from tpu_ops.runs.outcomes import outcome_of
 
 RUN = {"run_id": "r1", "person": "ada", "since": 5.0}
 BUSY = Reply("", {"holders": [], "holder": RUN, "argv": ["sh", "-c", "sleep 1"], "chips": ["/dev/accel0"]})

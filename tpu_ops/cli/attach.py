@@ -28,7 +28,7 @@ from tpu_ops.fleet import view
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import endings, records, recovery
 from tpu_ops.runs.control import RunRef
-from tpu_ops.runs.follow import Outcome
+from tpu_ops.runs.outcomes import Outcome
 
 #: Seconds of the past whose lines are shown first.
 PAST = 60.0

@@ -17,7 +17,8 @@ from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import control, copies, endings, launch, preflight, records, recovery, spec
-from tpu_ops.runs.follow import ON, Follower, Outcome
+from tpu_ops.runs.follow import Follower
+from tpu_ops.runs.outcomes import ON, Outcome
 
 #: Seconds between two looks at the nodes while a rank does not answer.
 LOOK = 10.0

@@ -16,7 +16,7 @@ from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control, endings, preflight, spec
-from tpu_ops.runs.follow import ON, Outcome
+from tpu_ops.runs.outcomes import ON, Outcome
 from tpu_ops.runs.recovery import Recovery
 
 

@@ -15,7 +15,7 @@ from tpu_ops.cli import asked, output, runs_output, stop
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs.control import RunRef
-from tpu_ops.runs.follow import Outcome
+from tpu_ops.runs.outcomes import Outcome
 
 #: Seconds after the first Ctrl-C in which a second one stops the run.
 AGAIN = 3.0

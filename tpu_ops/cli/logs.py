@@ -16,7 +16,8 @@ from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, targets, view
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control, fetch, nodes, records, recovery
-from tpu_ops.runs.follow import CUT, Follower, Outcome
+from tpu_ops.runs.follow import Follower
+from tpu_ops.runs.outcomes import CUT, Outcome
 from tpu_ops.runs.remembered import remembered
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")

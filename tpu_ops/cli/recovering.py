@@ -23,7 +23,8 @@ from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import control, endings, launch, records, recovery, spec, sync
 from tpu_ops.runs.endings import STOPPED, SUCCEEDED, TAKEN
-from tpu_ops.runs.follow import Follower, Outcome
+from tpu_ops.runs.follow import Follower
+from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.recovery import Recovery
 
 

@@ -13,7 +13,7 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control
-from tpu_ops.runs.follow import Outcome
+from tpu_ops.runs.outcomes import Outcome
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from tpu_ops import texts
 from tpu_ops.cli import output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.runs import holders
-from tpu_ops.runs.follow import ON, UNKNOWN, Outcome, first_failure
+from tpu_ops.runs.outcomes import ON, UNKNOWN, Outcome, first_failure
 
 #: Lines shown of a failed rank whose log was not followed.
 TAIL_LINES = 20

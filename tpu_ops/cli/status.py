@@ -11,7 +11,7 @@ from tpu_ops.cli import commands, options, output, runs, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control, nodes, recovery
-from tpu_ops.runs.follow import Outcome
+from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.remembered import remembered
 
 

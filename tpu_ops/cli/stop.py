@@ -18,7 +18,7 @@ from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import control, endings, nodes, records, recovery
-from tpu_ops.runs.follow import Outcome
+from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.spec import GRACE_STOP, MAX_GRACE
 
 #: Seconds after which a stop says what it waits for.

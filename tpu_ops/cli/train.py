@@ -34,7 +34,8 @@ from tpu_ops.fleet import contact, remaking, targets, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control, endings, launch, nodes, preflight, records, recovery, spec, sync
-from tpu_ops.runs.follow import Follower, Outcome
+from tpu_ops.runs.follow import Follower
+from tpu_ops.runs.outcomes import Outcome
 
 #: What stands behind `--` is the command.
 TAKES_COMMAND = True

@@ -15,8 +15,8 @@ from tpu_ops.fleet import contact
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.runs import control, holders
-from tpu_ops.runs.follow import Outcome
 from tpu_ops.runs.holders import Holder, Unlocked
+from tpu_ops.runs.outcomes import Outcome
 
 #: Seconds between SIGTERM and SIGKILL.
 GRACE = 10.0

@@ -15,7 +15,8 @@ from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import nodes, preflight, records
-from tpu_ops.runs.follow import ON, STOP_MARGIN, Outcome, outcome_of, without_record
+from tpu_ops.runs.follow import STOP_MARGIN
+from tpu_ops.runs.outcomes import ON, Outcome, outcome_of, without_record
 from tpu_ops.runs.remembered import remembered
 from tpu_ops.runs.spec import GRACE_STOP, is_run_id
 

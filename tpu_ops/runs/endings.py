@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tpu_ops.runs import launch
-from tpu_ops.runs.follow import UNKNOWN, Outcome, first_failure
+from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure
 
 #: What a run's end means for its recovery.
 SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"

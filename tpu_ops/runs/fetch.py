@@ -11,7 +11,8 @@ from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.log import Log
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs.control import RunRef
-from tpu_ops.runs.follow import Follower, Outcome
+from tpu_ops.runs.follow import Follower
+from tpu_ops.runs.outcomes import Outcome
 
 _log = Log(__name__)
 

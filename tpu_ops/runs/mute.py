@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_ops.remote.stream import Broken
 
 if TYPE_CHECKING:
-    from tpu_ops.runs.follow import Outcome
+    from tpu_ops.runs.outcomes import Outcome
 
 #: Seconds without a word after which a stream may have gone mute, and between two looks at its worker. That of a rank
 #: that has ended brings its end sooner: what looks lost is called so after 30 s, and 5 s are for what it leaves behind.

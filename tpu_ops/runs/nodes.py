@@ -9,7 +9,7 @@ from tpu_ops.config import Settings
 from tpu_ops.fleet import view
 from tpu_ops.fleet.model import TAKEN_STATES, label_of
 from tpu_ops.runs import records, recovery
-from tpu_ops.runs.follow import Outcome
+from tpu_ops.runs.outcomes import Outcome
 
 
 def without_nodes(

@@ -18,7 +18,7 @@ from tpu_ops import files
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.fleet.state import UnwritableError, replace, unwritable
-from tpu_ops.runs.follow import Outcome
+from tpu_ops.runs.outcomes import Outcome
 
 #: Runs that are remembered, and those that can be started again: more than any list shows.
 KEPT = 200

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tpu_ops.fleet.model import SERVING_STATES, label_of
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.runs import records, recovery
-from tpu_ops.runs.follow import KNOWS_NOTHING, ON, Outcome
+from tpu_ops.runs.outcomes import KNOWS_NOTHING, ON, Outcome
 
 #: Why nothing is told of a rank whose node was taken away, or another one made in its place.
 NODE_GONE = "the node it ran on is gone"

@@ -1,0 +1,128 @@
+"""How the ranks of a run are, or have ended, as their workers tell; and which of them failed first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_ops.remote.replies import Reply
+
+#: States of a rank of which nothing is known: its worker does not answer, or cannot tell.
+UNKNOWN = ("unknown", "unreachable")
+#: States of a rank that has not ended.
+ON = ("starting", "running", "exited", "ending")
+#: What is said of a rank whose log could not be read to its end, though its worker tells of the run.
+CUT = "its log could not be read to its end: its worker sends no more of it"
+#: Why a rank is gone whose worker has no record of it.
+KNOWS_NOTHING = "the worker knows nothing of this run"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank ended, as far as it is known.
+
+    Attributes:
+        rank: The rank.
+        host: Its worker.
+        state: ``succeeded``, ``failed``, ``stopped``, ``lost``, ``refused``; ``running`` where it was not waited for,
+            ``unreachable`` where contact was lost, ``unknown`` where the worker cannot tell, ``gone`` where nothing of
+            the run is left: its worker knows nothing of it, or has a later attempt, or its node was taken away.
+        exit: ``{"code": n}``, ``{"signal": n}`` or None.
+        reason: Why, for people.
+        intent: Why it was ended, as the worker recorded it: ``stop``, ``failed``, ``shutdown``; empty where it was not.
+        tail: The last lines of its log.
+        record: The worker's record.
+        stop_requested_by: Who wanted the run stopped, as the worker knows it, whatever ended the rank.
+        bare: Whether the worker has no launcher, and so tells of no run.
+        remembered: What this machine remembers of the run where the worker tells nothing of it: ``attempt``,
+            ``person``, ``started_by``, ``argv``, ``since``, ``ended``, as `cli.runs_output.summary` has them. The state
+            is then how the whole run was seen to end from here, unless it is ``gone``.
+        cut: Whether its log could not be read to its end, though its worker tells of the run.
+    """
+
+    rank: int
+    host: str
+    state: str
+    exit: Mapping[str, int] | None = None
+    reason: str = ""
+    intent: str = ""
+    tail: str = ""
+    record: Mapping[str, Any] | None = None
+    stop_requested_by: str = ""
+    bare: bool = False
+    remembered: Mapping[str, Any] | None = None
+    cut: bool = False
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether this end is a failure of its own, and not what somebody did to the rank."""
+        # Of a run that was seen to fail it is not remembered which rank did.
+        if self.remembered:
+            return False
+        return self.state in {"failed", "lost", "refused"} or (
+            self.state == "stopped" and self.intent not in {"stop", "failed"}
+        )
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether somebody wanted this end, and not what starts the run, or starts it again."""
+        return bool(((self.record or {}).get("intent") or {}).get("requested"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the outcome for --json."""
+        keys = ("rank", "host", "state", "exit", "reason", "intent")
+        return {key: getattr(self, key) for key in keys}
+
+
+def outcome_of(rank: int, host: str, record: Mapping[str, Any] | None, tail: str = "") -> Outcome:
+    """Given a worker's record of a run, return the outcome of its rank."""
+    if record is None:
+        return Outcome(rank, host, "gone", reason=KNOWS_NOTHING)
+    intent = (record.get("intent") or {}).get("kind", "")
+    reason = record.get("reason") or ""
+    asked = record.get("stop_requested_by", "")
+    return Outcome(rank, host, record["state"], record.get("exit"), reason, intent, tail, record, asked)
+
+
+def without_record(rank: int, reply: Reply) -> Outcome:
+    """Given why a worker does not tell of a run, return the outcome of its rank."""
+    if reply.kind == "missing":
+        return Outcome(rank, reply.host, "gone", reason=KNOWS_NOTHING)
+    state = "unreachable" if reply.kind in {"unreachable", "timeout"} else "unknown"
+    return Outcome(rank, reply.host, state, reason=short(reply.problem), bare=reply.kind == "no-launcher")
+
+
+def short(problem: str) -> str:
+    """Given why a worker is not reached, return what became of its node where that is known, and not what ssh said."""
+    *_, last = problem.split("; ")
+    return last if last.startswith("its node ") else problem
+
+
+@dataclass(frozen=True)
+class FirstFailure:
+    """Who failed first, and why."""
+
+    rank: int
+    host: str
+    cause: str
+
+
+def first_failure(outcomes: Sequence[Outcome]) -> FirstFailure | None:
+    """Return the rank that failed first, None where none failed of itself.
+
+    The workers decide it together. One that was cut off knows no better than that it heard nothing of rank 0: what
+    most of them say counts.
+    """
+    told = [(outcome.record or {}).get("first") for outcome in outcomes]
+    votes = Counter(first["rank"] for first in told if first)
+    if votes:
+        rank, _ = votes.most_common(1)[0]
+        first = next(first for first in told if first and first["rank"] == rank)
+        return FirstFailure(rank, first["worker"], first["cause"])
+    # A stop at the barrier refuses all ranks, and stands as such in the record of the one that was told.
+    stopped = any(outcome.state == "refused" and outcome.is_requested for outcome in outcomes)
+    causes = [outcome for outcome in outcomes if outcome.is_cause and not (stopped and outcome.state == "refused")]
+    cause = causes[0] if causes else None
+    return FirstFailure(cause.rank, cause.host, cause.reason or cause.state) if cause else None
