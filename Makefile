@@ -58,7 +58,7 @@ check-roles:
 	@ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED=False $(BIN)/ansible-lint --offline -q
 check-code:
 	@$(BIN)/yamllint --strict .
-	@$(BIN)/python tools/check_rooms.py
+	@$(BIN)/python tools/check_packages.py
 	@$(BIN)/python tools/check_roles.py
 	@$(BIN)/mypy
 
@@ -74,7 +74,7 @@ lab-test-rest:
 demo-test: engine ## Run the demo as a test
 	@$(BIN)/pytest -v -m lab tests/demo_way --durations=12
 
-molecule: engine ## Run every scenario of the roles on the lab's workers, Debian 12 and 13
+molecule: engine ## Run every scenario of the roles on the lab's workers, on each release that there is an image for
 	@tools/molecule.sh test
 
 bench: engine ## Measure inventory, runs and site.yml in the lab, repeat tests that depend on races, write docs/benchmarks.md

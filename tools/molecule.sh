@@ -3,7 +3,7 @@
 # and 13, and Ubuntu 22.04 and 24.04 where an image registry answers. Scenarios that need no pod take the first worker of
 # each node.
 #
-#     tools/molecule.sh test                 every scenario of molecule/, site last: it has the nodes made anew
+#     tools/molecule.sh test                 every scenario of molecule/, site last: it recreates the nodes
 #     tools/molecule.sh test -s base         one
 #     tools/molecule.sh converge -s base     any other command of Molecule
 #     MOLECULE_RELEASE=debian13 tools/molecule.sh test -s base     one release; ubuntu2004 too, where nothing needs JAX

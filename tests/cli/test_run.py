@@ -57,6 +57,12 @@ def test_a_command_that_is_not_there_is_named_plainly(program: str, shown: str) 
     assert result.code == (126 if program == "/" else 127)
 
 
+def test_what_a_command_says_itself_is_shown_as_it_is() -> None:
+    said = enveloped(["sh", "-c", "cd /nowhere; ls /nowhere"]).stderr
+    assert said.count(b"\n") == 2
+    assert run.said_by(said) == said
+
+
 def test_a_command_is_a_program_and_never_what_a_shell_has_under_its_name() -> None:
     """Of these, /bin/sh has others of its own: dash reads escapes where the program prints them."""
     assert enveloped(["echo", r"a\tb"]).stdout == b"a\\tb\n"

@@ -215,7 +215,7 @@ def test_who_goes_on_after_another_has_ended_with_0_is_said_once(skew: int, quie
     referee.ended(1, 5.0, 5.0, {"code": 0}, oom=False, cause="")
     assert referee.deadline == 5.0 + quiet
     referee.tick(referee.deadline)
-    text = f"rank 1 (w1) has exited with code 0; those still running (1) will be ended {skew} s after it"
+    text = f"rank 1 (w1) has exited with code 0; 1 still running, to be ended {skew} s after it"
     assert referee.take() == [{"do": "note", "text": text}]
     assert referee.deadline == 5.0 + skew
     referee.tick(5.0 + skew - 0.1)
@@ -229,7 +229,7 @@ def test_who_ends_too_early_is_named_when_the_others_go_on_too_long() -> None:
     for rank, at in ((2, 5.0), (1, 30.0)):
         referee.ended(rank, at, at, {"code": 0}, oom=False, cause="")
     referee.tick(64.9)
-    assert "rank 2 (w2) has exited with code 0; those still running (2)" in referee.take()[0]["text"]
+    assert "rank 2 (w2) has exited with code 0; 2 still running" in referee.take()[0]["text"]
     referee.tick(65.0)
     order = last(referee)
     assert (order["kind"], order["first"]["rank"]) == ("skew", 2)

@@ -103,7 +103,7 @@ def test_ranks_that_go_on_after_another_has_ended_are_ended_and_warned_of(bench:
     script = '[ "$TPU_OPS_RANK" = 1 ] && date +%s.%N >"$TPU_OPS_RUN_DIR/at" && exit 0; exec sleep 600'
     done = bench.tpu_ops("train", "pod", "--exit-skew", "3", "--name", "early", "--", "sh", "-c", script)
     assert done.returncode == 1
-    assert "rank 1 (pod-w1) has exited with code 0; those still running (1) will be ended 3 s after it" in done.stderr
+    assert "rank 1 (pod-w1) has exited with code 0; 1 still running, to be ended 3 s after it" in done.stderr
     assert "rank 1 (pod-w1) failed first: exited with code 0 while others kept running for 3 s" in done.stderr
     records = [bench.record(index, "early") for index in BOTH]
     assert [record["state"] for record in records] == ["stopped", "succeeded"]

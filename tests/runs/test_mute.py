@@ -174,5 +174,5 @@ def test_a_log_that_could_not_be_read_to_its_end_is_copied_as_a_part(
         "one\n",
         ["rank-0.log", "rank-1.log.part"],
     )
-    assert f"warning: {CUT}; {part} has its earlier output" in said
+    assert f"warning: rank 1 (w1): its log is incomplete; {part} has its earlier output" in said
     assert f"logs of 1 rank are in {tmp_path / 'r1'}" in said

@@ -1084,7 +1084,7 @@ def test_what_may_be_made_again_otherwise_than_it_is_is_said_once_before_the_sta
     asyncio.run(second.begin(pod(2), None))
     assert capsys.readouterr().err == (
         "warning: queued resource q, node b: the API has fields that this version of tpu_ops does not know; what is "
-        "made again may lack them\n"
+        "recreated may lack them\n"
     )
 
 

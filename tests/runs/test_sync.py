@@ -360,7 +360,7 @@ def test_sync_says_what_it_would_bring_and_then_brings_it(
     assert told("--dry-run") == "w[0-1]: to copy: link, sub, sub/part.py, train.py, \\udcff # odd\n"
     assert not workers.there().exists()
     everything = json.loads(told("--json"))
-    assert everything["workers"]["w1"]["brought"][:2] == ["link", "sub"]
+    assert everything["workers"]["w1"]["copied"][:2] == ["link", "sub"]
     assert (everything["files"], everything["code_digest"]) == (4, sync.read(code).digest)
     (code / "link").unlink()
     (workers.there("w0") / "train.py").write_text("other")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpu_ops import config, texts
-from tpu_ops.cli import options, output
+from tpu_ops.cli import asked, options, output
 from tpu_ops.config import Settings
 from tpu_ops.config.find import read_file
 from tpu_ops.errors import ExitCode, HostError, RefusedError, UnreachableError, UsageError
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@asked.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
     """Run the playbook and show how every host came out of it."""
     settings = config.load(args.fleet)

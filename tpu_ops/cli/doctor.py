@@ -39,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
         fleet = view.current(settings)
         workers = list(fleet.workers)
     if not workers:
-        raise UsageError("the fleet has no workers", where=str(settings.path), fix="tpu_ops create creates a node")
+        raise UsageError(
+            "the fleet has no workers", where=str(settings.path), fix="create a node with `tpu_ops create`"
+        )
     found = asyncio.run(doctor.examine(contact.fanout(fleet), workers))
     waiting = unconfigured(found, settings.state_dir)
     findings = [replace(finding, faults=cli_faults.on_fleet(finding.faults, settings)) for finding in waiting]

@@ -17,7 +17,7 @@ from tpu_ops.fleet import contact, targets, view
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs import control, fetch, nodes, records, recovery
 from tpu_ops.runs.follow import Follower
-from tpu_ops.runs.outcomes import CUT, Outcome
+from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.remembered import remembered
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
@@ -68,7 +68,10 @@ def run(args: argparse.Namespace) -> int:
     lost = [outcome for outcome in unread if args.follow or outcome.rank in shown]
     for outcome in lost:
         part = f"; {parts[outcome.rank]} has its earlier output" if outcome.rank in parts else ""
-        output.warning(f"rank {outcome.rank} ({outcome.host}): {CUT if outcome.cut else outcome.reason}{part}")
+        # Of a log that was cut whoever follows has said so already.
+        if part or not outcome.cut:
+            why = "its log is incomplete" if outcome.cut else outcome.reason
+            output.warning(f"rank {outcome.rank} ({outcome.host}): {why}{part}")
     if lost:
         _say_of_copies(fleet, run_.run_id)
     if not args.follow:

@@ -47,7 +47,7 @@ def add_exit_code(parser: argparse.ArgumentParser, first: str = "the rank that f
         "--exit-code",
         choices=("1", "rank"),
         default="1",
-        help=f"exit code of a failure: 1 (default), or rank for that of {first}: 128 + N if signal N ended it",
+        help=f"exit code of a failure: 1 (default), or `rank`: that of {first}, 128 + N if signal N ended it",
     )
 
 

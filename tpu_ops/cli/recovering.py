@@ -100,7 +100,7 @@ class Recovering(Bringing):
         # What is interrupted goes on in its thread, and so may only ask: nothing is written behind a start given up.
         plan = await in_thread(lambda: self._plan_of(workers))
         if self._lacking:
-            what = "the API has fields that this version of tpu_ops does not know; what is made again may lack them"
+            what = "the API has fields that this version of tpu_ops does not know; what is recreated may lack them"
             output.warning(f"{', '.join(self._lacking)}: {what}")
         self._wrote, self._first = True, workers
         # Left by one that died before it had kept all.
@@ -308,19 +308,21 @@ class Recovering(Bringing):
         if stopped := await self._check(fanout, workers):
             self._outcomes = stopped
             return ExitCode.OK
-        if tree := recovery.kept_code(state_dir, self.kept):
-            await sync.push(fanout, hosts, tree)
-            output.info(f"synced {tree.name}, digest {tree.digest}, to {texts.count(len(hosts), 'worker')}")
-        if self.kept.git:
-            await projects.look(fanout, hosts, self._spec)
-        self._remember(workers, attempt)
-        # From here on it may be on, whatever is heard of its start.
-        self._keep(attempt=attempt, pending=False)
-        try:
-            await launch.start(fanout, self._spec, workers)
-        except launch.Interrupted as exc:
-            self._keep(pending=not exc.may_be_on)
-            raise
+        tree, labels = recovery.kept_code(state_dir, self.kept), [worker.label for worker in workers]
+        with sync.alone(state_dir, labels, tree) if tree else contextlib.nullcontext():
+            if tree:
+                await sync.push(fanout, hosts, tree)
+                output.info(f"synced {tree.name}, digest {tree.digest}, to {texts.count(len(hosts), 'worker')}")
+            if self.kept.git:
+                await projects.look(fanout, hosts, self._spec)
+            self._remember(workers, attempt)
+            # From here on it may be on, whatever is heard of its start.
+            self._keep(attempt=attempt, pending=False)
+            try:
+                await launch.start(fanout, self._spec, workers)
+            except launch.Interrupted as exc:
+                self._keep(pending=not exc.may_be_on)
+                raise
         output.info(f"run {self.kept.run_id}, attempt {attempt}: started on {texts.count(len(hosts), 'worker')}")
         return await self.started(fanout, workers)
 

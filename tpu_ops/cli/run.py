@@ -16,10 +16,10 @@ from tpu_ops.remote.replies import LATE, LONGEST, MUTE, Result
 
 #: Seconds that the command may take on each worker where --timeout does not say.
 TIMEOUT = 300.0
-#: How the shell of the envelope, dash or bash, says that there is no such command. Not compiled here: most commands
-#: never search for it.
+#: How the shell of the envelope, dash or bash, says before all else that there is no such command. Not compiled here:
+#: most commands never search for it.
 _NOT_STARTED = (
-    rb"(?ms)^" + wire.SHELL_SAYS + rb"(?:line )?1: (?:exec: )?(.*?): (?:cannot execute: )?"
+    rb"(?ms)\A" + wire.SHELL_SAYS + rb"(?:line )?1: exec: (.*?): (?:cannot execute: )?"
     rb"(not found|No such file or directory|Permission denied)$"
 )
 #: What only a shell reads, and what to do then.

@@ -237,7 +237,7 @@ def finish(
     if state == "succeeded":
         leftovers(outcomes)
         output.info(f"run {run_id} succeeded on {'all ' * (len(outcomes) > 1)}{texts.count(len(outcomes), 'rank')}")
-        _say_remembered(outcomes)
+        _say_reasons(outcomes)
         return ExitCode.OK
     if not as_json:
         with output.read_or_not():
@@ -247,7 +247,7 @@ def finish(
     return exit_code_at_end(outcomes, of_rank=of_rank)
 
 
-def _say_remembered(outcomes: Sequence[Outcome]) -> None:
+def _say_reasons(outcomes: Sequence[Outcome]) -> None:
     """Say of which ranks the end is not known from their own workers, where no table does."""
     why: dict[str, list[str]] = {}
     for outcome in outcomes:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from tpu_ops import config, files, texts
-from tpu_ops.cli import options, output
+from tpu_ops.cli import asked, options, output
 from tpu_ops.errors import ExitCode, OpsError, UnreachableError
 from tpu_ops.fleet import contact
 from tpu_ops.runs import sync
@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@asked.ended_by_signals()
 def run(args: argparse.Namespace) -> int:
     """Compare, bring what differs, remove what earlier syncs have brought and DIR no longer has."""
     fleet, workers = contact.find(config.load(args.fleet), args.target)
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         with sync.alone(fleet.settings.state_dir, [worker.label for worker in workers], tree):
             seen = asyncio.run(sync.push(fanout, hosts, tree))
     if args.json:
-        found = {host: {"brought": list(one.differs), "removed": list(one.stale)} for host, one in seen.items()}
+        found = {host: {"copied": list(one.differs), "removed": list(one.stale)} for host, one in seen.items()}
         facts = {"source": str(tree.source), "path": f"~/{tree.cwd}", "files": len(tree.files)}
         output.as_json(facts | {"code_digest": tree.digest, "dry_run": args.dry_run, "workers": found})
     else:

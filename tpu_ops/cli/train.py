@@ -103,7 +103,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     forcible = "; ".join(preflight.CHECKS[check] for check in preflight.FORCIBLE)
     parser.add_argument("--force", action="store_true", help=f"start although one of these checks fails: {forcible}")
-    parser.add_argument("--dry-run", action="store_true", help="check the workers and show what would be started")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check the workers, and with --sync for files in the way; show what would be started",
+    )
     parser.add_argument("target", help="a node (pod), or several of one type, each a slice (a,b or pod-[1-2])")
     parser.usage = "%(prog)s TARGET [OPTION...] -- COMMAND..."
     parser.epilog = "The command and its arguments are passed on unchanged; for a shell line: --shell -- 'LINE'"

@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", help="a node, a worker, a node set or a group")
     parser.epilog = (
         "Ends your own runs on the target and your own processes that hold a chip. Those of another person are ended "
-        "only with --force --user NAME. Processes are found by the chip they have open, never by their name."
+        "only with --force --user NAME. Processes are found by the chip they have open, never by their name. "
+        "--json shows nothing to confirm, so it needs --yes."
     )
 
 

@@ -1,1 +1,1 @@
-"""The Cloud TPU API: client, nodes, guest attributes and the accelerator table. Imports no other room."""
+"""The Cloud TPU API: client, nodes, guest attributes and the accelerator table. Imports no other package."""

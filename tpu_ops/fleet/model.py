@@ -1,4 +1,4 @@
-"""A node and its workers as plain data: the only form in which the fleet travels through the rooms.
+"""A node and its workers as plain data: the only form in which the fleet travels through the packages.
 
 API objects become these at the boundary (`tpu_ops.cloud`); nothing past it sees a protobuf. `Node.to_json` makes one of
 JSON types, so that a snapshot or an inventory cache is that and nothing more.

@@ -218,7 +218,7 @@ def _seen(tpu: Tpu, name: str) -> Seen:
 def _left_alone(where: str, state: str) -> CloudError:
     """Return the error about what nobody can say of that it may be deleted."""
     fix = "delete it or make it READY by hand; then `tpu_ops attach RUN --recover` resumes the run"
-    return CloudError(f"it is {state}, which recovery leaves alone", where=where, fix=fix)
+    return CloudError(f"recovery leaves it alone: it is {state}", where=where, fix=fix)
 
 
 def _late(exc: operations.Late, where: str) -> CloudError:
@@ -296,7 +296,7 @@ class _Single:
             # Whatever there is afterwards, perhaps what somebody else has made meanwhile, is looked at again.
             self._finish(cloud.delete_node(self._tpu, self._made.name))
         else:
-            raise _left_alone(self._where, now.state if same else f"{now.state}, and not the run's own node")
+            raise _left_alone(self._where, now.state if same else f"{now.state} and not the run's own node")
 
     def _wait(self, through: tuple[str, ...], timeout: float) -> None:
         operations.wait_for_state(

@@ -130,7 +130,9 @@ class _Names:
             return f"did you mean {' or '.join(close)}? `tpu_ops refresh` looks for new nodes"
         if self.nodes:
             return f"known nodes: {texts.some(sorted(self.nodes))}; `tpu_ops refresh` looks for new ones"
-        return "the fleet has no workers: `tpu_ops create` creates a node, `tpu_ops refresh` looks for new ones"
+        return (
+            "the fleet has no workers: create a node with `tpu_ops create`, or look for new ones with `tpu_ops refresh`"
+        )
 
 
 def alike(name: str, known: Iterable[str]) -> list[str]:

@@ -89,7 +89,7 @@ def refresh(
     with files.lock():
         stored = files.read()
         if stored is None and (damage := files.damage()):
-            _log.warning("%s: %s; the fleet was read again, and this is replaced", files.snapshot, damage)
+            _log.warning("%s: %s; the fleet was read again; the file is replaced", files.snapshot, damage)
         old = stored.answer(question) if stored else None
         if seen.source:
             published.refuse_outdated(settings, seen, stored.snapshot if stored else None)

@@ -161,7 +161,7 @@ class Referee:
             self._decide_failure(silent)
         elif now < self._skewed:
             self._deadline = self._skewed
-            text = "{} has exited with code 0; those still running ({}) will be ended {:.0f} s after it"
+            text = "{} has exited with code 0; {} still running, to be ended {:.0f} s after it"
             left = len(self._workers) - len(self._finished)
             self._note(text.format(self.name(self._earliest()), left, self._skew))
         else:

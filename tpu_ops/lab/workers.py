@@ -303,7 +303,7 @@ class ContainerBackend:
 
 @contextlib.contextmanager
 def _as_backend_error() -> Iterator[None]:
-    """Turn the errors of the rooms below into the one that the API expects."""
+    """Turn the errors of the packages below into the one that the API expects."""
     try:
         yield
     except OpsError as exc:

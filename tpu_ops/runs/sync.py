@@ -53,6 +53,10 @@ _NAMED = 4
 _log = Log(__name__)
 
 
+class Busy(UsageError):
+    """Another command of this machine is copying a tree of the same name there."""
+
+
 @dataclass(frozen=True)
 class Tree:
     """A directory as it is brought to the workers.
@@ -190,7 +194,7 @@ def alone(state_dir: Path, labels: Iterable[str], tree: Tree) -> Iterator[None]:
         tree: What is copied.
 
     Raises:
-        UsageError: Another command is copying one there.
+        Busy: Another command is copying one there.
         OpsError: The disk does not take a lock.
     """
     folder = state_dir / "syncing"
@@ -200,8 +204,8 @@ def alone(state_dir: Path, labels: Iterable[str], tree: Tree) -> Iterator[None]:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 stack.enter_context(files.locked(folder / f"{label}+{tree.name}", 0))
             except TimeoutError:
-                what = f"another command on this machine is copying {tree.name} to it, or starting a run with that"
-                raise UsageError(what, where=f"node {label}", fix="wait until it has ended") from None
+                what = f"another command on this machine is copying {tree.name} to it, or starting a run with it"
+                raise Busy(what, where=f"node {label}", fix="wait until it has ended") from None
             except OSError as exc:
                 raise unwritable(folder, exc) from exc
         yield

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def checker(tmp_path, monkeypatch):
     """The checker, looking at an empty project."""
-    spec = importlib.util.spec_from_file_location("check_rooms", ROOT / "tools" / "check_rooms.py")
+    spec = importlib.util.spec_from_file_location("check_packages", ROOT / "tools" / "check_packages.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
