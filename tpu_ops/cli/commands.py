@@ -36,7 +36,7 @@ _NAMED = rf"(?<!\")\btpu_ops ({'|'.join(name for name in COMMANDS if name != 'la
 
 
 def on_fleet(text: str, command: Callable[[str], str]) -> str:
-    """Return a text whose commands are on a fleet: workers, and the packages below this one, do not know how it was called.
+    """Return a text whose commands are on a fleet: workers and the packages below this one do not know its name.
 
     Args:
         text: What is said.
