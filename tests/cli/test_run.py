@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -67,6 +68,29 @@ def test_a_command_is_a_program_and_never_what_a_shell_has_under_its_name() -> N
     """Of these, /bin/sh has others of its own: dash reads escapes where the program prints them."""
     assert enveloped(["echo", r"a\tb"]).stdout == b"a\\tb\n"
     assert enveloped(["exit", "5"]).code == 127
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("trap 'kill 0' EXIT; sleep 600 >/dev/null 2>&1 & true", 128 + signal.SIGTERM),
+        ("trap '' TERM; kill 0; exit 3", 3),
+        ("kill -INT 0; exec sleep 600", 128 + signal.SIGINT),
+        ("kill -HUP 0; exec sleep 600", 128 + signal.SIGHUP),
+    ],
+)
+def test_a_command_that_signals_its_own_group_has_its_exit_code(line: str, code: int) -> None:
+    begun = time.monotonic()
+    assert enveloped(["/bin/sh", "-c", line]).code == code
+    assert time.monotonic() - begun < 4, "it was waited for as if its time were over"
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"), [(7, "exit code 7"), (137, "exit code 137 (SIGKILL)"), (255, "exit code 255")]
+)
+def test_a_signal_that_ended_a_command_is_named(code: int, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run._show(["pod-w0"], 1, Result("pod-w0", code, b"", b""))
+    assert capsys.readouterr().out == f"--- pod-w0: {shown}\n"
 
 
 def test_what_is_deaf_to_sigterm_does_not_outlive_a_command_that_took_too_long(tmp_path: Path) -> None:

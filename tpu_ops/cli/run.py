@@ -134,7 +134,7 @@ def _show(hosts: Sequence[str], total: int, result: Result) -> None:
     with output.read_or_not():
         if total > 1 or not result.ok:
             count = f" ({len(hosts)} workers)" if len(hosts) > 1 else ""
-            ending = "" if result.ok else f": {result.problem or f'exit code {result.code}'}"
+            ending = "" if result.ok else f": {result.problem or _ending(result.code or 0)}"
             output.line(f"--- {texts.folded(hosts)}{count}{ending}")
         if result.stdout:
             output.as_it_is(result.stdout.decode(errors="replace").removesuffix("\n"))
@@ -142,6 +142,15 @@ def _show(hosts: Sequence[str], total: int, result: Result) -> None:
         output.aside(said.decode(errors="replace").removesuffix("\n"))
     if result.cut:
         _say_cut(hosts)
+
+
+def _ending(code: int) -> str:
+    """Return how a command ended, in a few words; shells add 128 to the number of a signal that ended it."""
+    # Imported here: a command that succeeds does without it.
+    import signal
+
+    numbers = {number.value + 128: number.name for number in signal.Signals}
+    return f"exit code {code} ({numbers[code]})" if code in numbers else f"exit code {code}"
 
 
 def _say_cut(hosts: Sequence[str]) -> None:

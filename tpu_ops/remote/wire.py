@@ -65,12 +65,19 @@ _KILL_AFTER = 5
 #: code of 255 is otherwise that of ssh itself. Arguments: the marker, then the command's own vector. `exec` because the
 #: command is a program, never what the shell has under its name. Whoever ends it in time sends SIGTERM to all of its
 #: process group, and SIGKILL only where this shell is still there: so it stays for those that are deaf to the first.
+#: Not so for a command that signals its own group before its time: its exit code is told at once. What shells print
+#: when a signal has ended a command is not the command's, and is thrown away.
 ENVELOPE = (
-    "tpu_ops_late=; trap tpu_ops_late=1 TERM; "
-    'printf "\\n%s\\n" "$0"; printf "\\n%s\\n" "$0" >&2; (exec "$@"); tpu_ops_code=$?; '
-    f'[ -z "$tpu_ops_late" ] || sleep {2 * _KILL_AFTER}; '
+    "tpu_ops_asked=; trap tpu_ops_asked=1 TERM; trap : HUP INT QUIT; read tpu_ops_began _ </proc/uptime; "
+    'printf "\\n%s\\n" "$0"; printf "\\n%s\\n" "$0" >&2; exec 3>&2 2>/dev/null; (exec "$@" 2>&3 3>&-); '
+    "tpu_ops_code=$?; "
+    'if [ "$tpu_ops_asked" ]; then read tpu_ops_ended _ </proc/uptime; '
+    "[ $((${tpu_ops_ended%.*}${tpu_ops_ended#*.} - ${tpu_ops_began%.*}${tpu_ops_began#*.})) -lt $tpu_ops_limit ] || "
+    f"sleep {2 * _KILL_AFTER}; fi; "
     'printf "\\n%s %d\\n" "$0" "$tpu_ops_code"; exit "$tpu_ops_code"'
 )
+#: By how many hundredths of a second the envelope's clock, which begins later, may be behind that of its limit.
+_BEHIND = 50
 
 
 #: Bytes of the line before a command's end that are not there by chance.
@@ -93,7 +100,8 @@ def enveloped(marker: str, argv: Sequence[str], limit: float) -> str:
     Whoever waits for it gives up at that time, and closing a multiplexed session ends nothing on the worker.
     """
     ended = ["timeout", f"--kill-after={_KILL_AFTER}", f"{limit:.3f}"]
-    return shlex.join([*ended, "/bin/sh", "-c", ENVELOPE, marker, *argv])
+    script = f"tpu_ops_limit={max(0, round(limit * 100) - _BEHIND)}; {ENVELOPE}"
+    return shlex.join([*ended, "/bin/sh", "-c", script, marker, *argv])
 
 
 #: How the envelope's shell begins what it says itself, as shells do where they have no other name.
