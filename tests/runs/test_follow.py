@@ -40,6 +40,8 @@ class Second(list[Frame]):
 class Stream:
     """Sends frames, then breaks unless the last one is the end."""
 
+    heard_at = 0.0
+
     def __init__(self, frames: Sequence[Frame]) -> None:
         self._frames = frames
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +39,8 @@ class Standing(Stream):
         for frame in self._frames:
             if frame.kind == END:
                 await self._go.wait()
+            # As between two frames of a connection: others have their turn.
+            await asyncio.sleep(0)
             yield frame
         await asyncio.Event().wait()
 
@@ -121,6 +124,24 @@ async def test_a_rank_that_is_only_quiet_is_followed_to_its_end() -> None:
     outcomes, said, _ = await asyncio.wait_for(followed(workers, ["w0", "w1"]), 20)
     assert [(outcome.state, outcome.cut) for outcome in outcomes] == [("stopped", False), ("succeeded", False)]
     assert (said, len(workers.looks)) == ([], 3)
+
+
+@pytest.mark.parametrize("late", [0.01, 60.0], ids=["what is late by little", "what is late by much"])
+async def test_a_rank_whose_lines_nobody_reads_for_long_is_not_taken_for_a_mute_one(
+    monkeypatch: pytest.MonkeyPatch, late: float
+) -> None:
+    """A pager that stands holds up the whole process: meanwhile nothing that comes is heard."""
+    monkeypatch.setattr(mute, "LATE", late)
+    frames = [Frame(DATA, 4 * number, b"one\n") for number in range(12)]
+    workers = Mute("succeeded", w0=[[*frames, end(48, state="succeeded")]])
+    read: list[str] = []
+
+    def line(_: Sequence[int], text: str) -> None:
+        time.sleep(3 * mute.AFTER)  # stands still as a pager does, longer than a stream may be mute
+        read.append(text)
+
+    outcomes, said, _ = await asyncio.wait_for(followed(workers, ["w0"], line=line), 20)
+    assert (outcomes[0].cut, len(read), said) == (False, 12, [])
 
 
 @pytest.mark.parametrize("told", [SILENT, DENIED, LACKING])

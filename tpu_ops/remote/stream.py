@@ -18,7 +18,13 @@ class Broken(Exception):
 
 
 class Stream:
-    """One such answer, of one worker."""
+    """One such answer, of one worker.
+
+    Attributes:
+        heard_at: When the last bytes of a frame came, in the event loop's time: a slow line takes its time for each.
+    """
+
+    heard_at = 0.0
 
     def __init__(self, host: str, process: ssh.Process, marker: str, silence: Silence) -> None:
         self.host = host
@@ -61,13 +67,29 @@ class Stream:
                     raise Broken(f"its launcher sent a frame of kind {kind!r}, which {version} does not have")
                 if size > wire.MAX_FRAME:
                     raise Broken(f"a frame of {size} bytes")
-                payload = await self._process.stdout.readexactly(size)
+                payload = await self._exactly(size)
             except asyncio.IncompleteReadError:
                 code, said = await self._last_words()
                 raise Broken(openssh.reason(said, code)) from None
             yield wire.Frame(kind, offset, payload)
             if kind == wire.END:
                 return
+
+    async def _exactly(self, size: int) -> bytes:
+        """Read so many bytes.
+
+        Raises:
+            asyncio.IncompleteReadError: The output ended before.
+        """
+        assert self._process.stdout is not None  # noqa: S101 - for the type checker
+        payload = bytearray()
+        while len(payload) < size:
+            piece = await self._process.stdout.read(size - len(payload))
+            if not piece:
+                raise asyncio.IncompleteReadError(bytes(payload), size)
+            self.heard_at = asyncio.get_running_loop().time()
+            payload += piece
+        return bytes(payload)
 
     async def _last_words(self) -> tuple[int | None, str]:
         """Return how ssh ended and what it said."""

@@ -233,7 +233,8 @@ class Follower:
                 self._start_again(place, attempt)
                 return None
             place.attempt, place.heard_at = attempt, asyncio.get_running_loop().time()
-            outcome = await mute.read(self._read(place, stream), lambda: self._is_mute(place), lambda: self._ask(place))
+            is_mute, ask = lambda: self._is_mute(place, stream), lambda: self._ask(place)
+            outcome = await mute.read(self._read(place, stream), is_mute, ask)
         if outcome.cut:
             self._print(place.rank, place.lines.finish())
             self._say(f"rank {place.rank} ({place.host}): {CUT}")
@@ -254,6 +255,8 @@ class Follower:
             missing, place.offset = frame.offset - place.offset, frame.offset + len(frame.payload)
             if frame.kind == wire.DATA:
                 self._deliver(place, frame.offset, frame.payload)
+                # Whoever reads the output may have taken his time, and what came meanwhile waits.
+                place.heard_at = asyncio.get_running_loop().time()
             elif frame.kind == wire.GAP:
                 # What comes behind the missing bytes is no end of the line before them.
                 self._print(place.rank, place.lines.finish())
@@ -267,10 +270,11 @@ class Follower:
                 return outcome_of(place.rank, place.host, value["record"], value["tail"])
         raise Broken("the connection ended")
 
-    def _is_mute(self, place: _Place) -> bool:
+    def _is_mute(self, place: _Place, stream: Stream) -> bool:
         """Return whether nothing has come of a rank for long, though others have ended or nobody waits for its end."""
         alone = len(self._hosts) == 1 or not self._live
-        return (alone or bool(self._ended)) and asyncio.get_running_loop().time() - place.heard_at >= mute.AFTER
+        heard_at = max(place.heard_at, stream.heard_at)
+        return (alone or bool(self._ended)) and asyncio.get_running_loop().time() - heard_at >= mute.AFTER
 
     async def _ask(self, place: _Place) -> Outcome | Broken | None:
         """Return how a rank has ended, as its worker says, why it does not, or None where the rank is on."""

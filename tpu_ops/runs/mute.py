@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 #: Seconds without a word after which a stream may have gone mute, and between two looks at its worker. That of a rank
 #: that has ended brings its end sooner: what looks lost is called so after 30 s, and 5 s are for what it leaves behind.
 AFTER = 40.0
+#: Seconds by which a look may be late. Beyond that this process stood still, as where nobody reads what it prints, and
+#: what has come waits to be read.
+LATE = 5.0
 
 
 async def read(
@@ -40,8 +43,10 @@ async def read(
     async def attend(reading: asyncio.Timeout) -> None:
         before: Outcome | Broken | None = None
         while not told:
+            asleep = asyncio.get_running_loop().time()
             await asyncio.sleep(AFTER)
-            found = await ask() if is_mute() else None
+            stood = asyncio.get_running_loop().time() - asleep > AFTER + LATE
+            found = await ask() if is_mute() and not stood else None
             # What was on its way came meanwhile.
             found = found if is_mute() else None
             if found is not None and type(found) is type(before):
