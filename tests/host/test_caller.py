@@ -282,6 +282,40 @@ def test_a_start_whose_asker_has_gone_starts_nothing(
     assert (store.read("r1"), list(Path(store.run_dir, "specs").iterdir())) == (None, [])
 
 
+@pytest.mark.parametrize(
+    ("known", "description", "ended"),
+    [
+        ("its own", "tpu_ops run r1", False),
+        ("nothing", "tpu_ops run r1", True),
+        ("nothing", "tpu_ops run r2", False),
+        ("another request's", "tpu_ops run r1", True),
+    ],
+)
+def test_a_start_that_systemd_takes_long_over_goes_on_or_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: str, description: str, ended: bool
+) -> None:
+    """Where it was only refused, the command would run later, and nobody would know."""
+    called: list[list[str]] = []
+    store = Store(str(tmp_path))
+
+    def call(command: list[str], _limit: float) -> tuple[int, str]:
+        called.append(command)
+        if command[0] == "systemd-run":
+            if known != "nothing":
+                on(tmp_path, marker=MARKER if known == "its own" else "of another request")
+            raise wire.Refused("failed", "systemd did not answer")
+        return 0, description if "show" in command else ""
+
+    monkeypatch.setattr(unit, "call", call)
+    begin = lambda: actions._start_unit(store, spec.check(good(run_id="r1")), MARKER, SimpleNamespace(pause=print))  # type: ignore[arg-type] # noqa: E731
+    if known == "its own":
+        begin()
+    else:
+        with pytest.raises(wire.Refused, match="did not answer"):
+            begin()
+    assert (called[-1][:2] == ["systemctl", "stop"]) is ended
+
+
 @pytest.mark.parametrize("begins", [True, False])
 def test_a_stop_waits_for_a_start_that_has_no_record_yet(
     tmp_path: Path, line: Line, monkeypatch: pytest.MonkeyPatch, begins: bool

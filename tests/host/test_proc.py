@@ -26,6 +26,8 @@ HYBRID = V1 + "33 25 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
 #: A container whose own group is the root of what it sees.
 BOUND = "31 25 0:27 /docker/abc /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n"
 UNIT = "system.slice/tpu-run.service"
+#: Mounts of anybody's, by FUSE: at paths that are no UTF-8, or hold what other readers take for the end of a line.
+FOREIGN = "90 1 0:40 / /mnt/\udce9 rw - fuse.sshfs a rw\n91 1 0:41 / /mnt/\x85x\u2028y rw - fuse.sshfs a\u2003b rw\n"
 
 
 @pytest.mark.parametrize(
@@ -41,10 +43,22 @@ UNIT = "system.slice/tpu-run.service"
         (f"1:name=systemd:/docker/abc/{UNIT}\n0::/\n", BOUND, [f"/sys/fs/cgroup/systemd/{UNIT}"]),
         ("1:name=systemd:/docker/abcd\n", BOUND, []),
         ("0::/a:b\n", V2, ["/sys/fs/cgroup/a:b"]),
+        (f"0::/{UNIT}\n", FOREIGN + V2, [f"/sys/fs/cgroup/{UNIT}"]),
     ],
 )
 def test_the_control_group_is_found_on_every_layout(cgroup: str, mounts: str, expected: list[str]) -> None:
     assert proc.cgroup_candidates(cgroup, mounts) == expected
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to mount")
+def test_a_path_of_somebodys_mount_keeps_no_run_from_its_control_group(tmp_path: Path) -> None:
+    place = tmp_path / "\udce9"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place], check=True)
+    try:
+        assert os.getpid() in proc.cgroup_pids(proc.own_cgroup())
+    finally:
+        subprocess.run(["umount", place], check=True)
 
 
 def test_processes_of_groups_below_count_and_foreign_ones_do_not(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict
 
 _POLL = 0.05
-#: How long a start waits for the unit of a run that has already ended to leave its name, in seconds.
-_NAME_LIMIT = 10.0
+#: How long a start waits for the unit of a run that has already ended to leave its name, and a stop for what is left
+#: behind a supervisor that was killed, in seconds: longer than its processes are given to go.
+_NAME_LIMIT = 15.0
 #: How long systemd may take to answer, and to end what SIGKILL was sent to, in seconds.
 _SYSTEMD_LIMIT = 15
 _KILL_LIMIT = 20.0
@@ -251,7 +252,15 @@ def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller)
     command = unit.start_command(program, data["run_id"], data["grace_stop"], marker)
     deadline = time.monotonic() + _NAME_LIMIT
     while True:
-        code, text = unit.call(command, unit.START_LIMIT + _SYSTEMD_LIMIT)
+        try:
+            code, text = unit.call(command, unit.START_LIMIT + _SYSTEMD_LIMIT)
+        except Refused:
+            record = _of_attempt(store.observe(data["run_id"]), data)
+            if record is not None and record["marker"] == marker and record["state"] not in FINAL:
+                # It takes longer than others and goes on: whoever asked for it waits for it as for any other.
+                return
+            unit.take_back(data["run_id"], _SYSTEMD_LIMIT)
+            raise
         if code == 0:
             return
         record = _of_attempt(store.read(data["run_id"]), data)
@@ -320,8 +329,9 @@ def stop(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any
     if record["state"] in FINAL:
         # Whoever recovers it may be about to start it again.
         if not alive:
-            # What comes behind a supervisor that was killed closes its record.
-            store.settle(record)
+            # What comes behind a supervisor that was killed ends what it has left, and closes its record.
+            store.settle(record, limit=_NAME_LIMIT)
+            record = store.observe(run_id) or record
         try:
             _require_control(person, record, request)
         except Refused:

@@ -237,9 +237,10 @@ def parse_cgroup(text: str) -> list[tuple[str, str]]:
 def parse_cgroup_mounts(text: str) -> list[tuple[str, str, str]]:
     """Given the text of /proc/self/mountinfo, return (controller list, root, mount point) of systemd's hierarchies."""
     mounts = []
-    for line in text.splitlines():
+    # Only these two separate here: whatever else `split` takes for white space may be in a path.
+    for line in text.split("\n"):
         before, _, after = line.partition(" - ")
-        fields, tail = before.split(), after.split()
+        fields, tail = before.split(" "), after.split(" ")
         if len(fields) < 5 or len(tail) < 3:
             continue
         if tail[0] == "cgroup" and "name=systemd" in tail[2].split(","):
@@ -270,7 +271,8 @@ def own_cgroup() -> str:
     """
     with open("/proc/self/cgroup", encoding="utf-8") as file:
         cgroup = file.read()
-    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+    # Paths are bytes, and anybody may make a mount by FUSE.
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
         mountinfo = file.read()
     for directory in cgroup_candidates(cgroup, mountinfo):
         if os.getpid() in cgroup_pids(directory):

@@ -308,9 +308,9 @@ class Store:
         holder = self.holder()
         return holder is not None and holder["supervisor"] != record["supervisor"]
 
-    def settle(self, record: dict[str, Any]) -> None:
-        """Wait a moment until the unit of an ended run is gone too: who hears of the end may start the next run."""
-        deadline = time.monotonic() + SETTLE_LIMIT
+    def settle(self, record: dict[str, Any], limit: float = SETTLE_LIMIT) -> None:
+        """Wait so many seconds until the unit of an ended run is gone too: who hears of the end may start the next."""
+        deadline = time.monotonic() + limit
         while not self.settled(record) and time.monotonic() < deadline:
             time.sleep(_POLL)
 

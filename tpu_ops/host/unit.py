@@ -67,9 +67,26 @@ def properties(program: str, run_id: str, grace: float, marker: str) -> list[str
 def start_command(program: str, run_id: str, grace: float, marker: str) -> list[str]:
     """Return the command that starts the unit and returns once the supervisor has said that it is ready."""
     command = ["systemd-run", "--quiet", "--unit=" + UNIT, "--service-type=notify"]
-    command.append("--description=tpu_ops run {}".format(run_id))
+    command.append("--description=" + _description(run_id))
     command += ["--property=" + entry for entry in properties(program, run_id, grace, marker)]
     return [*command, "--", *INTERPRETER, program, "supervise", run_id]
+
+
+def _description(run_id: str) -> str:
+    return "tpu_ops run {}".format(run_id)
+
+
+def take_back(run_id: str, limit: float) -> None:
+    """Have systemd forget the start of a run's unit that it does not get to; the unit of another run stays.
+
+    Args:
+        run_id: The run.
+        limit: Seconds that systemd may take to answer.
+    """
+    with contextlib.suppress(OSError, Refused):
+        code, text = call(["systemctl", "show", "--property=Description", "--value", UNIT], limit)
+        if code == 0 and text == _description(run_id):
+            call(["systemctl", "stop", "--no-block", UNIT], limit)
 
 
 def call(command: list[str], limit: float) -> tuple[int, str]:
