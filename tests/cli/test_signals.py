@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -136,3 +139,58 @@ def test_below_nohup_a_terminal_that_closes_ends_nothing(brought_back: FleetDir)
         status = Path(f"/proc/{process.pid}/status").read_text()
         ignored = int(next(line for line in status.splitlines() if line.startswith("SigIgn:")).split()[1], 16)
         assert [bool(ignored >> number - 1 & 1) for number in (signal.SIGHUP, signal.SIGTERM)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "with asked.ended_by_signals():\n    asyncio.run(work())",
+        "asyncio.run(leaving.followed(work(), lambda: None, lambda: None, command=str, as_json=False))",
+    ],
+    ids=["what a signal ends", "what follows a run"],
+)
+def test_the_second_signal_ends_what_writes_to_a_pipe_that_nobody_reads(block: str) -> None:
+    """As `| less` on its first page: the event loop stands still, and the first one never has its turn."""
+    script = (
+        "import asyncio, os\n"
+        "from tpu_ops.cli import asked, leaving\n"
+        "asked.TOGETHER = 0.0\n"
+        "async def work():\n"
+        "    os.write(2, b'begun')\n"
+        "    while True:\n"
+        "        os.write(1, bytes(4096))\n"
+        f"{block}\n"
+    )
+    argv = [sys.executable, "-c", script]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stderr
+            assert process.stdout
+            assert process.stderr.read(5) == b"begun"
+            full = fcntl.fcntl(process.stdout, fcntl.F_GETPIPE_SZ)
+            until = time.monotonic() + 10
+            while (waits := waiting(process.stdout)) < full:
+                assert time.monotonic() < until, waits
+                time.sleep(0.01)  # polls until the pipe takes no more, or the deadline passes
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                assert process.poll() is None
+                process.send_signal(number)
+                while int(status(process.pid, "SigPnd") or "0", 16) or int(status(process.pid, "ShdPnd") or "0", 16):
+                    time.sleep(0.01)  # polls until the signal has been delivered
+            assert process.wait(timeout=20) == -signal.SIGINT
+        finally:
+            process.kill()
+
+
+def waiting(pipe: IO[bytes]) -> int:
+    """Return how many bytes a pipe holds."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def status(pid: int, field: str) -> str:
+    """Return a field of /proc/PID/status; empty where the process has gone."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return line.split()[1]
+    return ""

@@ -38,12 +38,15 @@ def _end(error: type[KeyboardInterrupt], *, again: bool = False) -> None:
         # As Ctrl-C does: where all tasks are cancelled together, those of asyncio among them, one that just starts a
         # process waits for it for ever.
         main = min(asyncio.all_tasks(), key=_number, default=None)
-        if main is None or again:
+        if main is None:
             end()
         else:
             main.add_done_callback(end)
             main.cancel()
 
+    if again:
+        # Here and now: what blocks the loop, such as a pipe that nobody reads, may never let go of it.
+        end()
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

@@ -156,7 +156,19 @@ def _interrupted_by(press: Callable[[], None], leave: Callable[[bool], None]) ->
         leave: Called for SIGTERM and SIGHUP, with whether it was called before.
     """
     loop = asyncio.get_running_loop()
-    with asked.signals(lambda again: loop.call_soon_threadsafe(leave, again)):
+    left = asyncio.Event()
+
+    def on_its_turn(again: bool) -> None:
+        left.set()
+        leave(again)
+
+    def comes(again: bool) -> None:
+        if again and not left.is_set():
+            # The first one has had no turn: something blocks the loop, such as a pipe that nobody reads.
+            raise KeyboardInterrupt
+        loop.call_soon_threadsafe(on_its_turn, again)
+
+    with asked.signals(comes):
         if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
             yield
             return
