@@ -269,16 +269,19 @@ def test_what_this_machine_lacks_for_a_moment_is_waited_for_and_else_told_with_t
     assert ("  recover: tpu_ops attach r1 --recover" in said) is ends
 
 
+@pytest.mark.parametrize("locks", [True, False])
 def test_code_is_copied_only_to_workers_that_were_found_free(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, locks: bool
 ) -> None:
-    """Another run of the same person, in the same directory, may be on them by now."""
+    """Another run of the same person, in the same directory, may be on them by now, or just be started."""
     world, steps = World(PREEMPTED, DONE), []
     tree = sync.Tree(tmp_path, "code", ("a",), {b"a": "f"}, "0")
     monkeypatch.setattr(recovery, "kept_code", lambda *_: tree)
     check = recovering.Recovering._check
 
     async def checked(*words: Any) -> Any:
+        with contextlib.suppress(OpsError), sync.alone(tmp_path, ["pod"], tree):
+            steps.append("another may copy")
         found = await check(*words)
         steps.append("checked")
         return found
@@ -288,8 +291,12 @@ def test_code_is_copied_only_to_workers_that_were_found_free(
 
     monkeypatch.setattr(recovering.Recovering, "_check", checked)
     monkeypatch.setattr(sync, "push", pushed)
+    if not locks:
+        (tmp_path / "syncing").write_text("")
     code, *_ = run(world)
     assert (code, steps) == (0, ["checked", "pushed"])
+    without = "the code is copied without a lock against other commands of this machine"
+    assert (without in capsys.readouterr().err) is not locks
 
 
 def test_a_new_node_that_goes_on_refusing_the_person_ends_the_recovery(

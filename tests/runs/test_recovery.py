@@ -361,16 +361,19 @@ def test_copies_of_logs_leave_space_on_the_disk_and_go_on_where_there_is_some(
     logs.write(1, 0, b"12345")
     logs.write(0, 5, b"second")
     logs.write(1, 5, b"67890")
+    logs.write(0, 11, b"third")
     what = "what cannot be written is missing from the copies; the run continues"
     assert said == [f"{tmp_path}/rank-0.log: less than 1 GiB is free; {what}"]
     room["free"] += 1
-    logs.write(0, 11, b"third")
+    # Little comes after that, and is copied all the same.
+    logs.write(0, 16, b"4th")
     logs.write(1, 10, b"end")
-    assert logs.offsets == (16, 13)
+    assert logs.offsets == (19, 13)
     logs.close()
-    assert (tmp_path / "rank-0.log").read_bytes() == b"first" + b"\0" * 6 + b"third"
+    assert (tmp_path / "rank-0.log").read_bytes() == b"first" + b"\0" * 11 + b"4th"
     assert (tmp_path / "rank-1.log").read_bytes() == b"12345" + b"\0" * 5 + b"end"
-    assert (len(said), room["looks"]) == (1, 3), "at the opening, and once for so many bytes of all ranks"
+    looks = "at the opening, once for so many bytes of all ranks, and each time where there was too little space"
+    assert (len(said), room["looks"]) == (1, 5), looks
 
 
 def test_a_disk_that_is_nearly_full_when_copies_are_begun_gets_none(tmp_path: Path, room: dict[str, int]) -> None:

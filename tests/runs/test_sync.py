@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tpu_ops.cli import main
-from tpu_ops.errors import HostError, OpsError, UsageError
+from tpu_ops.errors import HostError, OpsError
 from tpu_ops.remote.replies import Result
 from tpu_ops.runs import sync, synced
 
@@ -132,7 +132,7 @@ def test_of_two_commands_that_copy_one_tree_to_a_node_the_second_is_refused(tmp_
     tree = sync.read(code)
     with sync.alone(tmp_path, ["b", "a", "a"], tree):
         with (
-            pytest.raises(UsageError, match="is copying digits to it") as wrong,
+            pytest.raises(HostError, match="is copying digits to it") as wrong,
             sync.alone(tmp_path, ["c", "b"], tree),
         ):
             pytest.fail("both are let in")

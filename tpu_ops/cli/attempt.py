@@ -16,7 +16,7 @@ from tpu_ops.fleet import origin, remaking, view
 from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
-from tpu_ops.runs import control, copies, endings, launch, preflight, records, recovery, spec, sync
+from tpu_ops.runs import control, copies, endings, launch, preflight, records, recovery, spec
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import ON, Outcome
 
@@ -47,7 +47,7 @@ def passes(exc: OpsError) -> bool:
 
 def may_pass(exc: OpsError) -> bool:
     """Return whether a few more tries are worth it: what is wrong with a worker mends itself, or takes a person."""
-    return isinstance(exc, (RefusedError, HostError, preflight.PreflightError, launch.NotStarted, sync.Busy))
+    return isinstance(exc, (RefusedError, HostError, preflight.PreflightError, launch.NotStarted))
 
 
 def lost_of(settings: Settings, plan: remaking.Plan) -> dict[str, str]:

@@ -19,6 +19,7 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, RefusedError, UsageError
 from tpu_ops.fleet import contact, origin, remaking
 from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
 from tpu_ops.runs import control, endings, launch, records, recovery, spec, sync
@@ -304,12 +305,12 @@ class Recovering(Bringing):
         self._spec = recovery.next_attempt(self._spec, attempt)
         fanout = contact.fanout(self._fleet())
         hosts = tuple(worker.host for worker in workers)
-        # Before the code is copied: another run may be on these workers by now, in the same directory.
-        if stopped := await self._check(fanout, workers):
-            self._outcomes = stopped
-            return ExitCode.OK
-        tree, labels = recovery.kept_code(state_dir, self.kept), [worker.label for worker in workers]
-        with sync.alone(state_dir, labels, tree) if tree else contextlib.nullcontext():
+        tree = recovery.kept_code(state_dir, self.kept)
+        with self._alone(workers, tree) if tree else contextlib.nullcontext():
+            # Before the code is copied: another run may be on these workers by now, in the same directory.
+            if stopped := await self._check(fanout, workers):
+                self._outcomes = stopped
+                return ExitCode.OK
             if tree:
                 await sync.push(fanout, hosts, tree)
                 output.info(f"synced {tree.name}, digest {tree.digest}, to {texts.count(len(hosts), 'worker')}")
@@ -325,6 +326,16 @@ class Recovering(Bringing):
                 raise
         output.info(f"run {self.kept.run_id}, attempt {attempt}: started on {texts.count(len(hosts), 'worker')}")
         return await self.started(fanout, workers)
+
+    @contextlib.contextmanager
+    def _alone(self, workers: Sequence[Worker], tree: sync.Tree) -> Iterator[None]:
+        """Hold `sync.alone` for as long as the block lasts; a disk that takes no lock ends no recovery."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(sync.alone(self._settings.state_dir, [worker.label for worker in workers], tree))
+            except UnwritableError as exc:
+                output.warning(f"{exc}; the code is copied without a lock against other commands of this machine")
+            yield
 
     # --- between two attempts -------------------------------------------------------------------------------
 

@@ -263,13 +263,15 @@ class _Job:
         fanout = contact.fanout(self.fleet)
         if self.args.dry_run and self.project:
             return self._would()
-        await self._check(fanout)
         if self.args.dry_run:
+            await self._check(fanout)
             if self.tree:
                 await sync.look(fanout, self.hosts, self.tree)
             return self._would()
         tree, labels = self.tree, [worker.label for worker in self.workers]
         with sync.alone(self.fleet.settings.state_dir, labels, tree) if tree else contextlib.nullcontext():
+            # Within it: of two starts at once, the second would find the workers free and then change the first's code.
+            await self._check(fanout)
             if self.guard:
                 # Every attempt has the code as it is now: what is brought is a copy of it.
                 self.tree = await self.guard.begin(self.workers, tree)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
 
-#: Bytes that copies of logs leave free on this machine's disk, and after how many it is looked at again.
+#: Bytes that copies of logs leave free on this machine's disk, and after how many it is looked at again; where it has
+#: too little space, it is each time.
 FLOOR, LOOK_EVERY = 2**30, 64 * 2**20
 
 
@@ -50,7 +51,7 @@ class Logs:
     def write(self, rank: int, offset: int, data: bytes) -> None:
         """Write what stands at an offset of a rank's log."""
         self._ends[rank] = offset + len(data)
-        if self._came >= LOOK_EVERY:
+        if self._is_low or self._came >= LOOK_EVERY:
             self._came, self._is_low = 0, self._lacks_space()
         self._came += len(data)
         with self._left_out(rank):

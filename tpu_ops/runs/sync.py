@@ -53,10 +53,6 @@ _NAMED = 4
 _log = Log(__name__)
 
 
-class Busy(UsageError):
-    """Another command of this machine is copying a tree of the same name there."""
-
-
 @dataclass(frozen=True)
 class Tree:
     """A directory as it is brought to the workers.
@@ -194,7 +190,7 @@ def alone(state_dir: Path, labels: Iterable[str], tree: Tree) -> Iterator[None]:
         tree: What is copied.
 
     Raises:
-        Busy: Another command is copying one there.
+        HostError: Another command is copying one there.
         OpsError: The disk does not take a lock.
     """
     folder = state_dir / "syncing"
@@ -205,7 +201,7 @@ def alone(state_dir: Path, labels: Iterable[str], tree: Tree) -> Iterator[None]:
                 stack.enter_context(files.locked(folder / f"{label}+{tree.name}", 0))
             except TimeoutError:
                 what = f"another command on this machine is copying {tree.name} to it, or starting a run with it"
-                raise Busy(what, where=f"node {label}", fix="wait until it has ended") from None
+                raise HostError(what, where=f"node {label}", fix="wait until it has ended") from None
             except OSError as exc:
                 raise unwritable(folder, exc) from exc
         yield
@@ -225,7 +221,7 @@ async def look(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Se
             f"{texts.some(named, _NAMED)} in ~/{tree.cwd} differs from yours, and no sync has put it there: it will "
             "not be overwritten",
             where=texts.folded(list(taken)),
-            fix=f"move it away on the workers, or name it in {tree.source}/.gitignore",
+            fix=f"move it away on the workers, or name it in {tree.name}/.gitignore",
         )
     return seen
 
