@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from tpu_ops.errors import OpsError
+
 #: Command -> (module of tpu_ops.cli, one line of help). `--help` reads only this table.
 COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("list", "list the workers of the fleet"),
@@ -43,3 +45,13 @@ def on_fleet(text: str, command: Callable[[str], str]) -> str:
         command: `Settings.command` of the fleet.
     """
     return re.sub(_NAMED, lambda found: command(found[1]), text) if text else ""
+
+
+def name_fleet(failure: OpsError, command: Callable[[str], str]) -> None:
+    """Have an error name the fleet in the commands that it suggests.
+
+    Args:
+        failure: The error.
+        command: As of `on_fleet`.
+    """
+    failure.what, failure.fix = on_fleet(failure.what, command), on_fleet(failure.fix, command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tpu_ops.errors import ExitCode, HostError, RefusedError, UnreachableError, 
 from tpu_ops.fleet import contact, hostvars, view
 from tpu_ops.fleet.model import SERVING_STATES, Worker, until_ready
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.remote import openssh, playbook
+from tpu_ops.remote import exported, openssh, playbook
 from tpu_ops.remote.playbook import Outcome, Said, Step
 
 #: What to do once what is wrong is mended.
@@ -91,8 +92,9 @@ def run(args: argparse.Namespace) -> int:
         # Where mounts have failed this is why, perhaps.
         serves, was = ("serves", "was") if len(servers) == 1 else ("serve", "were")
         output.info(f"{texts.folded(servers)} {serves} NFS to these workers, but {was} not configured")
-        output.info(f"  if their addresses are new: {letting_in(servers, file)}")
-    return exit_code(outcome, shown(file), target or "the fleet", settings)
+        output.info(f"  if their addresses are new: {letting_in(servers, settings, file)}")
+    then = AGAIN if args.verbose else f"{AGAIN} (--verbose shows every task)"
+    return exit_code(outcome, shown(file), target or "the fleet", settings, then)
 
 
 def _check_tags(project: playbook.Project, file: Path, chosen: Mapping[str, str]) -> None:
@@ -167,7 +169,7 @@ def converge(
     progress.end()
     if (servers := left_out(outcome)) and not check:
         # Also where site.yml has failed: a mount that was refused is why, perhaps, and the next try is to go further.
-        _let_in(project, file, servers)
+        _let_in(project, settings, file, servers)
     show_failures(outcome.failures)
     names = texts.folded([worker.host for worker in workers])
     if exit_code(outcome, shown(file), names, settings, then):
@@ -180,12 +182,19 @@ def left_out(outcome: Outcome) -> list[str]:
     return sorted(set(outcome.data.get("nfs_left_out") or ()))
 
 
-def letting_in(servers: Sequence[str], file: Path) -> str:
+def letting_in(servers: Sequence[str], settings: Settings, file: Path) -> str:
     """Return the command that has servers of NFS let in the addresses that the fleet has now."""
-    return f"ansible-playbook {shown(file)} --tags nfs --limit {','.join(servers)}"
+    names = shlex.quote(",".join(servers))
+    fleet = view.known(settings)
+    if fleet and {*servers} <= {worker.host for worker in fleet.workers}:
+        which = "" if file.name == "site.yml" else f" --playbook {shlex.quote(file.stem)}"
+        return f"{settings.command('configure')} {names}{which} --tags nfs"
+    # Hosts of other inventories are no target of a command here.
+    inventory = "" if os.environ.get(exported.VARIABLE) else f"-i {shlex.quote(str(settings.file))} "
+    return f"ansible-playbook {inventory}{shlex.quote(shown(file))} --tags nfs --limit {names}"
 
 
-def _let_in(project: playbook.Project, file: Path, servers: Sequence[str]) -> None:
+def _let_in(project: playbook.Project, settings: Settings, file: Path, servers: Sequence[str]) -> None:
     """Have servers of NFS let in workers that are new; where that fails, whatever needs no such mount goes on."""
     output.info(f"letting new workers mount NFS from {texts.folded(servers)}")
     progress = Progress()
@@ -194,7 +203,8 @@ def _let_in(project: playbook.Project, file: Path, servers: Sequence[str]) -> No
     if outcome.code:
         show_failures(outcome.failures)
         output.warning(
-            f"{texts.folded(servers)} may refuse mounts to new workers; correct it and run {letting_in(servers, file)}"
+            f"{texts.folded(servers)} may refuse mounts to new workers; correct it and run "
+            f"{letting_in(servers, settings, file)}"
         )
 
 
@@ -341,7 +351,7 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings, then
         UnreachableError: Hosts did not answer, or refused the person.
         UsageError: The playbook did not begin, or met no host.
     """
-    again = f"correct it and {then}; `ansible-playbook {name} -vv` shows more"
+    again = f"correct it and {then}"
     if outcome.locked:
         again = VAULT
     elif any("YAML" in text for text in outcome.said) and (fault := no_yaml(settings.file)):
@@ -367,6 +377,6 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings, then
     if outcome.code:
         raise UsageError("Ansible did not run the playbook; see its output above", where=f"{name}, {target}", fix=again)
     if not outcome.hosts:
-        fix = "see --tags and --skip-tags (`ansible-playbook site.yml --list-tags`), and `tpu_ops list` for the fleet"
+        fix = f"see --tags and --skip-tags, and `{settings.command('list')}` for the fleet"
         raise UsageError("no task ran: no tag or no host matches", where=f"{name}, {target}", fix=fix)
     return ExitCode.OK

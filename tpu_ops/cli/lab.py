@@ -15,6 +15,7 @@ from tpu_ops.cli import output
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.lab import environment, events, instance
 from tpu_ops.lab.instance import Instance
+from tpu_ops.remote import playbook
 
 #: Longest time that an operation may be made to take: a day.
 _MAX_SECONDS = 86400.0
@@ -219,7 +220,7 @@ def _env(lab: Instance, args: argparse.Namespace) -> int:
         raise CloudError(f"lab {lab.name!r} is not up", where=str(lab.directory), fix="start it: `tpu_ops lab up`")
     file = _fleet_inventory()
     keys = [key for key, value in config.read_file(file).items() if value] if file else []
-    found = environment.variables(lab, endpoints, file, keys)
+    found = environment.variables(lab, endpoints, file, playbook.tool_root() / "ansible.cfg", keys)
     if args.json:
         output.as_json(found)
     else:

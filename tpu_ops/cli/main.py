@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from tpu_ops import __version__, log
 from tpu_ops.cli import output
-from tpu_ops.cli.commands import COMMANDS, on_fleet
+from tpu_ops.cli.commands import COMMANDS, name_fleet
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 
 #: First words of commands that stand where a target was to stand. A node may be called as some are, but without `--` no
@@ -148,7 +148,7 @@ def _name_fleet(failure: OpsError, fleet: str | None) -> None:
     except (OpsError, OSError):
         return
     command = functools.partial(config.command_on, file, named=config.must_be_named(file))
-    failure.what, failure.fix = on_fleet(failure.what, command), on_fleet(failure.fix, command)
+    name_fleet(failure, command)
 
 
 def _refuse_empty(words: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if problem and code in {ExitCode.OK, ExitCode.UNREACHABLE}:
         raise problem
     if problem:
+        commands.name_fleet(problem, fleet.settings.command)
         output.error(problem)
     return code
 

@@ -108,8 +108,8 @@ def login_hint(settings: Settings, said: str = "") -> str:
     return (
         f"you logged in as {settings.user} {key}. If that is wrong, set `user` and `private_key` in {settings.file} "
         "(or TPU_OPS_USER, TPU_OPS_PRIVATE_KEY). If your key is not on the workers, whoever configures them adds it to "
-        "`users_people` (docs/members.md). With OS Login: `gcloud compute os-login ssh-keys add` and its login name as "
-        "`user`, or enable-oslogin=FALSE in the node's metadata (docs/ssh.md)"
+        "`users_people` (docs/members.md). With OS Login: `gcloud compute os-login ssh-keys add --key-file KEY.pub` "
+        "and its login name as `user`, or enable-oslogin=FALSE in the node's metadata (docs/ssh.md)"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +90,7 @@ def ssh_keys(settings: Settings) -> str:
             fix="create one (ssh-keygen -t ed25519), or name yours there or in TPU_OPS_PRIVATE_KEY",
         )
     public = Path(f"{private}.pub")
-    fix = f"write it: ssh-keygen -y -f {private} > {public}"
+    fix = f"write it: ssh-keygen -y -f {shlex.quote(str(private))} > {shlex.quote(str(public))}"
     try:
         words = public.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as exc:
