@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from tests.support.fleet import ROOT
 from tests.support.lab_api import LabApi
 from tpu_ops import files
 from tpu_ops.cli.main import main
@@ -88,7 +89,7 @@ def test_env_takes_the_fleet_around_the_working_directory(lab, tmp_path, monkeyp
     monkeypatch.chdir(below)
     found = json.loads(tpu_ops("lab", "env", "--json")[1])
     assert found["ANSIBLE_INVENTORY"].split(",")[0] == str(file.resolve())
-    assert "ANSIBLE_CONFIG" not in found
+    assert found["ANSIBLE_CONFIG"] == str(ROOT / "ansible.cfg")
     config = file.parents[1] / "ansible.cfg"
     config.touch()
     assert json.loads(tpu_ops("lab", "env", "--json")[1])["ANSIBLE_CONFIG"] == str(config.resolve())

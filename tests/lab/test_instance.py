@@ -11,6 +11,9 @@ from tpu_ops.errors import CloudError, OpsError, UsageError
 from tpu_ops.lab import environment, instance
 from tpu_ops.lab.instance import Endpoints, Instance
 
+ENDPOINTS = Endpoints("127.0.0.1:1", "http://127.0.0.1:2")
+TOOL = Path("/opt/tool/ansible.cfg")
+
 
 @pytest.fixture
 def lab(tmp_path):
@@ -69,7 +72,7 @@ def test_an_api_that_cannot_start_is_reported_with_its_own_words(lab):
 
 def test_the_shell_is_pointed_to_the_lab_and_away_from_any_credentials(lab, tmp_path):
     fleet = tmp_path / "fleet" / "inventory" / "tpu_vm.yml"
-    found = environment.variables(lab, Endpoints("127.0.0.1:1", "http://127.0.0.1:2"), fleet)
+    found = environment.variables(lab, ENDPOINTS, fleet, TOOL)
     assert found["TPU_OPS_ENDPOINT"] == "127.0.0.1:1"
     assert found["ANSIBLE_INVENTORY"] == f"{fleet},{lab.inventory_file}"
     assert found["CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"] == "http://127.0.0.1:2/"
@@ -78,6 +81,7 @@ def test_the_shell_is_pointed_to_the_lab_and_away_from_any_credentials(lab, tmp_
     assert found["CLOUDSDK_AUTH_DISABLE_CREDENTIALS"] == "1"
     assert not Path(found["GOOGLE_APPLICATION_CREDENTIALS"]).exists()
     assert found["TPU_OPS_FLEET"] == str(tmp_path / "fleet")
+    assert found["ANSIBLE_CONFIG"] == str(TOOL)
 
 
 @pytest.mark.parametrize("place", ["our.tpu_vm.yml", "inventory/tpu_vm.yaml"])
@@ -85,7 +89,7 @@ def test_the_shell_keeps_a_fleets_file_of_another_name(lab, tmp_path, place):
     file = tmp_path / "fleet" / place
     file.parent.mkdir(parents=True)
     (tmp_path / "fleet" / "ansible.cfg").touch()
-    found = environment.variables(lab, Endpoints("127.0.0.1:1", "http://127.0.0.1:2"), file)
+    found = environment.variables(lab, ENDPOINTS, file, TOOL)
     assert found["TPU_OPS_FLEET"] == str(file)
     assert found["ANSIBLE_INVENTORY"] == f"{file},{lab.inventory_file}"
     assert found["ANSIBLE_CONFIG"] == str(tmp_path / "fleet" / "ansible.cfg")
@@ -94,7 +98,7 @@ def test_the_shell_keeps_a_fleets_file_of_another_name(lab, tmp_path, place):
 def test_without_a_fleet_around_the_lab_brings_its_own(lab):
     instance.ensure_key(lab)
     environment.write_inventory(lab, {})
-    found = environment.variables(lab, Endpoints("127.0.0.1:1", "http://127.0.0.1:2"), None)
+    found = environment.variables(lab, ENDPOINTS, None, TOOL)
     own = lab.directory / "inventory" / "tpu_vm.yml"
     assert found["TPU_OPS_FLEET"] == str(lab.directory)
     assert json.loads(own.read_text()) == {"plugin": "tpu_vm"}

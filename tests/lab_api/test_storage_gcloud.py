@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gcloud
 def gcloud(shared_api: LabApi, tmp_path: Path) -> Callable[..., str]:
     """Run `gcloud storage` and return what it wrote."""
     lab = Instance("gs", tmp_path / "lab")
-    given = variables(lab, Endpoints(shared_api.grpc, shared_api.rest), None)
+    given = variables(lab, Endpoints(shared_api.grpc, shared_api.rest), None, tmp_path / "ansible.cfg")
 
     def run(*words: str) -> str:
         command = ["gcloud", "storage", *words]

@@ -75,10 +75,10 @@ def run(root: Path, say: Callable[[str], None]) -> list[FaultSample]:
 def section(series: FaultSeries) -> list[str]:
     """Return the lines of the page."""
     method = (
-        "What depends on a race is done many times over in the lab, beside what `make test` does of it a few times: "
-        "each round is one run of the test of that name in tests/runs, with real workers, and passes when what it says "
-        "holds and nothing of the run is left on any worker. Seconds are medians, with the smallest and largest in "
-        "brackets, and hold all that the test does: starts, the fault, what is left to wait for."
+        "Tests that depend on a race, which `make test` repeats a few times, are repeated many times here. A round is "
+        "one run of the test of that name in tests/runs on real workers; it passes when what its name says holds and "
+        "nothing of the run is left on any worker. Seconds are medians, with the smallest and largest in brackets, of "
+        "the whole test: starts, the fault, and the wait for the end."
     )
     lines = ["## Faults", "", *origin(series.commit, series.date, series.machine), "", *textwrap.wrap(method, 118), ""]
     lines += ["| what holds | rounds | passed | s |", "|---|---|---|---|"]

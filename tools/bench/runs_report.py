@@ -140,10 +140,10 @@ def section(series: RunSeries) -> list[str]:
         "round. All reach all workers at once, with the same key exchange, and all but gcloud, which keeps its own, "
         "over the same connections; Ansible is given the names of the hosts and reads no inventory. "
         "CPU is user and system time of the command and its children on the controller, without the ssh processes that "
-        "keep connections open. All processors of the machine together are busy with the workers' part as well: where "
-        "that, divided by the cores, comes near to the wall time, it is waited for cores that the workers share here, "
-        "and not on a pod. When the last rank executes the command is taken from the workers' records. Each rank "
-        f"has written {LOG // 2**20} MiB for the two kinds of logs."
+        "keep connections open. The time for which all processors were busy includes what workers did: where it, "
+        "divided by the number of cores, comes near to the wall time, the result is limited by cores that the workers "
+        "share here, which those of a pod would not. The workers' records say when the last rank executed the command. "
+        f"For the rows of logs, each rank has written {LOG // 2**20} MiB."
     )
     lines = [
         "## Runs",

@@ -17,7 +17,7 @@ WORKER_ENVIRONMENT = "/etc/tpu-lab/environment"
 
 
 def variables(
-    lab: Instance, endpoints: Endpoints, fleet_inventory: Path | None, keys: Collection[str] = ()
+    lab: Instance, endpoints: Endpoints, fleet_inventory: Path | None, tool_config: Path, keys: Collection[str] = ()
 ) -> dict[str, str]:
     """Return the environment variables for ansible, tpu_ops and gcloud.
 
@@ -25,14 +25,14 @@ def variables(
         lab: The instance.
         endpoints: Where its API answers.
         fleet_inventory: The fleet's own file; None takes the plain one that the lab keeps.
+        tool_config: The ansible.cfg of this tool, for a fleet directory that has none.
         keys: Those that are set in it. Where it says which zones or which published snapshot are read, the lab's own
             take their place.
     """
     own = lab.inventory_file.parent / "tpu_vm.yml"
     file = fleet_inventory or own
     fleet = file.parent.parent if file.parent.name == own.parent.name else file.parent
-    # Else Ansible finds plugins and roles in the fleet directory itself only, and elsewhere sees an empty inventory.
-    ansible = fleet / "ansible.cfg"
+    own_config = fleet / "ansible.cfg"
     return {
         "TPU_OPS_LAB": lab.name,
         "TPU_OPS_ENDPOINT": endpoints.grpc,
@@ -44,7 +44,8 @@ def variables(
         "TPU_OPS_FLEET": str(fleet if file.parts[-2:] == own.parts[-2:] else file),
         **({"TPU_OPS_ZONES": ",".join(ZONES)} if "zones" in keys else {}),
         **({"TPU_OPS_SNAPSHOT": "api"} if "snapshot" in keys else {}),
-        **({"ANSIBLE_CONFIG": str(ansible)} if ansible.is_file() else {}),
+        # Else Ansible finds plugins and roles in the clone itself only, and elsewhere sees an empty inventory.
+        "ANSIBLE_CONFIG": str(own_config if own_config.is_file() else tool_config),
         "ANSIBLE_INVENTORY": f"{file},{lab.inventory_file}",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{endpoints.rest}/",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{endpoints.rest}/compute/v1/",

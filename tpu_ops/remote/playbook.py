@@ -92,6 +92,13 @@ class Project:
         return found[name]
 
 
+def tool_root() -> Path:
+    """Return the directory of this tool's own site.yml, playbooks, roles and ansible.cfg."""
+    here = Path(tpu_ops.__file__).resolve().parent
+    # In a clone they are next to the package, in an installed one inside it.
+    return here / "_ansible" if (here / "_ansible").is_dir() else here.parent
+
+
 def project_of(fleet: Path, inventory: Path) -> Project:
     """Return the playbooks of a fleet: its own, where the fleet directory has a site.yml, else those of this tool.
 
@@ -99,9 +106,7 @@ def project_of(fleet: Path, inventory: Path) -> Project:
         fleet: The fleet directory.
         inventory: The fleet's file.
     """
-    here = Path(tpu_ops.__file__).resolve().parent
-    # In a clone the playbooks stand beside the package, in an installed one below it.
-    tool = here / "_ansible" if (here / "_ansible").is_dir() else here.parent
+    tool = tool_root()
     root = fleet if (fleet / "site.yml").is_file() else tool
     config = fleet / "ansible.cfg" if (fleet / "ansible.cfg").is_file() else tool / "ansible.cfg"
     return Project(root, config, inventory, of_fleet=root != tool)
