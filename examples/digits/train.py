@@ -1,18 +1,21 @@
 """Trains on every worker of a pod at once, data-parallel over all chips.
 
 The same file runs on a real pod, on a single host, and on the lab's CPU workers: `jax.distributed.initialize()`
-finds the other processes by itself. Every process reads only its own rows of the data set.
+finds the other processes by itself. Every process reads only its own rows of the data set. With `tpu_ops train
+--recover`, later attempts go on from the last checkpoint; one in a bucket outlives the nodes.
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import os
 
+import checkpoints
 import jax
 import jax.numpy as jnp
 import model
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from shards import rows_of_process
 
@@ -38,12 +41,24 @@ def train_step(state, images, labels):
     return (parameters, mean, square, step), loss
 
 
+def begin(checkpoint: str):
+    """Return (state, epochs done): at the beginning, or where an earlier attempt of this run left its checkpoint."""
+    state, done = model.initial_state(), 0
+    if int(os.environ.get("TPU_OPS_ATTEMPT", "1")) > 1:
+        # Rank 0 reads it for all: a file of its worker is there, and all begin with the same one.
+        if jax.process_index() == 0 and (data := checkpoints.read(checkpoint)):
+            state, done = model.unpacked(data, state)
+        state, done = multihost_utils.broadcast_one_to_all((state, np.int32(done)))
+        print(f"going on from the checkpoint of epoch {int(done)}", flush=True)
+    return state, int(done)
+
+
 def main() -> None:
     """Train, print loss and test accuracy of each epoch, write a checkpoint after each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=64, help="rows over all processes")
-    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoints/digits.npz"))
+    parser.add_argument("--checkpoint", default="checkpoints/digits.npz", help="a file, or gs://BUCKET/NAME")
     arguments = parser.parse_args()
 
     jax.distributed.initialize()
@@ -56,12 +71,11 @@ def main() -> None:
     mine = rows_of_process(len(train_images), rank, ranks)
     images, labels = train_images[mine], train_labels[mine]
 
-    parameters = jax.device_put(model.initial_parameters(), whole)
-    zeros = jax.tree.map(jnp.zeros_like, parameters)
-    state = (parameters, zeros, zeros, jnp.zeros(()))
+    state, done = begin(arguments.checkpoint)
+    state = jax.device_put(state, whole)
     share = -(-arguments.batch_size // jax.device_count()) * jax.local_device_count()
     score = jax.jit(model.accuracy)
-    for epoch in range(1, arguments.epochs + 1):
+    for epoch in range(done + 1, arguments.epochs + 1):
         order = np.random.default_rng(epoch).permutation(len(images))
         losses = []
         for start in range(0, len(order) - share + 1, share):
@@ -77,7 +91,7 @@ def main() -> None:
         print(f"epoch {epoch} loss {average:.4f} test accuracy {right:.4f}", flush=True)
         # Only rank 0: writing checkpoints, and an experiment tracker's log calls.
         if rank == 0:
-            model.save(arguments.checkpoint, state[0], epoch)
+            checkpoints.write(arguments.checkpoint, model.packed(state, epoch))
             print(f"checkpoint {arguments.checkpoint} epoch {epoch}", flush=True)
 
 

@@ -168,12 +168,22 @@ def test_a_person_of_group_vars_logs_in_and_may_start_runs_but_nothing_else(desk
         desk.do("tpu_ops", "refresh")
 
 
-def test_training_learns_on_four_processes(desk):
+def losses_of(log: str) -> list[float]:
+    """Return the losses that rank 0 has printed, epoch by epoch."""
+    return [float(value) for value in re.findall(r"^\[0\] epoch \d loss ([0-9.]+)", log, re.MULTILINE)]
+
+
+def test_training_learns_on_four_processes_and_a_later_attempt_goes_on_from_its_checkpoint(desk):
     log = desk.do(*TRAIN, "--", "python", "train.py", "--epochs", "5")
     assert re.search(r"^\[0\] process 0 of 4, 1 of 4 devices$", log, re.MULTILINE)
-    losses = [float(value) for value in re.findall(r"^\[0\] epoch \d loss ([0-9.]+)", log, re.MULTILINE)]
+    losses = losses_of(log)
     assert len(losses) == 5
     assert losses[-1] < losses[0] / 2
+    again = ("--recover", "--max-failures", "1", "--shell", "--")
+    fails_at_first = "python train.py --epochs $((3 * TPU_OPS_ATTEMPT - 1)) && exit $((2 - TPU_OPS_ATTEMPT))"
+    log = desk.do(*TRAIN, *again, fails_at_first)
+    assert "[0] going on from the checkpoint of epoch 2" in log.splitlines()
+    assert losses_of(log) == losses, "the curve is that of an undisturbed training"
     rows = desk.json(
         *("tpu_ops", "run", "pod-w0", "--json", "--"),
         *("sh", "-c", "cd tpu_ops/digits && exec /opt/venvs/jax/bin/python evaluate.py"),
