@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pods", default="4,8,16,32", help="workers of the nodes for runs (default %(default)s)")
     parser.add_argument("--out", type=Path, default=measure.ROOT / "docs", help="where the page goes (default docs)")
     options = parser.parse_args(argv)
+    # As Ctrl-C does: what is measured takes its workers down.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for part in [] if options.docs else options.part or PARTS:
             for name, series in PARTS[part](options):
@@ -62,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("interrupted: what was being measured was not written")
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
 
 
