@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.specs import myself
-from tpu_ops.host import actions, person, requests
+from tpu_ops.host import actions, person, requests, rights
 from tpu_ops.host.store import Store
 from tpu_ops.host.wire import PROTOCOL, Refused
 from tpu_ops.remote.wire import find_answer
@@ -122,10 +122,10 @@ def test_a_right_that_was_taken_away_is_gone_from_sessions_that_are_open_too(
 def test_root_and_whoever_has_no_rights_anyway_are_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("sudo is asked"))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    actions.require_right(person.Person(pwd.getpwuid(0)))
+    rights.require_right(person.Person(pwd.getpwuid(0)))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    actions.require_right(person.Person(pwd.getpwnam("nobody")))
+    rights.require_right(person.Person(pwd.getpwnam("nobody")))
     # Root by `sudo bash`.
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("SUDO_COMMAND", "/usr/bin/bash -c 'tpu-host <request'")
-    actions.require_right(person.Person(pwd.getpwnam("nobody")))
+    rights.require_right(person.Person(pwd.getpwnam("nobody")))

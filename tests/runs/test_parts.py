@@ -23,10 +23,10 @@ from tpu_ops.cli import run as run_command
 from tpu_ops.cli import runs_output, who
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet.model import Node, Worker, workers_of
-from tpu_ops.host import actions, fitness
 from tpu_ops.host import environment as host_environment
+from tpu_ops.host import fitness
 from tpu_ops.host import spec as host_spec
-from tpu_ops.host.wire import Refused
+from tpu_ops.host.wire import Refused, require_protocol
 from tpu_ops.remote import wire
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply, Result
@@ -278,7 +278,7 @@ def test_what_is_wrong_with_a_worker_is_said(changes: dict[str, Any], words: lis
 def test_whichever_is_older_of_launcher_and_controller_is_to_be_updated(newer_by: int, here: str, there: str) -> None:
     assert here in preflight.faults_of(pod()[1], probe(protocol=wire.PROTOCOL + newer_by))[0].fix
     with pytest.raises(Refused) as refused:
-        actions.require_protocol({"protocol": wire.PROTOCOL - newer_by})
+        require_protocol({"protocol": wire.PROTOCOL - newer_by})
     assert refused.value.fix.startswith(there)
 
 

@@ -7,11 +7,11 @@ import signal
 import time
 
 from . import TYPE_CHECKING, proc
-from .actions import require_protocol, require_root
 from .ending import chips_after, send
 from .person import Person, asking
+from .rights import require_root
 from .store import Store
-from .wire import Caller, Refused
+from .wire import Caller, Refused, require_protocol
 
 if TYPE_CHECKING:
     from typing import Any, Dict

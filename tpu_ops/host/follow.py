@@ -8,7 +8,7 @@ import os
 import time
 
 from . import TYPE_CHECKING, logs, wire
-from .actions import require_protocol, require_root
+from .rights import require_root
 from .spec import check_run_id
 from .store import FINAL, Store, same_start
 
@@ -41,7 +41,7 @@ def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int
         Gone: The peer has gone.
     """
     require_root()
-    require_protocol(request)
+    wire.require_protocol(request)
     run_id = check_run_id(request.get("run_id"))
     record = store.observe(run_id)
     if record is None:

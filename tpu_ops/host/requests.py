@@ -6,6 +6,7 @@ import sys
 
 from . import TYPE_CHECKING, actions, wire
 from .person import asking
+from .rights import require_right
 
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict
@@ -51,7 +52,7 @@ def serve(store: Store, source: int = 0, sink: int = 1) -> int:
         return 2
     marker = request["marker"]
     try:
-        actions.require_right(asking())
+        require_right(asking())
         wire.check_request(request)
         if request["action"] == "follow":
             from . import follow

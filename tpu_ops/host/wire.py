@@ -158,6 +158,22 @@ def parse_request(line: bytes) -> dict[str, Any]:
     return request
 
 
+def require_protocol(request: dict[str, Any]) -> None:
+    """Return where the controller speaks this program's version.
+
+    Raises:
+        Refused: It does not.
+    """
+    spoken = request.get("protocol")
+    if spoken != PROTOCOL:
+        older = isinstance(spoken, int) and spoken < PROTOCOL
+        raise Refused(
+            "invalid",
+            "this worker's launcher has protocol version {}, the controller {}".format(PROTOCOL, spoken),
+            "update tpu_ops on the controller" if older else "update the workers: run site.yml from the controller",
+        )
+
+
 def check_request(request: dict[str, Any]) -> None:
     """Return where all that a request says is of the right type, or null, as if it were not said.
 
