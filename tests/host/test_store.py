@@ -356,7 +356,7 @@ def test_a_stop_of_what_has_ended_waits_for_its_unit_once(
     monkeypatch.setattr(actions, "require_root", lambda: None)
     monkeypatch.setattr(actions, "asking", myself)
     waited: list[str] = []
-    monkeypatch.setattr(Store, "settle", lambda _, found: waited.append(found["run_id"]))
+    monkeypatch.setattr(Store, "settle", lambda _, found, **__: waited.append(found["run_id"]))
     supervisor = {"pid": os.getpid(), "start": proc.start_time(os.getpid()) if alive else -1}
     ended(store, supervisor=supervisor)
     actions.stop({"protocol": wire.PROTOCOL, "run_id": "r1"}, store, wire.Caller(0, attended=False))

@@ -23,25 +23,34 @@ class Asked(KeyboardInterrupt):
     """Another process has; whoever cleans up behind Ctrl-C cleans up behind this."""
 
 
-def _end(error: type[KeyboardInterrupt], *, again: bool = False) -> None:
+def _end(error: type[KeyboardInterrupt], raised: list[bool], *, again: bool = False) -> None:
     """Raise an error in the midst of whatever the main thread does.
 
     Args:
         error: Raised at once, or from `asyncio.run` when what runs there has cleaned up.
-        again: Whether that was done before: nothing cleans up then.
+        raised: Of all calls that mean the same end; one entry for each time that it was raised.
+        again: Whether that was asked for before: nothing cleans up then.
     """
 
-    def end(*_: object) -> None:
+    def end() -> None:
+        raised.append(True)
         raise error
+
+    def end_once(*_: object) -> None:
+        if not raised:
+            end()
 
     def cancel() -> None:
         # As Ctrl-C does: where all tasks are cancelled together, those of asyncio among them, one that just starts a
         # process waits for it for ever.
+        if raised:
+            # Behind that, `asyncio.run` lets all that is left clean up.
+            return
         main = min(asyncio.all_tasks(), key=_number, default=None)
         if main is None:
             end()
         else:
-            main.add_done_callback(end)
+            main.add_done_callback(end_once)
             main.cancel()
 
     if again:
@@ -98,7 +107,8 @@ def ended_by_signals() -> Iterator[None]:
     Raises:
         KeyboardInterrupt: One of them came.
     """
-    with signals(lambda again: _end(KeyboardInterrupt, again=again)):
+    raised: list[bool] = []
+    with signals(lambda again: _end(KeyboardInterrupt, raised, again=again)):
         yield
 
 
@@ -120,7 +130,7 @@ def ended_by(asked: Callable[[], bool]) -> Iterator[None]:
                 return
 
     main, over = threading.get_ident(), threading.Event()
-    before = signal.signal(signal.SIGUSR1, lambda *_: _end(Asked))
+    before = signal.signal(signal.SIGUSR1, lambda *_: _end(Asked, []))
     watching = threading.Thread(target=watch, name="asked", daemon=True)
     watching.start()
     try:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tpu_ops.config import Settings
 from tpu_ops.fleet import view
 from tpu_ops.fleet.model import TAKEN_STATES, label_of
-from tpu_ops.runs import records, recovery
+from tpu_ops.runs import records
 from tpu_ops.runs.outcomes import Outcome
 
 
@@ -44,6 +44,8 @@ def taken(fleet: view.Fleet, run_id: str) -> Callable[[str], bool]:
         fleet: As it is known before anybody asks.
         run_id: The run.
     """
+    from tpu_ops.runs import recovery  # whatever is about no run's end does without it
+
     state_dir = fleet.settings.state_dir
     ours = records.read(state_dir, run_id) and not recovery.is_kept(state_dir, run_id)
     ids = _node_ids(fleet, run_id) if ours else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -103,7 +103,7 @@ def absolute(word: str) -> str:
 
 def next_attempt(run: spec.RunSpec, attempt: int) -> spec.RunSpec:
     """Return a later attempt of a run, with a key of its own."""
-    return replace(run, attempt=attempt, key=secrets.token_hex(32))
+    return replace(run, attempt=attempt, key=os.urandom(32).hex())
 
 
 def folder(state_dir: Path, run_id: str) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tpu_ops.fleet.model import SERVING_STATES, label_of
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.runs import records, recovery
+from tpu_ops.runs import records
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, ON, Outcome
 
 #: Why nothing is told of a rank whose node was taken away, or another one made in its place.
@@ -27,6 +27,8 @@ def remembered(fleet: Fleet, run_id: str, hosts: tuple[str, ...], outcomes: Sequ
         hosts: Its workers, by rank.
         outcomes: How its ranks are.
     """
+    from tpu_ops.runs import recovery  # whatever is about no run's end does without it
+
     known = records.read(fleet.settings.state_dir, run_id)
     if known is None or records.hosts_now(known, fleet.workers) != hosts:
         return tuple(outcomes)

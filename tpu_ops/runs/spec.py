@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import re
-import secrets
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,7 +96,8 @@ class RunSpec:
     exit_skew: float = EXIT_SKEW
     code_digest: str = ""
     force: bool = False
-    key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False, compare=False)
+    # Not by `secrets`: its import loads OpenSSL.
+    key: str = field(default_factory=lambda: os.urandom(32).hex(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check what only a person can get wrong."""
@@ -206,7 +206,7 @@ def new_run_id(word: str, now: datetime | None = None, token: str | None = None)
     """
     name = re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-")[:40] or "run"
     time = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
-    return f"{name}-{time}-{token or secrets.token_hex(2)}"
+    return f"{name}-{time}-{token or os.urandom(2).hex()}"
 
 
 def name_of(argv: Sequence[str], synced: str = "") -> str:
