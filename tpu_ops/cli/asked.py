@@ -41,11 +41,11 @@ def _end(error: type[KeyboardInterrupt], raised: list[bool], *, again: bool = Fa
             end()
 
     def cancel() -> None:
-        # As Ctrl-C does: where all tasks are cancelled together, those of asyncio among them, one that just starts a
-        # process waits for it for ever.
         if raised:
             # Behind that, `asyncio.run` lets all that is left clean up.
             return
+        # As Ctrl-C does: where all tasks are cancelled together, those of asyncio among them, one that just starts a
+        # process waits for it for ever.
         main = min(asyncio.all_tasks(), key=_number, default=None)
         if main is None:
             end()
