@@ -447,7 +447,9 @@ def test_a_person_whom_workers_refuse_is_told_what_decides_who_logs_in(fleet, tp
     fix += f"If that is wrong, set `user` and `private_key` in {fleet.file}"
     assert err.count(fix) == 1
     assert "`users_people`" in err
-    assert "With OS Login: `gcloud compute os-login ssh-keys add` and its login name as `user`" in err
+    assert (
+        "With OS Login: `gcloud compute os-login ssh-keys add --key-file KEY.pub` and its login name as `user`" in err
+    )
     monkeypatch.setenv("SSH_SAYS", "ssh: connect to host 100.64.0.1 port 22: Connection refused")
     assert "fix:" not in tpu_ops("run", "pod", "--", "true")[2]
 

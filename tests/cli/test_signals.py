@@ -161,8 +161,13 @@ def test_the_second_signal_ends_what_writes_to_a_pipe_that_nobody_reads(block: s
         "        os.write(1, bytes(4096))\n"
         f"{block}\n"
     )
-    argv = [sys.executable, "-c", script]
-    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=listens,  # noqa: PLW1509 - no threads here
+    ) as process:
         try:
             assert process.stderr
             assert process.stdout
@@ -180,6 +185,12 @@ def test_the_second_signal_ends_what_writes_to_a_pipe_that_nobody_reads(block: s
             assert process.wait(timeout=20) == -signal.SIGINT
         finally:
             process.kill()
+
+
+def listens() -> None:
+    """Have a process hear what ends it, whatever whoever runs the tests ignores."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def waiting(pipe: IO[bytes]) -> int:
