@@ -41,15 +41,16 @@ def train_step(state, images, labels):
     return (parameters, mean, square, step), loss
 
 
-def begin(checkpoint: str):
-    """Return (state, epochs done): at the beginning, or where an earlier attempt of this run left its checkpoint."""
+def begin(checkpoint: str, *, resume: bool):
+    """Return (state, epochs done): at the beginning, or where the checkpoint is."""
     state, done = model.initial_state(), 0
-    if int(os.environ.get("TPU_OPS_ATTEMPT", "1")) > 1:
+    if resume:
         # Rank 0 reads it for all: a file of its worker is there, and all begin with the same one.
         if jax.process_index() == 0 and (data := checkpoints.read(checkpoint)):
             state, done = model.unpacked(data, state)
         state, done = multihost_utils.broadcast_one_to_all((state, np.int32(done)))
-        print(f"going on from the checkpoint of epoch {int(done)}", flush=True)
+        found = f"the checkpoint of epoch {int(done)}" if done else f"the beginning: {checkpoint} is not there"
+        print(f"going on from {found}", flush=True)
     return state, int(done)
 
 
@@ -59,6 +60,12 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=64, help="rows over all processes")
     parser.add_argument("--checkpoint", default="checkpoints/digits.npz", help="a file, or gs://BUCKET/NAME")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        default=int(os.environ.get("TPU_OPS_ATTEMPT", "1")) > 1,
+        help="go on from the checkpoint; later attempts of a run always do",
+    )
     arguments = parser.parse_args()
 
     jax.distributed.initialize()
@@ -71,7 +78,7 @@ def main() -> None:
     mine = rows_of_process(len(train_images), rank, ranks)
     images, labels = train_images[mine], train_labels[mine]
 
-    state, done = begin(arguments.checkpoint)
+    state, done = begin(arguments.checkpoint, resume=arguments.resume)
     state = jax.device_put(state, whole)
     share = -(-arguments.batch_size // jax.device_count()) * jax.local_device_count()
     score = jax.jit(model.accuracy)

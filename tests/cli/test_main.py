@@ -157,7 +157,13 @@ def test_a_worker_s_word_gives_no_orders_to_a_terminal(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(
     ("argv", "where"),
-    [(["nothing"], "tpu_ops nothing"), (["run", "pod"], "after `--`"), (["train", "pod", "--"], "after `--`")],
+    [
+        (["nothing"], "tpu_ops nothing"),
+        (["run", "pod"], "after `--`"),
+        # -h is the command's, though its -- was forgotten.
+        (["run", "pod", "df", "-h", "/"], "df /"),
+        (["train", "pod", "--"], "after `--`"),
+    ],
 )
 def test_an_error_of_the_command_line_says_where_it_is(tpu_ops, argv, where):
     failed(tpu_ops(*argv), 2, f"  at:  {where}\n", "  fix: ")

@@ -67,3 +67,23 @@ def test_a_task_that_hides_its_result_has_changed_what_ansible_says_it_has(
     note = note_of(event)
     assert isinstance(note, Step)
     assert note.outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("action", "event", "result", "lines"),
+    [
+        ("ansible.builtin.debug", "runner_on_ok", {"msg": "one\ntwo"}, ("one", "two")),
+        ("debug", "runner_on_ok", {"msg": ["one", "two"], "changed": True}, ("one", "two")),
+        ("ansible.builtin.assert", "runner_on_ok", {"msg": ["pod: 16 chips"]}, ("pod: 16 chips",)),
+        ("ansible.builtin.assert", "runner_on_ok", {"msg": "All assertions passed"}, ()),
+        ("ansible.builtin.assert", "runner_on_failed", {"msg": "no"}, ()),
+        ("ansible.builtin.debug", "runner_on_ok", {"censored": "hidden"}, ()),
+        ("ansible.builtin.copy", "runner_on_ok", {"msg": "copied"}, ()),
+    ],
+)
+def test_what_a_task_is_there_to_show_is_reported(
+    action: str, event: str, result: dict[str, Any], lines: tuple[str, ...]
+) -> None:
+    found = note_of({"event": event, "event_data": {"task_action": action, "host": "a", "res": result}})
+    assert isinstance(found, Step)
+    assert found.report == lines

@@ -31,8 +31,8 @@ VAULT = (
     "export ANSIBLE_VAULT_PASSWORD_FILE=FILE, which holds Ansible Vault's password or is a program that prints it, and"
     " run the same command again"
 )
-#: Letters of one failure's message that are printed; all of it stands in --json.
-_LONGEST = 600
+#: Letters of a line and lines of one failure's message that are printed; all of it stands in --json.
+_LONGEST, _LINES = 600, 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -255,7 +255,7 @@ def limit_of(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> lis
 
 
 class Progress:
-    """Says what changes and fails while the playbook runs; equal steps of several hosts in one line.
+    """Says what changes, fails and is reported while the playbook runs; equal steps of several hosts in one line.
 
     Args:
         verbose: Whether steps that change nothing are said as well.
@@ -266,6 +266,7 @@ class Progress:
         self._verbose, self._changed = verbose, "would change" if check else "changed"
         self._task = ""
         self._hosts: dict[str, list[str]] = {}
+        self._reported: dict[str, None] = {}
         self._warned: set[str] = set()
 
     def __call__(self, note: Step | Said) -> None:
@@ -278,6 +279,7 @@ class Progress:
             self.end()
             self._task = note.title
         self._hosts.setdefault(note.outcome, []).append(note.host)
+        self._reported.update(dict.fromkeys(note.report))
         for text in note.warnings:
             # Hosts that warn of the same do so once.
             if text not in self._warned:
@@ -294,6 +296,11 @@ class Progress:
             if names := hosts.get(outcome):
                 how = self._changed if outcome == "changed" else outcome
                 output.info(f"{texts.folded(sorted(names))}: {how}: {self._task}")
+        reported, self._reported = self._reported, {}
+        if reported:
+            output.info(f"{self._task}:")
+        for line in reported:
+            output.info(f"  {line}")
 
 
 def show_failures(failures: Sequence[Step]) -> None:
@@ -306,7 +313,10 @@ def show_failures(failures: Sequence[Step]) -> None:
     for (outcome, title, message), hosts in groups.items():
         text = message.replace("HOST", hosts[0]) if len(hosts) == 1 else message
         output.info(f"{texts.folded(hosts)}: {outcome}: {title}")
-        output.info(f"  {text[:_LONGEST]}{' ...' if len(text) > _LONGEST else ''}")
+        for line in text.splitlines()[:_LINES]:
+            output.info(f"  {line[:_LONGEST]}{' ...' if len(line) > _LONGEST else ''}")
+        if more := text.splitlines()[_LINES:]:
+            output.info(f"  ... {texts.count(len(more), 'more line')}: --json has all")
 
 
 def shown(file: Path) -> str:

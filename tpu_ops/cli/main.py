@@ -21,6 +21,8 @@ from tpu_ops.cli import output
 from tpu_ops.cli.commands import COMMANDS, name_fleet
 from tpu_ops.errors import ExitCode, OpsError, UsageError
 
+#: Options that ask for help.
+_HELP = ("-h", "--help")
 #: First words of commands that stand where a target was to stand. A node may be called as some are, but without `--` no
 #: command stands behind it. Not compiled here: most commands never search for it.
 _PROGRAM = r"(?:python[0-9.]*|bash|sh|torchrun|accelerate|deepspeed|uv|env)|[^\[\]@]*/.*|.*\.(?:py|sh)"
@@ -92,6 +94,11 @@ def _dispatch(argv: Sequence[str]) -> int:
         return _run(module, args)
     # What stands behind the first `--` is another program's business: argparse never sees it.
     front = rest[: rest.index("--")] if "--" in rest else rest
+    if "--" not in rest and len(bare := [word for word in front if word not in _HELP]) < len(front):
+        # Of a command whose `--` was forgotten -h is an option, and no question about this one.
+        others = [word for word in bare if not word.startswith("-")]
+        if len(others) > 1 and parser.parse_known_args(bare)[1]:
+            front = bare
     args, more = parser.parse_known_args(front)
     if "--" not in rest and re.fullmatch(_PROGRAM, args.target):
         raise _without_target(name, front, args.target)

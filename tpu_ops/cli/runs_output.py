@@ -89,12 +89,13 @@ def _name_of(number: int) -> str:
 def summary(run_id: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return a run's result for --json.
 
-    ``since`` and ``ended`` are seconds since 1970; ``ended`` is None while a rank is on that is known. Where no worker
-    tells of the run, it is what this machine remembers of it.
+    ``since`` and ``ended`` are seconds since 1970; ``ended`` is None while a rank is on that is known, and where none
+    could record its end. Where no worker tells of the run, it is what this machine remembers of it.
     """
     first, newest = first_failure(outcomes), attempt(outcomes)
     known = [out.record for out in outcomes if out.record and out.record["attempt"] == newest]
     ends = [float(record["ended"]) for record in known if record.get("ended")]
+    on = any(record["state"] != "lost" for record in known if not record.get("ended"))
     remembered = next((out.remembered for out in outcomes if out.remembered and not known), {})
     return {
         "run_id": run_id,
@@ -104,7 +105,7 @@ def summary(run_id: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "started_by": next((record["asker"] for record in known if record.get("asker")), ""),
         "argv": next((record["argv"] for record in known if "argv" in record), []),
         "since": min((record["since"] for record in known), default=None),
-        "ended": max(ends, default=None) if len(ends) == len(known) else None,
+        "ended": None if on else max(ends, default=None),
         "code_digest": next((out.record["code_digest"] for out in outcomes if out.record), ""),
         "first_failure": asdict(first) if first else None,
         "ranks": [outcome.to_json() for outcome in outcomes],
@@ -201,7 +202,7 @@ def table(outcomes: Sequence[Outcome]) -> None:
 
 
 def _lasted(record: Mapping[str, Any] | None) -> str:
-    if not record:
+    if not record or (record["state"] == "lost" and not record.get("ended")):
         return ""
     end = record.get("ended") or time.time()
     return f"{max(0.0, float(end) - float(record['since'])):.0f} s"

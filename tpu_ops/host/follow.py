@@ -79,7 +79,9 @@ def _send(request: Dict[str, Any], rank: _Attempt, directory: str, caller: wire.
         state = record["state"]
         if state == "lost":
             lost_since = lost_since or time.monotonic()
-        closing = state == "lost" and not rank.aside and time.monotonic() - lost_since < _CLOSING_LIMIT
+        # Of an earlier boot nothing is left that would close it.
+        closing = state == "lost" and not rank.aside and rank.store.of_this_boot(record)
+        closing = closing and time.monotonic() - lost_since < _CLOSING_LIMIT
         more = offset > before and offset < until
         if not more and (not live or (state in FINAL and not closing)):
             break

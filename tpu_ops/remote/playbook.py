@@ -57,6 +57,10 @@ _APT_WAYS = {
 }
 
 
+#: Modules whose message is the task's purpose, and what `assert` says where a task gives no message of its own.
+_SHOWING, _HELD = ("debug", "assert"), "All assertions passed"
+
+
 @dataclass(frozen=True)
 class Project:
     """Where playbooks and their roles are.
@@ -123,6 +127,7 @@ class Step:
         outcome: ``ok``, ``changed``, ``failed``, ``unreachable`` or ``skipped``.
         message: Why it failed, in words.
         warnings: What it warns of.
+        report: Lines that the task is there to show.
     """
 
     task: str
@@ -131,6 +136,7 @@ class Step:
     outcome: str
     message: str = ""
     warnings: tuple[str, ...] = ()
+    report: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -382,7 +388,18 @@ def note_of(event: Mapping[str, Any]) -> Step | Said | None:
         outcome = "changed"
     message = message_of(result) if outcome in ("failed", "unreachable") else ""
     task, role, host = (str(data.get(key, "")) for key in ("task", "role", "host"))
-    return Step(task, role, host, outcome, message, tuple(map(str, result.get("warnings") or ())))
+    warnings = tuple(map(str, result.get("warnings") or ()))
+    report = report_of(data, result) if outcome in ("ok", "changed") else ()
+    return Step(task, role, host, outcome, message, warnings, report)
+
+
+def report_of(data: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Given a task that went well and its result, return the lines that it is there to show."""
+    said = result.get("msg")
+    if str(data.get("task_action", "")).rpartition(".")[2] not in _SHOWING or not said or said == _HELD:
+        return ()
+    entries = said if isinstance(said, list) else [said]
+    return tuple(line for entry in entries for line in str(entry).splitlines())
 
 
 def message_of(result: Mapping[str, Any]) -> str:
