@@ -199,8 +199,11 @@ def take(handle: int) -> bool:
 
 
 @contextmanager
-def locked(path: Path, timeout: float) -> Iterator[None]:
+def locked(path: Path, timeout: float) -> Iterator[int]:
     """Hold a lock file for as long as the block lasts.
+
+    Yields:
+        Its descriptor: a process that is given it holds the lock as well, for as long as it lasts.
 
     Args:
         path: The lock file, made where it is missing; its directory exists.
@@ -217,6 +220,6 @@ def locked(path: Path, timeout: float) -> Iterator[None]:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{path} was held for more than {timeout:.0f} s")
             time.sleep(LOCK_POLL)
-        yield
+        yield handle
     finally:
         os.close(handle)

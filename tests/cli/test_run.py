@@ -70,6 +70,14 @@ def test_a_command_is_a_program_and_never_what_a_shell_has_under_its_name() -> N
     assert enveloped(["exit", "5"]).code == 127
 
 
+def test_a_word_is_no_program_s_path_to_a_login_shell_that_looks_for_one() -> None:
+    """As zsh does for =ls."""
+    words = ["=ls", "a=b", "it's", "=it's", "$HOME", ""]
+    line = wire.joined(words)
+    assert shlex.split(line) == words
+    assert [word for word in line.split(" ") if word.startswith("=")] == []
+
+
 @pytest.mark.parametrize(
     ("line", "code"),
     [

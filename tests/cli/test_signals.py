@@ -141,20 +141,26 @@ def test_below_nohup_a_terminal_that_closes_ends_nothing(brought_back: FleetDir)
         assert [bool(ignored >> number - 1 & 1) for number in (signal.SIGHUP, signal.SIGTERM)] == [True, False]
 
 
+FOLLOWS = "asyncio.run(leaving.followed(work(), lambda: None, lambda: None, command=str, as_json=False))"
+
+
 @pytest.mark.parametrize(
-    "block",
+    ("block", "sent"),
     [
-        "with asked.ended_by_signals():\n    asyncio.run(work())",
-        "asyncio.run(leaving.followed(work(), lambda: None, lambda: None, command=str, as_json=False))",
+        ("with asked.ended_by_signals():\n    asyncio.run(work())", (signal.SIGTERM, signal.SIGHUP)),
+        (FOLLOWS, (signal.SIGTERM, signal.SIGHUP)),
+        (FOLLOWS, (signal.SIGINT, signal.SIGINT)),
     ],
-    ids=["what a signal ends", "what follows a run"],
+    ids=["what a signal ends", "what follows a run", "Ctrl-C"],
 )
-def test_the_second_signal_ends_what_writes_to_a_pipe_that_nobody_reads(block: str) -> None:
+def test_the_second_signal_ends_what_writes_to_a_pipe_that_nobody_reads(
+    block: str, sent: tuple[signal.Signals, signal.Signals]
+) -> None:
     """As `| less` on its first page: the event loop stands still, and the first one never has its turn."""
     script = (
         "import asyncio, os\n"
         "from tpu_ops.cli import asked, leaving\n"
-        "asked.TOGETHER = 0.0\n"
+        "asked.TOGETHER, leaving.STANDS = 0.0, 0.0\n"
         "async def work():\n"
         "    os.write(2, b'begun')\n"
         "    while True:\n"
@@ -177,7 +183,7 @@ def test_the_second_signal_ends_what_writes_to_a_pipe_that_nobody_reads(block: s
             while (waits := waiting(process.stdout)) < full:
                 assert time.monotonic() < until, waits
                 time.sleep(0.01)  # polls until the pipe takes no more, or the deadline passes
-            for number in (signal.SIGTERM, signal.SIGHUP):
+            for number in sent:
                 assert process.poll() is None
                 process.send_signal(number)
                 while int(status(process.pid, "SigPnd") or "0", 16) or int(status(process.pid, "ShdPnd") or "0", 16):

@@ -345,8 +345,8 @@ def test_silence_counts_before_what_is_wrong() -> None:
 
 
 def test_a_rank_whose_worker_was_restarted_keeps_no_run_from_having_ended() -> None:
-    whose = {"person": {"name": "ada"}, "argv": ["x"], "code_digest": "", "exit": None, "attempt": 1, "since": 5.0}
-    ends = [{"state": "failed", "ended": 8.0}, {"state": "lost", "ended": None}]
+    whose: dict[str, Any] = {"person": {"name": "ada"}, "argv": ["x"], "code_digest": "", "attempt": 1, "since": 5.0}
+    ends: list[dict[str, Any]] = [{"state": "failed", "ended": 8.0}, {"state": "lost", "ended": None}]
     outcomes = [outcome_of(rank, f"pod-w{rank}", whose | end) for rank, end in enumerate(ends)]
     assert runs_output.summary("r1", outcomes)["ended"] == 8.0
     assert [runs_output._lasted(outcome.record) for outcome in outcomes] == ["3 s", ""]

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -115,9 +116,9 @@ async def test_a_tree_has_the_time_that_its_bytes_take_and_what_is_slower_is_tol
         sparse.truncate(60 * 10**6)
     limits, plain = [], sync._transfer
 
-    async def slow(fanout: Any, host: str, tree: sync.Tree, entries: Any, limit: float) -> Result:
+    async def slow(fanout: Any, host: str, tree: sync.Tree, entries: Any, limit: float, **held: Any) -> Result:
         limits.append(limit)
-        return await plain(fanout, host, tree, entries, 0.05)
+        return await plain(fanout, host, tree, entries, 0.05, **held)
 
     monkeypatch.setattr(sync, "_transfer", slow)
     monkeypatch.setattr(sync, "transfer_command", lambda *_: ["sleep", "60"])
@@ -141,6 +142,29 @@ def test_of_two_commands_that_copy_one_tree_to_a_node_the_second_is_refused(tmp_
         with sync.alone(tmp_path, ["c"], tree), sync.alone(tmp_path, ["a"], other):
             pass
     with sync.alone(tmp_path, ["a"], tree):
+        pass
+
+
+async def test_what_a_killed_command_still_copies_keeps_the_next_one_out(
+    workers: Workers, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rsync goes on to the end of its copy, and would replace what the next one has brought."""
+    tree, fanout = sync.read(code), Mock()
+    monkeypatch.setattr(sync, "transfer_command", lambda *_: ["sleep", "60"])
+    ended: list[asyncio.subprocess.Process] = []
+
+    async def left(process: asyncio.subprocess.Process) -> None:
+        # As where the command was killed: nobody ends what it has started.
+        ended.append(process)
+
+    monkeypatch.setattr("tpu_ops.remote.ssh.end", left)
+    with sync.alone(tmp_path, ["pod"], tree) as held:
+        await sync._transfer(fanout, "w0", tree, ["train.py"], 0.1, held=held)
+    with pytest.raises(HostError, match="is copying digits to it"), sync.alone(tmp_path, ["pod"], tree):
+        pytest.fail("it is let in")
+    ended[0].kill()
+    await ended[0].wait()
+    with sync.alone(tmp_path, ["pod"], tree):
         pass
 
 
@@ -266,8 +290,8 @@ async def test_what_a_push_that_failed_has_brought_is_a_sync_s_own(workers: Work
     (code / "extra.py").write_text("v1")
     transfer = sync._transfer
 
-    async def cut(fanout: Any, host: str, tree: sync.Tree, entries: Any, limit: float) -> Result:
-        done = await transfer(fanout, host, tree, entries, limit)
+    async def cut(fanout: Any, host: str, tree: sync.Tree, entries: Any, limit: float, **held: Any) -> Result:
+        done = await transfer(fanout, host, tree, entries, limit, **held)
         return Result(host, None, problem="no route to host", reached=False) if host == "w1" else done
 
     with pytest.MonkeyPatch.context() as patch:
@@ -286,10 +310,10 @@ async def test_a_file_that_is_saved_while_the_tree_is_brought_ends_it_and_is_nam
 ) -> None:
     transfer = sync._transfer
 
-    async def saved(fanout: Any, host: str, tree: sync.Tree, entries: Any, limit: float) -> Result:
+    async def saved(fanout: Any, host: str, tree: sync.Tree, entries: Any, limit: float, **held: Any) -> Result:
         if host == "w1":
             (code / "train.py").write_text("saved")
-        return await transfer(fanout, host, tree, entries, limit)
+        return await transfer(fanout, host, tree, entries, limit, **held)
 
     monkeypatch.setattr(sync, "_transfer", saved)
     monkeypatch.setattr(sync, "WIDTH", 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from tpu_ops.runs.outcomes import Outcome
 
 #: Seconds after the first Ctrl-C in which a second one stops the run.
 AGAIN = 3.0
+#: Seconds after which the event loop stands still where a Ctrl-C has had no turn, as before a pipe that nobody reads:
+#: the next one ends the command at once.
+STANDS = 0.5
 
 
 def to_its_end(
@@ -172,8 +176,21 @@ def _interrupted_by(press: Callable[[], None], leave: Callable[[bool], None]) ->
         if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
             yield
             return
-        loop.add_signal_handler(signal.SIGINT, press)
+        waiting: list[float] = []
+
+        def take_turn() -> None:
+            waiting.clear()
+            press()
+
+        def pressed(*_: object) -> None:
+            now = time.monotonic()
+            if waiting and now - waiting[0] > STANDS:
+                raise KeyboardInterrupt
+            waiting.append(now)
+            loop.call_soon_threadsafe(take_turn)
+
+        before = signal.signal(signal.SIGINT, pressed)
         try:
             yield
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
+            signal.signal(signal.SIGINT, before)

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tpu_ops import texts
@@ -306,13 +307,14 @@ class Recovering(Bringing):
         fanout = contact.fanout(self._fleet())
         hosts = tuple(worker.host for worker in workers)
         tree = recovery.kept_code(state_dir, self.kept)
-        with self._alone(workers, tree) if tree else contextlib.nullcontext():
+        alone: AbstractContextManager[list[int]] = self._alone(workers, tree) if tree else contextlib.nullcontext([])
+        with alone as held:
             # Before the code is copied: another run may be on these workers by now, in the same directory.
             if stopped := await self._check(fanout, workers):
                 self._outcomes = stopped
                 return ExitCode.OK
             if tree:
-                await sync.push(fanout, hosts, tree)
+                await sync.push(fanout, hosts, tree, held)
                 output.info(f"synced {tree.name}, digest {tree.digest}, to {texts.count(len(hosts), 'worker')}")
             if self.kept.git:
                 await projects.look(fanout, hosts, self._spec)
@@ -328,14 +330,16 @@ class Recovering(Bringing):
         return await self.started(fanout, workers)
 
     @contextlib.contextmanager
-    def _alone(self, workers: Sequence[Worker], tree: sync.Tree) -> Iterator[None]:
+    def _alone(self, workers: Sequence[Worker], tree: sync.Tree) -> Iterator[list[int]]:
         """Hold `sync.alone` for as long as the block lasts; a disk that takes no lock ends no recovery."""
+        held: list[int] = []
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(sync.alone(self._settings.state_dir, [worker.label for worker in workers], tree))
+                labels = [worker.label for worker in workers]
+                held = stack.enter_context(sync.alone(self._settings.state_dir, labels, tree))
             except UnwritableError as exc:
                 output.warning(f"{exc}; the code is copied without a lock against other commands of this machine")
-            yield
+            yield held
 
     # --- between two attempts -------------------------------------------------------------------------------
 

@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         seen = asyncio.run(sync.look(fanout, hosts, tree))
     else:
-        with sync.alone(fleet.settings.state_dir, [worker.label for worker in workers], tree):
-            seen = asyncio.run(sync.push(fanout, hosts, tree))
+        with sync.alone(fleet.settings.state_dir, [worker.label for worker in workers], tree) as held:
+            seen = asyncio.run(sync.push(fanout, hosts, tree, held))
     if args.json:
         found = {host: {"copied": list(one.differs), "removed": list(one.stale)} for host, one in seen.items()}
         facts = {"source": str(tree.source), "path": f"~/{tree.cwd}", "files": len(tree.files)}

@@ -9,6 +9,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -269,7 +270,10 @@ class _Job:
                 await sync.look(fanout, self.hosts, self.tree)
             return self._would()
         tree, labels = self.tree, [worker.label for worker in self.workers]
-        with sync.alone(self.fleet.settings.state_dir, labels, tree) if tree else contextlib.nullcontext():
+        alone: AbstractContextManager[list[int]] = contextlib.nullcontext([])
+        if tree:
+            alone = sync.alone(self.fleet.settings.state_dir, labels, tree)
+        with alone as held:
             # Within it: of two starts at once, the second would find the workers free and then change the first's code.
             await self._check(fanout)
             if self.guard:
@@ -277,7 +281,7 @@ class _Job:
                 self.tree = await self.guard.begin(self.workers, tree)
             if tree and self.tree:
                 begun = time.monotonic()
-                await sync.push(fanout, self.hosts, self.tree)
+                await sync.push(fanout, self.hosts, self.tree, held)
                 cli_sync.said(tree, self.hosts, time.monotonic() - begun)
             if self.project:
                 await projects.look(fanout, self.hosts, self.spec)

@@ -60,7 +60,11 @@ class Unsigned(Unreachable):
 
 @contextlib.asynccontextmanager
 async def started(
-    command: Sequence[str], *, stdout: int = asyncio.subprocess.PIPE, limit: int = 2**16
+    command: Sequence[str],
+    *,
+    stdout: int = asyncio.subprocess.PIPE,
+    limit: int = 2**16,
+    held: Sequence[int] = (),
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run ssh, or what uses it, for the length of a block; a process that has not ended then is killed.
 
@@ -68,6 +72,7 @@ async def started(
         command: The command line.
         stdout: Where its output goes; its input and errors are pipes.
         limit: Bytes that one part of its output may have where it is read in parts.
+        held: Descriptors that it is given, such as those of locks.
     """
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -76,6 +81,7 @@ async def started(
         stderr=asyncio.subprocess.PIPE,
         limit=limit,
         start_new_session=True,
+        pass_fds=held,
         env=openssh.environment(),
     )
     try:

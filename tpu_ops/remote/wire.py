@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 #: Version of requests, answers and frames that this controller speaks.
@@ -101,7 +101,13 @@ def enveloped(marker: str, argv: Sequence[str], limit: float) -> str:
     """
     ended = ["timeout", f"--kill-after={_KILL_AFTER}", f"{limit:.3f}"]
     script = f"tpu_ops_limit={max(0, round(limit * 100) - _BEHIND)}; {ENVELOPE}"
-    return shlex.join([*ended, "/bin/sh", "-c", script, marker, *argv])
+    return joined([*ended, "/bin/sh", "-c", script, marker, *argv])
+
+
+def joined(words: Iterable[str]) -> str:
+    """Return a command line that any login shell takes apart into these words."""
+    # For zsh a word that begins so is the path of a program.
+    return " ".join("''" + word if word.startswith("=") else word for word in map(shlex.quote, words))
 
 
 #: How the envelope's shell begins what it says itself, as shells do where they have no other name.

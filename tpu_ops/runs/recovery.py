@@ -180,7 +180,7 @@ def forget(state_dir: Path, run_id: str) -> None:
     shutil.rmtree(place / "code", ignore_errors=True)
 
 
-def lock(state_dir: Path, run_id: str, seconds: float = 0.0) -> AbstractContextManager[None]:
+def lock(state_dir: Path, run_id: str, seconds: float = 0.0) -> AbstractContextManager[int]:
     """Return the lock of who recovers a run on this machine; it raises TimeoutError where somebody does for longer."""
     place = folder(state_dir, run_id)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)

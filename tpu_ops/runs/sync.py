@@ -179,7 +179,7 @@ class Seen:
 
 
 @contextlib.contextmanager
-def alone(state_dir: Path, labels: Iterable[str], tree: Tree) -> Iterator[None]:
+def alone(state_dir: Path, labels: Iterable[str], tree: Tree) -> Iterator[list[int]]:
     """Be the only command of this machine that copies a tree of this name to these nodes, while the block lasts.
 
     Of two starts at once the pod's lock lets one run: the other is not to have changed the code under it by then.
@@ -189,22 +189,26 @@ def alone(state_dir: Path, labels: Iterable[str], tree: Tree) -> Iterator[None]:
         labels: Of the nodes.
         tree: What is copied.
 
+    Yields:
+        The descriptors of its locks, for `push`.
+
     Raises:
         HostError: Another command is copying one there.
         OpsError: The disk does not take a lock.
     """
     folder = state_dir / "syncing"
+    held: list[int] = []
     with contextlib.ExitStack() as stack:
         for label in sorted(set(labels)):
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                stack.enter_context(files.locked(folder / f"{label}+{tree.name}", 0))
+                held.append(stack.enter_context(files.locked(folder / f"{label}+{tree.name}", 0)))
             except TimeoutError:
                 what = f"another command on this machine is copying {tree.name} to it, or starting a run with it"
                 raise HostError(what, where=f"node {label}", fix="wait until it has ended") from None
             except OSError as exc:
                 raise unwritable(folder, exc) from exc
-        yield
+        yield held
 
 
 async def look(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Seen]:
@@ -226,8 +230,14 @@ async def look(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Se
     return seen
 
 
-async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Seen]:
+async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree, held: Sequence[int] = ()) -> dict[str, Seen]:
     """Bring a tree to all these workers; return what each had of it before.
+
+    Args:
+        fanout: Reaches the workers.
+        hosts: The workers.
+        tree: The tree.
+        held: Locks that what brings it holds as well: where this process is killed, it goes on to its end.
 
     Raises:
         UnreachableError: A worker did not answer.
@@ -242,7 +252,7 @@ async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Se
         entries = seen[host].differs
         async with slots:
             limit = LIMIT + min(_bytes(tree, entries) * at_once / _UPLINK, _BRINGING)
-            return await _transfer(fanout, host, tree, entries, limit)
+            return await _transfer(fanout, host, tree, entries, limit, held=held)
 
     if changing := [host for host in hosts if seen[host].differs]:
         _say_much(tree, {host: seen[host].differs for host in changing})
@@ -314,9 +324,11 @@ def _say_much(tree: Tree, differs: Mapping[str, Sequence[str]]) -> None:
         )
 
 
-async def _transfer(fanout: Fanout, host: str, tree: Tree, entries: Iterable[str], limit: float) -> Result:
+async def _transfer(
+    fanout: Fanout, host: str, tree: Tree, entries: Iterable[str], limit: float, *, held: Sequence[int]
+) -> Result:
     command = transfer_command(tree, host, fanout.ssh_config)
-    async with ssh.started(command, stdout=asyncio.subprocess.DEVNULL) as process:
+    async with ssh.started(command, stdout=asyncio.subprocess.DEVNULL, held=held) as process:
         try:
             async with asyncio.timeout(limit):
                 _, said = await process.communicate(transfer_list(entries))
