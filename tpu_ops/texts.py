@@ -14,6 +14,13 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def signal_name(number: int) -> str:
+    """Return a signal's name, as in ``SIGKILL``; empty where there is none of this number."""
+    import signal  # a command that succeeds does without it
+
+    return signal.Signals(number).name if number in set(signal.Signals) else ""
+
+
 def some(names: Sequence[str], limit: int = 8, rest: str = "more") -> str:
     """Return names as a line holds them, as in ``a, b and 3 more``.
 

@@ -19,7 +19,6 @@ from tpu_ops import config
 from tpu_ops.cli import configure as configuring
 from tpu_ops.errors import HostError
 from tpu_ops.fleet import view
-from tpu_ops.remote.playbook import Step
 
 #: The hosts are this machine: what is proved here is the way to Ansible and back, not ssh.
 VARIABLES = (
@@ -475,17 +474,3 @@ def _commands() -> list[str]:
         except OSError:
             continue
     return found
-
-
-def test_each_line_of_a_failure_and_of_a_report_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Faults of variables are many, each with its file and line."""
-    faults = "\n".join(f"main.yml:{number}: no role has this variable" for number in range(1, 103))
-    configuring.show_failures([Step("Check", "", "pod-w0", "failed", faults)])
-    said = capsys.readouterr().err.splitlines()
-    assert said[:2] == ["pod-w0: failed: Check", "  main.yml:1: no role has this variable"]
-    assert said[100:] == ["  main.yml:100: no role has this variable", "  ... 2 more lines: --json has all"]
-    progress = configuring.Progress()
-    for host in ("pod-w0", "pod-w1"):
-        progress(Step("Report", "", host, "ok", report=("pod: 16 chips", f"{host}: fine")))
-    progress.end()
-    assert capsys.readouterr().err == "Report:\n  pod: 16 chips\n  pod-w0: fine\n  pod-w1: fine\n"

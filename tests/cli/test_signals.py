@@ -141,20 +141,24 @@ def test_below_nohup_a_terminal_that_closes_ends_nothing(brought_back: FleetDir)
         assert [bool(ignored >> number - 1 & 1) for number in (signal.SIGHUP, signal.SIGTERM)] == [True, False]
 
 
-FOLLOWS = "asyncio.run(leaving.followed(work(), lambda: None, lambda: None, command=str, as_json=False))"
+FOLLOWS = (
+    "left = lambda: os.write(2, b'the run continues')\n"
+    "raise SystemExit(leaving.to_its_end(work(), lambda: None, left, command=str, as_json=False))"
+)
 
 
 @pytest.mark.parametrize(
-    ("block", "sent"),
+    ("block", "sent", "code"),
     [
-        ("with asked.ended_by_signals():\n    asyncio.run(work())", (signal.SIGTERM, signal.SIGHUP)),
-        (FOLLOWS, (signal.SIGTERM, signal.SIGHUP)),
-        (FOLLOWS, (signal.SIGINT, signal.SIGINT)),
+        ("with asked.ended_by_signals():\n    asyncio.run(work())", (signal.SIGTERM, signal.SIGHUP), -signal.SIGINT),
+        (FOLLOWS, (signal.SIGTERM, signal.SIGHUP), 130),
+        (FOLLOWS, (signal.SIGINT, signal.SIGINT), 130),
+        (FOLLOWS, (signal.SIGINT, signal.SIGTERM), 130),
     ],
-    ids=["what a signal ends", "what follows a run", "Ctrl-C"],
+    ids=["what a signal ends", "what follows a run", "Ctrl-C", "Ctrl-C, and then SIGTERM"],
 )
 def test_the_second_signal_ends_what_writes_to_a_pipe_that_nobody_reads(
-    block: str, sent: tuple[signal.Signals, signal.Signals]
+    block: str, sent: tuple[signal.Signals, signal.Signals], code: int
 ) -> None:
     """As `| less` on its first page: the event loop stands still, and the first one never has its turn."""
     script = (
@@ -188,7 +192,8 @@ def test_the_second_signal_ends_what_writes_to_a_pipe_that_nobody_reads(
                 process.send_signal(number)
                 while int(status(process.pid, "SigPnd") or "0", 16) or int(status(process.pid, "ShdPnd") or "0", 16):
                     time.sleep(0.01)  # polls until the signal has been delivered
-            assert process.wait(timeout=20) == -signal.SIGINT
+            assert process.wait(timeout=20) == code
+            assert (b"the run continues" in process.stderr.read()) is (code == 130), "it says what goes on"
         finally:
             process.kill()
 

@@ -288,7 +288,8 @@ def test_a_start_whose_asker_has_gone_starts_nothing(
         ("its own", "tpu_ops run r1", False),
         ("nothing", "tpu_ops run r1", True),
         ("nothing", "tpu_ops run r2", False),
-        ("another request's", "tpu_ops run r1", True),
+        # Of the same run, at the same moment: it is that request's to answer for.
+        ("another request's", "tpu_ops run r1", False),
     ],
 )
 def test_a_start_that_systemd_takes_long_over_goes_on_or_is_taken_back(

@@ -95,6 +95,29 @@ def test_frames_end_without_an_end_where_another_attempt_begins(
     assert frames == wire.frame(wire.DATA, 0, b"abc")
 
 
+@pytest.mark.parametrize("rebooted", [True, False])
+def test_what_looks_lost_is_waited_for_only_where_systemd_may_be_closing_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rebooted: bool
+) -> None:
+    monkeypatch.setattr(follow, "require_root", lambda: None)
+    store, now = Store(str(tmp_path)), [0.0]
+    boot, init = ("another", 1) if rebooted else store.boot()
+    known = {"run_id": "r1", "state": "lost", "attempt": 1, "cgroup": "", "notes": [], "log": None}
+    known |= {"boot_id": boot, "init_start": init}
+    monkeypatch.setattr(store, "observe", lambda _: known)
+    Path(store.logs("r1")).mkdir(parents=True)
+
+    def pause(_self: wire.Caller, _seconds: float) -> None:
+        now[0] += 1
+
+    monkeypatch.setattr("tpu_ops.host.follow.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(wire.Caller, "pause", pause)
+    with (tmp_path / "said").open("wb") as said, Path(os.devnull).open("rb") as source:
+        request = {"marker": "0123456789", "protocol": wire.PROTOCOL, "run_id": "r1"}
+        follow.follow(request, store, wire.Caller(source.fileno(), attended=False), said.fileno())
+    assert (now[0] >= follow._CLOSING_LIMIT) is not rebooted
+
+
 class Lagging:
     """Two attempts of a run, the second of which begins while the first one's log is being sent."""
 

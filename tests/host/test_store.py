@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.alone import ALONE
 from tests.support.specs import good, myself
-from tpu_ops.host import actions, logs, private, proc, record, spec, supervise, wire
+from tpu_ops.host import actions, ending, logs, private, proc, record, spec, supervise, wire
 from tpu_ops.host.after import after
 from tpu_ops.host.store import Store
 
@@ -361,6 +361,26 @@ def test_a_stop_of_what_has_ended_waits_for_its_unit_once(
     ended(store, supervisor=supervisor)
     actions.stop({"protocol": wire.PROTOCOL, "run_id": "r1"}, store, wire.Caller(0, attended=False))
     assert waited == ["r1"]
+
+
+def test_a_stop_behind_a_killed_supervisor_waits_for_what_that_has_left_and_tells_how_it_was_closed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "require_root", lambda: None)
+    monkeypatch.setattr(actions, "asking", myself)
+    found = begun(store, state="running", supervisor={"pid": os.getpid(), "start": -1})
+    waited: list[float] = []
+
+    def settle(_: Store, record: dict[str, Any], limit: float = 0.0) -> None:
+        waited.append(limit)
+        assert record["state"] == "lost"
+        store.write({**found, "state": "failed", "stuck": [{"pid": 7}]})
+
+    monkeypatch.setattr(Store, "settle", settle)
+    request = {"protocol": wire.PROTOCOL, "run_id": "r1"}
+    said = actions.stop(request, store, wire.Caller(0, attended=False))
+    assert (said["record"]["state"], said["record"]["stuck"]) == ("failed", [{"pid": 7}])
+    assert waited[0] > ending.KILL_LIMIT, "as long as what is left is given to go"
 
 
 def test_what_a_supervisor_was_writing_when_it_was_killed_goes_with_its_run(

@@ -20,7 +20,7 @@ from tpu_ops.runs.outcomes import Outcome
 
 #: Seconds after the first Ctrl-C in which a second one stops the run.
 AGAIN = 3.0
-#: Seconds after which the event loop stands still where a Ctrl-C has had no turn, as before a pipe that nobody reads:
+#: Seconds after which the event loop stands still where a signal has had no turn, as before a pipe that nobody reads:
 #: the next one ends the command at once.
 STANDS = 0.5
 
@@ -46,6 +46,10 @@ def to_its_end(
         if running() is None:
             raise
         output.give_up()
+        left()
+        return ExitCode.INTERRUPTED
+    except KeyboardInterrupt:
+        # Nobody reads the lines, so that the first one has had no turn and has said nothing.
         left()
         return ExitCode.INTERRUPTED
     except (OpsError, OSError):
@@ -160,36 +164,26 @@ def _interrupted_by(press: Callable[[], None], leave: Callable[[bool], None]) ->
         leave: Called for SIGTERM and SIGHUP, with whether it was called before.
     """
     loop = asyncio.get_running_loop()
-    left = asyncio.Event()
+    waiting: list[float] = []
 
-    def on_its_turn(again: bool) -> None:
-        left.set()
-        leave(again)
-
-    def comes(again: bool) -> None:
-        if again and not left.is_set():
-            # The first one has had no turn: something blocks the loop, such as a pipe that nobody reads.
-            raise KeyboardInterrupt
-        loop.call_soon_threadsafe(on_its_turn, again)
-
-    with asked.signals(comes):
-        if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
-            yield
-            return
-        waiting: list[float] = []
+    def in_turn(call: Callable[[], None]) -> None:
+        """Call something in the loop, or end all here and now where an earlier signal has had no turn for so long."""
 
         def take_turn() -> None:
             waiting.clear()
-            press()
+            call()
 
-        def pressed(*_: object) -> None:
-            now = time.monotonic()
-            if waiting and now - waiting[0] > STANDS:
-                raise KeyboardInterrupt
-            waiting.append(now)
-            loop.call_soon_threadsafe(take_turn)
+        now = time.monotonic()
+        if waiting and now - waiting[0] > STANDS:
+            raise KeyboardInterrupt
+        waiting.append(now)
+        loop.call_soon_threadsafe(take_turn)
 
-        before = signal.signal(signal.SIGINT, pressed)
+    with asked.signals(lambda again: in_turn(lambda: leave(again))):
+        if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
+            yield
+            return
+        before = signal.signal(signal.SIGINT, lambda *_: in_turn(press))
         try:
             yield
         finally:

@@ -146,11 +146,8 @@ def _show(hosts: Sequence[str], total: int, result: Result) -> None:
 
 def _ending(code: int) -> str:
     """Return how a command ended, in a few words; shells add 128 to the number of a signal that ended it."""
-    # Imported here: a command that succeeds does without it.
-    import signal
-
-    numbers = {number.value + 128: number.name for number in signal.Signals}
-    return f"exit code {code} ({numbers[code]})" if code in numbers else f"exit code {code}"
+    name = texts.signal_name(code - 128)
+    return f"exit code {code} ({name})" if name else f"exit code {code}"
 
 
 def _say_cut(hosts: Sequence[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -79,11 +78,9 @@ def ending(outcome: Outcome) -> str:
     exit_ = outcome.exit or {}
     if "code" in exit_:
         return f"exit code {exit_['code']}"
-    return _name_of(exit_["signal"]) if "signal" in exit_ else ""
-
-
-def _name_of(number: int) -> str:
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    if "signal" in exit_:
+        return texts.signal_name(exit_["signal"]) or f"signal {exit_['signal']}"
+    return ""
 
 
 def summary(run_id: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:

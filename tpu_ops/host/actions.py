@@ -149,10 +149,11 @@ def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller)
             code, text = unit.call(command, unit.START_LIMIT + _SYSTEMD_LIMIT)
         except Refused:
             record = _of_attempt(store.observe(data["run_id"]), data)
-            if record is not None and record["marker"] == marker and record["state"] not in FINAL:
+            if record is None or record["state"] in FINAL:
+                unit.take_back(data["run_id"], _SYSTEMD_LIMIT)
+            elif record["marker"] == marker:
                 # It takes longer than others and goes on: whoever asked for it waits for it as for any other.
                 return
-            unit.take_back(data["run_id"], _SYSTEMD_LIMIT)
             raise
         if code == 0:
             return
