@@ -49,6 +49,9 @@ PLACE = re.compile(
 #: How files of variables end, in the order in which Ansible looks for them.
 SUFFIXES = ("", ".yml", ".yaml", ".json")
 
+#: How the names of groups begin that come and go with nodes, and how the names of their workers end.
+OF_NODES, WORKER = ("node_", "zone_", "type_", "state_", "queued_"), re.compile(r"-w\d+$")
+
 #: Several variables that a fault concerns together, instead of one.
 SEVERAL = re.compile(r"[a-z]\w*(, [a-z]\w*)+(?=: )")
 
@@ -251,7 +254,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # Ansible ships no types
         result["waiting"] = (
             sorted(role for role in blocked | failures.keys() if f"__{role}_faults" in variables) if wrong else []
         )
-        result["warnings"] = [_placed(text, place(text, values)) for text in warnings]
+        result["warnings"] = [_placed(text, place(text, values)) for text in warnings] + unused_warnings(variables)
         result["faults"] = [
             {"text": with_places(fault, values), "place": self._place(fault, values, variables)}
             for fault in wrong + unknown_faults(variables, here, known, own) + judged
@@ -345,6 +348,49 @@ def unread_faults(variables: Mapping[str, Any]) -> list[tuple[Path, str]]:
     return faults
 
 
+def unused_warnings(variables: Mapping[str, Any]) -> list[str]:
+    """Given a host's variables, return which variables files are of groups and hosts that the inventory does not have.
+
+    Ansible ignores them silently. Nodes come and go: files of theirs are expected to be without use at times.
+    """
+    groups, hosts = variables["groups"], variables["groups"]["all"]
+    # Where hosts have other names, nobody can tell which of these are workers that are away.
+    away = WORKER if all(map(WORKER.search, hosts)) else re.compile("")
+    warnings = []
+    for folder in _variable_folders(variables):
+        for name, file in sorted((_stem(path), path) for path in folder.glob("group_vars/*") if _is_read(path)):
+            if name not in groups and not name.startswith(OF_NODES):
+                text = f"the inventory has no group {name}{_meant(name, groups) or _suggestion(name, groups)}"
+                warnings.append(f"{_shown(file)}: is not read, since {text}")
+        for name, file in sorted((_stem(path), path) for path in folder.glob("host_vars/*") if _is_read(path)):
+            if name not in hosts and not away.search(name):
+                text = f"the inventory has no host {name}{_meant(name, groups) or _suggestion(name, hosts)}"
+                warnings.append(f"{_shown(file)}: is not read, since {text}")
+    return warnings
+
+
+def _meant(name: str, groups: Collection[str]) -> str:
+    """Given the name of a file, return the group that is meant where it is almost that of a node or of a group."""
+    plain = re.sub(r"\W", "_", name)
+    found = next((group for group in (f"node_{plain}", plain) if group in groups), "")
+    return f"; did you mean group_vars/{found}?" if found else ""
+
+
+def _stem(path: Path) -> str:
+    """Return the name of the group or host that a file or directory of variables is of."""
+    return path.name if path.is_dir() else path.name.removesuffix(path.suffix)
+
+
+def _is_read(path: Path) -> bool:
+    """Return whether Ansible reads a file or directory, if there is such a group or host."""
+    return not path.name.startswith(".") and (path.is_dir() or path.suffix in SUFFIXES)
+
+
+def _variable_folders(variables: Mapping[str, Any]) -> list[Path]:
+    """Return the directories that may have group_vars and host_vars for a host."""
+    return [Path(variables[name]) for name in ("playbook_dir", "inventory_dir") if variables.get(name)]
+
+
 def _variable_paths(variables: Mapping[str, Any]) -> list[list[Path]]:
     """Return the existing files and directories for a host and for each of its groups; Ansible reads the first.
 
@@ -355,7 +401,7 @@ def _variable_paths(variables: Mapping[str, Any]) -> list[list[Path]]:
         *(f"group_vars/{name}" for name in variables["group_names"]),
         "group_vars/all",
     ]
-    folders = [Path(variables[name]) for name in ("playbook_dir", "inventory_dir") if variables.get(name)]
+    folders = _variable_folders(variables)
     named = [[folder / f"{stem}{suffix}" for suffix in SUFFIXES] for stem in stems for folder in folders]
     return [found for paths in named if (found := [path for path in paths if path.exists()])]
 

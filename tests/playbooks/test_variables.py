@@ -16,6 +16,7 @@ from playbooks.action_plugins.check_variables import (
     type_faults,
     unknown_faults,
     unread_faults,
+    unused_warnings,
     variable_files,
 )
 from playbooks.filter_plugins.variables import faults_listed
@@ -184,6 +185,45 @@ def test_files_that_ansible_passes_over_beside_a_directory_or_a_file_of_their_na
     ]
     ansible = DataLoader().find_vars_files(str(tmp_path / "group_vars"), "all")
     assert ansible == [str(tmp_path / "group_vars/all/main.yml")]
+
+
+@pytest.mark.parametrize(
+    ("file", "meant"),
+    [
+        ("group_vars/all.yml", None),
+        ("group_vars/all/main.yml", None),
+        ("group_vars/team.json", None),
+        ("group_vars/node_away.yml", None),
+        ("group_vars/README.md", None),
+        ("group_vars/.pod.yml", None),
+        ("host_vars/pod-w0.yml", None),
+        ("host_vars/gone-w12/main.yml", None),
+        ("group_vars/pod.yml", "group pod; did you mean group_vars/node_pod?"),
+        ("group_vars/node-pod.yml", "group node-pod; did you mean group_vars/node_pod?"),
+        ("group_vars/teams/main.yml", "group teams; did you mean team?"),
+        ("group_vars/other", "group other"),
+        ("host_vars/pod.yml", "host pod; did you mean group_vars/node_pod?"),
+        ("host_vars/pod_w0.yaml", "host pod_w0; did you mean pod-w0?"),
+    ],
+)
+def test_files_of_groups_and_hosts_that_are_nowhere_are_warned_of(
+    file: str, meant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(file).parent.mkdir(parents=True)
+    Path(file).touch()
+    groups: dict[str, list[str]] = {"all": ["pod-w0"], "node_pod": [], "team": []}
+    shown = file.removesuffix("/main.yml")
+    assert unused_warnings({"groups": groups, "inventory_dir": str(tmp_path)}) == (
+        [f"{shown}: is not read, since the inventory has no {meant}"] if meant else []
+    )
+
+
+def test_a_host_that_may_be_a_worker_that_is_away_is_not_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "host_vars").mkdir()
+    (tmp_path / "host_vars" / "other.yml").touch()
+    for hosts, told in ((["pod-w0"], True), (["pod-w0", "10.0.0.2"], False)):
+        assert bool(unused_warnings({"groups": {"all": hosts}, "inventory_dir": str(tmp_path)})) == told
 
 
 def check(*faults: tuple[str, str], waiting: tuple[str, ...] = ()) -> dict[str, Any]:

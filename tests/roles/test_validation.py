@@ -152,6 +152,8 @@ shell, tcmalloc, workspace: the rest is checked once these are corrected
 
 NOWHERE = "group_vars/all.yml:12: users_people[2]: bea: groups_of_nodes: the inventory has no podd (did you mean pod?)"
 
+UNUSED = "group_vars/pods.yml: is not read, since the inventory has no group pods; did you mean pod?"
+
 
 def playbook(folder: Path, name: str | Path, *argv: str) -> tuple[int, list[dict[str, Any]]]:
     """Run a playbook on four hosts that are this machine; return its exit code and the tasks of the first play."""
@@ -182,11 +184,11 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def test_faults_of_all_roles_and_hosts_are_one_list_before_anything_changes(tmp_path: Path) -> None:
-    write(tmp_path, FILES)
+    write(tmp_path, FILES | {"group_vars/pods.yml": "users_patience: 5\n"})
     code, tasks = playbook(tmp_path, "site.yml", "--tags", "launcher", "--extra-vars", json.dumps(EXTRA))
     assert code != 0
     warned = {text.replace(f"{tmp_path}/", "") for result in tasks[-2]["hosts"].values() for text in result["warnings"]}
-    assert warned == {NOWHERE}
+    assert warned == {NOWHERE, UNUSED}
     # The next task would be the first change.
     assert tasks[-1]["task"]["name"] == "Refuse faulty variables"
     (said,) = {result["msg"] for result in tasks[-1]["hosts"].values() if result.get("failed")}
