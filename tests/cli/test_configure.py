@@ -140,6 +140,19 @@ def test_what_fails_is_said_once_with_its_hosts_and_reason(fleet):
     assert "  fix: correct it and run the same command again" in done.stderr
 
 
+def test_who_may_not_configure_is_told_what_is_needed(fleet, tmp_path):
+    sudo = tmp_path / "sudo"
+    sudo.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2; exit 1\n")
+    sudo.chmod(0o755)
+    write(fleet, TOUCH)
+    (fleet.path / "inventory" / "group_vars" / "all.yml").write_text(
+        VARIABLES.replace("become: false", "become: true") + f"ansible_become_exe: {sudo}\nansible_become_user: nobody\n"
+    )
+    done = configure(fleet, "pod")
+    assert (done.returncode, done.stderr.count("  fix: ")) == (1, 1), done.stderr
+    assert "  fix: whoever configures workers needs full passwordless sudo there; " in done.stderr
+
+
 def test_what_fails_is_said_though_nobody_reads_the_table(fleet):
     write(fleet, "    - {name: Break, ansible.builtin.fail: {msg: no space here}}\n")
     reader, writer = os.pipe()

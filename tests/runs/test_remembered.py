@@ -65,6 +65,8 @@ class Workers:
 
     def __init__(self) -> None:
         self.replies: dict[str, Reply] = {}
+        #: The newest record of each, where not of a run that is long over.
+        self.newest: dict[str, dict[str, Any]] = {}
 
     async def call(self, requests: Any, action: str, **_: Any) -> dict[str, Reply]:
         assert action == "status"
@@ -74,7 +76,8 @@ class Workers:
         reply = self.replies.get(host, MISSING)
         if reply.kind == "missing":
             reply = Reply("", {"record": None})
-        listed: dict[str, Any] = {"records": [], "holder": None} if "count" in request else {}
+        newest = [self.newest[host]] if host in self.newest else []
+        listed: dict[str, Any] = {"records": newest, "holder": None} if "count" in request else {}
         return reply._replace(host=host, value={**reply.value, **listed})
 
     @contextlib.asynccontextmanager
@@ -299,6 +302,37 @@ def test_who_attaches_is_told_how_to_detach_where_the_run_is_on(
     assert ("run r1 on 4 workers; Ctrl-C detaches" in err) is on
 
 
+def test_the_last_run_of_a_node_is_shown_by_logs_and_named_by_status_and_attach(
+    world: World, refused: Callable[..., Any]
+) -> None:
+    world.told(*ALL)
+    world.workers.newest = {host: record(rank) for rank, host in enumerate(HOSTS)}
+    code, _, err = world(logs, "a-w1")
+    assert (code, "no run is active on a-w1; the last one there was r1\n" in err) == (ExitCode.OK, True)
+    code, _, err = world(status, "a")
+    assert (code, err) == (ExitCode.OK, "no run is active on a; `tpu_ops status r1` shows the last one there\n")
+    # Whoever waits for an end means a run that is on.
+    for command, argv in ((attach, ["a"]), (logs, ["--follow", "a"])):
+        assert refused(world, command, *argv).fix.startswith("the last one was r1: `tpu_ops logs r1`; ")
+
+
+def test_of_several_last_runs_none_is_shown(world: World, refused: Callable[..., Any]) -> None:
+    world.workers.newest = {"a-w0": record(0), "b-w0": {**record(2), "run_id": "r2"}}
+    wrong = refused(world, logs, "a,b")
+    assert wrong.what == "no run is active on a,b"
+    assert wrong.fix.startswith("the last ones were r1, r2: `tpu_ops logs r1`; ")
+
+
+def test_status_tells_who_failed_first_and_what_is_left(world: World) -> None:
+    first = {"rank": 2, "worker": "b-w0", "cause": "exit code 3"}
+    stuck = [{"pid": 7, "command": "python x", "state": "D"}]
+    told = [{"record": record(rank, "failed") | {"first": first, "stuck": stuck * (rank == 1)}} for rank in range(4)]
+    world.told(*(Reply("", value) for value in told))
+    code, _, err = world(status, "r1")
+    assert (code, "rank 2 (b-w0) failed first: exit code 3" in err) == (ExitCode.FAILED, True)
+    assert "a-w1: pid 7 (python x) could not be ended, state D" in err
+
+
 def test_a_target_without_a_run_is_told_what_starts_one_and_what_lists_older_ones(
     world: World, refused: Callable[..., Any]
 ) -> None:
@@ -380,7 +414,7 @@ def test_status_of_several_runs_ends_with_a_failure_that_is_known(
     world: World, monkeypatch: pytest.MonkeyPatch, states: list[str], problem: OpsError | None, code: int
 ) -> None:
     told = [(control.RunRef(f"r{at}", ("a-w0",)), (Outcome(0, "a-w0", state),)) for at, state in enumerate(states)]
-    monkeypatch.setattr(status, "_ask", AsyncMock(return_value=(told, problem)))
+    monkeypatch.setattr(status, "_ask", AsyncMock(return_value=(told, (), problem)))
     ended, _, said = world(status, "a")
     assert (ended, "error: silent" in said) == (code, problem is not None and code == 1)
 

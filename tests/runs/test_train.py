@@ -16,6 +16,7 @@ from tests.support.nodes import node
 from tests.support.published import Member, document
 from tpu_ops import config
 from tpu_ops.cli import recovering, train
+from tpu_ops.cli import sync as cli_sync
 from tpu_ops.cli.main import main
 from tpu_ops.errors import HostError, OpsError, UsageError
 from tpu_ops.fleet import view
@@ -65,6 +66,30 @@ async def test_a_run_that_may_be_on_is_remembered_and_one_that_is_not_leaves_wha
         assert guard._begun is may_be_on, "nothing that recovers it goes, then"
         starting.left()
         assert ("may be running\n  follow: tpu_ops attach exp" in capsys.readouterr().err) is may_be_on
+
+
+@pytest.mark.parametrize(
+    ("command", "warned"),
+    [
+        ("python train.py --lr 1", "train.py"),
+        ("python tools/go.sh", "tools/go.sh"),
+        ("tools/go", "tools/go"),
+        ("python other.py", ""),
+        ("python -m train", ""),
+        ("cat tools/go", ""),
+        ("python HERE/train.py", ""),
+    ],
+)
+def test_a_script_that_is_here_and_is_not_copied_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, command: str, warned: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tools").mkdir()
+    for name in ("train.py", "tools/go", "tools/go.sh"):
+        (tmp_path / name).touch()
+    cli_sync.warn_of_scripts(command.replace("HERE", str(tmp_path)).split())
+    said = capsys.readouterr().err
+    assert said.startswith(f"warning: {warned} is not copied: ") if warned else said == ""
 
 
 def test_a_dry_run_names_variables_and_secrets_and_shows_no_value(tmp_path: Path, capsys: Any) -> None:

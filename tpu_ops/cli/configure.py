@@ -31,6 +31,12 @@ VAULT = (
     "export ANSIBLE_VAULT_PASSWORD_FILE=FILE, which holds Ansible Vault's password or is a program that prints it, and"
     " run the same command again"
 )
+#: What Ansible and sudo say to who may not do everything there without a password, and the way out.
+_REFUSED_BY_SUDO = ("Missing sudo password", "sudo: a password is required")
+FULL_SUDO = (
+    "whoever configures workers needs full passwordless sudo there; somebody who has it can set `sudo: full` for you in"
+    " users_people (`sudo: launcher` lets you train only)"
+)
 #: Letters of a line and lines of one failure's message that are printed; all of it stands in --json.
 _LONGEST, _LINES = 600, 100
 
@@ -366,6 +372,8 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings, then
         again = VAULT
     elif any("YAML" in text for text in outcome.said) and (fault := no_yaml(settings.file)):
         again = f"correct {fault}"
+    elif any(text in step.message for step in outcome.failures for text in _REFUSED_BY_SUDO):
+        again = FULL_SUDO
     if outcome.unreachable:
         who = texts.count(len(outcome.unreachable), "host")
         what = f"{who} did not answer" + (", others failed" if len(outcome.failures) > len(outcome.unreachable) else "")

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "'2026-01-31 12:00:00 UTC', as tables print it",
     )
     parser.add_argument("--fetch", metavar="DIR", help="copy the logs of all ranks, unchanged, to DIR/RUN/rank-N.log")
-    parser.add_argument("run", help=runs_output.RUN)
+    parser.add_argument("run", help=f"{runs_output.RUN} (without --follow also for the last one there)")
 
 
 @asked.ended_by_signals()
@@ -133,7 +133,7 @@ async def followed(
         on: As of `Follower`.
     """
     fanout = contact.fanout(fleet)
-    run_ = await _the_run(fleet, fanout, word)
+    run_ = await _the_run(fleet, fanout, word, live=live)
     shown = runs_output.ranks(rank, len(run_.hosts))
     begun(fanout, run_)
     follower = Follower(
@@ -153,35 +153,50 @@ async def followed(
 
 async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -> tuple[control.RunRef, fetch.Copied]:
     fanout = contact.fanout(fleet)
-    run_ = await _the_run(fleet, fanout, word)
+    run_ = await _the_run(fleet, fanout, word, live=live)
     copied = await fetch.logs(fanout, run_, directory, live=live, taken=nodes.taken(fleet, run_.run_id))
     return run_, copied._replace(outcomes=[*remembered(fleet, run_.run_id, run_.hosts, copied.outcomes)])
 
 
-def _ended_on(fleet: view.Fleet, word: str) -> str:
-    """Return what starts a run on the workers of a target, and what names one that is no longer on them."""
+def _ended_on(fleet: view.Fleet, word: str, before: Sequence[str]) -> str:
+    """Return what starts a run on the workers of a target, and what names one that is no longer on them.
+
+    Args:
+        fleet: The fleet.
+        word: The target.
+        before: The last runs there that are over, as far as workers tell of them.
+    """
     workers = targets.select(fleet.workers, word, listed=fleet.listed)
     ids, labels = {worker.node.node_id for worker in workers}, {worker.label for worker in workers}
-    before = [
-        known.run_id for known in records.recent(fleet.settings.state_dir, records.KEPT) if ids & {*known.node_ids}
-    ]
-    last = f"the last one started here was {before[0]}: `tpu_ops logs {before[0]}`; " if before else ""
+    recent = records.recent(fleet.settings.state_dir, records.KEPT)
+    names = before or [known.run_id for known in recent if ids & {*known.node_ids}][:1]
+    which = "the last one was" if len(names) == 1 else "the last ones were"
+    last = f"{which} {texts.some(list(names))}: `tpu_ops logs {names[0]}`; " if names else ""
     starts = f"`tpu_ops train {','.join(sorted(labels))} -- COMMAND` starts one"
     return f"{last}{starts}; `tpu_ops runs` lists the last ones started here"
 
 
-async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str) -> control.RunRef:
-    """Return the one run that a word means.
+async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str, *, live: bool) -> control.RunRef:
+    """Return the one run that a word means: for workers the run on them, or else the last one there.
+
+    Args:
+        fleet: The fleet.
+        fanout: Reaches the workers.
+        word: A run, or a node or worker.
+        live: Whether the end is waited for, which then is that of a run that is on.
 
     Raises:
         OpsError: It means none, or several.
     """
-    runs, _ = found = await control.find(fleet, fanout, word)
+    runs, _, before = found = await control.find(fleet, fanout, word)
     if not runs and (problem := found.problem()):
         raise problem
+    if not runs and len(before) == 1 and not live:
+        output.info(f"no run is active on {word}; the last one there was {before[0]}")
+        return (await control.find(fleet, fanout, before[0])).runs[0]
     if len(runs) != 1:
         names = ", ".join(run_.run_id for run_ in runs)
-        fix = f"name one of them: {names}" if names else _ended_on(fleet, word)
+        fix = f"name one of them: {names}" if names else _ended_on(fleet, word, before)
         what = f"{len(runs)} runs are" if names else "no run is"
         raise UsageError(f"{what} active on {word}", where=f"RUN {word!r}", fix=fix)
     return runs[0]

@@ -291,16 +291,14 @@ def hints(run_id: str, command: Callable[[str], str]) -> None:
 
 
 def failure(outcomes: Sequence[Outcome], shown: Sequence[int]) -> None:
-    """Say which rank failed first and why, and show its last lines where they were not followed."""
-    first = first_failure(outcomes)
-    if first is None:
-        return
-    output.info(f"rank {first.rank} ({first.host}) failed first: {first.cause}")
-    tail = outcomes[first.rank].tail if first.rank < len(outcomes) else ""
-    if first.rank not in shown and tail:
-        output.info(f"its last lines ({first.host}):")
-        for text in tail.splitlines()[-TAIL_LINES:]:
-            line_aside([first.rank], text)
+    """Say which rank failed first and why, show its last lines where they were not followed, and say what is left."""
+    if first := first_failure(outcomes):
+        output.info(f"rank {first.rank} ({first.host}) failed first: {first.cause}")
+        tail = outcomes[first.rank].tail if first.rank < len(outcomes) else ""
+        if first.rank not in shown and tail:
+            output.info(f"its last lines ({first.host}):")
+            for text in tail.splitlines()[-TAIL_LINES:]:
+                line_aside([first.rank], text)
     leftovers(outcomes)
 
 

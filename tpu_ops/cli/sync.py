@@ -7,6 +7,7 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from tpu_ops import config, files, texts
 from tpu_ops.cli import asked, options, output
@@ -68,6 +69,16 @@ def _read(directory: str) -> sync.Tree:
     except OpsError as failure:
         failure.where = re.sub(r"^--sync\b", "DIR", failure.where)
         raise
+
+
+def warn_of_scripts(command: Sequence[str]) -> None:
+    """Given the words of a command that starts without code from here, warn of a script here that it may have meant."""
+    for word in command:
+        is_script = word.endswith((".py", ".sh")) or (word == command[0] and "/" in word)
+        if is_script and not Path(word).is_absolute() and Path(word).is_file():
+            what = f"{word} is not copied: without --sync or --git the command starts in your home on the workers"
+            output.warning(f"{what}; `--sync .` copies this directory and starts there")
+            return
 
 
 def said(tree: sync.Tree, hosts: Sequence[str], seconds: float, *, dry: bool = False) -> None:

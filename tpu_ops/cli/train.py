@@ -133,7 +133,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(what, where="--sync and --user", fix="leave out one of the two")
     tree = sync.read(files.resolved(args.sync, "--sync")) if args.sync else None
     line = " ".join(command)
-    called = spec.name_of(line.split() if args.shell else command, tree.name if tree else "")
+    typed = line.split() if args.shell else command
+    if not args.sync and not args.git:
+        cli_sync.warn_of_scripts(typed)
+    called = spec.name_of(typed, tree.name if tree else "")
     run_spec = spec.RunSpec(
         run_id=args.name or spec.new_run_id(called),
         argv=("/bin/sh", "-c", line) if args.shell else tuple(command),

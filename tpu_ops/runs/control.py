@@ -41,10 +41,17 @@ class RunRef:
 
 
 class Found(NamedTuple):
-    """The runs that a word means, and what could not be asked: a run may be on a silent worker too."""
+    """The runs that a word means, and what could not be asked: a run may be on a silent worker too.
+
+    Attributes:
+        runs: The runs.
+        silent: Answers of the workers that cannot tell.
+        before: Where the word means workers, ids of the last runs there that are over; each worker tells of one.
+    """
 
     runs: list[RunRef]
     silent: tuple[Reply, ...] = ()
+    before: tuple[str, ...] = ()
 
     def problem(self) -> OpsError | None:
         """Return the error that silent workers are, None where all have answered."""
@@ -131,7 +138,10 @@ async def running(fleet: Fleet, fanout: Fanout, workers: Sequence[Worker]) -> Fo
     runs = list(dict.fromkeys(_held(fleet, reply) for reply in replies.values() if _holder(reply)))
     covered = {host for run in runs for host in run.hosts}
     asked = [replies[worker.host] for worker in workers]
-    return Found(runs, tuple(reply for reply in asked if not reply.ok and reply.host not in covered))
+    newest = [record for reply in asked if reply.ok for record in reply.value.get("records", ())]
+    before = dict.fromkeys(record["run_id"] for record in newest if record["state"] not in ON)
+    silent = tuple(reply for reply in asked if not reply.ok and reply.host not in covered)
+    return Found(runs, silent, tuple(before))
 
 
 def _holder(reply: Reply) -> Mapping[str, Any] | None:
