@@ -205,6 +205,15 @@ def test_a_name_is_unknown_only_once_the_api_was_asked(fleet, said):
     assert said[-1].startswith("that failed: ")
 
 
+def test_a_group_is_empty_only_once_the_api_was_asked(fleet, said):
+    with pytest.raises(UnknownError, match="the fleet has no workers"):
+        contact.find(fleet.settings(), "@all")
+    fleet.create("new")
+    _, workers = contact.find(fleet.settings(), "@all")
+    assert [worker.host for worker in workers] == ["new-w0"]
+    assert said == ["the target matches no worker in the last known view: asking the API for new nodes"]
+
+
 def test_a_node_that_is_still_being_made_has_no_worker_yet(fleet, monkeypatch):
     update.refresh(fleet.settings())
     young = view.current(fleet.settings())._replace(nodes=(node("young", count=0, state="CREATING"),))

@@ -16,9 +16,13 @@ _MOST_NAMES, _MOST_DIGITS = 100_000, 9
 #: The operators of a node set that stand outside of brackets: union, difference, intersection, symmetric difference.
 _OPERATOR = re.compile(r"([,!&^])(?![^\[]*\])")
 
+_EMPTY_FLEET = (
+    "the fleet has no workers: create a node with `tpu_ops create`, or look for new ones with `tpu_ops refresh`"
+)
+
 
 class UnknownError(UsageError):
-    """No node or worker has the name, as far as is known."""
+    """No node or worker has the name, or is in the group, as far as is known."""
 
 
 def select(
@@ -35,7 +39,7 @@ def select(
         listed: All nodes of the projects and zones, by which groups are called; left out where the filters hide none.
 
     Raises:
-        UnknownError: A part of the target is unknown.
+        UnknownError: A part of the target is unknown, or the whole is a group that is empty.
         UsageError: A part of it means several things, or nothing is left of it.
     """
     names = _Names(workers, states, listed)
@@ -53,9 +57,25 @@ def select(
             case _:
                 chosen ^= hosts
     if not chosen:
-        fix = "check its operators (, ! & ^): they leave no worker"
-        raise UsageError("the target matches no worker", where=f"target {shortened(target)}", fix=fix)
+        raise _none_left(target, is_joined=len(parts) > 1, states=states if workers else None)
     return [worker for worker in workers if worker.host in chosen]
+
+
+def _none_left(target: str, *, is_joined: bool, states: Collection[str] | None) -> UsageError:
+    """Return the error that a target means no worker.
+
+    Args:
+        target: The target.
+        is_joined: Whether operators stand in it.
+        states: As of `select`; None where the fleet has no worker.
+    """
+    what, where = "the target matches no worker", f"target {shortened(target)}"
+    if states is None:
+        return UnknownError(what, where=where, fix=_EMPTY_FLEET)
+    if is_joined:
+        return UsageError(what, where=where, fix="check its operators (, ! & ^): they leave no worker")
+    fix = f"groups hold workers of nodes that are {' or '.join(states)}; `tpu_ops list` shows the state of each"
+    return UnknownError(what, where=where, fix=fix)
 
 
 class _Names:
@@ -130,9 +150,7 @@ class _Names:
             return f"did you mean {' or '.join(close)}? `tpu_ops refresh` looks for new nodes"
         if self.nodes:
             return f"known nodes: {texts.some(sorted(self.nodes))}; `tpu_ops refresh` looks for new ones"
-        return (
-            "the fleet has no workers: create a node with `tpu_ops create`, or look for new ones with `tpu_ops refresh`"
-        )
+        return _EMPTY_FLEET
 
 
 def alike(name: str, known: Iterable[str]) -> list[str]:
