@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 #: A name that ends in a number without leading zeros, and holds nothing that ClusterShell takes for more than a name.
 _NUMBERED = re.compile(r"(?P<stem>[A-Za-z0-9._-]*[A-Za-z._-])(?P<number>0|[1-9][0-9]*)", re.ASCII)
+#: How many workers a command names at most one by one.
+_NAMED = 3
 
 
 def count(number: int, noun: str) -> str:
@@ -42,6 +45,11 @@ def folded(hosts: Sequence[str]) -> str:
     from ClusterShell.NodeSet import NodeSet
 
     return str(NodeSet.fromlist(list(hosts)))
+
+
+def target(hosts: Sequence[str]) -> str:
+    """Return workers as a word of a command that any shell takes as it is, as in ``'pod-w[0-3]'``."""
+    return ",".join(hosts) if len(hosts) <= _NAMED else shlex.quote(folded(hosts))
 
 
 def _folded_numbers(hosts: Sequence[str]) -> str:

@@ -146,7 +146,8 @@ def test_who_may_not_configure_is_told_what_is_needed(fleet, tmp_path):
     sudo.chmod(0o755)
     write(fleet, TOUCH)
     (fleet.path / "inventory" / "group_vars" / "all.yml").write_text(
-        VARIABLES.replace("become: false", "become: true") + f"ansible_become_exe: {sudo}\nansible_become_user: nobody\n"
+        VARIABLES.replace("become: false", "become: true")
+        + f"ansible_become_exe: {sudo}\nansible_become_user: nobody\n"
     )
     done = configure(fleet, "pod")
     assert (done.returncode, done.stderr.count("  fix: ")) == (1, 1), done.stderr

@@ -35,3 +35,10 @@ def test_to_fold_names_of_one_node_nothing_is_imported_that_takes_long() -> None
     script = "import sys; from tpu_ops import texts; print(texts.folded(['a1', 'a2']), 'ClusterShell' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "a[1-2] False\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "word"), [(1, "pod-w0"), (3, "pod-w0,pod-w1,pod-w2"), (4, "'pod-w[0-3]'"), (64, "'pod-w[0-63]'")]
+)
+def test_many_workers_are_one_word_of_a_command_that_no_shell_changes(count: int, word: str) -> None:
+    assert texts.target([f"pod-w{index}" for index in range(count)]) == word

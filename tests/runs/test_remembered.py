@@ -330,6 +330,7 @@ def test_status_tells_who_failed_first_and_what_is_left(world: World) -> None:
     world.told(*(Reply("", value) for value in told))
     code, _, err = world(status, "r1")
     assert (code, "rank 2 (b-w0) failed first: exit code 3" in err) == (ExitCode.FAILED, True)
+    assert "  output: tpu_ops logs r1 --rank 2\n" in err
     assert "a-w1: pid 7 (python x) could not be ended, state D" in err
 
 

@@ -61,7 +61,7 @@ def once_each(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     found = []
     for (problem, fix), group in groups.items():
         hosts = [row["worker"] for row in group]
-        found.append({"worker": texts.folded(hosts), "problem": problem, "fix": fix.replace("\0", ",".join(hosts))})
+        found.append({"worker": texts.folded(hosts), "problem": problem, "fix": fix.replace("\0", texts.target(hosts))})
     return found
 
 

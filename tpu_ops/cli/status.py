@@ -12,7 +12,7 @@ from tpu_ops.cli import commands, options, output, runs, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control, nodes, recovery
-from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.runs.outcomes import Outcome, first_failure
 from tpu_ops.runs.remembered import remembered
 
 
@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
             with output.read_or_not():
                 runs_output.table(outcomes)
             runs_output.failure(outcomes, ())
+            if first := first_failure(outcomes):
+                output.info(f"  output: {fleet.settings.command('logs')} {run_.run_id} --rank {first.rank}")
             if note := recovery.note_of(fleet.settings.state_dir, run_.run_id):
                 output.info(commands.on_fleet(note, fleet.settings.command))
             elif runs_output.is_gone(outcomes):

@@ -101,7 +101,7 @@ def first_fix(known: Sequence[tuple[str, str]]) -> str:
     """Given what to do about each worker, return the first for all workers that it helps; empty where there is none."""
     fixes = [(for_any(fix, worker), worker) for fix, worker in known if fix]
     workers = dict.fromkeys(worker for fix, worker in fixes if fix == fixes[0][0])
-    return fixes[0][0].replace("\0", ",".join(workers)) if fixes else ""
+    return fixes[0][0].replace("\0", texts.target(list(workers))) if fixes else ""
 
 
 #: What to do where the workers' launcher is newer than this machine's.
