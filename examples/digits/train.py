@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+import traceback
 
 import checkpoints
 import jax
@@ -100,7 +102,17 @@ def main() -> None:
         if rank == 0:
             checkpoints.write(arguments.checkpoint, model.packed(state, epoch))
             print(f"checkpoint {arguments.checkpoint} epoch {epoch}", flush=True)
+        # JAX takes SIGTERM, as a stop and a preemption send it, for the notice to end in the same epoch everywhere.
+        if multihost_utils.reached_preemption_sync_point(epoch):
+            print(f"asked to end: epoch {epoch} was the last", flush=True)
+            break
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Exception:
+        # JAX would have this rank wait at its exit for the others, which wait for it, and blame another one in the end.
+        traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(1)

@@ -193,6 +193,24 @@ def test_training_learns_on_four_processes_and_a_later_attempt_goes_on_from_its_
     assert result["test_accuracy"] > 0.9
 
 
+def test_the_training_ends_with_an_epoch_when_it_is_stopped(desk):
+    desk.do(*TRAIN, "--detach", "--name", "endless", "--", "python", "train.py", "--epochs", "100000")
+    desk.do("sh", "-c", "tpu_ops logs endless --follow | grep -m 1 '^.0. epoch 2 '")
+    desk.do("tpu_ops", "stop", "endless", "--grace", "120")
+    log = desk.do("tpu_ops", "logs", "pod", "--rank", "all")
+    assert re.search(r"^\[0-3\] asked to end: epoch \d+ was the last$", log, re.MULTILINE)
+    (run,) = json.loads(desk.try_("tpu_ops", "status", "endless", "--json").stdout)
+    assert [(rank["state"], rank["exit"]) for rank in run["ranks"]] == [("stopped", {"code": 0})] * 4
+
+
+def test_a_rank_of_the_training_that_raises_ends_all_at_once(desk):
+    done = desk.try_(*TRAIN, "--", "python", "train.py", "--epochs", "100000", "--checkpoint", "/proc/none/digits.npz")
+    assert done.returncode == 1
+    assert "FileNotFoundError: [Errno 2] No such file or directory: '/proc/none'" in done.stdout
+    assert re.search(r"^rank \d \(pod-w\d\) failed first: exit code 1$", done.stderr, re.MULTILINE), done.stderr
+    assert "Shutdown barrier" not in done.stdout + done.stderr
+
+
 def test_the_run_leaves_nothing_running(desk):
     for container in desk.containers().values():
         assert desk.inside(container, "sh", "-c", "systemctl list-units --no-legend --all 'tpu-run*'").strip() == ""
