@@ -41,6 +41,9 @@ OTHERS = ("_", "ansible_", "tpu_")
 #: How similar a name must be to a role's variable to be taken for it (difflib's ratio), with a role's prefix and
 #: without. At 0.9 a name as long as users_people differs in one or two letters.
 ALIKE, VERY_ALIKE = 0.75, 0.9
+#: The same for the name of a file and a group: teams is like team, and team_a is not like team_b.
+ALIKE_GROUP = 0.85
+NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
 #: How a fault begins: the variable and the keys below it. What follows can name an entry and begin with its key.
 PLACE = re.compile(
     r"(?P<name>[a-z]\w*)(?P<keys>(\[\d+\]|\.\w+)*): ((?P<label>[^:]*): )?(?P<key>\w+)?(\[(?P<index>\d+)\])?"
@@ -49,8 +52,8 @@ PLACE = re.compile(
 #: How files of variables end, in the order in which Ansible looks for them.
 SUFFIXES = ("", ".yml", ".yaml", ".json")
 
-#: How the names of groups begin that come and go with nodes, and how the names of their workers end.
-OF_NODES, WORKER = ("node_", "zone_", "type_", "state_", "queued_"), re.compile(r"-w\d+$")
+#: The inventory plugin's names for groups and workers, which come and go with nodes.
+OF_NODES, WORKER = re.compile(r"(node|zone|type|state|queued)_\w+", re.ASCII), re.compile(r".+-w\d+")
 
 #: Several variables that a fault concerns together, instead of one.
 SEVERAL = re.compile(r"[a-z]\w*(, [a-z]\w*)+(?=: )")
@@ -349,36 +352,37 @@ def unread_faults(variables: Mapping[str, Any]) -> list[tuple[Path, str]]:
 
 
 def unused_warnings(variables: Mapping[str, Any]) -> list[str]:
-    """Given a host's variables, return which variables files are of groups and hosts that the inventory does not have.
+    """Given a host's variables, return which variables files belong to a group or host that is almost one there is.
 
-    Ansible ignores them silently. Nodes come and go: files of theirs are expected to be without use at times.
+    Ansible ignores them silently. Of other names it cannot be known here whether a group or host comes and goes.
     """
-    groups, hosts = variables["groups"], variables["groups"]["all"]
-    # Where hosts have other names, nobody can tell which of these are workers that are away.
-    away = WORKER if all(map(WORKER.search, hosts)) else re.compile("")
+    groups, hosts = list(variables["groups"]), [*variables["groups"]["all"], "localhost"]
     warnings = []
     for folder in _variable_folders(variables):
-        for name, file in sorted((_stem(path), path) for path in folder.glob("group_vars/*") if _is_read(path)):
-            if name not in groups and not name.startswith(OF_NODES):
-                text = f"the inventory has no group {name}{_meant(name, groups) or _suggestion(name, groups)}"
-                warnings.append(f"{_shown(file)}: is not read, since {text}")
-        for name, file in sorted((_stem(path), path) for path in folder.glob("host_vars/*") if _is_read(path)):
-            if name not in hosts and not away.search(name):
-                text = f"the inventory has no host {name}{_meant(name, groups) or _suggestion(name, hosts)}"
-                warnings.append(f"{_shown(file)}: is not read, since {text}")
+        for kind, known, away in (("group", groups, OF_NODES), ("host", hosts, WORKER)):
+            found = {_stem(path): path for path in sorted(folder.glob(f"{kind}_vars/*")) if _is_read(path)}
+            for name, file in found.items():
+                if name not in known and not away.fullmatch(name) and (meant := _meant(name, kind, groups, hosts)):
+                    text = f"is not read, since the inventory has no {kind} {name}; did you mean {meant}?"
+                    warnings.append(f"{_shown(file)}: {text}")
     return warnings
 
 
-def _meant(name: str, groups: Collection[str]) -> str:
-    """Given the name of a file, return the group that is meant where it is almost that of a node or of a group."""
+def _meant(name: str, kind: str, groups: Collection[str], hosts: Collection[str]) -> str:
+    """Return what a file of variables may have been meant to be called, empty where nothing is like it."""
     plain = re.sub(r"\W", "_", name)
-    found = next((group for group in (f"node_{plain}", plain) if group in groups), "")
-    return f"; did you mean group_vars/{found}?" if found else ""
+    # Of names that differ in a number, as those of several hosts do, each may be meant.
+    near = difflib.get_close_matches(name, groups, 1, ALIKE_GROUP) if kind == "group" else []
+    near = [group for group in near if group.translate(NO_DIGITS) != name.translate(NO_DIGITS)]
+    if found := next((group for group in (f"node_{plain}", plain, plain.lower(), *near) if group in groups), ""):
+        return f"group_vars/{found}"
+    dashed = name.replace("_", "-").lower()
+    return f"host_vars/{dashed}" if dashed in hosts else ""
 
 
 def _stem(path: Path) -> str:
     """Return the name of the group or host that a file or directory of variables is of."""
-    return path.name if path.is_dir() else path.name.removesuffix(path.suffix)
+    return path.name.removesuffix(path.suffix) if path.suffix in SUFFIXES else path.name
 
 
 def _is_read(path: Path) -> bool:

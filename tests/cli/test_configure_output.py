@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tpu_ops.cli import configure
-from tpu_ops.remote.playbook import Step
+from tpu_ops.remote.playbook import Outcome, Step
 
 
 def test_each_line_of_a_failure_and_of_a_report_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,6 +24,23 @@ def test_each_line_of_a_failure_and_of_a_report_is_shown(capsys: pytest.CaptureF
         progress(Step("Report", "", host, "ok", report=("pod: 16 chips", f"{host}: fine")))
     progress.end()
     assert capsys.readouterr().err == "Report:\n  pod: 16 chips\n  pod-w0: fine\n  pod-w1: fine\n"
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        (["Missing sudo password"] * 2, True),
+        (["Task failed: sudo: a password is required"], True),
+        (["Missing sudo password", "no disk"], False),
+    ],
+)
+def test_the_right_that_is_missing_is_named_where_that_is_all(
+    capsys: pytest.CaptureFixture[str], messages: list[str], told: bool
+) -> None:
+    failures = [Step("Try", "", f"pod-w{rank}", "failed", message) for rank, message in enumerate(messages)]
+    settings: Any = SimpleNamespace(file=Path("x"))
+    assert configure.exit_code(Outcome(code=2, failures=failures), "site.yml", "pod", settings) == 1
+    assert (configure.FULL_SUDO in capsys.readouterr().err) is told
 
 
 @pytest.mark.parametrize(

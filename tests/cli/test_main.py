@@ -320,14 +320,14 @@ def test_a_state_that_cannot_be_written_or_read_is_an_error_in_words(tmp_path: P
 def test_equal_faults_are_shown_once_with_all_their_workers() -> None:
     rows = [
         {"worker": f"pod-w{index}", "problem": "absent", "fix": f"tpu_ops configure pod-w{index}"}
-        for index in (0, 1, 10)
+        for index in (0, 1, 2, 10)
     ]
-    other = {"worker": "pod-w2", "problem": "busy", "fix": "wait"}
+    other = {"worker": "pod-w3", "problem": "busy", "fix": "wait"}
     assert faults.once_each([*rows, other]) == [
         {
-            "worker": "pod-w[0-1,10]",
+            "worker": "pod-w[0-2,10]",
             "problem": "absent",
-            "fix": "tpu_ops configure pod-w0,pod-w1,pod-w10",
+            "fix": "tpu_ops configure 'pod-w[0-2,10]'",
         },
         other,
     ]

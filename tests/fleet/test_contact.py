@@ -221,6 +221,8 @@ def test_a_node_that_is_still_being_made_has_no_worker_yet(fleet, monkeypatch):
     monkeypatch.setattr(update, "refresh", lambda settings: (young, Changes()))
     with pytest.raises(UnreachableError, match="in state CREATING and has no workers yet"):
         contact.find(fleet.settings(), "young")
+    with pytest.raises(UnreachableError, match="no node has workers yet: young is CREATING"):
+        contact.find(fleet.settings(), "@all")
 
 
 def test_a_node_that_is_known_to_serve_is_not_asked_for(fleet, said):

@@ -117,8 +117,9 @@ def test_groups_hold_the_workers_whose_nodes_are_in_the_asked_states():
     fleet = workers_of([node(), node("off", node_id="2", state="STOPPED")])
     assert [worker.label for worker in targets.select(fleet, "@all", ["READY"])] == ["pod", "pod"]
     assert len(targets.select(fleet, "@state_stopped")) == 2
-    with pytest.raises(targets.UnknownError, match=r"matches no worker.*groups hold workers .* that are READY; "):
-        targets.select(fleet, "@node_off", ["READY"])
+    for target in ("@node_off", "@node_off,@state_stopped"):
+        with pytest.raises(targets.UnknownError, match=r"matches no worker.*groups hold workers .* that are READY; "):
+            targets.select(fleet, target, ["READY"])
     with pytest.raises(UsageError, match=r"matches no worker.*check its operators"):
         targets.select(fleet, "@node_off!off", ["READY"])
     with pytest.raises(targets.UnknownError, match=r"matches no worker.*the fleet has no workers: create a node"):

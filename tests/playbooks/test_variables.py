@@ -20,6 +20,9 @@ from playbooks.action_plugins.check_variables import (
     variable_files,
 )
 from playbooks.filter_plugins.variables import faults_listed
+from tests.support.nodes import node
+from tpu_ops.fleet import hostvars
+from tpu_ops.fleet.model import workers_of
 
 PERSON = {
     "type": "dict",
@@ -193,37 +196,46 @@ def test_files_that_ansible_passes_over_beside_a_directory_or_a_file_of_their_na
         ("group_vars/all.yml", None),
         ("group_vars/all/main.yml", None),
         ("group_vars/team.json", None),
+        ("group_vars/team.yml/main.yml", None),
         ("group_vars/node_away.yml", None),
+        ("group_vars/team_audio.yml", None),
+        ("group_vars/n2.yml", None),
         ("group_vars/README.md", None),
+        ("group_vars/README", None),
         ("group_vars/.pod.yml", None),
         ("host_vars/pod-w0.yml", None),
-        ("host_vars/gone-w12/main.yml", None),
+        ("host_vars/pod-w12/main.yml", None),
+        ("host_vars/host-13.yml", None),
+        ("host_vars/localhost.yml", None),
         ("group_vars/pod.yml", "group pod; did you mean group_vars/node_pod?"),
         ("group_vars/node-pod.yml", "group node-pod; did you mean group_vars/node_pod?"),
-        ("group_vars/teams/main.yml", "group teams; did you mean team?"),
-        ("group_vars/other", "group other"),
+        ("group_vars/node_my-pod.yml", "group node_my-pod; did you mean group_vars/node_my_pod?"),
+        ("group_vars/type_v4-16.yml", "group type_v4-16; did you mean group_vars/type_v4_16?"),
+        ("group_vars/All.yaml", "group All; did you mean group_vars/all?"),
+        ("group_vars/teams/main.yml", "group teams; did you mean group_vars/team?"),
         ("host_vars/pod.yml", "host pod; did you mean group_vars/node_pod?"),
-        ("host_vars/pod_w0.yaml", "host pod_w0; did you mean pod-w0?"),
+        ("host_vars/pod_w0.yaml", "host pod_w0; did you mean host_vars/pod-w0?"),
     ],
 )
-def test_files_of_groups_and_hosts_that_are_nowhere_are_warned_of(
+def test_files_of_groups_and_hosts_that_are_almost_there_are_warned_of(
     file: str, meant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path(file).parent.mkdir(parents=True)
     Path(file).touch()
-    groups: dict[str, list[str]] = {"all": ["pod-w0"], "node_pod": [], "team": []}
+    groups = {name: ["pod-w0"] for name in ("node_pod", "node_my_pod", "type_v4_16", "team", "team_vision", "n1")}
     shown = file.removesuffix("/main.yml")
-    assert unused_warnings({"groups": groups, "inventory_dir": str(tmp_path)}) == (
+    assert unused_warnings({"groups": groups | {"all": ["pod-w0", "host-12"]}, "inventory_dir": str(tmp_path)}) == (
         [f"{shown}: is not read, since the inventory has no {meant}"] if meant else []
     )
 
 
-def test_a_host_that_may_be_a_worker_that_is_away_is_not_warned_of(tmp_path: Path) -> None:
-    (tmp_path / "host_vars").mkdir()
-    (tmp_path / "host_vars" / "other.yml").touch()
-    for hosts, told in ((["pod-w0"], True), (["pod-w0", "10.0.0.2"], False)):
-        assert bool(unused_warnings({"groups": {"all": hosts}, "inventory_dir": str(tmp_path)})) == told
+def test_groups_and_workers_that_come_and_go_are_those_of_the_inventory_plugin() -> None:
+    queued = node(queued_resource="big")
+    (made,) = hostvars.groups([queued]).values()
+    assert [name for name in made if not check_variables.OF_NODES.fullmatch(name)] == []
+    assert {name.partition("_")[0] for name in made} == {"node", "zone", "type", "state", "queued"}
+    assert all(check_variables.WORKER.fullmatch(worker.host) for worker in workers_of([queued]))
 
 
 def check(*faults: tuple[str, str], waiting: tuple[str, ...] = ()) -> dict[str, Any]:

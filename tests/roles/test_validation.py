@@ -152,7 +152,7 @@ shell, tcmalloc, workspace: the rest is checked once these are corrected
 
 NOWHERE = "group_vars/all.yml:12: users_people[2]: bea: groups_of_nodes: the inventory has no podd (did you mean pod?)"
 
-UNUSED = "group_vars/pods.yml: is not read, since the inventory has no group pods; did you mean pod?"
+UNUSED = "group_vars/pods.yml: is not read, since the inventory has no group pods; did you mean group_vars/pod?"
 
 
 def playbook(folder: Path, name: str | Path, *argv: str) -> tuple[int, list[dict[str, Any]]]:

@@ -379,6 +379,8 @@ def test_the_error_names_all_workers_that_the_first_fix_helps() -> None:
     faults.insert(1, preflight.Fault("pod-w2", "its chips are held", "wait for it"))
     error = preflight.PreflightError(faults, 4)
     assert (error.where, error.fix) == ("pod-w[0-2]", "tpu_ops configure pod-w0,pod-w1")
+    many = [preflight.Fault(f"pod-w{index}", "x", preflight.configure(f"pod-w{index}")) for index in range(64)]
+    assert preflight.PreflightError(many, 64).fix == "tpu_ops configure 'pod-w[0-63]'"
     assert preflight.PreflightError([preflight.Fault("pod-w0", "x")], 4).fix == "see the table above"
 
 

@@ -302,36 +302,63 @@ def test_who_attaches_is_told_how_to_detach_where_the_run_is_on(
     assert ("run r1 on 4 workers; Ctrl-C detaches" in err) is on
 
 
+def newest(rank: int, run_id: str = "r1", since: float = 6.0) -> dict[str, Any]:
+    """Return what a worker says of its newest run in a list, where it leaves out the names of all workers."""
+    known = record(rank) | {"run_id": run_id, "since": since}
+    return {key: value for key, value in known.items() if key != "workers"}
+
+
 def test_the_last_run_of_a_node_is_shown_by_logs_and_named_by_status_and_attach(
     world: World, refused: Callable[..., Any]
 ) -> None:
     world.told(*ALL)
-    world.workers.newest = {host: record(rank) for rank, host in enumerate(HOSTS)}
+    world.workers.newest = {host: newest(rank) for rank, host in enumerate(HOSTS)}
     code, _, err = world(logs, "a-w1")
     assert (code, "no run is active on a-w1; the last one there was r1\n" in err) == (ExitCode.OK, True)
     code, _, err = world(status, "a")
-    assert (code, err) == (ExitCode.OK, "no run is active on a; `tpu_ops status r1` shows the last one there\n")
+    assert (code, err) == (ExitCode.OK, "no run is active on a; the last one there was r1\n")
     # Whoever waits for an end means a run that is on.
-    for command, argv in ((attach, ["a"]), (logs, ["--follow", "a"])):
-        assert refused(world, command, *argv).fix.startswith("the last one was r1: `tpu_ops logs r1`; ")
+    for command, argv in ((attach, ["a-w[0-1]"]), (logs, ["--follow", "a-w[0-1]"])):
+        assert refused(world, command, *argv).fix.startswith("the last one was r1: `tpu_ops logs 'a-w[0-1]'`; ")
 
 
-def test_of_several_last_runs_none_is_shown(world: World, refused: Callable[..., Any]) -> None:
-    world.workers.newest = {"a-w0": record(0), "b-w0": {**record(2), "run_id": "r2"}}
-    wrong = refused(world, logs, "a,b")
-    assert wrong.what == "no run is active on a,b"
-    assert wrong.fix.startswith("the last ones were r1, r2: `tpu_ops logs r1`; ")
+def test_of_several_last_runs_the_newest_is_meant(world: World) -> None:
+    world.workers.newest = {"a-w0": newest(0, since=7.0), "a-w1": newest(1, "r3", 9.0), "b-w0": newest(2, "r2", 8.0)}
+    for command in (logs, status):
+        assert "no run is active on a,b; the last one there was r3\n" in world(command, "a,b")[2]
 
 
-def test_status_tells_who_failed_first_and_what_is_left(world: World) -> None:
+@pytest.mark.parametrize(
+    ("known", "run_id", "hosts"),
+    [
+        (KNOWN, "r1", HOSTS),
+        (None, "r1", HOSTS),
+        # Others may call a run as a node, or as one that was started here on another.
+        (None, "a", HOSTS),
+        (replace(KNOWN, nodes=("b",), node_ids=("2",), hosts=HOSTS[2:]), "r1", HOSTS),
+    ],
+)
+async def test_the_last_run_of_a_worker_is_the_one_that_it_tells_of(
+    world: World, known: records.RunRecord | None, run_id: str, hosts: tuple[str, ...]
+) -> None:
+    world.told(*ALL)
+    if known:
+        records.write(world.folder, known)
+    fanout: Any = world.workers
+    found = await control.last(world.fleet, fanout, control.Last(run_id, "a-w1"))
+    assert found == control.RunRef(run_id, hosts)
+
+
+def test_status_tells_who_failed_first_and_where_its_output_is(world: World) -> None:
     first = {"rank": 2, "worker": "b-w0", "cause": "exit code 3"}
-    stuck = [{"pid": 7, "command": "python x", "state": "D"}]
-    told = [{"record": record(rank, "failed") | {"first": first, "stuck": stuck * (rank == 1)}} for rank in range(4)]
-    world.told(*(Reply("", value) for value in told))
-    code, _, err = world(status, "r1")
-    assert (code, "rank 2 (b-w0) failed first: exit code 3" in err) == (ExitCode.FAILED, True)
-    assert "  output: tpu_ops logs r1 --rank 2\n" in err
-    assert "a-w1: pid 7 (python x) could not be ended, state D" in err
+    told = [
+        seen(rank, "failed")._replace(value={"record": record(rank, "failed") | {"first": first}}) for rank in range(4)
+    ]
+    for of_rank_2, shown in ((told[2], True), (SILENT, False)):
+        world.told(*told[:2], of_rank_2, told[3])
+        code, _, err = world(status, "r1")
+        assert (code, "rank 2 (b-w0) failed first: exit code 3" in err) == (ExitCode.FAILED, True)
+        assert ("  output: tpu_ops logs r1 --rank 2\n" in err) is shown
 
 
 def test_a_target_without_a_run_is_told_what_starts_one_and_what_lists_older_ones(

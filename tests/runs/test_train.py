@@ -74,22 +74,52 @@ async def test_a_run_that_may_be_on_is_remembered_and_one_that_is_not_leaves_wha
         ("python train.py --lr 1", "train.py"),
         ("python tools/go.sh", "tools/go.sh"),
         ("tools/go", "tools/go"),
+        ("python ../train.py", "../train.py"),
         ("python other.py", ""),
         ("python -m train", ""),
         ("cat tools/go", ""),
         ("python HERE/train.py", ""),
+        (f"bash -c {'x' * 300}.py", ""),
     ],
 )
 def test_a_script_that_is_here_and_is_not_copied_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, command: str, warned: str
 ) -> None:
+    here = tmp_path / "here"
+    (here / "tools").mkdir(parents=True)
+    for name in ("train.py", "tools/go", "tools/go.sh", "../train.py"):
+        (here / name).touch()
+    monkeypatch.chdir(here)
+    for user, home in (("", "your home"), ("bob", "the home of bob")):
+        cli_sync.warn_of_scripts(command.replace("HERE", str(here)).split(), user)
+        said = capsys.readouterr().err
+        assert said.startswith(f"warning: {warned} is not copied: ") if warned else said == ""
+        assert (home in said) == bool(warned)
+        assert ("--sync ." in said) == (bool(warned) and not user and ".." not in warned)
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        (["--", "python", "train.py"], True),
+        (["--shell", "--", "cd x; python train.py"], True),
+        (["--sync", ".", "--", "python", "train.py"], False),
+        (["--git", "vision@v2", "--", "python", "train.py"], False),
+    ],
+)
+def test_train_warns_of_scripts_where_no_code_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, words: list[str], warned: bool
+) -> None:
+    fleet: Any = SimpleNamespace(workers=tuple(pod(2)), listed=(), warnings=(), settings=stand_in(tmp_path))
+    monkeypatch.setattr(config, "load", lambda _: None)
+    monkeypatch.setattr("tpu_ops.cli.train.contact.find", lambda *_: (fleet, pod(2)))
+    monkeypatch.setattr("tpu_ops.cli.train.contact.serving", lambda fleet, _: fleet)
+    monkeypatch.setattr("tpu_ops.cli.train.leaving.to_its_end", lambda run, *_, **__: run.close() or 0)
+    monkeypatch.setattr("tpu_ops.cli.train._Job.bring", lambda _: None)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tools").mkdir()
-    for name in ("train.py", "tools/go", "tools/go.sh"):
-        (tmp_path / name).touch()
-    cli_sync.warn_of_scripts(command.replace("HERE", str(tmp_path)).split())
-    said = capsys.readouterr().err
-    assert said.startswith(f"warning: {warned} is not copied: ") if warned else said == ""
+    (tmp_path / "train.py").touch()
+    assert main(["train", "pod", *words]) == 0
+    assert ("train.py is not copied" in capsys.readouterr().err) is warned
 
 
 def test_a_dry_run_names_variables_and_secrets_and_shows_no_value(tmp_path: Path, capsys: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,10 +33,10 @@ VAULT = (
     " run the same command again"
 )
 #: What Ansible and sudo say to who may not do everything there without a password, and the way out.
-_REFUSED_BY_SUDO = ("Missing sudo password", "sudo: a password is required")
+_REFUSED_BY_SUDO = re.compile("Missing sudo password|sudo: a password is required")
 FULL_SUDO = (
-    "whoever configures workers needs full passwordless sudo there; somebody who has it can set `sudo: full` for you in"
-    " users_people (`sudo: launcher` lets you train only)"
+    "whoever configures workers needs full passwordless sudo there: log in as the account that the node was made with,"
+    " or have `sudo: full` set for you in users_people (`sudo: launcher` lets you train only)"
 )
 #: Letters of a line and lines of one failure's message that are printed; all of it stands in --json.
 _LONGEST, _LINES = 600, 100
@@ -372,7 +373,7 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings, then
         again = VAULT
     elif any("YAML" in text for text in outcome.said) and (fault := no_yaml(settings.file)):
         again = f"correct {fault}"
-    elif any(text in step.message for step in outcome.failures for text in _REFUSED_BY_SUDO):
+    elif outcome.failures and all(_REFUSED_BY_SUDO.search(step.message) for step in outcome.failures):
         again = FULL_SUDO
     if outcome.unreachable:
         who = texts.count(len(outcome.unreachable), "host")

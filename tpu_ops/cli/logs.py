@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "'2026-01-31 12:00:00 UTC', as tables print it",
     )
     parser.add_argument("--fetch", metavar="DIR", help="copy the logs of all ranks, unchanged, to DIR/RUN/rank-N.log")
-    parser.add_argument("run", help=f"{runs_output.RUN} (without --follow also for the last one there)")
+    parser.add_argument("run", help=f"{runs_output.RUN}; without --follow, if none is active, for the last one there")
 
 
 @asked.ended_by_signals()
@@ -158,20 +159,21 @@ async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -
     return run_, copied._replace(outcomes=[*remembered(fleet, run_.run_id, run_.hosts, copied.outcomes)])
 
 
-def _ended_on(fleet: view.Fleet, word: str, before: Sequence[str]) -> str:
-    """Return what starts a run on the workers of a target, and what names one that is no longer on them.
+def _ended_on(fleet: view.Fleet, word: str, newest: control.Last | None) -> str:
+    """Return what starts a run on the workers of a target, and what shows one that is no longer on them.
 
     Args:
         fleet: The fleet.
         word: The target.
-        before: The last runs there that are over, as far as workers tell of them.
+        newest: The last run that these workers tell of.
     """
     workers = targets.select(fleet.workers, word, listed=fleet.listed)
     ids, labels = {worker.node.node_id for worker in workers}, {worker.label for worker in workers}
     recent = records.recent(fleet.settings.state_dir, records.KEPT)
-    names = before or [known.run_id for known in recent if ids & {*known.node_ids}][:1]
-    which = "the last one was" if len(names) == 1 else "the last ones were"
-    last = f"{which} {texts.some(list(names))}: `tpu_ops logs {names[0]}`; " if names else ""
+    here = next((known.run_id for known in recent if ids & {*known.node_ids}), "")
+    last = f"the last one started here was {here}: `tpu_ops logs {here}`; " if here else ""
+    if newest:
+        last = f"the last one was {newest.run_id}: `tpu_ops logs {shlex.quote(word)}`; "
     starts = f"`tpu_ops train {','.join(sorted(labels))} -- COMMAND` starts one"
     return f"{last}{starts}; `tpu_ops runs` lists the last ones started here"
 
@@ -188,15 +190,15 @@ async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str, *, live: bool) 
     Raises:
         OpsError: It means none, or several.
     """
-    runs, _, before = found = await control.find(fleet, fanout, word)
+    runs, _, last = found = await control.find(fleet, fanout, word)
     if not runs and (problem := found.problem()):
         raise problem
-    if not runs and len(before) == 1 and not live:
-        output.info(f"no run is active on {word}; the last one there was {before[0]}")
-        return (await control.find(fleet, fanout, before[0])).runs[0]
+    if last and not live:
+        output.info(f"no run is active on {word}; the last one there was {last.run_id}")
+        return await control.last(fleet, fanout, last)
     if len(runs) != 1:
         names = ", ".join(run_.run_id for run_ in runs)
-        fix = f"name one of them: {names}" if names else _ended_on(fleet, word, before)
+        fix = f"name one of them: {names}" if names else _ended_on(fleet, word, last)
         what = f"{len(runs)} runs are" if names else "no run is"
         raise UsageError(f"{what} active on {word}", where=f"RUN {word!r}", fix=fix)
     return runs[0]

@@ -11,7 +11,7 @@ from tpu_ops import texts
 from tpu_ops.cli import output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.runs import holders
-from tpu_ops.runs.outcomes import ON, UNKNOWN, Outcome, first_failure
+from tpu_ops.runs.outcomes import ON, UNKNOWN, FirstFailure, Outcome, first_failure
 
 #: Lines shown of a failed rank whose log was not followed.
 TAIL_LINES = 20
@@ -291,7 +291,13 @@ def hints(run_id: str, command: Callable[[str], str]) -> None:
 
 
 def failure(outcomes: Sequence[Outcome], shown: Sequence[int]) -> None:
-    """Say which rank failed first and why, show its last lines where they were not followed, and say what is left."""
+    """Say of a run that has just ended which rank failed first, as `failed_first` does, and what is left."""
+    failed_first(outcomes, shown)
+    leftovers(outcomes)
+
+
+def failed_first(outcomes: Sequence[Outcome], shown: Sequence[int]) -> FirstFailure | None:
+    """Say which rank failed first and why, if one did, and show its last lines where they were not followed."""
     if first := first_failure(outcomes):
         output.info(f"rank {first.rank} ({first.host}) failed first: {first.cause}")
         tail = outcomes[first.rank].tail if first.rank < len(outcomes) else ""
@@ -299,7 +305,7 @@ def failure(outcomes: Sequence[Outcome], shown: Sequence[int]) -> None:
             output.info(f"its last lines ({first.host}):")
             for text in tail.splitlines()[-TAIL_LINES:]:
                 line_aside([first.rank], text)
-    leftovers(outcomes)
+    return first
 
 
 def leftovers(outcomes: Sequence[Outcome]) -> None:

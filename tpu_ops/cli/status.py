@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Sequence
 
 from tpu_ops import config
 from tpu_ops.cli import commands, options, output, runs, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control, nodes, recovery
-from tpu_ops.runs.outcomes import Outcome, first_failure
+from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.remembered import remembered
 
 
@@ -34,13 +33,12 @@ def run(args: argparse.Namespace) -> int:
     if not args.run:
         found = asyncio.run(control.overview(fleet, contact.fanout(fleet)))
         return runs.show(found, fleet.settings, as_json=args.json)
-    seen, before, problem = asyncio.run(_ask(fleet, args.run))
+    seen, last, problem = asyncio.run(_ask(fleet, args.run))
     if args.json:
         with output.read_or_not():
             output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes in seen])
     elif not seen and not problem:
-        last = f"; `{fleet.settings.command('status')} {before[0]}` shows the last one there" if before else ""
-        output.info(f"no run is active on {args.run}{last}")
+        output.info(f"no run is active on {args.run}{f'; the last one there was {last.run_id}' if last else ''}")
     for run_, outcomes in seen:
         if not args.json:
             attempt = runs_output.attempt(outcomes)
@@ -48,9 +46,10 @@ def run(args: argparse.Namespace) -> int:
             output.info(f"run {run_.run_id}{which}: {runs_output.run_state(outcomes)}")
             with output.read_or_not():
                 runs_output.table(outcomes)
-            runs_output.failure(outcomes, ())
-            if first := first_failure(outcomes):
-                output.info(f"  output: {fleet.settings.command('logs')} {run_.run_id} --rank {first.rank}")
+            if first := runs_output.failed_first(outcomes, ()):
+                failed = next((outcome for outcome in outcomes if outcome.rank == first.rank), None)
+                if failed and failed.record and failed.state != "refused":
+                    output.info(f"  output: {fleet.settings.command('logs')} {run_.run_id} --rank {first.rank}")
             if note := recovery.note_of(fleet.settings.state_dir, run_.run_id):
                 output.info(commands.on_fleet(note, fleet.settings.command))
             elif runs_output.is_gone(outcomes):
@@ -67,11 +66,11 @@ def run(args: argparse.Namespace) -> int:
 
 async def _ask(
     fleet: view.Fleet, word: str
-) -> tuple[list[tuple[control.RunRef, tuple[Outcome, ...]]], Sequence[str], OpsError | None]:
-    """Return the runs that a word means and how they are, the last ones that are over, and what could not be asked."""
+) -> tuple[list[tuple[control.RunRef, tuple[Outcome, ...]]], control.Last | None, OpsError | None]:
+    """Return the runs that a word means and how they are, the last one that is over, and what could not be asked."""
     fanout, begun = contact.fanout(fleet), time.time()
     found = await control.find(fleet, fanout, word)
     seen = [(run_, await control.outcomes(fanout, run_)) for run_ in found.runs]
     known = [(run_, nodes.without_nodes(fleet, run_.run_id, outcomes, begun)) for run_, outcomes in seen]
     as_seen = [(run_, remembered(fleet, run_.run_id, run_.hosts, outcomes)) for run_, outcomes in known]
-    return as_seen, found.before, found.problem()
+    return as_seen, found.last, found.problem()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -71,13 +72,21 @@ def _read(directory: str) -> sync.Tree:
         raise
 
 
-def warn_of_scripts(command: Sequence[str]) -> None:
-    """Given the words of a command that starts without code from here, warn of a script here that it may have meant."""
+def warn_of_scripts(command: Sequence[str], user: str) -> None:
+    """Given the words of a command that starts without code from here, warn of a script here that it may have meant.
+
+    Args:
+        command: The words.
+        user: Who is to run it, empty for the person.
+    """
     for word in command:
         is_script = word.endswith((".py", ".sh")) or (word == command[0] and "/" in word)
-        if is_script and not Path(word).is_absolute() and Path(word).is_file():
-            what = f"{word} is not copied: without --sync or --git the command starts in your home on the workers"
-            output.warning(f"{what}; `--sync .` copies this directory and starts there")
+        # A word may be a whole program of a shell, too long for the name of a file.
+        if is_script and not Path(word).is_absolute() and os.path.isfile(word):  # noqa: PTH113
+            home = f"the home of {user}" if user else "your home"
+            fix = "" if user or ".." in Path(word).parts else "; `--sync .` copies this directory and starts there"
+            start = f"without --sync or --git the command starts in {home} on the workers"
+            output.warning(f"{word} is not copied: {start}{fix}")
             return
 
 

@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     line = " ".join(command)
     typed = line.split() if args.shell else command
     if not args.sync and not args.git:
-        cli_sync.warn_of_scripts(typed)
+        cli_sync.warn_of_scripts(typed, args.user)
     called = spec.name_of(typed, tree.name if tree else "")
     run_spec = spec.RunSpec(
         run_id=args.name or spec.new_run_id(called),

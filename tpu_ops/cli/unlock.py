@@ -182,7 +182,7 @@ def exit_code(unlocked: Sequence[Unlocked], user: str, doomed: Sequence[Holder],
     if held:
         others = sorted({holder.user for holder in held} - {user, own})
         mine = sorted({holder.host for holder in held if own == holder.user != user})
-        yours = f"end your own with `tpu_ops unlock {','.join(mine)}`" if mine else ""
+        yours = f"end your own with `tpu_ops unlock {texts.target(mine)}`" if mine else ""
         asked = f"ask {', '.join(others)}, or an administrator: --force --user {others[0]}" if others else ""
         names = "; ".join(filter(None, (yours, asked)))
         known = {(holder.host, holder.pid, holder.start) for holder in doomed}

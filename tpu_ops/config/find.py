@@ -98,7 +98,7 @@ def _named_file(named: str, said: str, lab: str) -> Path:
     Args:
         named: The directory or file.
         said: What names it.
-        lab: The lab that may have named it, empty where none did.
+        lab: The lab that the shell points to, empty where that is none: its own fleet goes with it.
 
     Raises:
         UsageError: There is none, or Ansible would not read it.
@@ -116,7 +116,7 @@ def _named_file(named: str, said: str, lab: str) -> Path:
     if not (folder / FLEET_FILE).is_file():
         others = _others(folder)
         fix = f"name the file: {others}" if others else f"name a directory that holds {FLEET_FILE}"
-        if lab and not folder.exists():
+        if lab and folder.parts[-2:] == ("lab", lab) and not folder.exists():
             fix = f"if lab {lab} is down, `tpu_ops lab up` starts it; open a new shell for another fleet"
         raise UsageError(f"the fleet directory has no {FLEET_FILE}", where=f"{folder} (from {said})", fix=fix)
     return folder / FLEET_FILE

@@ -88,6 +88,10 @@ def find(settings: Settings, target: str) -> tuple[Fleet, list[Worker]]:
         if fleet.labels[node.full_name] == target and not node.worker_count:
             what = f"it is in state {node.state} and has no workers yet"
             raise UnreachableError(what, where=f"node {target}", fix="`tpu_ops list` shows when it is READY")
+    if target.startswith("@") and fleet.nodes and not fleet.workers:
+        states = [f"{fleet.labels[node.full_name]} is {node.state}" for node in fleet.nodes]
+        what = f"no node has workers yet: {texts.some(states)}"
+        raise UnreachableError(what, where=f"target {target}", fix="`tpu_ops list` shows when they are READY")
     return fleet, targets.select(fleet.workers, target, settings.states, fleet.listed)
 
 

@@ -39,7 +39,7 @@ def select(
         listed: All nodes of the projects and zones, by which groups are called; left out where the filters hide none.
 
     Raises:
-        UnknownError: A part of the target is unknown, or the whole is a group that is empty.
+        UnknownError: A part of the target is unknown, or all are groups that are empty.
         UsageError: A part of it means several things, or nothing is left of it.
     """
     names = _Names(workers, states, listed)
@@ -57,25 +57,14 @@ def select(
             case _:
                 chosen ^= hosts
     if not chosen:
-        raise _none_left(target, is_joined=len(parts) > 1, states=states if workers else None)
+        what, where = "the target matches no worker", f"target {shortened(target)}"
+        if not workers:
+            raise UnknownError(what, where=where, fix=_EMPTY_FLEET)
+        if {*parts[1::2]} - {","}:
+            raise UsageError(what, where=where, fix="check its operators (, ! & ^): they leave no worker")
+        fix = f"groups hold workers of nodes that are {' or '.join(states)}; `tpu_ops list` shows the state of each"
+        raise UnknownError(what, where=where, fix=fix)
     return [worker for worker in workers if worker.host in chosen]
-
-
-def _none_left(target: str, *, is_joined: bool, states: Collection[str] | None) -> UsageError:
-    """Return the error that a target means no worker.
-
-    Args:
-        target: The target.
-        is_joined: Whether operators stand in it.
-        states: As of `select`; None where the fleet has no worker.
-    """
-    what, where = "the target matches no worker", f"target {shortened(target)}"
-    if states is None:
-        return UnknownError(what, where=where, fix=_EMPTY_FLEET)
-    if is_joined:
-        return UsageError(what, where=where, fix="check its operators (, ! & ^): they leave no worker")
-    fix = f"groups hold workers of nodes that are {' or '.join(states)}; `tpu_ops list` shows the state of each"
-    return UnknownError(what, where=where, fix=fix)
 
 
 class _Names:

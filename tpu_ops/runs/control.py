@@ -40,18 +40,25 @@ class RunRef:
     hosts: tuple[str, ...]
 
 
+class Last(NamedTuple):
+    """The newest run that a worker tells of, which is over: its id, which is its own on each worker only."""
+
+    run_id: str
+    host: str
+
+
 class Found(NamedTuple):
     """The runs that a word means, and what could not be asked: a run may be on a silent worker too.
 
     Attributes:
         runs: The runs.
         silent: Answers of the workers that cannot tell.
-        before: Where the word means workers, ids of the last runs there that are over; each worker tells of one.
+        last: Where the word means workers and no run is on there, the newest that one of them tells of.
     """
 
     runs: list[RunRef]
     silent: tuple[Reply, ...] = ()
-    before: tuple[str, ...] = ()
+    last: Last | None = None
 
     def problem(self) -> OpsError | None:
         """Return the error that silent workers are, None where all have answered."""
@@ -138,10 +145,33 @@ async def running(fleet: Fleet, fanout: Fanout, workers: Sequence[Worker]) -> Fo
     runs = list(dict.fromkeys(_held(fleet, reply) for reply in replies.values() if _holder(reply)))
     covered = {host for run in runs for host in run.hosts}
     asked = [replies[worker.host] for worker in workers]
-    newest = [record for reply in asked if reply.ok for record in reply.value.get("records", ())]
-    before = dict.fromkeys(record["run_id"] for record in newest if record["state"] not in ON)
     silent = tuple(reply for reply in asked if not reply.ok and reply.host not in covered)
-    return Found(runs, silent, tuple(before))
+    return Found(runs, silent, None if runs else _last(asked))
+
+
+def _last(replies: Sequence[Reply]) -> Last | None:
+    """Given what workers say of their newest runs, return the newest that is over."""
+    known = [(float(record["since"]), record, reply.host) for reply in replies for record in _records(reply)]
+    over = [one for one in known if one[1]["state"] not in ON]
+    newest = max(over, key=lambda one: one[0], default=None)
+    return Last(newest[1]["run_id"], newest[2]) if newest else None
+
+
+def _records(reply: Reply) -> Sequence[Mapping[str, Any]]:
+    return reply.value.get("records", ()) if reply.ok else ()
+
+
+async def last(fleet: Fleet, fanout: Fanout, found: Last) -> RunRef:
+    """Return the run that a worker has told of, with its workers by rank."""
+    known = records.read(fleet.settings.state_dir, found.run_id)
+    if known and found.host in (hosts := records.hosts_now(known, fleet.workers)):
+        return RunRef(known.run_id, hosts)
+    # In lists of runs, workers leave the names of all workers out.
+    labels = {worker.host: worker.label for worker in fleet.workers}
+    hosts = tuple(host for host, label in labels.items() if label == labels[found.host])
+    replies = await fanout.call({host: {"run_id": found.run_id} for host in hosts}, "status", limit=LIMIT)
+    seen = {host: reply.value["record"] for host, reply in replies.items() if reply.ok and reply.value.get("record")}
+    return RunRef(found.run_id, _all_of(seen) if seen else hosts)
 
 
 def _holder(reply: Reply) -> Mapping[str, Any] | None:
@@ -159,7 +189,7 @@ def _held(fleet: Fleet, reply: Reply) -> RunRef:
 
 def _hosts_of(fleet: Fleet, reply: Reply, run_id: str) -> list[str]:
     """Given what one worker of a run says, return the run's workers by rank, as this fleet knows them."""
-    record = next((record for record in reply.value.get("records", ()) if record["run_id"] == run_id), None)
+    record = next((record for record in _records(reply) if record["run_id"] == run_id), None)
     label = {worker.host: worker.label for worker in fleet.workers}
     # Whoever started it may call workers by other names. Of the run that a worker is held by it tells them all.
     if record and all(host in label for host in record["workers"]) and reply.host in record["workers"]:
@@ -219,7 +249,7 @@ def _seen(rank: int, host: str, run_id: str, reply: Reply | None) -> Outcome:
         return Outcome(rank, host, "unreachable", reason="its node is not READY")
     if not reply.ok:
         return _outcome(rank, reply)
-    record = next((record for record in reply.value.get("records", ()) if record["run_id"] == run_id), None)
+    record = next((record for record in _records(reply) if record["run_id"] == run_id), None)
     return outcome_of(rank, host, record)
 
 
