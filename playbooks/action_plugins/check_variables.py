@@ -53,7 +53,7 @@ PLACE = re.compile(
 SUFFIXES = ("", ".yml", ".yaml", ".json")
 
 #: The inventory plugin's names for groups and workers, which come and go with nodes.
-OF_NODES, WORKER = re.compile(r"(node|zone|type|state|queued)_\w+", re.ASCII), re.compile(r".+-w\d+")
+OF_NODES, WORKER = re.compile(r"(node|zone|type|state|queued)_[a-z0-9_]+"), re.compile(r"[^A-Z]+-w\d+")
 
 #: Several variables that a fault concerns together, instead of one.
 SEVERAL = re.compile(r"[a-z]\w*(, [a-z]\w*)+(?=: )")

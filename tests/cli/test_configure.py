@@ -151,7 +151,7 @@ def test_who_may_not_configure_is_told_what_is_needed(fleet, tmp_path):
     )
     done = configure(fleet, "pod")
     assert (done.returncode, done.stderr.count("  fix: ")) == (1, 1), done.stderr
-    assert "  fix: whoever configures workers needs full passwordless sudo there; " in done.stderr
+    assert "  fix: whoever configures workers needs full passwordless sudo there: " in done.stderr
 
 
 def test_what_fails_is_said_though_nobody_reads_the_table(fleet):

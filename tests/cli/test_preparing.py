@@ -16,7 +16,7 @@ from tpu_ops.cli.preparing import problem_of
 from tpu_ops.errors import HostError, OpsError
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import control, preflight, records, recovery, spec
+from tpu_ops.runs import control, overview, preflight, records, recovery, spec
 from tpu_ops.runs.doctor import Finding
 
 BARE = Reply("pod-w0", {}, "no-launcher", "the launcher is not installed", "tpu_ops configure pod-w0")
@@ -47,7 +47,7 @@ def test_nobody_is_told_to_configure_what_a_recovery_here_is_configuring(tmp_pat
         assert said(BARE._replace(host="else-w0")).fix == "tpu_ops configure pod-w0"
         assert "run the same command again" in said(BARE, LOST).fix
         with pytest.raises(HostError) as caught:
-            runs.show(control.Overview((), control.Found([], (BARE,))), stand_in(tmp_path), as_json=False)
+            runs.show(overview.Overview((), control.Found([], (BARE,))), stand_in(tmp_path), as_json=False)
         assert (NOTE in caught.value.what, caught.value.fix) == (True, WAIT)
     assert said(BARE).fix == "tpu_ops configure pod-w0", "it has ended"
     assert problem_of([], tmp_path) is None

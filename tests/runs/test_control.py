@@ -16,13 +16,14 @@ from tpu_ops import config
 from tpu_ops.cli import runs_output, stop, unlock
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import control, follow, records
+from tpu_ops.runs import control, follow, overview, records
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.spec import GRACE_STOP
 
 SILENT = Reply("", {}, "unreachable", "no route to host")
 LATE = Reply("", {}, "timeout", "the launcher did not answer within 45 s")
 BARE = Reply("", {}, "no-launcher", "the launcher is not installed", "configure it")
+DENIED = Reply("", {}, "denied", "sudo does not let you use the launcher there", "configure it")
 HOLDER = {"run_id": "r1", "person": "ada", "since": 5.0}
 
 
@@ -82,8 +83,6 @@ async def test_a_worker_that_cannot_tell_is_named_where_no_run_is_found(
     [
         ("Pod", False, "did you mean pod?"),
         ("Digits-1", False, "did you mean digits-1?"),
-        ("@al", False, ""),
-        ("pod-[1", False, "did you mean pod?"),
         ("x" * 80, False, ""),
         ("digits-2", True, "did you mean digits-1?"),
     ],
@@ -109,12 +108,80 @@ async def test_a_word_that_means_nothing_is_told_so_and_no_worker_is_asked_for_w
 
 async def test_a_run_that_may_be_on_a_worker_that_cannot_say_so_is_not_called_none(tmp_path: Path) -> None:
     with pytest.raises(HostError) as caught:
-        await find(tmp_path, "digits-2", pod_w1=BARE)
-    said = "none of the workers that can tell knows a run 'digits-2'; the others cannot: the launcher"
+        await find(tmp_path, "digits-2", pod_w1=DENIED)
+    said = "none of the workers that can tell knows a run 'digits-2'; the others cannot: sudo does not let you"
     assert caught.value.what.startswith(said)
     assert (caught.value.where, caught.value.fix) == ("pod-w1", "configure it")
     with pytest.raises(UnreachableError, match="none of the workers that answer knows a run 'digits-2'"):
-        await find(tmp_path, "digits-2", pod_w0=BARE, pod_w1=SILENT)
+        await find(tmp_path, "digits-2", pod_w0=DENIED, pod_w1=SILENT)
+    # Where there is no launcher there is no run.
+    with pytest.raises(UsageError, match="'digits-2' is neither a run nor a node or worker"):
+        await find(tmp_path, "digits-2", pod_w0=BARE)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("@al", "no group is called 'al'"),
+        ("pod-[1", "not a node set"),
+        ("pod,nope", "no node or worker is called 'nope'"),
+    ],
+)
+async def test_of_a_target_the_part_that_means_nothing_is_named(tmp_path: Path, word: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        await find(tmp_path, word)
+
+
+async def test_of_a_node_that_was_there_the_last_run_is_named(tmp_path: Path) -> None:
+    records.write(tmp_path, OLD)
+    with pytest.raises(UsageError, match="a node of this name was there: `tpu_ops status old` shows the last run that"):
+        await find(tmp_path, "gone")
+
+
+@pytest.mark.parametrize(("stale", "states"), [(60.0, ["running", "unreachable"]), (-1.0, ["failed", "unreachable"])])
+async def test_ranks_that_were_on_before_another_worker_was_waited_for_are_asked_again(
+    stale: float, states: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_STALE", stale)
+    told = [Reply("", {"record": record(0) | {"state": state}}) for state in ("running", "failed")]
+    fanout: Any = SimpleNamespace()
+
+    async def call(requests: Any, action: str, **_: Any) -> dict[str, Reply]:
+        answer = {"pod-w0": told.pop(0), "pod-w1": SILENT}
+        return {host: answer[host]._replace(host=host) for host in requests}
+
+    fanout.call = call
+    seen = await control.outcomes(fanout, control.RunRef("r1", ("pod-w0", "pod-w1")))
+    assert [outcome.state for outcome in seen] == states
+
+
+async def test_workers_whose_node_does_not_serve_are_not_asked_and_the_way_back_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = tuple(worker._replace(node=worker.node._replace(state="STOPPED")) for worker in pod(2))
+    known = fleet(tmp_path)
+    known.workers = away
+    monkeypatch.setattr("tpu_ops.runs.control.contact.serving", lambda fleet, _: fleet)
+    asked: list[Any] = []
+
+    class Noted(Answers):
+        async def call(self, requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+            asked.extend(requests)
+            return await super().call(requests, action, **options)
+
+    fanout: Any = Noted()
+    problem = (await control.find(known, fanout, "pod")).problem()
+    assert problem
+    assert (asked, "its node is STOPPED now" in problem.what) == ([], True)
+    assert problem.fix.startswith("start it: `gcloud compute tpus tpu-vm start pod ")
+
+
+async def test_the_last_run_of_workers_is_the_newest_that_had_begun(tmp_path: Path) -> None:
+    runs = [("new", "running", 9.0), ("refused", "refused", 8.0), ("last", "failed", 7.0), ("first", "succeeded", 1.0)]
+    for hidden, found in ((1, control.Last("last", "pod-w1")), (3, control.Last("first", "pod-w1")), (4, None)):
+        told = [{"run_id": run_id, "state": state, "since": since} for run_id, state, since in runs[hidden:]]
+        reply = Reply("", {"holder": None, "records": told})
+        assert (await find(tmp_path, "pod", pod_w1=reply)).last == found
 
 
 @pytest.mark.parametrize(
@@ -143,7 +210,7 @@ async def test_an_overview_has_what_is_on_and_what_this_machine_started(tmp_path
     records.write(tmp_path, OLD)
     held = Reply("", {"holder": HOLDER, "records": [record(0)]})
     fanout: Any = Answers(pod_w0=held, pod_w1=SILENT)
-    seen = await control.overview(fleet(tmp_path), fanout)
+    seen = await overview.overview(fleet(tmp_path), fanout)
     assert [(run.run_id, [outcome.state for outcome in outcomes]) for run, outcomes, _ in seen.rows] == [
         ("r1", ["running", "unreachable"]),
         ("old", ["gone"]),
@@ -158,10 +225,10 @@ async def test_how_a_run_ended_is_known_here_when_its_nodes_are_gone(tmp_path: P
     records.close(tmp_path, "old", "gone")
     records.close(tmp_path, "unheard-of", "failed")
     fanout: Any = Answers(pod_w0=BARE, pod_w1=BARE)
-    seen = await control.overview(fleet(tmp_path), fanout)
+    seen = await overview.overview(fleet(tmp_path), fanout)
     assert [outcome.state for outcome in seen.rows[0][1]] == ["gone"], "nobody has seen its end"
     records.close(tmp_path, "old", ended)
-    seen = await control.overview(fleet(tmp_path), fanout)
+    seen = await overview.overview(fleet(tmp_path), fanout)
     assert runs_output.run_state(seen.rows[0][1]) == state
 
 
@@ -178,7 +245,7 @@ async def test_an_overview_asks_by_name_for_a_run_that_is_behind_newer_ones(tmp_
             return found
 
     fanout: Any = Busy(pod_w1=BARE)
-    seen = await control.overview(fleet(tmp_path), fanout)
+    seen = await overview.overview(fleet(tmp_path), fanout)
     assert [(run.run_id, [one.state for one in outcomes]) for run, outcomes, _ in seen.rows] == [
         ("lost", ["gone", "unknown"]),
         ("r1", ["succeeded", "unknown"]),
@@ -219,7 +286,7 @@ async def test_the_run_of_a_worker_is_the_one_that_it_has_and_not_another_one_of
     assert (await control.find(both, fanout, "a")).runs == [ON_A]
     assert (await control.find(both, fanout, "a,b")).runs == [ON_A, ON_B]
     assert (await control.find(both, fanout, "exp")).runs == [ON_A], "as this machine has started it"
-    seen = await control.overview(both, fanout)
+    seen = await overview.overview(both, fanout)
     assert {run for run, _, _ in seen.rows} == {ON_A, ON_B}
 
 
@@ -267,10 +334,10 @@ async def test_who_does_not_answer_is_one_of_the_ranks_of_a_run_that_was_started
 
 
 async def test_where_workers_refuse_to_say_no_run_is_called_unknown(tmp_path: Path) -> None:
-    fanout: Any = Answers(pod_w1=BARE)
-    with pytest.raises(HostError, match="knows a run 'exp'; the others cannot: the launcher") as caught:
+    fanout: Any = Answers(pod_w1=DENIED)
+    with pytest.raises(HostError, match="knows a run 'exp'; the others cannot: sudo does not let you") as caught:
         await control.find(fleet(tmp_path), fanout, "exp")
-    assert (caught.value.where, caught.value.fix) == ("pod-w1", BARE.fix)
+    assert (caught.value.where, caught.value.fix) == ("pod-w1", DENIED.fix)
 
 
 @pytest.mark.parametrize(("reply", "error"), [(has("a-w0", "ada"), UsageError), (SILENT, UnreachableError)])
@@ -307,7 +374,7 @@ async def test_a_run_is_found_by_its_node_once_that_is_called_otherwise(tmp_path
     fanout: Any = Answers(**has_it)
     assert (await control.find(fleet_, fanout, "r1")).runs == [run]
     assert (await control.find(fleet_, fanout, labels[1])).runs == [run]
-    seen = await control.overview(fleet_, fanout)
+    seen = await overview.overview(fleet_, fanout)
     assert [found for found, _, _ in seen.rows] == [run], "once"
     assert records.is_of(tmp_path, "r1", run.hosts, fleet_.workers)
     with pytest.raises(UsageError, match="a run r1 that was started here is active"):

@@ -98,6 +98,18 @@ async def test_notes_and_lines_come_once_however_often_the_connection_breaks(mon
     assert [(asked["offset"], asked["notes"]) for asked in workers.asked] == [(0, 0), (4, 1)]
 
 
+async def test_for_the_lines_that_there_are_only_the_ranks_that_are_shown_are_asked() -> None:
+    workers = Workers(w1=[[Frame(DATA, 0, b"one\n"), end(4)]])
+    outcomes, said, lines = await followed(workers, ["w0", "w1"], shown=[1], live=False)
+    assert [outcome.state for outcome in outcomes] == ["unknown", RECORD["state"]]
+    assert (said, lines, len(workers.asked)) == ([], ["one"], 1)
+
+
+async def test_for_the_lines_that_there_are_a_node_that_was_taken_away_is_not_waited_for() -> None:
+    outcomes, said, _ = await asyncio.wait_for(followed(Workers(w0=[[]]), ["w0"], live=False, taken=lambda _: True), 5)
+    assert ([outcome.state for outcome in outcomes], said) == (["gone"], [])
+
+
 async def test_a_line_whose_end_is_missing_is_not_joined_to_a_later_one() -> None:
     sent = [Frame(DATA, 0, b"whole\nloss 0."), Frame(GAP, 900, b""), Frame(DATA, 900, b"h 7\nnext\n"), end(908)]
     _, said, lines = await followed(Workers(w0=[sent]), ["w0"])

@@ -165,7 +165,7 @@ async def test_who_has_no_other_rank_to_wait_for_is_asked_as_well(hosts: int, li
     names = [f"w{number}" for number in range(hosts)]
     sent: Any = {name: [[ONE]] for name in names}
     workers = Mute("succeeded" if live else "running", **sent)
-    outcomes, *_ = await asyncio.wait_for(followed(workers, names, live=live), 20)
+    outcomes, *_ = await asyncio.wait_for(followed(workers, names, live=live, shown=range(hosts)), 20)
     assert [outcome.cut for outcome in outcomes] == [True] * hosts
 
 

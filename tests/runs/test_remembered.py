@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -319,7 +319,41 @@ def test_the_last_run_of_a_node_is_shown_by_logs_and_named_by_status_and_attach(
     assert (code, err) == (ExitCode.OK, "no run is active on a; the last one there was r1\n")
     # Whoever waits for an end means a run that is on.
     for command, argv in ((attach, ["a-w[0-1]"]), (logs, ["--follow", "a-w[0-1]"])):
-        assert refused(world, command, *argv).fix.startswith("the last one was r1: `tpu_ops logs 'a-w[0-1]'`; ")
+        assert refused(world, command, *argv).fix.startswith("the last run there was r1: `tpu_ops logs 'a-w[0-1]'`; ")
+
+
+def test_the_last_run_is_shown_though_a_worker_of_it_is_silent_and_named_to_who_waits(
+    world: World, refused: Callable[..., Any]
+) -> None:
+    world.told(*ALL[:1], SILENT, *ALL[2:])
+    world.workers.newest = {host: newest(rank) for rank, host in enumerate(HOSTS)}
+    code, _, err = world(logs, "a")
+    assert (code, "the last one there was r1" in err, "a-w1" in err) == (ExitCode.OK, True, False)
+    code, _, err = world(status, "a")
+    assert (code, "the last one there was r1" in err) == (ExitCode.UNREACHABLE, True)
+    with pytest.raises(UnreachableError, match=r"could not tell.*the last run there was r1: `tpu_ops logs a`; run the"):
+        attach.run(argparse.Namespace(fleet=None, run="a", rank=None, since=None, json=False, recover=False))
+
+
+@pytest.mark.parametrize(("words", "shown"), [([], "3"), (["--rank", "0"], "0"), (["--rank", "all"], "0-3")])
+def test_a_worker_s_own_rank_is_shown(
+    world: World, words: list[str], shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.told(*ALL)
+    world.workers.newest = {host: newest(rank) for rank, host in enumerate(HOSTS)}
+    done = AsyncMock(
+        return_value=[Outcome(rank, host, "succeeded", record=record(rank)) for rank, host in enumerate(HOSTS)]
+    )
+    follower = Mock(return_value=SimpleNamespace(run=done))
+    monkeypatch.setattr("tpu_ops.cli.logs.Follower", follower)
+    world(logs, "b-w1", *words)
+    assert runs_output.folded(follower.call_args.kwargs["shown"]) == shown
+
+
+def test_what_never_started_is_told_where_there_is_no_output(world: World) -> None:
+    records.write(world.folder, KNOWN)
+    world.told(Reply("", {"record": record(0, "refused") | {"reason": "no such program"}}), *ALL[1:])
+    assert "rank 0 (a-w0) was never started: no such program" in world(logs, "r1")[2]
 
 
 def test_of_several_last_runs_the_newest_is_meant(world: World) -> None:

@@ -91,11 +91,35 @@ def test_a_script_that_is_here_and_is_not_copied_is_warned_of(
         (here / name).touch()
     monkeypatch.chdir(here)
     for user, home in (("", "your home"), ("bob", "the home of bob")):
-        cli_sync.warn_of_scripts(command.replace("HERE", str(here)).split(), user)
+        cli_sync.warn_of_scripts(command.replace("HERE", str(here)).split(), user, None)
         said = capsys.readouterr().err
         assert said.startswith(f"warning: {warned} is not copied: ") if warned else said == ""
         assert (home in said) == bool(warned)
         assert ("--sync ." in said) == (bool(warned) and not user and ".." not in warned)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("train.py", ""),
+        ("other.py", ""),
+        (
+            "code/train.py",
+            "warning: code/train.py is not in HERE/code, in whose copy the command starts: name it train.py\n",
+        ),
+        ("prepare.sh", "warning: prepare.sh is not in HERE/code, in whose copy the command starts\n"),
+    ],
+)
+def test_a_script_that_is_named_as_it_is_here_and_not_as_in_the_copy_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, word: str, said: str
+) -> None:
+    (tmp_path / "code").mkdir()
+    for name in ("code/train.py", "prepare.sh", "train.py"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    tree: Any = SimpleNamespace(source=tmp_path / "code")
+    cli_sync.warn_of_scripts(["python", word], "", tree)
+    assert capsys.readouterr().err == said.replace("HERE", str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.runs.test_parts import stand_in
 from tpu_ops.cli import main, runs, who
 from tpu_ops.errors import ExitCode
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import control, holders
+from tpu_ops.runs import control, holders, overview
 from tpu_ops.runs.outcomes import outcome_of
 
 RUN = {"run_id": "r1", "person": "ada", "since": 5.0}
@@ -81,7 +81,7 @@ def test_who_started_a_run_as_somebody_else_is_named(asker: str, shown: str, cap
     ]
     asked = {"state": "running", "since": 5.0, "person": {"uid": 1001, "name": "ada"}, "asker": asker}
     row = (control.RunRef("r1", ("w0",)), (outcome_of(0, "w0", asked),), 5.0)
-    assert runs.show(control.Overview((row,), control.Found([])), stand_in(Path()), as_json=False) == 0
+    assert runs.show(overview.Overview((row,), control.Found([])), stand_in(Path()), as_json=False) == 0
     assert re.search(rf"r1 +{re.escape(shown)} +w0 +running", capsys.readouterr().out)
 
 

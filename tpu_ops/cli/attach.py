@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_fleet(parser)
     options.add_json(parser)
     options.add_exit_code(parser)
-    parser.add_argument("--rank", default="0", metavar="all|LIST", help=runs_output.RANKS_SHOWN)
+    parser.add_argument("--rank", metavar="all|LIST", help=runs_output.RANKS_OR_OWN)
     parser.add_argument("--since", type=logs.moment, metavar="TIME", help="show output since then (default: 60s)")
     recover_options.add_arguments(parser)
     parser.add_argument("run", help=runs_output.RUN)
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Follow it, with --recover as the one who starts it again."""
     settings = config.load(args.fleet)
     if args.recover:
+        args.rank = args.rank or "0"
         return _take_over(settings, args)
     fleet = view.current(settings)
     since = args.since or time.time() - PAST

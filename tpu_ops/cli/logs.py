@@ -28,7 +28,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `tpu_ops logs`."""
     options.add_fleet(parser)
-    parser.add_argument("--rank", metavar="all|LIST", help=runs_output.RANKS_SHOWN)
+    parser.add_argument("--rank", metavar="all|LIST", help=runs_output.RANKS_OR_OWN)
     parser.add_argument(
         "--follow",
         action="store_true",
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             if whole := [outcome for outcome in outcomes if outcome.record and not outcome.cut]:
                 output.info(f"logs of {texts.count(len(whole), 'rank')} are in {Path(args.fetch, run_.run_id)}")
         else:
-            following = followed(fleet, args.run, args.rank or "0", live=args.follow, since=args.since or 0.0)
+            following = followed(fleet, args.run, args.rank, live=args.follow, since=args.since or 0.0)
             (run_, outcomes, shown), parts = asyncio.run(following), {}
     except KeyboardInterrupt:
         output.info("")
@@ -67,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
         return ExitCode.INTERRUPTED
     unread = [outcome for outcome in outcomes if outcome.cut or not outcome.record]
     lost = [outcome for outcome in unread if args.follow or outcome.rank in shown]
+    for outcome in outcomes:
+        if outcome.rank in shown and outcome.state == "refused":
+            output.warning(f"rank {outcome.rank} ({outcome.host}) was never started: {outcome.reason}")
     for outcome in lost:
         part = f"; {parts[outcome.rank]} has its earlier output" if outcome.rank in parts else ""
         # Of a log that was cut whoever follows has said so already.
@@ -113,7 +116,7 @@ def moment(text: str) -> float:
 async def followed(
     fleet: view.Fleet,
     word: str,
-    rank: str,
+    rank: str | None,
     *,
     live: bool,
     since: float,
@@ -126,7 +129,7 @@ async def followed(
     Args:
         fleet: The fleet.
         word: A run, or a node or worker whose run is meant.
-        rank: As of `runs_output.ranks`.
+        rank: As of `runs_output.ranks`; None is that of the worker, where the word is one, or else 0.
         live: Whether to wait for the end.
         since: Lines from that time on (seconds since 1970); 0 is all.
         aside: Whether standard output is for something else.
@@ -135,7 +138,8 @@ async def followed(
     """
     fanout = contact.fanout(fleet)
     run_ = await _the_run(fleet, fanout, word, live=live)
-    shown = runs_output.ranks(rank, len(run_.hosts))
+    own = str(run_.hosts.index(word)) if word in run_.hosts else "0"
+    shown = runs_output.ranks(own if rank is None else rank, len(run_.hosts))
     begun(fanout, run_)
     follower = Follower(
         fanout,
@@ -159,23 +163,32 @@ async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -
     return run_, copied._replace(outcomes=[*remembered(fleet, run_.run_id, run_.hosts, copied.outcomes)])
 
 
-def _ended_on(fleet: view.Fleet, word: str, newest: control.Last | None) -> str:
-    """Return what starts a run on the workers of a target, and what shows one that is no longer on them.
+def _ended_on(fleet: view.Fleet, word: str, last: control.Last | None) -> str:
+    """Return what shows the last run on the workers of a target, and what starts another."""
+    workers = targets.select(fleet.workers, word, listed=fleet.listed)
+    starts = ""
+    if len({worker.node.accelerator_type for worker in workers}) == 1:
+        labels = ",".join(sorted({worker.label for worker in workers}))
+        starts = f"`tpu_ops train {labels} -- COMMAND` starts one; "
+    return f"{_shows_last(fleet, word, last)}{starts}`tpu_ops runs` lists the last ones started here"
+
+
+def _shows_last(fleet: view.Fleet, word: str, last: control.Last | None) -> str:
+    """Return what shows the last run on the workers of a target, to be followed by more; empty where none is known.
 
     Args:
         fleet: The fleet.
         word: The target.
-        newest: The last run that these workers tell of.
+        last: What workers tell of it.
     """
-    workers = targets.select(fleet.workers, word, listed=fleet.listed)
-    ids, labels = {worker.node.node_id for worker in workers}, {worker.label for worker in workers}
+    if last:
+        return f"the last run there was {last.run_id}: `tpu_ops logs {shlex.quote(word)}`; "
+    if not control.is_target(fleet, word):
+        return ""
+    ids = {worker.node.node_id for worker in targets.select(fleet.workers, word, listed=fleet.listed)}
     recent = records.recent(fleet.settings.state_dir, records.KEPT)
     here = next((known.run_id for known in recent if ids & {*known.node_ids}), "")
-    last = f"the last one started here was {here}: `tpu_ops logs {here}`; " if here else ""
-    if newest:
-        last = f"the last one was {newest.run_id}: `tpu_ops logs {shlex.quote(word)}`; "
-    starts = f"`tpu_ops train {','.join(sorted(labels))} -- COMMAND` starts one"
-    return f"{last}{starts}; `tpu_ops runs` lists the last ones started here"
+    return f"the last run that was started here was {here}: `tpu_ops status {here}`; " if here else ""
 
 
 async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str, *, live: bool) -> control.RunRef:
@@ -191,11 +204,12 @@ async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str, *, live: bool) 
         OpsError: It means none, or several.
     """
     runs, _, last = found = await control.find(fleet, fanout, word)
-    if not runs and (problem := found.problem()):
-        raise problem
-    if last and not live:
+    if not runs and last and not live:
         output.info(f"no run is active on {word}; the last one there was {last.run_id}")
         return await control.last(fleet, fanout, last)
+    if not runs and (problem := found.problem()):
+        problem.fix = f"{_shows_last(fleet, word, last)}{problem.fix}"
+        raise problem
     if len(runs) != 1:
         names = ", ".join(run_.run_id for run_ in runs)
         fix = f"name one of them: {names}" if names else _ended_on(fleet, word, last)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 from collections.abc import Sequence
 
 from tpu_ops import config, texts
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command everywhere and show what it printed."""
-    command = words(args.command)
+    command = words(args.command, f"tpu_ops run {shlex.quote(args.target)} -- hostname")
     if args.shell:
         command = ["/bin/sh", "-c", " ".join(command)]
     if (size := len(os.fsencode(wire.enveloped(wire.new_marker(), command, args.timeout)))) > _LONGEST:
@@ -96,8 +97,12 @@ def run(args: argparse.Namespace) -> int:
     return exit_code(results, of_rank=args.exit_code == "rank")
 
 
-def words(command: Sequence[str], example: str = "tpu_ops run pod -- hostname") -> list[str]:
+def words(command: Sequence[str], example: str) -> list[str]:
     """Given what stands behind `--`, return the command.
+
+    Args:
+        command: The words.
+        example: A command line that has them.
 
     Raises:
         UsageError: There is none.

@@ -12,7 +12,7 @@ from tpu_ops.cli import options, output, preparing, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import control
+from tpu_ops.runs import control, overview
 from tpu_ops.runs.outcomes import Outcome
 
 
@@ -25,11 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask all workers and list the runs."""
     fleet = view.current(config.load(args.fleet))
-    seen = asyncio.run(control.overview(fleet, contact.fanout(fleet)))
+    seen = asyncio.run(overview.overview(fleet, contact.fanout(fleet)))
     return show(seen, fleet.settings, as_json=args.json)
 
 
-def show(seen: control.Overview, settings: Settings, *, as_json: bool) -> int:
+def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
     """Print the runs of a fleet.
 
     Args:

@@ -16,8 +16,9 @@ from tpu_ops.runs.outcomes import ON, UNKNOWN, FirstFailure, Outcome, first_fail
 #: Lines shown of a failed rank whose log was not followed.
 TAIL_LINES = 20
 _DIGITS = 9
-#: Help of --rank.
+#: Help of --rank, and of the one where a worker may be named.
 RANKS_SHOWN = "ranks whose output is shown: all, or a list such as 0,3 or 0-2 (default: 0)"
+RANKS_OR_OWN = RANKS_SHOWN.replace("(default: 0)", "(default: that of the worker, if RUN is one, else 0)")
 #: Help of an argument that names a run.
 RUN = "a run id, or a node or worker, for the run on it"
 

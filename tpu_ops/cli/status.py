@@ -10,7 +10,7 @@ from tpu_ops import config
 from tpu_ops.cli import commands, options, output, runs, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import control, nodes, recovery
+from tpu_ops.runs import control, nodes, overview, recovery
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.remembered import remembered
 
@@ -31,13 +31,13 @@ def run(args: argparse.Namespace) -> int:
     """Ask the workers and show what they say."""
     fleet = view.current(config.load(args.fleet))
     if not args.run:
-        found = asyncio.run(control.overview(fleet, contact.fanout(fleet)))
+        found = asyncio.run(overview.overview(fleet, contact.fanout(fleet)))
         return runs.show(found, fleet.settings, as_json=args.json)
     seen, last, problem = asyncio.run(_ask(fleet, args.run))
     if args.json:
         with output.read_or_not():
             output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes in seen])
-    elif not seen and not problem:
+    elif not seen and (last or not problem):
         output.info(f"no run is active on {args.run}{f'; the last one there was {last.run_id}' if last else ''}")
     for run_, outcomes in seen:
         if not args.json:

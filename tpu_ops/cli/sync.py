@@ -72,22 +72,29 @@ def _read(directory: str) -> sync.Tree:
         raise
 
 
-def warn_of_scripts(command: Sequence[str], user: str) -> None:
-    """Given the words of a command that starts without code from here, warn of a script here that it may have meant.
+def warn_of_scripts(command: Sequence[str], user: str, tree: sync.Tree | None) -> None:
+    """Warn of a script that is here, which a command may have meant, and is not where the command starts.
 
     Args:
         command: The words.
         user: Who is to run it, empty for the person.
+        tree: What is copied and where the command starts, None where that is the home.
     """
     for word in command:
         is_script = word.endswith((".py", ".sh")) or (word == command[0] and "/" in word)
         # A word may be a whole program of a shell, too long for the name of a file.
-        if is_script and not Path(word).is_absolute() and os.path.isfile(word):  # noqa: PTH113
+        if not is_script or Path(word).is_absolute() or not os.path.isfile(word):  # noqa: PTH113
+            continue
+        if tree is None:
             home = f"the home of {user}" if user else "your home"
             fix = "" if user or ".." in Path(word).parts else "; `--sync .` copies this directory and starts there"
             start = f"without --sync or --git the command starts in {home} on the workers"
             output.warning(f"{word} is not copied: {start}{fix}")
-            return
+        elif not (tree.source / word).exists():
+            inside = Path(word).resolve()
+            fix = f": name it {inside.relative_to(tree.source)}" if inside.is_relative_to(tree.source) else ""
+            output.warning(f"{word} is not in {tree.source}, in whose copy the command starts{fix}")
+        return
 
 
 def said(tree: sync.Tree, hosts: Sequence[str], seconds: float, *, dry: bool = False) -> None:

@@ -134,8 +134,8 @@ def run(args: argparse.Namespace) -> int:
     tree = sync.read(files.resolved(args.sync, "--sync")) if args.sync else None
     line = " ".join(command)
     typed = line.split() if args.shell else command
-    if not args.sync and not args.git:
-        cli_sync.warn_of_scripts(typed, args.user)
+    if not args.git:
+        cli_sync.warn_of_scripts(typed, args.user, tree)
     called = spec.name_of(typed, tree.name if tree else "")
     run_spec = spec.RunSpec(
         run_id=args.name or spec.new_run_id(called),

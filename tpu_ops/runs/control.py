@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tpu_ops import texts
 from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
-from tpu_ops.fleet import targets
-from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
+from tpu_ops.fleet import contact, targets
+from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of, until_ready
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import nodes, preflight, records
+from tpu_ops.runs import preflight, records
 from tpu_ops.runs.follow import STOP_MARGIN
 from tpu_ops.runs.outcomes import ON, Outcome, outcome_of, without_record
-from tpu_ops.runs.remembered import remembered
 from tpu_ops.runs.spec import GRACE_STOP, is_run_id
 
 #: Seconds for each worker to tell what it knows.
@@ -30,6 +30,10 @@ RECENT = 10
 #: whose request to it would have to wait behind theirs. With 32 workers on one machine and a grace of 2 s a stop took
 #: 3.3 to 3.5 s without, and takes 2.8 s. Where rank 0 is not among the workers that are left, another one has it.
 _HEAD_START = 0.15
+#: Seconds after which what a worker said of a rank that is on is asked for anew.
+_STALE = 3.0
+#: What only targets have.
+_OF_TARGETS = re.compile(r"[@,\[\]!&^]")
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ class Found(NamedTuple):
             fixes = [(reply.fix, reply.host) for reply in self.silent]
             return HostError(what, where=where, fix=preflight.first_fix(fixes))
         fix = "run the same command again once they answer; `tpu_ops list` shows their node's state"
-        return UnreachableError(what, where=where, fix=fix)
+        # The same again helps none that is known to be out of reach.
+        return UnreachableError(what, where=where, fix=lost[0].fix or fix)
 
 
 def is_lost(reply: Reply) -> bool:
@@ -130,6 +135,9 @@ async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
         return Found([RunRef(known.run_id, records.hosts_now(known, fleet.workers))])
     if target:
         return await running(fleet, fanout, targets.select(fleet.workers, word, listed=fleet.listed))
+    if _OF_TARGETS.search(word):
+        # It says which part means nothing.
+        targets.select(fleet.workers, word, listed=fleet.listed)
     if not is_run_id(word):
         # Workers would refuse it, as if they were at fault.
         raise _nothing(fleet, word)
@@ -139,25 +147,36 @@ async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
 async def running(fleet: Fleet, fanout: Fanout, workers: Sequence[Worker]) -> Found:
     """Return the runs that are on the nodes of these workers, and those of the workers that cannot tell."""
     labels = {worker.label for worker in workers}
-    hosts = [worker.host for worker in fleet.workers if worker.label in labels]
-    replies = await fanout.call({host: {"count": 1} for host in hosts}, "status", limit=LIMIT)
+    if any(worker.node.state not in SERVING_STATES for worker in workers):
+        fleet = contact.serving(fleet, workers)
+    its = [worker for worker in fleet.workers if worker.label in labels]
+    serving = [worker.host for worker in its if worker.node.state in SERVING_STATES]
+    replies = {worker.host: _away(worker) for worker in its if worker.host not in serving}
+    # A start that was refused is a run as well, and not what anybody looks for.
+    replies |= await fanout.call({host: {"count": RECENT} for host in serving}, "status", limit=LIMIT)
     # A run's id is its own on each worker only: others may have one of that name elsewhere.
-    runs = list(dict.fromkeys(_held(fleet, reply) for reply in replies.values() if _holder(reply)))
+    runs = list(dict.fromkeys(held(fleet, reply) for reply in replies.values() if holder_of(reply)))
     covered = {host for run in runs for host in run.hosts}
-    asked = [replies[worker.host] for worker in workers]
+    asked = [replies[worker.host] for worker in workers if worker.host in replies]
     silent = tuple(reply for reply in asked if not reply.ok and reply.host not in covered)
     return Found(runs, silent, None if runs else _last(asked))
 
 
+def _away(worker: Worker) -> Reply:
+    """Return what is known of a worker whose node does not serve."""
+    return Reply(worker.host, {}, "unreachable", f"its node is {worker.node.state} now", until_ready(worker.node))
+
+
 def _last(replies: Sequence[Reply]) -> Last | None:
-    """Given what workers say of their newest runs, return the newest that is over."""
-    known = [(float(record["since"]), record, reply.host) for reply in replies for record in _records(reply)]
-    over = [one for one in known if one[1]["state"] not in ON]
+    """Given what workers say of their newest runs, return the newest that is over and had begun."""
+    known = [(float(record["since"]), record, reply.host) for reply in replies for record in records_of(reply)]
+    over = [one for one in known if one[1]["state"] not in (*ON, "refused")]
     newest = max(over, key=lambda one: one[0], default=None)
     return Last(newest[1]["run_id"], newest[2]) if newest else None
 
 
-def _records(reply: Reply) -> Sequence[Mapping[str, Any]]:
+def records_of(reply: Reply) -> Sequence[Mapping[str, Any]]:
+    """Return the records of a worker's newest runs, as it answers."""
     return reply.value.get("records", ()) if reply.ok else ()
 
 
@@ -174,11 +193,12 @@ async def last(fleet: Fleet, fanout: Fanout, found: Last) -> RunRef:
     return RunRef(found.run_id, _all_of(seen) if seen else hosts)
 
 
-def _holder(reply: Reply) -> Mapping[str, Any] | None:
+def holder_of(reply: Reply) -> Mapping[str, Any] | None:
+    """Return who has a worker, as it answers; None where nobody has it, or it does not say."""
     return reply.value.get("holder") if reply.ok else None
 
 
-def _held(fleet: Fleet, reply: Reply) -> RunRef:
+def held(fleet: Fleet, reply: Reply) -> RunRef:
     """Given the answer of a worker that a run has, return the run."""
     run_id = reply.value["holder"]["run_id"]
     known = records.read(fleet.settings.state_dir, run_id)
@@ -189,68 +209,12 @@ def _held(fleet: Fleet, reply: Reply) -> RunRef:
 
 def _hosts_of(fleet: Fleet, reply: Reply, run_id: str) -> list[str]:
     """Given what one worker of a run says, return the run's workers by rank, as this fleet knows them."""
-    record = next((record for record in _records(reply) if record["run_id"] == run_id), None)
+    record = next((record for record in records_of(reply) if record["run_id"] == run_id), None)
     label = {worker.host: worker.label for worker in fleet.workers}
     # Whoever started it may call workers by other names. Of the run that a worker is held by it tells them all.
     if record and all(host in label for host in record["workers"]) and reply.host in record["workers"]:
         return list(record["workers"])
     return [host for host in label if label[host] == label[reply.host]]
-
-
-@dataclass(frozen=True)
-class Overview:
-    """The runs of a fleet.
-
-    Attributes:
-        rows: The runs that are on and those that this machine started lately, the newest first: the run, its
-            outcomes by rank, and when it started (seconds since 1970).
-        silent: Workers that could not tell.
-    """
-
-    rows: tuple[tuple[RunRef, tuple[Outcome, ...], float], ...]
-    silent: Found
-
-
-async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
-    """Ask every worker that serves for its runs."""
-    serving = [worker for worker in fleet.workers if worker.node.state in SERVING_STATES]
-    replies = await fanout.call({worker.host: {"count": RECENT} for worker in serving}, "status", limit=LIMIT)
-    recent = records.recent(fleet.settings.state_dir, RECENT)
-    wanted = {RunRef(known.run_id, records.hosts_now(known, fleet.workers)): known.since for known in recent}
-    for reply in replies.values():
-        if holder := _holder(reply):
-            wanted.setdefault(_held(fleet, reply), float(holder["since"]))
-    newest = sorted(wanted.items(), key=lambda item: -item[1])
-    seen = await asyncio.gather(*(_seen_of(fanout, run, replies) for run, _ in newest))
-    rows = tuple(
-        (run, remembered(fleet, run.run_id, run.hosts, nodes.without_nodes(fleet, run.run_id, outcomes)), since)
-        for (run, since), outcomes in zip(newest, seen, strict=True)
-    )
-    return Overview(rows, Found([], tuple(reply for reply in replies.values() if not reply.ok)))
-
-
-async def _seen_of(fanout: Fanout, run: RunRef, replies: Mapping[str, Reply]) -> tuple[Outcome, ...]:
-    """Given what workers say of their newest runs, return a run's outcomes; those that have had many since are asked.
-
-    Args:
-        fanout: Reaches the workers.
-        run: The run.
-        replies: Of the workers that serve.
-    """
-    seen = [_seen(rank, host, run.run_id, replies.get(host)) for rank, host in enumerate(run.hosts)]
-    older = [one.host for one in seen if one.record is None and one.host in replies and replies[one.host].ok]
-    asked = await fanout.call({host: {"run_id": run.run_id} for host in older}, "status", limit=LIMIT) if older else {}
-    return tuple(_outcome(one.rank, asked[one.host]) if one.host in asked else one for one in seen)
-
-
-def _seen(rank: int, host: str, run_id: str, reply: Reply | None) -> Outcome:
-    """Given what a worker says of its newest runs, return the outcome of one rank."""
-    if reply is None:
-        return Outcome(rank, host, "unreachable", reason="its node is not READY")
-    if not reply.ok:
-        return _outcome(rank, reply)
-    record = next((record for record in _records(reply) if record["run_id"] == run_id), None)
-    return outcome_of(rank, host, record)
 
 
 async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
@@ -264,7 +228,8 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
             found.setdefault((*sorted(record["workers"]), record["person"]["name"]), {})[host] = record
     if found:
         return RunRef(run_id, _all_of(_one_of(run_id, list(found.values()))))
-    silent = [reply for reply in replies.values() if not reply.ok]
+    # Where there is no launcher there is no run.
+    silent = [reply for reply in replies.values() if not reply.ok and reply.kind != "no-launcher"]
     if lost := [reply.host for reply in silent if is_lost(reply)]:
         raise UnreachableError(
             f"none of the workers that answer knows a run {run_id!r}",
@@ -285,6 +250,9 @@ def _nothing(fleet: Fleet, word: str) -> UsageError:
     known = [label_of(worker.host) for worker in fleet.workers] + records.names(fleet.settings.state_dir)
     close = targets.alike(word, dict.fromkeys(known))
     hint = f"did you mean {' or '.join(close)}? " if close else ""
+    recent = records.recent(fleet.settings.state_dir, records.KEPT)
+    if before := next((run.run_id for run in recent if word in run.nodes), ""):
+        hint = f"a node of this name was there: `tpu_ops status {before}` shows the last run that was started on it; "
     return UsageError(
         f"{word!r} is neither a run nor a node or worker",
         where="this fleet",
@@ -347,8 +315,14 @@ async def require_free_name(fleet: Fleet, fanout: Fanout, run_id: str, hosts: Se
 
 async def outcomes(fanout: Fanout, run: RunRef) -> list[Outcome]:
     """Return how every rank of a run is now."""
+    begun = time.monotonic()
     replies = await fanout.call({host: {"run_id": run.run_id} for host in run.hosts}, "status", limit=LIMIT)
-    return [_outcome(rank, replies[host]) for rank, host in enumerate(run.hosts)]
+    on = [host for host, reply in replies.items() if reply.ok and (reply.value["record"] or {}).get("state") in ON]
+    if on and time.monotonic() - begun > _STALE:
+        # Ranks that were on may have ended while another worker was waited for.
+        again = await fanout.call({host: {"run_id": run.run_id} for host in on}, "status", limit=SHORT_LIMIT)
+        replies |= {host: reply for host, reply in again.items() if reply.ok}
+    return [asked_outcome(rank, replies[host]) for rank, host in enumerate(run.hosts)]
 
 
 async def newest_attempt(fanout: Fanout, run: RunRef) -> int:
@@ -394,7 +368,7 @@ async def stop(
     late = [host for host, reply in replies.items() if reply.kind == "timeout"]
     if late and (longer := await longest_grace(fanout, run.run_id, late)) > given:
         replies |= await fanout.call(dict.fromkeys(late, request), "stop", limit=longer + STOP_MARGIN, quiet=longer)
-    ended = tuple(_outcome(rank, replies[host]) for rank, host in enumerate(run.hosts))
+    ended = tuple(asked_outcome(rank, replies[host]) for rank, host in enumerate(run.hosts))
     over = (reply.kind == "missing" or (reply.ok and reply.value.get("already")) for reply in replies.values())
     return Stopped(ended, all(over))
 
@@ -421,7 +395,8 @@ def _grace(record: Mapping[str, Any]) -> float:
     return float(record["grace"]["stop"] if intent.get("grace") is None else intent["grace"])
 
 
-def _outcome(rank: int, reply: Reply) -> Outcome:
+def asked_outcome(rank: int, reply: Reply) -> Outcome:
+    """Given the answer of a rank's worker that was asked for its run, return how the rank is."""
     if reply.ok:
         return outcome_of(rank, reply.host, reply.value.get("record"))
     return without_record(rank, reply)

@@ -123,16 +123,22 @@ class Follower:
     async def run(self) -> list[Outcome]:
         """Follow until every rank has ended or is given up; return the outcomes by rank.
 
+        Where neither the end nor all bytes are wanted, ranks that are not shown are ``unknown``: nobody waits for them.
+
         Raises:
             OSError: Lines or bytes cannot be given on: a pipe is closed, a disk full.
         """
-        outcomes, seen = dict(enumerate(await self._follow_all(range(len(self._hosts))))), 0
+        ranks = range(len(self._hosts)) if self._live or self._data is not None else sorted(self._shown)
+        outcomes, seen = dict(zip(ranks, await self._follow_all(ranks), strict=True)), 0
         # Where the run was started again meanwhile, its ranks are followed in the same attempt.
         while self._data is None and (newest := max(map(_attempt, outcomes.values()))) > seen:
             seen = newest
             behind = [rank for rank, outcome in outcomes.items() if 0 < _attempt(outcome) < newest]
             outcomes |= zip(behind, await self._follow_all(behind), strict=True)
-        return list(outcomes.values())
+        others = {
+            rank: Outcome(rank, host, "unknown", reason="it was not asked") for rank, host in enumerate(self._hosts)
+        }
+        return list((others | outcomes).values())
 
     async def _follow_all(self, ranks: Sequence[int]) -> list[Outcome]:
         try:
@@ -171,7 +177,10 @@ class Follower:
                 continue
             except (Broken, Unreachable) as exc:
                 problem = str(exc)
-            waits = (self._live or self._data is not None) and not self._taken(place.host)
+            is_taken, asked = self._taken(place.host), self._live or self._data is not None
+            if is_taken and not self._live:
+                return Outcome(place.rank, place.host, "gone", reason=short(problem))
+            waits = asked and not is_taken
             now, limit = loop.time(), RETRY_LIMIT if waits else ALONE_LIMIT
             held = place.reached_at is not None and now - place.reached_at > HELD
             if place.lost_at is None or held:
@@ -181,7 +190,7 @@ class Follower:
             self._silent.add(rank)
             self._on()
             if self._is_given_up(place.lost_at, now, waits=waits):
-                state = "gone" if self._taken(place.host) else "unreachable"
+                state = "gone" if is_taken else "unreachable"
                 why = short(problem)
                 return Outcome(rank, place.host, state, reason=f"lost contact: {why}" if why == problem else why)
             if now - place.lost_at > limit and not place.patient:

@@ -1,0 +1,77 @@
+"""All runs of a fleet: those that are on, and the last ones that this machine started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tpu_ops.fleet.model import SERVING_STATES
+from tpu_ops.fleet.view import Fleet
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.remote.replies import Reply
+from tpu_ops.runs import control, nodes, records
+from tpu_ops.runs.outcomes import Outcome, outcome_of
+from tpu_ops.runs.remembered import remembered
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The runs of a fleet.
+
+    Attributes:
+        rows: The runs that are on and those that this machine started lately, the newest first: the run, its
+            outcomes by rank, and when it started (seconds since 1970).
+        silent: Workers that could not tell.
+    """
+
+    rows: tuple[tuple[control.RunRef, tuple[Outcome, ...], float], ...]
+    silent: control.Found
+
+
+async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
+    """Ask every worker that serves for its runs."""
+    serving = [worker for worker in fleet.workers if worker.node.state in SERVING_STATES]
+    replies = await fanout.call(
+        {worker.host: {"count": control.RECENT} for worker in serving}, "status", limit=control.LIMIT
+    )
+    recent = records.recent(fleet.settings.state_dir, control.RECENT)
+    wanted = {control.RunRef(known.run_id, records.hosts_now(known, fleet.workers)): known.since for known in recent}
+    for reply in replies.values():
+        if holder := control.holder_of(reply):
+            wanted.setdefault(control.held(fleet, reply), float(holder["since"]))
+    newest = sorted(wanted.items(), key=lambda item: -item[1])
+    seen = await asyncio.gather(*(_seen_of(fanout, run, replies) for run, _ in newest))
+    rows = tuple(
+        (run, remembered(fleet, run.run_id, run.hosts, nodes.without_nodes(fleet, run.run_id, outcomes)), since)
+        for (run, since), outcomes in zip(newest, seen, strict=True)
+    )
+    return Overview(rows, control.Found([], tuple(reply for reply in replies.values() if not reply.ok)))
+
+
+async def _seen_of(fanout: Fanout, run: control.RunRef, replies: Mapping[str, Reply]) -> tuple[Outcome, ...]:
+    """Given what workers say of their newest runs, return a run's outcomes; those that have had many since are asked.
+
+    Args:
+        fanout: Reaches the workers.
+        run: The run.
+        replies: Of the workers that serve.
+    """
+    seen = [_seen(rank, host, run.run_id, replies.get(host)) for rank, host in enumerate(run.hosts)]
+    older = [one.host for one in seen if one.record is None and one.host in replies and replies[one.host].ok]
+    asked = (
+        await fanout.call({host: {"run_id": run.run_id} for host in older}, "status", limit=control.LIMIT)
+        if older
+        else {}
+    )
+    return tuple(control.asked_outcome(one.rank, asked[one.host]) if one.host in asked else one for one in seen)
+
+
+def _seen(rank: int, host: str, run_id: str, reply: Reply | None) -> Outcome:
+    """Given what a worker says of its newest runs, return the outcome of one rank."""
+    if reply is None:
+        return Outcome(rank, host, "unreachable", reason="its node is not READY")
+    if not reply.ok:
+        return control.asked_outcome(rank, reply)
+    record = next((record for record in control.records_of(reply) if record["run_id"] == run_id), None)
+    return outcome_of(rank, host, record)
