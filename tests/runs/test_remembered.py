@@ -331,7 +331,9 @@ def test_the_last_run_is_shown_though_a_worker_of_it_is_silent_and_named_to_who_
     assert (code, "the last one there was r1" in err, "a-w1" in err) == (ExitCode.OK, True, False)
     code, _, err = world(status, "a")
     assert (code, "the last one there was r1" in err) == (ExitCode.UNREACHABLE, True)
-    with pytest.raises(UnreachableError, match=r"could not tell.*the last run there was r1: `tpu_ops logs a`; run the"):
+    with pytest.raises(
+        UnreachableError, match=r"could not tell.*once they answer;.*; the last run there was r1: `tpu_ops logs a`"
+    ):
         attach.run(argparse.Namespace(fleet=None, run="a", rank=None, since=None, json=False, recover=False))
 
 

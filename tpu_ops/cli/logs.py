@@ -169,12 +169,13 @@ def _ended_on(fleet: view.Fleet, word: str, last: control.Last | None) -> str:
     starts = ""
     if len({worker.node.accelerator_type for worker in workers}) == 1:
         labels = ",".join(sorted({worker.label for worker in workers}))
-        starts = f"`tpu_ops train {labels} -- COMMAND` starts one; "
-    return f"{_shows_last(fleet, word, last)}{starts}`tpu_ops runs` lists the last ones started here"
+        starts = f"`tpu_ops train {labels} -- COMMAND` starts one"
+    lists = "`tpu_ops runs` lists the last ones started here"
+    return "; ".join(filter(None, (_shows_last(fleet, word, last), starts, lists)))
 
 
 def _shows_last(fleet: view.Fleet, word: str, last: control.Last | None) -> str:
-    """Return what shows the last run on the workers of a target, to be followed by more; empty where none is known.
+    """Return what shows the last run on the workers of a target; empty where none is known.
 
     Args:
         fleet: The fleet.
@@ -182,13 +183,13 @@ def _shows_last(fleet: view.Fleet, word: str, last: control.Last | None) -> str:
         last: What workers tell of it.
     """
     if last:
-        return f"the last run there was {last.run_id}: `tpu_ops logs {shlex.quote(word)}`; "
+        return f"the last run there was {last.run_id}: `tpu_ops logs {shlex.quote(word)}`"
     if not control.is_target(fleet, word):
         return ""
     ids = {worker.node.node_id for worker in targets.select(fleet.workers, word, listed=fleet.listed)}
     recent = records.recent(fleet.settings.state_dir, records.KEPT)
     here = next((known.run_id for known in recent if ids & {*known.node_ids}), "")
-    return f"the last run that was started here was {here}: `tpu_ops status {here}`; " if here else ""
+    return f"the last run that was started here was {here}: `tpu_ops status {here}`" if here else ""
 
 
 async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str, *, live: bool) -> control.RunRef:
@@ -208,7 +209,7 @@ async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str, *, live: bool) 
         output.info(f"no run is active on {word}; the last one there was {last.run_id}")
         return await control.last(fleet, fanout, last)
     if not runs and (problem := found.problem()):
-        problem.fix = f"{_shows_last(fleet, word, last)}{problem.fix}"
+        problem.fix = "; ".join(filter(None, (problem.fix, _shows_last(fleet, word, last))))
         raise problem
     if len(runs) != 1:
         names = ", ".join(run_.run_id for run_ in runs)
