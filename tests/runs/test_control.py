@@ -182,6 +182,16 @@ async def test_the_last_run_of_workers_is_the_newest_that_had_begun(tmp_path: Pa
         told = [{"run_id": run_id, "state": state, "since": since} for run_id, state, since in runs[hidden:]]
         reply = Reply("", {"holder": None, "records": told})
         assert (await find(tmp_path, "pod", pod_w1=reply)).last == found
+        assert (await find(tmp_path, "pod", pod_w0=SILENT, pod_w1=reply)).last == found
+
+
+async def test_while_nobody_of_a_node_answers_no_run_is_called_the_last_of_several(tmp_path: Path) -> None:
+    over = Reply("", {"holder": None, "records": [{"run_id": "r1", "state": "failed", "since": 1.0}]})
+    known = fleet(tmp_path)
+    known.workers = (*pod(2), *pod(1, "solo", "2"))
+    fanout: Any = Answers(pod_w0=over, solo_w0=SILENT)
+    for word, found in (("pod", control.Last("r1", "pod-w0")), ("pod,solo", None)):
+        assert (await control.find(known, fanout, word)).last == found
 
 
 @pytest.mark.parametrize(

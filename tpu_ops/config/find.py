@@ -77,9 +77,7 @@ def find_file(fleet: str | None, environ: Mapping[str, str], start: Path) -> Pat
     """
     named = fleet or environ.get("TPU_OPS_FLEET", "")
     if named:
-        # What `tpu_ops lab env` has exported outlives the lab.
-        lab = "" if fleet else environ.get("TPU_OPS_LAB", "")
-        return _named_file(named, "--fleet" if fleet else "TPU_OPS_FLEET", lab)
+        return _named_file(named, "--fleet" if fleet else "TPU_OPS_FLEET")
     if found := nearest_file(start):
         return found
     others = next(filter(None, map(_others, (start, *start.parents))), "")
@@ -92,13 +90,8 @@ def find_file(fleet: str | None, environ: Mapping[str, str], start: Path) -> Pat
     )
 
 
-def _named_file(named: str, said: str, lab: str) -> Path:
+def _named_file(named: str, said: str) -> Path:
     """Return the file of a fleet directory, or the file that is named itself.
-
-    Args:
-        named: The directory or file.
-        said: What names it.
-        lab: The lab that the shell points to, empty where that is none: its own fleet goes with it.
 
     Raises:
         UsageError: There is none, or Ansible would not read it.
@@ -115,10 +108,11 @@ def _named_file(named: str, said: str, lab: str) -> Path:
         return files.resolved(str(path.parent), said) / path.name
     if not (folder / FLEET_FILE).is_file():
         others = _others(folder)
-        fix = f"name the file: {others}" if others else f"name a directory that holds {FLEET_FILE}"
-        if lab and folder.parts[-2:] == ("lab", lab) and not folder.exists():
-            fix = f"if lab {lab} is down, `tpu_ops lab up` starts it; open a new shell for another fleet"
-        raise UsageError(f"the fleet directory has no {FLEET_FILE}", where=f"{folder} (from {said})", fix=fix)
+        raise UsageError(
+            f"the fleet directory has no {FLEET_FILE}",
+            where=f"{folder} (from {said})",
+            fix=f"name the file: {others}" if others else f"name a directory that holds {FLEET_FILE}",
+        )
     return folder / FLEET_FILE
 
 

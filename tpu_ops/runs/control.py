@@ -57,7 +57,7 @@ class Found(NamedTuple):
     Attributes:
         runs: The runs.
         silent: Answers of the workers that cannot tell.
-        last: Where the word means workers and no run is on there, the newest that one of them tells of.
+        last: Where the word means workers and no run is on their nodes, the newest that one of them tells of.
     """
 
     runs: list[RunRef]
@@ -159,7 +159,10 @@ async def running(fleet: Fleet, fanout: Fanout, workers: Sequence[Worker]) -> Fo
     covered = {host for run in runs for host in run.hosts}
     asked = [replies[worker.host] for worker in workers if worker.host in replies]
     silent = tuple(reply for reply in asked if not reply.ok and reply.host not in covered)
-    return Found(runs, silent, None if runs else _last(asked))
+    # A run takes whole nodes: of one whose workers are all silent nobody tells whether it has one.
+    node_of = {worker.host: worker.label for worker in its}
+    unheard = {node_of[reply.host] for reply in silent} - {node_of[reply.host] for reply in asked if reply.ok}
+    return Found(runs, silent, None if runs or unheard else _last(asked))
 
 
 def _away(worker: Worker) -> Reply:
