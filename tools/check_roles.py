@@ -292,6 +292,8 @@ first change, whatever `--tags` says. If there are errors, they end with one lis
 - A variables file that Ansible ignores, since a directory or file with the same name takes precedence
   (`group_vars/all/` over `group_vars/all.yml`), is an error, too.
 - So is a role's variable that is set in two files of one directory, since Ansible uses only the last.
+- A file in `group_vars/` or `host_vars/` whose name is almost that of a group or host, such as `pod.yml` for the group
+  `node_pod`, is a warning. Ansible ignores any file of no group and no host without a word.
 - A line without a file is about a role's default, or about a value whose origin Ansible does not know.
 - Roles that can check the rest of their variables only once the types are right are named at the end; the next run
   checks them.
