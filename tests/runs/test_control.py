@@ -15,6 +15,7 @@ from tests.runs.test_parts import pod
 from tpu_ops import config
 from tpu_ops.cli import runs_output, stop, unlock
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
+from tpu_ops.fleet.model import until_ready
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, follow, overview, records
 from tpu_ops.runs.holders import Holder
@@ -155,25 +156,30 @@ async def test_ranks_that_were_on_before_another_worker_was_waited_for_are_asked
     assert [outcome.state for outcome in seen] == states
 
 
-async def test_workers_whose_node_does_not_serve_are_not_asked_and_the_way_back_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("state", "asked"), [("STOPPED", []), ("PREEMPTED", []), ("REPAIRING", ["pod-w0", "pod-w1"])])
+async def test_workers_of_a_node_on_which_nothing_runs_are_not_asked_and_the_way_back_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, asked: list[str]
 ) -> None:
-    away = tuple(worker._replace(node=worker.node._replace(state="STOPPED")) for worker in pod(2))
     known = fleet(tmp_path)
-    known.workers = away
+    known.workers = tuple(worker._replace(node=worker.node._replace(state=state)) for worker in pod(2))
     monkeypatch.setattr("tpu_ops.runs.control.contact.serving", lambda fleet, _: fleet)
-    asked: list[Any] = []
+    monkeypatch.setattr("tpu_ops.fleet.contact.selection.ways_of", lambda *_: None)
+    questions: list[str] = []
 
     class Noted(Answers):
         async def call(self, requests: Any, action: str, **options: Any) -> dict[str, Reply]:
-            asked.extend(requests)
+            questions.extend(requests)
             return await super().call(requests, action, **options)
 
     fanout: Any = Noted()
     problem = (await control.find(known, fanout, "pod")).problem()
+    assert questions == asked
+    if asked:
+        assert problem is None
+        return
     assert problem
-    assert (asked, "its node is STOPPED now" in problem.what) == ([], True)
-    assert problem.fix.startswith("start it: `gcloud compute tpus tpu-vm start pod ")
+    assert f"its node is {state} now" in problem.what
+    assert problem.fix == until_ready(known.workers[0].node)
 
 
 async def test_the_last_run_of_workers_is_the_newest_that_had_begun(tmp_path: Path) -> None:

@@ -105,6 +105,19 @@ async def test_for_the_lines_that_there_are_only_the_ranks_that_are_shown_are_as
     assert (said, lines, len(workers.asked)) == ([], ["one"], 1)
 
 
+@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("live", [True, False])
+async def test_the_beginning_of_a_line_is_shown_though_its_worker_is_given_up(
+    live: bool, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RETRY_EVERY", "RETRY_LIMIT", "ALONE_LIMIT"):
+        monkeypatch.setattr(follow, name, 0.01)
+    workers = Workers(w0=[[Frame(DATA, 0, b"whole\nloss 0.")], []])
+    outcomes, _, lines = await asyncio.wait_for(followed(workers, ["w0"], live=live, taken=lambda _: taken), 5)
+    assert [outcome.state for outcome in outcomes] == ["gone" if taken else "unreachable"]
+    assert lines == ["whole", "loss 0."]
+
+
 async def test_for_the_lines_that_there_are_a_node_that_was_taken_away_is_not_waited_for() -> None:
     outcomes, said, _ = await asyncio.wait_for(followed(Workers(w0=[[]]), ["w0"], live=False, taken=lambda _: True), 5)
     assert ([outcome.state for outcome in outcomes], said) == (["gone"], [])

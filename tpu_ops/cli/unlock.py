@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         _show(unlocked, fleet.settings, kept)
     own = fleet.settings.user
     if problem := control.Found([], seen.silent).problem():
-        raise who.with_way_back(problem, seen)
+        raise problem
     code = exit_code(unlocked, user, doomed, own) or stop.exit_code(
         [outcome for _, end in ended for outcome in end.outcomes]
     )

@@ -11,13 +11,12 @@ from dataclasses import asdict, replace
 from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output, preparing, runs_output
 from tpu_ops.config import Settings
-from tpu_ops.errors import ExitCode, OpsError, UsageError
+from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.model import SERVING_STATES
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import control, holders
+from tpu_ops.runs import holders
 from tpu_ops.runs.holders import Holder
 
 COLUMNS = ("worker", "person", "run", "since", "pid", "command")
@@ -68,24 +67,15 @@ def run(args: argparse.Namespace) -> int:
     if not hosts and not args.json:
         output.info(f"no worker is READY: `{settings.command('list')}` shows the nodes")
     if problem := preparing.problem_of(seen.silent, settings.state_dir):
-        raise with_way_back(problem, seen)
+        raise problem
     return ExitCode.OK
 
 
 def look(fleet: Fleet, hosts: Sequence[str]) -> holders.Seen:
     """Ask workers who holds their chips; of those that are known to be out of reach none is tried: they are silent."""
-    away = contact.out_of_reach(fleet, hosts)
-    lost = [Reply(host, {}, "unreachable", why, contact.way_back(fleet, [host])) for host, why in away.items()]
+    away = contact.away(fleet, hosts)
     seen = asyncio.run(holders.look(contact.fanout(fleet), [host for host in hosts if host not in away]))
-    return replace(seen, silent=(*lost, *seen.silent))
-
-
-def with_way_back(problem: OpsError, seen: holders.Seen) -> OpsError:
-    """Return the error that silent workers are; the same again helps none that is known to be out of reach."""
-    first = seen.silent[0]
-    if first.fix and control.is_lost(first):
-        problem.fix = first.fix
-    return problem
+    return replace(seen, silent=(*away.values(), *seen.silent))
 
 
 def _free(seen: holders.Seen) -> list[str]:

@@ -16,7 +16,7 @@ from tpu_ops.fleet.view import Fleet
 from tpu_ops.log import Log
 from tpu_ops.remote import direct, openssh
 from tpu_ops.remote.mux_protocol import Master
-from tpu_ops.remote.replies import Result
+from tpu_ops.remote.replies import Reply, Result
 
 if TYPE_CHECKING:
     from tpu_ops.remote.fanout import Fanout
@@ -150,6 +150,12 @@ def out_of_reach(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:
         elif problem := ways.of(worker).problem:
             found[host] = f"it {problem}"
     return found
+
+
+def away(fleet: Fleet, hosts: Iterable[str]) -> dict[str, Reply]:
+    """Return for the workers that cannot be reached, as far as that is known, what asking them would come to."""
+    found = out_of_reach(fleet, hosts)
+    return {host: Reply(host, {}, "unreachable", why, way_back(fleet, [host])) for host, why in found.items()}
 
 
 def way_back(fleet: Fleet, away: Collection[str]) -> str:

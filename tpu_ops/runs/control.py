@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tpu_ops import texts
 from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet import contact, targets
-from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of, until_ready
+from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, Worker, label_of
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
@@ -147,13 +147,15 @@ async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
 async def running(fleet: Fleet, fanout: Fanout, workers: Sequence[Worker]) -> Found:
     """Return the runs that are on the nodes of these workers, and those of the workers that cannot tell."""
     labels = {worker.label for worker in workers}
-    if any(worker.node.state not in SERVING_STATES for worker in workers):
+    if any(worker.node.state in TAKEN_STATES for worker in workers):
         fleet = contact.serving(fleet, workers)
     its = [worker for worker in fleet.workers if worker.label in labels]
-    serving = [worker.host for worker in its if worker.node.state in SERVING_STATES]
-    replies = {worker.host: _away(worker) for worker in its if worker.host not in serving}
+    # Of other states that do not serve, runs may be on.
+    taken = [worker.host for worker in its if worker.node.state in TAKEN_STATES]
+    replies = contact.away(fleet, taken) if taken else {}
     # A start that was refused is a run as well, and not what anybody looks for.
-    replies |= await fanout.call({host: {"count": RECENT} for host in serving}, "status", limit=LIMIT)
+    requests = {worker.host: {"count": RECENT} for worker in its if worker.host not in replies}
+    replies |= await fanout.call(requests, "status", limit=LIMIT)
     # A run's id is its own on each worker only: others may have one of that name elsewhere.
     runs = list(dict.fromkeys(held(fleet, reply) for reply in replies.values() if holder_of(reply)))
     covered = {host for run in runs for host in run.hosts}
@@ -163,11 +165,6 @@ async def running(fleet: Fleet, fanout: Fanout, workers: Sequence[Worker]) -> Fo
     node_of = {worker.host: worker.label for worker in its}
     unheard = {node_of[reply.host] for reply in silent} - {node_of[reply.host] for reply in asked if reply.ok}
     return Found(runs, silent, None if runs or unheard else _last(asked))
-
-
-def _away(worker: Worker) -> Reply:
-    """Return what is known of a worker whose node does not serve."""
-    return Reply(worker.host, {}, "unreachable", f"its node is {worker.node.state} now", until_ready(worker.node))
 
 
 def _last(replies: Sequence[Reply]) -> Last | None:

@@ -179,6 +179,7 @@ class Follower:
                 problem = str(exc)
             is_taken, asked = self._taken(place.host), self._live or self._data is not None
             if is_taken and not self._live:
+                self._print(rank, place.lines.finish())
                 return Outcome(place.rank, place.host, "gone", reason=short(problem))
             waits = asked and not is_taken
             now, limit = loop.time(), RETRY_LIMIT if waits else ALONE_LIMIT
@@ -190,6 +191,8 @@ class Follower:
             self._silent.add(rank)
             self._on()
             if self._is_given_up(place.lost_at, now, waits=waits):
+                # The beginning of a line whose end never came.
+                self._print(rank, place.lines.finish())
                 state = "gone" if is_taken else "unreachable"
                 why = short(problem)
                 return Outcome(rank, place.host, state, reason=f"lost contact: {why}" if why == problem else why)
