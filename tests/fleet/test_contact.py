@@ -14,6 +14,7 @@ from tpu_ops.errors import UnreachableError
 from tpu_ops.fleet import contact, update, view
 from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
+from tpu_ops.fleet.model import until_ready
 from tpu_ops.fleet.state import unwritable
 from tpu_ops.fleet.targets import UnknownError
 from tpu_ops.remote import fanout as remote_fanout
@@ -44,7 +45,7 @@ def search(monkeypatch):
 
     def search(fleet):
         given = []
-        monkeypatch.setattr(remote_fanout, "Fanout", lambda ssh_config, renew, proxied, find: given.append(renew))
+        monkeypatch.setattr(remote_fanout, "Fanout", lambda _config, renew, *_: given.append(renew))
         contact.fanout(view.current(fleet.settings()))
         return given[0]
 
@@ -78,7 +79,7 @@ def test_the_master_of_a_worker_that_moved_is_looked_for_elsewhere(fleet, monkey
     fleet.create("pod", "v4-16")
     given: dict[str, Any] = {}
     monkeypatch.setattr(
-        remote_fanout, "Fanout", lambda ssh_config, renew, proxied, find: given.update(look=renew, find=find)
+        remote_fanout, "Fanout", lambda ssh_config, renew, proxied, find, taken: given.update(look=renew, find=find)
     )
     contact.fanout(view.current(fleet.settings()))
     before = given["find"]("pod-w1")
@@ -107,6 +108,29 @@ def test_what_became_of_a_node_is_said(fleet, said, search, *, verbs, note, news
     assert found.notes == {"pod-w0": note, "pod-w1": note}
     assert found.changed == frozenset()
     assert [line.strip() for line in said[1:] if "address" not in line] == news
+
+
+def test_workers_whose_node_was_taken_away_are_known_and_asked_for_as_such(fleet, said, monkeypatch):
+    fleet.create("pod", "v4-16")
+    fleet.create("solo")
+    given: list[Any] = []
+    monkeypatch.setattr(remote_fanout, "Fanout", lambda *arguments: given.append(arguments))
+    fleet.act("stop", "pod")
+    update.refresh(fleet.settings())
+    contact.fanout(view.current(fleet.settings()))
+    _, look, _, _, is_taken = given[0]
+    assert [host for host in ("pod-w0", "pod-w1", "solo-w0", "pod-w9") if is_taken(host)] == ["pod-w0", "pod-w1"]
+    found = look(["pod-w0"])
+    assert said.pop() == "pod was STOPPED when last seen: asking the API for its address"
+    assert found.notes == dict.fromkeys(["pod-w0", "pod-w1"], "its node is STOPPED now"), (
+        "of both, whoever is asked for"
+    )
+    assert {*found.fixes} == {"pod-w0", "pod-w1"}
+    assert found.fixes["pod-w0"] == until_ready(view.current(fleet.settings()).workers[0].node)
+    fleet.act("start", "pod")
+    assert look(["pod-w0", "solo-w0"]).changed == {"pod-w0", "pod-w1"}
+    assert said[0] == "pod-w0, solo-w0 do not answer: asking the API for their addresses"
+    assert not is_taken("pod-w0")
 
 
 def test_a_worker_that_is_called_otherwise_now_is_named(fleet, search):

@@ -16,6 +16,7 @@ from tpu_ops.errors import OpsError
 from tpu_ops.remote import renewal, silence
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import News
+from tpu_ops.remote.replies import Reply
 from tpu_ops.remote.ssh import Unreachable
 
 
@@ -226,6 +227,37 @@ def test_an_interrupted_command_does_not_wait_for_the_answer(play: Path) -> None
     asyncio.run(command())
     assert not answered.is_set()
     over.set()
+
+
+async def test_a_worker_whose_node_was_taken_away_is_looked_for_before_ssh_waits_for_it(play: Path) -> None:
+    down(play, "a", "b", "c")
+    away = {"a", "b", "c"}
+
+    def renew(hosts: Sequence[str]) -> News:
+        asked.append(list(hosts))
+        away.remove("b")
+        (play / "down-b").unlink()
+        return News(frozenset("b"), {"a": "its node is PREEMPTED now"}, {"a": "make it anew"})
+
+    asked: list[list[str]] = []
+    fanout = Fanout(play / "config", renew, taken=away.__contains__)
+    replies = await fanout.call({host: {} for host in "abcd"}, "status", limit=20)
+    assert asked == [["a", "b", "c"]]
+    assert replies["a"] == Reply("a", {}, "unreachable", "its node is PREEMPTED now", "make it anew")
+    assert (replies["b"].ok, replies["d"].ok) == (True, True)
+    assert "Connection refused" in replies["c"].problem, "nobody could say what became of it"
+    assert [opened(play, host) for host in "abcd"] == [0, 1, 1, 1]
+    with pytest.raises(Unreachable, match=r"^its node is PREEMPTED now$") as raised:
+        async with fanout.stream("a", "follow", {}):
+            pytest.fail("there is no connection")
+    assert (raised.value.fix, len(asked)) == ("make it anew", 1)
+
+
+async def test_what_to_do_about_a_worker_that_turns_out_to_be_away_is_told(play: Path) -> None:
+    down(play, "a")
+    news = News(notes={"a": "its node is PREEMPTED now"}, fixes={"a": "make it anew"})
+    reply = (await Fanout(play / "config", lambda _: news).call({"a": {}}, "status", limit=20))["a"]
+    assert (reply.problem.endswith("; its node is PREEMPTED now"), reply.fix) == (True, "make it anew")
 
 
 async def test_without_anyone_to_ask_the_first_problem_stands(play: Path) -> None:

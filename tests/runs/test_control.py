@@ -13,7 +13,7 @@ import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops import config
-from tpu_ops.cli import runs_output, stop, unlock
+from tpu_ops.cli import runs_output, status, stop, unlock
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet.model import until_ready
 from tpu_ops.remote.replies import Reply
@@ -131,6 +131,20 @@ async def test_a_run_that_may_be_on_a_worker_that_cannot_say_so_is_not_called_no
 async def test_of_a_target_the_part_that_means_nothing_is_named(tmp_path: Path, word: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         await find(tmp_path, word)
+
+
+async def test_of_workers_that_cannot_tell_the_last_run_that_was_started_here_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fanout: Any = Answers(pod_w0=SILENT, pod_w1=SILENT)
+    monkeypatch.setattr("tpu_ops.cli.status.contact.fanout", lambda _: fanout)
+    _, _, problem = await status._ask(fleet(tmp_path), "pod")
+    assert problem
+    assert problem.fix.endswith("`tpu_ops list` shows their node's state")
+    records.write(tmp_path, records.started_on("r1", pod(2), ("true",)))
+    _, _, problem = await status._ask(fleet(tmp_path), "pod")
+    assert problem
+    assert problem.fix.endswith("; the last run that was started here was r1: `tpu_ops status r1`")
 
 
 async def test_of_a_node_that_was_there_the_last_run_is_named(tmp_path: Path) -> None:

@@ -444,12 +444,25 @@ def test_of_a_node_whose_state_is_known_ssh_s_words_are_left_out(world: World, s
         assert ranks[2]["reason"].endswith(SILENT.problem)
 
 
-@pytest.mark.parametrize(("states", "said"), [(("gone", "gone"), "stopped"), (("gone", "unreachable"), "unreachable")])
-def test_a_stop_of_which_nothing_is_left_has_stopped_the_run(states: tuple[str, ...], said: str, capsys: Any) -> None:
-    """Its nodes were being brought back, for example."""
-    gone = tuple(Outcome(rank, f"w{rank}", state) for rank, state in enumerate(states))
+STOPPED_RECORD = {"intent": {"kind": "stop"}, "attempt": 1, "person": {"name": "ada"}, "began": 1.0, "since": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("states", "reason", "record", "said"),
+    [
+        (("gone", "gone"), "its node is PREEMPTED now", None, "gone"),
+        (("gone", "gone"), stop.NOT_ON, None, "stopped"),
+        (("gone", "stopped"), "its node is PREEMPTED now", STOPPED_RECORD | {"state": "stopped"}, "stopped"),
+        (("gone", "unreachable"), "", None, "unreachable"),
+    ],
+)
+def test_a_stop_has_stopped_what_was_on_or_brought_back_and_not_what_was_gone_before(
+    states: tuple[str, ...], reason: str, record: Any, said: str, capsys: Any
+) -> None:
+    first = Outcome(0, "w0", states[0], reason=reason)
+    second = Outcome(1, "w1", states[1], reason=reason, record=record, intent="stop" if record else "")
     run = control.RunRef("r1", ("w0", "w1"))
-    stop.report([(run, control.Stopped(gone, already=False))], as_json=False)
+    stop.report([(run, control.Stopped((first, second), already=False))], as_json=False)
     assert capsys.readouterr().err == f"run r1: {said}\n"
 
 

@@ -16,7 +16,7 @@ from tpu_ops.cli import asked, commands, options, output, runs_output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, targets, view
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import control, fetch, nodes, records, recovery
+from tpu_ops.runs import control, fetch, nodes, recovery
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.remembered import remembered
@@ -184,12 +184,7 @@ def _shows_last(fleet: view.Fleet, word: str, last: control.Last | None) -> str:
     """
     if last:
         return f"the last run there was {last.run_id}: `tpu_ops logs {shlex.quote(word)}`"
-    if not control.is_target(fleet, word):
-        return ""
-    ids = {worker.node.node_id for worker in targets.select(fleet.workers, word, listed=fleet.listed)}
-    recent = records.recent(fleet.settings.state_dir, records.KEPT)
-    here = next((known.run_id for known in recent if ids & {*known.node_ids}), "")
-    return f"the last run that was started here was {here}: `tpu_ops status {here}`" if here else ""
+    return nodes.last_started(fleet, word)
 
 
 async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str, *, live: bool) -> control.RunRef:

@@ -283,6 +283,7 @@ def after_gone(command: Callable[[str], str]) -> None:
     """Say how to go on where nothing is left of a run that cannot be recovered from here."""
     output.info(f"  nodes:  {command('list')}")
     output.info(f"  again:  {command('train')} TARGET --name OTHER -- COMMAND, once the nodes are there")
+    output.info("          with --recover a run brings lost nodes back and goes on by itself")
 
 
 def hints(run_id: str, command: Callable[[str], str]) -> None:

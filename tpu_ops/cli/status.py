@@ -73,4 +73,7 @@ async def _ask(
     seen = [(run_, await control.outcomes(fanout, run_)) for run_ in found.runs]
     known = [(run_, nodes.without_nodes(fleet, run_.run_id, outcomes, begun)) for run_, outcomes in seen]
     as_seen = [(run_, remembered(fleet, run_.run_id, run_.hosts, outcomes)) for run_, outcomes in known]
-    return as_seen, found.last, found.problem()
+    problem = found.problem()
+    if problem and not found.runs:
+        problem.fix = "; ".join(filter(None, (problem.fix, nodes.last_started(fleet, word))))
+    return as_seen, found.last, problem

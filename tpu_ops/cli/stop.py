@@ -21,6 +21,8 @@ from tpu_ops.runs import control, endings, nodes, records, recovery
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.spec import GRACE_STOP, MAX_GRACE
 
+#: Why a rank is gone of a run that is stopped between two attempts.
+NOT_ON = "no attempt was running"
 #: Seconds after which a stop says what it waits for.
 MOMENT = 1.0
 #: Seconds for workers to say what grace an earlier stop has asked for.
@@ -104,7 +106,7 @@ async def _end_of_all(
     if off:
         output.info(f"run {run_.run_id}: its nodes were being brought back; it will not be started again")
         records.close(fleet.settings.state_dir, run_.run_id, endings.STOPPED)
-        gone = (Outcome(rank, host, "gone", reason="no attempt was running") for rank, host in enumerate(run_.hosts))
+        gone = (Outcome(rank, host, "gone", reason=NOT_ON) for rank, host in enumerate(run_.hosts))
         return control.Stopped(tuple(gone), already=False), None
     stopped = await end(fanout, run_, force=args.force, grace=args.grace)
     while _is_starting(fleet.settings.state_dir, run_, fleet.workers, stopped):
@@ -219,10 +221,10 @@ def _how(stopped: control.Stopped) -> str:
     """Return how a run is, or what had become of it before anybody asked it to end, in words that follow its name."""
     records_ = [outcome.record for outcome in stopped.outcomes if outcome.record]
     if not stopped.already:
-        # What is gone as well is on no more, and was asked to end.
-        over = exit_code(stopped.outcomes) == ExitCode.OK
         state = runs_output.run_state(stopped.outcomes)
-        return f": {'stopped' if over and state == 'gone' else state}"
+        # What is gone as well is on no more. Of what is gone altogether nothing was asked to end.
+        is_stopped = state == "gone" and any(out.record or out.reason == NOT_ON for out in stopped.outcomes)
+        return f": {'stopped' if is_stopped and exit_code(stopped.outcomes) == ExitCode.OK else state}"
     if not records_:
         return " is not running: none of its workers knows it (if it is only just being started, run this again):"
     began = any(record["began"] or record["attempt"] > 1 for record in records_)

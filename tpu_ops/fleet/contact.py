@@ -10,7 +10,7 @@ from tpu_ops import texts
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UnreachableError
 from tpu_ops.fleet import selection, targets, view
-from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of, until_ready
+from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, Worker, label_of, until_ready
 from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.log import Log
@@ -39,7 +39,7 @@ def fanout(fleet: Fleet) -> Fanout:
     ways = selection.ways_of(fleet.settings, fleet.listed)
     proxied = {worker.host for worker in fleet.workers if ways.of(worker).proxy} if ways.proxies else set()
     search = _Search(fleet)
-    return Fanout(fleet.ssh_config, search.news, proxied, search.master)
+    return Fanout(fleet.ssh_config, search.news, proxied, search.master, search.is_taken)
 
 
 def run(fleet: Fleet, hosts: Sequence[str], argv: Sequence[str], limit: float) -> dict[str, Result]:
@@ -127,10 +127,8 @@ def serving(fleet: Fleet, workers: Iterable[Worker]) -> Fleet:
     away = [worker for worker in workers if worker.node.state not in SERVING_STATES or ways.of(worker).problem]
     if not away:
         return fleet
-    nodes = {worker.label: worker.node.state for worker in away}
-    known = texts.some([f"{label} was {state} when last seen" for label, state in nodes.items()], _NAMES, "others")
     hosts = {worker.host for worker in away}
-    found = _asked(fleet, known, "its address" if len(nodes) == 1 else "their addresses", hosts)
+    found = _asked(fleet, _last_seen(away), _addresses({worker.label for worker in away}), hosts)
     return found or fleet
 
 
@@ -200,14 +198,22 @@ class _Search:
         worker = self._workers.get(host)
         return self._ways.master(worker) if worker else None
 
+    def is_taken(self, host: str) -> bool:
+        """Whether the node of a worker was taken away when it was seen last."""
+        worker = self._workers.get(host)
+        return worker is not None and worker.node.state in TAKEN_STATES
+
     def news(self, hosts: Sequence[str]) -> News:
         """Ask for the fleet anew; return which workers are reached another way, and what became of these."""
         from tpu_ops.remote.renewal import News
 
         before, former = _ways(self._fleet), self._workers
-        several = len(hosts) > 1
-        said = f"{texts.some(hosts, _NAMES, 'others')} {'do' if several else 'does'} not answer"
-        fleet = _asked(self._fleet, said, _addresses(hosts), set(hosts))
+        if all(map(self.is_taken, hosts)):
+            said, whose = _last_seen([former[host] for host in hosts]), {former[host].label for host in hosts}
+        else:
+            said = f"{texts.some(hosts, _NAMES, 'others')} {'do' if len(hosts) > 1 else 'does'} not answer"
+            whose = set(hosts)
+        fleet = _asked(self._fleet, said, _addresses(whose), set(hosts))
         if fleet is None:
             return News()
         self._take(fleet)
@@ -222,11 +228,19 @@ class _Search:
         called = {worker.host_key_alias: worker.host for worker in fleet.workers}
         names = {host: called.get(former[host].host_key_alias, host) for host in hosts if host in former}
         renamed = {host: f"it is called {name} now" for host, name in names.items() if name != host}
-        return News(changed, _notes(fleet, hosts) | renamed)
+        # Those of whom nobody has asked would be tried in vain, too.
+        notes = _notes(fleet, {*hosts, *filter(self.is_taken, self._workers)}) | renamed
+        return News(changed, notes, {host: way_back(fleet, [host]) for host in out_of_reach(fleet, notes)})
 
 
-def _addresses(hosts: Collection[str]) -> str:
-    return "its address" if len(hosts) == 1 else "their addresses"
+def _addresses(names: Collection[str]) -> str:
+    return "its address" if len(names) == 1 else "their addresses"
+
+
+def _last_seen(workers: Iterable[Worker]) -> str:
+    """Return in which states the nodes of workers were seen last, as a reason to ask anew."""
+    nodes = {worker.label: worker.node.state for worker in workers}
+    return texts.some([f"{label} was {state} when last seen" for label, state in nodes.items()], _NAMES, "others")
 
 
 def _asked(fleet: Fleet, reason: str, what: str, hosts: Collection[str] = ()) -> Fleet | None:

@@ -34,6 +34,8 @@ class Fanout:
         proxied: Workers that are reached through a proxy.
         find: Says where the master of a worker listens, as this configuration has it, so that no ssh is needed to use
             it.
+        taken: Whether the node of a worker was taken away when it was seen last: then it is looked for before it is
+            tried.
     """
 
     def __init__(
@@ -42,10 +44,11 @@ class Fanout:
         renew: Renew | None = None,
         proxied: Collection[str] = (),
         find: ssh.FindMaster = lambda host: None,
+        taken: Callable[[str], bool] = lambda host: False,
     ) -> None:
         self.ssh_config = ssh_config
         self.masters = ssh.Masters(ssh_config, proxied, find)
-        self._find = find
+        self._find, self._taken = find, taken
         self._renewal = Renewal(renew) if renew else None
         self._silence = Silence()
         self._sessions: dict[str, asyncio.Semaphore] = {}
@@ -181,6 +184,7 @@ class Fanout:
         Raises:
             Unreachable: It could not be opened; the text says, too, what became of the worker.
         """
+        await self._look_for_taken(host, deadline)
         begun = asyncio.get_running_loop().time()
         try:
             await self.masters.ensure(host, deadline)
@@ -202,7 +206,22 @@ class Fanout:
                 return
         note = news.notes.get(host)
         text = f"{problem}; {note}" if note else str(problem)
-        raise Unreachable(text, answered=problem.answered, late=problem.late)
+        raise Unreachable(text, answered=problem.answered, late=problem.late, fix=news.fixes.get(host, ""))
+
+    async def _look_for_taken(self, host: str, deadline: asyncio.Timeout | None) -> None:
+        """Look anew for a worker whose node was taken away when it was seen last: ssh would wait for it in vain.
+
+        Raises:
+            Unreachable: It still is.
+        """
+        if self._renewal is None or not self._taken(host):
+            return
+        with paused(deadline):
+            news = await self._renewal.news(host, asyncio.get_running_loop().time())
+        self.masters.forget(news.changed)
+        # Where nobody could be asked, there is no note.
+        if self._taken(host) and (note := news.notes.get(host)):
+            raise Unreachable(note, fix=news.fixes.get(host, ""))
 
     def _session(self, host: str) -> asyncio.Semaphore:
         return self._sessions.setdefault(host, asyncio.Semaphore(SESSIONS))
@@ -230,7 +249,7 @@ class Fanout:
             async with asyncio.timeout_at(begun + limit) as deadline:
                 code, said = await self._exchange(host, wire.COMMAND, line, first, deadline, attended=True, quiet=quiet)
         except Unreachable as exc:
-            return Reply(host, {}, "unreachable", str(exc))
+            return Reply(host, {}, "unreachable", str(exc), exc.fix)
         except TimeoutError:
             return Reply(host, {}, "timeout", f"the launcher did not answer within {_spent(limit, begun, deadline)}")
         return reply_of(
@@ -256,6 +275,7 @@ class Fanout:
         Its input stays open until it has ended where it is `attended`, see `ssh.converse`.
         `begun` in the output proves that the command was started: what was started is never started again.
         """
+        await self._look_for_taken(host, deadline)
         # Most often a master is open, and to ask for it first would cost as much as the session itself.
         session, replaced = openssh.shared_session, False
         said = said or ssh.Said(Output(), Output())

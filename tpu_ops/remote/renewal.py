@@ -7,7 +7,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -25,10 +25,12 @@ class News:
     Attributes:
         changed: All workers that are reached another way than before, whether they were asked about or not.
         notes: Worker -> what is known of it now, in words that follow its problem.
+        fixes: Worker that is known to be out of reach -> what to do about it.
     """
 
     changed: frozenset[str] = frozenset()
     notes: Mapping[str, str] = field(default_factory=dict)
+    fixes: Mapping[str, str] = field(default_factory=dict)
 
 
 #: Given the workers that do not answer, finds out what became of them. It may block; what it raises ends the command.
@@ -60,7 +62,7 @@ class Renewal:
             if since <= self._answered:
                 return self._news
             if asyncio.get_running_loop().time() - self._answered < AGAIN:
-                return News(notes=self._news.notes)
+                return replace(self._news, changed=frozenset())
             self._asking = asyncio.create_task(self._ask())
         self._hosts.append(host)
         # One that no longer wants the answer takes it from none of the others.

@@ -47,11 +47,12 @@ class Unreachable(Exception):
     Attributes:
         answered: Whether the worker itself answered and refused this person: then its address is right.
         late: Whether the time was over first. A key may have waited for what only a terminal shows.
+        fix: What to do about it, where that is known.
     """
 
-    def __init__(self, problem: str, *, answered: bool = False, late: bool = False) -> None:
+    def __init__(self, problem: str, *, answered: bool = False, late: bool = False, fix: str = "") -> None:
         super().__init__(problem)
-        self.answered, self.late = answered, late
+        self.answered, self.late, self.fix = answered, late, fix
 
 
 class Unsigned(Unreachable):

@@ -25,7 +25,7 @@ RETRY_LIMIT = 120.0
 #: A connection that held this long makes the next break a new one, in seconds.
 HELD = 30.0
 #: Seconds after which a silent worker is given up once all ranks that answer have ended, since the workers have given
-#: it up as well; where only the lines that there are were asked for; and where the node was taken away for good.
+#: it up as well, and where only the lines that there are were asked for.
 ALONE_LIMIT = 15.0
 #: Seconds between two looks at lines that wait for the same line of other ranks.
 TICK = 0.1
@@ -177,11 +177,13 @@ class Follower:
                 continue
             except (Broken, Unreachable) as exc:
                 problem = str(exc)
-            is_taken, asked = self._taken(place.host), self._live or self._data is not None
-            if is_taken and not self._live:
+            if self._taken(place.host):
+                # The beginning of a line whose end never came.
                 self._print(rank, place.lines.finish())
-                return Outcome(place.rank, place.host, "gone", reason=short(problem))
-            waits = asked and not is_taken
+                if self._live:
+                    self._say(f"rank {rank} ({place.host}) is gone: {problem}")
+                return Outcome(rank, place.host, "gone", reason=short(problem))
+            waits = self._live or self._data is not None
             now, limit = loop.time(), RETRY_LIMIT if waits else ALONE_LIMIT
             held = place.reached_at is not None and now - place.reached_at > HELD
             if place.lost_at is None or held:
@@ -191,11 +193,10 @@ class Follower:
             self._silent.add(rank)
             self._on()
             if self._is_given_up(place.lost_at, now, waits=waits):
-                # The beginning of a line whose end never came.
                 self._print(rank, place.lines.finish())
-                state = "gone" if is_taken else "unreachable"
                 why = short(problem)
-                return Outcome(rank, place.host, state, reason=f"lost contact: {why}" if why == problem else why)
+                reason = f"lost contact: {why}" if why == problem else why
+                return Outcome(rank, place.host, "unreachable", reason=reason)
             if now - place.lost_at > limit and not place.patient:
                 place.patient = True
                 self._say(f"rank {rank} ({place.host}) still does not answer; retrying while others are followed")

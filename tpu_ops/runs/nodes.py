@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tpu_ops.config import Settings
-from tpu_ops.fleet import view
+from tpu_ops.fleet import targets, view
 from tpu_ops.fleet.model import TAKEN_STATES, label_of
-from tpu_ops.runs import records
+from tpu_ops.runs import control, records
 from tpu_ops.runs.outcomes import Outcome
 
 
@@ -55,6 +55,21 @@ def taken(fleet: view.Fleet, run_id: str) -> Callable[[str], bool]:
         return now is not None and _is_taken(now, ids.get(host))
 
     return found
+
+
+def last_started(fleet: view.Fleet, word: str) -> str:
+    """Return what shows the last run that this machine has started on the nodes of a target; empty where it knows none.
+
+    Args:
+        fleet: The fleet.
+        word: The target, or what is none.
+    """
+    if not control.is_target(fleet, word):
+        return ""
+    ids = {worker.node.node_id for worker in targets.select(fleet.workers, word, listed=fleet.listed)}
+    recent = records.recent(fleet.settings.state_dir, records.KEPT)
+    here = next((known.run_id for known in recent if ids & {*known.node_ids}), "")
+    return f"the last run that was started here was {here}: `tpu_ops status {here}`" if here else ""
 
 
 def _is_taken(now: view.Fleet, node_id: str | None) -> bool:
