@@ -59,7 +59,10 @@ def test_the_person_may_open_the_output_by_its_name() -> None:
     ("argv", "cwd", "said"),
     [
         (["no-such-program"], "/", "no-such-program is not on PATH"),
-        (["./x"], "/", "./x is not an executable file"),
+        (["./x"], "/", "there is no ./x in /; --sync DIR copies a directory"),
+        (["./x.py"], "/", "there is no ./x.py in /; --sync DIR copies a directory"),
+        (["/nowhere/x"], "/", "there is no /nowhere/x on this worker; --sync DIR copies a directory"),
+        (["./x; ./y"], "/", "there is no ./x; ./y in /; for a shell line: --shell -- 'LINE'"),
         (["/etc/passwd"], "/", "/etc/passwd is not an executable file"),
         (["true"], "/no/such/directory", "working directory /no/such/directory: No such file"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import re
 import socket
@@ -480,6 +481,11 @@ def test_ranks_are_chosen(text: str, expected: list[int]) -> None:
 def test_ranks_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         runs_output.ranks(text, 4)
+
+
+def test_ranks_that_are_none_of_any_run_are_refused_before_anybody_is_asked_for_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="2-1 goes backwards"):
+        asyncio.run(cli_logs.followed(None, "nobody", "2-1", live=False, since=0.0))  # type: ignore[arg-type]
 
 
 def test_ranks_that_go_backwards_are_refused_with_what_was_meant() -> None:

@@ -136,6 +136,8 @@ async def followed(
         begun: Called with the run once it is found, and how its workers are reached.
         on: As of `Follower`.
     """
+    # What means no ranks of any run is said before somebody is asked.
+    runs_output.spans(rank or "all")
     fanout = contact.fanout(fleet)
     run_ = await _the_run(fleet, fanout, word, live=live)
     own = str(run_.hosts.index(word)) if word in run_.hosts else "0"

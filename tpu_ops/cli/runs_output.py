@@ -29,23 +29,33 @@ def ranks(text: str, count: int) -> list[int]:
     Raises:
         UsageError: It is neither, or names a rank that the run does not have.
     """
-    if text == "all":
-        return list(range(count))
     found: list[int] = []
-    for part in text.split(","):
+    for first, end in spans(text):
+        if wrong := [number for number in (first, end) if len(number) > _DIGITS or int(number) >= count]:
+            fix = f"use 0 to {count - 1}" if count > 1 else "use 0"
+            raise UsageError(f"there is no rank {wrong[0][:20]}: the run has {count}", where="--rank", fix=fix)
+        found += range(int(first), int(end) + 1)
+    return sorted(set(found)) or list(range(count))
+
+
+def spans(text: str) -> list[tuple[str, str]]:
+    """Given `--rank`, return the first and last number of each of its parts; none where it means all.
+
+    Raises:
+        UsageError: It is none, of whatever run.
+    """
+    found: list[tuple[str, str]] = []
+    for part in [] if text == "all" else text.split(","):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(
                 f"{text!r} is not a list of ranks", where="--rank", fix="use all, or a list like 0,3 or 0-2"
             )
         end = last if dash else first
-        if wrong := [number for number in (first, end) if len(number) > _DIGITS or int(number) >= count]:
-            fix = f"use 0 to {count - 1}" if count > 1 else "use 0"
-            raise UsageError(f"there is no rank {wrong[0][:20]}: the run has {count}", where="--rank", fix=fix)
-        if int(first) > int(end):
+        if len(end) <= _DIGITS and len(first) <= _DIGITS and int(first) > int(end):
             raise UsageError(f"{part} goes backwards", where="--rank", fix=f"write {end}-{first}")
-        found += range(int(first), int(end) + 1)
-    return sorted(set(found))
+        found.append((first, end))
+    return found
 
 
 def folded(numbers: Sequence[int]) -> str:

@@ -43,6 +43,10 @@ def _hint(name: bytes) -> str:
     return ""
 
 
+#: What brings a file to the workers.
+_COPY = "; --sync DIR copies a directory, and runs the command in the copy"
+
+
 def find_program(name: bytes, path: bytes) -> bytes:
     """Return what an argument vector's first word names, with the rights of this process.
 
@@ -53,6 +57,10 @@ def find_program(name: bytes, path: bytes) -> bytes:
     if b"/" in name:
         if os.path.isfile(name) and os.access(name, os.X_OK):
             return name
+        if not os.path.lexists(name):
+            here = "on this worker" if name.startswith(b"/") else "in {}".format(os.getcwd())
+            what = "there is no {} {}{}".format(os.fsdecode(name), here, line if "--shell" in line else _COPY)
+            raise NotReady(what)
         raise NotReady("{} is not an executable file{}".format(os.fsdecode(name), line))
     for folder in path.split(b":"):
         candidate = os.path.join(folder or b".", name)
