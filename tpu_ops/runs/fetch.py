@@ -52,7 +52,7 @@ async def logs(
         raise UsageError(what, where=str(exc.filename or folder), fix="name another place") from exc
     except OSError as exc:
         what = f"the logs cannot be written: {exc.strerror or exc}"
-        raise OpsError(what, where=str(exc.filename or folder), fix="check that the disk has space (df)") from exc
+        raise OpsError(what, where=str(exc.filename or folder), fix="check that it can be written and that the disk has space (ls -ld, df)") from exc
 
 
 async def _copied(fanout: Fanout, run: RunRef, folder: Path, taken: Callable[[str], bool], *, live: bool) -> Copied:
@@ -81,4 +81,7 @@ async def _copied(fanout: Fanout, run: RunRef, folder: Path, taken: Callable[[st
             left[outcome.rank] = part
         else:
             part.unlink()
+    # Of a run of which nothing came, nothing is left.
+    with contextlib.suppress(OSError):
+        folder.rmdir()
     return Copied(outcomes, left)
