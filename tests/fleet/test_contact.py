@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tpu_ops.fleet import contact, update, view
 from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
 from tpu_ops.fleet.model import until_ready
+from tpu_ops.fleet.reach import Way, Ways
 from tpu_ops.fleet.state import unwritable
 from tpu_ops.fleet.targets import UnknownError
 from tpu_ops.remote import fanout as remote_fanout
@@ -45,7 +48,7 @@ def search(monkeypatch):
 
     def search(fleet):
         given = []
-        monkeypatch.setattr(remote_fanout, "Fanout", lambda _config, renew, *_: given.append(renew))
+        monkeypatch.setattr(remote_fanout, "Fanout", lambda _config, renew, *_, **__: given.append(renew))
         contact.fanout(view.current(fleet.settings()))
         return given[0]
 
@@ -79,7 +82,7 @@ def test_the_master_of_a_worker_that_moved_is_looked_for_elsewhere(fleet, monkey
     fleet.create("pod", "v4-16")
     given: dict[str, Any] = {}
     monkeypatch.setattr(
-        remote_fanout, "Fanout", lambda ssh_config, renew, proxied, find, taken: given.update(look=renew, find=find)
+        remote_fanout, "Fanout", lambda _config, renew, _proxied, find, **_: given.update(look=renew, find=find)
     )
     contact.fanout(view.current(fleet.settings()))
     before = given["find"]("pod-w1")
@@ -113,12 +116,12 @@ def test_what_became_of_a_node_is_said(fleet, said, search, *, verbs, note, news
 def test_workers_whose_node_was_taken_away_are_known_and_asked_for_as_such(fleet, said, monkeypatch):
     fleet.create("pod", "v4-16")
     fleet.create("solo")
-    given: list[Any] = []
-    monkeypatch.setattr(remote_fanout, "Fanout", lambda *arguments: given.append(arguments))
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(remote_fanout, "Fanout", lambda _config, renew, *_, **more: given.update(more, look=renew))
     fleet.act("stop", "pod")
     update.refresh(fleet.settings())
     contact.fanout(view.current(fleet.settings()))
-    _, look, _, _, is_taken = given[0]
+    look, is_taken = given["look"], given["taken"]
     assert [host for host in ("pod-w0", "pod-w1", "solo-w0", "pod-w9") if is_taken(host)] == ["pod-w0", "pod-w1"]
     found = look(["pod-w0"])
     assert said.pop() == "pod was STOPPED when last seen: asking the API for its address"
@@ -131,6 +134,22 @@ def test_workers_whose_node_was_taken_away_are_known_and_asked_for_as_such(fleet
     assert look(["pod-w0", "solo-w0"]).changed == {"pod-w0", "pod-w1"}
     assert said[0] == "pod-w0, solo-w0 do not answer: asking the API for their addresses"
     assert not is_taken("pod-w0")
+
+
+def test_whether_a_worker_takes_connections_is_known_but_behind_a_proxy(fleet, monkeypatch):
+    fleet.create("pod")
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(remote_fanout, "Fanout", lambda *_, **more: given.update(more))
+    contact.fanout(view.current(fleet.settings()))
+    way = Way("127.0.0.1")
+    monkeypatch.setattr(Ways, "of", lambda *_: way)
+    with socket.create_server(("127.0.0.1", 0)) as listens:
+        monkeypatch.setattr(contact, "SSH_PORT", listens.getsockname()[1])
+        assert asyncio.run(given["connects"]("pod-w0"))
+    assert not asyncio.run(given["connects"]("pod-w0"))
+    assert asyncio.run(given["connects"]("nobody-w0"))
+    way = Way("127.0.0.1", proxy="ssh -W")
+    assert asyncio.run(given["connects"]("pod-w0"))
 
 
 def test_a_worker_that_is_called_otherwise_now_is_named(fleet, search):

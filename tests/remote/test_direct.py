@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import subprocess
@@ -39,9 +40,14 @@ async def elsewhere(hosts: Sequence[str]) -> dict[str, Result]:
     return {host: Result(host, 0, b"elsewhere") for host in hosts}
 
 
+async def stays(_host: str, _begun: float) -> bool:
+    """Stand in for whoever looks for silent workers, and finds them where they were."""
+    return False
+
+
 def run(masters: Mapping[str, protocol.Master], argv: Sequence[str], limit: float = 20) -> dict[str, Result]:
     """Run a command; what is left to others ends at once."""
-    return direct.run(masters, argv, limit=limit, others=elsewhere)
+    return direct.run(masters, argv, limit=limit, others=elsewhere, is_gone=stays)
 
 
 def left(found: Mapping[str, Result]) -> list[str]:
@@ -123,9 +129,55 @@ def test_a_worker_that_allows_no_more_sessions_is_left_to_others_while_the_rest_
         return await elsewhere(hosts)
 
     script = f"until [ -e {there} ]; do sleep 0.05; done; echo met; echo said >&2; exit 3"
-    found = direct.run(ways("a", "b"), ["sh", "-c", script], limit=20, others=others)
+    found = direct.run(ways("a", "b"), ["sh", "-c", script], limit=20, others=others, is_gone=stays)
     assert found["a"] == ("a", 3, b"met\n", b"said\n", "", True, False)
     assert left(found) == ["b"]
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_silent_worker_is_left_to_others_only_once_it_is_known_to_be_elsewhere(
+    masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    monkeypatch.setattr(silence, "LOOK_AFTER", 0.2)
+    worker_runs(monkeypatch, 'sleep 1; printf "\\n%s\\nran\\n%s 0\\n" "$0" "$0"')
+    masters("a")
+    asked: list[str] = []
+
+    async def is_gone(host: str, begun: float) -> bool:
+        asked.append(host)
+        return gone
+
+    found = direct.run(ways("a"), ["true"], limit=20, others=elsewhere, is_gone=is_gone)["a"]
+    assert (found.stdout, asked) == (b"elsewhere" if gone else b"ran", ["a"])
+
+
+def test_a_worker_that_answers_while_it_is_looked_for_is_not_left_to_others(
+    masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "LOOK_AFTER", 0.2)
+    worker_runs(monkeypatch, 'sleep 0.5; printf "\\n%s\\nran" "$0"; sleep 1; printf "\\n%s 0\\n" "$0"')
+    masters("a")
+
+    async def is_gone(host: str, begun: float) -> bool:
+        await asyncio.sleep(0.8)
+        return True
+
+    found = direct.run(ways("a"), ["true"], limit=20, others=elsewhere, is_gone=is_gone)["a"]
+    assert (found.code, found.stdout) == (0, b"ran")
+
+
+def test_an_alarm_of_whoever_looks_for_a_silent_worker_ends_the_command(
+    masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "LOOK_AFTER", 0.2)
+    worker_runs(monkeypatch, "sleep 30")
+    masters("a")
+
+    async def alarm(host: str, begun: float) -> bool:
+        raise OpsError("the host key CHANGED")
+
+    with pytest.raises(OpsError, match="CHANGED"):
+        direct.run(ways("a"), ["true"], limit=20, others=elsewhere, is_gone=alarm)
 
 
 def test_what_others_could_not_do_is_an_error(masters: Callable[[str], Master]) -> None:
@@ -135,7 +187,7 @@ def test_what_others_could_not_do_is_an_error(masters: Callable[[str], Master]) 
         raise OpsError(f"no way to {hosts}")
 
     with pytest.raises(OpsError, match="no way to"):
-        direct.run(ways("a"), ["true"], limit=20, others=others)
+        direct.run(ways("a"), ["true"], limit=20, others=others, is_gone=stays)
 
 
 def test_a_worker_that_is_waited_for_beside_others_is_given_up_in_time(
@@ -291,7 +343,7 @@ typing.ForwardRef.__init__ = compiled
 from tpu_ops.cli.main import main
 from tpu_ops.remote import direct, mux_protocol
 code = main(["run", "pod"])
-found = direct.run({"a": mux_protocol.Master(pathlib.Path("a"))}, ["echo", "hi"], limit=20, others=None)
+found = direct.run({"a": mux_protocol.Master(pathlib.Path("a"))}, ["echo", "hi"], limit=20, others=None, is_gone=None)
 heavy = {"asyncio", "dataclasses", "hashlib", "inspect", "locale", "logging", "shutil", "subprocess", "yaml"}
 print(code, found["a"].stdout, heavy & sys.modules.keys(), "tpu_ops.fleet.contact" in sys.modules)
 """

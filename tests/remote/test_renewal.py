@@ -260,6 +260,96 @@ async def test_what_to_do_about_a_worker_that_turns_out_to_be_away_is_told(play:
     assert (reply.problem.endswith("; its node is PREEMPTED now"), reply.fix) == (True, "make it anew")
 
 
+async def nowhere(_host: str) -> bool:
+    """Stand in for a look at an address at which nobody is any more."""
+    return False
+
+
+class Moved(Api):
+    """The same, where those that moved answer at their new place."""
+
+    def __call__(self, hosts: Sequence[str]) -> News:
+        for host in self.moved:
+            for what in ("mute", "held"):
+                (self.play / f"{what}-{host}").unlink(missing_ok=True)
+        return super().__call__(hosts)
+
+
+@pytest.fixture
+def _looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "LOOK_AFTER", 0.2)
+
+
+@pytest.mark.usefixtures("_looks_soon")
+@pytest.mark.parametrize("silent", ["over its connection", "before it has one"])
+async def test_a_silent_worker_that_moved_is_reached_there_before_ssh_gives_up(play: Path, silent: str) -> None:
+    if silent == "before it has one":
+        down(play, "a")
+        (play / "held-a").touch()
+    else:
+        (play / "master-a").touch()
+        (play / "mute-a").touch()
+    api = Moved(play, "a")
+    fanout = Fanout(play / "config", api, connects=nowhere)
+    result = (await fanout.run("a", ["true"], limit=20))["a"]
+    assert (result.code, api.asked) == (0, [["a"]])
+
+
+@pytest.mark.usefixtures("_looks_soon")
+async def test_a_stream_leads_there_too(play: Path) -> None:
+    (play / "master-a").touch()
+    (play / "mute-a").touch()
+    api = Moved(play, "a")
+    fanout = Fanout(play / "config", api, connects=nowhere)
+    with pytest.raises(Unreachable, match="no longer where it was"):
+        async with fanout.stream("a", "follow", {}) as stream:
+            await stream.answer()
+    async with fanout.stream("a", "follow", {}) as stream:
+        assert (await stream.answer()).ok
+
+
+@pytest.mark.usefixtures("_looks_soon")
+async def test_a_silent_worker_whose_node_is_taken_away_is_given_up(play: Path) -> None:
+    (play / "master-a").touch()
+    (play / "mute-a").touch()
+    taken: list[str] = []
+
+    def renew(hosts: Sequence[str]) -> News:
+        taken.extend(hosts)
+        return News(notes={"a": "its node is PREEMPTED now"})
+
+    reply = (
+        await Fanout(play / "config", renew, taken=taken.__contains__, connects=nowhere).call({"a": {}}, "x", limit=20)
+    )["a"]
+    assert (reply.kind, reply.problem) == ("unreachable", "its node is PREEMPTED now")
+
+
+@pytest.mark.usefixtures("_looks_soon")
+@pytest.mark.parametrize("connects", [True, False], ids=["it connects", "it does not, and is there"])
+async def test_a_silent_worker_that_is_where_it_was_is_waited_for(play: Path, connects: bool) -> None:
+    (play / "mute-a").touch()
+    api, looked = Api(play), asyncio.Event()
+
+    async def look(_host: str) -> bool:
+        looked.set()
+        return connects
+
+    result = (await Fanout(play / "config", api, connects=look).run("a", ["true"], limit=2))["a"]
+    assert looked.is_set()
+    assert (result.problem, api.asked) == ("did not answer within 2 s", [] if connects else [["a"]])
+
+
+@pytest.mark.usefixtures("_looks_soon")
+async def test_an_alarm_about_a_silent_worker_ends_the_command(play: Path) -> None:
+    (play / "mute-a").touch()
+
+    def alarm(hosts: Sequence[str]) -> News:
+        raise OpsError("the host key CHANGED")
+
+    with pytest.raises(OpsError, match="CHANGED"):
+        await Fanout(play / "config", alarm, connects=nowhere).run("a", ["true"], limit=20)
+
+
 async def test_without_anyone_to_ask_the_first_problem_stands(play: Path) -> None:
     down(play, "a")
     with pytest.raises(Unreachable, match="Connection refused"):

@@ -253,9 +253,9 @@ async def test_logs_that_cannot_be_written_are_an_error_that_names_the_place(
     assert raised.value.where == str(tmp_path / "r1")
 
 
-async def test_of_a_run_of_which_no_log_came_no_directory_is_left(tmp_path: Path) -> None:
+def test_of_a_run_of_which_no_log_came_no_directory_is_left(tmp_path: Path) -> None:
     fanout: Any = Workers(w0=[[]])
-    copied = await fetch.logs(fanout, RunRef("r1", ("w0",)), tmp_path, taken=lambda _: True)
+    copied = asyncio.run(fetch.logs(fanout, RunRef("r1", ("w0",)), tmp_path, taken=lambda _: True))
     assert [outcome.state for outcome in copied.outcomes] == ["gone"]
     assert list(tmp_path.iterdir()) == []
 

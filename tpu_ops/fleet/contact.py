@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
     from tpu_ops.remote.fanout import Fanout
     from tpu_ops.remote.renewal import News
 
+#: Seconds for a worker to take a connection.
+_CONNECTS = 1.5
+#: Where workers listen.
+SSH_PORT = 22
+
 #: Names that are said before it is only said that there are more.
 _NAMES = 4
 
@@ -39,7 +46,9 @@ def fanout(fleet: Fleet) -> Fanout:
     ways = selection.ways_of(fleet.settings, fleet.listed)
     proxied = {worker.host for worker in fleet.workers if ways.of(worker).proxy} if ways.proxies else set()
     search = _Search(fleet)
-    return Fanout(fleet.ssh_config, search.news, proxied, search.master, search.is_taken)
+    return Fanout(
+        fleet.ssh_config, search.news, proxied, search.master, taken=search.is_taken, connects=search.connects
+    )
 
 
 def run(fleet: Fleet, hosts: Sequence[str], argv: Sequence[str], limit: float) -> dict[str, Result]:
@@ -57,11 +66,14 @@ def run(fleet: Fleet, hosts: Sequence[str], argv: Sequence[str], limit: float) -
     search = _Search(fleet)
     masters = {host: master for host in hosts if (master := search.master(host))}
 
+    # One for all, as it asks for all that are silent at once.
+    through = functools.cache(lambda: fanout(fleet))
+
     async def others(left: Sequence[str]) -> dict[str, Result]:
-        return await fanout(fleet).run(left, argv, limit=limit)
+        return await through().run(left, argv, limit=limit)
 
     if len(masters) == len(hosts):
-        return direct.run(masters, argv, limit=limit, others=others)
+        return direct.run(masters, argv, limit=limit, others=others, is_gone=lambda *one: through().is_gone(*one))
     # Imported here, since it is not wanted where all connections are open.
     import asyncio
 
@@ -202,6 +214,21 @@ class _Search:
         """Whether the node of a worker was taken away when it was seen last."""
         worker = self._workers.get(host)
         return worker is not None and worker.node.state in TAKEN_STATES
+
+    async def connects(self, host: str) -> bool:
+        """Whether a worker takes connections at the address that is known; of one behind a proxy nobody can tell."""
+        worker = self._workers.get(host)
+        way = self._ways.of(worker) if worker else None
+        if way is None or way.proxy or not way.address:
+            return True
+        import asyncio
+
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_CONNECTS):
+                _, writer = await asyncio.open_connection(way.address, SSH_PORT)
+                writer.close()
+                return True
+        return False
 
     def news(self, hosts: Sequence[str]) -> News:
         """Ask for the fleet anew; return which workers are reached another way, and what became of these."""

@@ -27,9 +27,13 @@ _PIECE = 64 * 1024
 
 #: Runs the command on workers in an event loop.
 Others = Callable[[Sequence[str]], Coroutine[Any, Any, Mapping[str, Result]]]
+#: As `Fanout.is_gone`.
+IsGone = Callable[[str, float], Coroutine[Any, Any, bool]]
 
 
-def run(masters: Mapping[str, Master], argv: Sequence[str], *, limit: float, others: Others) -> dict[str, Result]:
+def run(
+    masters: Mapping[str, Master], argv: Sequence[str], *, limit: float, others: Others, is_gone: IsGone
+) -> dict[str, Result]:
     """Run a command, without input, on all these workers at once.
 
     Args:
@@ -37,6 +41,7 @@ def run(masters: Mapping[str, Master], argv: Sequence[str], *, limit: float, oth
         argv: The command; every word arrives as it is.
         limit: Seconds that it may take.
         others: Runs it where nothing was started: on all workers where one has no master that answers.
+        is_gone: Finds out whether a silent worker is still where its master leads.
 
     Raises:
         OpsError: This process may not have that many sessions, or `others` failed.
@@ -58,7 +63,7 @@ def run(masters: Mapping[str, Master], argv: Sequence[str], *, limit: float, oth
         import asyncio
 
         if greeted:
-            return asyncio.run(together.attend_beside(others))
+            return asyncio.run(together.attend_beside(others, is_gone))
     return dict(asyncio.run(others([*masters])))
 
 
@@ -94,22 +99,25 @@ class _Together:
         self._to_say = limit > silence.PATIENCE
 
     def attend(self) -> bool:
-        """Read what the sessions say until each of them has ended, the time is over, or one is lost.
+        """Read what the sessions say until each has ended, the time is over, one is lost, or one is silent for long.
 
         Returns:
-            Whether none is lost.
+            Whether it was one of the first two.
         """
-        files = _Files(self._sessions)
+        files, looks_at = _Files(self._sessions), self._begun + silence.LOOK_AFTER
         while self._are_waited_for() and (left := self._left()) > 0:
-            if any(session.is_lost() for session in files.read(self._till_said() if self._to_say else left)):
+            till_look = looks_at - time.monotonic()
+            if any(session.is_lost() for session in files.read(min(left, till_look) if till_look > 0 else left)):
                 return False
-            self._say_who_is_silent()
+            if till_look > 0 and time.monotonic() >= looks_at and self._silent():
+                return False
         return not any(session.is_lost() for session in self._sessions)
 
-    async def attend_beside(self, others: Others) -> dict[str, Result]:
+    async def attend_beside(self, others: Others, is_gone: IsGone) -> dict[str, Result]:
         """Go on so while `others` runs the command on workers whose sessions are lost; return all results.
 
-        The workers that are left may wait for these.
+        The workers that are left may wait for these. The session of a silent worker is lost once it turns out to lead
+        to where the worker was.
         """
         import asyncio
 
@@ -120,6 +128,20 @@ class _Together:
                 loop.remove_reader(gone)
             moved.set()
 
+        async def look(session: _Session) -> None:
+            try:
+                if await is_gone(session.host, self._begun) and session in self._silent():
+                    for file in session.files:
+                        loop.remove_reader(file)
+                    session.close()
+            finally:
+                moved.set()
+
+        def look_for_silent() -> None:
+            looking.extend(loop.create_task(look(session)) for session in self._silent())
+
+        looking = list[asyncio.Task[None]]()
+        timer = loop.call_at(self._begun + silence.LOOK_AFTER, look_for_silent)
         for session in self._sessions:
             for file in session.files:
                 loop.add_reader(file, read, session, file)
@@ -127,6 +149,9 @@ class _Together:
             for session in self._sessions:
                 if session.is_lost() and session.host not in tasks:
                     tasks[session.host] = asyncio.create_task(others([session.host]))
+            for task in looking:
+                if task.done():
+                    task.result()
             if not self._are_waited_for() or (left := self._left()) <= 0:
                 break
             moved.clear()
@@ -134,6 +159,9 @@ class _Together:
                 async with asyncio.timeout(self._till_said() if self._to_say else left):
                     await moved.wait()
             self._say_who_is_silent()
+        timer.cancel()
+        for task in looking:
+            task.cancel()
         for session in self._sessions:
             for file in session.files:
                 loop.remove_reader(file)
@@ -167,8 +195,12 @@ class _Together:
     def _say_who_is_silent(self) -> None:
         if self._to_say and not self._till_said():
             self._to_say = False
-            if silent := [session.host for session in self._sessions if not (session.begun or session.has_ended())]:
-                silence.say(silent)
+            if silent := self._silent():
+                silence.say(session.host for session in silent)
+
+    def _silent(self) -> list[_Session]:
+        """Return those whose command is not known to have begun."""
+        return [session for session in self._sessions if not (session.begun or session.has_ended())]
 
 
 class _Files:

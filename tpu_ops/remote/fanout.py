@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tpu_ops.errors import OpsError
-from tpu_ops.remote import openssh, room, ssh, wire
+from tpu_ops.remote import openssh, room, silence, ssh, wire
 from tpu_ops.remote.renewal import Renew, Renewal, paused
 from tpu_ops.remote.replies import SSH_FAILED, Output, Reply, Result, late, reply_of, result_of
 from tpu_ops.remote.silence import Silence
@@ -36,6 +36,8 @@ class Fanout:
             it.
         taken: Whether the node of a worker was taken away when it was seen last: then it is looked for before it is
             tried.
+        connects: Whether a worker can be connected to where it was seen last, as far as that can be found out in a
+            moment: a silent one is looked for only where it cannot.
     """
 
     def __init__(
@@ -44,11 +46,13 @@ class Fanout:
         renew: Renew | None = None,
         proxied: Collection[str] = (),
         find: ssh.FindMaster = lambda host: None,
+        *,
         taken: Callable[[str], bool] = lambda host: False,
+        connects: Callable[[str], Coroutine[Any, Any, bool]] | None = None,
     ) -> None:
         self.ssh_config = ssh_config
         self.masters = ssh.Masters(ssh_config, proxied, find)
-        self._find, self._taken = find, taken
+        self._find, self._taken, self._connects = find, taken, connects
         self._renewal = Renewal(renew) if renew else None
         self._silence = Silence()
         self._sessions: dict[str, asyncio.Semaphore] = {}
@@ -130,13 +134,13 @@ class Fanout:
             await self.reach(host)
             command = openssh.session(self.ssh_config, host, wire.COMMAND)
             async with self._session(host), contextlib.AsyncExitStack() as stack:
-                with self._silence.watch(host):
+                async with self.unless_gone(host):
                     session = ssh.session(self._find(host), command, limit=wire.MAX_FRAME)
                     process = await stack.enter_async_context(session)
                 marker = wire.new_marker()
                 assert process.stdin is not None  # noqa: S101 - for the type checker
                 process.stdin.write(wire.request(marker, action, values))
-                yield Stream(host, process, marker, self._silence)
+                yield Stream(host, process, marker, self.unless_gone)
 
     async def answer(self, host: str, *, limit: float) -> None:
         """Return once a worker has answered over its connection, or the time is over; a stale connection is replaced.
@@ -187,7 +191,8 @@ class Fanout:
         await self._look_for_taken(host, deadline)
         begun = asyncio.get_running_loop().time()
         try:
-            await self.masters.ensure(host, deadline)
+            async with self.unless_gone(host, said=False):
+                await self.masters.ensure(host, deadline)
         except Unreachable as exc:
             if self._renewal is None or exc.answered:
                 raise
@@ -222,6 +227,69 @@ class Fanout:
         # Where nobody could be asked, there is no note.
         if self._taken(host) and (note := news.notes.get(host)):
             raise Unreachable(note, fix=news.fixes.get(host, ""))
+
+    @contextlib.asynccontextmanager
+    async def unless_gone(
+        self, host: str, quiet: float = 0.0, *, said: bool = True
+    ) -> AsyncIterator[Callable[[], None]]:
+        """Wait in a block for a worker; leave it where the worker is silent and turns out to be elsewhere, or away.
+
+        Yields what is to be called once it has answered.
+
+        Args:
+            host: The worker.
+            quiet: Seconds that what it was asked for takes by itself.
+            said: Whether it is said that it is silent.
+
+        Raises:
+            Unreachable: It is gone from where it was.
+            OpsError: What became of it cannot be found out, and the command ends with that.
+        """
+        loop = asyncio.get_running_loop()
+        begun, looking, alarm = loop.time(), list[asyncio.Task[None]](), list[OpsError]()
+
+        async def look() -> None:
+            try:
+                if not await self.is_gone(host, begun):
+                    return
+            except OpsError as exc:
+                alarm.append(exc)
+            patience.reschedule(loop.time())
+
+        def heard() -> None:
+            timer.cancel()
+            for task in looking:
+                task.cancel()
+            if said:
+                no_longer_silent()
+
+        timer = loop.call_later(silence.LOOK_AFTER + quiet, lambda: looking.append(loop.create_task(look())))
+        with self._silence.watch(host, quiet) if said else contextlib.nullcontext(lambda: None) as no_longer_silent:
+            try:
+                async with asyncio.timeout(None) as patience:
+                    yield heard
+            except TimeoutError:
+                if not patience.expired():
+                    raise
+                raise (alarm[0] if alarm else Unreachable("it is no longer where it was")) from None
+            finally:
+                heard()
+
+    async def is_gone(self, host: str, begun: float) -> bool:
+        """Return whether a worker that is silent is reached another way by now, or its node was taken away.
+
+        Args:
+            host: The worker.
+            begun: Since when it is silent, in the loop's time.
+
+        Raises:
+            OpsError: That cannot be found out, and the command ends with it.
+        """
+        if self._renewal is None or self._connects is None or await self._connects(host):
+            return False
+        news = await self._renewal.news(host, begun)
+        self.masters.forget(news.changed)
+        return host in news.changed or self._taken(host)
 
     def _session(self, host: str) -> asyncio.Semaphore:
         return self._sessions.setdefault(host, asyncio.Semaphore(SESSIONS))
@@ -310,9 +378,15 @@ class Fanout:
         quiet: float,
     ) -> int | None:
         async with self._session(host):
-            with self._silence.watch(host, quiet) as heard:
-                async with ssh.session(self._find(host), command) as process:
+            try:
+                async with (
+                    self.unless_gone(host, quiet) as heard,
+                    ssh.session(self._find(host), command) as process,
+                ):
                     await ssh.converse(process, said, stdin, begun, heard, attended=attended)
+            except Unreachable:
+                # As of a master that serves no more.
+                return SSH_FAILED
         return process.returncode
 
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 #: Seconds without an answer after which that is said, and in which further silent workers join.
 PATIENCE, GATHER = 4.0, 0.5
+#: Seconds without an answer after which it is found out whether the worker is still where it was: ssh would wait for
+#: 10 s for a new connection, and for 20 s for an answer over an old one.
+LOOK_AFTER = 1.5
 
 _log = Log(__name__)
 

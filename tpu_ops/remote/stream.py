@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 
 from tpu_ops.remote import openssh, ssh, wire
 from tpu_ops.remote.replies import Reply, reply_of
-from tpu_ops.remote.silence import Silence
+
+#: As `Fanout.unless_gone`.
+UnlessGone = Callable[[str], AbstractAsyncContextManager[object]]
 
 #: Seconds for the host program to begin its answer: what it starts may hang with the connection alive.
 LIMIT = 45.0
@@ -26,10 +29,10 @@ class Stream:
 
     heard_at = 0.0
 
-    def __init__(self, host: str, process: ssh.Process, marker: str, silence: Silence) -> None:
+    def __init__(self, host: str, process: ssh.Process, marker: str, unless_gone: UnlessGone) -> None:
         self.host = host
         self._process = process
-        self._silence = silence
+        self._unless_gone = unless_gone
         self._marker = marker.encode("ascii")
 
     async def answer(self) -> Reply:
@@ -37,13 +40,13 @@ class Stream:
 
         Raises:
             Broken: It did not come in time.
+            Unreachable: The worker is no longer where it was.
         """
         assert self._process.stdout is not None  # noqa: S101 - for the type checker
         try:
-            with self._silence.watch(self.host):
-                async with asyncio.timeout(LIMIT):
-                    await self._process.stdout.readuntil(b"\n" + self._marker + b"\n")
-                    line = await self._process.stdout.readuntil(b"\n")
+            async with asyncio.timeout(LIMIT), self._unless_gone(self.host):
+                await self._process.stdout.readuntil(b"\n" + self._marker + b"\n")
+                line = await self._process.stdout.readuntil(b"\n")
         except TimeoutError:
             raise Broken(f"the launcher did not answer within {LIMIT:g} s") from None
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):

@@ -46,13 +46,18 @@ async def logs(
     folder = directory / run.run_id
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return await _copied(fanout, run, folder, taken, live=live)
+        copied = await _copied(fanout, run, folder, taken, live=live)
     except (FileExistsError, NotADirectoryError) as exc:
         what = "the logs cannot be written: this is not a directory"
         raise UsageError(what, where=str(exc.filename or folder), fix="name another place") from exc
     except OSError as exc:
         what = f"the logs cannot be written: {exc.strerror or exc}"
-        raise OpsError(what, where=str(exc.filename or folder), fix="check that it can be written and that the disk has space (ls -ld, df)") from exc
+        fix = "check that it can be written and that the disk has space (ls -ld, df)"
+        raise OpsError(what, where=str(exc.filename or folder), fix=fix) from exc
+    # Of a run of which nothing came, nothing is left.
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+    return copied
 
 
 async def _copied(fanout: Fanout, run: RunRef, folder: Path, taken: Callable[[str], bool], *, live: bool) -> Copied:
@@ -81,7 +86,4 @@ async def _copied(fanout: Fanout, run: RunRef, folder: Path, taken: Callable[[st
             left[outcome.rank] = part
         else:
             part.unlink()
-    # Of a run of which nothing came, nothing is left.
-    with contextlib.suppress(OSError):
-        folder.rmdir()
     return Copied(outcomes, left)
