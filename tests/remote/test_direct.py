@@ -40,14 +40,14 @@ async def elsewhere(hosts: Sequence[str]) -> dict[str, Result]:
     return {host: Result(host, 0, b"elsewhere") for host in hosts}
 
 
-async def stays(_host: str, _begun: float) -> bool:
+async def stays(_host: str, _begun: float) -> str:
     """Stand in for whoever looks for silent workers, and finds them where they were."""
-    return False
+    return ""
 
 
 def run(masters: Mapping[str, protocol.Master], argv: Sequence[str], limit: float = 20) -> dict[str, Result]:
     """Run a command; what is left to others ends at once."""
-    return direct.run(masters, argv, limit=limit, others=elsewhere, is_gone=stays)
+    return direct.run(masters, argv, limit=limit, others=elsewhere, gone=stays)
 
 
 def left(found: Mapping[str, Result]) -> list[str]:
@@ -129,26 +129,26 @@ def test_a_worker_that_allows_no_more_sessions_is_left_to_others_while_the_rest_
         return await elsewhere(hosts)
 
     script = f"until [ -e {there} ]; do sleep 0.05; done; echo met; echo said >&2; exit 3"
-    found = direct.run(ways("a", "b"), ["sh", "-c", script], limit=20, others=others, is_gone=stays)
+    found = direct.run(ways("a", "b"), ["sh", "-c", script], limit=20, others=others, gone=stays)
     assert found["a"] == ("a", 3, b"met\n", b"said\n", "", True, False)
     assert left(found) == ["b"]
 
 
-@pytest.mark.parametrize("gone", [True, False])
+@pytest.mark.parametrize("why", ["it moved", ""])
 def test_a_silent_worker_is_left_to_others_only_once_it_is_known_to_be_elsewhere(
-    masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch, gone: bool
+    masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     monkeypatch.setattr(silence, "LOOK_AFTER", 0.2)
     worker_runs(monkeypatch, 'sleep 1; printf "\\n%s\\nran\\n%s 0\\n" "$0" "$0"')
     masters("a")
     asked: list[str] = []
 
-    async def is_gone(host: str, begun: float) -> bool:
+    async def gone(host: str, begun: float) -> str:
         asked.append(host)
-        return gone
+        return why
 
-    found = direct.run(ways("a"), ["true"], limit=20, others=elsewhere, is_gone=is_gone)["a"]
-    assert (found.stdout, asked) == (b"elsewhere" if gone else b"ran", ["a"])
+    found = direct.run(ways("a"), ["true"], limit=20, others=elsewhere, gone=gone)["a"]
+    assert (found.stdout, asked) == (b"elsewhere" if why else b"ran", ["a"])
 
 
 def test_a_worker_that_answers_while_it_is_looked_for_is_not_left_to_others(
@@ -158,11 +158,11 @@ def test_a_worker_that_answers_while_it_is_looked_for_is_not_left_to_others(
     worker_runs(monkeypatch, 'sleep 0.5; printf "\\n%s\\nran" "$0"; sleep 1; printf "\\n%s 0\\n" "$0"')
     masters("a")
 
-    async def is_gone(host: str, begun: float) -> bool:
+    async def gone(host: str, begun: float) -> str:
         await asyncio.sleep(0.8)
-        return True
+        return "it moved"
 
-    found = direct.run(ways("a"), ["true"], limit=20, others=elsewhere, is_gone=is_gone)["a"]
+    found = direct.run(ways("a"), ["true"], limit=20, others=elsewhere, gone=gone)["a"]
     assert (found.code, found.stdout) == (0, b"ran")
 
 
@@ -173,11 +173,11 @@ def test_an_alarm_of_whoever_looks_for_a_silent_worker_ends_the_command(
     worker_runs(monkeypatch, "sleep 30")
     masters("a")
 
-    async def alarm(host: str, begun: float) -> bool:
+    async def alarm(host: str, begun: float) -> str:
         raise OpsError("the host key CHANGED")
 
     with pytest.raises(OpsError, match="CHANGED"):
-        direct.run(ways("a"), ["true"], limit=20, others=elsewhere, is_gone=alarm)
+        direct.run(ways("a"), ["true"], limit=20, others=elsewhere, gone=alarm)
 
 
 def test_what_others_could_not_do_is_an_error(masters: Callable[[str], Master]) -> None:
@@ -187,7 +187,7 @@ def test_what_others_could_not_do_is_an_error(masters: Callable[[str], Master]) 
         raise OpsError(f"no way to {hosts}")
 
     with pytest.raises(OpsError, match="no way to"):
-        direct.run(ways("a"), ["true"], limit=20, others=others, is_gone=stays)
+        direct.run(ways("a"), ["true"], limit=20, others=others, gone=stays)
 
 
 def test_a_worker_that_is_waited_for_beside_others_is_given_up_in_time(
@@ -343,7 +343,7 @@ typing.ForwardRef.__init__ = compiled
 from tpu_ops.cli.main import main
 from tpu_ops.remote import direct, mux_protocol
 code = main(["run", "pod"])
-found = direct.run({"a": mux_protocol.Master(pathlib.Path("a"))}, ["echo", "hi"], limit=20, others=None, is_gone=None)
+found = direct.run({"a": mux_protocol.Master(pathlib.Path("a"))}, ["echo", "hi"], limit=20, others=None, gone=None)
 heavy = {"asyncio", "dataclasses", "hashlib", "inspect", "locale", "logging", "shutil", "subprocess", "yaml"}
 print(code, found["a"].stdout, heavy & sys.modules.keys(), "tpu_ops.fleet.contact" in sys.modules)
 """

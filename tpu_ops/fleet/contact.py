@@ -73,7 +73,7 @@ def run(fleet: Fleet, hosts: Sequence[str], argv: Sequence[str], limit: float) -
         return await through().run(left, argv, limit=limit)
 
     if len(masters) == len(hosts):
-        return direct.run(masters, argv, limit=limit, others=others, is_gone=lambda *one: through().is_gone(*one))
+        return direct.run(masters, argv, limit=limit, others=others, gone=lambda *one: through().gone(*one))
     # Imported here, since it is not wanted where all connections are open.
     import asyncio
 

@@ -27,12 +27,12 @@ _PIECE = 64 * 1024
 
 #: Runs the command on workers in an event loop.
 Others = Callable[[Sequence[str]], Coroutine[Any, Any, Mapping[str, Result]]]
-#: As `Fanout.is_gone`.
-IsGone = Callable[[str, float], Coroutine[Any, Any, bool]]
+#: As `Fanout.gone`.
+Gone = Callable[[str, float], Coroutine[Any, Any, str]]
 
 
 def run(
-    masters: Mapping[str, Master], argv: Sequence[str], *, limit: float, others: Others, is_gone: IsGone
+    masters: Mapping[str, Master], argv: Sequence[str], *, limit: float, others: Others, gone: Gone
 ) -> dict[str, Result]:
     """Run a command, without input, on all these workers at once.
 
@@ -41,7 +41,7 @@ def run(
         argv: The command; every word arrives as it is.
         limit: Seconds that it may take.
         others: Runs it where nothing was started: on all workers where one has no master that answers.
-        is_gone: Finds out whether a silent worker is still where its master leads.
+        gone: Finds out whether a silent worker is still where its master leads.
 
     Raises:
         OpsError: This process may not have that many sessions, or `others` failed.
@@ -63,7 +63,7 @@ def run(
         import asyncio
 
         if greeted:
-            return asyncio.run(together.attend_beside(others, is_gone))
+            return asyncio.run(together.attend_beside(others, gone))
     return dict(asyncio.run(others([*masters])))
 
 
@@ -113,7 +113,7 @@ class _Together:
                 return False
         return not any(session.is_lost() for session in self._sessions)
 
-    async def attend_beside(self, others: Others, is_gone: IsGone) -> dict[str, Result]:
+    async def attend_beside(self, others: Others, gone: Gone) -> dict[str, Result]:
         """Go on so while `others` runs the command on workers whose sessions are lost; return all results.
 
         The workers that are left may wait for these. The session of a silent worker is lost once it turns out to lead
@@ -124,13 +124,13 @@ class _Together:
         loop, moved, tasks = asyncio.get_running_loop(), asyncio.Event(), {}
 
         def read(session: _Session, file: int) -> None:
-            for gone in session.read(file):
-                loop.remove_reader(gone)
+            for closed in session.read(file):
+                loop.remove_reader(closed)
             moved.set()
 
         async def look(session: _Session) -> None:
             try:
-                if await is_gone(session.host, self._begun) and session in self._silent():
+                if await gone(session.host, self._begun) and session in self._silent():
                     for file in session.files:
                         loop.remove_reader(file)
                     session.close()

@@ -246,14 +246,15 @@ class Fanout:
             OpsError: What became of it cannot be found out, and the command ends with that.
         """
         loop = asyncio.get_running_loop()
-        begun, looking, alarm = loop.time(), list[asyncio.Task[None]](), list[OpsError]()
+        begun, looking, found = loop.time(), list[asyncio.Task[None]](), list[Exception]()
 
         async def look() -> None:
             try:
-                if not await self.is_gone(host, begun):
+                if not (why := await self.gone(host, begun)):
                     return
+                found.append(Unreachable(why))
             except OpsError as exc:
-                alarm.append(exc)
+                found.append(exc)
             patience.reschedule(loop.time())
 
         def heard() -> None:
@@ -271,12 +272,12 @@ class Fanout:
             except TimeoutError:
                 if not patience.expired():
                     raise
-                raise (alarm[0] if alarm else Unreachable("it is no longer where it was")) from None
+                raise found[0] from None
             finally:
                 heard()
 
-    async def is_gone(self, host: str, begun: float) -> bool:
-        """Return whether a worker that is silent is reached another way by now, or its node was taken away.
+    async def gone(self, host: str, begun: float) -> str:
+        """Return what became of a silent worker that is no longer where it was; empty where it may be there.
 
         Args:
             host: The worker.
@@ -286,10 +287,12 @@ class Fanout:
             OpsError: That cannot be found out, and the command ends with it.
         """
         if self._renewal is None or self._connects is None or await self._connects(host):
-            return False
+            return ""
         news = await self._renewal.news(host, begun)
         self.masters.forget(news.changed)
-        return host in news.changed or self._taken(host)
+        if host in news.changed or self._taken(host):
+            return news.notes.get(host, "it has another address now")
+        return ""
 
     def _session(self, host: str) -> asyncio.Semaphore:
         return self._sessions.setdefault(host, asyncio.Semaphore(SESSIONS))
