@@ -19,6 +19,7 @@ def seen(packages: dict[str, str] | None, plan: bool = False, **more: Any) -> di
         "plan": ["+ x"] if plan else [],
         "packages": packages or {},
         "editable": [],
+        "local": [],
         "digest": str(sorted((packages or {}).items())) if packages else "",
         "key": "k",
         "locked": False,
@@ -43,6 +44,7 @@ ONE, TWO = {"jax": "1", "numpy": "1"}, {"jax": "1", "numpy": "2"}
         ([seen(None), seen(ONE, plan=True)], 1, [0, 1]),
         # People's own projects are no difference.
         ([seen(ONE), seen(ONE | {"mine": "1"}, editable=["mine"])], None, []),
+        ([seen(ONE), seen(ONE | {"mine": "1"}, local=["mine"])], None, []),
         # Other wishes, other sets.
         ([seen(ONE), seen(TWO, key="other")], None, []),
         ([seen(ONE, locked=True), seen(TWO, locked=True)], None, []),
@@ -64,9 +66,12 @@ def test_no_worker_installs_anything_when_the_set_could_not_be_resolved() -> Non
     wanted = [{"name": "jax", "lock": "", "requirements": ["jax"]}]
     with pytest.raises(AnsibleFilterError, match="w0 did not resolve the environment jax"):
         filters.agreed_environments(wanted, plan["w1"], hostvars, check=False)
-    assert filters.agreed_environments(wanted, plan["w1"], hostvars, check=True) == wanted
+    assert filters.agreed_environments(wanted, plan["w1"], hostvars, check=True) == [wanted[0] | {"agreed": True}]
     hostvars["w0"]["__python_resolved"] = {"locks": {"jax": "jax==1"}}
-    assert filters.agreed_environments(wanted, plan["w1"], hostvars, check=False)[0]["lock"] == "jax==1"
+    agreed = filters.agreed_environments(wanted, plan["w1"], hostvars, check=False)[0]
+    assert (agreed["lock"], agreed["agreed"]) == ("jax==1", True)
+    locked = filters.agreed_environments([wanted[0] | {"lock": "jax==2"}], plan["w1"], hostvars, check=False)[0]
+    assert (locked["lock"], locked["agreed"]) == ("jax==2", False)
 
 
 def test_the_report_names_the_workers_that_differ() -> None:

@@ -105,6 +105,38 @@ def test_exact_removes_what_no_lock_has_but_for_editable_packages(
     assert run(uv_environments, exact)["changed"] is False
 
 
+def test_what_workers_agree_on_is_all_that_one_of_them_has_from_the_index(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    """A package that is asked for no longer, or by people's projects only, is on all of them or on none."""
+    run(uv_environments, more(arguments, requirements=["jax==1", "mine==1", "here==1", "dropped==1", "bad==1"]))
+    (site(tmp_path) / "mine-1.dist-info" / "direct_url.json").write_text('{"dir_info": {"editable": true}}')
+    (site(tmp_path) / "here-1.dist-info" / "direct_url.json").write_text('{"url": "file:///here.whl"}')
+    asked = more(arguments, requirements=["jax"], forbidden="bad")
+    lock = run(uv_environments, asked | {"step": "resolve"})["locks"]["jax"]
+    assert environment_state.pins(lock) == {"jax": "1", "dropped": "1"}
+    agreed = more(asked, lock=lock, agreed=True)
+    assert state(run(uv_environments, agreed, check=True))["plan"] == ["- bad"]
+    assert state(run(uv_environments, agreed))["packages"] == {"jax": "1", "mine": "1", "here": "1", "dropped": "1"}
+    other = state(run(uv_environments, more(agreed, lock="jax==1 --hash=sha256:00\n")))
+    assert (other["packages"], other["editable"], other["local"]) == (
+        {"jax": "1", "mine": "1", "here": "1"},
+        ["mine"],
+        ["here"],
+    )
+
+
+def test_the_last_part_of_python_s_version_makes_no_difference(
+    run: Run, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    before = state(run(uv_environments, arguments))["digest"]
+    for version, same in (("3.11.9", True), ("3.12.2", False)):
+        (tmp_path / "venv" / "pyvenv.cfg").write_text(f"version_info = {version}\n")
+        now = environment_state.digest(version, environment_state.packages(str(tmp_path / "venv")))
+        assert (now == before) is same
+        assert probe.venv_facts(str(tmp_path / "venv"))["digest"] == now
+
+
 def test_a_directory_that_is_no_environment_is_refused_and_kept(
     run: Run, tmp_path: Path, arguments: dict[str, Any]
 ) -> None:

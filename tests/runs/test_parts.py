@@ -311,8 +311,20 @@ def test_the_worker_that_differs_from_the_others_is_named() -> None:
     found = {fault.worker: fault.problem for fault in preflight.differences(probes)}
     assert set(found) == {"w1", "w2", "w3", "w4"}
     assert found["w1"] == "its environment differs: Python 3.12 (others 3.11), jax 0.9 (others 0.10.2)"
+    assert preflight.differences(probes)[0].fix == "tpu_ops configure 'w[0-4]'"
     assert found["w2"] == "its clock is +400 s off"
     assert found["w3"] == "it is the same machine as w4"
+
+
+def test_every_package_that_differs_is_named_those_that_matter_most_first() -> None:
+    usual = {"path": "/v", "exists": True, "python": "3.11.2", "packages": {"jax": "1"}, "digest": "d"}
+    usual["installed"] = {"jax": "1", "absl-py": "2", "optax": "3"}
+    odd = usual | {"python": "3.11.9", "packages": {"jax": "2"}, "digest": "e"}
+    odd["installed"] = {"jax": "2", "absl-py": "2", "chex": "4"}
+    probes = {"w0": probe(venv=usual), "w1": probe(venv=usual), "w2": probe(venv=odd)}
+    (fault,) = preflight.differences(probes)
+    told = "jax 2 (others 1), chex 4 (others none), optax missing (others 3)"
+    assert fault.problem == f"its environment differs: {told}"
 
 
 async def test_clocks_that_were_read_minutes_apart_agree(monkeypatch: pytest.MonkeyPatch) -> None:

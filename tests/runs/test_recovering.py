@@ -19,7 +19,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.runs.test_parts import pod, stand_in
+from tests.runs.test_parts import pod, probe, stand_in
 from tests.runs.world import COMMIT, DONE, FAILED, NODE, PREEMPTED, SILENT, STOPPED, World, ended
 from tpu_ops import files
 from tpu_ops.cli import asked, attach, attempt, leaving, recovering, stop, train
@@ -232,6 +232,24 @@ def test_an_attempt_is_followed_by_the_names_that_its_workers_have_now(
     assert "by their new names" not in fleets[0]
     assert "no longer has workers of these names" in fleets[1]
     assert all("succeeded on all 2 ranks" in said for said in fleets)
+
+
+@pytest.mark.parametrize(
+    ("digests", "venv", "differ"), [(("a", "b"), "", True), (("a", "a"), "", False), (("a", "b"), "/my/venv", False)]
+)
+def test_before_the_next_attempt_the_environments_of_old_and_new_workers_are_compared(
+    run: Any, monkeypatch: pytest.MonkeyPatch, digests: tuple[str, str], venv: str, differ: bool
+) -> None:
+    _, world, job = run(World(DONE))
+    job._spec = replace(job._spec, venv=venv)
+
+    async def call(requests: Any, action: str, **_: Any) -> dict[str, Reply]:
+        seen = zip(requests, digests, strict=True)
+        venvs = {host: probe()["venv"] | {"digest": digest} for host, digest in seen}
+        return {host: Reply(host, {"probe": probe(boot_id=host, venv=venv)}) for host, venv in venvs.items()}
+
+    monkeypatch.setattr(world, "call", call)
+    assert asyncio.run(job._differ(world, world.workers)) is differ
 
 
 def test_what_is_in_the_way_for_now_is_waited_for(run: Any, capsys: Any) -> None:

@@ -26,8 +26,10 @@ if arguments[0] == "venv":
 if arguments[1] == "compile":
     names = pathlib.Path(arguments[-1]).read_text().split()
     there = pathlib.Path(after("--output-file"))
-    kept = [line for line in there.read_text().split() if line.partition("==")[0] in names]
-    rest = [name + "==9" for name in names if not any(line.startswith(name + "==") for line in kept)]
+    before = there.read_text().split() if there.exists() else []
+    kept = [line for line in before if line.partition("==")[0] in names]
+    rest = [name if "==" in name else name + "==9" for name in names
+            if not any(line.startswith(name + "==") for line in kept)]
     there.write_text("".join(name + " --hash=sha256:00\\n" for name in sorted(kept + rest)))
     sys.exit()
 venv = pathlib.Path(after("--python")).parent.parent

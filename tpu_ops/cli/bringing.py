@@ -98,11 +98,22 @@ class Bringing(Bookkeeping):
         if new := [worker for worker in workers if worker.node.full_name in remaking.fresh(plan, seen)]:
             output.info(f"run {self.kept.run_id}: configuring {', '.join(worker.host for worker in new)} (site.yml)")
             configure.converge(self._settings, fleet, new, then="continue")
+            if len(new) < len(workers) and asyncio.run(self._differ(contact.fanout(fleet), workers)):
+                what = "its environments differ, so all its workers are configured together"
+                output.info(f"run {self.kept.run_id}: {what} (site.yml)")
+                configure.converge(self._settings, fleet, workers, then="continue")
         self._keep(plan=plan.now(seen, [worker.node.full_name for worker in workers]), counted=self._early)
         # Of a run that somebody stopped meanwhile nothing is moved: `_again` sees that as well, and ends.
         if self.kept.git and not asyncio.run(self._check(contact.fanout(fleet), workers)):
             projects.bring(self._settings, fleet, workers, self.kept.git)
         return workers
+
+    async def _differ(self, fanout: Fanout, workers: Sequence[Worker]) -> bool:
+        """Return whether workers hold other packages than the others: new ones get what is the newest now."""
+        if self._spec.venv:
+            return False
+        found, _ = await preflight.examine(fanout, workers, user=self._spec.user)
+        return any(fault.check == "same" for fault in found)
 
     def _found(self, names: Sequence[str], *, fresh: bool) -> tuple[view.Fleet, list[Worker]]:
         """Return the fleet and the workers of nodes once they are known.

@@ -32,9 +32,10 @@ _SHOWN_PACKAGES = ("jax", "jaxlib", "libtpu", "libtpu-nightly", "torch", "torch_
 
 
 def venv_facts(venv: str) -> Dict[str, Any]:
-    """Return what a virtual environment holds: ``path``, ``exists``, ``python``, ``packages``, ``digest``.
+    """Return what a virtual environment holds: ``path``, ``exists``, ``python``, ``digest`` and two lists of packages.
 
-    The digest is of every installed package's name and version, so that two hosts can be compared by one word.
+    The digest is of Python's minor version and of every installed package's name and version, so that two hosts can be
+    compared by one word. ``packages`` are those that are shown, ``installed`` are all.
     """
     import hashlib  # loads OpenSSL
 
@@ -52,10 +53,13 @@ def venv_facts(venv: str) -> Dict[str, Any]:
         key, _, value = line.partition("=")
         if key.strip() in ("version", "version_info"):
             version = value.strip()
-    listed = "\n".join(["python=" + version] + ["{}={}".format(*item) for item in sorted(found.items())])
+    # Its last part is what there was on the day it was installed.
+    minor = ".".join(version.split(".")[:2])
+    listed = "\n".join(["python=" + minor] + ["{}={}".format(*item) for item in sorted(found.items())])
     shown = [name.replace("_", "-") for name in _SHOWN_PACKAGES]
     facts["python"] = version
     facts["packages"] = {name: found[name] for name in shown if name in found}
+    facts["installed"] = found
     facts["digest"] = hashlib.sha256(listed.encode("utf-8")).hexdigest()[:12] if facts["exists"] else ""
     return facts
 

@@ -80,7 +80,7 @@ class PreflightError(OpsError):
 
     def unconfigured(self) -> list[str]:
         """Return the workers that are to be configured."""
-        return [fault.worker for fault in self.faults if fault.fix == configure(fault.worker)]
+        return [fault.worker for fault in self.faults if fault.fix.startswith(configure(""))]
 
     def configured_by(self, fixes: Mapping[str, str]) -> None:
         """Have some of those be configured by somebody else already; what to do about each of them then is given."""
@@ -109,7 +109,7 @@ UPDATE = "update tpu_ops on this machine: `git pull && make env` in its clone"
 
 
 def configure(worker: str) -> str:
-    """Return the command that configures one worker."""
+    """Return the command that configures one worker, or those of a target."""
     return f"tpu_ops configure {worker}"
 
 
@@ -156,7 +156,9 @@ def differences(
     for host, probe in probes.items():
         venv = probe["venv"]
         if example and venv["exists"] and venv["digest"] != usual:
-            fix = f"make {venv['path']} the same on all workers" if asked_venv else configure(host)
+            # Configured alone, it has nobody to agree with.
+            together = configure(texts.target([*probes]))
+            fix = f"make {venv['path']} the same on all workers" if asked_venv else together
             found.append(Fault(host, f"its environment differs: {_venv_difference(venv, example)}", fix, check="same"))
         if probe["boot_id"] and boots[probe["boot_id"]] > 1:
             same = [name for name in probes if name != host and probes[name]["boot_id"] == probe["boot_id"]]
@@ -167,14 +169,21 @@ def differences(
     return found
 
 
+def _shown(*venvs: Mapping[str, Any]) -> set[str]:
+    """Return the packages that are named first."""
+    return {name for venv in venvs for name in venv["packages"]}
+
+
 def _venv_difference(venv: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
-    names = sorted({*venv["packages"], *usual["packages"]})
+    # Launchers of before tell of some packages only.
+    key = "installed" if "installed" in venv and "installed" in usual else "packages"
+    own, others = venv[key], usual[key]
     parts = [
-        f"{name} {venv['packages'].get(name, 'missing')} (others {usual['packages'].get(name, 'none')})"
-        for name in names
-        if venv["packages"].get(name) != usual["packages"].get(name)
+        f"{name} {own.get(name, 'missing')} (others {others.get(name, 'none')})"
+        for name in sorted({*own, *others}, key=lambda name: (name not in _shown(venv, usual), name))
+        if own.get(name) != others.get(name)
     ]
-    if venv["python"] != usual["python"]:
+    if venv["python"].split(".")[:2] != usual["python"].split(".")[:2]:
         parts.insert(0, f"Python {venv['python']} (others {usual['python']})")
     return texts.some(parts) or f"digest {venv['digest']} (others {usual['digest']})"
 

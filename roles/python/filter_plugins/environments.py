@@ -267,8 +267,9 @@ def _lock_texts(environments: list[Words], locks: list[str]) -> dict[str, str]:
 
 
 def _own(state: Words) -> dict[str, str]:
-    """Return the packages of an environment that are not editable: those come from people's own projects."""
-    return {name: version for name, version in state["packages"].items() if name not in state["editable"]}
+    """Return the packages of an environment that are from the index: others come from people's own projects."""
+    others = {*state["editable"], *state["local"]}
+    return {name: version for name, version in state["packages"].items() if name not in others}
 
 
 def _seen(hosts: Iterable[str], hostvars: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, Words]]:
@@ -327,7 +328,7 @@ def agreed_environments(wanted: list[Words], plan: Words, hostvars: Mapping[str,
         )
         if not lock and not check and (entry["requirements"] or entry["lock"]):
             raise AnsibleFilterError(f"{leader} did not resolve the environment {name} for all workers; fix that first")
-        found.append(entry | {"lock": lock})
+        found.append(entry | {"lock": lock, "agreed": not entry["lock"]})
     return found
 
 

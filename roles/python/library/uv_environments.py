@@ -20,8 +20,8 @@ description:
   - The work is split into steps, so that many hosts can agree on one set in between. Only V(pythons) and V(fill) change
     anything.
   - Everything in an environment is done with the rights of its owner.
-  - Packages that are not in the set stay, unless O(environments[].exact). What an environment held for another version
-    of Python is kept in its directory C(.old-TIME) until the new one is complete.
+  - Packages that are not in the set stay, unless O(environments[].exact) or O(environments[].agreed). What an
+    environment held for another version of Python is kept in its directory C(.old-TIME) until the new one is complete.
   - Refuses environments in which others than root and the owner could place code that then runs with the owner's
     rights.
   - Installations from one O(cache_dir) take turns, so that hosts that share it download each package once.
@@ -71,6 +71,8 @@ options:
       lock: {description: "Text of a lock file, instead of the requirements.", type: str, default: ""}
       exact: {description: "Whether to remove packages that are not in the lock, except editable ones.", type: bool,
               default: false}
+      agreed: {description: "Whether the lock is what workers agreed on: packages from the index that are not in it are
+                             removed.", type: bool, default: false}
       forbidden: {description: "Pattern of package names that no lock may contain.", type: str, default: ""}
       proof: {description: "Python code that must succeed in the environment.", type: str, default: ""}
   timeout:
@@ -100,7 +102,8 @@ environments:
     - By name, the state of the environment after the step. C(fresh) says that it must be created or recreated, C(plan)
       what was or would be done, one line for each package, C(damaged) which packages lack files, C(packages) versions
       by name, C(digest) a word that is equal if Python and packages are, C(editable) which packages are editable
-      installations, C(key) a word that is equal if one set is sufficient, C(locked) whether it came with a lock.
+      installations, C(local) which are from an address or a directory, C(key) a word that is equal if one set is
+      sufficient, C(locked) whether it came with a lock.
   type: dict
   returned: always
 locks:
@@ -196,7 +199,7 @@ def main() -> None:
                     "owner": {"type": "str", "default": "root"},
                     **dict.fromkeys(("requirements", "constraints", "find_links"), words),
                     **{name: {"type": "str", "default": ""} for name in ("variable", "lock", "forbidden", "proof")},
-                    "exact": {"type": "bool", "default": False},
+                    **{name: {"type": "bool", "default": False} for name in ("exact", "agreed")},
                 },
             },
             "timeout": {"type": "int", "default": 1800},

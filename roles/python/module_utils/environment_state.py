@@ -49,13 +49,18 @@ def python_version(path: str) -> str:
     return found
 
 
+def minor(version: str) -> str:
+    """Return a version of Python as major.minor: the last part is what the source had on the day it was installed."""
+    return ".".join(version.split(".")[:2])
+
+
 def digest(version: str, found: dict[str, str]) -> str:
-    """Return the digest of a Python and of the names and versions of packages.
+    """Return the digest of a Python, as major.minor, and of the names and versions of packages.
 
     It is computed as the launcher does (tpu_ops/host/probe.py), so that training runs compare the same word that the
     roles report.
     """
-    listed = ["python=" + version] + ["%s=%s" % item for item in sorted(found.items())]
+    listed = ["python=" + minor(version)] + ["%s=%s" % item for item in sorted(found.items())]
     return hashlib.sha256("\n".join(listed).encode()).hexdigest()[:12]
 
 
@@ -66,6 +71,11 @@ def editable(directory: str) -> bool:
             return bool(json.load(stream).get("dir_info", {}).get("editable"))
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def from_index(directory: str) -> bool:
+    """Given a directory with a package's metadata, return whether it is from an index, not an address or directory."""
+    return not os.path.exists(os.path.join(directory, "direct_url.json"))
 
 
 def intact(directory: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import glob
 import hashlib
@@ -20,7 +21,9 @@ from ansible.module_utils.environment_state import (
     digest,
     dist_infos,
     editable,
+    from_index,
     fully_hashed,
+    minor,
     packages,
     pins,
     python_version,
@@ -189,7 +192,8 @@ class Environment:
 
     def made_for(self) -> str:
         """Return the version of Python that an environment was made for; empty where none is there."""
-        return ".".join(python_version(self.path).split(".")[:2])
+        made: str = minor(python_version(self.path))
+        return made
 
     def is_fresh(self) -> bool:
         """Return whether the environment must be created or recreated."""
@@ -227,14 +231,34 @@ class Environment:
 
     def surplus(self) -> list[str]:
         """Return the packages that are to go."""
-        if not (self.wanted["exact"] and self.wanted["lock"]):
+        if not ((self.wanted["exact"] or self.wanted["agreed"]) and self.wanted["lock"]):
             return []
         kept = pins(self.wanted["lock"])
-        return [name for name, (_, entry) in dist_infos(self.path).items() if name not in kept and not editable(entry)]
+        found = {name: entry for name, (_, entry) in dist_infos(self.path).items() if name not in kept}
+        # What is from elsewhere is in no set that workers agree on.
+        return [
+            name
+            for name, entry in found.items()
+            if (not editable(entry) if self.wanted["exact"] else from_index(entry))
+        ]
+
+    def beyond(self, lock: str) -> list[str]:
+        """Return what the environment holds from the index beyond a lock, as name==version."""
+        there = {} if self.is_fresh() else dist_infos(self.path)
+        return [
+            "%s==%s" % (name, version)
+            for name, (version, entry) in there.items()
+            if name not in pins(lock) and from_index(entry) and not self.is_forbidden(name)
+        ]
+
+    def is_forbidden(self, name: str) -> bool:
+        """Return whether the environment must not have a package."""
+        return bool(re.fullmatch(self.wanted["forbidden"], name))
 
     def report(self, plan: list[str], *, fresh: bool) -> dict[str, Any]:
         """Return what the environment is."""
         found = {} if fresh else packages(self.path)
+        there = {} if fresh else {name: entry for name, (_, entry) in dist_infos(self.path).items()}
         return {
             "fresh": fresh,
             "plan": plan,
@@ -242,9 +266,8 @@ class Environment:
             "key": self.key(),
             "damaged": [] if fresh else damaged(self.path),
             "packages": found,
-            "editable": []
-            if fresh
-            else [name for name, (_, entry) in dist_infos(self.path).items() if editable(entry)],
+            "editable": [name for name, entry in there.items() if editable(entry)],
+            "local": [name for name, entry in there.items() if not (editable(entry) or from_index(entry))],
             "digest": "" if fresh else digest(python_version(self.path), found),
         }
 
@@ -279,20 +302,32 @@ class Environment:
         return self.report(plan, fresh=True)
 
     def resolve(self) -> str:
-        """Return the text of a lock that satisfies the requirements, keeping installed versions as far as they do."""
-        wanted = self.wanted
+        """Return the text of a lock that satisfies the requirements, keeping installed versions as far as they do.
+
+        What else the environment has from the index is in it as well: other workers are to hold the same.
+        """
         with tempfile.TemporaryDirectory() as directory:
             there = {} if self.is_fresh() else packages(self.path)
             # uv prefers what an output file already pins.
             output = written(directory, "lock.txt", "".join("%s==%s\n" % pin for pin in sorted(there.items())))
-            arguments = ["pip", "compile", "--quiet", "--no-header", "--no-annotate", "--generate-hashes"]
-            arguments += ["--python", *self.interpreter, "--python-version", wanted["python_version"], *self.links()]
             requirements, constraints = self.texts(directory)
-            self.uv.run(*arguments, *constraints, "--output-file", output, "--", requirements)
-            with open(output, encoding="utf-8") as stream:
-                lock = stream.read()
+            lock = self.compiled(output, requirements, *constraints)
+            beyond = self.beyond(lock)
+            if beyond:
+                more = written(directory, "beyond.txt", "\n".join(beyond))
+                # Where the index has one of them no longer, others cannot get it, and do without.
+                with contextlib.suppress(Fault):
+                    lock += self.compiled(os.path.join(directory, "more.txt"), more, "--no-deps")
         self.allow(lock)
         return lock
+
+    def compiled(self, output: str, requirements: str, *options: str) -> str:
+        """Have uv write the lock of a file of requirements to another file, and return its text."""
+        arguments = ["pip", "compile", "--quiet", "--no-header", "--no-annotate", "--generate-hashes", *self.links()]
+        arguments += ["--python", *self.interpreter, "--python-version", self.wanted["python_version"], *options]
+        self.uv.run(*arguments, "--output-file", output, "--", requirements)
+        with open(output, encoding="utf-8") as stream:
+            return stream.read()
 
     def allow(self, lock: str) -> None:
         """Refuse a lock with packages that are forbidden.
@@ -300,7 +335,7 @@ class Environment:
         Raises:
             Fault: It has some.
         """
-        names = [name for name in pins(lock) if re.fullmatch(self.wanted["forbidden"], name)]
+        names = [name for name in pins(lock) if self.is_forbidden(name)]
         if names:
             raise Fault(
                 "%s would get packages that it must not have: %s; request a build without them"
