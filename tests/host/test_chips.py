@@ -81,8 +81,9 @@ NOBODY_S = next(uid for uid in range(61234, 2**16) if proc.person_name(uid) == s
 
 def admin(monkeypatch: pytest.MonkeyPatch, *, is_admin: bool = True) -> None:
     """Have whoever asks be an administrator, or nobody in particular."""
-    asker = SimpleNamespace(name="ada", uid=1001, is_admin=is_admin)
+    asker = SimpleNamespace(name="ada", uid=1001)
     monkeypatch.setattr(chips, "asking", lambda: asker)
+    monkeypatch.setattr(chips, "administers", lambda _: is_admin)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="it takes root to be somebody else")

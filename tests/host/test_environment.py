@@ -50,6 +50,11 @@ def test_slices_of_one_run_are_told_how_to_find_each_other_by_this_attempt_alone
 def test_environment_files_keep_empty_values_and_skip_comments() -> None:
     text = "# x=1\nA=\nB='two words'\n C = c=d \n\nnonsense\nD=\"q\"\n"
     assert environment.parse_file(text) == {"A": "", "B": "two words", "C": "c=d", "D": "q"}
+    assert environment.parse_file("export A=1\nexport\tB=2\n=x\nC=a\0b\nexportD=3\n") == {
+        "A": "1",
+        "B": "2",
+        "exportD": "3",
+    }
 
 
 def test_a_line_of_an_environment_file_ends_at_its_line_feed_alone(tmp_path: Path) -> None:

@@ -37,17 +37,27 @@ class Someone(person.Person):
 
 
 @pytest.mark.parametrize(
-    ("uid", "admin", "force", "allowed"),
-    [(7, False, False, True), (8, False, True, False), (8, True, False, False), (8, True, True, True)],
+    ("uid", "by", "force", "allowed"),
+    [
+        (7, "", False, True),
+        (8, "", True, False),
+        (8, "group", False, False),
+        (8, "group", True, True),
+        # With `sudo: full` in users_people, which puts nobody into a group of administrators.
+        (8, "sudo", False, False),
+        (8, "sudo", True, True),
+    ],
 )
 def test_a_run_is_its_persons_and_an_insisting_administrators(
-    uid: int, admin: bool, force: bool, allowed: bool
+    uid: int, by: str, force: bool, allowed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rights, "has_full_sudo", lambda _: by == "sudo")
+    asker = Someone(uid, by == "group")
     if allowed:
-        person.require_control(Someone(uid, admin), 7, "ada", force)
+        rights.require_control(asker, 7, "ada", force)
         return
     with pytest.raises(Refused, match="belongs to ada"):
-        person.require_control(Someone(uid, admin), 7, "ada", force)
+        rights.require_control(asker, 7, "ada", force)
 
 
 def test_another_grace_than_asked_for_is_never_taken() -> None:

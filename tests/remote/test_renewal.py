@@ -309,18 +309,22 @@ async def test_a_stream_leads_there_too(play: Path) -> None:
 
 
 @pytest.mark.usefixtures("_looks_soon")
-async def test_a_silent_worker_whose_node_is_taken_away_is_given_up(play: Path) -> None:
-    (play / "master-a").touch()
-    (play / "mute-a").touch()
+@pytest.mark.parametrize("silent", ["over its connection", "before it has one"])
+async def test_a_silent_worker_whose_node_is_taken_away_is_given_up(play: Path, silent: str) -> None:
+    if silent == "before it has one":
+        down(play, "a")
+        (play / "held-a").touch()
+    else:
+        (play / "master-a").touch()
+        (play / "mute-a").touch()
     taken: list[str] = []
 
     def renew(hosts: Sequence[str]) -> News:
         taken.extend(hosts)
         return News(notes={"a": "its node is PREEMPTED now"})
 
-    reply = (
-        await Fanout(play / "config", renew, taken=taken.__contains__, connects=nowhere).call({"a": {}}, "x", limit=20)
-    )["a"]
+    fanout = Fanout(play / "config", renew, taken=taken.__contains__, connects=nowhere)
+    reply = (await fanout.call({"a": {}}, "status", limit=20))["a"]
     assert (reply.kind, reply.problem) == ("unreachable", "its node is PREEMPTED now")
 
 

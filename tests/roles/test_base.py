@@ -4,6 +4,7 @@ import os
 import re
 import ssl
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from roles.base.filter_plugins.base import (
     clock,
     hugepages_wanted,
 )
-from roles.base.library import apt_mirrors, hugepages
+from roles.base.library import apt_lists, apt_mirrors, hugepages
 from roles.facts.library import managed_files
 from roles.facts.module_utils import text_files
 from tests.support.role_tasks import run_tasks
@@ -374,8 +375,8 @@ def test_dpkg_completes_its_work_before_the_first_installation_also_by_the_tags_
 ) -> None:
     tasks = DataLoader().load_from_file(str(ROOT / "roles/base/tasks/install.yml"), trusted_as_template=True)
     before, first = (
-        next(at for at, task in enumerate(tasks) if f"ansible.builtin.{module}" in task)
-        for module in ("import_tasks", "apt")
+        next(at for at, task in enumerate(tasks) if module in task)
+        for module in ("ansible.builtin.import_tasks", "apt_lists")
     )
     assert tasks[before]["ansible.builtin.import_tasks"] == "dpkg.yml"
     assert before < first
@@ -471,12 +472,203 @@ def test_an_archive_that_is_not_asked_for_goes_before_the_refresh(
     assert [holds(task_of_install(name), variables) for name in names] == [removed, refreshed]
 
 
-@pytest.mark.parametrize(("result", "kept"), [({"changed": False}, True), ({"changed": False, "skipped": True}, False)])
-def test_the_time_of_a_refresh_is_kept_where_there_was_one(result: dict[str, bool], kept: bool) -> None:
-    task = task_of_install("Record the time of the refresh")
-    assert holds(task, {"__base_refreshed": result}) is kept
-    assert (task["check_mode"], task["changed_when"]) == (False, False)
-    assert task["tags"] == task_of_install("Refresh the package lists")["tags"]
+AWAY = """\
+W: Failed to fetch http://a.example/dists/x/InRelease  Could not connect to a.example:80, connection timed out
+W: Some index files failed to download. They have been ignored, or old ones used instead.
+"""
+UNSIGNED = """\
+W: GPG error: http://a.example/u x InRelease: The following signatures couldn't be verified: F2
+E: The repository 'http://a.example/u x InRelease' is not signed.
+N: Updating from such a repository can't be done securely, and is therefore disabled by default.
+"""
+ELSEWHERE = """\
+W: http://a.example/u/dists/x/InRelease: Key is stored in legacy trusted.gpg keyring (/etc/apt/trusted.gpg)
+W: Target Packages (main/binary-amd64/Packages) is configured multiple times in /etc/apt/sources.list:1 and :2
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "unread"),
+    [
+        (0, "", []),
+        (0, ELSEWHERE, []),
+        # What does not answer is none of apt's errors.
+        (
+            0,
+            ELSEWHERE + AWAY,
+            [
+                "http://a.example/dists/x/InRelease Could not connect to a.example:80, connection timed out",
+            ],
+        ),
+        (
+            100,
+            UNSIGNED,
+            [
+                "GPG error: http://a.example/u x InRelease: The following signatures couldn't be verified: F2",
+                "The repository 'http://a.example/u x InRelease' is not signed",
+            ],
+        ),
+        (
+            100,
+            "E: Failed to fetch file:/srv/none/./Packages  File not found\nE: Some index files failed to download. x\n",
+            ["file:/srv/none/./Packages File not found"],
+        ),
+        # As apt 3 says it.
+        (
+            0,
+            "W: Failed to fetch http://a.example/InRelease  Unable to connect to a.example:80:\n",
+            ["http://a.example/InRelease Unable to connect to a.example:80"],
+        ),
+        (
+            100,
+            "E: Malformed entry 1 in list file /etc/apt/x.list\n",
+            ["Malformed entry 1 in list file /etc/apt/x.list"],
+        ),
+        (137, "Killed\n", ["Killed"]),
+        (137, "", ["apt-get update ended with 137 and said nothing"]),
+    ],
+)
+def test_apt_names_the_sources_that_it_could_not_read(code: int, said: str, unread: list[str]) -> None:
+    assert apt_lists.unread(code, said) == unread
+
+
+@pytest.fixture
+def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Return a function that gives this process an apt-get that says something, and returns the record of its calls."""
+
+    def make(*answers: tuple[int, str]) -> Path:
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        for at, (code, said) in enumerate(answers, 1):
+            (folder / f"said{at}").write_text(said)
+            (folder / f"code{at}").write_text(str(code))
+        calls = folder / "calls"
+        calls.touch()
+        program = folder / "apt-get"
+        program.write_text(
+            f'#!/bin/sh\ncd {folder}\necho "$LC_ALL $*" >> calls\n'
+            f"n=$(wc -l < calls)\n[ -e said$n ] || n={len(answers)}\ncat said$n >&2\nexit $(cat code$n)\n"
+        )
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        return calls
+
+    return make
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_a_source_that_does_not_answer_stops_only_who_installs_and_is_named_with_the_way_out(
+    run: Run, tmp_path: Path, apt: Callable[..., Path], required: bool
+) -> None:
+    calls, stamp = apt((0, AWAY)), tmp_path / "stamp"
+    stamp.touch()
+    result = run(apt_lists, {"required": required, "stamp": str(stamp)})
+    said = result["msg"] if required else str(result["warnings"])
+    for words in (
+        "http://a.example/dists/x/InRelease Could not connect",
+        "run again",
+        "base_apt_mirrors",
+        "python_deadsnakes_url",
+        "python_source: uv",
+    ):
+        assert words in said
+    assert (result.get("failed", False), result.get("changed", False)) == (required, False)
+    # The next run tries again.
+    assert not stamp.exists()
+    # apt itself repeats what failed for a moment.
+    assert calls.read_text() == "C -q -o Acquire::Retries=3 update\n"
+
+
+def test_the_time_of_a_refresh_is_that_of_one_that_read_all_sources(
+    run: Run, tmp_path: Path, apt: Callable[..., Path]
+) -> None:
+    calls, stamp = apt((0, ELSEWHERE)), tmp_path / "periodic" / "stamp"
+    asked = {"required": True, "stamp": str(stamp)}
+    assert run(apt_lists, asked, check=True)["changed"] is False
+    assert (stamp.exists(), calls.read_text()) == (False, "")
+    for _ in range(2):
+        assert run(apt_lists, asked) | {"invocation": None} == {"changed": False, "unread": [], "invocation": None}
+        assert stamp.stat().st_mtime > time.time() - 60
+        assert stamp.stat().st_mode & 0o777 == 0o644
+        os.utime(stamp, (0, 0))
+
+
+LISTS_HELD = "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7 (apt-get)\n"
+
+
+@pytest.mark.parametrize(("timeout", "asked"), [(60, 2), (-1, 1)])
+def test_another_refresh_is_waited_for_as_long_as_said(
+    run: Run, tmp_path: Path, apt: Callable[..., Path], timeout: int, asked: int
+) -> None:
+    calls = apt((100, LISTS_HELD), (0, ""))
+    result = run(apt_lists, {"required": False, "stamp": str(tmp_path / "stamp"), "lock_timeout": timeout})
+    assert len(calls.read_text().splitlines()) == asked
+    if timeout < 0:
+        # As the module apt begins, which the command line knows.
+        assert result["msg"].startswith("Failed to lock apt: Could not get lock /var/lib/apt/lists/lock.")
+    assert result.get("failed", False) is (timeout < 0)
+
+
+@pytest.mark.parametrize(("missing", "required"), [(["htop"], True), ([], False)])
+def test_a_refresh_has_to_read_all_sources_where_packages_are_missing(missing: list[str], required: bool) -> None:
+    task = task_of_install("Refresh the package lists")
+    templar = Templar(DataLoader(), {"__base_install": missing})
+    assert templar.template(task["apt_lists"]["required"]) is required
+    assert task["check_mode"] is False
+
+
+@pytest.fixture
+def warned(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Return a function that points the sources in a folder to mirrors, and returns what it was warned of."""
+
+    def call(mirrors: dict[str, str], *, check: bool = False) -> list[str]:
+        monkeypatch.setattr("ansible.module_utils.common.warnings._global_warnings", {})
+        result = run(apt_mirrors, {"mirrors": mirrors, **places(tmp_path)}, check=check)
+        return [warning["event"]["msg"] for warning in result.get("warnings", [])]
+
+    return call
+
+
+REGIONAL = "http://europe-west4.gce.archive.ubuntu.com/ubuntu"
+
+
+def test_a_mirror_of_no_source_is_warned_of_with_the_addresses_that_are_there(
+    warned: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "sources.list").write_text(
+        "# deb http://archive.ubuntu.com/ubuntu jammy main\n"
+        f"deb [arch=amd64] {REGIONAL}/ jammy main\n"
+        "deb https://ada:s3cret@a.example/debian x main\n"
+    )
+    (tmp_path / "sources.list.d").mkdir()
+    (tmp_path / "sources.list.d" / "x.sources").write_text(SOURCES)
+    (tmp_path / "sources.list.d" / "tpu_ops-deadsnakes.list").write_text("deb http://own.example/ x main\n")
+    mirrors = {"http://ada:s3cret@archive.ubuntu.com/ubuntu": "http://m.example", REGIONAL: "http://m.example"}
+    there = f"http://a.example/ubuntu, {REGIONAL}/, http://security.example/ubuntu, https://***@a.example/debian"
+    said = f"base_apt_mirrors: http://***@archive.ubuntu.com/ubuntu is in no source here; these are: {there}"
+    # Also after the other one was replaced: these are the addresses by which a mirror is named.
+    for check in (True, False, False):
+        assert warned(mirrors, check=check) == [said]
+
+
+def test_a_worker_without_sources_has_none_for_a_mirror(warned: Callable[..., list[str]]) -> None:
+    said = "base_apt_mirrors: http://b.example is in no source here; these are: none"
+    assert warned({"http://b.example": "http://m.example"}) == [said]
+
+
+def test_nobody_is_warned_of_a_mirror_that_was_set_earlier_or_is_used_for_a_part(
+    warned: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "sources.list").write_text(f"deb {REGIONAL}/ jammy main\n")
+    mirrors: list[dict[str, str]] = [
+        {REGIONAL: "http://m.example"},
+        {REGIONAL: "http://m.example"},
+        {f"{REGIONAL}/": "http://n.example"},
+        # The shorter one is used for nothing here.
+        {"http://europe-west4.gce.archive.ubuntu.com": "http://n.example", REGIONAL: "http://m.example"},
+        {},
+    ]
+    assert [warned(each) for each in mirrors] == [[]] * len(mirrors)
 
 
 @pytest.mark.parametrize("there", [True, False])

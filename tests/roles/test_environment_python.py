@@ -196,23 +196,57 @@ def test_the_public_archive_is_refused_where_it_has_no_packages(
     assert bool(faults) == (system[0] == "Debian" and said is not None)
 
 
+def task_of_role(file: str, name: str) -> dict[str, Any]:
+    """Return a task of the role."""
+    tasks = DataLoader().load_from_file(str(ROLE / "tasks" / file), trusted_as_template=True)
+    (task,) = (task for task in tasks if task["name"] == name)
+    return dict(task)
+
+
 @pytest.mark.parametrize(
-    ("missing", "wanted", "written", "check", "read"),
+    ("missing", "wanted", "written", "check", "done"),
     [
-        (["python3.12"], ["3.12"], False, False, True),
-        ([], ["3.12"], False, False, False),
-        ([], ["3.12"], True, False, True),
-        ([], [], True, False, False),
-        (["python3.12"], ["3.12"], True, True, False),
-        (["python3-venv"], [], False, True, True),
+        (["python3.12"], ["3.12"], False, False, ["Refresh the package lists", "Install Python"]),
+        (["python3.12"], ["3.12"], True, False, ["Refresh the package lists", "Install Python"]),
+        ([], ["3.12"], False, False, []),
+        ([], ["3.12"], True, False, ["Refresh the package lists"]),
+        ([], [], True, False, []),
+        # Here the module does nothing in check mode.
+        (["python3.12"], ["3.12"], True, True, ["Refresh the package lists"]),
+        (["python3-venv"], [], False, True, ["Install Python"]),
     ],
 )
 def test_an_archive_is_read_in_the_run_that_writes_it(
-    missing: list[str], wanted: list[str], written: bool, check: bool, read: bool
+    missing: list[str], wanted: list[str], written: bool, check: bool, done: list[str]
 ) -> None:
-    tasks = DataLoader().load_from_file(str(ROLE / "tasks/main.yml"), trusted_as_template=True)
-    (task,) = (each for block in tasks for each in block.get("block", []) if each["name"] == "Install Python")
     variables = {"__python_install": missing, "__python_deadsnakes": wanted, "ansible_check_mode": check}
     variables |= {"__python_configured": {"changed_paths": [ARCHIVE] if written else []}, "python_archive": ARCHIVE}
-    templar = Templar(DataLoader(), variables | task["vars"])
-    assert all(templar.evaluate_conditional(condition) for condition in task["when"]) is read
+    templar = Templar(DataLoader(), variables)
+    tasks = [task_of_role("install.yml", name) for name in ("Refresh the package lists", "Install Python")]
+    runs = [task["name"] for task in tasks if all(map(templar.evaluate_conditional, task["when"]))]
+    assert runs == done
+    # A worker that has its Pythons does without an archive that does not answer.
+    assert templar.template(tasks[0]["apt_lists"]["required"]) is bool(missing)
+    assert "update_cache" not in tasks[1]["ansible.builtin.apt"]
+
+
+@pytest.mark.parametrize(
+    ("result", "again"),
+    [
+        ({"changed": True}, False),
+        ({"msg": "python_deadsnakes_key_url: https://k.example returned no key: timed out; set it to"}, True),
+        ({"msg": "python_deadsnakes_key_url: https://k.example returned no key and not the key F2"}, False),
+        ({"msg": "python_deadsnakes_key_url: https://k.example returned the key F3 and not the key F2"}, False),
+    ],
+)
+def test_a_key_server_that_does_not_answer_is_asked_again_and_a_wrong_key_stays_wrong(
+    result: dict[str, Any], again: bool
+) -> None:
+    task = task_of_role("main.yml", "Fetch the deadsnakes archive's key")
+    templar = Templar(DataLoader(), {task["register"]: result})
+    assert templar.evaluate_conditional(task["until"]) is not again
+    assert task["retries"] > 1
+
+
+def test_the_module_that_refreshes_lists_is_the_one_of_the_role_base() -> None:
+    assert (ROLE / "library/apt_lists.py").resolve() == ROLE.parent / "base/library/apt_lists.py"

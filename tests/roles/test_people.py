@@ -94,6 +94,16 @@ def test_keys_are_judged_before_anything_changes(key: str, fault: str) -> None:
         ([{"name": "ada", "groups": ["sudo"]}], "ada: groups: sudo makes people root; set sudo: full instead"),
         ([{"name": "bob", "groups": ["sudo"]}, {"name": "sudo"}], "sudo makes people root; set sudo: full instead"),
         ([{"name": "ada", "groups": ["google-sudoers"]}], "google-sudoers makes people root"),
+        *(
+            ([{"name": "ada", "groups": ["video", group], "sudo": sudo}], fault and f"ada: groups: {group} {fault}")
+            for group in ("docker", "lxd", "disk")
+            for sudo, fault in (
+                ("none", "is as good as root; set sudo: full as well, or remove the group"),
+                ("launcher", "is as good as root"),
+                ("full", None),
+            )
+        ),
+        ([{"name": "ada", "groups": ["sudo"], "sudo": "full"}], "sudo makes people root"),
         ([{"name": "ada", "groups": ["tpu-run"]}], "tpu-run is given by sudo: launcher"),
         ([{"name": "ada", "groups": ["a,sudo"]}], "'a,sudo' is not a group name"),
         ([{"name": "ada", "groups": ["bob"]}, {"name": "bob"}], "[0]: ada: groups: bob is the name of a listed person"),
@@ -584,7 +594,8 @@ def test_a_login_shell_is_missing_unless_its_package_is_on_the_way() -> None:
 
 def test_the_report_names_workers_once_and_the_way_to_the_metadata() -> None:
     node: dict[str, Any] = {"tpu_node_label": "pod"}
-    found = {"agent": ["SHA256:a (x)"], "own": ["SHA256:b"], "root": ["%google-sudoers"], "state": "present"}
+    root = ["%google-sudoers", "ada", "docker"]
+    found = {"agent": ["SHA256:a (x)"], "own": ["SHA256:b"], "root": root, "state": "present"}
     gone = {"agent": ["SHA256:c"], "own": [], "root": [], "state": "absent"}
     workers: dict[str, dict[str, Any]] = {
         "pod-w0": node | {"__users_state": {"foreign": {"ada": found}}},
@@ -592,10 +603,15 @@ def test_the_report_names_workers_once_and_the_way_to_the_metadata() -> None:
         "plain": {"__users_state": {"foreign": {}, "numbered_homes": {"bob": 4242}}},
         "skipped": {},
     }
-    agent, own, root, eve, absent, home, way = accounts.people_report(workers, "/keys")
+    agent, own, by_group, by_rule, docker, eve, absent, home, way = accounts.people_report(workers, "/keys")
     assert agent == "ada: Google's guest agent adds: SHA256:a (x) (pod-w0, pod-w1)"
     assert "contains SHA256:b, which is not in the list of keys (pod-w0, pod-w1)" in own
-    assert "rule for %google-sudoers (pod-w0, pod-w1)" in root
+    assert "rule for %google-sudoers (pod-w0, pod-w1)" in by_group
+    assert "rule for ada (pod-w0, pod-w1)" in by_rule
+    assert docker == (
+        "ada: group docker is as good as root, whatever the list says; remove ada from it: gpasswd --delete ada docker,"
+        " or set sudo: full (pod-w0, pod-w1)"
+    )
     assert eve.startswith("/keys/eve does not belong to this role and stays;")
     assert absent == ("bob: ssh-keys in the metadata name this account and would recreate it: SHA256:c (pod-w1)")
     assert (
@@ -606,4 +622,4 @@ def test_the_report_names_workers_once_and_the_way_to_the_metadata() -> None:
     # Those that this run took out are not told.
     workers["pod-w0"]["__users_metadata"] = {"changed": True, "removed": [f"ada:{ED25519}", f"bob:{OTHER}"]}
     workers["pod-w1"]["__users_metadata"] = {"skipped": True}
-    assert accounts.people_report(workers, "/keys") == [own, root, eve, home]
+    assert accounts.people_report(workers, "/keys") == [own, by_group, by_rule, docker, eve, home]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from roles.users.filter_plugins import accounts
+from roles.users.filter_plugins import accounts, people
 from roles.users.library import people_leave, people_state
 from roles.users.module_utils import homes
 from tests.roles.conftest import Run
@@ -114,6 +114,49 @@ def test_a_rule_that_asks_for_a_password_keeps_nobody_s_way_in(
     faults = accounts.people_refusals([ada], worker, found, "ada")
     assert ["sudo: this account would no longer" in fault for fault in faults] == [True] * ("refused" in found_in)
     assert ("ada" in found["foreign"]) == ("reported" in found_in)
+
+
+def test_groups_as_good_as_root_are_refused_where_they_are_reported() -> None:
+    assert people_state.ROOT_ALIKE_GROUPS == people.ROOT_ALIKE_GROUPS
+
+
+@pytest.mark.parametrize(
+    ("listed", "connecting_user", "given", "root"),
+    [
+        ({}, "tpu", "", ["disk", "docker", "lxd"]),
+        ({"sudo": "launcher"}, "tpu", "", ["disk", "docker", "lxd"]),
+        ({"sudo": "full"}, "tpu", "", []),
+        ({"state": "absent"}, "tpu", "", []),
+        # Whoever connects has full sudo, whatever the list says.
+        ({}, "ada", "", []),
+        # The role gave them before, and takes them back.
+        ({}, "tpu", "# Groups: docker video\n", ["disk", "lxd"]),
+    ],
+)
+def test_groups_as_good_as_root_that_others_gave_are_reported(
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    listed: dict[str, str],
+    connecting_user: str,
+    given: str,
+    root: list[str],
+) -> None:
+    for name in ("SUDOERS", "SHADOW"):
+        monkeypatch.setattr(people_state, name, str(tmp_path / "none"))
+    monkeypatch.setattr(people_state, "sshd_keys_files", lambda: [WANTED])
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: person(name, os.getuid(), str(tmp_path)))
+    # Those of the guest agent, and the disks'.
+    groups = ("adm", "dip", "disk", "docker", "lxd", "plugdev", "video")
+    entries = [SimpleNamespace(gr_name=group, gr_mem=["ada", "tpu"]) for group in groups]
+    monkeypatch.setattr("grp.getgrall", lambda: entries)
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "ada").write_text(f"{people_state.HEADER}; changes are lost.\n{given}")
+    ada = {"name": "ada", "keys": [], "shell": "/bin/sh", "sudo": "none", "state": "present"} | listed
+    paths = {"keys_directory": str(tmp_path / "keys"), "sudoers": str(tmp_path / "none"), "sshd_file": "/none"}
+    found = run(people_state, paths | {"people": [ada], "connecting_user": connecting_user})
+    assert found["foreign"].get("ada", {"root": []})["root"] == root
 
 
 def test_an_account_has_expired_from_its_day_on() -> None:

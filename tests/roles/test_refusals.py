@@ -545,6 +545,7 @@ PUBLIC = "copy the whole line of the .pub file"
         (lambda: of_people(keys=["ssh-ed25519 AAAA!"]), "users_people[0]: ", PUBLIC),
         (lambda: of_people(keys=["ssh-ed25519 AAAA"]), "users_people[0]: ", PUBLIC),
         (lambda: of_people(groups=["tpu-run"]), "users_people[0]: ", "set that instead"),
+        (lambda: of_people(groups=["docker"]), "users_people[0]: ", "set sudo: full as well, or remove the group"),
         (lambda: of_people(groups=["a b"]), "users_people[0]: ", LETTERS),
         (lambda: of_people(groups=["1a"]), "users_people[0]: ", LETTERS),
         (lambda: of_people(name="3com"), "users_people[0]: ", LETTERS),

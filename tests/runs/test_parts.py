@@ -167,6 +167,8 @@ def test_variables_are_taken_as_they_stand(tmp_path: Path) -> None:
     path = tmp_path / "env"
     path.write_text("# x\n\nA= spaced \nB='kept'\n")
     assert spec.read_env_file(path) == {"A": " spaced ", "B": "'kept'"}
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert spec.read_env_file(path) == {"A": " spaced ", "B": "'kept'"}, "its first line begins behind the mark"
     odd = "a\x0cb\x1cc\x85d\u2028e\rf"
     path.write_bytes(f"A={odd}\r\nB=2\n".encode())
     assert spec.read_env_file(path) == {"A": odd, "B": "2"}
@@ -314,6 +316,25 @@ def test_the_worker_that_differs_from_the_others_is_named() -> None:
     assert preflight.differences(probes)[0].fix == "tpu_ops configure 'w[0-4]'"
     assert found["w2"] == "its clock is +400 s off"
     assert found["w3"] == "it is the same machine as w4"
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "said"),
+    [
+        (("true", "x" * 131071), {}, ""),
+        (("true", "x" * 131072), {}, "too long for Linux, which takes 128 KiB: xxxx"),
+        (("true",), {"A": "x" * 131070}, "too long for Linux, which takes 128 KiB: A=xxxx"),
+        (("true", *["x" * 100_000] * 11), {}, "longer than 1024 KiB in all"),
+    ],
+)
+def test_a_command_that_linux_does_not_take_is_refused_before_anybody_is_asked(
+    argv: tuple[str, ...], env: dict[str, str], said: str
+) -> None:
+    if not said:
+        spec.RunSpec("r1", argv, env)
+        return
+    with pytest.raises(UsageError, match=said):
+        spec.RunSpec("r1", argv, env)
 
 
 def test_every_package_that_differs_is_named_those_that_matter_most_first() -> None:

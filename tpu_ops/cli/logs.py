@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from tpu_ops import config, texts
+from tpu_ops import config, files, texts
 from tpu_ops.cli import asked, commands, options, output, runs_output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, targets, view
@@ -49,15 +49,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show the lines, or fetch the logs."""
     fleet = view.current(config.load(args.fleet))
+    directory = files.expanded(args.fetch, "--fetch") if args.fetch else Path()
     if args.fetch and (args.since or args.rank):
         what = "--fetch copies whole logs" if args.since else "--fetch copies the logs of all ranks"
         raise UsageError(what, where="--since" if args.since else "--rank", fix="leave out one of the two")
     try:
         if args.fetch:
-            run_, (outcomes, parts) = asyncio.run(_fetch(fleet, args.run, Path(args.fetch), live=args.follow))
+            run_, (outcomes, parts) = asyncio.run(_fetch(fleet, args.run, directory, live=args.follow))
             shown: Sequence[int] = range(len(outcomes))
             if whole := [outcome for outcome in outcomes if outcome.record and not outcome.cut]:
-                output.info(f"logs of {texts.count(len(whole), 'rank')} are in {Path(args.fetch, run_.run_id)}")
+                output.info(f"logs of {texts.count(len(whole), 'rank')} are in {directory / run_.run_id}")
         else:
             following = followed(fleet, args.run, args.rank, live=args.follow, since=args.since or 0.0)
             (run_, outcomes, shown), parts = asyncio.run(following), {}

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from tpu_ops import config, files, texts
@@ -64,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE", help="set a variable (repeatable)")
     parser.add_argument(
         "--env-file",
-        type=Path,
+        type=lambda text: files.expanded(text, "--env-file"),
         action="append",
         default=[],
         metavar="FILE",

@@ -9,8 +9,8 @@ import sys
 import time
 
 from . import TYPE_CHECKING, proc, spec, unit
-from .person import Person, asking, require_control
-from .rights import require_root, runs_as
+from .person import Person, asking
+from .rights import require_control, require_root, runs_as
 from .store import FINAL, Store
 from .wire import Caller, Refused, require_protocol
 

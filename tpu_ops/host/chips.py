@@ -9,7 +9,7 @@ import time
 from . import TYPE_CHECKING, proc
 from .ending import chips_after, send
 from .person import Person, asking
-from .rights import require_root
+from .rights import administers, require_root
 from .store import Store
 from .wire import Caller, Refused, require_protocol
 
@@ -101,7 +101,7 @@ def _allowed(person: Person, user: str) -> int:
     """
     if not user or user == person.name:
         return person.uid
-    if not person.is_admin:
+    if not administers(person):
         text = "{} is not an administrator of this host and cannot end processes of {}"
         raise Refused("denied", text.format(person.name, user), "ask {} or an administrator".format(user))
     try:

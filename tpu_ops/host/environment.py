@@ -84,9 +84,12 @@ def parse_file(text: str) -> dict[str, str]:
     # Not `splitlines`, which takes a form feed and others for line ends: they may stand in a value.
     for line in text.split("\n"):
         name, sign, value = line.strip().partition("=")
-        if not sign or name.startswith("#"):
-            continue
         name, value = name.strip(), value.strip()
+        # As pam_env has it, which reads such files, too.
+        if name.startswith(("export ", "export\t")):
+            name = name[len("export ") :].strip()
+        if not sign or name.startswith("#") or not name or "\0" in line:
+            continue
         if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
             value = value[1:-1]
         found[name] = value

@@ -99,20 +99,3 @@ def acting_as(person: Person) -> Iterator[None]:
         os.seteuid(0)
         os.setegid(0)
         os.setgroups(before)
-
-
-def require_control(person: Person, owner_uid: int, owner_name: str, force: bool) -> None:
-    """Return where a person may end a run of this owner.
-
-    Raises:
-        Refused: It is another person's run, and the asking one is no administrator or did not insist.
-    """
-    if person.uid == owner_uid or (person.is_admin and force):
-        return
-    if person.is_admin:
-        raise Refused("denied", "the run belongs to {}".format(owner_name), "ask them, or use --force")
-    raise Refused(
-        "denied",
-        "the run belongs to {}, and {} is not an administrator of this host".format(owner_name, person.name),
-        "ask {} or an administrator to stop it".format(owner_name),
-    )

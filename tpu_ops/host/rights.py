@@ -63,6 +63,34 @@ def runs_as(asker: Person, name: str) -> Person:
     return person
 
 
+def require_control(person: Person, owner_uid: int, owner_name: str, force: bool) -> None:
+    """Return where a person may end a run of this owner.
+
+    Raises:
+        Refused: It is another person's run, and the asking one is no administrator or did not insist; or sudo does not
+            answer.
+    """
+    if person.uid == owner_uid:
+        return
+    if not administers(person):
+        raise Refused(
+            "denied",
+            "the run belongs to {}, and {} is not an administrator of this host".format(owner_name, person.name),
+            "ask {} or an administrator to stop it".format(owner_name),
+        )
+    if not force:
+        raise Refused("denied", "the run belongs to {}".format(owner_name), "ask them, or use --force")
+
+
+def administers(person: Person) -> bool:
+    """Return whether a person has all rights on this host anyway, by a group or by sudo's own rules.
+
+    Raises:
+        Refused: sudo does not answer.
+    """
+    return person.is_admin or has_full_sudo(person)
+
+
 def has_full_sudo(person: Person) -> bool:
     """Return whether a person gets a root shell from sudo without a password: sudo itself is asked, as that person.
 

@@ -210,7 +210,7 @@ class Fanout:
             else:
                 return
         note = news.notes.get(host)
-        text = f"{problem}; {note}" if note else str(problem)
+        text = f"{problem}; {note}" if note and note != str(problem) else str(problem)
         raise Unreachable(text, answered=problem.answered, late=problem.late, fix=news.fixes.get(host, ""))
 
     async def _look_for_taken(self, host: str, deadline: asyncio.Timeout | None) -> None:

@@ -34,6 +34,9 @@ _TIMES = {"barrier": (1, 3600), "lease": (5, 3600), "exit_skew": (1, 86400)}
 #: Not `NAME.json`: beside what is kept of a run stands `NAME.json` of another one.
 _RUN_ID = re.compile(r"(?!.*\.json$)[a-z0-9][a-z0-9._-]{0,78}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Bytes that Linux takes of one argument or variable, its end included, and that this takes of all together: Linux
+#: itself takes 2 MiB, what else ranks have included.
+_LONGEST_WORD, _LONGEST_WORDS = 128 * 1024, 1024 * 1024
 #: Most that the value of a secret may have, in bytes.
 MAX_SECRET = 64 * 1024
 _HOW = "write NAME, a variable that this shell exports, or NAME=FILE; a secret does not belong on a command line"
@@ -129,11 +132,23 @@ class RunSpec:
             if twice := {name, f"{name}_FILE"} & {*self.env, *(self.secrets.keys() - {name})}:
                 what = f"it sets {name} and {name}_FILE, and {twice.pop()} is set already"
                 raise UsageError(what, where=f"--secret {name}", fix="leave out one of the two")
+        self._check_lengths()
         for name, value in self.env.items():
             if not _ENV_NAME.fullmatch(name):
                 raise UsageError(f"{name!r} is not a name of an environment variable", where="--env", fix=_VARIABLE)
             if "\0" in value:
                 raise UsageError(f"the value of {name} contains a NUL byte", where="--env", fix="leave it out")
+
+    def _check_lengths(self) -> None:
+        words = [*self.argv, *(f"{name}={value}" for name, value in self.env.items())]
+        if long := next((word for word in words if len(os.fsencode(word)) >= _LONGEST_WORD), ""):
+            what = f"it is too long for Linux, which takes {_LONGEST_WORD // 1024} KiB: {long[:40]}..."
+            fix = "put it into a file that is copied with the code (--sync)"
+            raise UsageError(what, where="an argument or variable", fix=fix)
+        if sum(len(os.fsencode(word)) for word in words) > _LONGEST_WORDS:
+            what = f"they are longer than {_LONGEST_WORDS // 1024} KiB in all"
+            fix = "put some of it into a file that is copied with the code (--sync)"
+            raise UsageError(what, where="arguments and variables", fix=fix)
 
     def for_rank(self, workers: Sequence[Worker], rank: int, port: int = 0) -> dict[str, Any]:
         """Return what the host program of one worker is told.
@@ -296,7 +311,8 @@ def read_env_file(path: Path) -> dict[str, str]:
         UsageError: The file cannot be read or a line has another form; the value is never shown.
     """
     try:
-        text = path.read_bytes().decode("utf-8", "surrogateescape")
+        # Editors of other systems put a mark before it.
+        text = path.read_bytes().decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     except OSError as exc:
         fix = "name a file that you can read"
         raise UsageError(f"cannot read the file: {exc.strerror}", where=f"--env-file {path}", fix=fix) from exc

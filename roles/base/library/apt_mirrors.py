@@ -22,6 +22,7 @@ description:
     except in comments. Files of roles, C(tpu_ops-*), are left alone.
   - Keeps the original text of changed lines in O(record). A line that nobody has changed since is restored as soon as
     its mirror is removed from O(mirrors) or changed.
+  - Warns of mirrors of an address that is in no source. One that was replaced earlier counts as being there.
 options:
   mirrors:
     description: By the beginning of an address, what replaces it. The longest match is used.
@@ -73,6 +74,25 @@ def mirrored(text: str, mirrors: dict[str, str]) -> str:
     )
 
 
+def addresses(text: str) -> list[str]:
+    """Given the text of a file of sources, return its addresses."""
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    return re.findall(r"(?<!\S)[a-z][a-z0-9+.-]*:/\S+", "\n".join(lines))
+
+
+def unmatched(mirrors: dict[str, str], texts: list[str]) -> list[str]:
+    """Given mirrors and the sources' texts before all changes, return a warning for each mirror that is of no source.
+
+    Other mirrors of the same addresses do not matter: each is tried alone.
+    """
+    named = ", ".join(sorted({address for text in texts for address in addresses(text)}))
+    return [
+        without_login("base_apt_mirrors: %s is in no source here; these are: %s" % (old, named or "none"))
+        for old in mirrors
+        if all(mirrored(text, {old: ""}) == text for text in texts)
+    ]
+
+
 def turned_back(text: str, texts: Texts) -> str:
     """Given the text of a file of sources and its record, return it as it was, except for what was changed since."""
     if not texts:
@@ -85,9 +105,14 @@ def turned_back(text: str, texts: Texts) -> str:
     return "".join(lines)
 
 
+def without_login(text: str) -> str:
+    """Return a text whose addresses hold no login: it may be a password, or a token."""
+    return re.sub(r"//[^/\s]*@", "//***@", text)
+
+
 def shown(diff: dict[str, str]) -> dict[str, str]:
-    """Return a diff whose addresses hold no login: it may be a password, or a token."""
-    return {key: re.sub(r"//[^/\s]*@", "//***@", text) for key, text in diff.items()}
+    """Return a diff whose addresses hold no login."""
+    return {key: without_login(text) for key, text in diff.items()}
 
 
 def read_record(path: str) -> Dict[str, Texts]:
@@ -141,18 +166,22 @@ def main() -> None:
     diffs: list[dict[str, str]] = []
     after_record: dict[str, Texts] = {}
     texts: dict[str, str] = {}
+    plains: list[str] = []
     for path in sorted(found for name in names for found in glob.glob(os.path.join(directory, name))):
         if os.path.basename(path).startswith("tpu_ops-"):
             # A role's own, which would write it back: its address is a variable.
             continue
         before = read(path)
         plain = turned_back(before, record.get(path, []))
+        plains.append(plain)
         after = mirrored(plain, mirrors)
         if after != plain:
             after_record[path] = [(after, plain)]
         if after != before:
             texts[path] = after
             diffs.append({"before_header": path, "after_header": path, "before": before, "after": after})
+    for warning in unmatched(mirrors, plains):
+        module.warn(warning)
     if not module.check_mode:
         if texts and module.params["stamp"]:
             # If this run dies before the lists are refreshed, or fails to refresh them, the next one does it.

@@ -124,6 +124,13 @@ def credentials_faults(entries: list[Entry], environment: dict[str, str], accoun
     return faults
 
 
+def credentials_here(entries: list[Entry], elsewhere: list[str]) -> list[Entry]:
+    """Return the entries that count on a worker: all but those to be written for people of other nodes only."""
+    return [
+        entry for entry in entries if entry.get("person") not in elsewhere or entry.get("state", "present") == "absent"
+    ]
+
+
 def credentials_resolved(entries: list[Entry], environment: dict[str, str]) -> list[Entry]:
     """Return the entries with their secrets, in the form of the module person_credentials."""
     fields = ("person", "kind", "secret", "host", "login", "session_token", "profile", "path", "state")
@@ -138,6 +145,7 @@ class FilterModule:
         """Return the filters by name."""
         return {
             "credentials_faults": credentials_faults,
+            "credentials_here": credentials_here,
             "credentials_resolved": credentials_resolved,
             "credentials_variables": credentials_variables,
         }

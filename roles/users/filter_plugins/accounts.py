@@ -231,8 +231,17 @@ def _foreign_lines(name: str, found: dict[str, Any]) -> list[str]:
     lines += [
         f"{name}: ~/.ssh/authorized_keys contains {key}, which is not in the list of keys" for key in found["own"]
     ]
-    lines += [f"{name}: sudo is full, whatever the list says, because of a rule for {rule}" for rule in found["root"]]
-    return lines
+    return lines + [_root_line(name, way) for way in found["root"]]
+
+
+def _root_line(name: str, way: str) -> str:
+    """Return that an account is root by a rule of sudo for it or one of its %groups, or by a group."""
+    if way.startswith("%") or way == name:
+        return f"{name}: sudo is full, whatever the list says, because of a rule for {way}"
+    return (
+        f"{name}: group {way} is as good as root, whatever the list says; remove {name} from it:"
+        f" gpasswd --delete {name} {way}, or set sudo: full"
+    )
 
 
 def shells_without(shells: list[str], packages: list[str]) -> list[str]:

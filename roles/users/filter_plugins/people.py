@@ -54,6 +54,10 @@ LAUNCHER_GROUP = "tpu-run"
 #: Groups that mean root on Debian, Ubuntu and Google's images (google-guest-agent, accounts).
 ROOT_GROUPS = ("root", "sudo", "admin", "wheel", "google-sudoers")
 
+#: Groups that are as good as root by what their members may use: Docker's and LXD's daemons, which run as root
+#: (docs.docker.com, "Docker daemon attack surface"; LXD's documentation, "Security"), and the raw disks.
+ROOT_ALIKE_GROUPS = ("disk", "docker", "lxd")
+
 
 def key_fault(key: str) -> str:
     """Given one line of authorized_keys without options, return what is wrong with it, or the empty string."""
@@ -173,6 +177,8 @@ def _person_faults(person: Person) -> list[str]:
     for group in map(str, person.get("groups", [])):
         if group in ROOT_GROUPS:
             faults.append(f"groups: {group} makes people root; set sudo: full instead")
+        elif group in ROOT_ALIKE_GROUPS and person.get("sudo", "none") != "full":
+            faults.append(f"groups: {group} is as good as root; set sudo: full as well, or remove the group")
         elif group == LAUNCHER_GROUP:
             faults.append(f"groups: {group} is given by sudo: launcher; set that instead")
         elif not NAME.fullmatch(group):

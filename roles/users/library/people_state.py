@@ -134,8 +134,9 @@ sshd_behind:
 foreign:
   description: >-
     By login name, what the role leaves as it is; C(agent) and C(own) are keys in the home that are not in the person's
-    list, written by Google's guest agent and by others, C(root) what gives full sudo beyond what was granted, except
-    rules that ask for a password if the account has none.
+    list, written by Google's guest agent and by others, C(root) what makes root beyond what was granted: users and
+    %groups of sudo rules, except rules that ask for a password if the account has none, and groups as good as root,
+    unless the role takes them back or O(connecting_user) is in them.
   type: dict
   returned: always
 """
@@ -155,6 +156,9 @@ SUDO_ALL = re.compile(r"^(\S+)\s+\S+\s*=.*(?:[\s:,)])ALL\s*$")
 #: some (sudoers(5)).
 PASSWORD_TAG = re.compile(r"\b(NO)?PASSWD\s*:")
 DEFAULTS = re.compile(r"^Defaults(?::\s*(\S+))?\s+(.*)$")
+#: As the filter `people_faults` has them. Google's guest agent puts each account that it makes into docker and lxd, and
+#: never takes it out of them again (google-guest-agent, non_windows_accounts.go).
+ROOT_ALIKE_GROUPS = ("disk", "docker", "lxd")
 SUDOERS = "/etc/sudoers"
 SHADOW = "/etc/shadow"
 #: Written by sshd each time that it reads its configuration.
@@ -325,9 +329,21 @@ def sshd_behind(path: str) -> bool:
 
 
 def foreign(
-    person: dict[str, Any], groups: list[str], home_keys: list[dict[str, Any]], rules: list[str]
+    person: dict[str, Any],
+    groups: list[str],
+    home_keys: list[dict[str, Any]],
+    rules: list[str],
+    alike: list[str],
 ) -> dict[str, Any]:
-    """Return what an account has that the list does not give the person; empty if there is nothing."""
+    """Return what an account has that the list does not give the person; empty if there is nothing.
+
+    Args:
+        person: One of the module's people.
+        groups: Those that the account is in.
+        home_keys: The keys in its home.
+        rules: Users and %groups whom sudo lets do everything.
+        alike: Groups as good as root that the account is in and stays in.
+    """
     absent = person["state"] == "absent"
     hers = set() if absent else {" ".join(key.split()[:2]) for key in person["keys"]}
     others = [key for key in home_keys if key["key"] not in hers]
@@ -336,9 +352,17 @@ def foreign(
         "agent": sorted({described(key) for key in others if key["agent"]}),
         # A person who leaves loses that file; only what would let the person in again is of interest.
         "own": [] if absent else sorted({described(key) for key in others if not key["agent"]}),
-        "root": [] if absent or person["sudo"] == "full" else sorted(granted & set(rules)),
+        "root": [] if absent or person["sudo"] == "full" else sorted(granted & set(rules) | set(alike)),
     }
     return dict(found, state=person["state"]) if any(found.values()) else {}
+
+
+def root_alike(name: str, groups: list[str], given: list[str], connecting_user: str) -> list[str]:
+    """Given an account's groups and those that the role gave, return the others that are as good as root.
+
+    The role takes its own back. None for the account that Ansible logs in with, which has full sudo in any case.
+    """
+    return [] if name == connecting_user else sorted(set(groups) & set(ROOT_ALIKE_GROUPS) - set(given))
 
 
 def main() -> None:
@@ -366,13 +390,20 @@ def main() -> None:
     sudoers = other_sudoers(module.params["sudoers"])
     every, unasked, passwords = sudo_rules(sudoers), unasked_rules(sudoers), with_password(shadow)
     present = [person for person in people if person["state"] == "present"]
+    found_files = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+    key_files = [name for name in found_files if read(os.path.join(directory, name)).startswith(HEADER)]
+    given = given_groups(directory, key_files)
     left = {
-        name: foreign(person, groups[name], in_homes[name], every if name in passwords else unasked)
+        name: foreign(
+            person,
+            groups[name],
+            in_homes[name],
+            every if name in passwords else unasked,
+            root_alike(name, groups[name], given.get(name, []), user),
+        )
         for person, name in ((each, each["name"]) for each in people)
         if name in accounts
     }
-    found_files = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
-    key_files = [name for name in found_files if read(os.path.join(directory, name)).startswith(HEADER)]
     listed = sshd_keys_files()
     own, wanted = module.params["sshd_file"], directory + "/%u"
     fault = proof_fault(own, wanted, listed) if module.params["prove"] else ""
@@ -394,7 +425,7 @@ def main() -> None:
         numbered_homes={name: owner for name, owner in owners.items() if owner},
         key_files=key_files,
         foreign_key_files=[name for name in found_files if name not in key_files],
-        given_groups=given_groups(directory, key_files),
+        given_groups=given,
         role_keys=[key["key"] for key in authorized_keys(read(os.path.join(directory, user)))] if user else [],
         home_keys=[key["key"] for key in in_homes.get(user, [])],
         role_sudo=sudo_rules(read(module.params["sudoers"])),

@@ -1,0 +1,117 @@
+#!/usr/bin/python
+"""Module that refreshes apt's package lists and names the sources that cannot be read; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: apt_lists
+short_description: Refresh apt's package lists, and name the sources that cannot be read
+description:
+  - C(ansible.builtin.apt) does not say which source could not be read. The exception that it gets from python-apt is
+    empty where a source does not answer.
+  - Reads all sources, whichever of them fail. The lists are a cache, so that they never count as a change. Check mode
+    does nothing.
+options:
+  required:
+    description: Whether a source that cannot be read is a failure; otherwise it is a warning.
+    type: bool
+    required: true
+  stamp:
+    description: File whose time is that of the last refresh of all sources; it is removed where one cannot be read.
+    type: path
+    required: true
+  lock_timeout:
+    description: Seconds to wait for another program that refreshes the lists.
+    type: int
+    default: 300
+author: [tpu_ops]
+"""
+
+EXAMPLES = r"""
+- name: Refresh the package lists
+  apt_lists:
+    required: false
+    stamp: /var/lib/apt/periodic/example-stamp
+"""
+
+RETURN = r"""
+unread:
+  description: What apt says of sources that it could not read.
+  type: list
+  returned: always
+"""
+
+#: apt repeats what failed for a moment only, and waits longer each time.
+UPDATE = ("-q", "-o", "Acquire::Retries=3", "update")
+
+#: The sum of lines that name the sources.
+SUM = "Some index files failed to download"
+
+WAYS = (
+    "run again once they can be read, or name a mirror: base_apt_mirrors; for deadsnakes python_deadsnakes_url,"
+    " and python_source: uv does without it"
+)
+
+
+def unread(code: int, said: str) -> list[str]:
+    """Given exit code and stderr of C(apt-get update), return what it says of sources that it could not read.
+
+    The code is 0 where a source did not answer: apt goes on with the lists that it has.
+    """
+    if code == 0 and "\nW: Failed to fetch " not in "\n" + said:
+        return []
+    found = re.findall(r"^(?:E: |W: (?=Failed to fetch |GPG error: ))(?:Failed to fetch )?(.+)", said, re.MULTILINE)
+    texts = dict.fromkeys(" ".join(text.split()).rstrip(".:") for text in found if not text.startswith(SUM))
+    return list(texts) or [said.strip() or "apt-get update ended with %d and said nothing" % code]
+
+
+def update(module: AnsibleModule) -> list[str]:
+    """Refresh the lists, and return what apt says of sources that it could not read."""
+    command = [module.get_bin_path("apt-get", required=True), *UPDATE]
+    deadline = time.monotonic() + module.params["lock_timeout"]
+    while True:
+        code, _, said = module.run_command(command, environ_update={"LC_ALL": "C", "LANGUAGE": "C"})
+        if "Could not get lock" not in said:
+            return unread(code, said)
+        if time.monotonic() > deadline:
+            module.fail_json(msg="Failed to lock apt: %s" % "; ".join(unread(code, said)))
+        time.sleep(1)  # polls for the lock until the deadline
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "required": {"type": "bool", "required": True},
+            "stamp": {"type": "path", "required": True},
+            "lock_timeout": {"type": "int", "default": 300},
+        },
+        supports_check_mode=True,
+    )
+    if module.check_mode:
+        module.exit_json(changed=False, unread=[])
+    stamp, faults = module.params["stamp"], update(module)
+    if not faults:
+        os.makedirs(os.path.dirname(stamp), mode=0o755, exist_ok=True)
+        with open(stamp, "a"):
+            os.utime(stamp)
+        os.chmod(stamp, 0o644)
+        module.exit_json(changed=False, unread=[])
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(stamp)
+    said = "apt cannot read all of its sources: %s; %s" % ("; ".join(faults), WAYS)
+    if module.params["required"]:
+        module.fail_json(msg=said, unread=faults)
+    module.warn(said)
+    module.exit_json(changed=False, unread=faults)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+../../base/library/apt_lists.py
