@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -134,50 +136,45 @@ def test_a_worker_that_allows_no_more_sessions_is_left_to_others_while_the_rest_
     assert left(found) == ["b"]
 
 
-@pytest.mark.parametrize("why", ["it moved", ""])
-def test_a_silent_worker_is_left_to_others_only_once_it_is_known_to_be_elsewhere(
-    masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
-    monkeypatch.setattr(silence, "LOOK_AFTER", 0.2)
-    worker_runs(monkeypatch, 'sleep 1; printf "\\n%s\\nran\\n%s 0\\n" "$0" "$0"')
-    masters("a")
-    asked: list[str] = []
-
-    async def gone(host: str, begun: float) -> str:
-        asked.append(host)
-        return why
-
-    found = direct.run(ways("a"), ["true"], limit=20, others=elsewhere, gone=gone)["a"]
-    assert (found.stdout, asked) == (b"elsewhere" if why else b"ran", ["a"])
+Look = Callable[[str, Callable[[], Any]], Result]
 
 
-def test_a_worker_that_answers_while_it_is_looked_for_is_not_left_to_others(
-    masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(silence, "LOOK_AFTER", 0.2)
-    worker_runs(monkeypatch, 'sleep 0.5; printf "\\n%s\\nran" "$0"; sleep 1; printf "\\n%s 0\\n" "$0"')
-    masters("a")
+@pytest.fixture
+def silent(masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch) -> Look:
+    """Run a script that says nothing at first on worker a, and look for it soon; what is then called says the rest."""
 
-    async def gone(host: str, begun: float) -> str:
+    def run(script: str, answer: Callable[[], Any]) -> Result:
+        async def gone(_host: str, _begun: float) -> Any:
+            return await answer()
+
+        monkeypatch.setattr(silence, "LOOK_AFTER", 0.2)
+        worker_runs(monkeypatch, script)
+        masters("a")
+        return direct.run(ways("a"), ["true"], limit=20, others=elsewhere, gone=gone)["a"]
+
+    return run
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_silent_worker_is_left_to_others_only_once_it_is_known_to_be_elsewhere(silent: Look, moved: bool) -> None:
+    answer = AsyncMock(return_value=moved)
+    found = silent('sleep 1; printf "\\n%s\\nran\\n%s 0\\n" "$0" "$0"', answer)
+    assert found.stdout == (b"elsewhere" if moved else b"ran")
+    answer.assert_awaited_once()
+
+
+def test_a_worker_that_answers_while_it_is_looked_for_is_not_left_to_others(silent: Look) -> None:
+    async def late() -> bool:
         await asyncio.sleep(0.8)
-        return "it moved"
+        return True
 
-    found = direct.run(ways("a"), ["true"], limit=20, others=elsewhere, gone=gone)["a"]
+    found = silent('sleep 0.5; printf "\\n%s\\nran" "$0"; sleep 1; printf "\\n%s 0\\n" "$0"', late)
     assert (found.code, found.stdout) == (0, b"ran")
 
 
-def test_an_alarm_of_whoever_looks_for_a_silent_worker_ends_the_command(
-    masters: Callable[[str], Master], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(silence, "LOOK_AFTER", 0.2)
-    worker_runs(monkeypatch, "sleep 30")
-    masters("a")
-
-    async def alarm(host: str, begun: float) -> str:
-        raise OpsError("the host key CHANGED")
-
+def test_an_alarm_of_whoever_looks_for_a_silent_worker_ends_the_command(silent: Look) -> None:
     with pytest.raises(OpsError, match="CHANGED"):
-        direct.run(ways("a"), ["true"], limit=20, others=elsewhere, gone=alarm)
+        silent("sleep 30", AsyncMock(side_effect=OpsError("the host key CHANGED")))
 
 
 def test_what_others_could_not_do_is_an_error(masters: Callable[[str], Master]) -> None:

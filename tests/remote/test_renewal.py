@@ -275,6 +275,16 @@ class Moved(Api):
         return super().__call__(hosts)
 
 
+def silenced(play: Path, how: str) -> None:
+    """Have worker a say nothing, over the connection that there is or before there is one."""
+    if how == "before it has one":
+        down(play, "a")
+        (play / "held-a").touch()
+    else:
+        (play / "master-a").touch()
+        (play / "mute-a").touch()
+
+
 @pytest.fixture
 def _looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silence, "LOOK_AFTER", 0.2)
@@ -283,12 +293,7 @@ def _looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_looks_soon")
 @pytest.mark.parametrize("silent", ["over its connection", "before it has one"])
 async def test_a_silent_worker_that_moved_is_reached_there_before_ssh_gives_up(play: Path, silent: str) -> None:
-    if silent == "before it has one":
-        down(play, "a")
-        (play / "held-a").touch()
-    else:
-        (play / "master-a").touch()
-        (play / "mute-a").touch()
+    silenced(play, silent)
     api = Moved(play, "a")
     fanout = Fanout(play / "config", api, connects=nowhere)
     result = (await fanout.run("a", ["true"], limit=20))["a"]
@@ -297,8 +302,7 @@ async def test_a_silent_worker_that_moved_is_reached_there_before_ssh_gives_up(p
 
 @pytest.mark.usefixtures("_looks_soon")
 async def test_a_stream_leads_there_too(play: Path) -> None:
-    (play / "master-a").touch()
-    (play / "mute-a").touch()
+    silenced(play, "over its connection")
     api = Moved(play, "a")
     fanout = Fanout(play / "config", api, connects=nowhere)
     with pytest.raises(Unreachable, match="it has another address now"):
@@ -310,22 +314,12 @@ async def test_a_stream_leads_there_too(play: Path) -> None:
 
 @pytest.mark.usefixtures("_looks_soon")
 @pytest.mark.parametrize("silent", ["over its connection", "before it has one"])
-async def test_a_silent_worker_whose_node_is_taken_away_is_given_up(play: Path, silent: str) -> None:
-    if silent == "before it has one":
-        down(play, "a")
-        (play / "held-a").touch()
-    else:
-        (play / "master-a").touch()
-        (play / "mute-a").touch()
-    taken: list[str] = []
-
-    def renew(hosts: Sequence[str]) -> News:
-        taken.extend(hosts)
-        return News(notes={"a": "its node is PREEMPTED now"})
-
-    fanout = Fanout(play / "config", renew, taken=taken.__contains__, connects=nowhere)
+async def test_a_silent_worker_that_is_known_to_be_away_is_given_up(play: Path, silent: str) -> None:
+    silenced(play, silent)
+    news = News(notes={"a": "its node no longer exists"}, fixes={"a": "make it anew"})
+    fanout = Fanout(play / "config", lambda _: news, connects=nowhere)
     reply = (await fanout.call({"a": {}}, "status", limit=20))["a"]
-    assert (reply.kind, reply.problem) == ("unreachable", "its node is PREEMPTED now")
+    assert reply == Reply("a", {}, "unreachable", "its node no longer exists", "make it anew")
 
 
 @pytest.mark.usefixtures("_looks_soon")

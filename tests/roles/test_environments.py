@@ -17,7 +17,7 @@ import pytest
 from roles.python.filter_plugins import environments as filters
 from roles.python.library import uv_environments
 from roles.python.module_utils import environment_state
-from roles.python.module_utils.environment_work import Fault, Uv, plan_lines
+from roles.python.module_utils.uv_program import Fault, Uv, plan_lines
 from tests.roles.conftest import Run
 from tests.support.environments import UV, more, site, state
 from tpu_ops.host import probe
@@ -124,6 +124,19 @@ def test_what_workers_agree_on_is_all_that_one_of_them_has_from_the_index(
         ["mine"],
         ["here"],
     )
+
+
+@pytest.mark.parametrize(("name", "said"), [("withdrawn", ""), ("locked", "the index does not answer")])
+def test_of_what_one_of_them_has_they_do_without_what_the_index_has_no_longer(
+    run: Run, arguments: dict[str, Any], name: str, said: str
+) -> None:
+    """Not without the rest, and not where that is only not known just now."""
+    run(uv_environments, more(arguments, requirements=["jax==1", f"{name}==1", "dropped==1"]))
+    result = run(uv_environments, more(arguments, requirements=["jax"]) | {"step": "resolve"})
+    if said:
+        assert said in result["msg"]
+    else:
+        assert environment_state.pins(result["locks"]["jax"]) == {"jax": "1", "dropped": "1"}
 
 
 def test_the_last_part_of_python_s_version_makes_no_difference(

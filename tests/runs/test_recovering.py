@@ -235,18 +235,29 @@ def test_an_attempt_is_followed_by_the_names_that_its_workers_have_now(
 
 
 @pytest.mark.parametrize(
-    ("digests", "venv", "differ"), [(("a", "b"), "", True), (("a", "a"), "", False), (("a", "b"), "/my/venv", False)]
+    ("digests", "more", "differ"),
+    [
+        (("a", "b"), {}, True),
+        (("a", "a"), {}, False),
+        (("a", "b"), {"venv": "/my/venv"}, False),
+        (("a", "b"), {"force": True}, False),
+        # Somebody's run, whose packages are not to change.
+        (("a", "b"), {"fault": {"check": "free", "problem": "a run of bob is active", "fix": "wait"}}, False),
+    ],
 )
 def test_before_the_next_attempt_the_environments_of_old_and_new_workers_are_compared(
-    run: Any, monkeypatch: pytest.MonkeyPatch, digests: tuple[str, str], venv: str, differ: bool
+    run: Any, monkeypatch: pytest.MonkeyPatch, digests: tuple[str, str], more: dict[str, Any], differ: bool
 ) -> None:
     _, world, job = run(World(DONE))
-    job._spec = replace(job._spec, venv=venv)
+    job._spec = replace(job._spec, venv=more.get("venv", ""))
+    job.kept = replace(job.kept, force=more.get("force", False))
+    faults = [more["fault"]] if "fault" in more else []
 
     async def call(requests: Any, action: str, **_: Any) -> dict[str, Reply]:
         seen = zip(requests, digests, strict=True)
         venvs = {host: probe()["venv"] | {"digest": digest} for host, digest in seen}
-        return {host: Reply(host, {"probe": probe(boot_id=host, venv=venv)}) for host, venv in venvs.items()}
+        probes = {host: probe(boot_id=host, venv=venv, faults=faults) for host, venv in venvs.items()}
+        return {host: Reply(host, {"probe": found}) for host, found in probes.items()}
 
     monkeypatch.setattr(world, "call", call)
     assert asyncio.run(job._differ(world, world.workers)) is differ

@@ -109,11 +109,14 @@ class Bringing(Bookkeeping):
         return workers
 
     async def _differ(self, fanout: Fanout, workers: Sequence[Worker]) -> bool:
-        """Return whether workers hold other packages than the others: new ones get what is the newest now."""
-        if self._spec.venv:
+        """Return whether it is to be mended that workers hold other packages: new ones get what is the newest now.
+
+        Not where something else is in the way: somebody's run may be on a worker that was there before.
+        """
+        if self._spec.venv or self.kept.force:
             return False
         found, _ = await preflight.examine(fanout, workers, user=self._spec.user)
-        return any(fault.check == "same" for fault in found)
+        return all(fault.forcible for fault in found) and any(fault.check == "same" for fault in found)
 
     def _found(self, names: Sequence[str], *, fresh: bool) -> tuple[view.Fleet, list[Worker]]:
         """Return the fleet and the workers of nodes once they are known.

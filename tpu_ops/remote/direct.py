@@ -27,8 +27,8 @@ _PIECE = 64 * 1024
 
 #: Runs the command on workers in an event loop.
 Others = Callable[[Sequence[str]], Coroutine[Any, Any, Mapping[str, Result]]]
-#: As `Fanout.gone`.
-Gone = Callable[[str, float], Coroutine[Any, Any, str]]
+#: As `Fanout.gone`: what became of a worker, or None.
+Gone = Callable[[str, float], Coroutine[Any, Any, object]]
 
 
 def run(
@@ -41,7 +41,7 @@ def run(
         argv: The command; every word arrives as it is.
         limit: Seconds that it may take.
         others: Runs it where nothing was started: on all workers where one has no master that answers.
-        gone: Finds out whether a silent worker is still where its master leads.
+        gone: Finds out whether a silent worker is no longer where its master leads.
 
     Raises:
         OpsError: This process may not have that many sessions, or `others` failed.

@@ -16,7 +16,7 @@ from tpu_ops.remote import openssh, room, silence, ssh, wire
 from tpu_ops.remote.renewal import Renew, Renewal, paused
 from tpu_ops.remote.replies import SSH_FAILED, Output, Reply, Result, late, reply_of, result_of
 from tpu_ops.remote.silence import Silence
-from tpu_ops.remote.ssh import Unreachable
+from tpu_ops.remote.ssh import Moved, Unreachable
 from tpu_ops.remote.stream import Stream
 
 #: Sessions at once over one master: OpenSSH's default MaxSessions is 10, and others use the master too.
@@ -242,20 +242,21 @@ class Fanout:
             said: Whether it is said that it is silent.
 
         Raises:
-            Unreachable: It is gone from where it was.
+            Unreachable: It is away, or, as `Moved`, elsewhere.
             OpsError: What became of it cannot be found out, and the command ends with that.
         """
         loop = asyncio.get_running_loop()
         begun, looking, found = loop.time(), list[asyncio.Task[None]](), list[Exception]()
 
         async def look() -> None:
+            what: Exception | None
             try:
-                if not (why := await self.gone(host, begun)):
-                    return
-                found.append(Unreachable(why))
+                what = await self.gone(host, begun)
             except OpsError as exc:
-                found.append(exc)
-            patience.reschedule(loop.time())
+                what = exc
+            if what:
+                found.append(what)
+                patience.reschedule(loop.time())
 
         def heard() -> None:
             timer.cancel()
@@ -276,8 +277,8 @@ class Fanout:
             finally:
                 heard()
 
-    async def gone(self, host: str, begun: float) -> str:
-        """Return what became of a silent worker that is no longer where it was; empty where it may be there.
+    async def gone(self, host: str, begun: float) -> Unreachable | None:
+        """Return what became of a silent worker that is no longer where it was; None where it may be there.
 
         Args:
             host: The worker.
@@ -287,12 +288,12 @@ class Fanout:
             OpsError: That cannot be found out, and the command ends with it.
         """
         if self._renewal is None or self._connects is None or await self._connects(host):
-            return ""
+            return None
         news = await self._renewal.news(host, begun)
         self.masters.forget(news.changed)
-        if host in news.changed or self._taken(host):
-            return news.notes.get(host, "it has another address now")
-        return ""
+        if host in news.changed:
+            return Moved("it has another address now")
+        return Unreachable(news.notes[host], fix=news.fixes[host]) if host in news.fixes else None
 
     def _session(self, host: str) -> asyncio.Semaphore:
         return self._sessions.setdefault(host, asyncio.Semaphore(SESSIONS))
@@ -352,7 +353,12 @@ class Fanout:
         said = said or ssh.Said(Output(), Output())
         while True:
             words = session(self.ssh_config, host, command)
-            code = await self._session_once(host, words, said, stdin, begun, attended=attended, quiet=quiet)
+            try:
+                code = await self._session_once(host, words, said, stdin, begun, attended=attended, quiet=quiet)
+            except Moved:
+                if replaced:
+                    raise
+                code = SSH_FAILED
             if code != SSH_FAILED or begun in said.stdout.data:
                 self.masters.served(host)
                 return code, said
@@ -380,16 +386,17 @@ class Fanout:
         attended: bool,
         quiet: float,
     ) -> int | None:
-        async with self._session(host):
-            try:
-                async with (
-                    self.unless_gone(host, quiet) as heard,
-                    ssh.session(self._find(host), command) as process,
-                ):
-                    await ssh.converse(process, said, stdin, begun, heard, attended=attended)
-            except Unreachable:
-                # As of a master that serves no more.
-                return SSH_FAILED
+        """Run it over the master that there is; return ssh's exit code.
+
+        Raises:
+            Unreachable: As `unless_gone`.
+        """
+        async with (
+            self._session(host),
+            self.unless_gone(host, quiet) as heard,
+            ssh.session(self._find(host), command) as process,
+        ):
+            await ssh.converse(process, said, stdin, begun, heard, attended=attended)
         return process.returncode
 
 

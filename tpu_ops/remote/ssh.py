@@ -55,6 +55,10 @@ class Unreachable(Exception):
         self.answered, self.late, self.fix = answered, late, fix
 
 
+class Moved(Unreachable):
+    """No connection where the worker was: it is reached another way by now."""
+
+
 class Unsigned(Unreachable):
     """No connection: the agent that holds the person's key would not sign with it."""
 

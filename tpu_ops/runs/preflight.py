@@ -169,18 +169,13 @@ def differences(
     return found
 
 
-def _shown(*venvs: Mapping[str, Any]) -> set[str]:
-    """Return the packages that are named first."""
-    return {name for venv in venvs for name in venv["packages"]}
-
-
 def _venv_difference(venv: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     # Launchers of before tell of some packages only.
     key = "installed" if "installed" in venv and "installed" in usual else "packages"
-    own, others = venv[key], usual[key]
+    own, others, first = venv[key], usual[key], {*venv["packages"], *usual["packages"]}
     parts = [
         f"{name} {own.get(name, 'missing')} (others {others.get(name, 'none')})"
-        for name in sorted({*own, *others}, key=lambda name: (name not in _shown(venv, usual), name))
+        for name in sorted({*own, *others}, key=lambda name: (name not in first, name))
         if own.get(name) != others.get(name)
     ]
     if venv["python"].split(".")[:2] != usual["python"].split(".")[:2]:

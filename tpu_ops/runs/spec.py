@@ -140,14 +140,15 @@ class RunSpec:
                 raise UsageError(f"the value of {name} contains a NUL byte", where="--env", fix="leave it out")
 
     def _check_lengths(self) -> None:
-        words = [*self.argv, *(f"{name}={value}" for name, value in self.env.items())]
-        if long := next((word for word in words if len(os.fsencode(word)) >= _LONGEST_WORD), ""):
-            what = f"it is too long for Linux, which takes {_LONGEST_WORD // 1024} KiB: {long[:40]}..."
-            fix = "put it into a file that is copied with the code (--sync)"
-            raise UsageError(what, where="an argument or variable", fix=fix)
-        if sum(len(os.fsencode(word)) for word in words) > _LONGEST_WORDS:
-            what = f"they are longer than {_LONGEST_WORDS // 1024} KiB in all"
-            fix = "put some of it into a file that is copied with the code (--sync)"
+        """Refuse what Linux does not execute; the value of a variable is never shown."""
+        words = {f"argument {number}": word for number, word in enumerate(self.argv)}
+        words |= {f"variable {name}": f"{name}={value}" for name, value in self.env.items()}
+        sizes = {where: len(os.fsencode(word)) + 1 for where, word in words.items()}
+        fix = "put it into a file that is copied with the code (--sync)"
+        if long := next((where for where, size in sizes.items() if size > _LONGEST_WORD), ""):
+            raise UsageError(f"longer than the {_LONGEST_WORD // 1024} KiB that Linux takes", where=long, fix=fix)
+        if sum(sizes.values()) > _LONGEST_WORDS:
+            what = f"longer than {_LONGEST_WORDS // 1024} KiB in all"
             raise UsageError(what, where="arguments and variables", fix=fix)
 
     def for_rank(self, workers: Sequence[Worker], rank: int, port: int = 0) -> dict[str, Any]:

@@ -53,6 +53,12 @@ def known_accounts(worker: dict[str, Any], people: list[dict[str, Any]], place: 
     return sorted(_accounts(worker, _here(people, place)) | _any(worker, "accounts"))
 
 
+def accounts_elsewhere(people: list[dict[str, Any]], place: dict[str, Any]) -> list[str]:
+    """Return who has an account on other nodes only, as far as the lists say, from what `known_accounts` takes."""
+    here = {str(person.get("name")) for person in _present(_here(people, place))}
+    return sorted({str(person.get("name")) for person in _present(people)} - here)
+
+
 def known_groups(worker: dict[str, Any], people: list[dict[str, Any]], place: dict[str, Any]) -> list[str]:
     """Return the groups that a worker has once site.yml has run, from what `known_accounts` takes."""
     here = _here(people, place)
@@ -109,6 +115,7 @@ class FilterModule:
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""
         return {
+            "accounts_elsewhere": accounts_elsewhere,
             "known_accounts": known_accounts,
             "known_groups": known_groups,
             "named_paths": named_paths,

@@ -11,7 +11,8 @@ from ansible.module_utils.as_person import PersonFault, as_person
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.environment_guard import stranger_in
 from ansible.module_utils.environment_state import packages
-from ansible.module_utils.environment_work import Environment, Fault, Uv, brought, check_owner, give
+from ansible.module_utils.environment_work import Environment, brought, check_owner, give
+from ansible.module_utils.uv_program import Fault, Uv
 
 DOCUMENTATION = r"""
 module: uv_environments

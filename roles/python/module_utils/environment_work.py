@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import glob
 import hashlib
 import os
@@ -14,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from typing import Any, TextIO
+from typing import Any
 
 from ansible.module_utils.environment_state import (
     damaged,
@@ -28,12 +26,7 @@ from ansible.module_utils.environment_state import (
     pins,
     python_version,
 )
-
-#: uv's report of a package that it adds, removes or reinstalls.
-PLAN = re.compile(r"^ ([+~-]) (\S+)", re.MULTILINE)
-
-#: What uv says if the index has no such version, or if its cached page is older than that version.
-NO_VERSION = re.compile(r"there is no version of\s+([\w.-]+)===?")
+from ansible.module_utils.uv_program import NO_PACKAGE, NO_VERSION, Fault, Uv, plan_lines
 
 #: File that exists in an environment from before its packages change until its proof has passed.
 UNPROVED = ".tpu_ops-unproved"
@@ -46,27 +39,6 @@ IS_KEPT = re.compile(r"\.old-\d{8}T\d{6}Z")
 
 #: Seconds that a Python may take to start.
 START = 60.0
-
-
-class Fault(Exception):
-    """What keeps the work from being done, as a message for people."""
-
-
-def plan_lines(report: str) -> list[str]:
-    """Given what uv wrote to stderr, return one line for each package that it changes or would change."""
-    found = PLAN.findall(report)
-    # A dry run marks what is reinstalled with both signs instead of the third one.
-    again = {name for sign, name in found if sign == "-"} & {name for sign, name in found if sign == "+"}
-    signs = [("~" if name in again else sign, name) for sign, name in found]
-    return ["%s %s" % pair for pair in dict.fromkeys(signs)]
-
-
-def device(path: str) -> int:
-    """Return the device number of the file system that holds a path or would hold it."""
-    path = os.path.abspath(path)
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    return os.stat(path).st_dev
 
 
 def runs_version(python: str) -> str:
@@ -89,83 +61,6 @@ def runs_version(python: str) -> str:
         raise Fault("%s did not report its version within %g s; it was left as it is" % (python, exc.timeout)) from exc
     except (OSError, subprocess.SubprocessError):
         return ""
-
-
-class Uv:
-    """The program, its cache and its patience."""
-
-    def __init__(self, program: str, cache: str, timeout: int) -> None:
-        self.program = program
-        self.cache = os.path.expanduser(cache)
-        self.timeout = timeout
-
-    def run(self, *arguments: str, place: str = "/") -> tuple[str, str]:
-        """Run uv and return what it wrote to stdout and stderr.
-
-        Pages of the index stay valid for ten minutes in each worker's own cache, so a version that one worker has found
-        may be newer than another worker's page. For packages without the requested version, the pages are fetched
-        again.
-
-        Args:
-            arguments: What to tell it.
-            place: Where it installs, which decides whether links to the cache are possible.
-
-        Raises:
-            Fault: It failed; the text includes its message.
-        """
-        anew: list[str] = []
-        while True:
-            try:
-                return self.run_once(*arguments[:2], *anew, *arguments[2:], place=place)
-            except Fault as exc:
-                stale = ["--refresh-package=%s" % name for name in NO_VERSION.findall(str(exc))]
-                if not set(stale) - set(anew):
-                    raise
-                anew += [option for option in dict.fromkeys(stale) if option not in anew]
-
-    def run_once(self, *arguments: str, place: str) -> tuple[str, str]:
-        """Do it once; see `run`."""
-        environ = dict(os.environ, UV_CACHE_DIR=self.cache, UV_NO_PROGRESS="1", NO_COLOR="1")
-        if device(self.cache) != device(place):
-            environ["UV_LINK_MODE"] = "copy"
-        command = [self.program, *arguments]
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                universal_newlines=True,
-                env=environ,
-                timeout=self.timeout,
-                check=False,
-            )
-        except OSError as exc:
-            raise Fault("%s does not run (%s); the role python installs it" % (self.program, exc)) from exc
-        except subprocess.TimeoutExpired as exc:
-            raise Fault("%s did not end within %d s" % (" ".join(command), self.timeout)) from exc
-        if done.returncode:
-            raise Fault("%s ended with %d: %s" % (" ".join(command), done.returncode, done.stderr.strip()[-2000:]))
-        return done.stdout, done.stderr
-
-    def take_turn(self) -> TextIO:
-        """Wait until no other installation uses the cache; the lock is held until the returned file is closed."""
-        os.makedirs(self.cache, mode=0o755, exist_ok=True)
-        lock = open(os.path.join(self.cache, ".tpu_ops.lock"), "a")  # noqa: SIM115 - kept open, it is the lock
-        deadline = time.monotonic() + self.timeout
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    lock.close()
-                    raise Fault(
-                        "another installation has held %s for %d s; wait for it to end, or end it, and run again"
-                        % (lock.name, self.timeout)
-                    ) from None
-                time.sleep(0.2)  # polls the lock until the deadline
-            else:
-                return lock
 
 
 class Environment:
@@ -210,7 +105,8 @@ class Environment:
         else:
             requirements, constraints = self.texts(directory)
             arguments += ["--requirements", requirements, *constraints]
-        return plan_lines(self.uv.run(*arguments, place=self.path)[1])
+        plan: list[str] = plan_lines(self.uv.run(*arguments, place=self.path)[1])
+        return plan
 
     def links(self) -> list[str]:
         """Return the options that name pages."""
@@ -312,12 +208,7 @@ class Environment:
             output = written(directory, "lock.txt", "".join("%s==%s\n" % pin for pin in sorted(there.items())))
             requirements, constraints = self.texts(directory)
             lock = self.compiled(output, requirements, *constraints)
-            beyond = self.beyond(lock)
-            if beyond:
-                more = written(directory, "beyond.txt", "\n".join(beyond))
-                # Where the index has one of them no longer, others cannot get it, and do without.
-                with contextlib.suppress(Fault):
-                    lock += self.compiled(os.path.join(directory, "more.txt"), more, "--no-deps")
+            lock += self.compiled_as_far_as_known(directory, self.beyond(lock))
         self.allow(lock)
         return lock
 
@@ -328,6 +219,20 @@ class Environment:
         self.uv.run(*arguments, "--output-file", output, "--", requirements)
         with open(output, encoding="utf-8") as stream:
             return stream.read()
+
+    def compiled_as_far_as_known(self, directory: str, pinned: list[str]) -> str:
+        """Return the lock of packages, without those that the index has no longer: other workers cannot get them."""
+        while pinned:
+            names = written(directory, "beyond.txt", "\n".join(pinned))
+            try:
+                return self.compiled(os.path.join(directory, "beyond-lock.txt"), names, "--no-deps")
+            except Fault as exc:
+                unknown = {*NO_VERSION.findall(str(exc)), *NO_PACKAGE.findall(str(exc))}
+                left = [pin for pin in pinned if pin.partition("==")[0] not in unknown]
+                if left == pinned:
+                    raise
+                pinned = left
+        return ""
 
     def allow(self, lock: str) -> None:
         """Refuse a lock with packages that are forbidden.

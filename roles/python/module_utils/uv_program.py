@@ -1,0 +1,117 @@
+"""The program uv, with its cache and its patience, and what it says; runs on Python 3.8."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import subprocess
+import time
+from typing import TextIO
+
+#: uv's report of a package that it adds, removes or reinstalls.
+PLAN = re.compile(r"^ ([+~-]) (\S+)", re.MULTILINE)
+
+#: What uv says if the index has no such version, or if its cached page is older than that version.
+NO_VERSION = re.compile(r"there is no version of\s+([\w.-]+)===?")
+
+#: What uv says if the index has no such package.
+NO_PACKAGE = re.compile(r"([\w.-]+) was\s+not\s+found\s+in\s+the\s+package\s+registry")
+
+
+class Fault(Exception):
+    """What keeps the work from being done, as a message for people."""
+
+
+def plan_lines(report: str) -> list[str]:
+    """Given what uv wrote to stderr, return one line for each package that it changes or would change."""
+    found = PLAN.findall(report)
+    # A dry run marks what is reinstalled with both signs instead of the third one.
+    again = {name for sign, name in found if sign == "-"} & {name for sign, name in found if sign == "+"}
+    signs = [("~" if name in again else sign, name) for sign, name in found]
+    return ["%s %s" % pair for pair in dict.fromkeys(signs)]
+
+
+def device(path: str) -> int:
+    """Return the device number of the file system that holds a path or would hold it."""
+    path = os.path.abspath(path)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return os.stat(path).st_dev
+
+
+class Uv:
+    """The program, its cache and its patience."""
+
+    def __init__(self, program: str, cache: str, timeout: int) -> None:
+        self.program = program
+        self.cache = os.path.expanduser(cache)
+        self.timeout = timeout
+
+    def run(self, *arguments: str, place: str = "/") -> tuple[str, str]:
+        """Run uv and return what it wrote to stdout and stderr.
+
+        Pages of the index stay valid for ten minutes in each worker's own cache, so a version that one worker has found
+        may be newer than another worker's page. For packages without the requested version, the pages are fetched
+        again.
+
+        Args:
+            arguments: What to tell it.
+            place: Where it installs, which decides whether links to the cache are possible.
+
+        Raises:
+            Fault: It failed; the text includes its message.
+        """
+        anew: list[str] = []
+        while True:
+            try:
+                return self.run_once(*arguments[:2], *anew, *arguments[2:], place=place)
+            except Fault as exc:
+                stale = ["--refresh-package=%s" % name for name in NO_VERSION.findall(str(exc))]
+                if not set(stale) - set(anew):
+                    raise
+                anew += [option for option in dict.fromkeys(stale) if option not in anew]
+
+    def run_once(self, *arguments: str, place: str) -> tuple[str, str]:
+        """Do it once; see `run`."""
+        environ = dict(os.environ, UV_CACHE_DIR=self.cache, UV_NO_PROGRESS="1", NO_COLOR="1")
+        if device(self.cache) != device(place):
+            environ["UV_LINK_MODE"] = "copy"
+        command = [self.program, *arguments]
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                universal_newlines=True,
+                env=environ,
+                timeout=self.timeout,
+                check=False,
+            )
+        except OSError as exc:
+            raise Fault("%s does not run (%s); the role python installs it" % (self.program, exc)) from exc
+        except subprocess.TimeoutExpired as exc:
+            raise Fault("%s did not end within %d s" % (" ".join(command), self.timeout)) from exc
+        if done.returncode:
+            raise Fault("%s ended with %d: %s" % (" ".join(command), done.returncode, done.stderr.strip()[-2000:]))
+        return done.stdout, done.stderr
+
+    def take_turn(self) -> TextIO:
+        """Wait until no other installation uses the cache; the lock is held until the returned file is closed."""
+        os.makedirs(self.cache, mode=0o755, exist_ok=True)
+        lock = open(os.path.join(self.cache, ".tpu_ops.lock"), "a")  # noqa: SIM115 - kept open, it is the lock
+        deadline = time.monotonic() + self.timeout
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    lock.close()
+                    raise Fault(
+                        "another installation has held %s for %d s; wait for it to end, or end it, and run again"
+                        % (lock.name, self.timeout)
+                    ) from None
+                time.sleep(0.2)  # polls the lock until the deadline
+            else:
+                return lock
