@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 
@@ -97,6 +98,33 @@ def test_death_by_a_signal_is_named(bench: Bench) -> None:
     result = json.loads(done.stdout)
     assert result["first_failure"]["cause"] == "killed by SIGSEGV"
     assert result["ranks"][result["first_failure"]["rank"]]["exit"] == {"signal": signal.SIGSEGV}
+
+
+def test_a_rank_that_raises_and_hangs_at_its_exit_is_told_of_at_once_and_at_the_end(bench: Bench) -> None:
+    # As with JAX: rank 1 waits at its exit for rank 0, and rank 0 gives that up some time later.
+    script = """
+import atexit, os, signal, time
+if os.environ["TPU_OPS_RANK"] == "1":
+    atexit.register(time.sleep, 600)
+    raise KeyError("image")
+time.sleep(14)
+print("stack of C++", flush=True)
+os.kill(os.getpid(), signal.SIGABRT)
+"""
+    done = bench.tpu_ops("train", "pod", "--name", "raises", "--", "python3", "-c", script)
+    assert done.returncode == 1
+    noted = "rank 1 (pod-w1) printed a traceback and nothing since, and has not ended: KeyError: 'image'"
+    first = "rank 0 (pod-w0) failed first: killed by SIGABRT"
+    cause = r"rank 1 \(pod-w1\) printed a traceback 1[345] s before that, which is the likely cause: KeyError: 'image'"
+    assert noted in done.stderr
+    assert first in done.stderr
+    assert re.search(cause, done.stderr), done.stderr
+    assert "[1] KeyError: 'image'" in done.stderr
+    assert "[1]" not in done.stdout
+    assert done.stderr.index(noted) < done.stderr.index(first)
+    [found] = json.loads(bench.tpu_ops("status", "raises", "--json").stdout)
+    assert [(rank["traceback"] or {}).get("error") for rank in found["ranks"]] == [None, "KeyError: 'image'"]
+    bench.clean()
 
 
 def test_ranks_that_go_on_after_another_has_ended_are_ended_and_warned_of(bench: Bench) -> None:

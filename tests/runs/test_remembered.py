@@ -397,6 +397,55 @@ def test_status_tells_who_failed_first_and_where_its_output_is(world: World) -> 
         assert ("  output: tpu_ops logs r1 --rank 2\n" in err) is shown
 
 
+def raising(rank: int, at: float, exited: float | None) -> dict[str, Any]:
+    """Return the record of a rank that printed a traceback at a time, and failed at another."""
+    text = f"Traceback (most recent call last):\nKeyError: {rank}"
+    found = {"at": at, "error": f"KeyError: {rank}", "text": text} if at else None
+    first = {"rank": 0, "worker": "a-w0", "cause": "killed by SIGABRT"}
+    return record(rank, "failed") | {"first": first, "exited": exited, "traceback": found}
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        # The others waited for rank 2, and raised themselves once it was given up.
+        ({0: 999.5, 1: 999.6, 2: 700.0, 3: 0.0}, "rank 2 (b-w0) printed a traceback 300 s before that"),
+        ({0: 690.0, 1: 0.0, 2: 700.0, 3: 0.0}, "rank 0 (a-w0) printed a traceback 310 s before that"),
+        # What the failure of rank 0 brought about, or what nobody can tell from that.
+        ({0: 999.5, 1: 999.6, 2: 0.0, 3: 0.0}, ""),
+        ({0: 0.0, 1: 1000.4, 2: 999.8, 3: 0.0}, ""),
+        ({0: 999.0, 1: 0.0, 2: 998.5, 3: 0.0}, ""),
+        # Whatever that was, it went on for an hour.
+        ({0: 0.0, 1: 0.0, 2: -2600.0, 3: 0.0}, ""),
+        ({0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0}, ""),
+    ],
+)
+def test_a_rank_that_raised_before_another_failed_first_is_the_likely_cause(
+    world: World, raised: dict[int, float], told: str
+) -> None:
+    world.told(*[seen(rank)._replace(value={"record": raising(rank, at, 1000.0)}) for rank, at in raised.items()])
+    _, _, err = world(status, "r1")
+    assert "rank 0 (a-w0) failed first: killed by SIGABRT" in err
+    assert told in err
+    assert ("printed a traceback" in err) is bool(told)
+    rank = told.split()[1] if told else "0"
+    assert (f"[{rank}] KeyError: {rank}\n" in err) is bool(told)
+    assert f"  output: tpu_ops logs r1 --rank {rank}\n" in err
+
+
+def test_without_a_time_of_the_first_failure_no_traceback_is_blamed(world: World) -> None:
+    world.told(*[seen(rank)._replace(value={"record": raising(rank, 700.0, None)}) for rank in range(4)])
+    assert "printed a traceback" not in world(status, "r1")[2]
+
+
+@pytest.mark.parametrize("state", ["running", "succeeded"])
+def test_status_tells_what_the_ranks_of_a_run_that_is_on_have_noted(world: World, state: str) -> None:
+    noted = [record(rank, state) | {"notes": ["rank 1 has exited", f"rank {rank} is slow"]} for rank in range(4)]
+    world.told(*[seen(rank)._replace(value={"record": made}) for rank, made in enumerate(noted)])
+    _, _, err = world(status, "r1")
+    assert [err.count("rank 1 has exited"), err.count("rank 3 is slow")] == ([1, 1] if state == "running" else [0, 0])
+
+
 def test_a_target_without_a_run_is_told_what_starts_one_and_what_lists_older_ones(
     world: World, refused: Callable[..., Any]
 ) -> None:

@@ -11,7 +11,7 @@ from tpu_ops import texts
 from tpu_ops.cli import output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.runs import holders
-from tpu_ops.runs.outcomes import ON, UNKNOWN, FirstFailure, Outcome, first_failure
+from tpu_ops.runs.outcomes import ON, UNKNOWN, Outcome, first_failure, raised_before
 
 #: Lines shown of a failed rank whose log was not followed.
 TAIL_LINES = 20
@@ -308,16 +308,36 @@ def failure(outcomes: Sequence[Outcome], shown: Sequence[int]) -> None:
     leftovers(outcomes)
 
 
-def failed_first(outcomes: Sequence[Outcome], shown: Sequence[int]) -> FirstFailure | None:
-    """Say which rank failed first and why, if one did, and show its last lines where they were not followed."""
-    if first := first_failure(outcomes):
-        output.info(f"rank {first.rank} ({first.host}) failed first: {first.cause}")
-        tail = outcomes[first.rank].tail if first.rank < len(outcomes) else ""
-        if first.rank not in shown and tail:
-            output.info(f"its last lines ({first.host}):")
-            for text in tail.splitlines()[-TAIL_LINES:]:
-                line_aside([first.rank], text)
-    return first
+def failed_first(outcomes: Sequence[Outcome], shown: Sequence[int]) -> int | None:
+    """Say which rank failed first and why, if one did, and show the lines that tell of it, where nobody has seen them.
+
+    Returns:
+        The rank whose output tells why.
+    """
+    if not (first := first_failure(outcomes)):
+        return None
+    output.info(f"rank {first.rank} ({first.host}) failed first: {first.cause}")
+    if raised := raised_before(outcomes, first):
+        what = f"printed a traceback {raised.before:.0f} s before that, which is the likely cause"
+        output.info(f"rank {raised.rank} ({raised.host}) {what}: {raised.error}")
+        _last_lines(raised.rank, raised.text, shown)
+        return raised.rank
+    tail = outcomes[first.rank].tail if first.rank < len(outcomes) else ""
+    if first.rank not in shown and tail:
+        output.info(f"its last lines ({first.host}):")
+    _last_lines(first.rank, tail, shown)
+    return first.rank
+
+
+def _last_lines(rank: int, text: str, shown: Sequence[int]) -> None:
+    for line_ in text.splitlines()[-TAIL_LINES:] if rank not in shown else ():
+        line_aside([rank], line_)
+
+
+def notes(outcomes: Sequence[Outcome]) -> None:
+    """Say what the ranks of a run that is on have noted: what its followers were told."""
+    for text in dict.fromkeys(note for outcome in outcomes for note in (outcome.record or {}).get("notes") or ()):
+        output.info(f"  {text}")
 
 
 def leftovers(outcomes: Sequence[Outcome]) -> None:

@@ -11,7 +11,7 @@ from tpu_ops.cli import commands, options, output, runs, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control, nodes, overview, recovery
-from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.runs.outcomes import ON, Outcome
 from tpu_ops.runs.remembered import remembered
 
 
@@ -46,10 +46,12 @@ def run(args: argparse.Namespace) -> int:
             output.info(f"run {run_.run_id}{which}: {runs_output.run_state(outcomes)}")
             with output.read_or_not():
                 runs_output.table(outcomes)
-            if first := runs_output.failed_first(outcomes, ()):
-                failed = next((outcome for outcome in outcomes if outcome.rank == first.rank), None)
+            if runs_output.run_state(outcomes) in ON:
+                runs_output.notes(outcomes)
+            if (rank := runs_output.failed_first(outcomes, ())) is not None:
+                failed = next((outcome for outcome in outcomes if outcome.rank == rank), None)
                 if failed and failed.record and failed.state != "refused":
-                    output.info(f"  output: {fleet.settings.command('logs')} {run_.run_id} --rank {first.rank}")
+                    output.info(f"  output: {fleet.settings.command('logs')} {run_.run_id} --rank {rank}")
             if note := recovery.note_of(fleet.settings.state_dir, run_.run_id):
                 output.info(commands.on_fleet(note, fleet.settings.command))
             elif runs_output.is_gone(outcomes):

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from . import TYPE_CHECKING
+from . import TYPE_CHECKING, tracebacks
 
 if TYPE_CHECKING:
     from typing import Any
@@ -179,6 +179,7 @@ class Logger(threading.Thread):
         self.dropped = 0
         self.rotated = 0
         self.fault = ""
+        self.tracebacks = tracebacks.Watch()
 
     def run(self) -> None:
         """Copy until the last writer has closed the pipe."""
@@ -189,6 +190,7 @@ class Logger(threading.Thread):
                     self._changed.wait()
                 piece = self._buffer[self._first :][: min(self._waiting, _PIECE)]
             if piece:
+                self.tracebacks.see(bytes(piece))
                 self._append(piece)
                 with self._changed:
                     self._first = (self._first + len(piece)) % len(self._buffer)

@@ -39,6 +39,7 @@ def new_record(data: Dict[str, Any], person: Person, asked_by: int, marker: str 
         cgroup="",
         since=time.time(),
         began=None,
+        exited=None,
         ended=None,
         state="starting",
         reason="",
@@ -49,6 +50,7 @@ def new_record(data: Dict[str, Any], person: Person, asked_by: int, marker: str 
         first=None,
         blamed=[],
         notes=[],
+        traceback=None,
     )
     return record
 

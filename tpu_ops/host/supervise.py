@@ -217,12 +217,14 @@ class Supervisor:
         while self.status is None and self.intent is None and not self._over:
             self.pause(_TICK)
             self._count_kills()
+            self._note_traceback(logger)
             # What this host was just asked for is told before anything here is ended.
             self._heed()
         oom = False
         ended_itself = self.status is not None
         if self.status is not None:
             self._count_kills()
+            self.record["exited"] = time.time()
             oom = self.status != 0 and time.monotonic() - self._oom_at <= _OOM_SPAN
             self._report(error, oom)
         elif self.intent is None:
@@ -238,7 +240,7 @@ class Supervisor:
         while logger.is_alive() and time.monotonic() < deadline:
             logger.join(0.1)
             self.pause(0)
-        self._save(ended=ended, chips=chips, stuck=stuck, log=logger.facts())
+        self._save(ended=ended, chips=chips, stuck=stuck, log=logger.facts(), traceback=logger.tracebacks.facts())
         ending = self._await_end(ended_itself)
         if ended_itself and ending["kind"] == "stop":
             intent = intent_of(ending)
@@ -253,6 +255,17 @@ class Supervisor:
         count = proc.oom_kills()
         if count > self._oom_kills:
             self._oom_kills, self._oom_at = count, time.monotonic()
+
+    def _note_traceback(self, logger: Logger) -> None:
+        """Say once that this rank has printed a traceback and stands still: it may wait at its exit for others."""
+        found = logger.tracebacks.facts() if logger.tracebacks.stands_still() else None
+        if found and self.record["traceback"] is None:
+            text = (
+                "rank {rank} ({worker}) printed a traceback and nothing since, and has not ended: {error}; if it waits "
+                "at its exit for the other ranks, they wait for it: `tpu_ops logs {run_id} --rank {rank}` shows it, "
+                "`tpu_ops stop {run_id}` ends all"
+            ).format(error=found["error"], **self.record)
+            self._save(notes=[*self.record["notes"], text], traceback=found)
 
     def _report(self, error: str, oom: bool) -> None:
         """Tell the others how the command has ended by itself."""

@@ -15,6 +15,13 @@ UNKNOWN = ("unknown", "unreachable")
 ON = ("starting", "running", "exited", "ending")
 #: What is said of a rank whose log could not be read to its end, though its worker tells of the run.
 CUT = "its log could not be read to its end: its worker sends no more of it"
+#: How long before the first failure a traceback may be that is told with it, in seconds: JAX waits for up to 300 s at a
+#: rank's exit.
+TRACEBACK_SPAN = 900.0
+#: How much earlier it has to be than the first failure, in seconds: clocks of workers agree no better.
+CLOCKS_AGREE = 1.0
+#: How long a rank has lived on behind its own traceback that is told, in seconds: its last lines may be others then.
+STOOD_STILL = 5.0
 #: Why a rank is gone whose worker has no record of it.
 KNOWS_NOTHING = "the worker knows nothing of this run"
 
@@ -66,13 +73,19 @@ class Outcome:
         )
 
     @property
+    def traceback(self) -> Mapping[str, Any] | None:
+        """The last that the rank printed: ``at`` (seconds since 1970), ``error`` (one line), ``text``."""
+        found: Mapping[str, Any] | None = (self.record or {}).get("traceback")
+        return found
+
+    @property
     def is_requested(self) -> bool:
         """Whether somebody wanted this end, and not what starts the run, or starts it again."""
         return bool(((self.record or {}).get("intent") or {}).get("requested"))
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome for --json."""
-        keys = ("rank", "host", "state", "exit", "reason", "intent")
+        keys = ("rank", "host", "state", "exit", "reason", "intent", "traceback")
         return {key: getattr(self, key) for key in keys}
 
 
@@ -126,3 +139,41 @@ def first_failure(outcomes: Sequence[Outcome]) -> FirstFailure | None:
     causes = [outcome for outcome in outcomes if outcome.is_cause and not (stopped and outcome.state == "refused")]
     cause = causes[0] if causes else None
     return FirstFailure(cause.rank, cause.host, cause.reason or cause.state) if cause else None
+
+
+@dataclass(frozen=True)
+class Raised:
+    """A rank that printed a traceback before one failed first.
+
+    Attributes:
+        rank: The rank.
+        host: Its worker.
+        before: How long before, in seconds.
+        error: The line that names the exception.
+        text: The traceback.
+    """
+
+    rank: int
+    host: str
+    before: float
+    error: str
+    text: str
+
+
+def raised_before(outcomes: Sequence[Outcome], first: FirstFailure) -> Raised | None:
+    """Return the rank whose traceback came before those of all others and well before one failed first.
+
+    It is the likely cause: with JAX a rank that raises waits at its exit until all abort.
+    """
+    failed = next((out for out in outcomes if out.rank == first.rank and out.record), None)
+    exited = ((failed and failed.record) or {}).get("exited")
+    if failed is None or exited is None:
+        return None
+    found = [(exited - out.traceback["at"], out) for out in outcomes if out.traceback]
+    if not (recent := [one for one in found if one[0] <= TRACEBACK_SPAN]):
+        return None
+    before, raised = max(recent, key=lambda one: one[0])
+    own = next((ago for ago, out in recent if out is failed), 0.0)
+    clearly = before >= STOOD_STILL if raised is failed else before - own >= CLOCKS_AGREE
+    told = raised.traceback or {}
+    return Raised(raised.rank, raised.host, before, told["error"], told["text"]) if clearly else None
