@@ -32,14 +32,17 @@ def test_a_traceback_is_found_wherever_the_output_is_cut(cut: int) -> None:
     ("output", "error", "last"),
     [
         # The latest of a chain is what ended the program.
-        (RAISED + ERROR + b"\nDuring handling of that:\n\n" + RAISED + b"OSError: gone\n", "OSError: gone", "OSError: gone"),
-        (RAISED + b"jax.errors.JaxRuntimeError: OOM:\nallocating 9G\nof 8G\n\nmore\n", *(
-            "jax.errors.JaxRuntimeError: OOM:", "of 8G")),
+        (RAISED + ERROR + b"\nDuring handling of that:\n\n" + RAISED + b"OSError: 5\n", "OSError: 5", "OSError: 5"),
+        (
+            RAISED + b"errors.JaxRuntimeError: OOM:\nallocating 9G\nof 8G\n\nmore\n",
+            "errors.JaxRuntimeError: OOM:",
+            "of 8G",
+        ),
         (b"  + Exception Group " + RAISED + b"  | ValueError: 1\n", "| ValueError: 1", "  | ValueError: 1"),
         (RAISED[:34], "", "Traceback (most recent call last):"),
         (RAISED + b"\xff\xfe: 1\n" + b"x" * 100_000, "\ufffd\ufffd: 1", "x" * 20),
     ],
-)  # fmt: skip
+)
 def test_what_is_kept_names_the_exception_and_ends_with_its_message(output: bytes, error: str, last: str) -> None:
     found = seen(output).facts()
     assert found is not None
@@ -54,7 +57,7 @@ def test_output_without_one_has_none() -> None:
 
 def test_what_comes_much_later_does_not_belong_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(tracebacks.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("tpu_ops.host.tracebacks.time.monotonic", lambda: now[0])
     watch = seen(RAISED, ERROR)
     now[0] += 300
     watch.see(b"F1125 client.h:80] another task died\n")
@@ -76,7 +79,7 @@ def test_a_rank_stands_still_where_nothing_follows_its_traceback(
     pieces: list[bytes], still: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(tracebacks.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("tpu_ops.host.tracebacks.time.monotonic", lambda: now[0])
     watch = seen(*pieces)
     now[0] += tracebacks.STILL - 0.1
     assert not watch.stands_still()

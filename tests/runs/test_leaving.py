@@ -314,8 +314,8 @@ def test_of_a_run_that_has_ended_nobody_says_that_it_goes_on(
         return RUN, [], []
 
     monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SETTINGS)
-    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: SimpleNamespace(workers=()))
-    monkeypatch.setattr("tpu_ops.cli.attach.logs.followed", found)
+    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda s: SimpleNamespace(workers=(), settings=s))
+    monkeypatch.setattr("tpu_ops.cli.following.followed", found)
     monkeypatch.setattr("tpu_ops.cli.attach.runs_output.finish", Mock(side_effect=full))
     parser = argparse.ArgumentParser()
     attach.add_arguments(parser)
@@ -335,8 +335,8 @@ def test_a_run_stopped_from_another_shell_is_not_kept_to_be_started_again(
     kept = recovery.Recovery("r1", 1, Plan(()), recovery.options_of(spec.RunSpec("r1", ("true",)), {}))
     recovery.write(tmp_path, kept)
     monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: stand_in(tmp_path))
-    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: SimpleNamespace(workers=()))
-    monkeypatch.setattr("tpu_ops.cli.attach.logs.followed", found)
+    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda s: SimpleNamespace(workers=(), settings=s))
+    monkeypatch.setattr("tpu_ops.cli.following.followed", found)
     parser = argparse.ArgumentParser()
     attach.add_arguments(parser)
     assert attach.run(parser.parse_args(["r1"])) == ExitCode.INTERRUPTED
@@ -355,8 +355,8 @@ def test_who_leaves_a_run_is_told_how_to_get_at_it(monkeypatch: pytest.MonkeyPat
         await asyncio.Event().wait()
 
     monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: SETTINGS)
-    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda _: SimpleNamespace(workers=()))
-    monkeypatch.setattr("tpu_ops.cli.attach.logs.followed", found)
+    monkeypatch.setattr("tpu_ops.cli.attach.view.current", lambda s: SimpleNamespace(workers=(), settings=s))
+    monkeypatch.setattr("tpu_ops.cli.following.followed", found)
     parser = argparse.ArgumentParser()
     attach.add_arguments(parser)
     assert attach.run(parser.parse_args(["r1"])) == ExitCode.INTERRUPTED

@@ -19,9 +19,9 @@ import pytest
 
 from tests.support.specs import good, myself
 from tpu_ops import texts
+from tpu_ops.cli import following, runs_output, who
 from tpu_ops.cli import logs as cli_logs
 from tpu_ops.cli import run as run_command
-from tpu_ops.cli import runs_output, who
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet.model import Node, Worker, workers_of
 from tpu_ops.host import environment as host_environment
@@ -518,7 +518,7 @@ def test_ranks_that_are_none_are_refused(text: str) -> None:
 
 def test_ranks_that_are_none_of_any_run_are_refused_before_anybody_is_asked_for_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="2-1 goes backwards"):
-        asyncio.run(cli_logs.followed(None, "nobody", "2-1", live=False, since=0.0))  # type: ignore[arg-type]
+        asyncio.run(following.followed(None, "nobody", "2-1", live=False, since=0.0))  # type: ignore[arg-type]
 
 
 def test_ranks_that_go_backwards_are_refused_with_what_was_meant() -> None:

@@ -347,7 +347,7 @@ def test_a_worker_s_own_rank_is_shown(
         return_value=[Outcome(rank, host, "succeeded", record=record(rank)) for rank, host in enumerate(HOSTS)]
     )
     follower = Mock(return_value=SimpleNamespace(run=done))
-    monkeypatch.setattr("tpu_ops.cli.logs.Follower", follower)
+    monkeypatch.setattr("tpu_ops.cli.following.Follower", follower)
     world(logs, "b-w1", *words)
     assert runs_output.folded(follower.call_args.kwargs["shown"]) == shown
 
@@ -522,8 +522,8 @@ def test_who_follows_a_run_to_its_end_is_told_who_recovers_it_unless_that_is_ove
     records.write(world.folder, KNOWN)
     recovery.write(world.folder, recovery.Recovery("r1", 2, Plan(()), recovery.options_of(RunSpec("r1", ("x",)), {})))
     world.told(*(seen(rank, state) for rank in range(4)))
+    assert ("run r1: no process is recovering it; `tpu_ops attach r1 --recover`" in world(attach, "r1")[2]) is noted
     with recovery.lock(world.folder, "r1"):
-        assert ("run r1: a process on this machine recovers it" in world(attach, "r1")[2]) is noted
         assert "run r1: a process on this machine recovers it" in world(status, "r1")[2]
 
 
@@ -551,6 +551,6 @@ def test_lines_that_were_followed_while_the_run_went_on_are_no_success(
     """As with `attach`: what was waited for has not come."""
     outcomes = [Outcome(0, "a-w0", "running", record=record(0)), Outcome(1, "a-w1", "succeeded", record=record(1))]
     following = AsyncMock(return_value=(control.RunRef("r1", ("a-w0", "a-w1")), outcomes, [0]))
-    monkeypatch.setattr(logs, "followed", following)
+    monkeypatch.setattr("tpu_ops.cli.following.followed", following)
     assert world(logs, "r1", "--follow")[0] == ExitCode.FAILED
     assert world(logs, "r1")[0] == ExitCode.OK

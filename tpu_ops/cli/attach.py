@@ -14,6 +14,7 @@ from tpu_ops.cli import (
     bookkeeping,
     commands,
     faults,
+    following,
     leaving,
     logs,
     options,
@@ -67,10 +68,9 @@ def run(args: argparse.Namespace) -> int:
             output.info(f"run {run_.run_id} on {texts.count(len(run_.hosts), 'worker')}; Ctrl-C detaches")
 
     async def follow() -> int:
-        run_, outcomes, shown = await logs.followed(
-            fleet, args.run, args.rank, live=True, since=since, aside=args.json, begun=begun, on=on
+        run_, outcomes, shown = await following.to_the_last(
+            fleet, args.run, args.rank, since=since, aside=args.json, begun=begun, on=on, over=found.clear
         )
-        found.clear()
         if records.is_of(settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
             records.close(settings.state_dir, run_.run_id, runs_output.run_state(outcomes), outcomes=outcomes)
         of_rank = args.exit_code == "rank"

@@ -5,19 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
-import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 from tpu_ops import config, files, texts
-from tpu_ops.cli import asked, commands, options, output, runs_output
+from tpu_ops.cli import asked, commands, following, options, output, runs_output
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import contact, targets, view
-from tpu_ops.remote.fanout import Fanout
+from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control, fetch, nodes, recovery
-from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.remembered import remembered
 
@@ -60,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
             if whole := [outcome for outcome in outcomes if outcome.record and not outcome.cut]:
                 output.info(f"logs of {texts.count(len(whole), 'rank')} are in {directory / run_.run_id}")
         else:
-            following = followed(fleet, args.run, args.rank, live=args.follow, since=args.since or 0.0)
-            (run_, outcomes, shown), parts = asyncio.run(following), {}
+            (run_, outcomes, shown), parts = asyncio.run(_shown(fleet, args)), {}
     except KeyboardInterrupt:
         output.info("")
         output.info("no longer following; the run continues")
@@ -114,104 +110,16 @@ def moment(text: str) -> float:
     return found_at
 
 
-async def followed(
-    fleet: view.Fleet,
-    word: str,
-    rank: str | None,
-    *,
-    live: bool,
-    since: float,
-    aside: bool = False,
-    begun: Callable[[Fanout, control.RunRef], None] = lambda *_: None,
-    on: Callable[[], object] = lambda: None,
-) -> tuple[control.RunRef, list[Outcome], list[int]]:
-    """Find a run and show its lines; return it, how its ranks are, and the ranks that were shown.
-
-    Args:
-        fleet: The fleet.
-        word: A run, or a node or worker whose run is meant.
-        rank: As of `runs_output.ranks`; None is that of the worker, where the word is one, or else 0.
-        live: Whether to wait for the end.
-        since: Lines from that time on (seconds since 1970); 0 is all.
-        aside: Whether standard output is for something else.
-        begun: Called with the run once it is found, and how its workers are reached.
-        on: As of `Follower`.
-    """
-    # What means no ranks of any run is said before somebody is asked.
-    runs_output.spans(rank or "all")
-    fanout = contact.fanout(fleet)
-    run_ = await _the_run(fleet, fanout, word, live=live)
-    own = str(run_.hosts.index(word)) if word in run_.hosts else "0"
-    shown = runs_output.ranks(own if rank is None else rank, len(run_.hosts))
-    begun(fanout, run_)
-    follower = Follower(
-        fanout,
-        run_.run_id,
-        run_.hosts,
-        shown=shown,
-        line=runs_output.line_aside if aside else runs_output.line,
-        say=output.info,
-        live=live,
-        since=since,
-        taken=nodes.taken(fleet, run_.run_id),
-        on=on,
-    )
-    return run_, [*remembered(fleet, run_.run_id, run_.hosts, await follower.run())], shown
+async def _shown(fleet: view.Fleet, args: argparse.Namespace) -> tuple[control.RunRef, list[Outcome], list[int]]:
+    """Show the lines that are asked for."""
+    since = args.since or 0.0
+    if args.follow:
+        return await following.to_the_last(fleet, args.run, args.rank, since=since)
+    return await following.followed(fleet, args.run, args.rank, live=False, since=since)
 
 
 async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -> tuple[control.RunRef, fetch.Copied]:
     fanout = contact.fanout(fleet)
-    run_ = await _the_run(fleet, fanout, word, live=live)
+    run_ = await following.the_run(fleet, fanout, word, live=live)
     copied = await fetch.logs(fanout, run_, directory, live=live, taken=nodes.taken(fleet, run_.run_id))
     return run_, copied._replace(outcomes=[*remembered(fleet, run_.run_id, run_.hosts, copied.outcomes)])
-
-
-def _ended_on(fleet: view.Fleet, word: str, last: control.Last | None) -> str:
-    """Return what shows the last run on the workers of a target, and what starts another."""
-    workers = targets.select(fleet.workers, word, listed=fleet.listed)
-    starts = ""
-    if len({worker.node.accelerator_type for worker in workers}) == 1:
-        labels = ",".join(sorted({worker.label for worker in workers}))
-        starts = f"`tpu_ops train {labels} -- COMMAND` starts one"
-    lists = "`tpu_ops runs` lists the last ones started here"
-    return "; ".join(filter(None, (_shows_last(fleet, word, last), starts, lists)))
-
-
-def _shows_last(fleet: view.Fleet, word: str, last: control.Last | None) -> str:
-    """Return what shows the last run on the workers of a target; empty where none is known.
-
-    Args:
-        fleet: The fleet.
-        word: The target.
-        last: What workers tell of it.
-    """
-    if last:
-        return f"the last run there was {last.run_id}: `tpu_ops logs {shlex.quote(word)}`"
-    return nodes.last_started(fleet, word)
-
-
-async def _the_run(fleet: view.Fleet, fanout: Fanout, word: str, *, live: bool) -> control.RunRef:
-    """Return the one run that a word means: for workers the run on them, or else the last one there.
-
-    Args:
-        fleet: The fleet.
-        fanout: Reaches the workers.
-        word: A run, or a node or worker.
-        live: Whether the end is waited for, which then is that of a run that is on.
-
-    Raises:
-        OpsError: It means none, or several.
-    """
-    runs, _, last = found = await control.find(fleet, fanout, word)
-    if not runs and last and not live:
-        output.info(f"no run is active on {word}; the last one there was {last.run_id}")
-        return await control.last(fleet, fanout, last)
-    if not runs and (problem := found.problem()):
-        problem.fix = "; ".join(filter(None, (problem.fix, _shows_last(fleet, word, last))))
-        raise problem
-    if len(runs) != 1:
-        names = ", ".join(run_.run_id for run_ in runs)
-        fix = f"name one of them: {names}" if names else _ended_on(fleet, word, last)
-        what = f"{len(runs)} runs are" if names else "no run is"
-        raise UsageError(f"{what} active on {word}", where=f"RUN {word!r}", fix=fix)
-    return runs[0]

@@ -192,6 +192,19 @@ def is_kept(state_dir: Path, run_id: str) -> bool:
     return (folder(state_dir, run_id) / "recovery.json").exists()
 
 
+def is_held(state_dir: Path, run_id: str) -> bool:
+    """Return whether a process of this machine recovers a run at this moment."""
+    if not (folder(state_dir, run_id) / "lock").exists():
+        return False
+    try:
+        with lock(state_dir, run_id):
+            return False
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+
 def under_way(state_dir: Path, run_id: str) -> str:
     """Return what a process of this machine is about to do with a run, in words; empty where that is nothing."""
     place = folder(state_dir, run_id)
