@@ -182,6 +182,33 @@ def test_a_run_comes_back_with_a_later_attempt_of_its_person_only(attempt: int, 
         actions._check_earlier(earlier, asked, myself())
 
 
+@pytest.mark.parametrize(
+    ("changes", "uid", "free"),
+    [
+        ({}, 0, True),
+        ({"state": "failed"}, 0, False),
+        ({"attempt": 2}, 0, False),
+        ({"stop_requested_by": "bob"}, 0, False),
+        ({}, 1, False),
+    ],
+)
+def test_a_start_that_was_refused_leaves_its_name_to_its_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], uid: int, free: bool
+) -> None:
+    """Nothing was executed. What an attempt has left before, and whoever wants the run stopped, count all the same."""
+    monkeypatch.setattr("tpu_ops.host.probe.describe", lambda *_: {})
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    store, person = Store(str(tmp_path)), {"uid": os.getuid() + uid, "name": "ada"}
+    earlier = recorded(store, **{"state": "refused", "attempt": 1, "person": person, **changes})
+    answer = actions.probe({"protocol": wire.PROTOCOL, "user": myself().name, "run_id": "r1"}, store)
+    assert answer["known"] is not free
+    if free:
+        actions._check_earlier(earlier, good(run_id="r1"), myself())
+        return
+    with pytest.raises(Refused, match="run r1 has been on this worker before"):
+        actions._check_earlier(earlier, good(run_id="r1"), myself())
+
+
 def test_a_run_of_unknown_name_has_no_record(tmp_path: Path) -> None:
     assert Store(str(tmp_path)).observe("never") is None
     assert Store(str(tmp_path)).recent(5) == []

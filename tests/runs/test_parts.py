@@ -34,7 +34,7 @@ from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.runs import control, doctor, preflight, records, spec, sync
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.lines import Lines
-from tpu_ops.runs.outcomes import Outcome, first_failure, outcome_of
+from tpu_ops.runs.outcomes import KNOWS_NOTHING, NOT_STARTED, Outcome, first_failure, of_refused, outcome_of
 
 
 def pod(size: int = 4, name: str = "pod", node_id: str = "1", subnet: int = 0) -> list[Worker]:
@@ -471,6 +471,45 @@ SILENT = Outcome(1, "pod-w1", "unknown")
 def test_the_first_failure_is_what_the_workers_found(outcomes: list[Outcome], rank: int | None, cause: str) -> None:
     first = first_failure(outcomes)
     assert ((first.rank, first.cause) if first else (None, "")) == (rank, cause)
+
+
+def refused(rank: int, reason: str, *blamed: int) -> Outcome:
+    return Outcome(rank, f"pod-w{rank}", "refused", reason=reason, record={"blamed": list(blamed), "attempt": 1})
+
+
+NEVER = [Outcome(rank, f"pod-w{rank}", "gone", reason=KNOWS_NOTHING) for rank in range(4)]
+LATE = "rank 0 (pod-w0, 10.0.0.2:8500) no longer waits for ranks"
+
+
+@pytest.mark.parametrize(
+    ("told", "rank", "cause", "others"),
+    [
+        # Its node was renamed since.
+        ([refused(0, "rank 1 (x-w1): no foo", 1), refused(1, "rank 1 (x-w1): no foo", 1), *NEVER[2:]], 1, "no foo", 2),
+        ([refused(0, "not started: pod-w2: denied"), refused(1, LATE), *NEVER[2:]], 2, "denied", 1),
+        ([refused(0, "not ready within 5 s: rank 3 (pod-w3)", 3), refused(1, LATE), *NEVER[2:]], 3, "not ready", 1),
+        ([refused(0, "a chip is held", 0), *NEVER[1:]], 0, "a chip is held", 3),
+        ([NEVER[0], refused(1, LATE), refused(2, "no foo", 2), NEVER[3]], 2, "no foo", 2),
+    ],
+)
+def test_of_a_start_that_was_refused_the_worker_at_fault_is_named_and_none_is_gone(
+    told: list[Outcome], rank: int, cause: str, others: int, capsys: Any
+) -> None:
+    as_seen = of_refused(told)
+    first = first_failure(as_seen)
+    assert first is not None
+    assert (first.rank, first.host, first.cause.startswith(cause)) == (rank, f"pod-w{rank}", True)
+    assert {outcome.state for outcome in as_seen} == {"refused"}
+    assert [outcome.reason for outcome in as_seen].count(NOT_STARTED) == others
+    assert as_seen[rank].reason.endswith(first.cause), "what its own worker has no record of is told there too"
+    runs_output.failed_first(as_seen, [0])
+    assert capsys.readouterr().err == f"the run did not begin: rank {rank} (pod-w{rank}): {first.cause}\n"
+
+
+def test_ranks_are_gone_whose_run_has_begun_elsewhere() -> None:
+    told = [ended(0, "failed", 0), NEVER[1]]
+    assert of_refused(told) == told
+    assert of_refused(NEVER) == NEVER
 
 
 @pytest.mark.parametrize(

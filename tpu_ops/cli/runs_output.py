@@ -316,7 +316,9 @@ def failed_first(outcomes: Sequence[Outcome], shown: Sequence[int]) -> int | Non
     """
     if not (first := first_failure(outcomes)):
         return None
-    output.info(f"rank {first.rank} ({first.host}) failed first: {first.cause}")
+    who = f"rank {first.rank} ({first.host})"
+    refused = any(outcome.state == "refused" and outcome.rank == first.rank for outcome in outcomes)
+    output.info(f"the run did not begin: {who}: {first.cause}" if refused else f"{who} failed first: {first.cause}")
     if raised := raised_before(outcomes, first):
         what = f"printed a traceback {raised.before:.0f} s before that, which is the likely cause"
         output.info(f"rank {raised.rank} ({raised.host}) {what}: {raised.error}")

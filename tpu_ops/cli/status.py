@@ -11,7 +11,7 @@ from tpu_ops.cli import commands, options, output, runs, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control, nodes, overview, recovery
-from tpu_ops.runs.outcomes import ON, Outcome
+from tpu_ops.runs.outcomes import ON, Outcome, of_refused
 from tpu_ops.runs.remembered import remembered
 
 
@@ -34,10 +34,10 @@ def run(args: argparse.Namespace) -> int:
         found = asyncio.run(overview.overview(fleet, contact.fanout(fleet)))
         return runs.show(found, fleet.settings, as_json=args.json)
     seen, last, problem = asyncio.run(_ask(fleet, args.run))
-    if args.json:
+    if args.json and (seen or not problem):
         with output.read_or_not():
             output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes in seen])
-    elif not seen and (last or not problem):
+    elif not args.json and not seen and (last or not problem):
         output.info(f"no run is active on {args.run}{f'; the last one there was {last.run_id}' if last else ''}")
     for run_, outcomes in seen:
         if not args.json:
@@ -74,7 +74,7 @@ async def _ask(
     found = await control.find(fleet, fanout, word)
     seen = [(run_, await control.outcomes(fanout, run_)) for run_ in found.runs]
     known = [(run_, nodes.without_nodes(fleet, run_.run_id, outcomes, begun)) for run_, outcomes in seen]
-    as_seen = [(run_, remembered(fleet, run_.run_id, run_.hosts, outcomes)) for run_, outcomes in known]
+    as_seen = [(run_, remembered(fleet, run_.run_id, run_.hosts, of_refused(outcomes))) for run_, outcomes in known]
     problem = found.problem()
     if problem and not found.runs:
         problem.fix = "; ".join(filter(None, (problem.fix, nodes.last_started(fleet, word))))

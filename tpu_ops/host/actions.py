@@ -67,7 +67,7 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
                 _start_unit(store, data, request["marker"], caller)
             finally:
                 spec.discard(store.run_dir, run_id, request["marker"])
-    record = _of_attempt(store.observe(run_id), data)
+    record = _of_start(store.observe(run_id), data, request["marker"])
     reserve = request.get("reserve") is True
     while record is not None and record["state"] == "starting":
         # The others are told where rank 0 listens; a request that comes again may come before that is known.
@@ -99,13 +99,25 @@ def _has_come(
     return (record.get("asked_by"), record.get("marker")) == (asker.uid, request["marker"])
 
 
+def _leaves_name_free(earlier: Dict[str, Any] | None, person: Person) -> bool:
+    """Return whether a person may use the name of what was on this worker before: nothing, or a refused first start.
+
+    Of that nothing was executed. The person's directory of it stays, so that another person cannot have it.
+    """
+    if earlier is None:
+        return True
+    refused = earlier.get("state") == "refused" and earlier["attempt"] == 1
+    # Whoever wanted it stopped wanted no other start either.
+    return refused and not earlier.get("stop_requested_by") and bool(earlier["person"]["uid"] == person.uid)
+
+
 def _check_earlier(earlier: Dict[str, Any] | None, data: Dict[str, Any], person: Person) -> None:
     """Return where a run is new on this worker, or goes on with a later attempt of the same person's.
 
     Raises:
         Refused: It was here before, in this attempt or a later one, or as somebody else's.
     """
-    if earlier is None:
+    if earlier is None or _leaves_name_free(earlier, person):
         return
     run_id = data["run_id"]
     if earlier["person"]["uid"] != person.uid or data["attempt"] == 1:
@@ -118,9 +130,11 @@ def _check_earlier(earlier: Dict[str, Any] | None, data: Dict[str, Any], person:
         raise Refused("held", message, "`tpu_ops status {}` shows its state".format(run_id))
 
 
-def _of_attempt(record: Dict[str, Any] | None, data: Dict[str, Any]) -> Dict[str, Any] | None:
-    """Return a record where it is of the attempt that is being started, and not of an earlier one."""
-    return record if record is not None and record["attempt"] == data["attempt"] else None
+def _of_start(record: Dict[str, Any] | None, data: Dict[str, Any], marker: str) -> Dict[str, Any] | None:
+    """Return a record where it is of the start that is being made, and not of an earlier attempt or a refused start."""
+    if record is None or (record["attempt"], record.get("marker")) != (data["attempt"], marker):
+        return None
+    return record
 
 
 def _not_begun(store: Store, record: Dict[str, Any] | None) -> Refused:
@@ -148,8 +162,8 @@ def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller)
         try:
             code, text = unit.call(command, unit.START_LIMIT + _SYSTEMD_LIMIT)
         except Refused:
-            record = _of_attempt(store.observe(data["run_id"]), data)
-            if record is None or record["state"] in FINAL:
+            record = store.observe(data["run_id"])
+            if record is None or record["attempt"] != data["attempt"] or record["state"] in FINAL:
                 unit.take_back(data["run_id"], _SYSTEMD_LIMIT)
             elif record["marker"] == marker:
                 # It takes longer than others and goes on: whoever asked for it waits for it as for any other.
@@ -157,7 +171,7 @@ def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller)
             raise
         if code == 0:
             return
-        record = _of_attempt(store.read(data["run_id"]), data)
+        record = _of_start(store.read(data["run_id"]), data, marker)
         if record is not None and record["state"] == "refused":
             raise _not_begun(store, record)
         holder = store.holder()
@@ -343,10 +357,10 @@ def _await_end(store: Store, asked: Dict[str, Any], grace: float, caller: Caller
 
 
 def probe(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
-    """Describe this host; with ``run_id``, ``known`` in the answer is whether a run of that name has been here."""
+    """Describe this host; with ``run_id``, ``known`` in the answer is whether a run of that name cannot be new here."""
     from .probe import describe  # no other request wants it
 
     person = runs_as(asking(), request.get("user") or "")
     venv, chips, run_id = request.get("venv") or "", request.get("chips") or 0, request.get("run_id")
-    known = bool(run_id) and store.read(spec.check_run_id(run_id)) is not None
+    known = bool(run_id) and not _leaves_name_free(store.read(spec.check_run_id(run_id)), person)
     return {"ok": True, "probe": describe(store, person, venv, chips), "known": known}

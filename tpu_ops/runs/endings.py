@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tpu_ops.runs import launch
-from tpu_ops.runs.outcomes import UNKNOWN, Outcome, first_failure
+from tpu_ops.runs.outcomes import GIVEN_UP, UNKNOWN, Outcome, first_failure
 
 #: What a run's end means for its recovery.
 SUCCEEDED, STOPPED, FAILED, TAKEN = "succeeded", "stopped", "failed", "taken"
@@ -31,7 +30,7 @@ def of_attempt(outcomes: Sequence[Outcome], attempt: int) -> list[Outcome]:
 def was_started(outcomes: Sequence[Outcome]) -> bool:
     """Return whether an attempt was on any worker, and not refused or given up before it began."""
     return any(
-        outcome.record and outcome.state != "refused" and not outcome.reason.startswith(launch.GIVEN_UP)
+        outcome.record and outcome.state != "refused" and not outcome.reason.startswith(GIVEN_UP)
         for outcome in outcomes
     )
 

@@ -12,12 +12,11 @@ from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
+from tpu_ops.runs.outcomes import GIVEN_UP
 from tpu_ops.runs.spec import RunSpec
 
 #: Seconds for each worker to answer beyond the barrier's own, a cold connection included.
 MARGIN = 45.0
-#: How the reason begins that stands in the record of a run whose starter has given it up.
-GIVEN_UP = "not started: "
 
 
 class NotStarted(OpsError):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tpu_ops.remote.replies import Reply
@@ -24,6 +25,13 @@ CLOCKS_AGREE = 1.0
 STOOD_STILL = 5.0
 #: Why a rank is gone whose worker has no record of it.
 KNOWS_NOTHING = "the worker knows nothing of this run"
+#: How the reason begins that stands in the record of a run whose starter has given it up.
+GIVEN_UP = "not started: "
+#: Why a rank is refused whose worker has no record of a run that began nowhere.
+NOT_STARTED = "it was not started here"
+#: How the word of the workers begins on a start that one of them is at fault for: it names that one, and its node may
+#: have another name here.
+_BLAME = re.compile(r"\Arank \d+ \([^)]*\): ")
 
 
 @dataclass(frozen=True)
@@ -136,6 +144,11 @@ def first_failure(outcomes: Sequence[Outcome]) -> FirstFailure | None:
         return FirstFailure(rank, first["worker"], first["cause"])
     # A stop at the barrier refuses all ranks, and stands as such in the record of the one that was told.
     stopped = any(outcome.state == "refused" and outcome.is_requested for outcome in outcomes)
+    hosts = {outcome.rank: outcome.host for outcome in outcomes}
+    at_fault = (_at_fault(outcome, hosts) for outcome in outcomes)
+    # Rank 0 comes first, whose supervisor has decided it.
+    if not stopped and (found := next(filter(None, at_fault), None)):
+        return found
     causes = [outcome for outcome in outcomes if outcome.is_cause and not (stopped and outcome.state == "refused")]
     cause = causes[0] if causes else None
     return FirstFailure(cause.rank, cause.host, cause.reason or cause.state) if cause else None
@@ -177,3 +190,42 @@ def raised_before(outcomes: Sequence[Outcome], first: FirstFailure) -> Raised | 
     clearly = before >= STOOD_STILL if raised is failed else before - own >= CLOCKS_AGREE
     told = raised.traceback or {}
     return Raised(raised.rank, raised.host, before, told["error"], told["text"]) if clearly else None
+
+
+def _at_fault(outcome: Outcome, hosts: Mapping[int, str]) -> FirstFailure | None:
+    """Return whose fault it is that a rank was refused, None where its worker does not say.
+
+    Args:
+        outcome: Of the rank.
+        hosts: The workers by rank.
+    """
+    if outcome.state != "refused" or not outcome.record:
+        return None
+    given_up = outcome.reason.startswith(GIVEN_UP)
+    reason = _BLAME.sub("", outcome.reason.removeprefix(GIVEN_UP))
+    for rank in outcome.record.get("blamed") or ():
+        if rank in hosts:
+            return FirstFailure(rank, hosts[rank], reason)
+    for rank, host in hosts.items():
+        if given_up and reason.startswith(f"{host}: "):
+            return FirstFailure(rank, host, reason.removeprefix(f"{host}: "))
+    return None
+
+
+def of_refused(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return outcomes in which no rank of a run that began nowhere is gone: a worker without a record has not begun it.
+
+    It was not asked, or is the one that refused.
+    """
+    known = [outcome for outcome in outcomes if outcome.record]
+    if not known or any(outcome.state != "refused" for outcome in known):
+        return list(outcomes)
+    first = first_failure(outcomes)
+
+    def refused(outcome: Outcome) -> Outcome:
+        if outcome.state != "gone" or outcome.reason != KNOWS_NOTHING:
+            return outcome
+        reason = first.cause if first and first.rank == outcome.rank else NOT_STARTED
+        return replace(outcome, state="refused", reason=reason)
+
+    return [refused(outcome) for outcome in outcomes]
