@@ -6,7 +6,9 @@ parts and ends with the error's exit code; nothing else decides an exit code.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -45,6 +47,13 @@ class OpsError(Exception):
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         super().__init__(what)
         self.what, self.where, self.fix = printable(what), printable(where), printable(fix)
+        #: What --json tells beside the error.
+        self.facts: Mapping[str, Any] = {}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the error for --json, with what is told beside it."""
+        error = {"problem": self.what, "where": self.where, "fix": self.fix, "code": int(self.exit_code)}
+        return {**self.facts, "error": error}
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -331,6 +333,50 @@ def test_equal_faults_are_shown_once_with_all_their_workers() -> None:
         },
         other,
     ]
+
+
+#: Prints JSON unless it fails first.
+FAILS = """
+import json, sys
+from tpu_ops.cli import main, options, output, runs
+from tpu_ops.errors import UnreachableError
+*words, ends = sys.argv[1:]
+sys.argv[1:] = words
+def run(args):
+    if "has a result" in ends:
+        output.as_json([])
+    if "system" in ends:
+        raise OSError(28, "No space left on device", "/x")
+    raise UnreachableError("no answer", where="pod-w0", fix="wait")
+runs.run = run
+main.program()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "ends", "code", "result"),
+    [
+        (["runs", "--json"], "", 4, {"problem": "no answer", "where": "pod-w0", "fix": "wait", "code": 4}),
+        (["runs", "--json"], "system", 1, {"problem": "No space left on device", "where": "/x", "code": 1}),
+        (["runs", "--json"], "has a result", 4, []),
+        (["runs"], "", 4, None),
+        (["runs", "--json", "--bogus"], "", 2, {"problem": "unrecognized arguments: --bogus", "where": "tpu_ops runs"}),
+        (["rnus", "--json"], "", 2, {"problem": "unknown command", "where": "tpu_ops rnus"}),
+        (["train", "pod", "--", "--json"], "", 2, None),
+    ],
+)
+def test_who_asks_for_json_gets_one_document_of_a_failure_too(
+    tmp_path: Path, words: list[str], ends: str, code: int, result: Any
+) -> None:
+    script = [sys.executable, "-c", FAILS, *words, ends]
+    done = subprocess.run(script, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, "error: " in done.stderr) == (code, True), done.stderr
+    found: Any = json.loads(done.stdout) if done.stdout else None
+    if isinstance(result, dict):
+        assert found.keys() == {"error"}
+        assert result.items() <= found["error"].items()
+    else:
+        assert found == result
 
 
 def test_a_command_runs_with_garbage_collection_and_without_what_was_imported_before_it():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tpu_ops.cli.preparing import problem_of
 from tpu_ops.errors import HostError, OpsError
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import control, overview, preflight, records, recovery, spec
+from tpu_ops.runs import control, launch, overview, preflight, records, recovery, spec
 from tpu_ops.runs.doctor import Finding
 
 BARE = Reply("pod-w0", {}, "no-launcher", "the launcher is not installed", "tpu_ops configure pod-w0")
@@ -82,11 +81,23 @@ def test_a_start_is_told_what_to_configure_beside_workers_that_a_recovery_is_con
     ):
         raise preflight.PreflightError(found, 2)
     assert [fault.fix for fault in caught.value.faults] == [WAIT, "tpu_ops configure else-w0"]
-    told = capsys.readouterr()
-    assert (told.err.count(NOTE), [row["fix"] for row in json.loads(told.out)["faults"]]) == (
-        1,
-        [WAIT, "tpu_ops configure else-w0"],
-    )
+    told, facts = capsys.readouterr(), caught.value.to_json()
+    assert (told.err.count(NOTE), told.out) == (1, "")
+    assert [row["fix"] for row in facts["faults"]] == [WAIT, "tpu_ops configure else-w0"]
+    assert (facts["run_id"], facts["state"], facts["error"]["code"]) == ("r2", "refused", 1)
+
+
+@pytest.mark.parametrize("may_be_on", [True, False])
+def test_a_start_that_workers_refuse_at_last_tells_programs_the_same_of_them(tmp_path: Path, may_be_on: bool) -> None:
+    """One that may be on all the same is not said to be refused."""
+    refused = [Reply("pod-w1", {}, "failed", "no foo", "see `tpu_ops status r2`")]
+    with pytest.raises(launch.NotStarted) as caught, faults.told("r2", stand_in(tmp_path), as_json=True):
+        raise launch.NotStarted(refused, may_be_on=may_be_on)
+    facts = caught.value.to_json()
+    error = facts.pop("error")
+    assert (error["problem"], error["where"]) == ("the run was not started: no foo", "pod-w1")
+    rows = [{"worker": "pod-w1", "problem": "no foo", "fix": "see `tpu_ops status r2`"}]
+    assert facts == ({} if may_be_on else {"run_id": "r2", "state": "refused", "faults": rows})
 
 
 def test_doctor_sends_nobody_to_configure_workers_that_a_recovery_here_is_configuring(

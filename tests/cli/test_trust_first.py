@@ -159,7 +159,7 @@ def test_a_published_key_is_never_taken_from_the_worker_itself(fleet, tpu_ops, d
 def test_several_nodes_and_json(pod, tpu_ops, fleet, silent):
     fleet.create("solo")
     silent.add("pod-w1")
-    failed(tpu_ops("refresh", "--trust-first", "pod", "--json"), 2, "--dry-run")
+    failed(tpu_ops("refresh", "--trust-first", "pod", "--json"), 2, "--dry-run", printed=True)
     code, out, _ = tpu_ops("refresh", "--trust-first", "pod", "--trust-first", "solo", "--json", "--yes")
     told = json.loads(out)
     assert code == 4

@@ -1374,7 +1374,7 @@ def test_who_takes_over_sees_the_faults_of_all_workers(
     monkeypatch.setattr("tpu_ops.cli.attach.config.load", lambda _: stand_in(tmp_path))
     parser = argparse.ArgumentParser()
     attach.add_arguments(parser)
-    with pytest.raises(preflight.PreflightError):
+    with pytest.raises(preflight.PreflightError) as caught:
         attach.run(parser.parse_args(["r1", "--recover", *(["--json"] if as_json else [])]))
     out = capsys.readouterr().out
     if not as_json:
@@ -1383,7 +1383,7 @@ def test_who_takes_over_sees_the_faults_of_all_workers(
             ["pod-w1", "no", "python"],
         ]
         return
-    told = json.loads(out)
+    told = caught.value.to_json()
     assert {key: told[key] for key in ("state", "attempt", "preemptions")} == {
         "state": "refused",
         "attempt": 1,

@@ -10,6 +10,7 @@ from typing import Any
 from tpu_ops import texts
 from tpu_ops.cli import commands, output, preparing
 from tpu_ops.config import Settings
+from tpu_ops.runs.launch import NotStarted
 from tpu_ops.runs.preflight import Fault, PreflightError, for_any
 
 
@@ -19,29 +20,40 @@ def told(
 ) -> Iterator[None]:
     """Print the faults of all workers where some are not fit for a run; the error that goes on tells of the first.
 
+    Where the result is JSON, the error tells them all, those of a start that was refused later as well.
+
     Args:
         run_id: The run.
         settings: Of the fleet.
-        as_json: Whether that is the result, as JSON.
+        as_json: Whether the result is JSON.
         more: Returns what else is in the JSON.
     """
+
+    def facts(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+        return {**more(), "run_id": run_id, "state": "refused", "faults": rows}
+
     try:
         yield
+    except NotStarted as exc:
+        if not exc.may_be_on:
+            faults = [Fault(reply.host, reply.problem, reply.fix) for reply in exc.refused]
+            exc.facts = facts([_row(fault) for fault in on_fleet(faults, settings)])
+        raise
     except PreflightError as exc:
         works = preparing.each_at_work(settings.state_dir, exc.unconfigured(), but=run_id)
         exc.configured_by({host: work.fix for host, work in works.items()})
-        force = {True: " (or --force)", False: ""}
-        rows = [
-            {"worker": fault.worker, "problem": fault.problem, "fix": (fault.fix + force[fault.forcible]).strip()}
-            for fault in on_fleet(exc.faults, settings)
-        ]
-        if as_json:
-            output.as_json({**more(), "run_id": run_id, "state": "refused", "faults": rows})
-        else:
+        rows = [_row(fault) for fault in on_fleet(exc.faults, settings)]
+        exc.facts = facts(rows)
+        if not as_json:
             output.table(once_each(rows), ("worker", "problem", "fix"))
         for note in dict.fromkeys(work.note for work in works.values()):
             output.info(note)
         raise
+
+
+def _row(fault: Fault) -> dict[str, str]:
+    fix = f"{fault.fix} (or --force)".strip() if fault.forcible else fault.fix
+    return {"worker": fault.worker, "problem": fault.problem, "fix": fix}
 
 
 def on_fleet(faults: Iterable[Fault], settings: Settings) -> tuple[Fault, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import functools
 import gc
 import importlib
@@ -51,6 +52,14 @@ argparse._ = str  # type: ignore[attr-defined]
 _DECLARING = functools.partial(argparse.HelpFormatter, width=80)
 
 
+class _Misused(SystemExit):
+    """Ends a command whose words are wrong, which has been said."""
+
+    def __init__(self, message: str, command: str) -> None:
+        super().__init__(int(ExitCode.USAGE))
+        self.error = UsageError(message, where=command, fix=f"`{command} --help` shows its options")
+
+
 class _Parser(argparse.ArgumentParser):
     """Prints its help as any other result."""
 
@@ -67,7 +76,10 @@ class _Parser(argparse.ArgumentParser):
             word = message.split()[2].partition("=")[0].removeprefix("--")
             known = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
             message += f"; did you mean {close}?" if (close := _alike(word, known, "--")) else ""
-        super().error(message)
+        try:
+            super().error(message)
+        except SystemExit:
+            raise _Misused(message, self.prog) from None
 
 
 def _dispatch(argv: Sequence[str]) -> int:
@@ -189,15 +201,33 @@ def _listen() -> None:
     listening.listen()
 
 
+def _tell_program(failure: OpsError, words: Sequence[str]) -> None:
+    """Print an error as the result of a command that was to print JSON, and has not."""
+    front = words[: words.index("--")] if "--" in words else words
+    if "--json" in front and not output.has_result():
+        # That it cannot be written is no reason to fail once more.
+        with output.read_or_not(), contextlib.suppress(OpsError):
+            output.as_json(failure.to_json())
+
+
+def _failed(failure: OpsError, words: Sequence[str]) -> int:
+    output.error(failure)
+    _tell_program(failure, words)
+    return failure.exit_code
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; every error a user may meet becomes a message and a code."""
-    output.any_text()
+    output.begin()
+    words = sys.argv[1:] if argv is None else argv
     log.heard_by(_listen)
     try:
-        return _dispatch(sys.argv[1:] if argv is None else argv)
+        return _dispatch(words)
     except OpsError as failure:
-        output.error(failure)
-        return failure.exit_code
+        return _failed(failure, words)
+    except _Misused as misused:
+        _tell_program(misused.error, words)
+        raise
     except KeyboardInterrupt:
         output.info("interrupted")
         return ExitCode.INTERRUPTED
@@ -206,10 +236,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.OK
     except OSError as exc:
         path = exc.filename if isinstance(exc.filename, str) else ""
-        output.error(
-            OpsError(exc.strerror or str(exc), where=path, fix="check that it can be read and written (ls -l, df)")
-        )
-        return ExitCode.FAILED
+        fix = "check that it can be read and written (ls -l, df)"
+        return _failed(OpsError(exc.strerror or str(exc), where=path, fix=fix), words)
     finally:
         # Who has called this from a program of their own may have others listen.
         log.heard_by(None)

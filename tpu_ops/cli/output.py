@@ -18,9 +18,13 @@ from typing import Any, TextIO
 
 from tpu_ops.errors import OpsError, printable
 
+#: Whether this command has written of its result.
+_written: list[bool] = []
 
-def any_text() -> None:
-    """Let both outputs take any text: what their encoding lacks is escaped."""
+
+def begin() -> None:
+    """Begin the output of a command: both outputs take any text, and what their encoding lacks is escaped."""
+    _written.clear()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -47,7 +51,13 @@ def _to_nowhere(stream: TextIO) -> None:
     os.close(handle)
 
 
+def has_result() -> bool:
+    """Return whether this command has written of its result."""
+    return bool(_written)
+
+
 def _result(text: str, end: str = "\n") -> None:
+    _written[:] = [True]
     if sys.stdout is None:
         raise OpsError("the result cannot be written: it is closed", where="standard output", fix="open it: no `>&-`")
     try:

@@ -40,13 +40,14 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
     Raises:
         UnreachableError, HostError: Workers could not say.
     """
-    if as_json:
+    problem = preparing.problem_of(seen.silent.silent, settings.state_dir)
+    if as_json and (seen.rows or not problem):
         output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes, _ in seen.rows])
-    elif seen.rows:
+    elif seen.rows and not as_json:
         output.table([_row(*row) for row in seen.rows], ("run", "person", "workers", "state", "started"))
-    elif not seen.silent.silent:
+    elif not problem:
         output.info(f"no run is active, and this machine remembers none; `{settings.command('train')}` starts one")
-    if problem := preparing.problem_of(seen.silent.silent, settings.state_dir):
+    if problem:
         raise problem
     return ExitCode.OK
 

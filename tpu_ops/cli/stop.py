@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     """Stop it."""
     fleet = view.current(config.load(args.fleet))
     ended, problem = asyncio.run(_stop(fleet, args))
-    report(ended, as_json=args.json)
+    if ended or not problem:
+        report(ended, as_json=args.json)
     if not ended and not problem and not args.json:
         output.info(f"no run is active on {args.run}")
     if problem:

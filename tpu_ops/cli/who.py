@@ -58,15 +58,16 @@ def run(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return ExitCode.INTERRUPTED
     seen = look(fleet, hosts)
-    if args.json:
+    problem = preparing.problem_of(seen.silent, settings.state_dir)
+    if args.json and (seen.chips or not problem):
         output.as_json({"holders": [asdict(holder) for holder in seen.holders], "chips": dict(seen.chips)})
-    elif seen.holders:
+    elif seen.holders and not args.json:
         output.table(rows(seen.holders), COLUMNS)
     if not args.json and (free := _free(seen)):
         output.info(f"free: {texts.folded(free)}")
     if not hosts and not args.json:
         output.info(f"no worker is READY: `{settings.command('list')}` shows the nodes")
-    if problem := preparing.problem_of(seen.silent, settings.state_dir):
+    if problem:
         raise problem
     return ExitCode.OK
 
