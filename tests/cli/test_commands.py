@@ -93,7 +93,7 @@ def test_what_workers_and_checks_name_is_on_the_fleet_that_the_command_was_calle
     workers: Workers, tmp_path: Path, capsys: Any
 ) -> None:
     fleet = f"--fleet {tmp_path / 'other.tpu_vm.yml'}"
-    holder = {"run_id": "r2", "person": "ada", "uid": 1, "asker": "ada", "since": 1.0, "supervisor": {}}
+    holder = {"run_id": "r2", "person": "ada", "uid": os.getuid(), "asker": "ada", "since": 1.0, "supervisor": {}}
     workers.probes = {"holder": holder}
     assert main(["train", "--fleet", "other.tpu_vm.yml", "pod", "--", "true"]) == 1
     out, err = capsys.readouterr()

@@ -103,7 +103,7 @@ def test_a_start_that_looks_long_who_holds_the_chips_is_given_more_time(
 def test_a_probe_tells_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proc, "chips", lambda: CHIPS[:1])
     store = Store(str(tmp_path))
-    found = probe.describe(store, myself(), "/absent", 4)["faults"]
+    found = probe.describe(store, myself(), myself(), "/absent", 4)["faults"]
     assert [fault["problem"] for fault in found if fault["check"] in {"environment", "chips"}] == [
         "no environment at /absent",
         "device files of 1 chip, 4 expected",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.specs import myself
-from tpu_ops.host import actions, person, requests, rights
+from tpu_ops.host import actions, fitness, person, requests, rights
 from tpu_ops.host.store import Store
 from tpu_ops.host.wire import PROTOCOL, Refused
 from tpu_ops.remote.wire import find_answer
@@ -58,6 +58,34 @@ def test_a_run_is_its_persons_and_an_insisting_administrators(
         return
     with pytest.raises(Refused, match="belongs to ada"):
         rights.require_control(asker, 7, "ada", force)
+
+
+@pytest.mark.parametrize(
+    ("uid", "admin", "run", "process"),
+    [
+        (7, False, "wait for it, or `tpu_ops stop r1`", "tpu_ops unlock WORKER"),
+        # Who started it as somebody else.
+        (8, False, "wait for it, or `tpu_ops stop r1`", "ask ada to end it"),
+        (9, False, "wait for it, or ask ada to end it", "ask ada to end it"),
+        (
+            9,
+            True,
+            "wait for it, or ask ada to end it, or as an administrator: `tpu_ops stop r1 --force`",
+            "ask ada to end it, or as an administrator: tpu_ops unlock WORKER --force --user ada",
+        ),
+    ],
+)
+def test_what_is_to_be_done_about_who_is_in_the_way_is_what_the_person_may_do(
+    uid: int, admin: bool, run: str, process: str
+) -> None:
+    asker, looked = Someone(uid, admin), {"venv": {"path": ""}, "environment_files": {}, "chips": [], "space": {}}
+    holder = {"run_id": "r1", "person": "ada", "uid": 7, "asker": "u8", "since": 0.0}
+    held = {"uid": 7, "user": "ada", "pid": 1, "command": "python"}
+    found = [
+        fitness.faults({**looked, "holders": [held], "holder": by}, 0, asker=asker)[0]["fix"] for by in (holder, None)
+    ]
+    assert found == [run, process]
+    assert actions.held(holder, asker).fix == run
 
 
 def test_another_grace_than_asked_for_is_never_taken() -> None:

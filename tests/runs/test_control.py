@@ -446,7 +446,7 @@ REFUSED = Reply("", {}, "denied", "run r1 is bob's")
 def test_unlock_says_on_which_workers_a_run_ends_and_whether_it_has(
     monkeypatch: pytest.MonkeyPatch, capsys: Any, first: Reply, second: Reply, ends: tuple[int, str]
 ) -> None:
-    held = Reply("", {"holder": HOLDER, "records": [record(0)]})
+    held = Reply("", {"holder": HOLDER, "records": [record(0)], "record": record(0)})
 
     class Pod(Answers):
         async def call(self, requests: Any, action: str, **options: Any) -> dict[str, Reply]:
@@ -636,7 +636,6 @@ def over(rank: int, state: str, began: float | None, attempt: int = 1) -> Reply:
         (over(0, "refused", None, attempt=2), ExitCode.OK, "run r1 had already ended:"),
         (over(0, "failed", 5.5), ExitCode.OK, "run r1 had already ended:"),
         (SILENT, ExitCode.UNREACHABLE, "run r1: unreachable"),
-        (Reply("", {}, "denied", "the run belongs to ada"), ExitCode.FAILED, "run r1: unknown"),
         (Reply("", {"record": ENDED.value["record"] | {"intent": {"kind": "stop"}}}), ExitCode.OK, "run r1: stopped"),
     ],
 )
@@ -651,3 +650,44 @@ async def test_a_worker_that_never_heard_of_a_run_is_no_failure_to_stop_it(
     out, err = capsys.readouterr()
     assert (stop.exit_code(stopped.outcomes), err) == (code, f"{said}\n")
     assert re.search("1 +pod-w1 +gone +the worker knows nothing of this run", out)
+
+
+NOT_THEIRS = Reply("", {}, "denied", "the run belongs to ada", "ask them, or add --force")
+RUNNING = {
+    "attempt": 1,
+    "person": {"name": "ada"},
+    "state": "running",
+    "since": 1795635395.0,
+    "ended": None,
+    "code_digest": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("there", "code", "problem"),
+    [
+        (Reply("", {"record": record(1) | RUNNING}), ExitCode.FAILED, True),
+        (ENDED, ExitCode.OK, False),
+        (SILENT, ExitCode.FAILED, True),
+        (NOT_THEIRS, ExitCode.FAILED, True),
+    ],
+    ids=["on", "ended elsewhere", "silent", "no launcher for them"],
+)
+async def test_who_may_not_stop_a_run_learns_whose_it_is_since_when_and_who_may(
+    there: Reply, code: int, problem: bool, tmp_path: Path
+) -> None:
+    class Denying(Answers):
+        async def call(self, requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+            if action == "stop":
+                return {host: NOT_THEIRS._replace(host=host) for host in requests}
+            return await super().call(requests, action, **options)
+
+    fanout: Any = Denying(pod_w0=there, pod_w1=there)
+    run = control.RunRef("r1", ("pod-w0", "pod-w1"))
+    stopped = await control.stop(fanout, run)
+    assert (stop.exit_code(stopped.outcomes), bool(stopped.refusal)) == (code, problem)
+    if stopped.refusal:
+        error = stop._not_theirs(run, stopped.outcomes, stopped.refusal)
+        since = ", active since 2026-11-25 19:36:35 UTC" if there.ok else ""
+        assert (error.what, error.where) == ("run r1 was not stopped: the run belongs to ada", f"pod-w[0-1]{since}")
+        assert error.fix == "ask them, or add --force"

@@ -244,7 +244,7 @@ def probe(**changes: Any) -> dict[str, Any]:
         "space": {"/": {"free": 10**10, "total": 10**11}},
     }
     found |= changes
-    return {"protocol": wire.PROTOCOL, "faults": fitness.faults(found, 4), **found}
+    return {"protocol": wire.PROTOCOL, "faults": fitness.faults(found, 4, asker=myself()), **found}
 
 
 @pytest.mark.parametrize(
@@ -285,14 +285,11 @@ def test_whichever_is_older_of_launcher_and_controller_is_to_be_updated(newer_by
     assert refused.value.fix.startswith(there)
 
 
-def test_who_holds_the_chips_themselves_learns_how_to_end_it() -> None:
-    held = probe(holders=[{"pid": 7, "user": "bob", "command": "python x"}])
+def test_what_ends_a_process_that_holds_chips_is_told_of_all_workers_at_once() -> None:
+    held = probe(faults=[{"check": "free", "problem": "held", "fix": "tpu_ops unlock WORKER --force --user bob"}])
     faults = [preflight.faults_of(worker, held)[0] for worker in pod(2)]
-    assert faults[1].fix == "if it is yours: tpu_ops unlock pod-w1 (else ask bob to end it)"
-    assert (
-        preflight.PreflightError(faults, 2).fix
-        == "if it is yours: tpu_ops unlock pod-w0,pod-w1 (else ask bob to end it)"
-    )
+    assert faults[1].fix == "tpu_ops unlock pod-w1 --force --user bob"
+    assert preflight.PreflightError(faults, 2).fix == "tpu_ops unlock pod-w0,pod-w1 --force --user bob"
 
 
 def test_an_environment_that_the_person_named_is_the_persons_matter() -> None:

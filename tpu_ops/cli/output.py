@@ -13,6 +13,7 @@ import io
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
@@ -125,6 +126,11 @@ def error(failure: OpsError) -> None:
         info(f"  at:  {failure.where}")
     if failure.fix:
         info(f"  fix: {failure.fix}")
+
+
+def at(moment: float) -> str:
+    """Return a time (seconds since 1970) for people."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))
 
 
 def as_json(value: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
 from collections.abc import Sequence
 
 from tpu_ops import config, texts
@@ -58,5 +57,5 @@ def _row(run_: control.RunRef, outcomes: Sequence[Outcome], since: float) -> dic
         "person": runs_output.people(outcomes),
         "workers": texts.folded(run_.hosts),
         "state": runs_output.run_state(outcomes),
-        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since)),
+        "started": output.at(since),
     }

@@ -97,7 +97,7 @@ def _asked(settings: Settings) -> Fleet:
 
 def _show(fleet: Fleet, *, as_json: bool) -> int:
     file = Files(fleet.settings.state_dir).snapshot
-    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(fleet.asked_at))
+    when = output.at(fleet.asked_at)
     if as_json:
         output.as_json(
             {

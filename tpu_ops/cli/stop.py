@@ -12,11 +12,12 @@ from typing import Any
 
 from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output, runs_output
-from tpu_ops.errors import ExitCode, OpsError
+from tpu_ops.errors import ExitCode, HostError, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.model import SERVING_STATES, Worker
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
+from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, endings, nodes, records, recovery
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.spec import GRACE_STOP, MAX_GRACE
@@ -78,7 +79,8 @@ async def _stop(
     found = await control.find(fleet, fanout, args.run)
     ended = await asyncio.gather(*(_end_of_all(fleet, fanout, run, args, begun) for run in found.runs))
     problem = next((problem for _, problem in ended if problem), None)
-    return [(run, stopped) for run, (stopped, _) in zip(found.runs, ended, strict=True)], problem or found.problem()
+    asked = [(run, stopped) for run, (stopped, _) in zip(found.runs, ended, strict=True) if not stopped.refusal]
+    return asked, problem or found.problem()
 
 
 async def _end_of_all(
@@ -113,6 +115,8 @@ async def _end_of_all(
     while _is_starting(fleet.settings.state_dir, run_, fleet.workers, stopped):
         await asyncio.sleep(AGAIN)
         stopped = await end(fanout, run_, force=args.force, grace=args.grace)
+    if stopped.refusal:
+        return stopped, _not_theirs(run_, stopped.outcomes, stopped.refusal)
     stopped = stopped._replace(outcomes=nodes.without_nodes(fleet, run_.run_id, stopped.outcomes, begun))
     if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
         state, ends = runs_output.run_state(stopped.outcomes), stopped.outcomes
@@ -130,6 +134,13 @@ async def _end_of_all(
     what = f"the process here that recovers it could not be told to stop, and may start it again: {deaf.what}"
     fix = f"press Ctrl-C there, or check that the disk has space (df), and repeat `tpu_ops stop {run_.run_id}`"
     return stopped, OpsError(what, where=f"run {run_.run_id}, {deaf.where}", fix=fix)
+
+
+def _not_theirs(run_: control.RunRef, outcomes: Sequence[Outcome], refusal: Reply) -> OpsError:
+    """Return the error that somebody wants to stop a run which they may not."""
+    since = runs_output.summary(run_.run_id, outcomes)["since"]
+    where = texts.folded(run_.hosts) + (f", active since {output.at(since)}" if since else "")
+    return HostError(f"run {run_.run_id} was not stopped: {refusal.problem}", where=where, fix=refusal.fix)
 
 
 async def _newest(fleet: view.Fleet, fanout: Fanout, run_: control.RunRef) -> int:

@@ -88,12 +88,13 @@ def run(args: argparse.Namespace) -> int:
         [outcome for _, end in ended for outcome in end.outcomes]
     )
     if kept and code != ExitCode.UNREACHABLE:
-        ends = f"`tpu_ops stop {kept[0].run}`"
-        others = f"{ends} if you have started it; else ask {kept[0].user}, or an administrator: --force --user "
+        ends, is_theirs = f"`tpu_ops stop {kept[0].run}` ends it", own in (kept[0].user, kept[0].asker)
         raise HostError(
             f"a run of {kept[0].user} is active: {kept[0].run}",
             where=texts.folded(sorted({holder.host for holder in kept})),
-            fix=f"it is yours: {ends} ends it" if kept[0].user == own else f"{others}{kept[0].user}",
+            fix=f"it is yours: {ends}"
+            if is_theirs
+            else f"ask {kept[0].user}, or an administrator: --force --user {kept[0].user}",
         )
     return code
 
@@ -150,9 +151,13 @@ def _show(unlocked: Sequence[Unlocked], settings: Settings, kept: Sequence[Holde
             output.info(f"{result.host}: removed {path}, which nobody held")
         for holder in result.left:
             output.warning(f"{result.host}: still held by pid {holder.pid} of {holder.user}: {holder.command}")
+    problems: dict[str, list[str]] = {}
+    for result in unlocked:
         if result.problem:
             said = f"{result.problem}; {result.fix}" if result.fix else result.problem
-            output.warning(f"{result.host}: {commands.on_fleet(said, settings.command)}")
+            problems.setdefault(commands.on_fleet(said, settings.command), []).append(result.host)
+    for said, hosts in problems.items():
+        output.warning(f"{texts.folded(hosts)}: {said}")
     # A run's lockfile is its own.
     taken = {holder.host for holder in kept}
     stale = {result.host: result.kept for result in unlocked if result.kept and result.host not in taken}

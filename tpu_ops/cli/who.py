@@ -89,7 +89,7 @@ async def _watch(fanout: Fanout, hosts: Sequence[str], every: float, settings: S
     while True:
         seen = await holders.look(fanout, hosts, limit=PATIENCE)
         output.clear()
-        output.line(f"{at(time.time())}, every {every:g} s; Ctrl-C quits")
+        output.line(f"{output.at(time.time())}, every {every:g} s; Ctrl-C quits")
         if seen.holders:
             output.table(rows(seen.holders), COLUMNS)
         if free := _free(seen):
@@ -117,7 +117,7 @@ def rows(found: Iterable[Holder]) -> list[dict[str, object]]:
                 "worker": texts.folded(hosts),
                 "person": runs_output.person(user, asker),
                 "run": run_id,
-                "since": at(min(holder.since for holder in members)),
+                "since": output.at(min(holder.since for holder in members)),
                 "pid": _pids([holder.pid for holder in members if holder.pid]),
                 "command": next((holder.command for holder in members if holder.command), "")[:_LONGEST_COMMAND],
             }
@@ -127,7 +127,7 @@ def rows(found: Iterable[Holder]) -> list[dict[str, object]]:
             "worker": holder.host,
             "person": holder.user,
             "run": "none",
-            "since": at(holder.since),
+            "since": output.at(holder.since),
             "pid": holder.pid,
             "command": holder.command[:_LONGEST_COMMAND],
         }
@@ -139,8 +139,3 @@ def rows(found: Iterable[Holder]) -> list[dict[str, object]]:
 def _pids(pids: Sequence[int]) -> str:
     """Return the first of some processes, on the first worker, and how many more there are."""
     return f"{pids[0]} +{len(pids) - 1}" if len(pids) > 1 else "".join(map(str, pids))
-
-
-def at(moment: float) -> str:
-    """Return a time (seconds since 1970) for people."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))

@@ -26,12 +26,13 @@ _SYSTEMD_LIMIT = 15
 _KILL_LIMIT = 20.0
 
 
-def held(holder: Dict[str, Any]) -> Refused:
-    """Return the refusal that names who has this worker."""
+def held(holder: Dict[str, Any], asker: Person) -> Refused:
+    """Return the refusal that names who has this worker, and what somebody can do about it."""
+    from .fitness import past_run  # few requests want it
+
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"]))
     message = "run {} of {} has held this worker since {}".format(holder["run_id"], holder["person"], since)
-    fix = "wait for it, or `tpu_ops stop {}`".format(holder["run_id"])
-    return Refused("held", message, fix, holder=holder)
+    return Refused("held", message, past_run(asker, holder), holder=holder)
 
 
 def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, Any]:
@@ -54,7 +55,7 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
         try:
             holder = store.holder()
             if holder is not None:
-                raise held(holder)
+                raise held(holder, asker)
             _check_earlier(store.read(run_id), data, person)
             spec.sweep(store.run_dir)
             spec.put(store.run_dir, data, person.uid, asker.uid, request["marker"])
@@ -176,7 +177,7 @@ def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller)
             raise _not_begun(store, record)
         holder = store.holder()
         if holder is not None and holder["run_id"] != data["run_id"]:
-            raise held(holder)
+            raise held(holder, asking())
         if "already" not in text:
             raise Refused("failed", text, "journalctl -u {} on this worker shows more".format(unit.UNIT))
         if time.monotonic() > deadline:
@@ -360,7 +361,8 @@ def probe(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     """Describe this host; with ``run_id``, ``known`` in the answer is whether a run of that name cannot be new here."""
     from .probe import describe  # no other request wants it
 
-    person = runs_as(asking(), request.get("user") or "")
+    asker = asking()
+    person = runs_as(asker, request.get("user") or "")
     venv, chips, run_id = request.get("venv") or "", request.get("chips") or 0, request.get("run_id")
     known = bool(run_id) and not _leaves_name_free(store.read(spec.check_run_id(run_id)), person)
-    return {"ok": True, "probe": describe(store, person, venv, chips), "known": known}
+    return {"ok": True, "probe": describe(store, asker, person, venv, chips), "known": known}

@@ -6,7 +6,7 @@ import os
 import time
 
 from . import TYPE_CHECKING, environment, proc
-from .person import Person, acting_as
+from .person import Person, acting_as, way_past
 
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict
@@ -54,7 +54,21 @@ def look(config: Dict[str, Any], person: Person, venv: str, beat: Callable[[], N
     }
 
 
-def faults(facts: Dict[str, Any], chips: int, *, force: bool = False) -> list[Dict[str, str]]:
+def past_run(asker: Person, holder: Dict[str, Any]) -> str:
+    """Return what somebody can do about a run that has this host, as its lock says."""
+    stop = "`tpu_ops stop {}{{}}`".format(holder["run_id"])
+    return "wait for it, or " + way_past(asker, holder, stop.format(""), stop.format(" --force"))
+
+
+def _past_process(asker: Person, process: Dict[str, Any]) -> str:
+    owner = {"uid": process.get("uid"), "person": process["user"]}
+    unlock = "tpu_ops unlock WORKER"
+    return way_past(asker, owner, unlock, "{} --force --user {}".format(unlock, process["user"]))
+
+
+def faults(
+    facts: Dict[str, Any], chips: int, *, force: bool = False, asker: Person | None = None
+) -> list[Dict[str, str]]:
     """Given what this host looks like, return why no run can start: ``check``, ``problem`` and ``fix`` each.
 
     An empty fix is to configure this host; ``WORKER`` in one stands for what the fleet calls it.
@@ -63,6 +77,7 @@ def faults(facts: Dict[str, Any], chips: int, *, force: bool = False) -> list[Di
         facts: As of `look`; with ``holder``, the run that has this host, where it is not the one that is being started.
         chips: How many there are to be.
         force: Whether the person has overridden what can be (`FORCIBLE`).
+        asker: Who is told what to do; None where that is nobody.
     """
     found: list[Dict[str, str]] = []
 
@@ -86,10 +101,10 @@ def faults(facts: Dict[str, Any], chips: int, *, force: bool = False) -> list[Di
     if holder:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"]))
         problem = "run {} of {} has held it since {}".format(holder["run_id"], holder["person"], since)
-        add("free", problem, "wait for it, or `tpu_ops stop {}`".format(holder["run_id"]))
+        add("free", problem, past_run(asker, holder) if asker else "")
     for process in facts["holders"] if not holder else ():
         problem = "its chips are held by pid {pid} of {user}: {command}".format(**process)
-        add("free", problem, "if it is yours: tpu_ops unlock WORKER (else ask {} to end it)".format(process["user"]))
+        add("free", problem, _past_process(asker, process) if asker else "")
     for path, size in facts["space"].items():
         if size["free"] < SMALLEST_SPACE:
             add("space", "{} has {} MiB free".format(path, size["free"] // 2**20), "remove what is not needed there")

@@ -11,7 +11,7 @@ from . import TYPE_CHECKING
 from .wire import Refused
 
 if TYPE_CHECKING:
-    from typing import Iterator, Mapping
+    from typing import Any, Dict, Iterator, Mapping
 
 #: Members of these groups administer the host anyway (Google's guest agent uses the first).
 ADMIN_GROUPS = ("google-sudoers", "sudo", "wheel", "admin")
@@ -81,6 +81,21 @@ def by_name(name: str) -> Person:
     except KeyError:
         fix = "people in `users_people` get an account when the worker is configured: tpu_ops configure"
         raise Refused("missing", "there is no user {} on this worker".format(name), fix) from None
+
+
+def way_past(asker: Person, owner: Dict[str, Any], ends: str, insists: str) -> str:
+    """Return what somebody can do about what keeps this host busy.
+
+    Args:
+        asker: Who wants to know.
+        owner: Whose it is: ``uid``, ``person`` (a name), and ``asker``, the name of who started it, if that is known.
+        ends: What ends it, for its owner.
+        insists: The same for an administrator.
+    """
+    if asker.uid == owner.get("uid") or asker.name == owner.get("asker"):
+        return ends
+    fix = "ask {} to end it".format(owner["person"])
+    return "{}, or as an administrator: {}".format(fix, insists) if asker.is_admin else fix
 
 
 @contextlib.contextmanager

@@ -78,18 +78,19 @@ def preloads() -> list[Dict[str, str]]:
     return found
 
 
-def describe(store: Store, person: Person, venv: str = "", chips: int = 0) -> Dict[str, Any]:
+def describe(store: Store, asker: Person, person: Person, venv: str = "", chips: int = 0) -> Dict[str, Any]:
     """Return everything about this host that a run of this person depends on.
 
     Args:
         store: The runs of this host.
+        asker: Who wants to know.
         person: Who the command is to run as.
         venv: The environment that was asked for; empty is the configured one.
         chips: How many chips there are to be.
     """
     boot, init_start = store.boot()
     facts = dict(fitness.look(environment.load_config(), person, venv), holder=store.holder())
-    found = fitness.faults(facts, chips)
+    found = fitness.faults(facts, chips, asker=asker)
     with acting_as(person):
         facts["venv"] = venv_facts(facts["venv"]["path"])
     return {

@@ -76,10 +76,10 @@ def require_control(person: Person, owner_uid: int, owner_name: str, force: bool
         raise Refused(
             "denied",
             "the run belongs to {}, and {} is not an administrator of this host".format(owner_name, person.name),
-            "ask {} or an administrator to stop it".format(owner_name),
+            "ask {} to stop it, or an administrator, who can with --force".format(owner_name),
         )
     if not force:
-        raise Refused("denied", "the run belongs to {}".format(owner_name), "ask them, or use --force")
+        raise Refused("denied", "the run belongs to {}".format(owner_name), "ask them, or add --force")
 
 
 def administers(person: Person) -> bool:

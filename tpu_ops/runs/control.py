@@ -15,7 +15,7 @@ from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, Worker, label_of
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import preflight, records
+from tpu_ops.runs import denied, preflight, records
 from tpu_ops.runs.follow import STOP_MARGIN
 from tpu_ops.runs.outcomes import ON, Outcome, outcome_of, without_record
 from tpu_ops.runs.spec import GRACE_STOP, is_run_id
@@ -334,10 +334,14 @@ async def newest_attempt(fanout: Fanout, run: RunRef) -> int:
 
 
 class Stopped(NamedTuple):
-    """How every rank ended, and whether all of them had, or were never there, before anybody asked."""
+    """How every rank ended, and whether all of them had, or were never there, before anybody asked.
+
+    Where the run is on for no other reason, ``refusal`` is the answer of a worker that does not let the person end it.
+    """
 
     outcomes: tuple[Outcome, ...]
     already: bool
+    refusal: Reply | None = None
 
 
 async def stop(
@@ -368,9 +372,11 @@ async def stop(
     late = [host for host, reply in replies.items() if reply.kind == "timeout"]
     if late and (longer := await longest_grace(fanout, run.run_id, late)) > given:
         replies |= await fanout.call(dict.fromkeys(late, request), "stop", limit=longer + STOP_MARGIN, quiet=longer)
-    ended = tuple(asked_outcome(rank, replies[host]) for rank, host in enumerate(run.hosts))
+    told = await denied.looked_at(fanout, run.run_id, replies)
+    found = [asked_outcome(rank, told[host]) for rank, host in enumerate(run.hosts)]
+    ended = denied.with_reasons(found, replies)
     over = (reply.kind == "missing" or (reply.ok and reply.value.get("already")) for reply in replies.values())
-    return Stopped(ended, all(over))
+    return Stopped(ended, all(over), denied.refusal(ended, replies))
 
 
 async def longest_grace(fanout: Fanout, run_id: str, hosts: Sequence[str], limit: float = LIMIT) -> float:
