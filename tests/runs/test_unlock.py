@@ -12,10 +12,10 @@ import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops import config
-from tpu_ops.cli import stop, unlock
+from tpu_ops.cli import runs_output, stop, unlock
 from tpu_ops.errors import ExitCode, HostError, UnreachableError, UsageError
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import control
+from tpu_ops.runs import control, holders
 from tpu_ops.runs.outcomes import outcome_of
 
 SILENT = Reply("", {}, "unreachable", "no route to host")
@@ -183,5 +183,21 @@ def test_a_stop_says_that_a_lockfile_is_kept(
     record = {"state": "stopped", "attempt": 1, "since": 1.0, "began": 1.0, "stuck": []}
     chips = {"holders": holders, "lockfiles_removed": [], **LOCKED}
     outcome = outcome_of(0, "pod-w0", record | {"chips": chips})
-    stop.report([(control.RunRef("r1", ("pod-w0",)), control.Stopped((outcome,), already=False))], as_json=False)
+    stop.report([(control.RunRef("r1", ("pod-w0",)), control.Stopped((outcome,), already=False))], str, as_json=False)
     assert [line for line in capsys.readouterr().err.splitlines() if "not removed" in line] == [said] * bool(said)
+
+
+async def test_of_what_a_run_has_left_on_chips_only_what_holds_them_still_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Another process has the pid of the second one, and the third has ended."""
+    left = [process(9, "bob"), process(10, "bob"), process(11, "bob")]
+    record = {"state": "succeeded", "chips": {"holders": left, "lockfiles_removed": [], "lockfiles_kept": []}}
+    outcomes = [outcome_of(0, "pod-w0", record), outcome_of(1, "pod-w1", {"state": "succeeded", "chips": None})]
+    fanout: Any = Pod([holding(process(9, "bob"), process(10, "ada"))], [])
+    runs_output.still_held(await holders.still_held(fanout, outcomes), "tpu_ops {}".format)
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: pod-w0: the chips are still held by pid 9 of bob: python",
+        "  fix: `tpu_ops unlock pod-w0` ends what is yours, else ask bob; `tpu_ops who pod-w0` shows who holds them",
+    ]
+    assert await holders.still_held(fanout, outcomes[1:]) == []

@@ -142,7 +142,7 @@ async def _stop(
                 if as_json:
                     output.as_json(runs_output.summary(run.run_id, stopped.outcomes))
                 else:
-                    stop.report([(run, stopped)], as_json=False)
+                    stop.report([(run, stopped)], command, as_json=False)
             except BrokenPipeError:
                 # Ctrl-C ends whatever reads the lines as well; the run was stopped all the same.
                 output.give_up()

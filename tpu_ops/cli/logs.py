@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.follow:
         return ExitCode.UNREACHABLE if lost else ExitCode.OK
     if runs_output.run_state(outcomes) != "succeeded":
-        runs_output.failure(outcomes, shown)
+        runs_output.failure(outcomes, shown, fleet.settings.command)
         kept = recovery.is_kept(fleet.settings.state_dir, run_.run_id)
         runs_output.say_state(run_.run_id, outcomes, fleet.settings.command, kept=kept)
     # What was to be copied is not there, however the run is known to have ended.

@@ -11,6 +11,7 @@ from tpu_ops import texts
 from tpu_ops.cli import output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.runs import holders
+from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.outcomes import ON, UNKNOWN, Outcome, first_failure, raised_before
 
 #: Lines shown of a failed rank whose log was not followed.
@@ -244,14 +245,14 @@ def finish(
         with output.read_or_not():
             output.as_json({**summary(run_id, outcomes), **(more or {})})
     if state == "succeeded":
-        leftovers(outcomes)
+        leftovers(outcomes, command)
         output.info(f"run {run_id} succeeded on {'all ' * (len(outcomes) > 1)}{texts.count(len(outcomes), 'rank')}")
         _say_reasons(outcomes)
         return ExitCode.OK
     if not as_json:
         with output.read_or_not():
             table(outcomes)
-    failure(outcomes, shown)
+    failure(outcomes, shown, command)
     say_state(run_id, outcomes, command, kept=kept)
     return exit_code_at_end(outcomes, of_rank=of_rank)
 
@@ -302,10 +303,10 @@ def hints(run_id: str, command: Callable[[str], str]) -> None:
     output.info(f"  stop:   {command('stop')} {run_id}")
 
 
-def failure(outcomes: Sequence[Outcome], shown: Sequence[int]) -> None:
+def failure(outcomes: Sequence[Outcome], shown: Sequence[int], command: Callable[[str], str]) -> None:
     """Say of a run that has just ended which rank failed first, as `failed_first` does, and what is left."""
     failed_first(outcomes, shown)
-    leftovers(outcomes)
+    leftovers(outcomes, command)
 
 
 def failed_first(outcomes: Sequence[Outcome], shown: Sequence[int]) -> int | None:
@@ -342,15 +343,27 @@ def notes(outcomes: Sequence[Outcome]) -> None:
         output.info(f"  {text}")
 
 
-def leftovers(outcomes: Sequence[Outcome]) -> None:
+def leftovers(outcomes: Sequence[Outcome], command: Callable[[str], str]) -> None:
     """Warn of processes that could not be ended, of chips that are still held, and of lockfiles that are there."""
+    held: list[Holder] = []
     for outcome in outcomes:
         record = outcome.record or {}
         for process in record.get("stuck") or ():
             what = f"pid {process['pid']} ({process['command']})"
             output.warning(f"{outcome.host}: {what} could not be ended, state {process['state']}")
-        for holder in (record.get("chips") or {}).get("holders") or ():
-            who = f"pid {holder['pid']} of {holder['user']}: {holder['command']}"
-            output.warning(f"{outcome.host}: the chips are still held by {who}")
+        held += holders.held_after(outcome)
         for text in holders.kept_lockfiles(record.get("chips") or {}):
             output.warning(f"{outcome.host}: {text}")
+    still_held(held, command)
+
+
+def still_held(held: Sequence[Holder], command: Callable[[str], str]) -> None:
+    """Warn of processes that hold chips after the end of a run which they have outlived, and say what to do."""
+    for holder in held:
+        who = f"pid {holder.pid} of {holder.user}: {holder.command}"
+        output.warning(f"{holder.host}: the chips are still held by {who}")
+    if held:
+        target = texts.target(list(dict.fromkeys(holder.host for holder in held)))
+        people = ", ".join(sorted({holder.user for holder in held}))
+        ends = f"`{command('unlock')} {target}` ends what is yours, else ask {people}"
+        output.info(f"  fix: {ends}; `{command('who')} {target}` shows who holds them")

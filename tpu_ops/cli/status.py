@@ -10,7 +10,7 @@ from tpu_ops import config
 from tpu_ops.cli import commands, options, output, runs, runs_output
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import control, nodes, overview, recovery
+from tpu_ops.runs import control, holders, nodes, overview, recovery
 from tpu_ops.runs.outcomes import ON, Outcome, of_refused
 from tpu_ops.runs.remembered import remembered
 
@@ -56,6 +56,10 @@ def run(args: argparse.Namespace) -> int:
                 output.info(commands.on_fleet(note, fleet.settings.command))
             elif runs_output.is_gone(outcomes):
                 runs_output.after_gone(fleet.settings.command)
+    every = [outcome for _, outcomes in seen for outcome in outcomes]
+    if any(map(holders.held_after, every)):
+        held = asyncio.run(holders.still_held(contact.fanout(fleet), every))
+        runs_output.still_held(held, fleet.settings.command)
     of_rank = args.exit_code == "rank"
     code = runs_output.worst(runs_output.exit_code(outcomes, of_rank=of_rank) for _, outcomes in seen)
     if problem and code in {ExitCode.OK, ExitCode.UNREACHABLE}:

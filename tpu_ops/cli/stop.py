@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     fleet = view.current(config.load(args.fleet))
     ended, problem = asyncio.run(_stop(fleet, args))
     if ended or not problem:
-        report(ended, as_json=args.json)
+        report(ended, fleet.settings.command, as_json=args.json)
     if not ended and not problem and not args.json:
         output.info(f"no run is active on {args.run}")
     if problem:
@@ -216,8 +216,10 @@ async def _say(stopping: asyncio.Future[control.Stopped], fanout: Fanout, run_: 
     output.info(f"run {run_.run_id}: {text}")
 
 
-def report(ended: Sequence[tuple[control.RunRef, control.Stopped]], *, as_json: bool) -> None:
-    """Say how runs that were stopped have ended."""
+def report(
+    ended: Sequence[tuple[control.RunRef, control.Stopped]], command: Callable[[str], str], *, as_json: bool
+) -> None:
+    """Say how runs that were stopped have ended; ``command`` is `Settings.command` of the fleet."""
     if as_json:
         with output.read_or_not():
             output.as_json([runs_output.summary(run.run_id, stopped.outcomes) for run, stopped in ended])
@@ -226,7 +228,7 @@ def report(ended: Sequence[tuple[control.RunRef, control.Stopped]], *, as_json: 
             output.info(f"run {run_.run_id}{_how(stopped)}")
             with output.read_or_not():
                 runs_output.table(stopped.outcomes)
-        runs_output.leftovers(stopped.outcomes)
+        runs_output.leftovers(stopped.outcomes, command)
 
 
 def _how(stopped: control.Stopped) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs.control import LIMIT
+from tpu_ops.runs.outcomes import Outcome
 
 #: Longest grace that a worker gives, in seconds.
 MAX_GRACE = 600.0
@@ -68,6 +69,21 @@ async def look(fanout: Fanout, hosts: Sequence[str], *, limit: float = LIMIT) ->
             found += held_on(host, reply.value)
     chips = {host: len(reply.value.get("chips") or ()) for host, reply in replies.items() if reply.ok}
     return Seen(tuple(found), chips, tuple(reply for reply in replies.values() if not reply.ok))
+
+
+async def still_held(fanout: Fanout, outcomes: Sequence[Outcome]) -> list[Holder]:
+    """Return the processes that held chips when a run had ended, as its workers tell, and hold them now."""
+    before = {(holder.host, holder.pid, holder.user) for outcome in outcomes for holder in held_after(outcome)}
+    if not before:
+        return []
+    seen = await look(fanout, list(dict.fromkeys(host for host, _, _ in before)))
+    return [holder for holder in seen.holders if (holder.host, holder.pid, holder.user) in before and not holder.run]
+
+
+def held_after(outcome: Outcome) -> list[Holder]:
+    """Return the processes that held the chips of a rank's worker when all of the rank had ended."""
+    found = ((outcome.record or {}).get("chips") or {}).get("holders") or ()
+    return [Holder(outcome.host, each["user"], "", int(each["pid"]), 0.0, each["command"]) for each in found]
 
 
 def held_on(host: str, answer: Mapping[str, Any]) -> list[Holder]:
