@@ -13,7 +13,7 @@ import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops import config
-from tpu_ops.cli import runs_output, status, stop, unlock
+from tpu_ops.cli import runs_output, status, stop, unlock, who
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet.model import until_ready
 from tpu_ops.remote.replies import Reply
@@ -64,6 +64,30 @@ def fleet(tmp_path: Path) -> Any:
 async def find(tmp_path: Path, word: str, **replies: Reply) -> control.Found:
     fanout: Any = Answers(**replies)
     return await control.find(fleet(tmp_path), fanout, word)
+
+
+@pytest.mark.parametrize("asks", ["a node", "a run", "all runs", "who"])
+async def test_whoever_is_refused_by_workers_learns_with_which_key_and_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    there, said = fleet(tmp_path), "tpu@10.0.0.1: Permission denied (publickey)."
+    vars(there.settings).update(user="tpu", private_key="/k", more_keys=(), only_key=True, file="tpu_vm.yml")
+    refused = Reply("", {}, "unreachable", said)
+    fanout: Any = Answers(pod_w0=refused, pod_w1=refused)
+    monkeypatch.setattr("tpu_ops.cli.who.contact.fanout", lambda _: fanout)
+    monkeypatch.setattr("tpu_ops.cli.who.contact.away", lambda *_: {})
+    if asks == "a run":
+        with pytest.raises(UnreachableError) as caught:
+            await control.find(there, fanout, "exp")
+        problem: Any = caught.value
+    elif asks == "all runs":
+        problem = (await overview.overview(there, fanout)).silent.problem()
+    elif asks == "who":
+        seen = await asyncio.to_thread(who.look, there, ["pod-w0", "pod-w1"])
+        problem = control.Found([], seen.silent).problem()
+    else:
+        problem = (await control.find(there, fanout, "pod")).problem()
+    assert problem.fix.startswith("you logged in as tpu with /k. ")
 
 
 @pytest.mark.parametrize(("reply", "error"), [(SILENT, UnreachableError), (LATE, UnreachableError), (BARE, HostError)])

@@ -76,7 +76,7 @@ def look(fleet: Fleet, hosts: Sequence[str]) -> holders.Seen:
     """Ask workers who holds their chips; of those that are known to be out of reach none is tried: they are silent."""
     away = contact.away(fleet, hosts)
     seen = asyncio.run(holders.look(contact.fanout(fleet), [host for host in hosts if host not in away]))
-    return replace(seen, silent=(*away.values(), *seen.silent))
+    return replace(seen, silent=(*away.values(), *contact.with_hint(fleet.settings, seen.silent)))
 
 
 def _free(seen: holders.Seen) -> list[str]:

@@ -129,6 +129,16 @@ def login_hint(settings: Settings, said: str = "") -> str:
     )
 
 
+def with_hint(settings: Settings, replies: Iterable[Reply]) -> tuple[Reply, ...]:
+    """Return answers of workers; where one refuses the person who logs in it says what to do about that."""
+    return tuple(
+        reply._replace(fix=login_hint(settings, reply.problem))
+        if reply.kind == "unreachable" and openssh.refused(reply.problem)
+        else reply
+        for reply in replies
+    )
+
+
 def serving(fleet: Fleet, workers: Iterable[Worker]) -> Fleet:
     """Return the fleet, asked anew where it is known of one of these workers only that it could not be reached.
 

@@ -32,6 +32,8 @@ RECENT = 10
 _HEAD_START = 0.15
 #: Seconds after which what a worker said of a rank that is on is asked for anew.
 _STALE = 3.0
+#: What to do about workers that do not answer, where nothing more is known of them.
+_ONCE_THEY_ANSWER = "run the same command again once they answer; `tpu_ops list` shows their node's state"
 #: What only targets have.
 _OF_TARGETS = re.compile(r"[@,\[\]!&^]")
 
@@ -75,9 +77,8 @@ class Found(NamedTuple):
         if not lost:
             fixes = [(reply.fix, reply.host) for reply in self.silent]
             return HostError(what, where=where, fix=preflight.first_fix(fixes))
-        fix = "run the same command again once they answer; `tpu_ops list` shows their node's state"
-        # The same again helps none that is known to be out of reach.
-        return UnreachableError(what, where=where, fix=lost[0].fix or fix)
+        # The same again helps none that is known to be out of reach, or refuses the person.
+        return UnreachableError(what, where=where, fix=lost[0].fix or _ONCE_THEY_ANSWER)
 
 
 def is_lost(reply: Reply) -> bool:
@@ -160,7 +161,8 @@ async def running(fleet: Fleet, fanout: Fanout, workers: Sequence[Worker]) -> Fo
     runs = list(dict.fromkeys(held(fleet, reply) for reply in replies.values() if holder_of(reply)))
     covered = {host for run in runs for host in run.hosts}
     asked = [replies[worker.host] for worker in workers if worker.host in replies]
-    silent = tuple(reply for reply in asked if not reply.ok and reply.host not in covered)
+    mute = (reply for reply in asked if not reply.ok and reply.host not in covered)
+    silent = contact.with_hint(fleet.settings, mute)
     # A run takes whole nodes: of one whose workers are all silent nobody tells whether it has one.
     node_of = {worker.host: worker.label for worker in its}
     unheard = {node_of[reply.host] for reply in silent} - {node_of[reply.host] for reply in asked if reply.ok}
@@ -229,12 +231,13 @@ async def _ask_for(fleet: Fleet, fanout: Fanout, run_id: str) -> RunRef:
     if found:
         return RunRef(run_id, _all_of(_one_of(run_id, list(found.values()))))
     # Where there is no launcher there is no run.
-    silent = [reply for reply in replies.values() if not reply.ok and reply.kind != "no-launcher"]
-    if lost := [reply.host for reply in silent if is_lost(reply)]:
+    mute = (reply for reply in replies.values() if not reply.ok and reply.kind != "no-launcher")
+    silent = contact.with_hint(fleet.settings, mute)
+    if lost := [reply for reply in silent if is_lost(reply)]:
         raise UnreachableError(
             f"none of the workers that answer knows a run {run_id!r}",
-            where=f"silent: {texts.folded(lost)}",
-            fix="run the same command again once they answer; `tpu_ops list` shows their node's state",
+            where=f"silent: {texts.folded([reply.host for reply in lost])}",
+            fix=lost[0].fix or _ONCE_THEY_ANSWER,
         )
     if silent:
         raise HostError(

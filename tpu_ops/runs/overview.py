@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tpu_ops.fleet import contact
 from tpu_ops.fleet.model import SERVING_STATES
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
@@ -46,7 +47,8 @@ async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
         (run, remembered(fleet, run.run_id, run.hosts, nodes.without_nodes(fleet, run.run_id, outcomes)), since)
         for (run, since), outcomes in zip(newest, seen, strict=True)
     )
-    return Overview(rows, control.Found([], tuple(reply for reply in replies.values() if not reply.ok)))
+    silent = contact.with_hint(fleet.settings, (reply for reply in replies.values() if not reply.ok))
+    return Overview(rows, control.Found([], silent))
 
 
 async def _seen_of(fanout: Fanout, run: control.RunRef, replies: Mapping[str, Reply]) -> tuple[Outcome, ...]:
