@@ -503,6 +503,27 @@ def test_of_a_start_that_was_refused_the_worker_at_fault_is_named_and_none_is_go
     assert capsys.readouterr().err == f"the run did not begin: rank {rank} (pod-w{rank}): {first.cause}\n"
 
 
+@pytest.mark.parametrize(
+    ("cause", "options", "told"),
+    [
+        ("host shuts down", {}, True),
+        ("lost contact: nothing heard for 15 s", {}, True),
+        ("exit code 1", {}, False),
+        ("host shuts down", {"kept": True}, False),
+        ("host shuts down", {"more": {"preemptions": 3}}, False),
+    ],
+)
+def test_of_a_run_that_failed_with_its_host_it_is_told_what_would_start_it_again(
+    cause: str, options: dict[str, Any], told: bool, capsys: Any
+) -> None:
+    first = {"rank": 1, "worker": "pod-w1", "cause": cause}
+    record = {"first": first, "attempt": 1, "state": "stopped", "since": 1.0, "ended": 2.0}
+    found = [Outcome(rank, f"pod-w{rank}", "stopped", record=record) for rank in range(2)]
+    command = "tpu_ops {}".format
+    code = runs_output.finish("r1", found, [0], as_json=False, of_rank=False, command=command, **options)
+    assert (code, "with --recover a run brings lost nodes back" in capsys.readouterr().err) == (1, told)
+
+
 def test_ranks_are_gone_whose_run_has_begun_elsewhere() -> None:
     told = [ended(0, "failed", 0), NEVER[1]]
     assert of_refused(told) == told

@@ -206,6 +206,30 @@ def test_all_commands_tell_the_same_end_of_a_run_that_this_machine_saw_end(
     assert (known.ended, known.ended_at, known.person) == (ended, 9.0, "ada")
 
 
+LOCKED_OUT = Reply("", {}, "unreachable", "tpu@10.0.0.1: Permission denied (publickey).")
+
+
+@pytest.mark.parametrize(
+    ("reply", "state", "why"),
+    [
+        (BARE, "gone", NODE_GONE),
+        (LOCKED_OUT, "unreachable", f"{NODE_GONE}, and the new one of its name does not let you in: tpu@10.0.0.1"),
+    ],
+    ids=["not configured", "not configured for this person"],
+)
+def test_of_a_run_whose_nodes_were_made_anew_it_is_said_that_they_are_gone(
+    world: World, reply: Reply, state: str, why: str
+) -> None:
+    """Nobody has seen it end, and there is no launcher yet that would know nothing of it."""
+    records.write(world.folder, KNOWN)
+    world.nodes(a="8", b="9")
+    world.fleet.asked_at = 0.0
+    world.told(*[reply] * 4)
+    code, out, err = world(status, "r1")
+    assert (code, f"run r1, attempt 2: {state}" in err, out.count(why)) == (ExitCode.UNREACHABLE, True, 4)
+    assert ("with --recover" in err) is (state == "gone")
+
+
 def told(ended: str) -> dict[str, Any]:
     """Return how a rank's record tells of the end of the run."""
     return (

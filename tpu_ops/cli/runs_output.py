@@ -10,7 +10,7 @@ from typing import Any
 from tpu_ops import texts
 from tpu_ops.cli import output
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.runs import holders
+from tpu_ops.runs import endings, holders
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.outcomes import ON, UNKNOWN, Outcome, first_failure, raised_before
 
@@ -254,6 +254,9 @@ def finish(
             table(outcomes)
     failure(outcomes, shown, command)
     say_state(run_id, outcomes, command, kept=kept)
+    # Whoever recovers it, with more to tell, has had that.
+    if endings.host_failed(outcomes) and not kept and more is None:
+        after_gone(command)
     return exit_code_at_end(outcomes, of_rank=of_rank)
 
 
@@ -291,7 +294,7 @@ def is_gone(outcomes: Sequence[Outcome]) -> bool:
 
 
 def after_gone(command: Callable[[str], str]) -> None:
-    """Say how to go on where nothing is left of a run that cannot be recovered from here."""
+    """Say how to go on where nothing is left of a run, or it failed with a host, and it is not recovered from here."""
     output.info(f"  nodes:  {command('list')}")
     output.info(f"  again:  {command('train')} TARGET --name OTHER -- COMMAND, once the nodes are there")
     output.info("          with --recover a run brings lost nodes back and goes on by itself")

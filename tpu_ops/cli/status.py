@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections.abc import Sequence
 
 from tpu_ops import config
 from tpu_ops.cli import commands, options, output, runs, runs_output
+from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import control, holders, nodes, overview, recovery
+from tpu_ops.runs import control, endings, holders, nodes, overview, recovery
 from tpu_ops.runs.outcomes import ON, Outcome, of_refused
 from tpu_ops.runs.remembered import remembered
 
@@ -39,23 +41,8 @@ def run(args: argparse.Namespace) -> int:
             output.as_json([runs_output.summary(run_.run_id, outcomes) for run_, outcomes in seen])
     elif not args.json and not seen and (last or not problem):
         output.info(f"no run is active on {args.run}{f'; the last one there was {last.run_id}' if last else ''}")
-    for run_, outcomes in seen:
-        if not args.json:
-            attempt = runs_output.attempt(outcomes)
-            which = f", attempt {attempt}" if attempt > 1 else ""
-            output.info(f"run {run_.run_id}{which}: {runs_output.run_state(outcomes)}")
-            with output.read_or_not():
-                runs_output.table(outcomes)
-            if runs_output.run_state(outcomes) in ON:
-                runs_output.notes(outcomes)
-            if (rank := runs_output.failed_first(outcomes, ())) is not None:
-                failed = next((outcome for outcome in outcomes if outcome.rank == rank), None)
-                if failed and failed.record and failed.state != "refused":
-                    output.info(f"  output: {fleet.settings.command('logs')} {run_.run_id} --rank {rank}")
-            if note := recovery.note_of(fleet.settings.state_dir, run_.run_id):
-                output.info(commands.on_fleet(note, fleet.settings.command))
-            elif runs_output.is_gone(outcomes):
-                runs_output.after_gone(fleet.settings.command)
+    for run_, outcomes in seen if not args.json else ():
+        _show(run_, outcomes, fleet.settings)
     every = [outcome for _, outcomes in seen for outcome in outcomes]
     if any(map(holders.held_after, every)):
         held = asyncio.run(holders.still_held(contact.fanout(fleet), every))
@@ -68,6 +55,25 @@ def run(args: argparse.Namespace) -> int:
         commands.name_fleet(problem, fleet.settings.command)
         output.error(problem)
     return code
+
+
+def _show(run_: control.RunRef, outcomes: Sequence[Outcome], settings: Settings) -> None:
+    """Say how one run is, and what to do where nobody does it."""
+    attempt = runs_output.attempt(outcomes)
+    which = f", attempt {attempt}" if attempt > 1 else ""
+    output.info(f"run {run_.run_id}{which}: {runs_output.run_state(outcomes)}")
+    with output.read_or_not():
+        runs_output.table(outcomes)
+    if runs_output.run_state(outcomes) in ON:
+        runs_output.notes(outcomes)
+    if (rank := runs_output.failed_first(outcomes, ())) is not None:
+        failed = next((outcome for outcome in outcomes if outcome.rank == rank), None)
+        if failed and failed.record and failed.state != "refused":
+            output.info(f"  output: {settings.command('logs')} {run_.run_id} --rank {rank}")
+    if note := recovery.note_of(settings.state_dir, run_.run_id):
+        output.info(commands.on_fleet(note, settings.command))
+    elif runs_output.is_gone(outcomes) or endings.host_failed(outcomes):
+        runs_output.after_gone(settings.command)
 
 
 async def _ask(

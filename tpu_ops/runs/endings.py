@@ -65,6 +65,13 @@ def _succeeded(outcome: Outcome, teller: str) -> Outcome:
     return replace(outcome, state="succeeded", reason=reason, intent="", record=record)
 
 
+def host_failed(outcomes: Sequence[Outcome]) -> bool:
+    """Return whether a run has failed with a host, as in a maintenance event, and not by what its command did."""
+    first = first_failure(outcomes)
+    is_refused = any(outcome.state == "refused" for outcome in outcomes)
+    return first is not None and not is_refused and first.cause.startswith(_HOST_FAILED)
+
+
 def ending(outcomes: Sequence[Outcome], lost: Mapping[str, str]) -> tuple[str, str]:
     """Return what the end of an attempt means, and why in words.
 

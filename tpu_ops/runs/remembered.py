@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tpu_ops.fleet.model import SERVING_STATES, label_of
 from tpu_ops.fleet.view import Fleet
+from tpu_ops.remote import openssh
 from tpu_ops.runs import records
 from tpu_ops.runs.outcomes import KNOWS_NOTHING, ON, Outcome
 
@@ -48,7 +49,10 @@ def remembered(fleet: Fleet, run_id: str, hosts: tuple[str, ...], outcomes: Sequ
         node, state, reason = nodes.get(outcome.host), outcome.state, outcome.reason
         is_another = node is not None and node.node_id != before[outcome.host]
         if (state == "gone" and reason != KNOWS_NOTHING) or (is_another and (state == "gone" or outcome.bare)):
-            reason = NODE_GONE
+            # Nor is it on the new node, which has no launcher yet, or knows nothing of it.
+            state, reason = "gone", NODE_GONE
+        elif is_another and state == "unreachable" and openssh.refused(reason):
+            reason = f"{NODE_GONE}, and the new one of its name does not let you in: {reason}"
         serves = node is not None and node.state in SERVING_STATES
         if is_over and (state == "gone" or outcome.bare or (state == "unreachable" and not serves)):
             state, reason = known.ended, f"{reason}; as seen from here the run {_ENDS[known.ended]}"
