@@ -109,6 +109,39 @@ async def test_the_list_of_a_large_tree_has_the_time_that_a_slow_uplink_takes(wo
     assert max(workers.limits) < sync._STEP_LIMIT + 2 * sent / sync._UPLINK
 
 
+@pytest.mark.parametrize(
+    ("df", "said"),
+    [
+        (
+            b"Filesystem 1024-blocks Used Available Capacity Mounted on\ntmpfs 2048 100 1948 5% /home/ada\n",
+            "w1 has 2.0 MB",
+        ),
+        (b"df: .: Stale file handle\n", "no more is known of it"),
+    ],
+)
+async def test_a_worker_whose_disk_is_full_is_named_with_what_is_free_there(
+    workers: Workers, code: Path, monkeypatch: pytest.MonkeyPatch, df: bytes, said: str
+) -> None:
+    """rsync's last words are of a broken pipe."""
+    words = b"rsync: write failed on x: No space left on device (28)\nrsync: [sender] write error: Broken pipe (32)\n"
+    plain, looked = sync._transfer, workers.run
+
+    async def full(fanout: Any, host: str, *given: Any, **held: Any) -> Result:
+        done = await plain(fanout, host, *given, **held)
+        return Result(host, 11, stderr=words, problem="Broken pipe (32)") if host == "w1" else done
+
+    async def run(hosts: Sequence[str], argv: Sequence[str], **options: Any) -> Mapping[str, Result]:
+        if argv[0] == "/bin/sh":
+            return {host: Result(host, 0, df) for host in hosts}
+        return await looked(hosts, argv, **options)
+
+    monkeypatch.setattr(sync, "_transfer", full)
+    monkeypatch.setattr(workers, "run", run)
+    with pytest.raises(HostError, match=f"disk is full that ~/tpu_ops/digits is on: {said}") as wrong:
+        await push(workers, code)
+    assert (wrong.value.where, "digits/.gitignore" in wrong.value.fix) == ("w1", True)
+
+
 async def test_a_tree_has_the_time_that_its_bytes_take_and_what_is_slower_is_told_what_to_do(
     workers: Workers, code: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -47,6 +47,9 @@ _RUN = ("/usr/bin/python3", "-IS", "-c", "import json, sys; exec(json.loads(sys.
 _LISTS = ("differs", "taken", "stale")
 #: How the problem of a worker begins whose line is too slow for the tree.
 _SLOW = "the tree did not arrive"
+#: How a program says that a disk is full, and what tells how full the one is that code is copied to.
+_FULL = b"No space left on device"
+_SPACE = f"LC_ALL=C df -Pk {PARENT} 2>/dev/null || LC_ALL=C df -Pk ."
 #: Files that an error names before it only says that there are more.
 _NAMED = 4
 
@@ -257,6 +260,8 @@ async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree, held: Sequence[
     if changing := [host for host in hosts if seen[host].differs]:
         _say_much(tree, {host: seen[host].differs for host in changing})
         results = await asyncio.gather(*(one(host) for host in changing))
+        needed = {host: _bytes(tree, seen[host].differs) for host in changing}
+        await _require_space(fanout, tree, results, needed)
         _require({result.host: result for result in results})
         after = await _ask(fanout, changing, "look", tree)
         wrong = {host: _seen(answer).differs for host, answer in after.items() if answer["differs"]}
@@ -282,6 +287,7 @@ async def _ask(fanout: Fanout, hosts: Sequence[str], action: str, tree: Tree) ->
     request = f"{program}\n{json.dumps({'action': action, 'name': tree.name, 'marks': marks})}\n".encode()
     limit = _STEP_LIMIT + min(len(hosts) * len(request) / _UPLINK, _TELLING)
     results = await fanout.run(hosts, _RUN, limit=limit, stdin=request)
+    await _require_space(fanout, tree, results.values())
     _require(results)
     answers = {host: _answer(result.stdout) for host, result in results.items()}
     if mute := [host for host, answer in answers.items() if answer is None]:
@@ -339,6 +345,39 @@ async def _transfer(
         return Result(host, None, problem=openssh.reason(text, process.returncode), reached=False)
     problem = openssh.reason(text, process.returncode) if process.returncode else ""
     return Result(host, process.returncode, stderr=said, problem=problem)
+
+
+async def _require_space(
+    fanout: Fanout, tree: Tree, results: Iterable[Result], needed: Mapping[str, int] | None = None
+) -> None:
+    """Return where no worker has said that its disk is full.
+
+    Args:
+        fanout: Reaches the workers.
+        tree: What is copied.
+        results: What each said.
+        needed: Bytes that each was to take.
+
+    Raises:
+        HostError: One has; it names the file system and what is free there.
+    """
+    full = [result.host for result in results if result.reached and not result.ok and _FULL in result.stderr]
+    if not full:
+        return
+    looks = await fanout.run(full, ["/bin/sh", "-c", _SPACE], limit=_STEP_LIMIT)
+    # The last line of df: device, sizes in KiB, use in per cent, where it is mounted.
+    found = {host: look.stdout.decode(errors="replace").split()[-6:] for host, look in looks.items() if look.ok}
+    free = [
+        f"{host} has {int(words[3]) * 1024 / 10**6:.1f} MB free on {words[5]}"
+        for host, words in found.items()
+        if len(words) == len(("device", "size", "used", "free", "use", "mount")) and words[3].isdecimal()
+    ]
+    most = max((needed or {}).get(host, 0) for host in full)
+    much = f"; up to {most / 10**6:.1f} MB were to be copied there" if most else ""
+    what = f"the disk is full that ~/{tree.cwd} is on: {texts.some(free, _NAMED) or 'no more is known of it'}{much}"
+    look = f"`tpu_ops run {texts.target(full)} --shell -- 'df -h ~/{PARENT}; du -sh ~/* ~/{PARENT}/*'` shows by what"
+    fix = f"{look}; remove what is not needed there, or name data in {tree.name}/.gitignore, and run this again"
+    raise HostError(what, where=texts.folded(full), fix=fix)
 
 
 def _require(results: dict[str, Result]) -> None:
