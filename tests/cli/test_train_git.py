@@ -155,6 +155,38 @@ async def test_who_may_not_configure_is_told_of_the_other_way() -> None:
     assert (caught.value.where, "`--sync DIR`" in caught.value.fix) == ("pod-w1", True)
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "declared"),
+    [
+        ("group_vars/all/main.yml", "workspace_projects: []  # none yet\n# workspace_projects: [{name: a}]\n", False),
+        ("group_vars/all/main.yml", "users_people: []\n", False),
+        ("group_vars/all/main.yml", "workspace_projects:\n  - name: vision\n", True),
+        ("host_vars/pod-w0.json", '{"workspace_projects": [{"name": "vision"}]}', True),
+        ("group_vars/all/vault.yml", "$ANSIBLE_VAULT;1.1;AES256\n6162\n", True),
+        ("tpu_vm.yml", "compose: {workspace_projects: mine}", True),
+        ("../group_vars/all", "workspace_projects: [{name: vision}]", True),
+        ("../elsewhere/group_vars/all.yml", "workspace_projects: [{name: vision}]", True),
+    ],
+)
+def test_a_fleet_without_any_project_is_told_where_to_declare_one(
+    tmp_path: Path, file: str, text: str, declared: bool
+) -> None:
+    """Wherever Ansible may have one from, it is asked."""
+    settings: Any = SimpleNamespace(path=tmp_path, file=tmp_path / "inventory" / "tpu_vm.yml")
+    settings.file.parent.mkdir()
+    place = settings.file.parent / file
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+    others = f"{settings.file},{tmp_path / 'elsewhere' / 'hosts.yml'}"
+    if declared:
+        projects.must_be_declared(settings, others)
+        return
+    with pytest.raises(UsageError, match="`workspace_projects` has none") as caught:
+        projects.must_be_declared(settings, others)
+    assert caught.value.where == str(settings.file.parent / "group_vars" / "all" / "main.yml")
+    assert "workspace_projects: [{name: vision, url: https://example.org/vision.git}]" in caught.value.fix
+
+
 class Ready:
     """Stands for two workers that are fit for a run, whose person may configure them."""
 
@@ -181,6 +213,8 @@ def test_a_run_starts_in_the_project_and_its_later_attempts_have_the_same_commit
         listed=(),
         warnings=(),
     )
+    fleet.settings.path, fleet.settings.file = tmp_path, tmp_path / "tpu_vm.yml"
+    fleet.settings.file.write_text("workspace_projects: [{name: vision}]")
     monkeypatch.setattr("tpu_ops.cli.configure.converge", converge)
     monkeypatch.setattr("tpu_ops.fleet.contact.fanout", lambda _: Ready())
     monkeypatch.setattr("tpu_ops.fleet.view.known", lambda _: fleet)

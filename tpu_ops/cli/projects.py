@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tpu_ops import texts
@@ -25,6 +27,8 @@ LIMIT = 45.0
 #: --git-dir git asks nobody whose clone it is.
 _LOOK = '{ cd -- "$1" && [ -r . ]; } 2>/dev/null || exit 77; exec git --git-dir=.git rev-parse --verify HEAD'
 _CLOSED = 77
+#: A line of a file of variables that says that there are no projects.
+_NONE = re.compile(r"\s*workspace_projects:\s*(\[\s*\]|null|~)\s*")
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,50 @@ def check(word: str, sync: str) -> None:
     if word.startswith("@") or word.endswith("@"):
         fix = "write PROJECT@REF, or REF alone if `workspace_projects` has only one project"
         raise UsageError("a project or a ref is missing", where=f"--git {word}", fix=fix)
+
+
+def must_be_declared(settings: Settings, inventories: str = "") -> None:
+    """Refuse a fleet without any project, before workers are asked and Ansible is started for it.
+
+    Ansible knows them all, and takes seconds to say so. Here it is only looked whether a file of variables has any.
+
+    Args:
+        settings: Of the fleet.
+        inventories: As of ANSIBLE_INVENTORY.
+
+    Raises:
+        UsageError: None has.
+    """
+    named = [Path(path) for path in inventories.split(",") if path and "\n" not in path]
+    # Ansible reads variables beside a playbook as well, which a fleet's directory may have of its own.
+    own = (settings.file, settings.path / "site.yml", settings.path / "playbooks" / f"{PLAYBOOK}.yml")
+    if any(_may_declare(path) for source in (*own, *named) for path in _variables_of(source)):
+        return
+    example = "workspace_projects: [{name: vision, url: https://example.org/vision.git}]"
+    fix = f"declare it there, as in `{example}` (roles/workspace/README.md); `--sync DIR` needs none"
+    where = settings.file.parent / "group_vars" / "all" / "main.yml"
+    raise UsageError("--git needs a project, and `workspace_projects` has none", where=str(where), fix=fix)
+
+
+def _variables_of(source: Path) -> Iterator[Path]:
+    """Return the files that the variables of an inventory or a playbook may be in."""
+    if source.is_file():
+        yield source
+    folders = [source] if source.is_dir() else [source.parent / name for name in ("group_vars", "host_vars")]
+    for folder in folders:
+        yield from (path for path in folder.rglob("*") if path.is_file())
+
+
+def _may_declare(path: Path) -> bool:
+    """Return whether a file may declare a project: one that cannot be read here, as it is encrypted, may."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
+    lines = (line.partition(" #")[0] for line in text.splitlines() if not line.lstrip().startswith("#"))
+    return text.startswith("$ANSIBLE_VAULT") or any(
+        "workspace_projects" in line and not _NONE.fullmatch(line) for line in lines
+    )
 
 
 async def must_configure(fanout: Fanout, hosts: Sequence[str]) -> None:

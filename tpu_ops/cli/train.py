@@ -245,6 +245,7 @@ class _Job:
 
     def bring(self) -> None:
         """Bring the project to the workers before the run is one: only where nobody's run is on, since all share it."""
+        projects.must_be_declared(self.fleet.settings, os.environ.get("ANSIBLE_INVENTORY", ""))
         fanout = contact.fanout(self.fleet)
 
         async def ready() -> None:
