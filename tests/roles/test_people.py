@@ -497,6 +497,23 @@ def test_whoever_connects_is_not_locked_out(
 
 
 @pytest.mark.parametrize(
+    ("everybody", "found", "named"),
+    [
+        ([], {"key_files": ["bea"], "role_sudo": ["ada"]}, "ada, bea would lose access"),
+        ([], {}, ""),
+        # Nobody here, but the list is this fleet's.
+        ([{"name": "ada", "nodes": ["other"]}], {"key_files": ["bea"]}, ""),
+        ([{"name": "bea", **ABSENT}], {"key_files": ["bea"]}, ""),
+    ],
+)
+def test_a_list_without_anybody_takes_nobody_s_access(
+    everybody: list[Person], found: dict[str, Any], named: str
+) -> None:
+    faults = accounts.nobody_refusals(everybody, state(**found))
+    assert [named in fault for fault in faults] == [True] * bool(named)
+
+
+@pytest.mark.parametrize(
     ("named", "public_half", "more"), [(True, True, True), (True, False, False), (False, True, False)]
 )
 def test_this_run_s_own_keys_are_that_of_the_file_it_names_else_the_agent_s_and_those_offered_besides(

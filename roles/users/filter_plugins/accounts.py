@@ -169,6 +169,23 @@ def people_refusals(
     return faults
 
 
+def nobody_refusals(everybody: list[Person], state: State) -> list[str]:
+    """Return why a worker on which this role has let people in must not be given a list without anybody.
+
+    That is rather another fleet's list, or that of a new directory, than everybody's leave.
+
+    Args:
+        everybody: users_people and users_more_people, wherever they belong.
+        state: What `people_state` found.
+    """
+    names = sorted({*state["key_files"], *state["role_sudo"]})
+    if everybody or not names:
+        return []
+    lost = f"nobody is listed, and {', '.join(names)} would lose access"
+    way = "the variables of this worker's fleet (the inventory's group_vars; TPU_OPS_FLEET)"
+    return [f"{lost}; check that these are {way}, or list who leaves with state: absent"]
+
+
 def metadata_people(people: list[Person], names: list[str]) -> dict[str, list[str]]:
     """Return, for each name, the keys that the list gives the person: those that may stay in the metadata."""
     return {
@@ -260,6 +277,7 @@ class FilterModule:
             "people_changes": people_changes,
             "people_groups": people_groups,
             "people_leaving": people_leaving,
+            "nobody_refusals": nobody_refusals,
             "people_refusals": people_refusals,
             "people_report": people_report,
             "people_sudoers": people_sudoers,
