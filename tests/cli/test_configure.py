@@ -86,7 +86,11 @@ def test_check_changes_nothing_and_tags_choose(fleet):
     write(fleet, TOUCH)
     done = configure(fleet, "pod-w0", "--check", "--tags", "write")
     assert "pod-w0: would change: Write a file" in done.stderr
-    done = configure(fleet, "--limit", "pod-w0", "--skip-tags", "write")
+    # The working directory is a fleet directory, too.
+    other = f"fleet {fleet.path} (TPU_OPS_FLEET), not that of this directory\n"
+    assert done.stderr.startswith(other)
+    done = configure(fleet, "--fleet", str(fleet.path), "--limit", "pod-w0", "--skip-tags", "write")
+    assert other not in done.stderr
     assert done.returncode == 2
     assert "no task ran: no tag or no host matches" in done.stderr
     assert not (fleet.path / "pod-w0").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 
 import pytest
@@ -11,7 +12,7 @@ from tests.support.fleet import ROOT
 from tests.support.lab_api import LabApi
 from tpu_ops import files
 from tpu_ops.cli.main import main
-from tpu_ops.lab import instance, process
+from tpu_ops.lab import environment, instance, process
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,42 @@ def test_env_puts_the_lab_in_the_place_of_the_zones_and_the_snapshot_that_the_fl
     assert [row["host"] for row in json.loads(out)] == ["pod-w0"], (code, err)
     file.write_text("plugin: tpu_vm\n")
     assert not {"TPU_OPS_ZONES", "TPU_OPS_SNAPSHOT"} & json.loads(tpu_ops("lab", "env", "--json")[1]).keys()
+
+
+def fleet_at(folder):
+    (folder / "inventory").mkdir(parents=True)
+    (folder / "inventory" / "tpu_vm.yml").write_text("plugin: tpu_vm\n")
+    return folder
+
+
+def test_env_says_which_fleet_a_shell_gets_and_outside_of_any_it_is_the_last_one_whose_people_the_workers_have(
+    lab, tmp_path, monkeypatch, tpu_ops
+):
+    instance.ensure_key(lab)
+    environment.write_inventory(lab)
+    one, other, nowhere = fleet_at(tmp_path / "one"), fleet_at(tmp_path / "other"), tmp_path / "nowhere"
+    nowhere.mkdir()
+    this, warned = "this shell's fleet, in every directory: ", "the lab's own fleet"
+    for folder, named, selected, said, silent in (
+        (nowhere, None, lab.directory, [warned, "no people"], [this]),
+        # What an earlier `lab env` has set is no choice of the person's.
+        (one, lab.directory, one, [f"{this}{one}\n"], [warned, "before"]),
+        (nowhere, None, one, [f"{this}{one}, as when this lab was used last"], [warned, "before"]),
+        (other, one, one, [f"{this}{one} (TPU_OPS_FLEET)", f"this directory, {other}: `unset"], ["before"]),
+        (other, None, other, [f"{this}{other}\n", f"used with {one} before"], ["as when"]),
+        (nowhere, None, other, [f"{this}{other}, as"], ["before"]),
+    ):
+        monkeypatch.chdir(folder)
+        if named:
+            monkeypatch.setenv("TPU_OPS_FLEET", str(named))
+        else:
+            monkeypatch.delenv("TPU_OPS_FLEET", raising=False)
+        code, out, err = tpu_ops("lab", "env", "--json")
+        assert (code, json.loads(out)["TPU_OPS_FLEET"]) == (0, str(selected)), err
+        assert [text for text in said if text not in err] == [], err
+        assert [text for text in silent if text in err] == [], err
+    shutil.rmtree(other)
+    assert json.loads(tpu_ops("lab", "env", "--json")[1])["TPU_OPS_FLEET"] == str(lab.directory)
 
 
 def test_env_refuses_a_fleet_that_is_not_there_as_every_command_does(lab, tmp_path, monkeypatch, tpu_ops):

@@ -65,6 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the playbook and show how every host came out of it."""
     settings = config.load(args.fleet)
+    if not args.fleet and config.nearest_file(config.here()) not in (None, settings.file):
+        output.info(f"fleet {config.folder_of(settings.file)} (TPU_OPS_FLEET), not that of this directory")
     project = playbook.project_of(settings.path, settings.file)
     file = project.playbook(args.playbook)
     if args.target and args.limit:

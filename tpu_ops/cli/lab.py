@@ -218,22 +218,55 @@ def _env(lab: Instance, args: argparse.Namespace) -> int:
     endpoints = lab.endpoints()
     if endpoints is None:
         raise CloudError(f"lab {lab.name!r} is not up", where=str(lab.directory), fix="start it: `tpu_ops lab up`")
-    file = _fleet_inventory()
+    before = environment.last_fleet(lab)
+    named, around = _named_fleet(lab), config.nearest_file(config.here())
+    file = named or around or before
     keys = [key for key, value in config.read_file(file).items() if value] if file else []
     found = environment.variables(lab, endpoints, file, playbook.tool_root() / "ansible.cfg", keys)
+    if file:
+        environment.remember_fleet(lab, file)
     if args.json:
         output.as_json(found)
     else:
         for name, value in found.items():
             output.as_it_is(f"export {name}={shlex.quote(value)}")
+    # For a person alone: a shell evaluates what is printed above.
+    if file:
+        _say_fleet(file, named=named, around=around, before=before)
+    else:
+        output.warning(
+            f"no fleet directory here: this shell gets the lab's own fleet, {lab.directory}, which has no people and "
+            "settings of yours; for a fleet of yours, change to its directory or set TPU_OPS_FLEET, and repeat this"
+        )
     return ExitCode.OK
 
 
-def _fleet_inventory() -> Path | None:
-    """Return the file of the fleet that TPU_OPS_FLEET names or that is around the working directory, or None."""
-    if os.environ.get("TPU_OPS_FLEET"):
-        return config.find_file(None, os.environ, Path.cwd())
-    return config.nearest_file(Path.cwd())
+def _named_fleet(lab: Instance) -> Path | None:
+    """Return the file of the fleet that TPU_OPS_FLEET names; None where that is the lab's own, as of an earlier env."""
+    if not os.environ.get("TPU_OPS_FLEET"):
+        return None
+    file = config.find_file(None, os.environ, config.here())
+    return None if file.parent == lab.inventory_file.parent.resolve() else file
+
+
+def _say_fleet(file: Path, *, named: Path | None, around: Path | None, before: Path | None) -> None:
+    """Say which fleet a shell gets, and why where that is not plain: whoever configures from it should know."""
+
+    def name(path: Path) -> str:
+        return str(config.folder_of(path))
+
+    if named:
+        why = " (TPU_OPS_FLEET)"
+    else:
+        why = "" if around else ", as when this lab was used last: there is no fleet directory here"
+    output.info(f"this shell's fleet, in every directory: {name(file)}{why}")
+    if named and around and around != named:
+        output.info(f"for the fleet of this directory, {name(around)}: `unset TPU_OPS_FLEET`, and repeat this")
+    if before and before != file:
+        output.info(
+            f"this lab was used with {name(before)} before: if you configure its workers from here, they get the "
+            "people and settings of this fleet instead"
+        )
 
 
 def _status(lab: Instance, args: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from tpu_ops.config.settings import (
     Filters,
     Settings,
     command_on,
+    folder_of,
 )
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "check_zone",
     "command_on",
     "find_file",
+    "folder_of",
     "here",
     "from_data",
     "load",

@@ -170,7 +170,11 @@ class Settings(NamedTuple):
         return command_on(self.file, name, named=self.named)
 
 
+def folder_of(file: Path) -> Path:
+    """Return how a fleet is named, given its file: by its directory, or by a file that is called otherwise."""
+    return file.parents[1] if file.parts[-2:] == FLEET_FILE.parts else file
+
+
 def command_on(file: Path, name: str, *, named: bool) -> str:
     """Return the same, given the fleet's file, and whether it or its directory is to be named."""
-    folder = file.parents[1] if file.parts[-2:] == FLEET_FILE.parts else file
-    return f"tpu_ops {name} --fleet {shlex.quote(str(folder))}" if named else f"tpu_ops {name}"
+    return f"tpu_ops {name} --fleet {shlex.quote(str(folder_of(file)))}" if named else f"tpu_ops {name}"

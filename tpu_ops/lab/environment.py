@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Collection, Mapping
@@ -57,6 +58,25 @@ def variables(
         # Credentials that do not exist: a command that lost its endpoint fails instead of reaching the real service.
         "GOOGLE_APPLICATION_CREDENTIALS": str(lab.directory / "no-credentials.json"),
     }
+
+
+def last_fleet(lab: Instance) -> Path | None:
+    """Return the file of the fleet that a shell was given with this lab last; None where there was none or it is gone.
+
+    Its people and settings are those that the lab's workers have.
+    """
+    try:
+        file = Path(os.fsdecode(lab.fleet_file.read_bytes()))
+    except OSError:
+        return None
+    return file if file.is_file() else None
+
+
+def remember_fleet(lab: Instance, file: Path) -> None:
+    """Keep the file of the fleet that a shell is given for the next one, which may be opened anywhere."""
+    # Where the disk is full the shell is still to be had.
+    with contextlib.suppress(OSError):
+        shared.replace(lab.fleet_file, os.fsencode(file))
 
 
 def write_inventory(lab: Instance, environ: Mapping[str, str] = os.environ) -> None:

@@ -78,6 +78,11 @@ class Instance:
         """The static inventory whose group_vars hold what workers in containers need."""
         return self.directory / "inventory" / "lab.yml"
 
+    @property
+    def fleet_file(self) -> Path:
+        """Holds the path of the file of the fleet with which the lab was used last."""
+        return self.directory / "fleet"
+
     def endpoints(self) -> Endpoints | None:
         """Return the endpoints of the running API process, or None when none runs."""
         record = process.read(self.process_file)
