@@ -15,7 +15,9 @@ import pytest
 from tests.support.commands import failed
 from tpu_ops import config
 from tpu_ops.cli.main import main
-from tpu_ops.fleet import contact, model, remaking, update
+from tpu_ops.cloud import nodes
+from tpu_ops.cloud.client import ApiError
+from tpu_ops.fleet import contact, lifecycle, model, remaking, update
 from tpu_ops.remote import ssh as remote_ssh
 from tpu_ops.runs import records, recovery, spec
 
@@ -146,6 +148,86 @@ def test_creating_again_waits_for_the_node_that_an_interrupted_command_began(slo
     assert "DELETING" in tpu_ops("list")[1]
     assert tpu_ops("delete", "pod", "--yes")[0] == 0
     assert tpu_ops("list")[1] == ""
+
+
+LOST = {"code": "INTERNAL", "message": "lost"}
+
+
+@pytest.fixture
+def faulty(fleet):
+    """A fleet whose API answers wrongly when a test says so."""
+    yield fleet
+    fleet.api.clear_faults()
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("GetNode", ["lost (INTERNAL)", "nothing was created", "same command again"]),
+        ("CreateNode", ["lost (INTERNAL)", "no node of this name, but it may come", "`tpu_ops list`", "same command"]),
+        ("GetOperation", ["the API is creating the node", "same command again to wait", "`tpu_ops delete pod"]),
+        ("ListNodes", ["the node is READY", "same command again"]),
+    ],
+)
+def test_a_creation_that_loses_the_api_says_what_is_known_and_goes_on_when_it_is_repeated(
+    faulty, tpu_ops, method, words
+):
+    faulty.api.fault(method=method, **LOST)
+    failed(tpu_ops("create", *POD), 3, *words)
+    faulty.api.clear_faults()
+    assert tpu_ops("create", *POD)[0] == 0
+
+
+@pytest.mark.parametrize(("found", "words"), [(True, []), (False, ["the node may be there", "same command again"])])
+def test_a_creation_whose_answer_is_lost_is_looked_for(faulty, tpu_ops, monkeypatch, found, words):
+    done = nodes.create_node
+
+    def create_node(*args):
+        done(*args)
+        if not found:
+            faulty.api.fault(method="GetNode", **LOST)
+        raise ApiError("no answer within 20 s", status="DEADLINE_EXCEEDED")
+
+    monkeypatch.setattr(nodes, "create_node", create_node)
+    code, _, err = tpu_ops("create", *POD)
+    assert (code, [word for word in words if word not in err]) == (0 if found else 3, []), err
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("DeleteNode", ["whether the API is deleting it is not known", "same command again"]),
+        ("GetOperation", ["the API is deleting the node", "same command again to wait", "`tpu_ops list`"]),
+        ("GetNode", ["nothing was deleted", "same command again"]),
+    ],
+)
+def test_a_deletion_that_loses_the_api_says_what_is_known_and_goes_on_when_it_is_repeated(
+    faulty, tpu_ops, method, words
+):
+    faulty.create("pod", "v4-16")
+    faulty.api.fault(method=method, **LOST)
+    failed(tpu_ops("delete", "pod", "--yes"), 3, *words)
+    faulty.api.clear_faults()
+    # What is deleted meanwhile has no name any more.
+    assert tpu_ops("delete", "pod", "--yes")[0] in (0, 2)
+    assert json.loads(tpu_ops("list", "--json")[1]) == []
+
+
+def test_a_node_is_deleted_though_its_fleet_cannot_be_listed_then(faulty, tpu_ops, monkeypatch):
+    faulty.create("pod", "v4-16")
+    done = lifecycle.delete
+
+    def delete(*args, **options):
+        done(*args, **options)
+        faulty.api.fault(method="ListNodes", **LOST)
+
+    monkeypatch.setattr(lifecycle, "delete", delete)
+    code, out, err = tpu_ops("delete", "pod", "--yes")
+    assert (code, "deleted node pod" in out, "warning: the view of the fleet still has the node" in err) == (
+        0,
+        True,
+        True,
+    )
 
 
 def test_a_creation_need_not_be_waited_for(fleet, tpu_ops):

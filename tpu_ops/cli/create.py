@@ -46,21 +46,16 @@ def run(args: argparse.Namespace) -> int:
         if args.dry_run:
             return _dry_run(tpu, wish, body, as_json=args.json)
         start = time.monotonic()
-        try:
-            outcome = lifecycle.create(
-                tpu,
-                wish,
-                body,
-                wait=not args.no_wait,
-                timeout=args.timeout,
-                progress=options.Waiting(f"node {wish.name}"),
-            )
-        except KeyboardInterrupt:
-            output.info("the creation continues without this command; the same command waits for it again")
-            raise
+        progress = options.Waiting(f"node {wish.name}")
+        outcome = lifecycle.create(tpu, wish, body, wait=not args.no_wait, timeout=args.timeout, progress=progress)
     if outcome == "begun":
         return _say(args, settings, wish, outcome, None)
-    fleet = _refresh(settings, wish)
+    try:
+        fleet = _refresh(settings, wish)
+    except CloudError as exc:
+        then = "run the same command again: it learns the node's addresses and host keys"
+        exc.what, exc.fix = f"{exc.what}; the node is READY", f"{exc.fix}; then {then}" if exc.fix else then
+        raise
     output.info(f"node {wish.name}: {outcome}, {time.monotonic() - start:.0f} s")
     return _say(args, settings, wish, outcome, fleet)
 

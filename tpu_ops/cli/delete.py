@@ -9,9 +9,10 @@ from pathlib import Path
 
 from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output
-from tpu_ops.errors import ExitCode, OpsError, UsageError
+from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.fleet import lifecycle, origin, update
 from tpu_ops.fleet.model import TAKEN_STATES, Node
+from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.runs import records
 
@@ -50,20 +51,21 @@ def run(args: argparse.Namespace) -> int:
         output.info("nothing was deleted")
         return ExitCode.FAILED
     with origin.api(settings) as tpu:
-        try:
-            lifecycle.delete(
-                tpu,
-                node.full_name,
-                node.node_id,
-                what=what,
-                wait=not args.no_wait,
-                timeout=args.timeout,
-                progress=options.Waiting(f"node {node.name}"),
-            )
-        except KeyboardInterrupt:
-            output.info("the deletion continues without this command; the same command waits for it again")
-            raise
-    update.refresh(settings)
+        progress = options.Waiting(f"node {node.name}")
+        lifecycle.delete(
+            tpu,
+            node.full_name,
+            node.node_id,
+            what=what,
+            wait=not args.no_wait,
+            timeout=args.timeout,
+            progress=progress,
+        )
+    try:
+        update.refresh(settings)
+    except (CloudError, UnwritableError) as exc:
+        # What was asked for is done.
+        output.warning(f"the view of the fleet still has the node: {exc}; `{settings.command('refresh')}` looks again")
     return _say(args, node, f"{'deleting' if args.no_wait else 'deleted'} {what}")
 
 

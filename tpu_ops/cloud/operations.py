@@ -19,6 +19,10 @@ FIRST_LOOK, LONGEST_LOOK = 0.2, 5.0
 Progress = Callable[[float, str], None]
 
 
+class Failed(ApiError):
+    """An operation ended with an error, which the API has told."""
+
+
 class Late(CloudError):
     """What was waited for takes longer; it goes on."""
 
@@ -27,14 +31,15 @@ def wait(tpu: Tpu, operation: str, *, what: str, timeout: float, progress: Progr
     """Wait until an operation is done.
 
     Raises:
-        ApiError: It ended with an error.
+        Failed: It ended with an error.
+        ApiError: The API did not say how far it is.
         Late: It was not done in time.
     """
 
     def look() -> bool:
         answer = tpu.call("get_operation", {"name": operation}, what)
         if answer.done and answer.HasField("error"):
-            raise ApiError(answer.error.message, status=_status(answer.error.code), where=what)
+            raise Failed(answer.error.message, status=_status(answer.error.code), where=what)
         return bool(answer.done)
 
     _until(look, what=what, timeout=timeout, progress=lambda elapsed: progress(elapsed, "working"))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ _log = Log(__name__)
 #: States that a node passes through on its way to READY without anyone's doing.
 ON_THE_WAY = ("CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING")
 
-#: Answers to a creation after which the node may be there: someone was faster, or only the answer was lost.
-_MAY_EXIST = ("ALREADY_EXISTS", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+#: Answers, or none, after which nobody knows whether the API has taken a request.
+_UNCLEAR = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "CANCELLED")
 
 _NAME = re.compile(r"^[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?$")
 
@@ -129,6 +130,16 @@ def find(tpu: Tpu, wish: Wish) -> Json | None:
         raise explained(tpu, wish, exc) from exc
 
 
+def _find_first(tpu: Tpu, wish: Wish) -> Json | None:
+    """Return the same before anything is asked for."""
+    try:
+        return find(tpu, wish)
+    except ApiError as exc:
+        if exc.status in _UNCLEAR:
+            raise _lost(exc, "nothing was created", "run the same command again") from exc
+        raise
+
+
 def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, progress: Progress) -> str:
     """Make the node, or go on waiting for one that an earlier command began.
 
@@ -136,21 +147,23 @@ def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, prog
         What happened: ``created``, ``resumed``, ``already there``, or ``begun`` when not waiting.
 
     Raises:
-        CloudError: The API refused, the node exists in another form or state, or it was not ready in time.
+        CloudError: The API refused, the node exists in another form or state, or it was not ready in time. Where it
+            was lost on the way, the error says what is known of the node.
     """
-    existing = find(tpu, wish)
+    existing = _find_first(tpu, wish)
     if existing is None:
         try:
-            operation = cloud.create_node(tpu, wish.parent, wish.name, body)
+            with _interrupted("whether the API has begun to create it is not known", _AGAIN):
+                operation = cloud.create_node(tpu, wish.parent, wish.name, body)
         except ApiError as exc:
-            existing = find(tpu, wish) if exc.status in _MAY_EXIST else None
-            if existing is None:
-                raise explained(tpu, wish, exc) from exc
+            existing = _in_spite_of(tpu, wish, exc)
         else:
             if not wait:
                 return "begun"
-            operations.wait(tpu, operation, what=wish.where, timeout=timeout, progress=progress)
-            _must_be_ready(wish, cloud.get_node(tpu, wish.full_name))
+            with _begun(_CREATING, _creation(wish)):
+                operations.wait(tpu, operation, what=wish.where, timeout=timeout, progress=progress)
+                node = find(tpu, wish)
+            _must_be_ready(wish, node)
             return "created"
     must_match(wish, existing)
     if existing["state"] == "READY":
@@ -159,11 +172,79 @@ def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, prog
         _must_be_ready(wish, existing)
     if not wait:
         return "begun"
-    node = operations.wait_for_state(
-        tpu, wish.full_name, through=ON_THE_WAY, what=wish.where, timeout=timeout, progress=progress
-    )
+    with _begun(_CREATING, _creation(wish)):
+        node = operations.wait_for_state(
+            tpu, wish.full_name, through=ON_THE_WAY, what=wish.where, timeout=timeout, progress=progress
+        )
     _must_be_ready(wish, node)
     return "resumed"
+
+
+#: What is begun, in words, and what the same command does then.
+_CREATING, _DELETING = "the API is creating the node", "the API is deleting the node"
+_AGAIN = "run the same command again: it goes on with what it finds"
+
+
+def _creation(wish: Wish) -> str:
+    """Return what to do about a creation that goes on by itself."""
+    return (
+        "run the same command again to wait for it: the node costs money until `tpu_ops delete "
+        f"{wish.name} --zone {wish.zone}`, and `tpu_ops list` shows it"
+    )
+
+
+def _in_spite_of(tpu: Tpu, wish: Wish, failure: ApiError) -> Json:
+    """Return the node that is there though its creation failed: someone was faster, or only the answer was lost.
+
+    Raises:
+        ApiError: There is none, or nobody knows.
+    """
+    unclear = failure.status in _UNCLEAR
+    if not unclear and failure.status != "ALREADY_EXISTS":
+        raise explained(tpu, wish, failure) from failure
+    try:
+        existing = find(tpu, wish)
+    except ApiError as exc:
+        what = "the node may be there" if unclear else "a node of this name is there"
+        raise _lost(exc, what, _creation(wish) if unclear else _AGAIN) from exc
+    if existing is None and unclear:
+        what = "a moment later there was no node of this name, but it may come"
+        raise _lost(failure, what, f"{_AGAIN}; `tpu_ops list` shows whether there is one") from failure
+    if existing is None:
+        raise failure
+    return existing
+
+
+def _lost(failure: ApiError, known: str, then: str) -> ApiError:
+    """Return the error about an API that was lost on the way, with what is known and what to do then."""
+    fix = f"{failure.fix}; then {then}" if failure.fix else then
+    return ApiError(f"{failure.what}; {known}", status=failure.status, where=failure.where, fix=fix)
+
+
+@contextlib.contextmanager
+def _interrupted(known: str, then: str) -> Iterator[None]:
+    """Tell whoever interrupts the block what is known and what to do then."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _log.info("%s; %s", known, then)
+        raise
+
+
+@contextlib.contextmanager
+def _begun(known: str, then: str) -> Iterator[None]:
+    """Tell whoever waits for what the API has begun, and loses the API or the patience, that it goes on.
+
+    Raises:
+        ApiError: What began has failed, or nobody knows how far it is.
+    """
+    try:
+        with _interrupted(f"{known}, also without this command", then):
+            yield
+    except operations.Failed:
+        raise
+    except ApiError as exc:
+        raise _lost(exc, f"{known}, as far as is known", then) from exc
 
 
 def must_match(wish: Wish, node: Json) -> None:
@@ -227,24 +308,40 @@ def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout:
     """
     try:
         node = cloud.get_node(tpu, name)
-        if node_id and node["node_id"] not in ("", node_id):
-            fix = "`tpu_ops refresh` (with --from api where a published snapshot is read), then the same command again"
-            raise CloudError("it was recreated since it was looked up; nothing was deleted", where=what, fix=fix)
-        if node["state"] != "DELETING":
-            operation = cloud.delete_node(tpu, name)
-            if wait:
-                operations.wait(tpu, operation, what=what, timeout=timeout, progress=progress)
     except ApiError as exc:
         if exc.status != "NOT_FOUND":
-            raise
-    if wait:
+            raise _lost(exc, "nothing was deleted", "run the same command again") from exc
+        return
+    if node_id and node["node_id"] not in ("", node_id):
+        fix = "`tpu_ops refresh` (with --from api where a published snapshot is read), then the same command again"
+        raise CloudError("it was recreated since it was looked up; nothing was deleted", where=what, fix=fix)
+    operation = "" if node["state"] == "DELETING" else _begin_deletion(tpu, name)
+    if not wait:
+        return
+    with _begun(_DELETING, "run the same command again to wait for it; `tpu_ops list` shows whether it is gone"):
+        if operation:
+            operations.wait(tpu, operation, what=what, timeout=timeout, progress=progress)
         left = operations.wait_for_state(
             tpu, name, through=("DELETING",), what=what, timeout=timeout, progress=progress
         )
-        if left is not None:
-            raise CloudError(
-                f"the node is still there, in state {left['state']}", where=what, fix="run the same command again"
-            )
+    if left is not None:
+        raise CloudError(
+            f"the node is still there, in state {left['state']}", where=what, fix="run the same command again"
+        )
+
+
+def _begin_deletion(tpu: Tpu, name: str) -> str:
+    """Begin to remove a node; return the operation's name, or an empty text where the node is gone meanwhile."""
+    known = "whether the API is deleting it is not known"
+    try:
+        with _interrupted(known, _AGAIN):
+            return cloud.delete_node(tpu, name)
+    except ApiError as exc:
+        if exc.status == "NOT_FOUND":
+            return ""
+        if exc.status in _UNCLEAR:
+            raise _lost(exc, known, f"{_AGAIN}; `tpu_ops list` shows whether the node is gone") from exc
+        raise
 
 
 def explained(tpu: Tpu, wish: Wish, refusal: ApiError) -> ApiError:
