@@ -148,8 +148,50 @@ def test_whether_a_worker_takes_connections_is_known_but_behind_a_proxy(fleet, m
         assert asyncio.run(given["connects"]("pod-w0"))
     assert not asyncio.run(given["connects"]("pod-w0"))
     assert asyncio.run(given["connects"]("nobody-w0"))
+    # Without a jump that is a worker.
     way = Way("127.0.0.1", proxy="ssh -W")
     assert asyncio.run(given["connects"]("pod-w0"))
+
+
+@pytest.fixture
+def jump(fleet):
+    """A fleet with a node behind a jump, of whose workers one is no further away than this machine."""
+    fleet.create("gate", "v4-8")
+    fleet.create("inner", "v4-16", networkConfig={"enableExternalIps": False})
+    fleet.write(proxy_jump="gate")
+    return fleet
+
+
+def test_workers_behind_a_jump_that_moved_are_reached_another_way(jump, search):
+    looking = search(jump)
+    jump.act("stop", "gate")
+    jump.act("start", "gate")
+    news = looking(["inner-w1"])
+    assert (news.changed, news.notes) == ({"gate-w0", "inner-w0", "inner-w1"}, {})
+
+
+def test_workers_behind_a_jump_that_takes_no_connections_are_given_up_together_with_the_cause(
+    jump, search, monkeypatch
+):
+    monkeypatch.setattr(
+        Ways, "_address", lambda _, worker: ("127.0.0.1" if worker.external_ip else worker.internal_ip, "")
+    )
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(remote_fanout, "Fanout", lambda _config, renew, *_, **more: given.update(more, look=renew))
+    for listens in (True, False):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            jump.write(proxy_jump=f"gate:{server.getsockname()[1]}")
+            if not listens:
+                server.close()
+            contact.fanout(view.current(jump.settings()))
+            assert asyncio.run(given["connects"]("inner-w1")) == listens
+            news = given["look"](["inner-w1"])
+        assert news.changed == frozenset()
+        assert {*news.notes} == {*news.fixes} == (set() if listens else {"inner-w0", "inner-w1"})
+    (note,) = set(news.notes.values())
+    assert note.startswith("it is reached through gate-w0 (proxy_jump), which takes no connections at 127.0.0.1 port ")
+    # Whoever is asked for that goes another way is told of none of this.
+    assert given["look"](["gate-w0"]).notes == {}
 
 
 def test_a_worker_that_is_called_otherwise_now_is_named(fleet, search):

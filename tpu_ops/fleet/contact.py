@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tpu_ops import texts
@@ -13,6 +13,7 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UnreachableError
 from tpu_ops.fleet import selection, targets, view
 from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, Worker, label_of, until_ready
+from tpu_ops.fleet.reach import SSH_PORT
 from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.log import Log
@@ -24,11 +25,8 @@ if TYPE_CHECKING:
     from tpu_ops.remote.fanout import Fanout
     from tpu_ops.remote.renewal import News
 
-#: Seconds for a worker to take a connection.
-_CONNECTS = 1.5
-#: Where workers listen.
-SSH_PORT = 22
-
+#: Seconds for a worker to take a connection; for a jump, without which all behind it are given up at once.
+_CONNECTS, _JUMP_CONNECTS = 1.5, 5.0
 #: Names that are said before it is only said that there are more.
 _NAMES = 4
 
@@ -226,16 +224,18 @@ class _Search:
         return worker is not None and worker.node.state in TAKEN_STATES
 
     async def connects(self, host: str) -> bool:
-        """Whether a worker takes connections at the address that is known; of one behind a proxy nobody can tell."""
+        """Whether a worker, or its jump, takes connections at the address that is known, as far as one can tell."""
         worker = self._workers.get(host)
         way = self._ways.of(worker) if worker else None
-        if way is None or way.proxy or not way.address:
+        # Of one behind a proxy nobody can tell, nor of a proxy that is no worker.
+        place = (way.address, SSH_PORT) if way and not way.proxy else self._ways.jump_place
+        if way is None or not place[0]:
             return True
         import asyncio
 
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_CONNECTS):
-                _, writer = await asyncio.open_connection(way.address, SSH_PORT)
+                _, writer = await asyncio.open_connection(*place)
                 writer.close()
                 return True
         return False
@@ -250,7 +250,7 @@ class _Search:
         else:
             said = f"{texts.some(hosts, _NAMES, 'others')} {'do' if len(hosts) > 1 else 'does'} not answer"
             whose = set(hosts)
-        fleet = _asked(self._fleet, said, _addresses(whose), set(hosts))
+        fleet = _asked(self._fleet, said, _addresses(whose), {*hosts, self._ways.jump})
         if fleet is None:
             return News()
         self._take(fleet)
@@ -267,7 +267,27 @@ class _Search:
         renamed = {host: f"it is called {name} now" for host, name in names.items() if name != host}
         # Those of whom nobody has asked would be tried in vain, too.
         notes = _notes(fleet, {*hosts, *filter(self.is_taken, self._workers)}) | renamed
-        return News(changed, notes, {host: way_back(fleet, [host]) for host in out_of_reach(fleet, notes)})
+        fixes = {host: way_back(fleet, [host]) for host in out_of_reach(fleet, notes)}
+        if shut := self._behind_a_silent_jump(hosts, changed):
+            ways = self._ways
+            place = " port ".join(map(str, ways.jump_place))
+            at = f"it is reached through {ways.jump} (proxy_jump), which takes no connections at {place}"
+            fix = f"see that {ways.jump} runs and that this port is open to you there, or set another proxy_jump"
+            notes, fixes = notes | dict.fromkeys(shut, at), fixes | dict.fromkeys(shut, fix)
+        return News(changed, notes, fixes)
+
+    def _behind_a_silent_jump(self, hosts: Sequence[str], changed: Collection[str]) -> list[str]:
+        """Return all workers behind the jump where one of these is, and the jump is where it was and silent."""
+        place = self._ways.jump_place
+        behind = [host for host, worker in self._workers.items() if place[0] and self._ways.of(worker).proxy]
+        if not {*behind} & {*hosts} or {*behind} & {*changed}:
+            return []
+        import socket
+
+        with contextlib.suppress(OSError):
+            socket.create_connection(place, timeout=_JUMP_CONNECTS).close()
+            return []
+        return behind
 
 
 def _addresses(names: Collection[str]) -> str:
@@ -314,8 +334,14 @@ def _ways(fleet: Fleet) -> dict[str, tuple[str, ...]]:
     found = {}
     for worker in fleet.workers:
         way, alias = ways.of(worker), worker.host_key_alias
-        found[worker.host] = (way.address, way.proxy, alias, *sorted(keys.get(alias, {}).values()))
+        through = (ways.jump_place[0], *_known(keys, ways.jump_alias)) if way.proxy and ways.jump else ()
+        found[worker.host] = (way.address, way.proxy, *through, *_known(keys, alias))
     return found
+
+
+def _known(keys: Mapping[str, Mapping[str, str]], alias: str) -> tuple[str, ...]:
+    """Return an alias and the host keys that are known of it."""
+    return (alias, *sorted(keys.get(alias, {}).values()))
 
 
 def _notes(fleet: Fleet, hosts: Iterable[str]) -> dict[str, str]:

@@ -15,6 +15,8 @@ from tpu_ops.fleet.state import Files
 from tpu_ops.remote import openssh
 from tpu_ops.remote.mux_protocol import Master
 
+#: Where workers listen.
+SSH_PORT = 22
 #: Nodes that a warning names.
 _MOST_NODES = 8
 
@@ -58,12 +60,15 @@ class Ways:
 
     Attributes:
         jump: Worker of the fleet through which others are reached, or empty.
+        jump_place: Address and port of that; the address is empty where there is no such worker, or it has none.
+        jump_alias: Its alias in known_hosts, or empty.
         jump_config: OpenSSH configuration for the jump, or empty where there is none or it is a worker of the fleet.
     """
 
     def __init__(self, settings: Settings, files: Files, mux: Path, workers: Iterable[Worker]) -> None:
         self._settings, self._mux = settings, mux
         self.jump, self._outside, self._proxy, self.jump_config, self._blocked = "", "", "", "", ""
+        self.jump_place, self.jump_alias = ("", SSH_PORT), ""
         if settings.proxy_jump:
             options, place = _jump_words(settings.proxy_jump)
             known = {worker.host: worker for worker in workers}
@@ -74,7 +79,10 @@ class Ways:
             self._proxy = _jump_command(files.ssh_config if own else files.jump_config, options, place)
             self.jump_config = "" if own else _jump_config(mux)
             self._outside = "" if own else place
-            self._blocked = self._block_of(known[place]) if own else ""
+            if own:
+                self._blocked = self._block_of(known[place])
+                port = int(options[-1]) if "-p" in options else SSH_PORT
+                self.jump_place, self.jump_alias = (self._address(known[place])[0], port), known[place].host_key_alias
 
     def lost_jump(self, names: Collection[str]) -> str:
         """Given names and labels of nodes, return a warning where the jump seems to be of one and is no worker."""
