@@ -186,17 +186,53 @@ def test_every_endpoint_and_every_file_has_a_state_of_its_own(file, environ):
     assert len(dirs) == 4
 
 
-def test_projects_that_a_shell_asks_for_in_place_of_the_files_have_a_state_of_their_own(file, environ):
+@pytest.mark.parametrize(("variable", "key"), [("TPU_OPS_PROJECT", "projects"), ("TPU_OPS_ZONES", "zones")])
+def test_places_that_a_shell_asks_for_in_place_of_the_files_have_a_state_of_their_own(file, environ, variable, key):
     """Whoever is at work in another shell does not reach their workers all at once."""
+    form = "{}" if key == "projects" else "here-{}"
 
     def state(shell, **options):
-        return settings(file, environ | ({"TPU_OPS_PROJECT": shell} if shell else {}), **options).state_dir
+        named = ",".join(form.format(letter) for letter in shell.split(",")) if shell else ""
+        given = [form.format(letter) for letter in options.get("same", ())]
+        return settings(file, environ | {variable: named}, **({key: given} if given else {})).state_dir
 
     assert len({state(""), state("a"), state("b"), state("a,b")}) == 4
     assert state("a,b") == state("b,a")
     for same in (["a"], "a"):
-        assert state("a", projects=same) == state("", projects=same) == state("")
-    assert state("b,a", projects=["a", "b"]) == state("")
+        assert state("a", same=same) == state("", same=same) == state("")
+    assert state("b,a", same=["a", "b"]) == state("")
+
+
+@pytest.mark.parametrize(
+    ("shell", "login"),
+    [
+        ({}, False),
+        ({"TPU_OPS_USER": ""}, False),
+        ({"TPU_OPS_USER": "ada"}, False),
+        ({"TPU_OPS_USER": "eve"}, True),
+        ({"TPU_OPS_PROXY_JUMP": "gate"}, True),
+        ({"TPU_OPS_PRIVATE_KEY": "~/key"}, True),
+        # Nobody else has what is known there.
+        ({"TPU_OPS_USER": "eve", "TPU_OPS_ENDPOINT": "127.0.0.1:1"}, False),
+    ],
+)
+def test_a_login_that_only_a_shell_has_is_told_from_the_files(file, environ, shell, login):
+    key = Path(environ["HOME"]) / "key"
+    key.parent.mkdir(parents=True, exist_ok=True)
+    key.touch()
+    found = settings(file, environ | shell, user="ada")
+    plain = settings(file, environ, user="ada")
+    assert (bool(found.login), found.shared) == (login, plain if login else None)
+    assert (plain.login, plain.shared) == ("", None)
+    assert "TPU_OPS_ENDPOINT" in shell or found.state_dir == plain.state_dir
+
+
+def test_a_login_of_a_shell_does_not_need_what_the_file_says_of_it(file, environ):
+    hers = file.parent / "hers"
+    hers.parent.mkdir(parents=True)
+    hers.touch()
+    found = settings(file, environ | {"TPU_OPS_PRIVATE_KEY": str(hers)}, private_key="/nowhere/key")
+    assert (found.private_key, bool(found.login), found.shared) == (hers, True, None)
 
 
 @pytest.mark.parametrize(

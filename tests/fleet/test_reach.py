@@ -257,9 +257,9 @@ def test_of_a_key_that_is_named_no_others_of_an_agent_are_offered_but_to_a_jump_
         path.write_text(text)
     files = Files(tmp_path)
     ansible = f"-F none -o IdentityFile={key} {ssh_files.arguments(selection.ssh_options(settings))} -G 192.0.2.1"
-    for words in (f"-F {files.ssh_config} -G {INNER.host}", ansible):
+    for words in (f"-F {files.ssh_config()} -G {INNER.host}", ansible):
         assert {f"identitiesonly {only}", f"identityfile {key}"} <= set(made_of(words)), words
-    for config in (files.jump_config, files.ssh_config):
+    for config in (files.jump_config, files.ssh_config()):
         assert "identitiesonly no" in made_of(f"-F {config} -G bastion"), config
 
 

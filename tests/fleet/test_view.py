@@ -62,6 +62,26 @@ def test_an_ssh_config_of_other_settings_is_written_anew(fleet):
     assert f"HostName {seen.workers[0].internal_ip}" in text
 
 
+def test_a_login_that_only_one_shell_has_is_in_no_file_that_others_read(fleet, monkeypatch):
+    fleet.create("pod", "v4-16")
+    # An endpoint of the environment is its shell's alone.
+    fleet.write(endpoint=fleet.api.grpc)
+    plain = update.refresh(fleet.settings())[0]
+    text = plain.ssh_config.read_text()
+    monkeypatch.setenv("TPU_OPS_USER", "eve")
+    hers = view.current(fleet.settings())
+    assert hers.ssh_config.parent == plain.ssh_config.parent
+    assert "User eve" in hers.ssh_config.read_text()
+    assert "eve" not in plain.ssh_config.read_text() == text
+    fleet.act("stop", "pod")
+    fleet.act("start", "pod")
+    seen = update.refresh(fleet.settings())[0]
+    assert [
+        f"HostName {seen.workers[0].external_ip}" in file.read_text() for file in (hers.ssh_config, plain.ssh_config)
+    ] == [True, True]
+    assert "eve" not in plain.ssh_config.read_text()
+
+
 def test_another_project_is_another_question(fleet):
     fleet.create("pod", "v4-16")
     update.refresh(fleet.settings())

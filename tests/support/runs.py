@@ -163,7 +163,8 @@ class Bench:
 
     def ssh_config(self, person: str = "ada") -> Path:
         """Return a person's ssh configuration of the fleet."""
-        return next((self.folder / f"state-{person}").glob("fleets/*/ssh_config"))
+        # The one for the login that only her shell has.
+        return next((self.folder / f"state-{person}").glob("fleets/*/ssh_config-*"))
 
     def inside(self, index: int, script: str, check: bool = True) -> str:
         """Run a shell line as root in a worker, past ssh and tpu_ops."""

@@ -11,7 +11,7 @@ from tpu_ops import config, files
 from tpu_ops.cli import options, output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import ssh_include, view
+from tpu_ops.fleet import selection, ssh_include, view
 from tpu_ops.fleet.state import Files
 from tpu_ops.remote import openssh
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show, include or no longer include the fleet's ssh config."""
     settings = config.load(args.fleet)
-    fragment = Files(settings.state_dir).ssh_config
+    fragment = selection.ssh_config(settings)
     if args.install or args.uninstall:
         return _change(args, settings, fragment)
     if args.dry_run or args.file:

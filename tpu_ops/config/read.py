@@ -36,6 +36,8 @@ _PROJECT = re.compile(r"^(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]*$")
 _ZONE = re.compile(r"^[a-z]+(?:-[a-z0-9]+)+$")
 _A_PROJECT, _A_ZONE = "a project id, as in my-project", "a zone, as in us-central2-b"
 _USER = re.compile(USER)
+#: By which variables a shell may say for itself how workers are reached.
+_LOGIN = ("TPU_OPS_USER", "TPU_OPS_PRIVATE_KEY", "TPU_OPS_PROXY_JUMP")
 _OF_STATE = "the directory for state (TPU_OPS_STATE, else below HOME)"
 _NOT_FOR_SSH = re.compile(r"[\x00-\x1f\x7f]|\$\{")
 _PATTERN = re.compile(r"^\S+$")
@@ -81,11 +83,13 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
     published = snapshot not in ("", "api")
     private_keys = _private_keys(options)
     projects = options.names("projects", _PROJECT, _A_PROJECT, "TPU_OPS_PROJECT")
-    return Settings(
+    zones = options.names("zones", _ZONE, _A_ZONE, "TPU_OPS_ZONES")
+    own = [*_of_shell(options, projects, "TPU_OPS_PROJECT"), *_of_shell(options, zones, "TPU_OPS_ZONES")]
+    found = Settings(
         path=folder,
         file=file,
         projects=projects,
-        zones=options.names("zones", _ZONE, _A_ZONE, "TPU_OPS_ZONES"),
+        zones=zones,
         endpoint=endpoint,
         request_timeout=options.seconds("request_timeout", LOCAL_TIMEOUT if endpoint else REQUEST_TIMEOUT),
         states=options.choices("states", STATES, ("READY",)),
@@ -110,8 +114,27 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         learn_host_keys=options.flag("learn_host_keys", default=True),
         state_dir=_for_ssh(files.state_root(environ), _OF_STATE)
         / "fleets"
-        / _state_name(folder if in_fleet else file, endpoint, _of_shell(options, projects)),
+        / _state_name(folder if in_fleet else file, endpoint, own),
     )
+    # Whoever sets an endpoint for a shell has a state of its own there already.
+    return found if endpoint != (options.data.get("endpoint") or "") else _with_login(found, options)
+
+
+def _with_login(found: Settings, options: Options) -> Settings:
+    """Return settings with what tells them from those of the file, where the environment has other logins."""
+    environ = {name: value for name, value in options.environ.items() if name not in _LOGIN}
+    if len(environ) == len(options.environ):
+        return found
+    shared = None
+    # What the file says may be none of this shell's business, such as a key that somebody else has.
+    with contextlib.suppress(UsageError):
+        shared = from_data(options.data, options.file, environ)
+    login, others = (
+        one and (one.user, one.private_key, one.more_keys, one.only_key, one.proxy_jump) for one in (found, shared)
+    )
+    if login == others:
+        return found
+    return found._replace(login=digests.sha256(repr(login).encode()).hexdigest()[:8], shared=shared)
 
 
 def _check_keys(data: Mapping[str, Any], file: Path) -> None:
@@ -310,21 +333,25 @@ def _service_account_contents(options: Options) -> Value:
     return Value(json.dumps(data), options.at(key))
 
 
-def _of_shell(options: Options, projects: Sequence[str]) -> list[str]:
-    """Return the projects where they are the environment's and others than the file's; else nothing."""
-    if not options.environ.get("TPU_OPS_PROJECT"):
+def _of_shell(options: Options, names: Sequence[str], variable: str) -> list[str]:
+    """Return the projects, or the zones, where they are the environment's and others than the file's; else nothing."""
+    if not options.environ.get(variable):
         return []
+    key, form, what = {
+        "TPU_OPS_PROJECT": ("projects", _PROJECT, _A_PROJECT),
+        "TPU_OPS_ZONES": ("zones", _ZONE, _A_ZONE),
+    }[variable]
     with contextlib.suppress(UsageError):
-        if set(options.names("projects", _PROJECT, _A_PROJECT)) == set(projects):
+        if set(options.names(key, form, what)) == set(names):
             return []
-    return sorted(projects)
+    return sorted(names)
 
 
-def _state_name(path: Path, endpoint: str, projects: Sequence[str]) -> str:
+def _state_name(path: Path, endpoint: str, own: Sequence[str]) -> str:
     """Name of a fleet's state: its own for each endpoint, so that a test service and the real one never mix.
 
-    Projects that a shell asks for, and the file does not, have their own too: what a command in another shell calls a
-    worker is not to become another project's while it is on.
+    Projects and zones that a shell asks for, and the file does not, have their own too: what a command in another shell
+    calls a worker is not to become another one, or none, while it is on.
     """
-    digest = digests.sha256("\n".join([str(path), endpoint, *projects]).encode()).hexdigest()[:8]
+    digest = digests.sha256("\n".join([str(path), endpoint, *own]).encode()).hexdigest()[:8]
     return f"{_NOT_FOR_SSH.sub('_', path.name)}-{digest}"

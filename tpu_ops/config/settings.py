@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tpu_ops.cloud.auth import Auth
 
@@ -140,6 +140,9 @@ class Settings(NamedTuple):
         learn_host_keys: Whether the inventory plugin learns the host keys of nodes that it has not seen.
         named: Whether commands are not on this fleet where they are given here without `--fleet`. It tells settings of
             one fleet apart that were read in two ways.
+        login: Name of the login that a shell has set for itself alone (user, key, jump), where the file has another:
+            what ssh reads for it is kept apart. Else empty.
+        shared: The same settings with the file's login, which other shells have; None where there is none apart.
     """
 
     path: Path
@@ -164,6 +167,9 @@ class Settings(NamedTuple):
     forward_agent: bool = False
     learn_host_keys: bool = True
     named: bool = False
+    login: str = ""
+    # Settings | None, which `typing` would compile.
+    shared: Any = None
 
     def command(self, name: str) -> str:
         """Return a command on this fleet, as in ``tpu_ops refresh``, which can be given where this one was."""

@@ -76,7 +76,7 @@ class Ways:
             place = next((host for host in (place, f"{place}-w0") if host in known), place)
             own = place in known
             self.jump = place if own else ""
-            self._proxy = _jump_command(files.ssh_config if own else files.jump_config, options, place)
+            self._proxy = _jump_command(files.ssh_config(settings.login) if own else files.jump_config, options, place)
             self.jump_config = "" if own else _jump_config(mux)
             self._outside = "" if own else place
             if own:

@@ -49,8 +49,13 @@ def reached(settings: Settings, listed: Sequence[Node]) -> list[Worker]:
     return [*workers, *(worker for worker in workers_of(listed, labels) if worker.host == jump)]
 
 
+def ssh_config(settings: Settings) -> Path:
+    """Return the path of what ssh reads for these settings."""
+    return Files(settings.state_dir).ssh_config(settings.login)
+
+
 def ssh_configs(settings: Settings, listed: Sequence[Node]) -> list[tuple[Path, str]]:
-    """Return the fleet's ssh_config, and what else it leads to: paths and texts."""
+    """Return the fleet's ssh_config, that of other shells and what else they lead to: paths and texts."""
     ways, files = ways_of(settings, listed), Files(settings.state_dir)
     own = ssh_files.ssh_config(
         [(worker, ways.of(worker)) for worker in reached(settings, listed)],
@@ -60,7 +65,9 @@ def ssh_configs(settings: Settings, listed: Sequence[Node]) -> list[tuple[Path, 
         mux=mux_dir(),
         forward_agent=settings.forward_agent,
     )
-    return [(files.ssh_config, own), *([(files.jump_config, ways.jump_config)] if ways.jump_config else [])]
+    found = [(ssh_config(settings), own), *([(files.jump_config, ways.jump_config)] if ways.jump_config else [])]
+    # The addresses are the same for all, and so up to date for all.
+    return list(dict([*(ssh_configs(settings.shared, listed) if settings.shared else ()), *found]).items())
 
 
 def ways_of(settings: Settings, listed: Sequence[Node]) -> Ways:

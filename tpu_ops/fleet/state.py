@@ -96,10 +96,9 @@ class Files(NamedTuple):
         """The snapshot of which a person was told last what changed: news is what changed since."""
         return self.directory / "shown.json"
 
-    @property
-    def ssh_config(self) -> Path:
-        """OpenSSH configuration, one host per worker."""
-        return self.directory / "ssh_config"
+    def ssh_config(self, login: str = "") -> Path:
+        """OpenSSH configuration, one host per worker; another one for each login that a shell has for itself."""
+        return self.directory / (f"ssh_config-{login}" if login else "ssh_config")
 
     @property
     def jump_config(self) -> Path:
@@ -231,7 +230,8 @@ class Files(NamedTuple):
             try:
                 self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
                 held.enter_context(files.locked(path, timeout))
-                own = (self.snapshot, self.shown, self.ssh_config, self.jump_config, self.known_hosts)
+                configs = {self.ssh_config(), *self.directory.glob("ssh_config-*")}
+                own = (self.snapshot, self.shown, *configs, self.jump_config, self.known_hosts)
                 files.clear(self.directory, own)
             except TimeoutError as exc:
                 raise UnwritableError(

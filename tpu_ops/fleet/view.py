@@ -63,7 +63,7 @@ class Fleet(NamedTuple):
     @property
     def ssh_config(self) -> Path:
         """OpenSSH configuration with one host per worker."""
-        return Files(self.settings.state_dir).ssh_config
+        return selection.ssh_config(self.settings)
 
     @property
     def known_hosts(self) -> Path:
