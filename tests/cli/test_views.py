@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.support.commands import failed
 from tests.support.fleet import ROOT
 from tests.support.nodes import node
 from tests.support.published import POD, Member, text
-from tpu_ops.fleet import contact
+from tpu_ops.fleet import contact, documents
 
 BIN = Path(sys.executable).parent
 
@@ -211,6 +212,22 @@ def test_publishing_asks_the_api_first_unless_it_is_told_not_to(fleet, tpu_ops, 
         assert tpu_ops("snapshot", *argv)[2].count(f"project {fleet.second}: not listed: ") == 1
     failed(tpu_ops("snapshot", "--publish", "https://example.com/x"), 2, "--publish", "gs://BUCKET/OBJECT")
     failed(tpu_ops("snapshot", "--publish", str(tmp_path / "missing" / "x")), 1, str(tmp_path / "missing" / "x"))
+
+
+def test_what_could_not_be_listed_is_published_as_it_was_known_and_named(fleet, tpu_ops, tmp_path):
+    path = tmp_path / "published.json"
+    fleet.create("pod", "v4-16")
+    fleet.create("west", "v5litepod-4", zone="us-west4-a")
+    tpu_ops("refresh")
+    fleet.api.fault(method="ListNodes", zone="us-west4-a", unreachable=True)
+    try:
+        for more in ([], ["--cached"]):
+            assert tpu_ops("snapshot", "--publish", str(path), *more)[0] == 0
+            found = documents.parse(path.read_bytes(), "", time.time())
+            assert [node.name for node in found.nodes] == ["pod", "west"]
+            assert found.unlisted == ((fleet.project, "us-west4-a"),)
+    finally:
+        fleet.api.clear_faults()
 
 
 @pytest.fixture

@@ -113,6 +113,8 @@ WRONG = [
     (("nodes", 0, "queued_resource"), HOSTILE, "queued_resource"),
     (("trusted_first",), "tpu-1-w0", "trusted_first"),
     (("trusted_first",), ["pod-w0"], "trusted_first"),
+    (("unlisted",), [["lab"]], "unlisted"),
+    (("unlisted",), [["lab", HOSTILE]], "unlisted"),
     (("nodes", 0, "spot"), 1, "spot"),
     (("nodes", 0, "service_account"), HOSTILE, "service_account"),
     (("nodes", 0, "create_time"), HOSTILE, "create_time"),

@@ -35,6 +35,22 @@ def test_a_member_has_hosts_and_keys_and_the_source_is_asked_again(member, file)
     assert "HostName 34.0.9.1" in fleet.ssh_config.read_text()
 
 
+def test_nodes_of_a_zone_that_could_not_be_listed_when_it_was_published_stay_and_that_is_said(member, file):
+    settings = member.settings()
+    update.refresh(settings, source=str(file))
+    found = documents.document(NOW + 60, ("lab", "other"), (), (POD,), KEYS, unlisted=[("other", SOLO.zone)])
+    file.write_text(found.text())
+    for fleet in (update.look(settings)[0], update.refresh(settings)[0], view.current(settings)):
+        assert [node.name for node in fleet.nodes] == ["pod", "solo"]
+        (warning,) = fleet.warnings
+        assert warning.startswith(f"project other, zone {SOLO.zone}: could not be listed when the snapshot was")
+    # What is passed on says so, too.
+    assert view.current(settings).unanswered == (("other", SOLO.zone),)
+    file.write_text(text([POD], asked_at=NOW + 120))
+    fleet = update.refresh(settings)[0]
+    assert ([node.name for node in fleet.nodes], fleet.warnings) == (["pod"], ())
+
+
 def test_the_first_command_of_a_member_reads_what_the_settings_name(member, file, monkeypatch):
     monkeypatch.setenv("TPU_OPS_SNAPSHOT", str(file))
     assert view.current(member.settings(TPU_OPS_SNAPSHOT=str(file))).source == str(file)

@@ -50,7 +50,9 @@ def run(args: argparse.Namespace) -> int:
     projects = settings.projects or tuple(sorted({node.project for node in fleet.listed}))
     known, first = Files(settings.state_dir).host_keys()
     places = (projects, settings.zones)
-    document = documents.document(fleet.asked_at, *places, fleet.listed, known, trusted_first=first)
+    document = documents.document(
+        fleet.asked_at, *places, fleet.listed, known, trusted_first=first, unlisted=fleet.unanswered
+    )
     text = documents.publishable(document, time.time())
     if printed:
         output.as_it_is(text.rstrip("\n"))

@@ -48,6 +48,7 @@ class Document:
         nodes: The fleet's nodes, in the order of their full names.
         host_keys: Alias -> host keys of its workers.
         trusted_first: Aliases of those that were trusted on first contact: no published key has confirmed them yet.
+        unlisted: Projects, each with a zone, that could not be listed then: the nodes there are older, or lack.
     """
 
     asked_at: float
@@ -56,6 +57,7 @@ class Document:
     nodes: tuple[Node, ...]
     host_keys: Mapping[str, Keys]
     trusted_first: frozenset[str] = frozenset()
+    unlisted: tuple[tuple[str, str], ...] = ()
 
     def text(self) -> str:
         """Return the document as JSON."""
@@ -67,6 +69,7 @@ class Document:
             "nodes": [node.to_json() for node in self.nodes],
             "host_keys": {alias: dict(sorted(keys.items())) for alias, keys in sorted(self.host_keys.items())},
             **({"trusted_first": sorted(self.trusted_first)} if self.trusted_first else {}),
+            **({"unlisted": sorted(self.unlisted)} if self.unlisted else {}),
         }
         return json.dumps(value, indent=1) + "\n"
 
@@ -79,11 +82,12 @@ def document(
     keys: Mapping[str, Keys],
     *,
     trusted_first: Set[str] = frozenset(),
+    unlisted: Iterable[tuple[str, str]] = (),
 ) -> Document:
     """Return the document of some nodes, with those of the known keys that are their workers'."""
     own = {worker.host_key_alias for worker in workers_of(nodes) if worker.node.node_id} & keys.keys()
     kept = {alias: keys[alias] for alias in sorted(own)}
-    return Document(asked_at, projects, zones, nodes, kept, frozenset(own & trusted_first))
+    return Document(asked_at, projects, zones, nodes, kept, frozenset(own & trusted_first), tuple(unlisted))
 
 
 def parse(data: bytes, where: str, now: float) -> Document:
@@ -174,6 +178,7 @@ def _document(value: Mapping[str, Any], now: float) -> Document:
         tuple(sorted(nodes, key=lambda node: node.full_name)),
         _host_keys(value.get("host_keys")),
         trusted_first=_trusted_first(value.get("trusted_first", [])),
+        unlisted=_unlisted(value.get("unlisted", [])),
     )
 
 
@@ -211,6 +216,12 @@ def _trusted_first(value: Any) -> frozenset[str]:
     if not isinstance(value, list) or not all(isinstance(alias, str) and aliases.node_id(alias) for alias in value):
         raise _WrongError("trusted_first is not a list of workers")
     return frozenset(value)
+
+
+def _unlisted(value: Any) -> list[tuple[str, str]]:
+    if not forms.places(value):
+        raise _WrongError("unlisted is not a list of projects with a zone of each")
+    return [(project, zone) for project, zone in value]
 
 
 def _refuse_twice(what: str, nodes: Iterable[Node], own: Callable[[Node], str]) -> None:

@@ -43,6 +43,20 @@ def address(text: str) -> str:
         return ""
 
 
+#: A project, or a zone; the zone ``-`` stands for all of them.
+_PLACE = re.compile(r"[a-z0-9][a-z0-9.:-]{0,99}|-")
+
+
+def places(value: Any) -> bool:
+    """Return whether a value is a list of projects with a zone of each."""
+    return isinstance(value, list) and all(
+        isinstance(pair, list)
+        and len(pair) == 2
+        and all(isinstance(text, str) and _PLACE.fullmatch(text) for text in pair)
+        for pair in value
+    )
+
+
 def texts(form: re.Pattern[str]) -> Form:
     """Return whether a value is a list of texts of a form."""
     return _lists(_matches(form))

@@ -10,7 +10,7 @@ from tpu_ops.cloud.client import Tpu, connect
 from tpu_ops.cloud.listing import list_nodes
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
-from tpu_ops.fleet import build, guest_attributes, published, selection, sources
+from tpu_ops.fleet import build, forms, guest_attributes, published, selection, sources
 from tpu_ops.fleet.model import Node
 from tpu_ops.fleet.published import Seen
 from tpu_ops.fleet.state import Files, Snapshot, Stored, question_of
@@ -88,7 +88,9 @@ def _ask_api(settings: Settings, files: Files, old: Snapshot | None, *, verify_k
             learned = guest_attributes.fetch(tpu, asked, instance_names=settings.iap)
             learned = guest_attributes.of_the_same(tpu, asked, learned, known)
     nodes = tuple(_named(node, learned.instance_names.get(node.full_name, ())) for node in nodes)
-    return Seen(asked_at, nodes, listing.unanswered, learned, listing.warnings)
+    # No node can be of a place of another form, and others are to read what is kept of these.
+    unanswered = tuple(place for place in listing.unanswered if forms.places([[*place]]))
+    return Seen(asked_at, nodes, unanswered, learned, listing.warnings)
 
 
 def with_instance_names(listed: Iterable[Node], others: Iterable[Node]) -> tuple[Node, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tpu_ops import texts
 from tpu_ops.cloud.client import told
+from tpu_ops.cloud.zones import zones_in_words
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.fleet import documents, sources
@@ -72,8 +73,16 @@ def read(settings: Settings, source: str, *, learn: bool) -> Seen:
         reasons={node.full_name: "the published snapshot has none" for node in nodes},
         trusted_first=found.trusted_first,
     )
-    warnings = tuple(f"{name}: not in the published snapshot ({where})" for name in lacking)
-    return Seen(found.asked_at, nodes, (), learned, warnings, source)
+    unlisted = tuple(
+        (project, zone) for project, zone in found.unlisted if project in projects and zone in ("-", *(zones or [zone]))
+    )
+    warnings = [f"{name}: not in the published snapshot ({where})" for name in lacking]
+    warnings += [
+        f"{zones_in_words(project, zone)}: could not be listed when the snapshot was published: nodes there are as "
+        "they were known before"
+        for project, zone in unlisted
+    ]
+    return Seen(found.asked_at, nodes, unlisted, learned, tuple(warnings), source)
 
 
 def refuse_outdated(settings: Settings, seen: Seen, old: Snapshot | None) -> None:

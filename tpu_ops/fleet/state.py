@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tpu_ops import files
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError
+from tpu_ops.fleet import forms
 from tpu_ops.fleet.model import Node
 
 if TYPE_CHECKING:
@@ -62,12 +63,14 @@ class Snapshot(NamedTuple):
         nodes: In the order of their full names.
         source: Where a published snapshot was read from instead; empty where it was the API.
         warnings: What could not be listed, in words.
+        unanswered: The same as projects with a zone of each: their nodes are as they were known before.
     """
 
     asked_at: float
     nodes: tuple[Node, ...]
     source: str = ""
     warnings: tuple[str, ...] = ()
+    unanswered: tuple[tuple[str, str], ...] = ()
 
 
 class Stored(NamedTuple):
@@ -160,6 +163,7 @@ class Files(NamedTuple):
             "source": snapshot.source,
             "asked_at": snapshot.asked_at,
             "warnings": snapshot.warnings,
+            "unanswered": snapshot.unanswered,
             "nodes": [node.to_json() for node in snapshot.nodes],
         }
         first = not os.path.lexists(self.shown)
@@ -267,15 +271,18 @@ def _stored(text: str) -> Stored | None:
     if not isinstance(question, dict) or not isinstance(source, str | None) or not isinstance(nodes, list):
         return None
     # Without them where an earlier version wrote it.
-    warnings = data.get("warnings", [])
+    warnings, unanswered = data.get("warnings", []), data.get("unanswered", [])
     if not isinstance(warnings, list) or not all(isinstance(text, str) for text in warnings):
+        return None
+    if not forms.places(unanswered):
         return None
     if isinstance(asked_at, bool) or not isinstance(asked_at, int | float) or not 0 <= asked_at < _LATEST:
         return None
     if "\\ud" in text:
         # Half a character, which no file can be written with.
         json.dumps(data, ensure_ascii=False).encode()
-    return Stored(question, Snapshot(float(asked_at), tuple(map(Node.from_json, nodes)), source or "", tuple(warnings)))
+    found = (tuple(map(Node.from_json, nodes)), source or "", tuple(warnings), tuple(map(tuple, unanswered)))
+    return Stored(question, Snapshot(float(asked_at), *found))
 
 
 def replace(path: Path, text: str, mode: int) -> None:

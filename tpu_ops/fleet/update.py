@@ -54,7 +54,7 @@ def look(settings: Settings, *, source: str | None = None) -> tuple[Fleet, Chang
         # Whatever was asked for last: who asks for less once does not want to go back in time later.
         published.refuse_outdated(settings, seen, stored.snapshot if stored else None)
     nodes = origin.with_unanswered(seen.nodes, seen.unanswered, old)
-    now = Snapshot(seen.asked_at, nodes, seen.source, seen.warnings)
+    now = Snapshot(seen.asked_at, nodes, seen.source, seen.warnings, seen.unanswered)
     shown = files.read_shown(question_of(settings), stored)
     return view.of(settings, now, stored), _changes(settings, shown, nodes)
 
@@ -99,7 +99,7 @@ def refresh(
             now = old._replace(nodes=origin.with_instance_names(old.nodes, seen.nodes))
         else:
             listed = origin.with_unanswered(seen.nodes, seen.unanswered, old)
-            now = Snapshot(seen.asked_at, listed, seen.source, seen.warnings)
+            now = Snapshot(seen.asked_at, listed, seen.source, seen.warnings, seen.unanswered)
         known, first = files.host_keys()
         replaced = _replaced(stored, question, now.nodes)
         workers = workers_of(now.nodes)

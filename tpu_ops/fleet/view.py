@@ -35,6 +35,7 @@ class Fleet(NamedTuple):
         compared: Workers whose known host keys were to be compared with the published ones: host -> why they could not
             be, or empty; nothing where that was not asked for.
         unlisted: Those of the warnings that belong to the nodes: what could not be listed when they were asked for.
+        unanswered: The same as projects with a zone of each: the nodes there are as they were known before.
         unheard: Nodes that may publish host keys, though none was learned now: full name -> why that is not known.
     """
 
@@ -48,6 +49,7 @@ class Fleet(NamedTuple):
     source: str = ""
     compared: Mapping[str, str] = MappingProxyType({})
     unlisted: tuple[str, ...] = ()
+    unanswered: tuple[tuple[str, str], ...] = ()
     unheard: Mapping[str, str] = MappingProxyType({})
 
     @property
@@ -163,4 +165,4 @@ def of(settings: Settings, snapshot: Snapshot, stored: Stored | None = None) -> 
     doubts = selection.doubts(settings, snapshot.nodes, stored.snapshot.nodes if stored else ())
     asked = (snapshot.asked_at, (*snapshot.warnings, *doubts), snapshot.source)
     found = (nodes, tuple(workers), snapshot.nodes, labels)
-    return Fleet(settings, *found, *asked, unlisted=snapshot.warnings)
+    return Fleet(settings, *found, *asked, unlisted=snapshot.warnings, unanswered=snapshot.unanswered)
