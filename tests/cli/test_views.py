@@ -99,6 +99,17 @@ def test_filters_of_the_fleet_that_nothing_passes_are_named(fleet, tpu_ops, filt
     assert "filters" not in tpu_ops("list")[2]
 
 
+def test_a_fleet_of_which_not_all_was_listed_is_not_said_to_be_empty(fleet, tpu_ops):
+    fleet.api.fault(method="ListNodes", zone="us-west4-a", unreachable=True)
+    try:
+        code, out, err = tpu_ops("list")
+    finally:
+        fleet.api.clear_faults()
+    assert (code, out, "no node is known, but not all could be listed" in err) == (0, "", True)
+    assert "tpu_ops create" not in err
+    assert "no node exists" in tpu_ops("list")[2]
+
+
 def test_a_node_that_has_no_worker_yet_is_a_row_as_well(fleet, tpu_ops, tmp_path):
     symptom = {"worker_id": "", "type": "LOW_MEMORY", "details": "", "create_time": ""}
     new = node("new", node_id="9", count=0, state="CREATING", symptoms=(symptom,))

@@ -227,6 +227,15 @@ def test_a_login_that_only_a_shell_has_is_told_from_the_files(file, environ, she
     assert "TPU_OPS_ENDPOINT" in shell or found.state_dir == plain.state_dir
 
 
+def test_somebody_without_a_home_is_told_so(file, environ, monkeypatch):
+    def nobody(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", nobody)
+    with pytest.raises(UsageError, match="there is no home directory"):
+        settings(file, environ | {"HOME": ""})
+
+
 def test_a_login_of_a_shell_does_not_need_what_the_file_says_of_it(file, environ):
     hers = file.parent / "hers"
     hers.parent.mkdir(parents=True)

@@ -34,6 +34,13 @@ def test_a_node_that_was_taken_away_is_made_again_as_it_was(fields: dict[str, An
     assert fix == f"it does not come back by itself: `{delete}`, then `{create}`"
 
 
+def test_a_node_of_a_reservation_is_not_made_again_on_demand() -> None:
+    fix = model.until_ready(node("pod2", state="PREEMPTED", reserved=True))
+    assert fix.startswith(f"it does not come back by itself: `tpu_ops delete pod2 {PLACE}`, then create it in its")
+    assert "--reserved" in fix
+    assert "tpu_ops create" not in fix
+
+
 def test_a_node_of_a_queued_resource_is_made_again_with_all_that_it_made() -> None:
     fix = model.until_ready(node("ms-0", state="PREEMPTED", queued_resource="spring", spot=True))
     delete = f"gcloud compute tpus queued-resources delete spring {PLACE} --force"

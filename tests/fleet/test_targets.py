@@ -93,6 +93,23 @@ def test_an_empty_fleet_says_how_to_get_a_node():
         targets.select([], "pod")
 
 
+@pytest.mark.parametrize(
+    ("shown", "target", "words"),
+    [
+        ((), "none", "the fleet's filters let none of its nodes pass (pod, solo): see `names`"),
+        ((), "@all", "the fleet's filters let none of its nodes pass (pod, solo): see `names`"),
+        (("solo",), "pod", "the fleet's filters leave it out: see `names`"),
+        (("solo",), "pod-w3", "the fleet's filters leave it out: see `names`"),
+        (("solo",), "pods", "known nodes: solo"),
+    ],
+)
+def test_what_the_filters_leave_out_is_told_from_what_is_not_there(shown, target, words):
+    listed = [node(count=4), node("solo", node_id="2", count=1)]
+    with pytest.raises(targets.UnknownError) as caught:
+        targets.select(workers_of([one for one in listed if one.name in shown]), target, listed=listed)
+    assert words in caught.value.fix
+
+
 def test_groups_are_called_as_in_the_inventory_whatever_the_filters_hide():
     """Ansible names them by all nodes that are listed."""
     listed = [

@@ -12,7 +12,7 @@ from tpu_ops import config, texts
 from tpu_ops.cli import faults as cli_faults
 from tpu_ops.cli import options, output, preparing
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import contact, view
+from tpu_ops.fleet import contact, targets, view
 from tpu_ops.runs import doctor, preflight
 from tpu_ops.runs.doctor import Finding
 from tpu_ops.runs.preflight import Fault
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         workers = list(fleet.workers)
     if not workers:
         raise UsageError(
-            "the fleet has no workers", where=str(settings.path), fix="create a node with `tpu_ops create`"
+            "the fleet has no workers", where=str(settings.path), fix=targets.without_workers(fleet.listed)
         )
     found = asyncio.run(doctor.examine(contact.fanout(fleet), workers))
     waiting = unconfigured(found, settings.state_dir)

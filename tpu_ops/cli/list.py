@@ -78,8 +78,7 @@ def run(args: argparse.Namespace) -> int:
     elif rows := table_rows(fleet, shown):
         output.table(rows, COLUMNS)
     elif not fleet.listed:
-        made = f"no node exists; `{settings.command('create')}` creates one"
-        output.info("the published snapshot has no nodes; ask its publisher" if fleet.source else made)
+        output.info(_nothing(fleet))
     elif fleet.nodes and not unknown:
         output.info("no node matches all of these")
     if fleet.source or args.cached:
@@ -87,6 +86,15 @@ def run(args: argparse.Namespace) -> int:
     if changes and not changes.first:
         output.info(f"changed since the last refresh: `{settings.command('refresh')}` shows what")
     return ExitCode.OK
+
+
+def _nothing(fleet: Fleet) -> str:
+    """Return what is said of a fleet without nodes."""
+    if fleet.unanswered:
+        return "no node is known, but not all could be listed: see the warnings"
+    if fleet.source:
+        return "the published snapshot has no nodes; ask its publisher"
+    return f"no node exists; `{fleet.settings.command('create')}` creates one"
 
 
 class Wanted:

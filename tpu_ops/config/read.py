@@ -230,7 +230,7 @@ def _for_ssh(path: Path, where: str) -> Path:
 
 
 def _home(options: Options) -> Path:
-    return Path(options.environ.get("HOME") or Path.home())
+    return files.expanded(options.environ.get("HOME") or "~", "HOME")
 
 
 def _path(value: Value, options: Options) -> Path:

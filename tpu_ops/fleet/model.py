@@ -155,6 +155,10 @@ def until_ready(node: Node) -> str:
                 f"it does not come back by itself: `{shlex.join(words)}` deletes all its nodes, then ask for it again"
             )
         delete = shlex.join(["tpu_ops", "delete", node.name, *place])
+        if node.reserved:
+            # What `tpu_ops create` makes is on demand, and paid for besides the reservation.
+            gcloud = "create it in its reservation again with gcloud's --reserved (docs/inventory.md, Making nodes)"
+            return f"it does not come back by itself: `{delete}`, then {gcloud}"
         return f"it does not come back by itself: `{delete}`, then `{shlex.join(_creation(node, place))}`"
     if node.state == "STOPPED":
         return f"start it: `gcloud compute tpus tpu-vm start {node.name} --zone {node.zone} --project {node.project}`"

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from tpu_ops import texts
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet.model import Node, Worker, node_labels
+from tpu_ops.fleet.model import Node, Worker, node_labels, workers_of
 
 #: A range of numbers in a node set's brackets, and how many names one part of a target may stand for.
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
@@ -19,6 +19,7 @@ _OPERATOR = re.compile(r"([,!&^])(?![^\[]*\])")
 _EMPTY_FLEET = (
     "the fleet has no workers: create a node with `tpu_ops create`, or look for new ones with `tpu_ops refresh`"
 )
+_FILTERS = "see `names`, `labels` and `accelerator_types` in inventory/tpu_vm.yml"
 
 
 class UnknownError(UsageError):
@@ -59,7 +60,7 @@ def select(
     if not chosen:
         what, where = "the target matches no worker", f"target {shortened(target)}"
         if not workers:
-            raise UnknownError(what, where=where, fix=_EMPTY_FLEET)
+            raise UnknownError(what, where=where, fix=without_workers(listed))
         if {*parts[1::2]} - {","}:
             raise UsageError(what, where=where, fix="check its operators (, ! & ^): they leave no worker")
         fix = f"groups hold workers of nodes that are {' or '.join(states)}; `tpu_ops list` shows the state of each"
@@ -135,11 +136,29 @@ class _Names:
         if dash and index.isascii() and index.isdecimal() and label in self.nodes:
             count = len(self.nodes[label])
             return f"{label} has worker{f's 0 to {count - 1}' if count > 1 else ' 0 only'}"
+        if any(name in (label, *hosts) for label, hosts in _hidden(self._workers, self._listed).items()):
+            return f"there is one, and the fleet's filters leave it out: {_FILTERS}"
         if close := alike(name, [*self.nodes, *self.hosts]):
             return f"did you mean {' or '.join(close)}? `tpu_ops refresh` looks for new nodes"
         if self.nodes:
             return f"known nodes: {texts.some(sorted(self.nodes))}; `tpu_ops refresh` looks for new ones"
-        return _EMPTY_FLEET
+        return without_workers(self._listed)
+
+
+def _hidden(workers: Sequence[Worker], listed: Sequence[Node]) -> dict[str, list[str]]:
+    """Return the hosts of the nodes that the fleet's filters leave out, by the nodes' labels."""
+    seen, hidden = {worker.node.full_name for worker in workers}, dict[str, list[str]]()
+    for worker in workers_of(listed):
+        if worker.node.full_name not in seen:
+            hidden.setdefault(worker.label, []).append(worker.host)
+    return hidden
+
+
+def without_workers(listed: Sequence[Node]) -> str:
+    """Return what to do about a fleet without workers, given all nodes of the projects and zones."""
+    if hidden := _hidden((), listed):
+        return f"the fleet's filters let none of its nodes pass ({texts.some(sorted(hidden))}): {_FILTERS}"
+    return _EMPTY_FLEET
 
 
 def alike(name: str, known: Iterable[str]) -> list[str]:
