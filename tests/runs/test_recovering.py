@@ -769,6 +769,24 @@ def test_who_takes_over_in_the_midst_of_bringing_nodes_back_goes_on_with_that(
     assert (job.kept.preemptions, job.kept.counted) == (preemptions, False)
 
 
+@pytest.mark.parametrize(("early", "preemptions"), [(True, 1), (False, 2)])
+def test_who_takes_over_knows_of_a_loss_that_was_counted_before_the_api_told_of_it(
+    run: Any, monkeypatch: pytest.MonkeyPatch, early: bool, preemptions: int
+) -> None:
+    world = World(SHUT_DOWN, DONE, DONE)
+    call = world.call
+
+    async def goes(requests: Any, action: str, **options: Any) -> dict[str, Reply]:
+        if world.node_id != "1" or action != "start":
+            return await call(requests, action, **options)
+        world.state = "PREEMPTED"
+        return {host: Reply(host, {}, "unreachable", "no route to host") for host in requests}
+
+    monkeypatch.setattr(world, "call", goes)
+    code, _, job = run(world, pending=True, preemptions=1, counted=True, early=early)
+    assert (code, job.kept.preemptions, job.kept.early, world.node_id) == (0, preemptions, False, "2")
+
+
 @pytest.mark.parametrize(("preemptions", "counted"), [(1, True), (0, False)])
 def test_what_the_version_before_has_kept_is_not_counted_twice(tmp_path: Path, preemptions: int, counted: bool) -> None:
     options = recovery.options_of(spec.RunSpec("r1", ("x",)), {})

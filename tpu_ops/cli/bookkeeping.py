@@ -34,8 +34,6 @@ class Bookkeeping:
     def __init__(self, settings: Settings, kept: Recovery, run: spec.RunSpec, *, begun: bool) -> None:
         self._settings, self.kept, self._spec, self._begun = settings, kept, run, begun
         self._events: list[dict[str, Any]] = []
-        #: Whether a loss is counted of which the API does not tell yet, as where its workers have told first.
-        self._early = False
 
     def _keep(self, **changes: Any) -> None:
         self.kept = replace(self.kept, **changes)
@@ -77,13 +75,13 @@ class Bookkeeping:
             anew: Whether nodes are lost that took the place of others, whose loss is counted.
             early: Whether no node is known to be lost yet: the next one that is was counted by this.
         """
-        anew, self._early = anew and not self._early, early
+        anew = anew and not self.kept.early
         if kind == FAILED:
-            self._keep(failures=self.kept.failures + 1, pending=True)
+            self._keep(failures=self.kept.failures + 1, pending=True, early=early)
         elif anew or not self.kept.counted:
-            self._keep(preemptions=self.kept.preemptions + 1, pending=True, counted=True)
+            self._keep(preemptions=self.kept.preemptions + 1, pending=True, counted=True, early=early)
         else:
-            self._keep(pending=True)
+            self._keep(pending=True, early=early)
         return self.kept.over_budget()
 
     def _count_lost(self, plan: remaking.Plan, exc: OpsError | None = None, *, anew: bool = False) -> bool:

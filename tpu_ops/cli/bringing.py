@@ -77,11 +77,11 @@ class Bringing(Bookkeeping):
             self._count_these(remaking.lost(plan, seen))
         fresh = bool(remaking.fresh(plan, seen))
         self._has_made |= fresh
-        self._early = self._early and not fresh
         # What becomes of these from now on is a preemption of its own.
         self._now = plan.now(seen, names)
-        if self.kept.counted and not (fresh or self._early):
-            self._keep(counted=False)
+        early = self.kept.early and not fresh
+        if (counted := self.kept.counted and (fresh or early)) != self.kept.counted or early != self.kept.early:
+            self._keep(counted=counted, early=early)
         fleet, found = self._found(names, fresh=fresh)
         for text in (text for text in fleet.warnings if text not in self._said):
             output.warning(text)
@@ -102,7 +102,7 @@ class Bringing(Bookkeeping):
                 what = "its environments differ, so all its workers are configured together"
                 output.info(f"run {self.kept.run_id}: {what} (site.yml)")
                 configure.converge(self._settings, fleet, workers, then="continue")
-        self._keep(plan=plan.now(seen, [worker.node.full_name for worker in workers]), counted=self._early)
+        self._keep(plan=plan.now(seen, [worker.node.full_name for worker in workers]), counted=self.kept.early)
         # Of a run that somebody stopped meanwhile nothing is moved: `_again` sees that as well, and ends.
         if self.kept.git and not asyncio.run(self._check(contact.fanout(fleet), workers)):
             projects.bring(self._settings, fleet, workers, self.kept.git)

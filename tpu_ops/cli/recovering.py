@@ -256,9 +256,9 @@ class Recovering(Bringing):
 
     def _is_on(self) -> None:
         """Know that the attempt has begun: what is refused or lost from now on is so for the first time."""
-        self._refusals, self._pause, self._early = 0, remaking.FIRST_PAUSE, False
-        if self.kept.counted:
-            self._keep(counted=False)
+        self._refusals, self._pause = 0, remaking.FIRST_PAUSE
+        if self.kept.counted or self.kept.early:
+            self._keep(counted=False, early=False)
 
     async def _follow(self, one: Attempt) -> int:
         self._begun = self._has_followed = True

@@ -43,6 +43,7 @@ class Recovery:
         failures: The same of its command.
         pending: Whether the next attempt is being prepared, its nodes brought back for example, so that none is on.
         counted: Whether it is counted already that nodes are not as the plan has them.
+        early: Whether a loss is counted of which the API does not tell yet, as where its workers have told first.
     """
 
     run_id: str
@@ -60,6 +61,7 @@ class Recovery:
     failures: int = 0
     pending: bool = False
     counted: bool = False
+    early: bool = False
 
     def over_budget(self) -> str:
         """Return which budget is used up, in words; empty where none is."""
