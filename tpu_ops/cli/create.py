@@ -143,10 +143,10 @@ def _refresh(settings: Settings, wish: Wish) -> Fleet:
         asks = f"`{settings.command('refresh')} --from api` switches to the API"
         output.warning(f"this fleet was {fleet.age}, without the new node: {asks}")
     elif not workers:
-        output.warning(
-            f"the new node is not part of this fleet: {settings.file} does not list project {wish.project}, "
-            f"zone {wish.zone}"
-        )
+        lacks = f"does not list project {wish.project}, zone {wish.zone}"
+        if any(node.full_name == wish.full_name for node in fleet.listed):
+            lacks = "has filters that leave it out"
+        output.warning(f"the new node is not part of this fleet: {settings.file} {lacks}")
     return fleet
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
-from tpu_ops.fleet import lifecycle, origin, update
+from tpu_ops.fleet import lifecycle, origin, targets, update
 from tpu_ops.fleet.model import TAKEN_STATES, Node
 from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.fleet.view import Fleet
@@ -100,7 +100,10 @@ def chosen(fleet: Fleet, name: str, *, zone: str | None, project: str | None) ->
     if not found:
         known = ", ".join(sorted(labels.values())) or "none"
         place = "".join(f", {kind} {value}" for kind, value in (("zone", zone), ("project", project)) if value)
-        raise UsageError(f"no node is called {name!r}", where=f"this fleet{place}", fix=f"known nodes: {known}")
+        fix = f"known nodes: {known}"
+        if any(name in (node.name, fleet.labels[node.full_name]) for node in fleet.listed if node not in fleet.nodes):
+            fix = f"there is one, and the fleet's filters leave it out: {targets.FILTERS}"
+        raise UsageError(f"no node is called {name!r}", where=f"this fleet{place}", fix=fix)
     if len(found) > 1:
         names = " or ".join(sorted(labels[node.full_name] for node in found))
         fix = f"use {names}, or add --zone or --project"

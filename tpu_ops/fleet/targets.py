@@ -19,7 +19,8 @@ _OPERATOR = re.compile(r"([,!&^])(?![^\[]*\])")
 _EMPTY_FLEET = (
     "the fleet has no workers: create a node with `tpu_ops create`, or look for new ones with `tpu_ops refresh`"
 )
-_FILTERS = "see `names`, `labels` and `accelerator_types` in inventory/tpu_vm.yml"
+#: Where the filters of a fleet stand.
+FILTERS = "see `names`, `labels` and `accelerator_types` in inventory/tpu_vm.yml"
 
 
 class UnknownError(UsageError):
@@ -137,7 +138,7 @@ class _Names:
             count = len(self.nodes[label])
             return f"{label} has worker{f's 0 to {count - 1}' if count > 1 else ' 0 only'}"
         if any(name in (label, *hosts) for label, hosts in _hidden(self._workers, self._listed).items()):
-            return f"there is one, and the fleet's filters leave it out: {_FILTERS}"
+            return f"there is one, and the fleet's filters leave it out: {FILTERS}"
         if close := alike(name, [*self.nodes, *self.hosts]):
             return f"did you mean {' or '.join(close)}? `tpu_ops refresh` looks for new nodes"
         if self.nodes:
@@ -157,7 +158,7 @@ def _hidden(workers: Sequence[Worker], listed: Sequence[Node]) -> dict[str, list
 def without_workers(listed: Sequence[Node]) -> str:
     """Return what to do about a fleet without workers, given all nodes of the projects and zones."""
     if hidden := _hidden((), listed):
-        return f"the fleet's filters let none of its nodes pass ({texts.some(sorted(hidden))}): {_FILTERS}"
+        return f"the fleet's filters let none of its nodes pass ({texts.some(sorted(hidden))}): {FILTERS}"
     return _EMPTY_FLEET
 
 
