@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         fleet, changes = update.refresh(settings, verify_keys=args.verify_keys, source=source, told=True)
     chosen = first_contact.workers_of(fleet, args.trust_first)
     about = tuple(hostkeys.about(worker.label) for worker in chosen)
-    warnings = [text for text in fleet.warnings if not about or not text.startswith(about)]
+    warnings = [text for text in fleet.warnings if not about or not text.startswith(about) or hostkeys.is_denial(text)]
     warnings += selection.unreachable(settings, fleet.listed, asked=not args.dry_run)
     unknown = {host: why for host, why in fleet.compared.items() if why}
     warnings += _not_compared(unknown)

@@ -26,6 +26,10 @@ def has_keys(settings: Settings, workers: Iterable[Worker]) -> bool:
     return all(worker.host_key_alias in known for worker in workers)
 
 
+#: How the reason ends for which this account is not shown what others may be.
+DENIED = "(PERMISSION_DENIED)"
+
+
 class HostKeyAlarm(OpsError):
     """A worker publishes another host key than the one known for the same node id."""
 
@@ -120,6 +124,11 @@ def compared(
     }
 
 
+def is_denial(warning: str) -> bool:
+    """Return whether a warning of `missing` is about a node whose host keys others may read."""
+    return f"{DENIED}); " in warning
+
+
 def about(label: str) -> str:
     """Return how a warning of `missing` about a node begins."""
     return f"node {label}:"
@@ -162,8 +171,15 @@ def _refused(label: str, workers: Sequence[Worker], reasons: Mapping[str, str], 
     node = workers[0].node
     if not node.node_id:
         return f"the API gives it no id, to which host keys are bound, so ssh to {names} is refused"
+    reason = reasons.get(node.full_name) or "its guest agent may still be starting"
+    if reason.endswith(DENIED):
+        return (
+            f"you may not see which host keys it publishes, so ssh to {names} is refused ({reason}); ask for a role"
+            " that may read guest attributes, or for a published snapshot (docs/members.md);"
+            f" `{refresh} --trust-first {label}` would believe whoever answers at these addresses"
+        )
     return (
         f"no host key published for {names}, so ssh there is refused"
-        f" ({reasons.get(node.full_name) or 'its guest agent may still be starting'});"
+        f" ({reason});"
         f" run `{refresh}` to ask again; if it never publishes one, `{refresh} --trust-first {label}`"
     )
