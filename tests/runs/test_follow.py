@@ -37,6 +37,14 @@ class Second(list[Frame]):
     """What a worker sends of the run's second attempt."""
 
 
+class Nothing(list[Frame]):
+    """What a worker answers that has no launcher yet, or knows nothing of the run."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+
 class Stream:
     """Sends frames, then breaks unless the last one is the end."""
 
@@ -46,6 +54,8 @@ class Stream:
         self._frames = frames
 
     async def answer(self) -> Reply:
+        if isinstance(self._frames, Nothing):
+            return Reply("", {}, self._frames.kind, "it knows nothing of that")
         return Reply("", {"record": RECORD | {"attempt": 2 if isinstance(self._frames, Second) else 1}})
 
     async def frames(self) -> AsyncIterator[Frame]:
@@ -323,6 +333,14 @@ async def test_the_next_attempt_is_followed_from_its_beginning_on_all_ranks(monk
     ]
     assert (workers.asked[-1]["offset"], workers.asked[-1]["notes"]) == (0, 0)
     assert [outcome.record and outcome.record["attempt"] for outcome in outcomes] == [2, 2]
+
+
+@pytest.mark.parametrize("kind", ["missing", "no-launcher"])
+async def test_a_node_that_was_made_anew_is_followed_in_the_attempt_that_it_was_made_for(kind: str) -> None:
+    second = Second([Frame(DATA, 0, b"three\n"), end(6, attempt=2)])
+    outcomes, _, lines = await followed(Workers(w0=[second], w1=[Nothing(kind), second]), ["w0", "w1"])
+    assert [outcome.record and outcome.record["attempt"] for outcome in outcomes] == [2, 2]
+    assert lines == ["three"]
 
 
 async def test_a_copy_of_a_log_never_goes_on_with_that_of_another_attempt(monkeypatch: pytest.MonkeyPatch) -> None:

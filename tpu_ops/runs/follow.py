@@ -16,7 +16,7 @@ from tpu_ops.remote.stream import Broken, Stream
 from tpu_ops.runs import mute
 from tpu_ops.runs.fold import Fold
 from tpu_ops.runs.lines import Lines
-from tpu_ops.runs.outcomes import CUT, ON, Outcome, outcome_of, short, without_record
+from tpu_ops.runs.outcomes import CUT, KNOWS_NOTHING, ON, Outcome, outcome_of, short, without_record
 
 #: Seconds between two attempts to reach a worker again, and after which it is given up where none answers. While
 #: another is followed, the run is on and none is given up.
@@ -133,7 +133,12 @@ class Follower:
         # Where the run was started again meanwhile, its ranks are followed in the same attempt.
         while self._data is None and (newest := max(map(_attempt, outcomes.values()))) > seen:
             seen = newest
-            behind = [rank for rank, outcome in outcomes.items() if 0 < _attempt(outcome) < newest]
+            # A node that was made anew for it knew nothing of the run at first, or had no launcher yet.
+            behind = [
+                rank
+                for rank, outcome in outcomes.items()
+                if 0 < _attempt(outcome) < newest or (newest > 1 and (outcome.bare or outcome.reason == KNOWS_NOTHING))
+            ]
             outcomes |= zip(behind, await self._follow_all(behind), strict=True)
         others = {
             rank: Outcome(rank, host, "unknown", reason="it was not asked") for rank, host in enumerate(self._hosts)
