@@ -309,6 +309,14 @@ A role that you use in your own playbook also checks its variables first, on eac
 count as still to be installed only if the playbook lists these roles under `roles:` or uses `import_role`: what
 `include_role` will run is not known beforehand, so a login shell that it would install is refused.
 
+## While runs are active
+
+`site.yml` can be run at any time. An environment that a run may be using is not changed: a worker on which one would
+change fails with the name of the run, before the first package moves, and check mode warns of it.
+`python_fill_during_runs: true` changes it all the same. Nothing keeps a run from starting during the change; a run that
+did is named in a warning, and should be started again. New environments are made, and everything else is configured,
+whether or not a run is active. `playbooks/upgrade.yml` does not start while one is.
+
 Generated from the roles' `meta/argument_specs.yml` by `tools/check_roles.py --write`.
 """
 

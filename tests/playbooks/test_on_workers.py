@@ -205,6 +205,27 @@ def test_each_worker_is_rebooted_once_and_takes_runs_again(desk, lab):
         pass
 
 
+def test_site_changes_no_environment_under_a_run(desk, lab):
+    def site(*argv: str) -> tuple[int, str]:
+        return play(desk, "python.yml", *argv)
+
+    name = "/opt/venvs/jax/lib/python3*/site-packages/opt_einsum-*"
+    with a_run(desk):
+        code, said = site()
+        assert (code, {row["changed"] for row in recap(said).values()}) == (0, {0}), said
+        lab.inside("pod-w1", "sh", "-c", f"mkdir /srv/aside && mv {name} /srv/aside/")
+        code, said = site()
+        assert code == 2, said
+        assert re.search(r"environment jax: not changed, since the run sleeper-\w+ is active on this worker", said)
+        assert [recap(said)[host]["failed"] for host in POD] == [0, 1]
+        lab.inside("pod-w1", "sh", "-c", f"! test -e {name}")
+        code, said = site("--check")
+        assert (code, "environment jax: not changed, since the run sleeper-" in said) == (0, True), said
+    code, said = site()
+    assert (code, recap(said)["pod-w1"]["changed"]) == (0, 1), said
+    lab.inside("pod-w1", "sh", "-c", f"test -e {name}")
+
+
 def disks(desk: Desk, **mount: Any) -> tuple[int, str]:
     return play(desk, "disks.yml", "--extra-vars", json.dumps({"disks_mounts": [mount]}), node="solo")
 

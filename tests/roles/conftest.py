@@ -41,12 +41,12 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     # On a worker a module's warnings are in its result; where another test has loaded the controller's part of Ansible,
     # they would be displayed instead.
     monkeypatch.setattr("ansible.module_utils._internal.is_controller", False)
-    monkeypatch.setattr("ansible.module_utils.common.warnings._global_warnings", {})
 
     def call(
         module: ModuleType, arguments: dict[str, Any], *, check: bool = False, no_log: bool = False
     ) -> dict[str, Any]:
         umask = os.umask(0o022)
+        monkeypatch.setattr("ansible.module_utils.common.warnings._global_warnings", {})
         flags = {"_ansible_check_mode": check, "_ansible_no_log": no_log}
         try:
             with patch_module_args(arguments | flags), pytest.raises(SystemExit):

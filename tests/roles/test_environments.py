@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import os
 import shutil
 import subprocess
 import sys
@@ -16,11 +17,11 @@ import pytest
 
 from roles.python.filter_plugins import environments as filters
 from roles.python.library import uv_environments
-from roles.python.module_utils import environment_state
+from roles.python.module_utils import active_run, environment_state, environment_work
 from roles.python.module_utils.uv_program import Fault, Uv, plan_lines
 from tests.roles.conftest import Run
-from tests.support.environments import UV, more, site, state
-from tpu_ops.host import probe
+from tests.support.environments import UV, by_hand, more, site, state
+from tpu_ops.host import probe, unit
 
 
 def test_an_environment_is_made_once_and_then_only_looked_at(
@@ -38,6 +39,125 @@ def test_an_environment_is_made_once_and_then_only_looked_at(
     wider = more(arguments, requirements=["jax==1", "flax==2"])
     assert state(run(uv_environments, wider, check=True))["plan"] == ["+ flax==2"]
     assert state(run(uv_environments, wider))["packages"] == {"flax": "2", "jax": "1"}
+
+
+@pytest.fixture
+def systemd_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have systemctl, from now on, show this of any unit."""
+    program = tmp_path / "bin" / "systemctl"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\ncat {tmp_path}/shown\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+
+    def show(text: str) -> None:
+        (tmp_path / "shown").write_text(text)
+
+    return show
+
+
+ACTIVE = "ActiveState=active\nDescription=tpu_ops run spring-7\n"
+
+
+def test_an_environment_is_not_changed_under_a_run(
+    run: Run, tmp_path: Path, arguments: dict[str, Any], systemd_shows: Callable[[str], None]
+) -> None:
+    systemd_shows(ACTIVE)
+    made = run(uv_environments, arguments)
+    assert state(made)["packages"] == {"jax": "1"}  # a new one is nobody's yet
+    assert run(uv_environments, arguments)["changed"] is False
+    assert not (tmp_path / "asked").exists()
+
+    fresh = arguments["environments"][0] | {"name": "fresh", "path": str(tmp_path / "fresh")}
+    wider = more(arguments, requirements=["jax==1", "flax==2"])
+    wider["environments"].insert(0, fresh)
+    reason = "environment jax: not changed, since the run spring-7 is active on this worker"
+    refused = run(uv_environments, wider)
+    assert refused["failed"] is True
+    assert refused["msg"].startswith(reason)
+    assert "end it with `tpu_ops stop`, or set python_fill_during_runs: true" in refused["msg"]
+    assert not (tmp_path / "fresh").exists()
+    assert environment_state.packages(str(tmp_path / "venv")) == {"jax": "1"}
+
+    checked = run(uv_environments, wider, check=True)
+    assert (checked["changed"], state(checked)["plan"]) == (True, ["+ flax==2"])
+    assert reason in str(checked["warnings"])
+
+    allowed = run(uv_environments, wider | {"during_runs": True})
+    assert state(allowed)["packages"] == {"flax": "2", "jax": "1"}
+    assert (tmp_path / "fresh").exists()
+
+
+def test_a_run_that_starts_during_the_change_is_warned_of(
+    run: Run, arguments: dict[str, Any], systemd_shows: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systemd_shows("ActiveState=inactive\n")
+    run(uv_environments, arguments)
+    fill = environment_work.Environment.fill
+
+    def filled(self: environment_work.Environment) -> dict[str, Any]:
+        systemd_shows(ACTIVE)
+        return fill(self)
+
+    monkeypatch.setattr("ansible.module_utils.environment_work.Environment.fill", filled)
+    done = run(uv_environments, more(arguments, requirements=["jax==1", "flax==2"]))
+    assert state(done)["packages"] == {"flax": "2", "jax": "1"}
+    (warning,) = done["warnings"]
+    assert "environment jax: the run spring-7 started while this was changed" in str(warning)
+    # Nothing is changed any more.
+    assert "warnings" not in run(uv_environments, more(arguments, requirements=["jax==1", "flax==2"]))
+
+
+def test_an_environment_that_is_to_be_recreated_is_kept_under_a_run(
+    run: Run, tmp_path: Path, arguments: dict[str, Any], systemd_shows: Callable[[str], None]
+) -> None:
+    systemd_shows(ACTIVE)
+    by_hand(tmp_path / "venv", "3.8")
+    there = sorted((tmp_path / "venv").rglob("*"))
+    assert "the run spring-7 is active" in run(uv_environments, arguments)["msg"]
+    assert sorted((tmp_path / "venv").rglob("*")) == there
+
+
+@pytest.mark.parametrize(
+    ("shown", "name"),
+    [
+        (ACTIVE, "spring-7"),
+        ("Description=tpu_ops run a=b\nActiveState=activating\n", "a=b"),
+        ("ActiveState=deactivating\nDescription=tpu-run.service\n", "tpu-run.service"),
+        ("ActiveState=inactive\nDescription=tpu-run.service\n", ""),
+        ("ActiveState=failed\nDescription=tpu_ops run spring-7\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_active_run_is_named_as_systemd_knows_it(shown: str, name: str) -> None:
+    assert active_run.named_run(shown) == name
+
+
+def test_the_active_run_is_named_as_the_launcher_starts_it() -> None:
+    command = unit.start_command("program", "spring-7", 30, "marker")
+    (title,) = (word.partition("=")[2] for word in command if word.startswith("--description="))
+    assert f"--unit={active_run.UNIT}" in command
+    assert active_run.named_run(f"ActiveState=active\nDescription={title}\n") == "spring-7"
+
+
+def test_a_host_without_systemd_has_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert active_run.active_run() == ""
+
+
+def test_a_systemd_that_does_not_answer_is_not_taken_for_no_run(
+    run: Run, tmp_path: Path, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(uv_environments, arguments)
+    program = tmp_path / "bin" / "systemctl"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setattr("ansible.module_utils.active_run.ANSWER", 0.1)
+    said = run(uv_environments, more(arguments, requirements=["jax==1", "flax==2"]))["msg"]
+    assert said == "systemd did not say within 0.1 s whether a run is active; run again"
+    assert environment_state.packages(str(tmp_path / "venv")) == {"jax": "1"}
 
 
 def test_the_digest_is_the_one_that_training_runs_compare(run: Run, tmp_path: Path, arguments: dict[str, Any]) -> None:

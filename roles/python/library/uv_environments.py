@@ -7,6 +7,7 @@ import os
 import pwd
 from typing import Any
 
+from ansible.module_utils.active_run import active_run
 from ansible.module_utils.as_person import PersonFault, as_person
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.environment_guard import stranger_in
@@ -25,6 +26,9 @@ description:
     environment held for another version of Python is kept in its directory C(.old-TIME) until the new one is complete.
   - Refuses environments in which others than root and the owner could place code that then runs with the owner's
     rights.
+  - While a training run is active, V(fill) refuses to change an environment that exists, before it changes any: what a
+    program imports later would be of another version than what it has imported. Check mode only warns of this. A run
+    that starts during the change is warned of.
   - Installations from one O(cache_dir) take turns, so that hosts that share it download each package once.
 options:
   step:
@@ -76,6 +80,10 @@ options:
                              removed.", type: bool, default: false}
       forbidden: {description: "Pattern of package names that no lock may contain.", type: str, default: ""}
       proof: {description: "Python code that must succeed in the environment.", type: str, default: ""}
+  during_runs:
+    description: Whether V(fill) may change environments that exist while a training run is active.
+    type: bool
+    default: false
   timeout:
     description: Seconds that one command may take, including waiting for another host's turn with the cache.
     type: int
@@ -118,6 +126,11 @@ missing_pythons:
 """
 
 
+def place(wanted: dict[str, Any]) -> str:
+    """Return what messages about an environment begin with."""
+    return "%senvironment %s: " % (wanted["variable"] and wanted["variable"] + ": ", wanted["name"])
+
+
 def listed(found: dict[str, str]) -> str:
     """Return packages as lines."""
     return "".join("%s==%s\n" % item for item in sorted(found.items()))
@@ -138,6 +151,40 @@ def bring(versions: list[str], uv: Uv) -> None:
             " builds from GitHub: if a worker cannot reach it, name a mirror's list in python_uv_downloads_json_url, or"
             " set python_source to deadsnakes or distribution" % (", ".join(versions), exc)
         ) from exc
+
+
+def exists(path: str) -> bool:
+    """Return whether there is an environment that a program may be using."""
+    return any(os.path.lexists(os.path.join(path, part)) for part in ("bin/python", "pyvenv.cfg"))
+
+
+def spare_run(names: list[str], module: AnsibleModule) -> None:
+    """Refuse to change environments that exist, given by their names, while a run is active.
+
+    Raises:
+        Fault: One is, and this is not check mode, which warns.
+    """
+    run = active_run()
+    if not run:
+        return
+    text = (
+        "environment %s: not changed, since the run %s is active on this worker and could then import packages of two"
+        " versions; wait for it, end it with `tpu_ops stop`, or set python_fill_during_runs: true"
+        % (", ".join(names), run)
+    )
+    if not module.check_mode:
+        raise Fault(text)
+    module.warn(text)
+
+
+def name_late_run(names: list[str], module: AnsibleModule) -> None:
+    """Warn of a run that has started while environments, given by their names, were changed."""
+    run = active_run()
+    if run:
+        module.warn(
+            "environment %s: the run %s started while this was changed, and may have imported packages of two versions;"
+            " end it with `tpu_ops stop` and start it again" % (", ".join(names), run)
+        )
 
 
 def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
@@ -203,6 +250,7 @@ def main() -> None:
                     **{name: {"type": "bool", "default": False} for name in ("exact", "agreed")},
                 },
             },
+            "during_runs": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 1800},
         },
         supports_check_mode=True,
@@ -213,6 +261,7 @@ def main() -> None:
     locks: dict[str, str] = {}
     result: dict[str, Any] = {"changed": False, "missing_pythons": [], "environments": states, "locks": locks}
     before: dict[str, dict[str, str]] = {}
+    needed: list[dict[str, Any]] = []
     where = ""
     try:
         missing = [version for version in module.params["pythons"] if not brought(directory, version)]
@@ -223,17 +272,26 @@ def main() -> None:
                 bring(missing, Uv(module.params["uv"], module.params["cache_dir"], module.params["timeout"]))
         for wanted in module.params["environments"]:
             name = wanted["name"]
-            where = "%senvironment %s: " % (wanted["variable"] and wanted["variable"] + ": ", name)
+            where = place(wanted)
             if step == "resolve":
                 locks[name] = work(wanted, step, module)
             elif step in ("look", "fill"):
                 before[name] = packages(wanted["path"])
                 states[name] = work(wanted, "look", module)
-                needed = states[name]["fresh"] or bool(states[name]["plan"])
-                if step == "fill" and needed:
-                    result["changed"] = True
-                    if not module.check_mode:
-                        states[name] = work(wanted, step, module)
+                if step == "fill" and (states[name]["fresh"] or states[name]["plan"]):
+                    needed.append(wanted)
+        where = ""
+        there = [wanted["name"] for wanted in needed if exists(wanted["path"])]
+        if there and not module.params["during_runs"]:
+            spare_run(there, module)
+        for wanted in needed:
+            where = place(wanted)
+            result["changed"] = True
+            if not module.check_mode:
+                states[wanted["name"]] = work(wanted, step, module)
+        where = ""
+        if there and not (module.params["during_runs"] or module.check_mode):
+            name_late_run(there, module)
     except (Fault, PersonFault, OSError) as exc:
         module.fail_json(msg="%s%s" % (where, exc), **result)
     if step == "fill":
