@@ -317,6 +317,17 @@ change fails with the name of the run, before the first package moves, and check
 did is named in a warning, and should be started again. New environments are made, and everything else is configured,
 whether or not a run is active. `playbooks/upgrade.yml` does not start while one is.
 
+## Two playbooks at once
+
+Two people may configure the same workers at the same time. Whatever would break if it were done twice at once (the
+environments, disks, NFS, projects, files of the system) is done in turn on each worker, and packages wait for apt's
+lock. A playbook that begins while another one is at work on a worker warns of it, with the account, the address that
+it is logged in from, and since when. It waits for up to 300 s for each such step, and then fails there and names who
+is at work; nothing is half done then, and it can be run again. With different settings, the last one wins.
+
+A turn ends with the process on the worker that has it. If a playbook is killed, the step that it has begun goes on to
+its end, and nothing is left that keeps the next one out.
+
 Generated from the roles' `meta/argument_specs.yml` by `tools/check_roles.py --write`.
 """
 

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 import ansible.module_utils
 import pytest
 from ansible.module_utils.testing import patch_module_args
 
+from roles.facts.module_utils import turns
 from tests.support.environments import FAKE_UV
 
 # As Ansible does for roles: what their modules share is a part of its own.
@@ -24,6 +25,7 @@ Run = Callable[..., dict[str, Any]]
 for role, name in (
     ("facts", "as_person"),
     ("facts", "mount_points"),
+    ("facts", "turns"),
     ("nfs", "nfs_state"),
     ("nfs", "nfs_worker"),
     ("nfs", "nfs_server"),
@@ -36,8 +38,13 @@ for role, name in (
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Run:
     """Run one of the roles' modules in this process and return its result."""
+    held: dict[str, TextIO] = {}
+    monkeypatch.setattr(turns, "DIRECTORY", str(tmp_path_factory.mktemp("turns")))
+    monkeypatch.setattr(turns, "_HELD", held)
     # On a worker a module's warnings are in its result; where another test has loaded the controller's part of Ansible,
     # they would be displayed instead.
     monkeypatch.setattr("ansible.module_utils._internal.is_controller", False)
@@ -53,6 +60,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
                 module.main()
         finally:
             os.umask(umask)
+            # On a worker they end with the process.
+            while held:
+                held.popitem()[1].close()
         result: dict[str, Any] = json.loads(capsys.readouterr().out)
         return result
 

@@ -13,6 +13,7 @@ from typing import Dict, List, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.text_files import read, replace
+from ansible.module_utils.turns import take_turn
 
 DOCUMENTATION = r"""
 module: apt_mirrors
@@ -154,6 +155,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    take_turn(module, "sources of apt")
     mirrors, place = module.params["mirrors"], module.params["record"]
     try:
         record = read_record(place)

@@ -9,6 +9,7 @@ import re
 import ssl
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.turns import take_turn
 
 DOCUMENTATION = r"""
 module: ca_certificates
@@ -98,6 +99,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    take_turn(module, "certificate authorities")
     directory = module.params["directory"]
     present = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
     known = bundled(module.params["bundle"])

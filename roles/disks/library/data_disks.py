@@ -30,6 +30,7 @@ from ansible.module_utils.disk_state import (
     wrong_options,
 )
 from ansible.module_utils.mount_points import UNITS, Mounted, Refusal, check_free, parse_mounts, read, unit_name
+from ansible.module_utils.turns import take_turn
 
 DOCUMENTATION = r"""
 module: data_disks
@@ -397,6 +398,7 @@ def main() -> None:
         argument_spec={"mounts": {"type": "list", "elements": "dict", "required": True, "options": suboptions}},
         supports_check_mode=True,
     )
+    take_turn(module, "data disks")
     work, mounts = DataDisks(module), module.params["mounts"]
     # What leaves makes room for what comes.
     leaving = [mount for mount in mounts if mount["state"] == "absent"]

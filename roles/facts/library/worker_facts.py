@@ -21,6 +21,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.file_entries import block_in
 from ansible.module_utils.mount_points import parse_mounts
 from ansible.module_utils.openpgp import fingerprints
+from ansible.module_utils.turns import busy
 from ansible.module_utils.unit_settings import PROPERTIES, behind, blocks
 
 DOCUMENTATION = r"""
@@ -402,6 +403,8 @@ def main() -> None:
     facts["worker"]["skip_done"] = module.params["skip_done"]
     if not module.params["skip_done"]:
         facts["worker"].update(packages={}, programs={}, files={}, signing_keys={}, mentions={}, hugepages="")
+    for line in busy():
+        module.warn("another playbook is at work on this worker: %s; what both change is done in turn" % line)
     module.exit_json(changed=False, ansible_facts=facts)
 
 

@@ -15,6 +15,7 @@ from ansible.module_utils.mount_points import UNITS, Refusal, read, unit_name
 from ansible.module_utils.nfs_client import Client
 from ansible.module_utils.nfs_server import Server
 from ansible.module_utils.nfs_state import SERVICES, check_point, number, ours
+from ansible.module_utils.turns import take_turn
 
 DOCUMENTATION = r"""
 module: nfs_host
@@ -160,6 +161,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    take_turn(module, "NFS")
     work, mounts = NfsHost(module), module.params["mounts"]
     refusals = work.check()
     if refusals:

@@ -13,6 +13,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.environment_guard import stranger_in
 from ansible.module_utils.environment_state import packages
 from ansible.module_utils.environment_work import Environment, brought, check_owner, give
+from ansible.module_utils.turns import take_turn
 from ansible.module_utils.uv_program import Fault, Uv
 
 DOCUMENTATION = r"""
@@ -29,7 +30,8 @@ description:
   - While a training run is active, V(fill) refuses to change an environment that exists, before it changes any: what a
     program imports later would be of another version than what it has imported. Check mode only warns of this. A run
     that starts during the change is warned of.
-  - Installations from one O(cache_dir) take turns, so that hosts that share it download each package once.
+  - Playbooks that use this module on one host at the same time take turns, and so do installations from one
+    O(cache_dir), so that hosts that share it download each package once.
 options:
   step:
     description:
@@ -255,6 +257,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    take_turn(module, "Python environments")
     os.umask(0o022)
     step, directory = module.params["step"], module.params["python_dir"]
     states: dict[str, Any] = {}

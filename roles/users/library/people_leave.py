@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.homes import ownerless, usual_home
 from ansible.module_utils.mount_points import parse_mounts
+from ansible.module_utils.turns import take_turn
 
 DOCUMENTATION = r"""
 module: people_leave
@@ -303,6 +304,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    take_turn(module, "people who leave")
     people = [person for person in module.params["people"] if not has_left(person["name"], person["home"])]
     directory = module.params["archive_directory"]
     faults = faults_of(people)

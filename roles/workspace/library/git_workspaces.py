@@ -18,6 +18,7 @@ from ansible.module_utils.clones import Clone
 from ansible.module_utils.editables import Environment
 from ansible.module_utils.guarded_paths import guarded_way
 from ansible.module_utils.programs import program
+from ansible.module_utils.turns import take_turn
 
 DOCUMENTATION = r"""
 module: git_workspaces
@@ -376,6 +377,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    take_turn(module, "projects")
     os.umask(0o022)
     actions, faults, gone, commits = [], [], [], {}
     for project in module.params["projects"]:

@@ -1,0 +1,135 @@
+"""Turns at work on a worker that two playbooks must not do at once; runs on Python 3.8.
+
+A turn is a lock that the kernel frees with the process that holds it, so that whoever is killed keeps nobody out. What
+the file says names the holder, and means nothing once the lock is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pwd
+import time
+from typing import TextIO
+
+from ansible.module_utils.basic import AnsibleModule
+
+#: One file for each kind of work. It is root's alone, like the work; what is in it ends with the boot.
+DIRECTORY = "/run/tpu_ops-turns"
+
+#: Seconds that a turn is waited for: as long as tasks wait for apt's lock (base_apt_lock_timeout).
+PATIENCE = 300.0
+
+#: Seconds of waiting that are worth a warning.
+TOLD = 5.0
+
+#: Seconds between two looks whether it is free.
+_POLL = 0.2
+#: How many processes there are at most from a module to the session that it was started in: shells, sudo, Python.
+_ABOVE = 20
+
+
+#: The turns that this process has, by the paths of their files.
+_HELD: dict[str, TextIO] = {}
+
+
+def take_turn(module: AnsibleModule, what: str) -> None:
+    """Take this worker's turn at a kind of work, until this process ends.
+
+    The module fails if somebody else has it for too long, and warns if it has waited for some time.
+
+    Args:
+        module: The module.
+        what: The work, as messages say it: "data disks".
+    """
+    os.makedirs(DIRECTORY, mode=0o700, exist_ok=True)
+    path = os.path.join(DIRECTORY, what.replace(" ", "-"))
+    if path in _HELD:
+        return
+    lock = _opened(path)
+    began, other = time.monotonic(), ""
+    while not _taken(lock):
+        waited, other = time.monotonic() - began, holder(path)
+        if waited >= PATIENCE:
+            lock.close()
+            module.fail_json(
+                msg="%s: %s is at work on them on this worker, and did not end within %d s; run the same again once"
+                " that has ended (if its playbook was killed, what is left of it here ends by itself)"
+                % (what, other, waited)
+            )
+        time.sleep(_POLL)  # polls the lock until the deadline
+    waited = time.monotonic() - began
+    if other and waited >= TOLD:
+        module.warn("%s: waited %.0f s for %s" % (what, waited, other))
+    lock.truncate()
+    json.dump({"who": asker(), "pid": os.getpid(), "since": time.time()}, lock)
+    lock.flush()
+    _HELD[path] = lock
+
+
+def _opened(path: str) -> TextIO:
+    """Open the file of a turn, which need not be there yet; what the process starts does not get it."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+", encoding="utf-8")
+
+
+def _taken(lock: TextIO) -> bool:
+    """Lock a file where nobody else has it locked, and return whether it is."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def holder(path: str) -> str:
+    """Return who holds a turn, given its file: the account, where it is logged in from, since when and as what pid."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            found = json.load(stream)
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found["since"]))
+        return "%s since %s (pid %d)" % (found["who"], since, found["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "somebody else"
+
+
+def busy() -> list[str]:
+    """Return what is being done on this worker by whom, without waiting: one line for each turn that is held."""
+    found = []
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(DIRECTORY)):
+            path = os.path.join(DIRECTORY, name)
+            with _opened(path) as lock:
+                if not _taken(lock):
+                    found.append("%s by %s" % (name.replace("-", " "), holder(path)))
+    return found
+
+
+def asker() -> str:
+    """Return the account that this process was asked by through sudo, and where it is logged in from."""
+    try:
+        account = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        account = "uid %d" % os.getuid()
+    source = _logged_in_from(os.getpid())
+    return "%s from %s" % (account, source) if source else account
+
+
+def _logged_in_from(pid: int) -> str:
+    """Return the address that the session of a process comes from; sudo takes it out of the environment below it."""
+    for _ in range(_ABOVE):
+        try:
+            with open("/proc/%d/environ" % pid, "rb") as stream:
+                variables = stream.read().split(b"\0")
+            with open("/proc/%d/stat" % pid, "rb") as stream:
+                # The name of the program, in brackets, can contain anything.
+                pid = int(stream.read().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return ""
+        for entry in variables:
+            if entry.startswith(b"SSH_CONNECTION="):
+                return entry.partition(b"=")[2].split(b" ")[0].decode("ascii", "replace")
+        if pid <= 1:
+            return ""
+    return ""

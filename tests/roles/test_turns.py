@@ -1,0 +1,141 @@
+"""Work on a worker that two playbooks do at once: one after the other, and who is waited for is named."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roles.facts.library import managed_files, worker_facts
+from roles.facts.module_utils import turns
+from roles.python.library import uv_environments
+from tests.roles.conftest import Run
+from tests.support.environments import state
+
+#: Holds the turns whose files are named until its input ends; asked through sudo, in a session from elsewhere.
+HOLDER = """
+import sys
+import roles.facts.module_utils.turns as turns
+turns.DIRECTORY = sys.argv[1]
+for what in sys.argv[2:]:
+    turns.take_turn(None, what)
+print(flush=True)
+sys.stdin.read()
+"""
+
+Hold = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def hold(run: Run) -> Iterator[Hold]:
+    """Have another process hold turns until it is ended."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*whats: str) -> subprocess.Popen[str]:
+        session = os.environ | {"SSH_CONNECTION": "10.1.2.3 40000 10.4.5.6 22", "SUDO_USER": "ada"}
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, turns.DIRECTORY, *whats],
+            cwd=Path(__file__).parents[2],
+            env=session,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def files(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "files": [
+            {"path": str(tmp_path / "a.conf"), "content": "a\n", "owner": str(os.getuid()), "group": str(os.getgid())}
+        ]
+    }
+
+
+def test_whoever_holds_a_turn_for_too_long_is_named(
+    run: Run, tmp_path: Path, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = hold("configuration files")
+    monkeypatch.setattr(turns, "PATIENCE", 0.1)
+    monkeypatch.setattr(turns, "_POLL", 0.01)
+    said = run(managed_files, files(tmp_path))["msg"]
+    assert re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME", said) == (
+        f"configuration files: ada from 10.1.2.3 since TIME UTC (pid {other.pid}) is at work on them on this worker,"
+        " and did not end within 0 s; run the same again once that has ended (if its playbook was killed, what is left"
+        " of it here ends by itself)"
+    )
+    assert not (tmp_path / "a.conf").exists()
+
+
+def test_a_killed_holder_keeps_nobody_out(run: Run, tmp_path: Path, hold: Hold) -> None:
+    other = hold("configuration files")
+    other.kill()
+    other.wait()
+    done = run(managed_files, files(tmp_path))
+    assert (done["changed"], "warnings" in done) == (True, False)
+
+
+@pytest.mark.parametrize("told", [0.0, 600.0])
+def test_a_turn_that_was_waited_for_long_is_told(
+    run: Run, tmp_path: Path, hold: Hold, monkeypatch: pytest.MonkeyPatch, told: float
+) -> None:
+    other = hold("configuration files")
+
+    def end(_: float) -> None:
+        other.kill()
+        other.wait()
+
+    monkeypatch.setattr("time.sleep", end)
+    monkeypatch.setattr(turns, "TOLD", told)
+    done = run(managed_files, files(tmp_path))
+    assert done["changed"] is True
+    said = "configuration files: waited 0 s for ada from 10.1.2.3 since "
+    assert [said in str(warning) for warning in done.get("warnings", [])] == ([] if told else [True])
+
+
+def test_an_environment_that_another_playbook_has_just_filled_is_not_filled_again(
+    run: Run, tmp_path: Path, arguments: dict[str, Any], hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = hold("Python environments")
+
+    def end(_: float) -> None:
+        # What the other one does before it ends.
+        monkeypatch.undo()
+        monkeypatch.setattr(turns, "DIRECTORY", str(tmp_path / "others"))
+        assert run(uv_environments, arguments)["changed"] is True
+        other.kill()
+        other.wait()
+
+    monkeypatch.setattr("time.sleep", end)
+    done = run(uv_environments, arguments)
+    assert (done["changed"], state(done)["packages"]) == (False, {"jax": "1"})
+
+
+def test_who_is_at_work_is_told_when_a_playbook_begins(run: Run, hold: Hold) -> None:
+    assert "warnings" not in run(worker_facts, {"units": ["none.service"]})
+    hold("Python environments", "data disks")
+    said = [str(warning) for warning in run(worker_facts, {"units": ["none.service"]})["warnings"]]
+    assert re.findall(r"on this worker: (.*?) by ada from 10\.1\.2\.3 since", " ".join(said)) == [
+        "Python environments",
+        "data disks",
+    ]
+
+
+def test_what_a_file_says_without_a_holder_is_nobodys_name(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "turn").write_text('{"who": 1')
+    assert turns.holder(str(tmp_path / "turn")) == "somebody else"
+    assert turns.holder(str(tmp_path / "none")) == "somebody else"
