@@ -205,6 +205,32 @@ def test_each_worker_is_rebooted_once_and_takes_runs_again(desk, lab):
         pass
 
 
+#: Takes a chip's device file away at each boot, as a kernel for which its driver was not built does.
+UNDRIVEN = """
+printf '%s\n' '[Unit]' 'Before=ssh.service' '[Service]' 'Type=oneshot' \
+    'ExecStart=/bin/sh -c "umount /dev/accel1; rm /dev/accel1"' '[Install]' 'WantedBy=multi-user.target' \
+    > /etc/systemd/system/undriven.service && systemctl enable undriven.service
+"""
+
+
+def test_the_upgrade_ends_at_a_worker_that_has_lost_a_chip_over_its_reboot(desk, lab):
+    lab.inside("pod-w0", "sh", "-c", UNDRIVEN)
+    before = boots(lab)
+    try:
+        code, said = play(desk, "upgrade.yml", "--extra-vars", "upgrade_reboot=always")
+    finally:
+        lab.inside("pod-w0", "find", "/etc/systemd/system", "-name", "undriven.service", "-delete")
+    assert code == 2, said
+    assert "pod-w0 failed: Check that no chips are missing: 3 of 4 chips have a device file" in said
+    assert "(/dev/accel0, /dev/accel2, /dev/accel3; before" in said
+    assert "Done: none. Once that is fixed, continue with --limit pod-w0,pod-w1" in said
+    assert boots(lab)["pod-w1"] == before["pod-w1"]
+    # As with the previous kernel.
+    code, said = play(desk, "upgrade.yml", "--extra-vars", "upgrade_reboot=always")
+    assert code == 0, said
+    assert lab.inside("pod-w0", "sh", "-c", "echo /dev/accel*").split() == [f"/dev/accel{chip}" for chip in range(4)]
+
+
 def test_site_changes_no_environment_under_a_run(desk, lab):
     def site(*argv: str) -> tuple[int, str]:
         return play(desk, "python.yml", *argv)

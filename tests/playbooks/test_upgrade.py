@@ -21,9 +21,40 @@ ROOT = Path(__file__).resolve().parents[2]
 POD = [f"pod-w{index}" for index in range(4)]
 
 
+def second_play() -> dict[str, Any]:
+    """Return the play that upgrades."""
+    (play,) = (play for play in yaml.safe_load((ROOT / "playbooks/upgrade.yml").read_text()) if "serial" in play)
+    found: dict[str, Any] = play
+    return found
+
+
+def played(folder: Path, play: dict[str, Any], hosts: list[str], *options: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run a play on hosts that are this machine; return its exit code, and its tasks with their results."""
+    (folder / "play.yml").write_text(json.dumps([play | {"become": False}]))
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    (folder / "hosts.yml").write_text(json.dumps({"all": {"vars": local, "hosts": {host: {} for host in hosts}}}))
+    facts = ROOT / "roles/facts"
+    done = subprocess.run(
+        [Path(sys.executable).parent / "ansible-playbook", "-i", folder / "hosts.yml", *options, folder / "play.yml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ
+        | {
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+            "ANSIBLE_LIBRARY": str(facts / "library"),
+            "ANSIBLE_MODULE_UTILS": str(facts / "module_utils"),
+        },
+    )
+    assert done.stdout.startswith("{"), done.stdout + done.stderr
+    return done.returncode, [task for each in json.loads(done.stdout)["plays"] for task in each["tasks"]]
+
+
 def upgraded(folder: Path, at_once: int, failing: list[str]) -> dict[str, str]:
     """Run the second play; where the packages are upgraded, some hosts fail. Return what was said, by host."""
-    (play,) = (play for play in yaml.safe_load((ROOT / "playbooks/upgrade.yml").read_text()) if "serial" in play)
+    play = second_play()
     block = play["tasks"][0]["block"]
     fail = {
         "name": "Upgrade the packages",
@@ -32,23 +63,8 @@ def upgraded(folder: Path, at_once: int, failing: list[str]) -> dict[str, str]:
     }
     play["tasks"][0]["block"] = [fail, block[-1]]
     play["vars"] |= {"failing": failing, "__upgrade_rebooted": {"changed": False}}
-    (folder / "play.yml").write_text(json.dumps([play | {"become": False}]))
-    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-    (folder / "hosts.yml").write_text(json.dumps({"all": {"vars": local, "hosts": {host: {} for host in POD}}}))
-    done = subprocess.run(
-        [
-            Path(sys.executable).parent / "ansible-playbook",
-            *("-i", folder / "hosts.yml", "-e", f"upgrade_at_once={at_once}", folder / "play.yml"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"},
-    )
-    assert (done.returncode != 0) is bool(failing), done.stdout + done.stderr
-    tasks: list[dict[str, Any]] = [task for each in json.loads(done.stdout)["plays"] for task in each["tasks"]]
+    code, tasks = played(folder, play, POD, "-e", f"upgrade_at_once={at_once}")
+    assert (code != 0) is bool(failing), tasks
     words = ("Report how to continue", "Report that the worker is done")
     return {
         host: result["msg"].partition(":")[0]
@@ -88,6 +104,80 @@ def test_a_worker_that_fails_says_which_are_done_and_how_to_go_on(
     tmp_path: Path, at_once: int, failing: list[str], said: dict[str, str]
 ) -> None:
     assert upgraded(tmp_path, at_once, failing) == said
+
+
+#: What the reboot does to the device files of each worker, which there are before, and how many the API says.
+REBOOTS: dict[str, tuple[str, list[str], int]] = {
+    "never-any": ("true", [], 0),
+    "late": ("rm accel1; setsid sh -c 'sleep 1; touch accel1' >/dev/null 2>&1 &", ["accel0", "accel1"], 2),
+    "other-numbers": ("mv vfio/0 vfio/7", ["vfio/0", "vfio/1", "vfio/vfio"], 1),
+    "back": ("touch accel0", [], 1),
+    "two-gone": ("rm accel1 accel2", ["accel0", "accel1", "accel2"], 0),
+    "last": ("rm accel0", ["accel0"], 1),
+}
+
+
+def counted(folder: Path, hosts: list[str], *, reboots: bool) -> tuple[list[tuple[str, str]], int]:
+    """Run the second play, whose reboot does what `REBOOTS` says; return who reported what, and the exit code."""
+    for host in hosts:
+        (folder / host / "vfio").mkdir(parents=True)
+        for name in REBOOTS[host][1]:
+            (folder / host / name).touch()
+    play = second_play()
+    # What needs a worker of its own is left out.
+    block = [
+        task
+        for task in play["tasks"][0]["block"]
+        if not {"import_tasks", "apt", "stat"} & {key.rpartition(".")[2] for key in task}
+        and task["name"] != "Refuse if a run has started"
+    ]
+    (reboot,) = (task for task in block if "ansible.builtin.reboot" in task)
+    del reboot["ansible.builtin.reboot"], reboot["vars"]
+    reboot["ansible.builtin.shell"] = {"cmd": "{{ reboots[inventory_hostname][0] }}", "chdir": "{{ dev }}"}
+    reboot["when"] = reboots
+    for task in block:
+        if "until" in task:
+            task["delay"] = 0.2
+    dev = f"{folder}/{{{{ inventory_hostname }}}}"
+    play["tasks"][0]["block"] = block
+    play["vars"] |= {"reboots": REBOOTS, "dev": dev, "__upgrade_packages": {"changed": True}}
+    play["vars"]["tpu_chips_per_worker"] = "{{ reboots[inventory_hostname][2] }}"
+    play["vars"]["__upgrade_device_files"] = [
+        path.replace("/dev", dev, 1) for path in play["vars"].get("__upgrade_device_files", [])
+    ]
+    code, tasks = played(folder, play, hosts)
+    said = [
+        (host, result["msg"])
+        for task in tasks
+        if task["task"]["name"].startswith("Report")
+        for host, result in task["hosts"].items()
+        if "msg" in result
+    ]
+    return said, code
+
+
+def test_a_worker_whose_chips_are_gone_after_the_reboot_has_failed(tmp_path: Path) -> None:
+    said, code = counted(tmp_path, [*REBOOTS], reboots=True)
+    well = ["never-any", "late", "other-numbers", "back"]
+    assert said[:-1] == [
+        (host, f"{host} is done ({index} of 6): packages upgraded, rebooted") for index, host in enumerate(well, 1)
+    ]
+    host, message = said[-1]
+    there = [f"{tmp_path}/two-gone/accel{index}" for index in range(3)]
+    assert (host, code) == ("two-gone", 2)
+    assert "two-gone failed: Check that no chips are missing: 1 of 3 chips have a device file" in message
+    assert f"({there[0]}; before the upgrade {', '.join(there)})" in message
+    assert "boot the previous one, or delete the node and create it anew" in message
+    assert message.endswith("Once that is fixed, continue with --limit two-gone,last")
+    assert (tmp_path / "last/accel0").exists()
+
+
+def test_a_worker_that_had_lost_its_chips_before_is_not_done(tmp_path: Path) -> None:
+    """The API says how many it has: nothing is left to count when the upgrade is run again."""
+    said, code = counted(tmp_path, ["never-any", "back"], reboots=False)
+    assert said[0] == ("never-any", "never-any is done (1 of 2): packages upgraded, not rebooted")
+    assert said[1][1].startswith("back failed: Check that no chips are missing: 0 of 1 chips have a device file (none;")
+    assert code == 2
 
 
 DPKG = """\
