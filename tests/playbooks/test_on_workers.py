@@ -141,7 +141,7 @@ def test_upgrade_stops_at_a_worker_that_fails_and_goes_on_there_when_run_again(d
     code, said = play(desk, "upgrade.yml")
     assert code == 2, said
     assert "pod-w0 is done (1 of 2): packages upgraded, rebooted" in said
-    assert "pod-w1 failed: Upgrade the packages" in said
+    assert "pod-w1 failed: Refresh the package lists: apt cannot read all of its sources: Syntax error" in said
     assert "Done: pod-w0. Once that is fixed, continue with --limit pod-w1" in said
     middle = boots(lab)
     assert (middle["pod-w0"] != before["pod-w0"], middle["pod-w1"]) == (True, before["pod-w1"])
@@ -158,12 +158,14 @@ def test_upgrade_stops_at_a_worker_that_fails_and_goes_on_there_when_run_again(d
 
 
 def test_upgrade_stops_before_the_second_worker_where_the_first_fails(desk, lab):
-    lab.inside("pod-w0", "sh", "-c", "echo '{' > /etc/apt/apt.conf.d/99broken")
+    """The first has an archive that cannot be read, which is named."""
+    lab.inside("pod-w0", "sh", "-c", "echo 'deb [trusted=yes] file:/srv/none ./' > /etc/apt/sources.list.d/none.list")
     try:
         code, said = play(desk, "upgrade.yml")
     finally:
-        lab.inside("pod-w0", "rm", "/etc/apt/apt.conf.d/99broken")
+        lab.inside("pod-w0", "rm", "/etc/apt/sources.list.d/none.list")
     assert code == 2
+    assert re.search(r"pod-w0 failed: Refresh the package lists: apt cannot read .*file:/srv/none", said)
     assert "Done: none. Once that is fixed, continue with --limit pod-w0,pod-w1" in said
     assert "pod-w1 is done" not in said
 

@@ -128,7 +128,7 @@ def counted(folder: Path, hosts: list[str], *, reboots: bool) -> tuple[list[tupl
     block = [
         task
         for task in play["tasks"][0]["block"]
-        if not {"import_tasks", "apt", "stat"} & {key.rpartition(".")[2] for key in task}
+        if not {"apt_lists", "import_tasks", "apt", "stat"} & {key.rpartition(".")[2] for key in task}
         and task["name"] != "Refuse if a run has started"
     ]
     (reboot,) = (task for task in block if "ansible.builtin.reboot" in task)

@@ -1,0 +1,1 @@
+../../roles/base/library/apt_lists.py
