@@ -7,11 +7,9 @@ import os
 import queue
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +19,7 @@ from typing import Any, NamedTuple
 
 import tpu_ops
 from tpu_ops.errors import UsageError
-from tpu_ops.remote import exported
+from tpu_ops.remote import exported, scratch
 
 #: Seconds between two looks whether the person wants the run to end.
 _TICK = 0.2
@@ -246,10 +244,9 @@ def run(
         events.put(event)
         return False
 
-    # Only its owner sees it, and it goes with the run: Ansible's environment and results stand there for a while.
-    private = Path(tempfile.mkdtemp(prefix="tpu_ops-configure-", dir=_memory(environ)))
     outcome = Outcome()
-    try:
+    # Ansible's environment and results stand there for a while.
+    with scratch.directory(environ) as private:
         (private / "limit").write_text("".join(f"{host}\n" for host in hosts))
         thread, runner = run_async(
             private_data_dir=str(private),
@@ -285,8 +282,6 @@ def run(
             stop.set()
             thread.join(_ENDING)
             raise
-    finally:
-        shutil.rmtree(private, ignore_errors=True)
     dead = {host for host, counts in outcome.hosts.items() if counts["failed"] or counts["unreachable"]}
     # Where a block's rescue fails with what has failed before, the one is the other.
     last = {(step.host, step.outcome, step.message): step for step in outcome.failures if step.host in dead}
@@ -343,12 +338,6 @@ def _processes() -> dict[_Process, int]:
         return {}
     rows = [line.split() for line in done.stdout.splitlines()]
     return {_Process(int(row[0]), int(row[1])): int(row[2]) for row in rows if not row[3].startswith("Z")}
-
-
-def _memory(environ: Mapping[str, str]) -> str | None:
-    """Return a directory in memory that is the person's own, where there is one."""
-    runtime = environ.get("XDG_RUNTIME_DIR", "")
-    return runtime if runtime and os.access(runtime, os.W_OK) else None
 
 
 def _forget(status: Mapping[str, Any], artifacts: str) -> None:
