@@ -32,6 +32,16 @@ def people(facts: Mapping[str, Any]) -> dict[str, int]:
     return {name: entry["uid"] for name, entry in facts["worker"]["accounts"].items() if entry["uid"] in PEOPLE}
 
 
+def group_ids(facts: Mapping[str, Any]) -> dict[str, int]:
+    """Given a worker's facts, return the groups that its people share: name -> group id."""
+    worker, persons = facts["worker"], people(facts)
+    return {
+        name: worker["gids"][name]
+        for name, members in worker["groups"].items()
+        if name not in persons and persons.keys() & set(members)
+    }
+
+
 def data_mounts(facts: Mapping[str, Any]) -> dict[str, str]:
     """Given a worker's facts, return the mounted disks and shares other than the system's: path -> type."""
     kept = re.compile(r"^(ext[234]|xfs|btrfs|nfs4?|fuse\..+)$")
@@ -79,6 +89,7 @@ def traits(facts: Mapping[str, Any]) -> dict[str, str]:
     found |= programs(facts)
     found |= {f"package {name}": version for name, version in worker["packages"].items()}
     found |= {f"person {name}": f"user id {uid}" for name, uid in people(facts).items()}
+    found |= {f"group {name}": f"group id {gid}" for name, gid in group_ids(facts).items()}
     found |= {f"mount {path}": kind for path, kind in data_mounts(facts).items()}
     return found
 

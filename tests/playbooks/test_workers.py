@@ -21,6 +21,8 @@ FACTS: dict[str, Any] = {
             "ada": {"uid": 1001},
             "nobody": {"uid": 65534},
         },
+        "groups": {"root": [], "ada": ["ada"], "research": ["ada"], "ssl-cert": ["nobody"]},
+        "gids": {"root": 0, "ada": 1001, "research": 998, "ssl-cert": 110},
         "units": {},
         "hugepages": "always",
         "mounts": [
@@ -89,6 +91,10 @@ def test_what_is_of_no_node_is_a_line_and_compared_with_nothing():
         (lambda facts: facts["worker"]["packages"].update(mosh="1.4"), "package mosh: 1.4, others none"),
         (lambda facts: facts["worker"]["accounts"].pop("ada"), "person ada: none, others user id 1001"),
         (lambda facts: facts["worker"]["accounts"]["ada"].update(uid=1002), "person ada: user id 1002, others"),
+        (
+            lambda facts: facts["worker"]["gids"].update(research=997),
+            "group research: group id 997, others",
+        ),
         (lambda facts: facts["worker"]["mounts"].pop(), "mount /mnt/data: none, others ext4"),
         (lambda facts: facts.update(distribution_version="24.04"), "system: Ubuntu 24.04 x86_64, others Ubuntu 22.04"),
         (lambda facts: facts["worker"].update(files={}), "jax: none, others 0.10.2"),

@@ -81,6 +81,8 @@ def test_people_to_be_are_known_and_people_who_leave_are_not() -> None:
     listed = [{"name": "ada", "groups": ["deploy"]}, {"name": "bob", "state": "absent", "groups": ["old"]}]
     assert known_names.known_accounts(worker, listed, BOX) == ["ada", "root"]
     assert known_names.known_groups(worker, listed, BOX) == ["ada", "deploy", "root", "tpu-run", "video"]
+    numbered = known_names.known_groups(worker, listed, BOX, [{"name": "shared", "gid": 5000}])
+    assert numbered == ["ada", "deploy", "root", "shared", "tpu-run", "video"]
 
 
 @pytest.mark.parametrize(

@@ -440,7 +440,6 @@ LISTED = [
 
 
 def test_groups_keys_and_sudo_are_those_of_people_present() -> None:
-    assert accounts.people_groups(LISTED) == ["tpu-run", "video"]
     files = accounts.key_files(LISTED, state(key_files=["ada", "eve", ".x"]), "/keys")
     assert [(entry["path"], entry.get("state", "file")) for entry in files] == [
         ("/keys", "directory"),

@@ -78,6 +78,7 @@ def test_groups_are_those_of_the_list(host: Host, name: str, groups: set[str]) -
 def test_a_group_that_was_removed_is_back_as_one_of_the_system(host: Host) -> None:
     assert sorted(host.group("vision").members) == ["ada", "judy"]
     assert host.group("vision").gid < 1000
+    assert host.group("storage").gid == 6100
 
 
 def test_an_account_has_the_number_of_the_list(host: Host) -> None:

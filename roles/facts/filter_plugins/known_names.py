@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ansible.template import accept_args_markers
@@ -59,10 +59,13 @@ def accounts_elsewhere(people: list[dict[str, Any]], place: dict[str, Any]) -> l
     return sorted({str(person.get("name")) for person in _present(people)} - here)
 
 
-def known_groups(worker: dict[str, Any], people: list[dict[str, Any]], place: dict[str, Any]) -> list[str]:
-    """Return the groups that a worker has once site.yml has run, from what `known_accounts` takes."""
+def known_groups(
+    worker: dict[str, Any], people: list[dict[str, Any]], place: dict[str, Any], listed: Iterable[dict[str, Any]] = ()
+) -> list[str]:
+    """Return the groups that a worker has once site.yml has run, from what `known_accounts` takes and users_groups."""
     here = _here(people, place)
     named = {group for person in _present(here) for group in person.get("groups", [])}
+    named |= {str(group.get("name")) for group in listed}
     return sorted({*worker["groups"], *named, *_accounts(worker, here), "tpu-run"} | _any(worker, "groups"))
 
 

@@ -90,18 +90,18 @@ EXAMPLES = r"""
 RETURN = r"""
 ansible_facts:
   description:
-    - C(worker) has C(packages), name -> version of what is installed; C(apt_lists) with C(filled), C(stamp),
-      the file that the role base touches when it has fetched the lists of all sources, and C(age), the seconds since;
+    - C(worker) has C(packages), name -> version of what is installed; C(apt_lists) with C(filled), C(stamp), the file
+      that the role base touches when it has fetched the lists of all sources, and C(age), the seconds since;
       C(dpkg_interrupted), whether dpkg is working or was interrupted, in which case apt installs nothing before C(dpkg
       --configure -a); C(accounts), name -> C(uid), C(gid), C(home), C(shell), C(comment), C(groups); C(groups), name ->
-      members; C(unlisted), which of C(accounts) and C(groups) a directory service may have more of; C(units), name ->
-      C(active), C(enabled), where C(active) is skipped for an enabled unit whose conditions systemd found unmet;
-      C(behind), which of O(settings) were written after systemd read the unit, or after the service was started;
-      C(hugepages), the kernel's choice of transparent hugepages; C(mounts), a list of C(source), C(target), C(fstype),
-      C(options); C(filesystems), those that the kernel knows by now; C(programs), path -> first line of what
-      C(--version) says, without those that do not run; C(paths), path -> missing, executable for a file that can be
-      executed, or there; C(signing_keys), path -> fingerprints of the primary keys in it; C(mentions), word -> files
-      that have it.
+      members; C(gids), name -> number of each group; C(unlisted), which of C(accounts) and C(groups) a directory
+      service may have more of; C(units), name -> C(active), C(enabled), where C(active) is skipped for an enabled unit
+      whose conditions systemd found unmet; C(behind), which of O(settings) were written after systemd read the unit, or
+      after the service was started; C(hugepages), the kernel's choice of transparent hugepages; C(mounts), a list of
+      C(source), C(target), C(fstype), C(options); C(filesystems), those that the kernel knows by now; C(programs), path
+      -> first line of what C(--version) says, without those that do not run; C(paths), path -> missing, executable for
+      a file that can be executed, or there; C(signing_keys), path -> fingerprints of the primary keys in it;
+      C(mentions), word -> files that have it.
     - C(files) in it is path -> C(state), which is C(file), C(directory), C(link) or C(other); C(owner), C(group),
       C(mode); of a link C(target); of a file C(digest), its SHA-256 in hexadecimal digits, and C(block), that of what
       stands between the marks of M(managed_files), empty if nothing is marked. A path without wildcards where nothing
@@ -386,6 +386,7 @@ def main() -> None:
         "dpkg_interrupted": dpkg_interrupted(UPDATES),
         "accounts": accounts,
         "groups": groups,
+        "gids": {group.gr_name: group.gr_gid for group in grp.getgrall()},
         "unlisted": unlisted(text("/etc/nsswitch.conf")),
         "units": unit_states("--type=service,socket,timer,mount,automount,path", module.params["units"]),
         "behind": behind(

@@ -25,11 +25,6 @@ def _present(people: list[Person]) -> list[Person]:
     return [person for person in people if person["state"] == "present"]
 
 
-def people_groups(people: list[Person]) -> list[str]:
-    """Return every group that someone present is put into."""
-    return sorted({group for person in _present(people) for group in person["groups"]})
-
-
 def people_changes(people: list[Person], worker: dict[str, Any], state: State) -> list[Person]:
     """Return the accounts to make or correct, as arguments of ansible.builtin.user.
 
@@ -275,7 +270,6 @@ class FilterModule:
             "key_files": key_files,
             "metadata_people": metadata_people,
             "people_changes": people_changes,
-            "people_groups": people_groups,
             "people_leaving": people_leaving,
             "nobody_refusals": nobody_refusals,
             "people_refusals": people_refusals,
