@@ -18,6 +18,7 @@ from roles.base.filter_plugins.base import (
     certificate_faults,
     certificate_paths,
     clock,
+    clock_faults,
     hugepages_wanted,
 )
 from roles.base.library import apt_lists, apt_mirrors, hugepages
@@ -59,6 +60,38 @@ def test_hugepages_are_on_from_v5e_unless_said_otherwise(setting: str, accelerat
 )
 def test_one_program_keeps_the_clock(units: list[str], package: str) -> None:
     assert clock({unit: {} for unit in units})["package"] == package
+
+
+@pytest.mark.parametrize(
+    ("package", "readers", "servers", "sync", "fault"),
+    [
+        ("systemd-timesyncd", [], ["a.test"], True, None),
+        ("chrony", ["/etc/chrony/chrony.conf"], ["a.test"], True, None),
+        ("chrony", [], [], True, None),
+        ("chrony", [], ["a.test"], False, None),
+        ("chrony", [], ["a.test"], True, "its configuration does not read /etc/chrony/sources.d"),
+        ("ntpsec", ["unknown"], ["a.test"], True, "ntpsec keeps the clock here, whose servers this role does not set"),
+    ],
+)
+def test_servers_that_nothing_would_ask_are_refused(
+    package: str, readers: list[str], servers: list[str], sync: bool, fault: str | None
+) -> None:
+    found = clock_faults(servers, sync, package, readers)
+    assert len(found) == (fault is not None)
+    assert (fault or "") in "".join(found)
+
+
+def test_chrony_prefers_the_servers_that_are_listed() -> None:
+    variables: dict[str, Any] = DataLoader().load_from_file("roles/base/vars/main.yml", trusted_as_template=True) | {
+        "__base_clock": {"package": "chrony"},
+        "base_time_sync": True,
+        "base_ntp_servers": ["a.test", "10.0.0.1"],
+    }
+    templar = Templar(DataLoader(), variables)
+    (file,) = (file for file in variables["__base_files"] if file["path"] == CHRONY)
+    assert templar.template(file["state"]) == "file"
+    lines = templar.template(file["content"]).splitlines()
+    assert lines[1:] == ["server a.test iburst prefer", "server 10.0.0.1 iburst prefer"]
 
 
 @pytest.fixture(scope="module")
@@ -690,7 +723,7 @@ def test_lists_are_not_those_of_mirrors_that_changed(run: Run, tmp_path: Path, t
 
 HANDLERS = DataLoader().load_from_file(str(ROOT / "roles/base/handlers/main.yml"), trusted_as_template=True)
 RUNNING, COMING = {"enabled": "enabled", "active": "active"}, {"enabled": "", "active": ""}
-NTP = "/etc/systemd/timesyncd.conf.d/zz-tpu_ops.conf"
+NTP, CHRONY = "/etc/systemd/timesyncd.conf.d/zz-tpu_ops.conf", "/etc/chrony/sources.d/tpu_ops.sources"
 
 
 @pytest.mark.parametrize(
@@ -705,6 +738,8 @@ NTP = "/etc/systemd/timesyncd.conf.d/zz-tpu_ops.conf"
         (NTP, COMING, True, []),
         (NTP, {"enabled": "enabled", "active": "skipped"}, False, []),
         (NTP, {"enabled": "masked", "active": "inactive"}, False, []),
+        (CHRONY, RUNNING, False, ["Restart chrony"]),
+        (CHRONY, {"enabled": "enabled", "active": "skipped"}, False, []),
     ],
 )
 def test_only_what_reads_a_changed_file_is_restarted(
@@ -713,7 +748,7 @@ def test_only_what_reads_a_changed_file_is_restarted(
     variables: dict[str, Any] = {
         "__base_written": {"changed_paths": [path]},
         "__base_behind": [],
-        "__base_clock": {"package": "systemd-timesyncd"},
+        "__base_clock": {"package": "chrony" if "chrony" in path else "systemd-timesyncd"},
         "__base_clock_unit": clock_unit,
         "base_time_sync": True,
         "ansible_check_mode": check,

@@ -75,6 +75,25 @@ def clock(units: dict[str, dict[str, str]]) -> dict[str, str]:
     return {"package": package, "unit": CLOCKS[package]}
 
 
+def clock_faults(servers: list[str], sync: bool, package: str, readers: list[str]) -> list[str]:
+    """Return why base_ntp_servers would have no effect.
+
+    Args:
+        servers: base_ntp_servers.
+        sync: base_time_sync.
+        package: What keeps the clock.
+        readers: Files of chrony's configuration that name its directory of sources.
+    """
+    if not (servers and sync) or package == "systemd-timesyncd" or (package == "chrony" and readers):
+        return []
+    why = f"{package} keeps the clock here, whose servers this role does not set"
+    if package == "chrony":
+        why = "chrony keeps the clock here, and its configuration does not read /etc/chrony/sources.d"
+        why += " (sourcedir, since chrony 4.0)"
+    way = f"set them in its own configuration and leave the list empty here, or remove it: apt-get purge {package}"
+    return [f"base_ntp_servers: {why}; {way}"]
+
+
 class FilterModule:
     """Filters of the role base."""
 
@@ -84,5 +103,6 @@ class FilterModule:
             "certificate_faults": certificate_faults,
             "certificate_paths": certificate_paths,
             "clock": clock,
+            "clock_faults": clock_faults,
             "hugepages_wanted": hugepages_wanted,
         }
