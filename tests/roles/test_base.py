@@ -425,7 +425,7 @@ def test_dpkg_completes_its_work_before_the_first_installation_also_by_the_tags_
         ("python.yml", "ansible.builtin.import_role"),
         ("disks.yml", "ansible.builtin.import_role"),
         ("workspace.yml", "ansible.builtin.import_role"),
-        ("upgrade.yml", "ansible.builtin.apt"),
+        ("upgrade.yml", "apt_lists"),
     ],
 )
 def test_playbooks_of_one_part_complete_the_work_of_dpkg_as_well(playbook: str, module: str) -> None:
