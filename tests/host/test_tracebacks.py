@@ -39,8 +39,10 @@ def test_a_traceback_is_found_wherever_the_output_is_cut(cut: int) -> None:
             "of 8G",
         ),
         (b"  + Exception Group " + RAISED + b"  | ValueError: 1\n", "| ValueError: 1", "  | ValueError: 1"),
+        # As torchrun and loggers have it: something before each line.
+        (b"".join(b"[rank0]: %s\n" % line for line in (RAISED + ERROR).splitlines()), "KeyError: 'image'", "KeyError"),
         (RAISED[:34], "", "Traceback (most recent call last):"),
-        (RAISED + b"\xff\xfe: 1\n" + b"x" * 100_000, "\ufffd\ufffd: 1", "x" * 20),
+        (RAISED + b"\xff\xfe: 1\n" + b"x" * 20_000, "\ufffd\ufffd: 1", "x" * 20),
     ],
 )
 def test_what_is_kept_names_the_exception_and_ends_with_its_message(output: bytes, error: str, last: str) -> None:
@@ -85,6 +87,29 @@ def test_a_rank_stands_still_where_nothing_follows_its_traceback(
     assert not watch.stands_still()
     now[0] += 0.2
     assert watch.stands_still() is still
+
+
+@pytest.mark.parametrize(
+    ("later", "found"),
+    [
+        ([], True),
+        # All abort once the rank is given up, soon or after minutes.
+        ([5.0], True),
+        ([300.0, 300.1], True),
+        # It goes on.
+        ([5.0, 15.0], False),
+    ],
+)
+def test_one_after_which_a_rank_went_on_is_none(
+    later: list[float], found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("tpu_ops.host.tracebacks.time.monotonic", lambda: now[0])
+    watch = seen(RAISED, ERROR)
+    for seconds in later:
+        now[0] = 100.0 + seconds
+        watch.see(b"line\n")
+    assert (watch.facts() is not None) is found
 
 
 def test_a_log_looks_for_them(tmp_path: Path) -> None:

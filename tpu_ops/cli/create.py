@@ -10,7 +10,7 @@ from tpu_ops import config
 from tpu_ops.cli import options, output
 from tpu_ops.cloud.client import Tpu
 from tpu_ops.config import Settings
-from tpu_ops.errors import CloudError, ExitCode, UsageError
+from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.fleet import hostkeys, lifecycle, newcomers, origin
 from tpu_ops.fleet.hostvars import facts
 from tpu_ops.fleet.lifecycle import Wish
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         return _say(args, settings, wish, outcome, None)
     try:
         fleet = _refresh(settings, wish)
-    except CloudError as exc:
+    except OpsError as exc:
         then = "run the same command again: it learns the node's addresses and host keys"
         exc.what, exc.fix = f"{exc.what}; the node is READY", f"{exc.fix}; then {then}" if exc.fix else then
         raise

@@ -66,7 +66,7 @@ def check(word: str, sync: str) -> None:
 
 
 def must_be_declared(settings: Settings, inventories: str = "") -> None:
-    """Refuse a fleet without any project, before workers are asked and Ansible is started for it.
+    """Refuse a fleet without any project, before Ansible is started for it.
 
     Ansible knows them all, and takes seconds to say so. Here it is only looked whether a file of variables has any.
 

@@ -324,7 +324,7 @@ def failed_first(outcomes: Sequence[Outcome], shown: Sequence[int]) -> int | Non
     refused = any(outcome.state == "refused" and outcome.rank == first.rank for outcome in outcomes)
     output.info(f"the run did not begin: {who}: {first.cause}" if refused else f"{who} failed first: {first.cause}")
     if raised := raised_before(outcomes, first):
-        what = f"printed a traceback {raised.before:.0f} s before that, which is the likely cause"
+        what = f"printed a traceback {raised.before:.0f} s before that, which may be the cause"
         output.info(f"rank {raised.rank} ({raised.host}) {what}: {raised.error}")
         _last_lines(raised.rank, raised.text, shown)
         return raised.rank

@@ -245,7 +245,6 @@ class _Job:
 
     def bring(self) -> None:
         """Bring the project to the workers before the run is one: only where nobody's run is on, since all share it."""
-        projects.must_be_declared(self.fleet.settings, os.environ.get("ANSIBLE_INVENTORY", ""))
         fanout = contact.fanout(self.fleet)
 
         async def ready() -> None:
@@ -253,6 +252,7 @@ class _Job:
             await projects.must_configure(fanout, self.hosts)
 
         asyncio.run(ready())
+        projects.must_be_declared(self.fleet.settings, os.environ.get("ANSIBLE_INVENTORY", ""))
         begun, dry = time.monotonic(), self.args.dry_run
         self.project = projects.bring(self.fleet.settings, self.fleet, self.workers, self.args.git, dry=dry)
         self.spec = replace(self.spec, cwd=self.project.path, code_digest=self.project.commit)

@@ -19,6 +19,7 @@ from .peer import Peer
 from .person import by_uid
 from .record import cause_of, exit_of, first_in, holder_of, intent_of, new_record, requested_by, verdict
 from .store import Store
+from .tracebacks import STILL
 from .wire import Refused
 
 #: Sent by the link's thread to the main one: there is an order.
@@ -261,10 +262,15 @@ class Supervisor:
         found = logger.tracebacks.facts() if logger.tracebacks.stands_still() else None
         if found and self.record["traceback"] is None:
             text = (
-                "rank {rank} ({worker}) printed a traceback and nothing since, and has not ended: {error}; if it waits "
-                "at its exit for the other ranks, they wait for it: `tpu_ops logs {run_id} --rank {rank}` shows it, "
-                "`tpu_ops stop {run_id}` ends all"
-            ).format(error=found["error"], **self.record)
+                "rank {rank} ({worker}) printed a traceback at {at}, nothing in the {still:.0f} s after it, and has "
+                "not ended: {error}; if it waits at its exit for the other ranks, they wait for it: "
+                "`tpu_ops logs {run_id} --rank {rank}` shows it, `tpu_ops stop {run_id}` ends all"
+            ).format(
+                at=time.strftime("%H:%M:%S UTC", time.gmtime(found["at"])),
+                still=STILL,
+                error=found["error"],
+                **self.record,
+            )
             self._save(notes=[*self.record["notes"], text], traceback=found)
 
     def _report(self, error: str, oom: bool) -> None:

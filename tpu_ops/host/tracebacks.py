@@ -35,6 +35,7 @@ class Watch:
         #: When the latest began, in seconds since 1970, and its bytes as far as they are kept.
         self._found: tuple[float, bytes] | None = None
         self._behind = 0
+        self._went_on = False
         self._heard = self._began = time.monotonic()
 
     def see(self, data: bytes) -> None:
@@ -44,21 +45,29 @@ class Watch:
         self._end = whole[1 - len(HEADER) :]
         at = whole.rfind(HEADER)
         if at >= 0:
+            # With what stands before it in its line, which may stand before each.
+            at = whole.rfind(b"\n", 0, at) + 1
             self._found, self._behind = (time.time(), whole[at : at + _KEPT]), len(whole) - at
-            self._began = self._heard
+            self._began, self._went_on = self._heard, False
         elif self._found:
             began, kept = self._found
             self._behind += len(data)
-            if len(kept) < _KEPT and self._heard - self._began <= _COMES_WITHIN:
+            later = self._heard - self._began
+            self._went_on |= _COMES_WITHIN < later < STILL
+            if len(kept) < _KEPT and later <= _COMES_WITHIN:
                 self._found = began, (kept + data)[:_KEPT]
 
     def stands_still(self) -> bool:
         """Return whether nothing came behind a traceback for long."""
-        return bool(self._found) and self._behind <= _GOES_ON and time.monotonic() - self._heard >= STILL
+        return self.facts() is not None and time.monotonic() - self._heard >= STILL
 
     def facts(self) -> Dict[str, Any] | None:
-        """Return the latest as a record has it, or None: ``at`` (seconds since 1970), ``error`` (a line), ``text``."""
-        if self._found is None:
+        """Return the latest as a record has it, or None: ``at`` (seconds since 1970), ``error`` (a line), ``text``.
+
+        One after which the rank has gone on is none: the program has dealt with it.
+        """
+        goes_on = self._went_on and self._heard - self._began > STILL
+        if self._found is None or goes_on or self._behind > _GOES_ON:
             return None
         began, data = self._found
         error, text = parts(data.decode("utf-8", "replace"))
@@ -68,6 +77,8 @@ class Watch:
 def parts(text: str) -> tuple[str, str]:
     """Given output from a traceback on, return the line that names the exception, and all up to its message's end."""
     lines = text.splitlines()
+    before = lines[0].partition(HEADER.decode())[0] if lines else ""
+    lines = [line[len(before) :] if line.startswith(before) else line for line in lines]
     for number, line in enumerate(lines):
         if number and line.strip() and not line[0].isspace():
             message = lines[number + 1 : number + 1 + _MESSAGE_LINES]

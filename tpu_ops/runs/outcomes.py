@@ -18,7 +18,7 @@ ON = ("starting", "running", "exited", "ending")
 CUT = "its log could not be read to its end: its worker sends no more of it"
 #: How long before the first failure a traceback may be that is told with it, in seconds: JAX waits for up to 300 s at a
 #: rank's exit.
-TRACEBACK_SPAN = 900.0
+TRACEBACK_SPAN = 600.0
 #: How much earlier it has to be than the first failure, in seconds: clocks of workers agree no better.
 CLOCKS_AGREE = 1.0
 #: How long a rank has lived on behind its own traceback that is told, in seconds: its last lines may be others then.
@@ -176,7 +176,7 @@ class Raised:
 def raised_before(outcomes: Sequence[Outcome], first: FirstFailure) -> Raised | None:
     """Return the rank whose traceback came before those of all others and well before one failed first.
 
-    It is the likely cause: with JAX a rank that raises waits at its exit until all abort.
+    It may be the cause: with JAX a rank that raises waits at its exit until all abort.
     """
     failed = next((out for out in outcomes if out.rank == first.rank and out.record), None)
     exited = ((failed and failed.record) or {}).get("exited")
