@@ -219,7 +219,7 @@ def test_the_upgrade_ends_at_a_worker_that_has_lost_a_chip_over_its_reboot(desk,
     lab.inside("pod-w0", "sh", "-c", UNDRIVEN)
     before = boots(lab)
     try:
-        code, said = play(desk, "upgrade.yml", "--extra-vars", "upgrade_reboot=always")
+        code, said = play(desk, "upgrade.yml", "--extra-vars", "upgrade_reboot=always upgrade_chips_timeout=5")
     finally:
         lab.inside("pod-w0", "find", "/etc/systemd/system", "-name", "undriven.service", "-delete")
     assert code == 2, said

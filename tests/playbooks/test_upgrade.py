@@ -219,6 +219,7 @@ def test_a_worker_that_fails_says_what_its_program_said(result: dict[str, str], 
     assert text == f"pod-w0 failed: Complete: {said}. {end}"
 
 
+OF_UPGRADE = ("upgrade_at_once", "upgrade_chips_timeout", "upgrade_reboot", "upgrade_reboot_timeout")
 NUMBER = "is not a whole number of 1 or more"
 
 
@@ -236,7 +237,7 @@ NUMBER = "is not a whole number of 1 or more"
                 ({"upgrade_reboot": "yes"}, "upgrade_reboot: 'yes' is not one of needed, always, never"),
                 (
                     {"upgrade_rebot": "never"},
-                    "upgrade_rebot: upgrade.yml has upgrade_at_once, upgrade_reboot, upgrade_reboot_timeout",
+                    f"upgrade_rebot: upgrade.yml has {', '.join(OF_UPGRADE)}",
                 ),
                 ({"upgrade_mine": 1, "facts_own_variables": ["upgrade_mine"]}, None),
                 ({}, None),
