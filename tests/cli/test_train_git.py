@@ -187,6 +187,16 @@ def test_a_fleet_without_any_project_is_told_where_to_declare_one(
     assert "workspace_projects: [{name: vision, url: https://example.org/vision.git}]" in caught.value.fix
 
 
+def test_what_is_behind_a_link_may_declare_a_project(tmp_path: Path) -> None:
+    """As where two fleets share variables."""
+    settings: Any = SimpleNamespace(path=tmp_path, file=tmp_path / "inventory" / "tpu_vm.yml")
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "main.yml").write_text("workspace_projects: [{name: vision}]")
+    (tmp_path / "inventory" / "group_vars").mkdir(parents=True)
+    (tmp_path / "inventory" / "group_vars" / "all").symlink_to(tmp_path / "shared")
+    projects.must_be_declared(settings)
+
+
 class Ready:
     """Stands for two workers that are fit for a run, whose person may configure them."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tpu_ops.files import take
 from tpu_ops.remote import scratch
 
 #: A process that has a directory and waits.
@@ -69,3 +70,20 @@ def test_what_somebody_else_has_left_stays(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("os.getuid", lambda: uid + 1)
     with scratch.directory({"XDG_RUNTIME_DIR": str(tmp_path)}):
         assert old.exists()
+
+
+def test_a_directory_that_is_just_being_made_is_nobodys_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where two playbooks are started at the same moment."""
+    others = [1]
+
+    def swept_first(handle: int) -> bool:
+        if others:
+            others.clear()
+            scratch._sweep(tmp_path)
+        return take(handle)
+
+    monkeypatch.setattr("tpu_ops.remote.scratch.take", swept_first)
+    with scratch.directory({"XDG_RUNTIME_DIR": str(tmp_path)}) as made:
+        assert made.exists()

@@ -94,7 +94,8 @@ def _variables_of(source: Path) -> Iterator[Path]:
         yield source
     folders = [source] if source.is_dir() else [source.parent / name for name in ("group_vars", "host_vars")]
     for folder in folders:
-        yield from (path for path in folder.rglob("*") if path.is_file())
+        # What is behind a link to a directory is not looked at, and may declare one.
+        yield from (path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
 
 
 def _may_declare(path: Path) -> bool:

@@ -34,9 +34,12 @@ def directory(environ: Mapping[str, str]) -> Iterator[Path]:
     _sweep(Path(base))
     made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
     try:
-        owner = os.open(made / _OWNER, os.O_RDWR | os.O_CREAT, 0o600)
+        # It has its name once it is locked: whoever sweeps at that moment finds none that is free.
+        new = made / f"{_OWNER}.new"
+        owner = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             take(owner)
+            new.rename(made / _OWNER)
             yield made
         finally:
             os.close(owner)
