@@ -316,10 +316,12 @@ def test_with_every_role_on_site_yml_changes_nothing_again(desk, tmp_path):
     """The fleet of examples/fleet, whose node `store` has a data disk and exports it."""
     shell = dataclasses.replace(desk, environ=desk.environ | example.environment(desk.environ, tmp_path))
     shell.do("ansible-playbook", example.PREPARE)
+    # One worker of each node: the pod's others would only do once more what its first does.
+    some = ["pod-w0", "solo-w0", "store-w0"]
     try:
         for run in ("first", "second"):
-            rows = shell.playbook(tmp_path, "site.yml")
-            assert sorted(rows) == [*POD, "solo-w0", "store-w0"]
+            rows = shell.playbook(tmp_path, "site.yml", "--limit", ",".join(some))
+            assert sorted(rows) == some
             assert not any(row["failures"] or row["unreachable"] for row in rows.values())
             assert all((row["changed"] > 0) == (run == "first") for row in rows.values()), rows
     finally:

@@ -109,7 +109,7 @@ def test_a_worker_that_fails_says_which_are_done_and_how_to_go_on(
 #: What the reboot does to the device files of each worker, which there are before, and how many the API says.
 REBOOTS: dict[str, tuple[str, list[str], int]] = {
     "never-any": ("true", [], 0),
-    "late": ("rm accel1; setsid sh -c 'sleep 1; touch accel1' >/dev/null 2>&1 &", ["accel0", "accel1"], 2),
+    "late": ("rm accel1; setsid sh -c 'sleep 0.5; touch accel1' >/dev/null 2>&1 &", ["accel0", "accel1"], 2),
     "other-numbers": ("mv vfio/0 vfio/7", ["vfio/0", "vfio/1", "vfio/vfio"], 1),
     "back": ("touch accel0", [], 1),
     "two-gone": ("rm accel1 accel2", ["accel0", "accel1", "accel2"], 0),
@@ -145,7 +145,7 @@ def counted(folder: Path, hosts: list[str], *, reboots: bool) -> tuple[list[tupl
     play["vars"]["__upgrade_device_files"] = [
         path.replace("/dev", dev, 1) for path in play["vars"].get("__upgrade_device_files", [])
     ]
-    code, tasks = played(folder, play, hosts)
+    code, tasks = played(folder, play, hosts, "-e", "upgrade_chips_timeout=20")
     said = [
         (host, result["msg"])
         for task in tasks

@@ -75,6 +75,8 @@ def worker_files() -> dict[Path, bytes]:
     for path in sorted((HERE / "files" / "units").iterdir()):
         found[LIBRARY / "units" / path.name] = path.read_bytes()
     found[LIBRARY / "controller-ca.pem"] = controller_ca()
+    # Without it dpkg waits for the disk after each file, and a worker of the lab outlives no power failure anyway.
+    found[Path("etc/dpkg/dpkg.cfg.d/tpu-lab")] = b"force-unsafe-io\n"
     if settings := sources.apt_settings():
         found[Path("etc/apt/apt.conf.d/90tpu-lab")] = ("\n".join(settings) + "\n").encode()
     return found
