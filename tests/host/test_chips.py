@@ -157,6 +157,16 @@ def test_a_lockfile_that_cannot_be_removed_says_why(lockfile: Path, monkeypatch:
     assert faults == {str(lockfile): "it cannot be removed: Read-only file system"}
 
 
+def test_a_directory_in_the_lockfiles_place_is_removed_unless_something_is_in_it(lockfile: Path) -> None:
+    lockfile.unlink()
+    (lockfile / "mine").mkdir(parents=True)
+    faults = ending.chips_after()["lockfile_faults"]
+    assert faults == {str(lockfile): "it is a directory and cannot be removed: Directory not empty"}
+    (lockfile / "mine").rmdir()
+    assert ending.chips_after()["lockfiles_removed"] == [str(lockfile)]
+    assert not lockfile.exists()
+
+
 def test_a_lockfile_of_whoever_holds_a_chip_is_kept_without_more_words(
     lockfile: Path, two: list[subprocess.Popen[bytes]]
 ) -> None:

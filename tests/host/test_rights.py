@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 import json
 import os
@@ -115,6 +116,29 @@ def answer(store: Store, action: str) -> dict[str, Any]:
     with os.fdopen(read, "rb") as said:
         found: dict[str, Any] = find_answer(said.read(), MARKER)
     return found
+
+
+@pytest.mark.parametrize(
+    ("error", "is_full", "where"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/run/x"), True, "/run/x"),
+        (OSError(errno.ENOSPC, "No space left on device"), True, "{0}/run/tpu_ops"),
+        (OSError(errno.EROFS, "Read-only file system"), False, "{0}/run/tpu_ops or {0}/var/lib/tpu_ops/runs"),
+    ],
+    ids=["named", "full", "another"],
+)
+def test_a_file_system_that_takes_nothing_is_named_with_what_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, is_full: bool, where: str
+) -> None:
+    def refused(*_: object) -> None:
+        raise error
+
+    monkeypatch.setitem(requests._ACTIONS, "status", refused)
+    monkeypatch.setattr(requests, "_is_full", lambda path: is_full and path.endswith("run/tpu_ops"))
+    found = answer(Store(str(tmp_path)), "status")["error"]
+    place = where.format(tmp_path)
+    assert (found["kind"], found["message"]) == ("failed", f"the launcher cannot write to {place}: {error.strerror}")
+    assert f"`df {place.replace(' or ', ' ')};" in found["fix"]
 
 
 @pytest.mark.parametrize(

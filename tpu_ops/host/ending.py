@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -126,9 +127,13 @@ def chips_after(beat: Callable[[], None] | None = None) -> Dict[str, Any]:
 def _removed(path: str, beat: Callable[[], None] | None) -> str:
     """Remove a file that no process has locked; return why it is still there, or the empty string.
 
-    A symbolic link is never followed, and counts as one that nobody has locked.
+    A symbolic link is never followed, and counts as one that nobody has locked. So does a directory, which keeps libtpu
+    from starting as well; one in which there is something stays.
     """
     try:
+        if os.path.isdir(path) and not os.path.islink(path):
+            os.rmdir(path)
+            return ""
         if not os.path.islink(path) and _locked(path):
             named = "pid {pid} of {user} ({command})"
             found = proc.holders(paths=[path], beat=beat)
@@ -138,7 +143,8 @@ def _removed(path: str, beat: Callable[[], None] | None) -> str:
     except FileNotFoundError:
         return ""
     except OSError as exc:
-        return "it cannot be removed: {}".format(exc.strerror or exc)
+        what = "it is a directory and" if exc.errno == errno.ENOTEMPTY else "it"
+        return "{} cannot be removed: {}".format(what, exc.strerror or exc)
     return ""
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: A file system with less than this much free space is not trained on, in bytes.
 SMALLEST_SPACE = 256 * 1024 * 1024
+#: The same of those that hold a few small files of each run and may be small themselves.
+SMALL = {"/run": 8 * 1024 * 1024}
 #: Checks that a person may override: a run may do well all the same, and is in nobody's way.
 FORCIBLE = ("space",)
 
@@ -21,7 +23,7 @@ def space() -> Dict[str, Dict[str, int]]:
     """Return free and total bytes of each file system that a run writes to, by its first path."""
     found: Dict[str, Dict[str, int]] = {}
     seen = set()
-    for path in ("/", "/home", "/tmp", "/var/lib", "/dev/shm"):  # noqa: S108 - asks for their size alone
+    for path in ("/", "/home", "/tmp", "/var/lib", "/var/lib/tpu_ops", "/dev/shm", "/run"):  # noqa: S108 - asks for their size alone
         try:
             device = os.stat(path).st_dev
             facts = os.statvfs(path)
@@ -106,6 +108,11 @@ def faults(
         problem = "its chips are held by pid {pid} of {user}: {command}".format(**process)
         add("free", problem, _past_process(asker, process) if asker else "")
     for path, size in facts["space"].items():
-        if size["free"] < SMALLEST_SPACE:
+        if size["free"] < SMALL.get(path, SMALLEST_SPACE):
             add("space", "{} has {} MiB free".format(path, size["free"] // 2**20), "remove what is not needed there")
     return found
+
+
+def told(fault: Dict[str, str]) -> str:
+    """Return one of the `faults` as a text: what is wrong, and what to do about it where that is known here."""
+    return "{problem} ({fix})".format(**fault) if fault["fix"] else fault["problem"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 from . import TYPE_CHECKING, actions, wire
@@ -24,6 +26,12 @@ _WAITING: Dict[str, Callable[[Dict[str, Any], Store, wire.Caller], Dict[str, Any
 }
 
 
+#: Of what a file system says that takes nothing more.
+_NOT_TAKEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+#: Free bytes with which a file system counts as full.
+_LITTLE = 64 * 1024
+
+
 def _carried_out(request: Dict[str, Any], store: Store, caller: wire.Caller) -> Dict[str, Any]:
     """Return the answer to a request.
 
@@ -41,6 +49,26 @@ def _carried_out(request: Dict[str, Any], store: Store, caller: wire.Caller) -> 
 
         return chips.holders(request, store) if name == "holders" else chips.unlock(request, store, caller)
     raise wire.Refused("invalid", "unknown action {!r}".format(name))
+
+
+def _not_taken(exc: OSError, store: Store) -> wire.Refused:
+    """Return the refusal of a request whose files a file system does not take.
+
+    Where a write fails, the error does not name the file: those of the launcher's directories that are full are named.
+    """
+    full = [path for path in (store.run_dir, store.runs_dir) if _is_full(path)]
+    where = [os.fsdecode(exc.filename)] if exc.filename else full or [store.run_dir, store.runs_dir]
+    text = "the launcher cannot write to {}: {}".format(" or ".join(where), exc.strerror)
+    fix = "make room there: `df {0}; df -i {0}` on that worker show what is full".format(" ".join(where))
+    return wire.Refused("failed", text, fix)
+
+
+def _is_full(path: str) -> bool:
+    try:
+        facts = os.statvfs(path)
+    except OSError:
+        return False
+    return facts.f_bavail * facts.f_frsize < _LITTLE or (facts.f_files > 0 and facts.f_favail == 0)
 
 
 def serve(store: Store, source: int = 0, sink: int = 1) -> int:
@@ -64,14 +92,17 @@ def serve(store: Store, source: int = 0, sink: int = 1) -> int:
         value = refusal.to_json()
     except (wire.Gone, BrokenPipeError):
         return 0
-    except Exception:
+    except Exception as exc:
         import traceback  # half of what else an answer imports
 
         if request["action"] == "follow":
             # Behind its answer stand frames and no text: where the connection just ends the controller asks again.
             sys.stderr.write("tpu-host: following failed:\n" + traceback.format_exc())
             return 1
-        error = {"kind": "failed", "message": "the launcher failed:\n" + traceback.format_exc(), "fix": ""}
-        value = {"ok": False, "error": error}
+        if isinstance(exc, OSError) and exc.errno in _NOT_TAKEN:
+            value = _not_taken(exc, store).to_json()
+        else:
+            text = "the launcher failed:\n" + traceback.format_exc()
+            value = wire.Refused("failed", text).to_json()
     wire.answer(sink, marker, value)
     return 0

@@ -141,7 +141,7 @@ class Supervisor:
         facts = fitness.look(config, person, data["venv"], unit.starting)
         faults = fitness.faults(facts, data["chips"], force=data["force"])
         if faults:
-            raise NotReady("; ".join(fault["problem"] for fault in faults[:_SHOWN]))
+            raise NotReady("; ".join(fitness.told(fault) for fault in faults[:_SHOWN]))
         if data["chips"]:
             self._clear_lockfiles()
         venv = facts["venv"]["path"]
