@@ -312,10 +312,10 @@ count as still to be installed only if the playbook lists these roles under `rol
 ## While runs are active
 
 `site.yml` can be run at any time. An environment that a run may be using is not changed: a worker on which one would
-change fails with the name of the run, before the first package moves, and check mode warns of it.
-`python_fill_during_runs: true` changes it all the same. Nothing keeps a run from starting during the change; a run that
-did is named in a warning, and should be started again. New environments are made, and everything else is configured,
-whether or not a run is active. `playbooks/upgrade.yml` does not start while one is.
+change fails with the name of the run, before the first package moves, and check mode warns of it. A run that is started
+during the change is refused, with who is at work since when. `python_fill_during_runs: true` changes it all the same
+and keeps no run from starting. New environments are made, and everything else is configured, whether or not a run is
+active. `playbooks/upgrade.yml` does not start while one is.
 
 ## Two playbooks at once
 

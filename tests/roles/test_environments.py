@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
+from roles.facts.module_utils import turns
 from roles.python.filter_plugins import environments as filters
 from roles.python.library import uv_environments
 from roles.python.module_utils import active_run, environment_state, environment_work
 from roles.python.module_utils.uv_program import Fault, Uv, plan_lines
 from tests.roles.conftest import Run
 from tests.support.environments import UV, by_hand, more, site, state
-from tpu_ops.host import probe, unit
+from tpu_ops.host import fitness, probe, unit
 
 
 def test_an_environment_is_made_once_and_then_only_looked_at(
@@ -88,24 +89,39 @@ def test_an_environment_is_not_changed_under_a_run(
     assert (tmp_path / "fresh").exists()
 
 
-def test_a_run_that_starts_during_the_change_is_warned_of(
-    run: Run, arguments: dict[str, Any], systemd_shows: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+def test_no_run_starts_while_an_environment_that_exists_is_changed(
+    run: Run,
+    tmp_path: Path,
+    arguments: dict[str, Any],
+    systemd_shows: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     systemd_shows("ActiveState=inactive\n")
+    monkeypatch.setattr(fitness, "TURNS", turns.DIRECTORY)
+    fill, asked, seen = environment_work.Environment.fill, active_run.active_run, list[list[dict[str, Any]]]()
+
+    def look(work: Callable[..., Any]) -> Callable[..., Any]:
+        def looked(*args: Any) -> Any:
+            seen.append(fitness.changes())
+            return work(*args)
+
+        return looked
+
+    monkeypatch.setattr("ansible.module_utils.environment_work.Environment.fill", look(fill))
+    monkeypatch.setattr(uv_environments, "active_run", look(asked))
     run(uv_environments, arguments)
-    fill = environment_work.Environment.fill
-
-    def filled(self: environment_work.Environment) -> dict[str, Any]:
-        systemd_shows(ACTIVE)
-        return fill(self)
-
-    monkeypatch.setattr("ansible.module_utils.environment_work.Environment.fill", filled)
-    done = run(uv_environments, more(arguments, requirements=["jax==1", "flax==2"]))
-    assert state(done)["packages"] == {"flax": "2", "jax": "1"}
-    (warning,) = done["warnings"]
-    assert "environment jax: the run spring-7 started while this was changed" in str(warning)
-    # Nothing is changed any more.
-    assert "warnings" not in run(uv_environments, more(arguments, requirements=["jax==1", "flax==2"]))
+    assert seen == [[]], "a new one is nobody's yet"
+    assert run(uv_environments, more(arguments, requirements=["jax==1", "flax==2"]))["changed"] is True
+    # Before it looks for a run: whoever starts one at that moment sees this, or is seen.
+    asking, filling = seen[1:]
+    assert [change["changing"] for change in (*asking, *filling)] == [[str(tmp_path / "venv")]] * 2
+    nothing: dict[str, Any] = {"venv": {"path": ""}, "environment_files": {}, "chips": [], "holders": [], "space": {}}
+    (fault,) = fitness.faults(nothing | {"changes": asking}, 0)
+    assert f" has been changing {tmp_path}/venv since " in fault["problem"]
+    assert fault["fix"] == f"wait until that has ended (pid {os.getpid()}), and start again"
+    for lock in turns._HELD.values():
+        lock.close()
+    assert fitness.changes() == [], "of a process that has ended"
 
 
 def test_an_environment_that_is_to_be_recreated_is_kept_under_a_run(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import os
 import time
 
@@ -17,6 +20,8 @@ SMALLEST_SPACE = 256 * 1024 * 1024
 SMALL = {"/run": 8 * 1024 * 1024}
 #: Checks that a person may override: a run may do well all the same, and is in nobody's way.
 FORCIBLE = ("space",)
+#: Where Ansible's modules have the locks of what must not be done at once (roles/facts/module_utils/turns.py).
+TURNS = "/run/tpu_ops-turns"
 
 
 def space() -> Dict[str, Dict[str, int]]:
@@ -53,7 +58,27 @@ def look(config: Dict[str, Any], person: Person, venv: str, beat: Callable[[], N
         "chips": proc.chips(),
         "holders": proc.holders(beat=beat),
         "space": space(),
+        "changes": changes(),
     }
+
+
+def changes() -> list[Dict[str, Any]]:
+    """Return what Ansible is changing here that a run may use: ``who``, ``since`` and ``changing`` (paths) each.
+
+    Ansible's modules hold a lock while they are at work, and say so in its file (roles/facts/module_utils/turns.py); of
+    one that has died nothing is left but the file.
+    """
+    found = []
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(TURNS)):
+            with open(os.path.join(TURNS, name), encoding="utf-8") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    with contextlib.suppress(ValueError):
+                        known = json.load(file)
+                        found += [known] if known.get("changing") else []
+    return found
 
 
 def past_run(asker: Person, holder: Dict[str, Any]) -> str:
@@ -107,6 +132,10 @@ def faults(
     for process in facts["holders"] if not holder else ():
         problem = "its chips are held by pid {pid} of {user}: {command}".format(**process)
         add("free", problem, _past_process(asker, process) if asker else "")
+    for change in facts.get("changes", ()):
+        since = time.strftime("%H:%M:%S UTC", time.gmtime(change["since"]))
+        problem = "{} has been changing {} since {}".format(change["who"], " and ".join(change["changing"]), since)
+        add("changing", problem, "wait until that has ended (pid {}), and start again".format(change["pid"]))
     for path, size in facts["space"].items():
         if size["free"] < SMALL.get(path, SMALLEST_SPACE):
             add("space", "{} has {} MiB free".format(path, size["free"] // 2**20), "remove what is not needed there")

@@ -29,6 +29,7 @@ CHECKS = {
     "free": "the chips are free",
     "environment": "the environment exists",
     "same": "the environment is the same on all workers",
+    "changing": "nothing that runs use is being changed",
     "space": "the disks have free space",
     "clock": "the clocks agree",
 }

@@ -63,10 +63,32 @@ def take_turn(module: AnsibleModule, what: str) -> None:
     waited = time.monotonic() - began
     if other and waited >= TOLD:
         module.warn("%s: waited %.0f s for %s" % (what, waited, other))
-    lock.truncate()
-    json.dump({"who": asker(), "pid": os.getpid(), "since": time.time()}, lock)
-    lock.flush()
     _HELD[path] = lock
+    _write(lock, {"who": asker(), "pid": os.getpid(), "since": time.time()})
+
+
+def tell_change(what: str, paths: list[str]) -> None:
+    """Say what is changed in this process's turn from now on, which no training run begins under.
+
+    The launcher looks for it (tpu_ops/host/fitness.py) once its unit is there: whoever looks for that unit after this
+    misses no run.
+
+    Args:
+        what: The work, as for `take_turn`.
+        paths: What exists and is changed.
+    """
+    lock = _HELD[os.path.join(DIRECTORY, what.replace(" ", "-"))]
+    lock.seek(0)
+    _write(lock, dict(json.load(lock), changing=paths))
+
+
+def _write(lock: TextIO, holder: dict[str, object]) -> None:
+    """Write who holds a turn, so that nobody reads half of it: all at once, behind nothing that is longer."""
+    text = json.dumps(holder)
+    lock.seek(0)
+    lock.write(text)
+    lock.flush()
+    lock.truncate(len(text))
 
 
 def _opened(path: str) -> TextIO:

@@ -13,7 +13,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.environment_guard import stranger_in
 from ansible.module_utils.environment_state import packages
 from ansible.module_utils.environment_work import Environment, brought, check_owner, give
-from ansible.module_utils.turns import take_turn
+from ansible.module_utils.turns import take_turn, tell_change
 from ansible.module_utils.uv_program import Fault, Uv
 
 DOCUMENTATION = r"""
@@ -179,16 +179,6 @@ def spare_run(names: list[str], module: AnsibleModule) -> None:
     module.warn(text)
 
 
-def name_late_run(names: list[str], module: AnsibleModule) -> None:
-    """Warn of a run that has started while environments, given by their names, were changed."""
-    run = active_run()
-    if run:
-        module.warn(
-            "environment %s: the run %s started while this was changed, and may have imported packages of two versions;"
-            " end it with `tpu_ops stop` and start it again" % (", ".join(names), run)
-        )
-
-
 def work(wanted: dict[str, Any], step: str, module: AnsibleModule) -> Any:
     """Do a step for one environment with its owner's rights.
 
@@ -286,6 +276,8 @@ def main() -> None:
         where = ""
         there = [wanted["name"] for wanted in needed if exists(wanted["path"])]
         if there and not module.params["during_runs"]:
+            if not module.check_mode:
+                tell_change("Python environments", [wanted["path"] for wanted in needed if exists(wanted["path"])])
             spare_run(there, module)
         for wanted in needed:
             where = place(wanted)
@@ -293,8 +285,6 @@ def main() -> None:
             if not module.check_mode:
                 states[wanted["name"]] = work(wanted, step, module)
         where = ""
-        if there and not (module.params["during_runs"] or module.check_mode):
-            name_late_run(there, module)
     except (Fault, PersonFault, OSError) as exc:
         module.fail_json(msg="%s%s" % (where, exc), **result)
     if step == "fill":
