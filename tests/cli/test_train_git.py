@@ -233,7 +233,8 @@ def test_a_run_starts_in_the_project_and_its_later_attempts_have_the_same_commit
     args = parser.parse_args(["pod", "--git", "main", "--json", *["--dry-run"] * dry])
     job = train._Job(fleet, pod(2), RunSpec("r1", ("true",)), None, [0], args)
     job.bring()
-    assert asked == [("workspace", {"workspace_only": "main", "workspace_on_local_changes": "fail"}, dry)]
+    kept = {"workspace_on_local_changes": "fail", "workspace_during_runs": False}
+    assert asked == [("workspace", {"workspace_only": "main", **kept}, dry)]
     assert (job.spec.cwd, job.spec.code_digest) == (PLACE, COMMIT)
     assert job.recovered().kept.git == f"vision@{COMMIT}"
     said = f"{'would check out' if dry else 'checked out'} vision in {PLACE} on 2 workers: commit {COMMIT}, "

@@ -103,7 +103,7 @@ class Worker:
     def run(self) -> dict[str, str]:
         """Return the environment that a training run has here."""
         paths = [str(self.path(path)) for path in self.named]
-        faults = fitness.faults(fitness.look({"venv": "", "environment_files": paths}, myself(), ""), 0)
+        faults = fitness.faults(fitness.look({"venv": "", "environment_files": paths}, myself(), "", "/absent"), 0)
         assert [fault["problem"] for fault in faults if fault["check"] == "environment"] == []
         env = environment.build(good(), myself(), "", environment.from_files(paths), "/files")
         return {name.decode(): value.decode() for name, value in env.items()}
@@ -172,7 +172,7 @@ def test_a_missing_environment_file_is_named(tmp_path: Path) -> None:
     absent = str(tmp_path / "absent")
     with pytest.raises(Refused, match=r"absent: No such file") as raised:
         environment.from_files([absent])
-    facts = fitness.look({"venv": "", "environment_files": [absent]}, myself(), "")
+    facts = fitness.look({"venv": "", "environment_files": [absent]}, myself(), "", "/absent")
     (fix,) = [fault["fix"] for fault in fitness.faults(facts, 0) if fault["problem"].endswith("absent is missing")]
     assert fix in raised.value.fix
     assert "site.yml" in fix

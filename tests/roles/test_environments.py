@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from roles.facts.module_utils import turns
+from roles.facts.module_utils import active_run, turns
 from roles.python.filter_plugins import environments as filters
 from roles.python.library import uv_environments
-from roles.python.module_utils import active_run, environment_state, environment_work
+from roles.python.module_utils import environment_state, environment_work
 from roles.python.module_utils.uv_program import Fault, Uv, plan_lines
 from tests.roles.conftest import Run
 from tests.support.environments import UV, by_hand, more, site, state
@@ -97,12 +97,11 @@ def test_no_run_starts_while_an_environment_that_exists_is_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     systemd_shows("ActiveState=inactive\n")
-    monkeypatch.setattr(fitness, "TURNS", turns.DIRECTORY)
     fill, asked, seen = environment_work.Environment.fill, active_run.active_run, list[list[dict[str, Any]]]()
 
     def look(work: Callable[..., Any]) -> Callable[..., Any]:
         def looked(*args: Any) -> Any:
-            seen.append(fitness.changes())
+            seen.append(fitness.changes(turns.DIRECTORY))
             return work(*args)
 
         return looked
@@ -119,9 +118,7 @@ def test_no_run_starts_while_an_environment_that_exists_is_changed(
     (fault,) = fitness.faults(nothing | {"changes": asking}, 0)
     assert f" has been changing {tmp_path}/venv since " in fault["problem"]
     assert fault["fix"] == f"wait until that has ended (pid {os.getpid()}), and start again"
-    for lock in turns._HELD.values():
-        lock.close()
-    assert fitness.changes() == [], "of a process that has ended"
+    assert fitness.changes(turns.DIRECTORY) == [], "both have ended"
 
 
 def test_an_environment_that_is_to_be_recreated_is_kept_under_a_run(

@@ -13,6 +13,7 @@ import pytest
 
 from roles.facts.filter_plugins import values
 from roles.facts.filter_plugins.values import remote_faults
+from roles.facts.module_utils import turns
 from roles.facts.module_utils.as_person import PersonFault
 from roles.workspace.filter_plugins import workspace
 from roles.workspace.filter_plugins.workspace import (
@@ -30,6 +31,7 @@ from roles.workspace.module_utils import programs
 from roles.workspace.module_utils.clones import Clone
 from roles.workspace.module_utils.editables import Environment, installed
 from tests.roles.conftest import Run
+from tpu_ops.host import fitness
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PROJECT = {"name": "vision", "url": "https://forge.test/vision.git"}
@@ -303,6 +305,7 @@ def bring(run: Run, git: Git, tmp_path: Path) -> Callable[..., dict[str, Any]]:
             "cache_dir": str(tmp_path / "cache"),
             "system": str(tmp_path / "gitconfig"),
             "on_local_changes": changes.get("on_local_changes", "fail"),
+            "during_runs": changes.get("during_runs", True),
         }
         return run(git_workspaces, arguments, check=check)
 
@@ -331,6 +334,30 @@ def test_a_clone_is_made_moved_and_left_alone(git: Git, bring: Bring, tmp_path: 
     assert bring()["commits"] == {"vision": second}
     assert (tmp_path / "work/vision/a.txt").read_text() == "two\n"
     assert bring()["changed"] is False
+
+
+def test_no_run_starts_while_a_clone_moves_and_none_is_moved_under_a_run_unless_it_may_be(
+    git: Git, bring: Bring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    active, seen = [""], list[list[str]]()
+
+    def look() -> str:
+        seen.extend(change["changing"] for change in fitness.changes(turns.DIRECTORY))
+        return active[0]
+
+    monkeypatch.setattr(git_workspaces, "active_run", look)
+    first = bring(during_runs=False)["commits"]
+    assert bring(during_runs=False)["changed"] is False
+    assert seen == [], "nothing was moved"
+    second = commit(git, tmp_path, "two\n")
+    active[0] = "spring-7"
+    refused = bring(during_runs=False)
+    place = tmp_path / "work/vision"
+    said = f"vision: {place} is not moved, since the run spring-7 is active on this worker and may use it; wait for it,"
+    assert said in refused["msg"]
+    # Before it looks for a run: whoever starts one at that moment sees this, or is seen.
+    assert (seen, git("work/vision", "rev-parse", "HEAD")) == ([[str(place)]], first["vision"])
+    assert bring()["commits"] == {"vision": second}
 
 
 def test_workers_get_the_commit_that_was_asked_for_when_the_branch_moves_meanwhile(
@@ -485,10 +512,10 @@ def test_a_checkout_that_takes_too_long_is_finished_by_the_next_run(
     git("source", "add", ".")
     wanted = commit(git, tmp_path, "two\n")
     git("work/vision", "config", "filter.slow.smudge", "sleep 300")
-    monkeypatch.setattr(git_workspaces.Workspace, "clone", lambda self, path: Clone(path, ME, 2))
-    assert "did not end within 2 s" in bring()["msg"]
+    with monkeypatch.context() as patched:
+        patched.setattr(git_workspaces.Workspace, "clone", lambda self, path: Clone(path, ME, 2))
+        assert "did not end within 2 s" in bring()["msg"]
     assert (tmp_path / "work/vision/.git/index.lock").exists()
-    monkeypatch.undo()
     git("work/vision", "config", "filter.slow.smudge", "cat")
     done = bring()
     assert done["commits"] == {"vision": wanted}, done

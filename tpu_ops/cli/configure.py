@@ -149,7 +149,7 @@ def converge(
     fleet: Fleet,
     workers: Sequence[Worker],
     name: str = "site",
-    variables: Mapping[str, str] | None = None,
+    variables: Mapping[str, object] | None = None,
     *,
     check: bool = False,
     then: str = AGAIN,

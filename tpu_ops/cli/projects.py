@@ -18,9 +18,10 @@ from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Result
 from tpu_ops.runs.spec import RunSpec
 
-#: The playbook that brings projects, and the role's variables by which it brings one, and never beside local changes.
+#: The playbook that brings projects, and the role's variables by which it brings one, and neither beside local changes
+#: nor under a run.
 PLAYBOOK = "workspace"
-ONLY, ON_CHANGES = "workspace_only", "workspace_on_local_changes"
+ONLY, ON_CHANGES, DURING_RUNS = "workspace_only", "workspace_on_local_changes", "workspace_during_runs"
 #: Seconds for one look at a worker, a cold connection included.
 LIMIT = 45.0
 #: Prints the commit of a clone as whoever runs there sees it. $1 is the clone; 77 says that it cannot be entered. With
@@ -147,7 +148,7 @@ def bring(settings: Settings, fleet: Fleet, workers: Sequence[Worker], word: str
         HostError: It failed on some, as where a clone has local changes.
         UsageError: There is no such project, or not the same one everywhere.
     """
-    variables = {ONLY: word, ON_CHANGES: "fail"}
+    variables = {ONLY: word, ON_CHANGES: "fail", DURING_RUNS: False}
     outcome = configure.converge(settings, fleet, workers, PLAYBOOK, variables, check=dry)
     return same(outcome.data.get("workspace") or {}, len(workers))
 

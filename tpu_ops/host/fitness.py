@@ -20,8 +20,6 @@ SMALLEST_SPACE = 256 * 1024 * 1024
 SMALL = {"/run": 8 * 1024 * 1024}
 #: Checks that a person may override: a run may do well all the same, and is in nobody's way.
 FORCIBLE = ("space",)
-#: Where Ansible's modules have the locks of what must not be done at once (roles/facts/module_utils/turns.py).
-TURNS = "/run/tpu_ops-turns"
 
 
 def space() -> Dict[str, Dict[str, int]]:
@@ -40,13 +38,16 @@ def space() -> Dict[str, Dict[str, int]]:
     return found
 
 
-def look(config: Dict[str, Any], person: Person, venv: str, beat: Callable[[], None] | None = None) -> Dict[str, Any]:
+def look(
+    config: Dict[str, Any], person: Person, venv: str, turns_dir: str, beat: Callable[[], None] | None = None
+) -> Dict[str, Any]:
     """Return what `faults` judges, of a run of this person.
 
     Args:
         config: This host's configuration.
         person: Who the command runs as; an environment that is not theirs to see is none.
         venv: The environment that was asked for; empty is the configured one.
+        turns_dir: As for `changes`.
         beat: As for `proc.holders`.
     """
     path = venv or config["venv"]
@@ -58,20 +59,23 @@ def look(config: Dict[str, Any], person: Person, venv: str, beat: Callable[[], N
         "chips": proc.chips(),
         "holders": proc.holders(beat=beat),
         "space": space(),
-        "changes": changes(),
+        "changes": changes(turns_dir),
     }
 
 
-def changes() -> list[Dict[str, Any]]:
-    """Return what Ansible is changing here that a run may use: ``who``, ``since`` and ``changing`` (paths) each.
+def changes(turns_dir: str) -> list[Dict[str, Any]]:
+    """Return what Ansible is changing here that runs may use: ``who``, ``pid``, ``since``, ``changing`` (paths) each.
 
     Ansible's modules hold a lock while they are at work, and say so in its file (roles/facts/module_utils/turns.py); of
     one that has died nothing is left but the file.
+
+    Args:
+        turns_dir: Where the locks are.
     """
     found = []
     with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(TURNS)):
-            with open(os.path.join(TURNS, name), encoding="utf-8") as file:
+        for name in sorted(os.listdir(turns_dir)):
+            with open(os.path.join(turns_dir, name), encoding="utf-8") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:

@@ -89,7 +89,7 @@ def describe(store: Store, asker: Person, person: Person, venv: str = "", chips:
         chips: How many chips there are to be.
     """
     boot, init_start = store.boot()
-    facts = dict(fitness.look(environment.load_config(), person, venv), holder=store.holder())
+    facts = dict(fitness.look(environment.load_config(), person, venv, store.turns_dir), holder=store.holder())
     found = fitness.faults(facts, chips, asker=asker)
     with acting_as(person):
         facts["venv"] = venv_facts(facts["venv"]["path"])

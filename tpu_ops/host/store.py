@@ -46,6 +46,8 @@ class Store:
         self.root = root
         self.run_dir = os.path.join(root, "run/tpu_ops")
         self.runs_dir = os.path.join(root, "var/lib/tpu_ops/runs")
+        #: Where Ansible's modules have the locks of what must not be done at once (roles/facts/module_utils/turns.py).
+        self.turns_dir = os.path.join(root, "run/tpu_ops-turns")
         self.secrets_dir = os.path.join(root, "run", SECRETS)
         self._intents = Intents(self.run_dir, self.runs_dir)
         #: Records why a run is about to be ended, and gives that: as of `Intents`.

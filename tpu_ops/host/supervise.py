@@ -138,7 +138,7 @@ class Supervisor:
     def _prepare(self, data: Dict[str, Any], config: Dict[str, Any]) -> tuple[Logger, Dict[bytes, bytes]]:
         """Fork the command and hold it: everything that can be wrong shows here, before anything runs."""
         person = by_uid(self.record["person"]["uid"])
-        facts = fitness.look(config, person, data["venv"], unit.starting)
+        facts = fitness.look(config, person, data["venv"], self.store.turns_dir, unit.starting)
         faults = fitness.faults(facts, data["chips"], force=data["force"])
         if faults:
             raise NotReady("; ".join(fitness.told(fault) for fault in faults[:_SHOWN]))

@@ -7,7 +7,7 @@ import os
 import pwd
 from typing import Any
 
-from ansible.module_utils.active_run import active_run
+from ansible.module_utils.active_run import RunUnknown, active_run
 from ansible.module_utils.as_person import PersonFault, as_person
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.environment_guard import stranger_in
@@ -285,7 +285,7 @@ def main() -> None:
             if not module.check_mode:
                 states[wanted["name"]] = work(wanted, step, module)
         where = ""
-    except (Fault, PersonFault, OSError) as exc:
+    except (Fault, PersonFault, RunUnknown, OSError) as exc:
         module.fail_json(msg="%s%s" % (where, exc), **result)
     if step == "fill":
         result["diff"] = [

@@ -12,13 +12,14 @@ import stat
 from collections.abc import Callable
 from typing import Any, Dict
 
+from ansible.module_utils.active_run import RunUnknown, active_run
 from ansible.module_utils.as_person import PersonFault, as_person
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.clones import Clone
 from ansible.module_utils.editables import Environment
 from ansible.module_utils.guarded_paths import guarded_way
 from ansible.module_utils.programs import program
-from ansible.module_utils.turns import take_turn
+from ansible.module_utils.turns import take_turn, tell_change
 
 DOCUMENTATION = r"""
 module: git_workspaces
@@ -65,6 +66,10 @@ options:
     type: str
     choices: [fail, warn]
     default: fail
+  during_runs:
+    description: Whether a clone may be moved while a training run is active.
+    type: bool
+    default: true
   system:
     description: git's configuration for everybody.
     type: path
@@ -189,6 +194,8 @@ class Workspace:
         else:
             if not commit:
                 self.module.warn("%s: it is not known yet whether %s moves" % (self.project["name"], self.path))
+            elif not self.check and self.as_owner(lambda: self.clone(self.path).moves(commit)):
+                self.spare_run()
             done = self.as_owner(lambda: self.clone(self.path).move(url, commit, check=self.check))
             self.actions += done["actions"]
             self.commit, kept = done["commit"], done["kept"]
@@ -201,6 +208,25 @@ class Workspace:
         self.set_rights()
         if self.project["editable"]:
             self.install()
+
+    def spare_run(self) -> None:
+        """Keep runs from starting from now on, and leave the clone to one that is active, unless it may be moved.
+
+        Raises:
+            PersonFault: It may not be.
+        """
+        tell_change("projects", [self.path])
+        if self.module.params["during_runs"]:
+            return
+        try:
+            run = active_run()
+        except RunUnknown as exc:
+            raise PersonFault("%s is not moved: %s" % (self.path, exc)) from exc
+        if run:
+            raise PersonFault(
+                "%s is not moved, since the run %s is active on this worker and may use it; wait for it, or end it with"
+                " `tpu_ops stop`" % (self.path, run)
+            )
 
     def make_place(self) -> None:
         """Create the directory for the clone, owned by the owner; remove leftovers of an interrupted run."""
@@ -371,6 +397,7 @@ def main() -> None:
             "uv": {"type": "path", "required": True},
             "cache_dir": {"type": "path", "required": True},
             "pinned_packages": texts,
+            "during_runs": {"type": "bool", "default": True},
             "on_local_changes": dict(text, choices=["fail", "warn"], default="fail"),
             "system": {"type": "path", "default": "/etc/gitconfig"},
             "timeout": {"type": "int", "default": 600},

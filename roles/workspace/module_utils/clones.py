@@ -259,6 +259,11 @@ class Clone:
         ignored = set(self.git("ls-files", "-z", "--others", "--ignored", "--exclude-standard").split("\0"))
         return sorted(ignored & set(self.git("ls-tree", "-r", "-z", "--name-only", commit).split("\0")) - {""})
 
+    def moves(self, commit: str) -> bool:
+        """Return whether the clone is not at a commit, or not wholly."""
+        self.must_be_own()
+        return head(self.git) != commit or self.git.has("rev-parse", "--quiet", "--verify", MOVING)
+
     def move(self, url: str, commit: str, *, check: bool) -> dict[str, Any]:
         """Move the clone to a commit, unless it has local changes.
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 
-from ansible.module_utils.uv_program import Fault
-
 #: The unit that is a training run, and what the launcher puts before a run's id in its description
 #: (tpu_ops/host/unit.py).
 UNIT, TITLE = "tpu-run.service", "tpu_ops run "
 
 #: Seconds that systemd may take to answer.
 ANSWER = 30.0
+
+
+class RunUnknown(Exception):
+    """Nobody says whether a run is active; the text says why."""
 
 
 def named_run(shown: str) -> str:
@@ -31,7 +33,7 @@ def active_run() -> str:
     """Return what `named_run` does of this host; empty where systemd does not run.
 
     Raises:
-        Fault: systemd does not answer.
+        RunUnknown: systemd does not answer.
     """
     try:
         done = subprocess.run(
@@ -45,7 +47,7 @@ def active_run() -> str:
             env=dict(os.environ, LC_ALL="C", SYSTEMD_COLORS="0"),
         )
     except subprocess.TimeoutExpired as exc:
-        raise Fault("systemd did not say within %g s whether a run is active; run again" % exc.timeout) from exc
+        raise RunUnknown("systemd did not say within %g s whether a run is active; run again" % exc.timeout) from exc
     except OSError:
         return ""
     return named_run(done.stdout)
