@@ -16,6 +16,17 @@ from tests.support.runs import CHIPS, Bench
 pytestmark = pytest.mark.lab
 
 HOLD = "exec 3<{chip}; exec sleep 600"
+#: Has a turn as Ansible's modules have theirs (roles/facts/module_utils/turns.py), while it fills an environment.
+FILL = """
+import fcntl, json, os, time
+os.makedirs("/run/tpu_ops-turns", mode=0o700, exist_ok=True)
+with open("/run/tpu_ops-turns/Python-environments", "w") as turn:
+    fcntl.flock(turn, fcntl.LOCK_EX)
+    said = {"who": "bob from 10.1.2.3", "pid": os.getpid(), "since": time.time(), "changing": ["/opt/venvs/jax"]}
+    json.dump(said, turn)
+    turn.flush()
+    time.sleep(600)
+"""
 #: From the grace's end to the final record, in seconds.
 MARGIN = 2.0
 
@@ -210,3 +221,25 @@ def test_logs_are_fetched_byte_for_byte_and_from_a_time(bench: Bench) -> None:
     recent = bench.record(0, "kept")["ended"] - 1.5
     stamp = bench.inside(0, f"date --utc --date=@{recent} +%Y-%m-%dT%H:%M:%S+00:00").strip()
     assert bench.tpu_ops("logs", "kept", "--since", stamp).stdout == "[0] late\n"
+
+
+def test_nothing_starts_while_an_environment_is_filled_and_what_a_killed_fill_left_is_in_nobodys_way(
+    bench: Bench,
+) -> None:
+    bench.inside(1, f"systemd-run --quiet --unit=fill --collect python3 -c {shlex.quote(FILL)}")
+    try:
+        bench.await_(lambda: bench.inside(1, "grep -l changing /run/tpu_ops-turns/* 2>/dev/null || true"), "the fill")
+        refused = bench.tpu_ops("train", "pod", "--force", "--", "true")
+        assert refused.returncode != 0
+        (line,) = [line for line in refused.stdout.splitlines() if "has been changing" in line]
+        assert line.split()[0] == "pod-w1"
+        assert "bob from 10.1.2.3 has been changing /opt/venvs/jax since" in refused.stdout
+        assert "wait until that has ended" in refused.stdout + refused.stderr
+        checked = bench.tpu_ops("doctor", "pod")
+        assert checked.returncode != 0
+        assert "has been changing /opt/venvs/jax" in checked.stdout
+    finally:
+        bench.inside(1, "systemctl kill --signal=KILL fill")
+    bench.await_(lambda: bench.inside(1, "systemctl is-active fill || true").strip() != "active", "its end")
+    done = bench.tpu_ops("train", "pod", "--", "true")
+    assert done.returncode == 0, done.stderr
