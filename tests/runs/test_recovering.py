@@ -1408,3 +1408,11 @@ def test_who_takes_over_sees_the_faults_of_all_workers(
         "preemptions": 1,
     }
     assert [fault["problem"] for fault in told["faults"]] == ["no launcher", "no python"]
+
+
+@pytest.mark.parametrize(
+    ("checks", "passes"), [(["changing"], True), (["changing"] * 2, True), (["changing", "free"], False), ([], False)]
+)
+def test_what_ansible_is_changing_is_waited_for_as_long_as_it_takes(checks: list[str], passes: bool) -> None:
+    faults = [preflight.Fault(f"pod-w{index}", "busy", check=check) for index, check in enumerate(checks)]
+    assert attempt.passes(preflight.PreflightError(faults, 2)) is passes

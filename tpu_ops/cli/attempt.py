@@ -40,9 +40,10 @@ class CannotTell(OpsError):
 
 
 def passes(exc: OpsError) -> bool:
-    """Return whether the same may succeed a while later: a worker or the API did not answer."""
+    """Return whether the same may succeed a while later: a worker or the API did not answer, or Ansible is at work."""
     silent = isinstance(exc, launch.NotStarted) and all(map(control.is_lost, exc.refused))
-    return silent or exc.exit_code == ExitCode.UNREACHABLE or remaking.passes(exc)
+    changing = isinstance(exc, preflight.PreflightError) and {fault.check for fault in exc.faults} == {"changing"}
+    return silent or changing or exc.exit_code == ExitCode.UNREACHABLE or remaking.passes(exc)
 
 
 def may_pass(exc: OpsError) -> bool:
