@@ -272,7 +272,10 @@ async def test_an_overview_has_what_is_on_and_what_this_machine_started(tmp_path
     assert [reply.host for reply in seen.silent.silent] == ["pod-w1"]
 
 
-@pytest.mark.parametrize(("ended", "state"), [("succeeded", "succeeded"), ("stopped", "stopped"), ("failed", "failed")])
+@pytest.mark.parametrize(
+    ("ended", "state"),
+    [("succeeded", "succeeded"), ("stopped", "stopped"), ("failed", "failed"), ("refused", "refused")],
+)
 async def test_how_a_run_ended_is_known_here_when_its_nodes_are_gone(tmp_path: Path, ended: str, state: str) -> None:
     records.write(tmp_path, OLD)
     records.close(tmp_path, "old", "running")

@@ -539,6 +539,9 @@ def test_ranks_are_gone_whose_run_has_begun_elsewhere() -> None:
         (["running", "running"], "running", 0),
         (["succeeded", "unknown"], "unknown", 4),
         (["failed", "unknown"], "failed", 1),
+        (["refused", "refused"], "refused", 1),
+        (["refused", "unreachable"], "refused", 1),
+        (["refused", "failed"], "failed", 1),
     ],
 )
 def test_a_run_is_as_good_as_its_worst_rank(states: list[str], state: str, code: int) -> None:
@@ -546,12 +549,17 @@ def test_a_run_is_as_good_as_its_worst_rank(states: list[str], state: str, code:
     assert (runs_output.run_state(outcomes), runs_output.exit_code(outcomes)) == (state, code)
 
 
+def test_a_refused_run_that_only_this_machine_remembers_is_refused() -> None:
+    outcomes = [Outcome(0, "w0", "refused", reason="as seen from here the run was refused", remembered={"attempt": 1})]
+    assert (runs_output.run_state(outcomes), runs_output.exit_code(outcomes)) == ("refused", 1)
+
+
 def test_a_stopped_run_is_never_a_success() -> None:
     outcomes = [Outcome(0, "w0", "stopped", {"code": 0}, intent="stop"), Outcome(1, "w1", "succeeded", {"code": 0})]
     assert (runs_output.run_state(outcomes), runs_output.exit_code(outcomes)) == ("stopped", 1)
 
 
-@pytest.mark.parametrize(("wanted", "state"), [(True, "stopped"), (False, "failed")])
+@pytest.mark.parametrize(("wanted", "state"), [(True, "stopped"), (False, "refused")])
 def test_a_stop_at_the_barrier_is_no_failure_and_a_start_that_is_given_up_is(wanted: bool, state: str) -> None:
     told = {"intent": {"kind": "stop", "requested": wanted}}
     outcomes = [Outcome(0, "w0", "refused", reason="why", intent="stop", record=told), Outcome(1, "w1", "refused")]

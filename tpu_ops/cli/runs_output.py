@@ -142,11 +142,14 @@ def run_state(outcomes: Sequence[Outcome]) -> str:
     """Return the state of a whole run: that of its worst rank."""
     states = {outcome.state for outcome in outcomes}
     if first_failure(outcomes) or "failed" in states:
-        return "failed"
+        # Where one rank was refused none has begun, and a worker that does not answer has not either.
+        return "refused" if "refused" in states <= {"refused", "unreachable", "unknown"} else "failed"
     for state in ("unreachable", "unknown", "gone", "stopped", "starting", "running", "ending", "exited"):
         if state in states:
             return state
-    # Refused for a stop, or it would have failed.
+    if any(outcome.state == "refused" and outcome.remembered for outcome in outcomes):
+        return "refused"
+    # Refused for a stop, or there would be a first failure.
     return "stopped" if "refused" in states else "succeeded"
 
 

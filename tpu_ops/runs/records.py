@@ -25,7 +25,7 @@ KEPT = 200
 #: Seconds for another process to remember a run.
 _PATIENCE = 10.0
 #: States in which a run has ended.
-ENDED = ("succeeded", "failed", "stopped")
+ENDED = ("succeeded", "failed", "stopped", "refused")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tpu_ops.runs.outcomes import KNOWS_NOTHING, ON, Outcome
 
 #: Why nothing is told of a rank whose node was taken away, or another one made in its place.
 NODE_GONE = "the node it ran on is gone"
-_ENDS = {"succeeded": "succeeded", "failed": "failed", "stopped": "was stopped"}
+_ENDS = {"succeeded": "succeeded", "failed": "failed", "stopped": "was stopped", "refused": "was refused"}
 
 
 def remembered(fleet: Fleet, run_id: str, hosts: tuple[str, ...], outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
