@@ -195,7 +195,8 @@ def _without_others(worker: Worker, slices: int) -> dict[str, str]:
     """Return the variables that keep a run of one slice from waiting for those that were made together with it.
 
     JAX asks the metadata server for what the environment lacks, which tells of all of them; an empty one says that
-    there are none (`get_tpu_env_value` in its cloud_tpu_cluster.py, JAX 0.10.2).
+    there are none (`get_tpu_env_value` in its cloud_tpu_cluster.py, JAX 0.6.1 to 0.10.2). Not even leaving them out
+    would do for JAX before: it takes an empty one for a number, and what is left out for the other slices.
     """
     return dict.fromkeys(MEGASCALE, "") if worker.node.multislice and slices == 1 else {}
 
