@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -204,6 +205,70 @@ def test_all_commands_tell_the_same_end_of_a_run_that_this_machine_saw_end(
         assert "tpu_ops stop" not in err
     assert (known := records.read(world.folder, "r1"))
     assert (known.ended, known.ended_at, known.person) == (ended, 9.0, "ada")
+
+
+def copied(world: World, attempt: int, *of: bytes) -> None:
+    """Have copies of logs of an attempt on this machine, by rank; an empty one is of a rank that said nothing."""
+    place = world.folder / f"runs/r1/attempt-{attempt}"
+    place.mkdir(parents=True)
+    for rank, data in enumerate(of):
+        (place / f"rank-{rank}.log").write_bytes(data)
+        os.utime(place / f"rank-{rank}.log", (1e9, 1e9))
+
+
+@pytest.mark.parametrize(
+    ("argv", "lines", "said"),
+    [
+        ([], ["[0] new"], "rank 0 (a-w0), attempt 10: this machine's copy of the log, last written 2001-09-09"),
+        (["--rank", "all"], ["[0,2] new", "[2] cut"], "ranks 0,2 (a-w0,b-w0), attempt 10: "),
+        (["--rank", "2"], ["[2] new", "[2] cut"], "rank 2: 3 bytes of its log are missing in the copy"),
+        (["--rank", "3"], [], "copies of its logs, attempt by attempt: "),
+        (["--since", "2001-01-01T00:00"], ["[0] new"], "it follows from its beginning, as copies have no times"),
+        (["--since", "2002-01-01T00:00"], [], "none of it was written since then"),
+    ],
+)
+def test_logs_of_a_node_that_is_gone_are_those_that_were_copied_here(
+    world: World, argv: list[str], lines: list[str], said: str
+) -> None:
+    records.write(world.folder, KNOWN)
+    world.nodes(a="8", b="9")
+    copied(world, 2, b"old\n", b"", b"old\n")
+    copied(world, 10, b"new\n", b"", b"new\n\0\0\0cut")
+    code, out, err = world(logs, "r1", *argv)
+    assert (code, out.splitlines()) == (ExitCode.UNREACHABLE, lines)
+    assert said in err
+    assert NODE_GONE in err, "what is shown is a copy, since"
+
+
+def test_copies_of_a_node_that_is_gone_are_fetched_as_parts(world: World) -> None:
+    records.write(world.folder, KNOWN)
+    world.nodes(a="1", b="9")
+    world.told(*ALL[:2])
+    copied(world, 1, b"", b"", b"old\n")
+    copied(world, 2, b"", b"", b"new\n")
+    code, _, err = world(logs, "r1", "--fetch", str(world.folder / "fetched"))
+    there = {path.name: path.read_bytes() for path in (world.folder / "fetched/r1").iterdir()}
+    assert (code, there) == (
+        ExitCode.UNREACHABLE,
+        {"rank-0.log": b"", "rank-1.log": b"", "rank-2.log.part": b"new\n"},
+    )
+    assert "rank 2 (b-w0), attempt 2: this machine's copy" in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "replies"),
+    [({"hosts": ("a-w0", "a-w1"), "nodes": ("a",), "node_ids": ("1",)}, [SILENT] * 4), ({}, [seen(0, attempt=3)])],
+    ids=["of another run of the name", "of an earlier attempt"],
+)
+def test_copies_of_something_else_are_not_shown(
+    world: World, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], replies: list[Reply]
+) -> None:
+    records.write(world.folder, replace(KNOWN, **changes))
+    world.told(*replies)
+    copied(world, 2, b"", b"", b"other\n")
+    monkeypatch.setattr("tpu_ops.cli.following.the_run", AsyncMock(return_value=control.RunRef("r1", HOSTS)))
+    code, out, _ = world(logs, "r1", "--rank", "all")
+    assert (code, out) == (ExitCode.UNREACHABLE, "")
 
 
 LOCKED_OUT = Reply("", {}, "unreachable", "tpu@10.0.0.1: Permission denied (publickey).")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tpu_ops.cli import commands, output, runs_output
 from tpu_ops.config import Settings
@@ -34,6 +34,7 @@ async def followed(
     aside: bool = False,
     begun: Callable[[Fanout, control.RunRef], None] = lambda *_: None,
     on: Callable[[], object] = lambda: None,
+    heard: Callable[[Sequence[int]], object] = lambda _: None,
 ) -> tuple[control.RunRef, list[Outcome], list[int]]:
     """Find a run and show its lines; return it, how its ranks are, and the ranks that were shown.
 
@@ -46,6 +47,7 @@ async def followed(
         aside: Whether standard output is for something else.
         begun: Called with the run once it is found, and how its workers are reached.
         on: As of `Follower`.
+        heard: Called with the ranks that said a line, before it is shown.
     """
     # What means no ranks of any run is said before somebody is asked.
     runs_output.spans(rank or "all")
@@ -54,12 +56,18 @@ async def followed(
     own = str(run_.hosts.index(word)) if word in run_.hosts else "0"
     shown = runs_output.ranks(own if rank is None else rank, len(run_.hosts))
     begun(fanout, run_)
+    show = runs_output.line_aside if aside else runs_output.line
+
+    def line(said_by: Sequence[int], text: str) -> None:
+        heard(said_by)
+        show(said_by, text)
+
     follower = Follower(
         fanout,
         run_.run_id,
         run_.hosts,
         shown=shown,
-        line=runs_output.line_aside if aside else runs_output.line,
+        line=line,
         say=output.info,
         live=live,
         since=since,

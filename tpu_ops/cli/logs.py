@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tpu_ops import config, files, texts
 from tpu_ops.cli import asked, commands, following, options, output, runs_output
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
-from tpu_ops.runs import control, fetch, nodes, recovery
+from tpu_ops.runs import control, copies, fetch, nodes, records, recovery
 from tpu_ops.runs.outcomes import Outcome
 from tpu_ops.runs.remembered import remembered
 
@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Show the lines, or fetch the logs."""
     fleet = view.current(config.load(args.fleet))
     directory = files.expanded(args.fetch, "--fetch") if args.fetch else Path()
+    heard: set[int] = set()
     if args.fetch and (args.since or args.rank):
         what = "--fetch copies whole logs" if args.since else "--fetch copies the logs of all ranks"
         raise UsageError(what, where="--since" if args.since else "--rank", fix="leave out one of the two")
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             if whole := [outcome for outcome in outcomes if outcome.record and not outcome.cut]:
                 output.info(f"logs of {texts.count(len(whole), 'rank')} are in {directory / run_.run_id}")
         else:
-            (run_, outcomes, shown), parts = asyncio.run(_shown(fleet, args)), {}
+            (run_, outcomes, shown), parts = asyncio.run(_shown(fleet, args, heard)), {}
     except KeyboardInterrupt:
         output.info("")
         output.info("no longer following; the run continues")
@@ -67,12 +68,11 @@ def run(args: argparse.Namespace) -> int:
     for outcome in outcomes:
         if outcome.rank in shown and outcome.state == "refused":
             output.warning(f"rank {outcome.rank} ({outcome.host}) was never started: {outcome.reason}")
-    for outcome in lost:
-        part = f"; {parts[outcome.rank]} has its earlier output" if outcome.rank in parts else ""
-        # Of a log that was cut whoever follows has said so already.
-        if part or not outcome.cut:
-            why = "its log is incomplete" if outcome.cut else outcome.reason
-            output.warning(f"rank {outcome.rank} ({outcome.host}): {why}{part}")
+    _say_why(lost, parts)
+    # Of one that fell silent on the way the beginning was printed or written already.
+    nothing = {one.rank for one in lost if _is_mute(one)} - heard - parts.keys()
+    if nothing and (args.fetch or not args.follow) and (copied := _copied(fleet, run_, outcomes, nothing)):
+        _give(run_, copied, args.since, directory / run_.run_id if args.fetch else None)
     if lost:
         _say_of_copies(fleet, run_.run_id)
     if not args.follow:
@@ -85,11 +85,63 @@ def run(args: argparse.Namespace) -> int:
     return runs_output.exit_code_at_end(outcomes) or (ExitCode.UNREACHABLE if args.fetch and lost else ExitCode.OK)
 
 
+def _say_why(lost: Sequence[Outcome], parts: Mapping[int, Path]) -> None:
+    """Say of ranks why their logs are not there, or not whole; ``parts`` is as of `fetch.Copied`."""
+    for outcome in lost:
+        part = f"; {parts[outcome.rank]} has its earlier output" if outcome.rank in parts else ""
+        # Of a log that was cut whoever follows has said so already.
+        if part or not outcome.cut:
+            why = "its log is incomplete" if outcome.cut else outcome.reason
+            output.warning(f"rank {outcome.rank} ({outcome.host}): {why}{part}")
+
+
+def _is_mute(outcome: Outcome) -> bool:
+    """Return whether nobody tells of a rank any more: its node is gone, or does not answer."""
+    return not outcome.record and outcome.state not in {"refused", "unknown"}
+
+
+def _copied(
+    fleet: view.Fleet, run_: control.RunRef, outcomes: Sequence[Outcome], ranks: Collection[int]
+) -> copies.Kept | None:
+    """Return this machine's copies of the logs of some ranks of a run, in the newest attempt that is known."""
+    state_dir = fleet.settings.state_dir
+    place = recovery.folder(state_dir, run_.run_id)
+    # There may be copies of another run of that name.
+    if not records.is_of(state_dir, run_.run_id, run_.hosts, fleet.workers):
+        return None
+    attempt = max((int(outcome.record["attempt"]) for outcome in outcomes if outcome.record), default=0)
+    return copies.kept(place, ranks, attempt)
+
+
+def _give(run_: control.RunRef, copied: copies.Kept, since: float | None, folder: Path | None) -> None:
+    """Print the lines of copies, or copy them to a folder if there is one; say before that they are copies."""
+    if folder:
+        fetch.copies(copied.paths, folder)
+        _say_whose(run_, copied, f"it is now in {folder}, as rank-N.log.part")
+    elif since and since > copied.written_at:
+        _say_whose(run_, copied, "none of it was written since then")
+    else:
+        _say_whose(run_, copied, "it follows from its beginning, as copies have no times" if since else "it follows")
+        for rank, count in copies.show(copied.paths, runs_output.line).items():
+            output.info(f"rank {rank}: {texts.count(count, 'byte')} of its log are missing in the copy")
+
+
+def _say_whose(run_: control.RunRef, copied: copies.Kept, what: str) -> None:
+    """Say of which ranks and which attempt copies are that take the place of logs, and when they were made."""
+    ranks = texts.folded([run_.hosts[rank] for rank in copied.paths])
+    whose = (
+        f"rank{'s' * (len(copied.paths) > 1)} {runs_output.folded([*copied.paths])} ({ranks}), attempt {copied.attempt}"
+    )
+    made = f"this machine's copy of the log, last written {output.at(copied.written_at)}"
+    output.info(f"{whose}: {made}; {what}")
+
+
 def _say_of_copies(fleet: view.Fleet, run_id: str) -> None:
     """Say where copies of a run's logs are on this machine, and who recovers it."""
     state_dir, command = fleet.settings.state_dir, fleet.settings.command
-    if copies := sorted(recovery.folder(state_dir, run_id).glob("attempt-*")):
-        output.info(f"copies of its logs, attempt by attempt: {copies[0].parent}")
+    place = recovery.folder(state_dir, run_id)
+    if any(place.glob("attempt-*")):
+        output.info(f"copies of its logs, attempt by attempt: {place}")
     if note := recovery.note_of(state_dir, run_id):
         output.info(commands.on_fleet(note, command))
 
@@ -110,12 +162,14 @@ def moment(text: str) -> float:
     return found_at
 
 
-async def _shown(fleet: view.Fleet, args: argparse.Namespace) -> tuple[control.RunRef, list[Outcome], list[int]]:
-    """Show the lines that are asked for."""
+async def _shown(
+    fleet: view.Fleet, args: argparse.Namespace, heard: set[int]
+) -> tuple[control.RunRef, list[Outcome], list[int]]:
+    """Show the lines that are asked for; add the ranks that have said some to those that were heard."""
     since = args.since or 0.0
     if args.follow:
         return await following.to_the_last(fleet, args.run, args.rank, since=since)
-    return await following.followed(fleet, args.run, args.rank, live=False, since=since)
+    return await following.followed(fleet, args.run, args.rank, live=False, since=since, heard=heard.update)
 
 
 async def _fetch(fleet: view.Fleet, word: str, directory: Path, *, live: bool) -> tuple[control.RunRef, fetch.Copied]:

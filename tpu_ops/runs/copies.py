@@ -5,13 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from tpu_ops.errors import OpsError
+from tpu_ops.runs.fold import WINDOW, Fold
+from tpu_ops.runs.lines import Lines
 
 #: Bytes that copies of logs leave free on this machine's disk, and after how many it is looked at again; where it has
 #: too little space, it is each time.
 FLOOR, LOOK_EVERY = 2**30, 64 * 2**20
+#: Bytes of each rank's copy that are read at a time.
+_PIECE = 64 * 1024
 
 
 class Logs:
@@ -90,3 +97,90 @@ class Logs:
                 self._warned = True
                 what = "what cannot be written is missing from the copies; the run continues"
                 self._warn(f"{self._path(rank)}: {exc.strerror or exc}; {what}")
+
+
+class Kept(NamedTuple):
+    """Copies of logs of one attempt that are there.
+
+    Attributes:
+        attempt: The attempt.
+        paths: The copy of each rank of which something was copied.
+        written_at: When the last of it was written (seconds since 1970).
+    """
+
+    attempt: int
+    paths: Mapping[int, Path]
+    written_at: float
+
+
+def kept(directory: Path, ranks: Collection[int], attempt: int = 0) -> Kept | None:
+    """Return the copies of the logs of some ranks in the newest attempt of which there are any.
+
+    Args:
+        directory: Where those of all attempts of the run are, as of `recovery.folder`.
+        ranks: The ranks.
+        attempt: The only attempt that is meant; 0 is any.
+    """
+    found = (path.name.removeprefix("attempt-") for path in directory.glob("attempt-*"))
+    for number in sorted((int(name) for name in found if name.isdecimal()), reverse=True):
+        if attempt in (0, number):
+            paths, newest = {}, 0.0
+            for rank in sorted(ranks):
+                path = directory / f"attempt-{number}" / f"rank-{rank}.log"
+                with contextlib.suppress(OSError):
+                    known = path.stat()
+                    if known.st_size:
+                        paths[rank], newest = path, max(newest, known.st_mtime)
+            if paths:
+                return Kept(number, paths, newest)
+    return None
+
+
+def show(paths: Mapping[int, Path], line: Callable[[Sequence[int], str], None]) -> dict[int, int]:
+    """Give on the lines of copies, equal ones of several ranks as one; return how many bytes each of them lacks.
+
+    Zero bytes, which take the place of what was not copied, are left out.
+
+    Args:
+        paths: The copy of each rank.
+        line: As of `Fold`.
+
+    Raises:
+        OpsError: One cannot be read.
+    """
+    lacking = dict.fromkeys(paths, 0)
+    fold, lines, now = Fold([*paths], line), {rank: Lines() for rank in paths}, 0.0
+    with contextlib.ExitStack() as stack:
+        left = {rank: stack.enter_context(_opened(path)) for rank, path in paths.items()}
+        while left:
+            for rank, file in [*left.items()]:
+                if data := _read(file, paths[rank]):
+                    lacking[rank] += data.count(0)
+                    fold.add(rank, lines[rank].feed(data.replace(b"\0", b"")), now)
+                else:
+                    fold.add(rank, lines[rank].finish(), now)
+                    del left[rank]
+            # What was read in earlier rounds waits for no other rank, so that little is held.
+            now += WINDOW
+            fold.tick(now)
+    fold.finish()
+    return {rank: count for rank, count in lacking.items() if count}
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as exc:
+        raise _unreadable(path, exc) from exc
+
+
+def _read(file: BinaryIO, path: Path) -> bytes:
+    try:
+        return file.read(_PIECE)
+    except OSError as exc:
+        raise _unreadable(path, exc) from exc
+
+
+def _unreadable(path: Path, exc: OSError) -> OpsError:
+    what = f"the copy of a log cannot be read: {exc.strerror or exc}"
+    return OpsError(what, where=str(path), fix="check that you may read it (ls -l)")

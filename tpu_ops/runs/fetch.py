@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -47,17 +48,40 @@ async def logs(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         copied = await _copied(fanout, run, folder, taken, live=live)
-    except (FileExistsError, NotADirectoryError) as exc:
-        what = "the logs cannot be written: this is not a directory"
-        raise UsageError(what, where=str(exc.filename or folder), fix="name another place") from exc
     except OSError as exc:
-        what = f"the logs cannot be written: {exc.strerror or exc}"
-        fix = "check that it can be written and that the disk has space (ls -ld, df)"
-        raise OpsError(what, where=str(exc.filename or folder), fix=fix) from exc
+        raise _unwritable(folder, exc) from exc
     # Of a run of which nothing came, nothing is left.
     with contextlib.suppress(OSError):
         folder.rmdir()
     return copied
+
+
+def copies(paths: Mapping[int, Path], folder: Path) -> None:
+    """Copy what this machine has of logs to ``rank-N.log.part``, as their end is not known.
+
+    Args:
+        paths: The copy of each rank.
+        folder: Made where it is missing.
+
+    Raises:
+        UsageError: A file is in the place of the directory.
+        OpsError: They cannot be read, or not written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for rank, path in paths.items():
+            shutil.copyfile(path, folder / f"rank-{rank}.log.part")
+    except OSError as exc:
+        raise _unwritable(folder, exc) from exc
+
+
+def _unwritable(folder: Path, exc: OSError) -> OpsError:
+    where = str(exc.filename or folder)
+    if isinstance(exc, (FileExistsError, NotADirectoryError)):
+        what = "the logs cannot be written: this is not a directory"
+        return UsageError(what, where=where, fix="name another place")
+    what = f"the logs cannot be written: {exc.strerror or exc}"
+    return OpsError(what, where=where, fix="check that it can be written and that the disk has space (ls -ld, df)")
 
 
 async def _copied(fanout: Fanout, run: RunRef, folder: Path, taken: Callable[[str], bool], *, live: bool) -> Copied:
