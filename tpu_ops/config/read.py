@@ -25,6 +25,7 @@ from tpu_ops.config.settings import (
     Filters,
     Settings,
 )
+from tpu_ops.config.states import NOT_FOR_SSH, state_name
 from tpu_ops.config.templates import evaluated, is_template
 from tpu_ops.errors import UsageError
 from tpu_ops.options import Options, Value, check_name, did_you_mean, shown
@@ -39,7 +40,6 @@ _USER = re.compile(USER)
 #: By which variables a shell may say for itself how workers are reached.
 _LOGIN = ("TPU_OPS_USER", "TPU_OPS_PRIVATE_KEY", "TPU_OPS_PROXY_JUMP")
 _OF_STATE = "the directory for state (TPU_OPS_STATE, else below HOME)"
-_NOT_FOR_SSH = re.compile(r"[\x00-\x1f\x7f]|\$\{")
 _PATTERN = re.compile(r"^\S+$")
 _JUMP = re.compile(rf"{USER_AT_HOST}(?::(?P<port>[0-9]{{1,5}}))?")
 
@@ -75,7 +75,6 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         if not is_template(data.get(key)):
             options.flag(key, default=False)
     composed.check(options)
-    in_fleet = file.parts[-2:] == FLEET_FILE.parts
     folder = file.parent.parent if file.parent.name == FLEET_FILE.parts[0] else file.parent
     endpoint = _endpoint(options)
     snapshot = options.text("snapshot", "TPU_OPS_SNAPSHOT").value
@@ -112,9 +111,7 @@ def from_data(data: Mapping[str, Any], file: Path, environ: Mapping[str, str]) -
         iap=options.flag("iap", default=False),
         forward_agent=options.flag("forward_agent", default=False),
         learn_host_keys=options.flag("learn_host_keys", default=True),
-        state_dir=_for_ssh(files.state_root(environ), _OF_STATE)
-        / "fleets"
-        / _state_name(folder if in_fleet else file, endpoint, own),
+        state_dir=_for_ssh(files.state_root(environ), _OF_STATE) / "fleets" / state_name(file, endpoint, own),
     )
     # Whoever sets an endpoint for a shell has a state of its own there already.
     return found if endpoint != (options.data.get("endpoint") or "") else _with_login(found, options)
@@ -223,7 +220,7 @@ def _for_ssh(path: Path, where: str) -> Path:
     Raises:
         UsageError: It cannot: ssh reads lines of it, and puts variables into it.
     """
-    if _NOT_FOR_SSH.search(str(path)):
+    if NOT_FOR_SSH.search(str(path)):
         what = f"ssh cannot be given {shown(str(path))}: a path with ${{ or a control character in it"
         raise UsageError(what, where=where, fix="rename it, or name another")
     return files.expanded(str(path), where)
@@ -345,13 +342,3 @@ def _of_shell(options: Options, names: Sequence[str], variable: str) -> list[str
         if set(options.names(key, form, what)) == set(names):
             return []
     return sorted(names)
-
-
-def _state_name(path: Path, endpoint: str, own: Sequence[str]) -> str:
-    """Name of a fleet's state: its own for each endpoint, so that a test service and the real one never mix.
-
-    Projects and zones that a shell asks for, and the file does not, have their own too: what a command in another shell
-    calls a worker is not to become another one, or none, while it is on.
-    """
-    digest = digests.sha256("\n".join([str(path), endpoint, *own]).encode()).hexdigest()[:8]
-    return f"{_NOT_FOR_SSH.sub('_', path.name)}-{digest}"

@@ -15,7 +15,7 @@ from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, Worker, label_of
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import denied, preflight, records
+from tpu_ops.runs import denied, elsewhere, preflight, records
 from tpu_ops.runs.follow import STOP_MARGIN
 from tpu_ops.runs.outcomes import ON, Outcome, outcome_of, without_record
 from tpu_ops.runs.spec import GRACE_STOP, is_run_id
@@ -142,7 +142,11 @@ async def find(fleet: Fleet, fanout: Fanout, word: str) -> Found:
     if not is_run_id(word):
         # Workers would refuse it, as if they were at fault.
         raise _nothing(fleet, word)
-    return Found([await _ask_for(fleet, fanout, word)])
+    try:
+        return Found([await _ask_for(fleet, fanout, word)])
+    except OpsError as exc:
+        exc.fix = "; ".join(filter(None, (elsewhere.shown_by(fleet.settings, word), exc.fix)))
+        raise
 
 
 async def running(fleet: Fleet, fanout: Fanout, workers: Sequence[Worker]) -> Found:

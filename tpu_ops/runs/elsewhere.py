@@ -1,0 +1,41 @@
+"""Runs that were started here in a shell that asks for other projects or zones, and so has a state of its own."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shlex
+
+from tpu_ops.config import Settings
+from tpu_ops.config.states import PLACES, shell_of
+from tpu_ops.fleet.state import Files
+
+
+def shown_by(settings: Settings, run_id: str) -> str:
+    """Return what shows a run that only other states of this fleet know, in words; empty where none does.
+
+    Args:
+        settings: Of the fleet, as this shell has them.
+        run_id: The run.
+    """
+    here, (base, _, _) = settings.state_dir, settings.state_dir.name.rpartition("-")
+    if not base:
+        return ""
+    commands = []
+    for path in sorted(here.parent.glob(f"{glob.escape(base)}-*/runs/{glob.escape(run_id)}.json")):
+        place = path.parents[1]
+        if place == here or not (stored := Files(place).read()):
+            continue
+        asked = stored.question
+        shell = shell_of(place.name, settings.file, settings.endpoint, asked["projects"], asked["zones"])
+        if shell is not None:
+            commands.append(f"`{_env(shell)}tpu_ops status {run_id}`")
+    what = "a run of this name was started in a shell that asks for other projects or zones"
+    return f"{what}: {' or '.join(commands)}" if commands else ""
+
+
+def _env(shell: dict[str, str]) -> str:
+    """Return the beginning of a command line that has these of `PLACES` set, and no others."""
+    unset = [f"-u {variable} " for variable in PLACES if os.environ.get(variable) and variable not in shell]
+    put = [f"{variable}={shlex.quote(value)} " for variable, value in shell.items()]
+    return "".join([*(["env "] if unset else []), *unset, *put])
