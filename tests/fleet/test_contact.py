@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from tests.support.nodes import key, node
 from tests.support.published import KEYS, NOW, POD, document
 from tpu_ops.errors import UnreachableError
-from tpu_ops.fleet import contact, update, view
+from tpu_ops.fleet import bastion, contact, update, view
 from tpu_ops.fleet.diff import Changes
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
 from tpu_ops.fleet.model import until_ready
@@ -192,6 +193,39 @@ def test_workers_behind_a_jump_that_takes_no_connections_are_given_up_together_w
     assert note.startswith("it is reached through gate-w0 (proxy_jump), which takes no connections at 127.0.0.1 port ")
     # Whoever is asked for that goes another way is told of none of this.
     assert given["look"](["gate-w0"]).notes == {}
+
+
+@pytest.mark.parametrize("further", ["", "ProxyJump elsewhere.example.org\n"], ids=["plain", "behind another"])
+def test_workers_behind_a_silent_jump_of_the_persons_own_are_given_up_together_too(
+    jump, monkeypatch, tmp_path, further
+):
+    (tmp_path / "own/.ssh").mkdir(parents=True)
+    (tmp_path / "own/.ssh/config").write_text(f"Host bastion\nHostName 127.0.0.1\nPort 1\n{further}")
+    monkeypatch.setattr("tpu_ops.fleet.reach.openssh.home", lambda: tmp_path / "own")
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(remote_fanout, "Fanout", lambda _config, renew, *_, **more: given.update(more, look=renew))
+    for listens in (True, False):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            jump.write(proxy_jump=f"eve@bastion:{port}")
+            if not listens:
+                server.close()
+            contact.fanout(view.current(jump.settings()))
+            is_there = listens or bool(further)
+            assert asyncio.run(given["connects"]("inner-w1")) is is_there
+            news = given["look"](["inner-w1"])
+        assert {*news.notes} == {*news.fixes} == (set() if is_there else {"inner-w0", "inner-w1"})
+        for note in news.notes.values():
+            place = f"bastion (proxy_jump), which takes no connections at 127.0.0.1 port {port}"
+            assert note == f"it is reached through {place}"
+    assert given["look"](["gate-w0"]).notes == {}
+
+
+def test_a_connection_to_the_jump_that_is_open_says_more_than_its_port(monkeypatch, tmp_path):
+    """The person may have opened it in a way that a plain connection does not go."""
+    codes = iter([0])
+    monkeypatch.setattr(bastion, "_run", lambda _: SimpleNamespace(returncode=next(codes)))
+    assert bastion.place_of(tmp_path / "jump_config", (), "bastion") == ("", 0)
 
 
 def test_a_worker_that_is_called_otherwise_now_is_named(fleet, search):

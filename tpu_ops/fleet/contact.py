@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from tpu_ops.errors import CloudError, UnreachableError
 from tpu_ops.fleet import selection, targets, view
 from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, Worker, label_of, until_ready
 from tpu_ops.fleet.reach import SSH_PORT
-from tpu_ops.fleet.state import UnwritableError
+from tpu_ops.fleet.state import Files, UnwritableError
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.log import Log
 from tpu_ops.remote import direct, openssh
@@ -206,12 +207,26 @@ class _Search:
     """Looks for workers of one fleet that do not answer, and knows where the masters of all of them listen."""
 
     def __init__(self, fleet: Fleet) -> None:
+        self._lock = threading.Lock()
+        self._outside: tuple[str, int] | None = None
         self._take(fleet)
 
     def _take(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._ways = selection.ways_of(fleet.settings, fleet.listed)
         self._workers = {worker.host: worker for worker in fleet.workers}
+
+    def _jump_place(self) -> tuple[str, int]:
+        """Return address and port of the jump; the address is empty where there is none, or it is not known."""
+        if not self._ways.outside:
+            return self._ways.jump_place
+        with self._lock:
+            if self._outside is None:
+                from tpu_ops.fleet import bastion
+
+                config = Files(self._fleet.settings.state_dir).jump_config
+                self._outside = bastion.place_of(config, self._ways.outside_options, self._ways.outside)
+            return self._outside
 
     def master(self, host: str) -> Master | None:
         """Return where the master of a worker listens; None where that is not known."""
@@ -227,12 +242,16 @@ class _Search:
         """Whether a worker, or its jump, takes connections at the address that is known, as far as one can tell."""
         worker = self._workers.get(host)
         way = self._ways.of(worker) if worker else None
-        # Of one behind a proxy nobody can tell, nor of a proxy that is no worker.
-        place = (way.address, SSH_PORT) if way and not way.proxy else self._ways.jump_place
-        if way is None or not place[0]:
+        if way is None:
             return True
         import asyncio
 
+        from tpu_ops.remote.renewal import in_thread
+
+        # Of one behind a proxy nobody can tell, nor of a jump that ssh itself reaches through another.
+        place = await in_thread(self._jump_place) if way.proxy else (way.address, SSH_PORT)
+        if not place[0]:
+            return True
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_CONNECTS):
                 _, writer = await asyncio.open_connection(*place)
@@ -269,16 +288,16 @@ class _Search:
         notes = _notes(fleet, {*hosts, *filter(self.is_taken, self._workers)}) | renamed
         fixes = {host: way_back(fleet, [host]) for host in out_of_reach(fleet, notes)}
         if shut := self._behind_a_silent_jump(hosts, changed):
-            ways = self._ways
-            place = " port ".join(map(str, ways.jump_place))
-            at = f"it is reached through {ways.jump} (proxy_jump), which takes no connections at {place}"
-            fix = f"see that {ways.jump} runs and that this port is open to you there, or set another proxy_jump"
+            jump = self._ways.jump or self._ways.outside
+            place = " port ".join(map(str, self._jump_place()))
+            at = f"it is reached through {jump} (proxy_jump), which takes no connections at {place}"
+            fix = f"see that {jump} runs and that this port is open to you there, or set another proxy_jump"
             notes, fixes = notes | dict.fromkeys(shut, at), fixes | dict.fromkeys(shut, fix)
         return News(changed, notes, fixes)
 
     def _behind_a_silent_jump(self, hosts: Sequence[str], changed: Collection[str]) -> list[str]:
         """Return all workers behind the jump where one of these is, and the jump is where it was and silent."""
-        place = self._ways.jump_place
+        place = self._jump_place()
         behind = [host for host, worker in self._workers.items() if place[0] and self._ways.of(worker).proxy]
         if not {*behind} & {*hosts} or {*behind} & {*changed}:
             return []

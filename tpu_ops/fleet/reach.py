@@ -62,13 +62,16 @@ class Ways:
         jump: Worker of the fleet through which others are reached, or empty.
         jump_place: Address and port of that; the address is empty where there is no such worker, or it has none.
         jump_alias: Its alias in known_hosts, or empty.
+        outside: Name, as ssh gets it, of a jump that is no worker of the fleet, or empty.
+        outside_options: Options of ssh that go before that.
         jump_config: OpenSSH configuration for the jump, or empty where there is none or it is a worker of the fleet.
     """
 
     def __init__(self, settings: Settings, files: Files, mux: Path, workers: Iterable[Worker]) -> None:
         self._settings, self._mux = settings, mux
-        self.jump, self._outside, self._proxy, self.jump_config, self._blocked = "", "", "", "", ""
+        self.jump, self.outside, self._proxy, self.jump_config, self._blocked = "", "", "", "", ""
         self.jump_place, self.jump_alias = ("", SSH_PORT), ""
+        self.outside_options: tuple[str, ...] = ()
         if settings.proxy_jump:
             options, place = _jump_words(settings.proxy_jump)
             known = {worker.host: worker for worker in workers}
@@ -78,7 +81,7 @@ class Ways:
             self.jump = place if own else ""
             self._proxy = _jump_command(files.ssh_config(settings.login) if own else files.jump_config, options, place)
             self.jump_config = "" if own else _jump_config(mux)
-            self._outside = "" if own else place
+            self.outside, self.outside_options = ("", ()) if own else (place, tuple(options))
             if own:
                 self._blocked = self._block_of(known[place])
                 port = int(options[-1]) if "-p" in options else SSH_PORT
@@ -86,10 +89,10 @@ class Ways:
 
     def lost_jump(self, names: Collection[str]) -> str:
         """Given names and labels of nodes, return a warning where the jump seems to be of one and is no worker."""
-        if not {self._outside, re.sub(r"-w[0-9]+$", "", self._outside)} & {*names}:
+        if not {self.outside, re.sub(r"-w[0-9]+$", "", self.outside)} & {*names}:
             return ""
         return (
-            f"proxy_jump {self._outside}: no worker of the projects and zones is called that now, so ssh takes it for "
+            f"proxy_jump {self.outside}: no worker of the projects and zones is called that now, so ssh takes it for "
             "a machine outside the fleet, without the fleet's host key; "
             f"`{self._settings.command('list')}` shows the workers"
         )
