@@ -271,6 +271,31 @@ def test_copies_of_something_else_are_not_shown(
     assert (code, out) == (ExitCode.UNREACHABLE, "")
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["started here", "started elsewhere"])
+def test_all_commands_tell_that_ranks_of_a_refused_start_were_never_started(
+    world: World, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    if kept:
+        world.ends("failed")
+    refusal = record(1, "refused") | {"reason": "not started: rank 1 (a-w1): no chips", "began": 0.0, "blamed": [1]}
+    world.told(MISSING, Reply("", {"record": refusal, "already": True}))
+    monkeypatch.setattr("tpu_ops.cli.following.the_run", AsyncMock(return_value=control.RunRef("r1", HOSTS)))
+    monkeypatch.setattr(control, "find", AsyncMock(return_value=control.Found([control.RunRef("r1", HOSTS)])))
+    said = control.Stopped((), already=True)
+    for command, code in ((status, ExitCode.FAILED), (attach, ExitCode.FAILED), (stop, ExitCode.OK)):
+        if command is stop:
+            ends = [control.asked_outcome(rank, world.workers._said(host, {})) for rank, host in enumerate(HOSTS)]
+            monkeypatch.setattr(stop, "end", AsyncMock(return_value=said._replace(outcomes=tuple(ends))))
+        found, out, _ = world(command, "--json", "r1")
+        (told,) = json.loads(out) if command is not attach else (json.loads(out),)
+        assert (found, {rank["state"] for rank in told["ranks"]}) == (code, {"refused"}), command
+    if kept:
+        (row,) = json.loads(world(runs, "--json")[1])
+        assert {rank["state"] for rank in row["ranks"]} == {"refused"}
+    found, _, err = world(logs, "r1", "--rank", "all")
+    assert (found, err.count("was never started"), len(err.splitlines())) == (ExitCode.OK, 4, 4)
+
+
 LOCKED_OUT = Reply("", {}, "unreachable", "tpu@10.0.0.1: Permission denied (publickey).")
 
 

@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
         output.info("")
         output.info("no longer following; the run continues")
         return ExitCode.INTERRUPTED
-    unread = [outcome for outcome in outcomes if outcome.cut or not outcome.record]
+    # Of one that was never started there is no log.
+    unread = [one for one in outcomes if one.cut or not (one.record or one.state == "refused")]
     lost = [outcome for outcome in unread if args.follow or outcome.rank in shown]
     for outcome in outcomes:
         if outcome.rank in shown and outcome.state == "refused":
@@ -97,7 +98,7 @@ def _say_why(lost: Sequence[Outcome], parts: Mapping[int, Path]) -> None:
 
 def _is_mute(outcome: Outcome) -> bool:
     """Return whether nobody tells of a rank any more: its node is gone, or does not answer."""
-    return not outcome.record and outcome.state not in {"refused", "unknown"}
+    return not outcome.record and outcome.state != "unknown"
 
 
 def _copied(

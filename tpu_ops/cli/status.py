@@ -13,7 +13,7 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.runs import control, endings, holders, nodes, overview, recovery
-from tpu_ops.runs.outcomes import ON, Outcome, of_refused
+from tpu_ops.runs.outcomes import ON, Outcome
 from tpu_ops.runs.remembered import remembered
 
 
@@ -84,7 +84,7 @@ async def _ask(
     found = await control.find(fleet, fanout, word)
     seen = [(run_, await control.outcomes(fanout, run_)) for run_ in found.runs]
     known = [(run_, nodes.without_nodes(fleet, run_.run_id, outcomes, begun)) for run_, outcomes in seen]
-    as_seen = [(run_, remembered(fleet, run_.run_id, run_.hosts, of_refused(outcomes))) for run_, outcomes in known]
+    as_seen = [(run_, remembered(fleet, run_.run_id, run_.hosts, outcomes)) for run_, outcomes in known]
     problem = found.problem()
     if problem and not found.runs:
         problem.fix = "; ".join(filter(None, (problem.fix, nodes.last_started(fleet, word))))

@@ -19,7 +19,7 @@ from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
 from tpu_ops.remote.replies import Reply
 from tpu_ops.runs import control, endings, nodes, records, recovery
-from tpu_ops.runs.outcomes import Outcome
+from tpu_ops.runs.outcomes import Outcome, of_refused
 from tpu_ops.runs.spec import GRACE_STOP, MAX_GRACE
 
 #: Why a rank is gone of a run that is stopped between two attempts.
@@ -117,7 +117,8 @@ async def _end_of_all(
         stopped = await end(fanout, run_, force=args.force, grace=args.grace)
     if stopped.refusal:
         return stopped, _not_theirs(run_, stopped.outcomes, stopped.refusal)
-    stopped = stopped._replace(outcomes=nodes.without_nodes(fleet, run_.run_id, stopped.outcomes, begun))
+    known = nodes.without_nodes(fleet, run_.run_id, stopped.outcomes, begun)
+    stopped = stopped._replace(outcomes=tuple(of_refused(known)))
     if records.is_of(fleet.settings.state_dir, run_.run_id, run_.hosts, fleet.workers):
         state, ends = runs_output.run_state(stopped.outcomes), stopped.outcomes
         records.close(fleet.settings.state_dir, run_.run_id, state, outcomes=ends)
