@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,6 +98,10 @@ def test_a_worker_that_did_not_say_who_holds_its_chips_is_not_asked_to_end_anyth
         unlock_pod(monkeypatch, pod_)
     assert (list(pod_.asked), caught.value.where) == (["pod-w0"], "pod-w1")
     assert capsys.readouterr().out.splitlines()[-1] == "free: pod-w0"
+    with pytest.raises(UnreachableError):
+        unlock_pod(monkeypatch, pod_, "--json")
+    (fault,) = json.loads(capsys.readouterr().out)["faults"]
+    assert (fault["worker"], fault["problem"]) == ("pod-w1", SILENT.problem)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -57,6 +58,23 @@ def test_the_table_comes_again_and_again_until_ctrl_c(
         r"WORKER .*\nw0 +ada +r1 .* sh -c 'sleep 1'\nfree: w1\nsilent: w2: no route to host\n"
     )
     assert re.fullmatch(f"(?:{once}){{3}}", text)
+
+
+def test_json_names_workers_that_could_not_say(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    fleet: Any = Answers(w0=IDLE, w1=SILENT._replace(fix="`tpu_ops list` shows it"))
+    chosen = [SimpleNamespace(host=f"w{index}") for index in range(2)]
+    settings = stand_in(Path())
+    monkeypatch.setattr(settings, "command", "tpu_ops {} --fleet f".format)
+    monkeypatch.setattr("tpu_ops.cli.who.config.load", lambda _: settings)
+    monkeypatch.setattr("tpu_ops.cli.who.contact.find", lambda *_: (SimpleNamespace(settings=settings), chosen))
+    monkeypatch.setattr("tpu_ops.cli.who.contact.serving", lambda fleet, _: fleet)
+    monkeypatch.setattr("tpu_ops.cli.who.contact.away", lambda *_: {})
+    monkeypatch.setattr("tpu_ops.cli.who.contact.with_hint", lambda _, replies: tuple(replies))
+    monkeypatch.setattr("tpu_ops.cli.who.contact.fanout", lambda _: fleet)
+    assert main.main(["who", "pod", "--json"]) == ExitCode.UNREACHABLE
+    told = json.loads(capsys.readouterr().out)
+    fault = {"worker": "w1", "problem": SILENT.problem, "fix": "`tpu_ops list --fleet f` shows it"}
+    assert (told["chips"], told["faults"]) == ({"w0": 1}, [fault])
 
 
 def test_what_is_watched_is_no_json(capsys: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from tpu_ops import texts
 from tpu_ops.cli import commands, output, preparing
 from tpu_ops.config import Settings
+from tpu_ops.remote.replies import Reply
 from tpu_ops.runs.launch import NotStarted
 from tpu_ops.runs.preflight import Fault, PreflightError, for_any
 
@@ -49,6 +50,12 @@ def told(
         for note in dict.fromkeys(work.note for work in works.values()):
             output.info(note)
         raise
+
+
+def of_silent(replies: Iterable[Reply], settings: Settings) -> list[dict[str, str]]:
+    """Given the answers of workers that could not say, return for --json what is wrong with each."""
+    found = (Fault(reply.host, reply.problem, reply.fix) for reply in replies)
+    return [_row(fault) for fault in on_fleet(found, settings)]
 
 
 def _row(fault: Fault) -> dict[str, str]:

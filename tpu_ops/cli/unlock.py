@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tpu_ops import config, texts
-from tpu_ops.cli import commands, options, output, stop, who
+from tpu_ops.cli import commands, faults, options, output, stop, who
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, HostError, UsageError
 from tpu_ops.fleet import contact
@@ -76,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     ended, unlocked = asyncio.run(_free(fleet, answered, doomed, runs, args))
     if args.json:
         stopped = [run_.run_id for run_, end in ended if not _left(end)]
-        output.as_json({"runs": stopped, "workers": [asdict(result) for result in unlocked]})
+        silent = faults.of_silent(seen.silent, fleet.settings)
+        output.as_json({"runs": stopped, "workers": [asdict(result) for result in unlocked], "faults": silent})
     _show_runs(ended)
     kept = [holder for holder in seen.holders if holder.run and holder not in doomed]
     if not args.json:

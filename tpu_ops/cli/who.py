@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 
 from tpu_ops import config, texts
-from tpu_ops.cli import commands, options, output, preparing, runs_output
+from tpu_ops.cli import commands, faults, options, output, preparing, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, UsageError
 from tpu_ops.fleet import contact, view
@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     seen = look(fleet, hosts)
     problem = preparing.problem_of(seen.silent, settings.state_dir)
     if args.json and (seen.chips or not problem):
-        output.as_json({"holders": [asdict(holder) for holder in seen.holders], "chips": dict(seen.chips)})
+        found = {"holders": [asdict(holder) for holder in seen.holders], "chips": dict(seen.chips)}
+        output.as_json(found | {"faults": faults.of_silent(seen.silent, settings)})
     elif seen.holders and not args.json:
         output.table(rows(seen.holders), COLUMNS)
     if not args.json and (free := _free(seen)):
