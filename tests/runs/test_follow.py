@@ -229,11 +229,12 @@ async def test_where_none_answers_those_that_were_silent_before_are_given_up_no_
         async def stream(self, host: str, action: str, values: Mapping[str, Any]) -> AsyncIterator[Stream]:
             yield Beside([], cut) if host == "w1" else Stream([])
 
-    loop.call_later(1.0, cut.set)
     began = loop.time()
+    loop.call_later(1.0, cut.set)
     outcomes, _, _ = await followed(AllAway(w0=[[]], w1=[[]]), ["w0", "w1"])
     assert [outcome.state for outcome in outcomes] == ["unreachable", "unreachable"]
-    assert loop.time() - began >= 1.5
+    # Its timers may fire by their resolution too early.
+    assert loop.time() - began >= 1.49
 
 
 @pytest.mark.parametrize("shown", [[0], [0, 1]], ids=["one rank", "lines that wait for other ranks"])
