@@ -17,6 +17,7 @@ from roles.facts.module_utils import turns
 from roles.python.library import uv_environments
 from tests.roles.conftest import Run
 from tests.support.environments import state
+from tpu_ops.host import fitness
 
 #: Holds the turns whose files are named until its input ends; asked through sudo, in a session from elsewhere.
 HOLDER = """
@@ -139,3 +140,22 @@ def test_what_a_file_says_without_a_holder_is_nobodys_name(run: Run, tmp_path: P
     (tmp_path / "turn").write_text('{"who": 1')
     assert turns.holder(str(tmp_path / "turn")) == "somebody else"
     assert turns.holder(str(tmp_path / "none")) == "somebody else"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_told"),
+    [
+        ('{"who": "ada", "pid": 7, "since": 0, "changing": ["/opt/venvs/jax"]}', True),
+        ('{"who": "ada", "pid": 7, "since": 0}', False),
+        ('{"changing": ["/opt/venvs/jax"]}', False),
+        ('["changing"]', False),
+        ('{"who": 1', False),
+        ("", False),
+    ],
+)
+def test_a_launcher_takes_only_a_whole_mark_of_whoever_holds_a_turn(
+    hold: Hold, run: Run, text: str, is_told: bool
+) -> None:
+    hold("Python environments")
+    (Path(turns.DIRECTORY) / "Python-environments").write_text(text)
+    assert [change["changing"] for change in fitness.changes(turns.DIRECTORY)] == [["/opt/venvs/jax"]] * is_told

@@ -79,9 +79,10 @@ def changes(turns_dir: str) -> list[Dict[str, Any]]:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    with contextlib.suppress(ValueError):
+                    # Somebody who has only just taken it, or a file that is no turn's, says nothing of the kind.
+                    with contextlib.suppress(ValueError, KeyError, TypeError):
                         known = json.load(file)
-                        found += [known] if known.get("changing") else []
+                        found.append({key: known[key] for key in ("who", "pid", "since", "changing")})
     return found
 
 

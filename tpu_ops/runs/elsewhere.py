@@ -26,8 +26,8 @@ def shown_by(settings: Settings, run_id: str) -> str:
         place = path.parents[1]
         if place == here or not (stored := Files(place).read()):
             continue
-        asked = stored.question
-        shell = shell_of(place.name, settings.file, settings.endpoint, asked["projects"], asked["zones"])
+        projects, zones = (stored.question.get(key) or () for key in ("projects", "zones"))
+        shell = shell_of(place.name, settings.file, settings.endpoint, projects, zones)
         if shell is not None:
             commands.append(f"`{_env(shell)}tpu_ops status {run_id}`")
     what = "a run of this name was started in a shell that asks for other projects or zones"
