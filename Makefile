@@ -11,10 +11,13 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for processes a third of their time: one more than there are cores.
 TEST_PROCESSES := $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 
-LANES := .build/lanes
+# The parts of make test behind make check, the longest first: what is begun last decides how long one core has nothing to do.
+PARTS := molecule-roles lab-test-runs molecule-site demo-test lab-test-rest
+PART_LOGS := .build/parts
+ROLE_SCENARIOS := $(filter-out site,$(patsubst molecule/%/molecule.yml,%,$(wildcard molecule/*/molecule.yml)))
 
 .PHONY: help env tools engine demo demo-record test check check-roles check-code lab-test demo-test molecule bench bench-docs \
-	lane-runs lane-roles lab-test-runs lab-test-rest format lock clean
+	$(PARTS) $(PARTS:%=logged-%) format lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,17 +38,14 @@ demo-record: engine ## Run the demo and write docs/demo.md from what it printed
 	@$(BIN)/python tools/demo.py --record docs/demo.md
 
 test: check engine ## Run every test: the fast ones, the lab, the demo, Molecule
-	@mkdir -p $(LANES) && rm -f $(LANES)/*.log
-	@$(MAKE) --no-print-directory --jobs=2 lane-runs lane-roles || { tools/failures.sh $(LANES)/*.log; exit 1; }
+	@mkdir -p $(PART_LOGS) && rm -f $(PART_LOGS)/*.log
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(PARTS:%=logged-%) || { tools/failures.sh $(PART_LOGS)/*.log; exit 1; }
 
-# Two lanes of about the same length, and never three: what is waited for in the lab has to come in time. Each is kept, so
-# that what failed can be said where it is looked for, at the end.
-lane-runs:
-	@mkdir -p $(LANES)
-	@{ $(MAKE) --no-print-directory lab-test-runs && $(MAKE) --no-print-directory demo-test; } 2>&1 | tee -i $(LANES)/runs.log
-lane-roles:
-	@mkdir -p $(LANES)
-	@{ $(MAKE) --no-print-directory lab-test-rest && $(MAKE) --no-print-directory molecule; } 2>&1 | tee -i $(LANES)/roles.log
+# Two at a time, and never three: what is waited for in the lab has to come in time. What each prints is kept, so that
+# what failed can be said where it is looked for, at the end.
+$(PARTS:%=logged-%): logged-%:
+	@mkdir -p $(PART_LOGS)
+	@$(MAKE) --no-print-directory $* 2>&1 | tee -i $(PART_LOGS)/$*.log
 
 check: env tools ## Run the fast part: style, types, roles, packages, tests without containers
 	@$(BIN)/ruff check --quiet .
@@ -76,6 +76,12 @@ demo-test: engine ## Run the demo as a test
 
 molecule: engine ## Run every scenario of the roles on the lab's workers, on each release that there is an image for
 	@tools/molecule.sh test
+
+# Beside each other in make test, so on workers of their own.
+molecule-roles: engine
+	@tools/molecule.sh test $(addprefix -s ,$(ROLE_SCENARIOS))
+molecule-site: engine
+	@TPU_OPS_LAB=$${TPU_OPS_LAB:-molecule}-site tools/molecule.sh test -s site
 
 bench: engine ## Measure inventory, runs and site.yml in the lab, repeat tests that depend on races, write docs/benchmarks.md
 	@$(BIN)/python -m tools.bench

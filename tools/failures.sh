@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Says at the end of make test what failed in lanes that wrote beside each other: the summary of pytest or, where pytest
-# did not fail, what the lane wrote last.
+# Says at the end of make test what failed in parts that wrote beside each other: the summary of pytest or, where pytest
+# did not fail, what the part wrote last.
 #
 #     tools/failures.sh LOG...
 set -euo pipefail

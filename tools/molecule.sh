@@ -53,8 +53,10 @@ if [ "${#scenarios[@]}" -eq 0 ]; then
     done
     scenarios+=(site)
 fi
+bare=
 if ! tpu_ops lab env >/dev/null 2>&1; then
     tpu_ops lab up >/dev/null
+    bare=yes
     [ "$command" != test ] || trap 'tpu_ops lab down' EXIT
 fi
 environment=$(tpu_ops lab env)
@@ -107,7 +109,8 @@ said=$("${molecule[@]}" reset "${scenarios[@]/#/-s}" 2>&1) || { printf '%s\n' "$
 failed=()
 for scenario in "${scenarios[@]}"; do
     # The scenario of all roles starts on bare workers, and leaves more on them than others begin with.
-    [ "$scenario" != site ] || nodes anew
+    [ "$scenario" != site ] || [ -n "$bare" ] || nodes anew
+    bare=
     "${molecule[@]}" test --no-command-borders -s "$scenario" "${options[@]}" 2>&1 | tee "$logs/$scenario.log" || failed+=("$scenario")
 done
 code=0

@@ -1,4 +1,4 @@
-"""tools/failures.sh: what failed in the lanes of make test, told at its end."""
+"""tools/failures.sh: what failed in the parts of make test, told at its end."""
 
 import subprocess
 from pathlib import Path
@@ -11,7 +11,7 @@ FAILED = "make[2]: *** [Makefile:70: lab-test-runs] Error 1\n"
 
 @pytest.fixture
 def told(tmp_path):
-    """A lane that said some words: what is told of it."""
+    """A part that said some words: what is told of it."""
 
     def ask(words: str) -> str:
         log = tmp_path / "runs.log"
@@ -35,5 +35,5 @@ def test_of_another_program_the_last_words_are_told(told):
     assert told("first\n" * 30 + FAILED).count("first") == 19
 
 
-def test_nothing_is_told_of_a_lane_that_passed(told):
+def test_nothing_is_told_of_a_part_that_passed(told):
     assert told("FAILED is a word\n1 passed\n") == ""
