@@ -360,6 +360,30 @@ def test_no_run_starts_while_a_clone_moves_and_none_is_moved_under_a_run_unless_
     assert bring()["commits"] == {"vision": second}
 
 
+def test_an_environment_is_changed_like_a_clone_is_moved(
+    bring: Bring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, seen = tmp_path / "venv", list[list[str]]()
+    place.mkdir()
+    (place / "pyvenv.cfg").touch()
+
+    def look() -> str:
+        seen.extend(change["changing"] for change in fitness.changes(turns.DIRECTORY))
+        return "spring-7"
+
+    def install(self: Environment, projects: list[str], constraints: list[str], *, dry: bool) -> list[str]:
+        (place / ("asked" if dry else "installed")).touch()
+        return ["+ jax"]
+
+    monkeypatch.setattr(git_workspaces, "active_run", look)
+    monkeypatch.setattr("roles.workspace.library.git_workspaces.Environment.install", install)
+    refused = bring(during_runs=False, editable=["."])
+    assert f"vision: {place} is not changed, since the run spring-7 is active on this worker" in refused["msg"]
+    assert (seen, (place / "installed").exists()) == ([[str(place)]], False)
+    assert f"install into {place}: + {tmp_path}/work/vision" in str(bring(editable=["."])["actions"])
+    assert (place / "installed").exists()
+
+
 def test_workers_get_the_commit_that_was_asked_for_when_the_branch_moves_meanwhile(
     git: Git, bring: Bring, run: Run, tmp_path: Path
 ) -> None:

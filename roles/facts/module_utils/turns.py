@@ -19,6 +19,9 @@ from ansible.module_utils.basic import AnsibleModule
 #: One file for each kind of work. It is root's alone, like the work; what is in it ends with the boot.
 DIRECTORY = "/run/tpu_ops-turns"
 
+#: The turn at virtual environments, which two roles change.
+ENVIRONMENTS = "Python environments"
+
 #: Seconds that a turn is waited for: as long as tasks wait for apt's lock (base_apt_lock_timeout).
 PATIENCE = 300.0
 

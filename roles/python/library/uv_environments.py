@@ -13,7 +13,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.environment_guard import stranger_in
 from ansible.module_utils.environment_state import packages
 from ansible.module_utils.environment_work import Environment, brought, check_owner, give
-from ansible.module_utils.turns import take_turn, tell_change
+from ansible.module_utils.turns import ENVIRONMENTS, take_turn, tell_change
 from ansible.module_utils.uv_program import Fault, Uv
 
 DOCUMENTATION = r"""
@@ -247,7 +247,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    take_turn(module, "Python environments")
+    take_turn(module, ENVIRONMENTS)
     os.umask(0o022)
     step, directory = module.params["step"], module.params["python_dir"]
     states: dict[str, Any] = {}
@@ -277,7 +277,7 @@ def main() -> None:
         there = [wanted["name"] for wanted in needed if exists(wanted["path"])]
         if there and not module.params["during_runs"]:
             if not module.check_mode:
-                tell_change("Python environments", [wanted["path"] for wanted in needed if exists(wanted["path"])])
+                tell_change(ENVIRONMENTS, [wanted["path"] for wanted in needed if exists(wanted["path"])])
             spare_run(there, module)
         for wanted in needed:
             where = place(wanted)

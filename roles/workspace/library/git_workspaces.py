@@ -6,7 +6,6 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-import re
 import shutil
 import stat
 from collections.abc import Callable
@@ -18,8 +17,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.clones import Clone
 from ansible.module_utils.editables import Environment
 from ansible.module_utils.guarded_paths import guarded_way
-from ansible.module_utils.programs import program
-from ansible.module_utils.turns import take_turn, tell_change
+from ansible.module_utils.programs import keep_safe
+from ansible.module_utils.turns import ENVIRONMENTS, take_turn, tell_change
 
 DOCUMENTATION = r"""
 module: git_workspaces
@@ -67,7 +66,7 @@ options:
     choices: [fail, warn]
     default: fail
   during_runs:
-    description: Whether a clone may be moved while a training run is active.
+    description: Whether a clone may be moved, and an environment changed, while a training run is active.
     type: bool
     default: true
   system:
@@ -111,6 +110,9 @@ actions:
 """
 
 Project = Dict[str, Any]
+
+#: The turn at clones.
+PROJECTS = "projects"
 
 #: Suffix of the name of a clone that is being removed.
 GONE = ".tpu_ops-gone"
@@ -195,7 +197,7 @@ class Workspace:
             if not commit:
                 self.module.warn("%s: it is not known yet whether %s moves" % (self.project["name"], self.path))
             elif not self.check and self.as_owner(lambda: self.clone(self.path).moves(commit)):
-                self.spare_run()
+                self.spare_run(PROJECTS, self.path, "moved")
             done = self.as_owner(lambda: self.clone(self.path).move(url, commit, check=self.check))
             self.actions += done["actions"]
             self.commit, kept = done["commit"], done["kept"]
@@ -209,23 +211,28 @@ class Workspace:
         if self.project["editable"]:
             self.install()
 
-    def spare_run(self) -> None:
-        """Keep runs from starting from now on, and leave the clone to one that is active, unless it may be moved.
+    def spare_run(self, turn: str, path: str, changed: str) -> None:
+        """Keep runs from starting from now on, and leave what is there to one that is active, unless it may be changed.
+
+        Args:
+            turn: The turn that the change is done in.
+            path: The clone, or the environment.
+            changed: What would be done to it: "moved".
 
         Raises:
-            PersonFault: It may not be.
+            PersonFault: A run is active, or it is not known whether one is.
         """
-        tell_change("projects", [self.path])
+        tell_change(turn, [path])
         if self.module.params["during_runs"]:
             return
         try:
             run = active_run()
         except RunUnknown as exc:
-            raise PersonFault("%s is not moved: %s" % (self.path, exc)) from exc
+            raise PersonFault("%s is not %s: %s" % (path, changed, exc)) from exc
         if run:
             raise PersonFault(
-                "%s is not moved, since the run %s is active on this worker and may use it; wait for it, or end it with"
-                " `tpu_ops stop`" % (self.path, run)
+                "%s is not %s, since the run %s is active on this worker and may use it; wait for it, or end it with"
+                " `tpu_ops stop`" % (path, changed, run)
             )
 
     def make_place(self) -> None:
@@ -297,13 +304,11 @@ class Workspace:
         projects = [os.path.normpath(os.path.join(self.path, part)) for part in self.project["editable"]]
         constraints = [os.path.join(self.path, path) for path in self.project["constraints"]]
 
-        def work() -> list[str]:
-            plan: list[str] = self.environment.missing(projects, constraints)
-            if plan and not self.check:
-                self.environment.install(projects, constraints, dry=False)
-            return plan
-
-        plan: list[str] = self.as_owner(work)
+        plan: list[str] = self.as_owner(lambda: self.environment.missing(projects, constraints))
+        if plan and not self.check:
+            take_turn(self.module, ENVIRONMENTS)
+            self.spare_run(ENVIRONMENTS, where, "changed")
+            self.as_owner(lambda: self.environment.install(projects, constraints, dry=False))
         if plan:
             self.actions.append("install into %s: %s" % (where, ", ".join(plan)))
 
@@ -325,6 +330,7 @@ class Workspace:
             self.actions.append("uninstall %s from %s" % (", ".join(names), self.environment.path))
         if not self.check:
             if names:
+                take_turn(self.module, ENVIRONMENTS)
                 self.as_owner(lambda: self.environment.remove(names))
             if leaving:
                 self.as_keeper(lambda: self.delete(there=there))
@@ -335,27 +341,6 @@ class Workspace:
         if there:
             os.rename(self.path, self.gone)
             clear(self.gone)
-
-
-def keep_safe(paths: list[str], gone: list[str], system: str, timeout: int, *, check: bool) -> list[str]:
-    """Have git trust clones of root, whoever uses it, and forget those that are gone; return what was done.
-
-    git uses no clone of others unless told to (git-config(1), safe.directory). Only clones of root are named, since the
-    owner of a clone decides which programs git runs in it.
-    """
-    try:
-        known = program(["git", "config", "--file", system, "--get-all", "safe.directory"], timeout).splitlines()
-    except PersonFault:
-        known = []
-    added = [path for path in paths if path not in known]
-    removed = [path for path in gone if path in known]
-    for path in added if not check else []:
-        program(["git", "config", "--file", system, "--add", "safe.directory", path], timeout)
-    for path in removed if not check else []:
-        program(["git", "config", "--file", system, "--unset-all", "safe.directory", "^%s$" % re.escape(path)], timeout)
-    return ["let everybody use git in %s" % path for path in added] + [
-        "forget %s in %s" % (path, system) for path in removed
-    ]
 
 
 def account_of(project: Project) -> pwd.struct_passwd | None:
@@ -404,7 +389,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    take_turn(module, "projects")
+    take_turn(module, PROJECTS)
     os.umask(0o022)
     actions, faults, gone, commits = [], [], [], {}
     for project in module.params["projects"]:

@@ -130,3 +130,24 @@ class Git:
         except PersonFault:
             return False
         return True
+
+
+def keep_safe(paths: list[str], gone: list[str], system: str, timeout: int, *, check: bool) -> list[str]:
+    """Have git trust clones of root, whoever uses it, and forget those that are gone; return what was done.
+
+    git uses no clone of others unless told to (git-config(1), safe.directory). Only clones of root are named, since the
+    owner of a clone decides which programs git runs in it.
+    """
+    try:
+        known = program(["git", "config", "--file", system, "--get-all", "safe.directory"], timeout).splitlines()
+    except PersonFault:
+        known = []
+    added = [path for path in paths if path not in known]
+    removed = [path for path in gone if path in known]
+    for path in added if not check else []:
+        program(["git", "config", "--file", system, "--add", "safe.directory", path], timeout)
+    for path in removed if not check else []:
+        program(["git", "config", "--file", system, "--unset-all", "safe.directory", "^%s$" % re.escape(path)], timeout)
+    return ["let everybody use git in %s" % path for path in added] + [
+        "forget %s in %s" % (path, system) for path in removed
+    ]
