@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 #: A name that ends in a number without leading zeros, and holds nothing that ClusterShell takes for more than a name.
 _NUMBERED = re.compile(r"(?P<stem>[A-Za-z0-9._-]*[A-Za-z._-])(?P<number>0|[1-9][0-9]*)", re.ASCII)
+#: A number in a name; one of more digits is taken for several, since no name has one.
+_NUMBER = re.compile(r"([0-9]{1,9})")
 #: How many workers a command names at most one by one.
 _NAMED = 3
 
@@ -33,6 +35,11 @@ def some(names: Sequence[str], limit: int = 8, rest: str = "more") -> str:
         rest: What the others are called.
     """
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} {rest}" if len(names) > limit else "")
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return what names are sorted by for people, numbers by their value: pod-w2 before pod-w10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER.split(name)]
 
 
 def folded(hosts: Sequence[str]) -> str:

@@ -31,6 +31,13 @@ def test_other_names_are_folded_by_clustershell(hosts: list[str]) -> None:
     assert texts.folded(hosts) == str(NodeSet.fromlist(hosts))
 
 
+def test_names_with_numbers_are_sorted_by_their_value() -> None:
+    names = ["tpu-2-w10", "tpu-10-w0", "tpu-2-w9", "b", "tpu-2", "9", "10", "tpu-1234567890123-w1"]
+    assert sorted(names, key=texts.natural) == [
+        "9", "10", "b", "tpu-2", "tpu-2-w9", "tpu-2-w10", "tpu-10-w0", "tpu-1234567890123-w1",
+    ]  # fmt: skip
+
+
 def test_to_fold_names_of_one_node_nothing_is_imported_that_takes_long() -> None:
     script = "import sys; from tpu_ops import texts; print(texts.folded(['a1', 'a2']), 'ClusterShell' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -13,6 +13,11 @@ from tpu_ops.fleet import model
 PLACE = "--zone us-central2-b --project lab"
 
 
+def test_workers_are_in_the_order_of_the_numbers_in_their_names() -> None:
+    nodes = [node(name, count=1) for name in ("tpu-10", "tpu-9", "tpu-1")]
+    assert [worker.host for worker in model.workers_of(nodes)] == ["tpu-1-w0", "tpu-9-w0", "tpu-10-w0"]
+
+
 @pytest.mark.parametrize(
     ("fields", "more"),
     [

@@ -131,7 +131,7 @@ class Wanted:
             and _one_of(node.project, args.project)
             and (not args.state or node.state in args.state)
         ]
-        return sorted(found, key=lambda node: fleet.labels[node.full_name])
+        return sorted(found, key=lambda node: texts.natural(fleet.labels[node.full_name]))
 
     def unknown(self, fleet: Fleet) -> list[str]:
         """Return a line for each value that no node of a fleet has: it says which there are."""

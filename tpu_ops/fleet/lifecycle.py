@@ -375,11 +375,6 @@ def unknown(tpu: Tpu, wish: Wish) -> str:
     return ""
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Order numbers in names by their value: v4-8 before v4-16."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,9})", name)]
-
-
 def nearest(value: str, known: Sequence[str], limit: int = 16) -> str:
     """Return the names that are most alike in words, in their natural order: first those but for the last part."""
     if not known:
@@ -388,4 +383,4 @@ def nearest(value: str, known: Sequence[str], limit: int = 16) -> str:
     kind = value.rpartition("-")[0]
     own = [name for name in known if kind and name.rpartition("-")[0] == kind]
     names = list(dict.fromkeys([*(name for name in alike if name in own), *own, *alike, *known]))
-    return texts.some([*sorted(names[:limit], key=_natural), *names[limit:]], limit)
+    return texts.some([*sorted(names[:limit], key=texts.natural), *names[limit:]], limit)

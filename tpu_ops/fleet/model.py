@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
+from tpu_ops import texts
 from tpu_ops.cloud.names import split_name
 from tpu_ops.fleet import forms
 from tpu_ops.remote import aliases
@@ -264,6 +265,6 @@ def workers_of(nodes: Iterable[Node], labels: Mapping[str, str] | None = None) -
     labels = node_labels(nodes) if labels is None else labels
     return [
         Worker(host=f"{labels[node.full_name]}-w{index}", node=node, index=index)
-        for node in sorted(nodes, key=lambda node: labels[node.full_name])
+        for node in sorted(nodes, key=lambda node: texts.natural(labels[node.full_name]))
         for index in range(node.worker_count)
     ]

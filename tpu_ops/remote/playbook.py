@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tpu_ops
+from tpu_ops import texts
 from tpu_ops.errors import UsageError
 from tpu_ops.remote import exported, scratch
 
@@ -429,5 +430,8 @@ def hosts_of(stats: Mapping[str, Any]) -> dict[str, dict[str, int]]:
         "skipped": "skipped",
         "rescued": "rescued",
     }
-    names = sorted({host for kind in kinds.values() for host in stats.get(kind) or {}})
-    return {host: {name: int((stats.get(kind) or {}).get(host, 0)) for name, kind in kinds.items()} for host in names}
+    found = {host for kind in kinds.values() for host in stats.get(kind) or {}}
+    return {
+        host: {name: int((stats.get(kind) or {}).get(host, 0)) for name, kind in kinds.items()}
+        for host in sorted(found, key=texts.natural)
+    }

@@ -26,7 +26,7 @@ _log = Log(__name__)
 
 def say(hosts: Iterable[str]) -> None:
     """Say that these workers are waited for."""
-    names = sorted(set(hosts))
+    names = sorted(set(hosts), key=texts.natural)
     _log.info("%s %s silent: waiting for an answer", texts.some(names, 4, "others"), "is" if len(names) == 1 else "are")
 
 

@@ -186,7 +186,7 @@ def _at_fault(refused: Sequence[Reply], workers: Sequence[Worker]) -> list[Reply
             # Who blames itself knows best; who came too late blames nobody.
             if host == reply.host or host not in blamed:
                 blamed[host] = reply._replace(host=host)
-    return [blamed[host] for host in sorted(blamed)] or list(refused)
+    return [blamed[host] for host in sorted(blamed, key=texts.natural)] or list(refused)
 
 
 async def _give_up(fanout: Fanout, spec: RunSpec, first: str, reason: str) -> list[str]:
