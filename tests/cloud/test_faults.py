@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 import time
+import traceback
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -265,6 +269,28 @@ def test_an_interrupt_ends_the_calls_in_flight(tpu, stock):
     with pytest.raises(KeyboardInterrupt):
         tpu.concurrently(ask, [True, False])
     assert ends == ["CANCELLED"]
+
+
+def test_an_interrupt_in_the_moment_before_the_calls_are_waited_for_is_none_too_late(tpu):
+    main, ended = threading.get_ident(), []
+
+    def waits():
+        codes = [frame.f_code for frame, _ in traceback.walk_stack(sys._current_frames()[main])]
+        return codes[0] is threading.Condition.wait.__code__ and futures.wait.__code__ in codes
+
+    def ask(_):
+        await_(waits)
+        # As in that moment, it does not wake whoever waits.
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
+        ended.append(tpu.closed.wait(PATIENCE))
+
+    before = signal.signal(signal.SIGUSR2, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tpu.concurrently(ask, ["pod"])
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert ended == [True]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,10 @@ REFUSED_PATIENCE = 3.0
 #: Seconds of waiting for an answer after which that is said.
 TELL_AFTER = 4.0
 
+#: Seconds between two looks of who waits for several calls whether a signal came: one that comes in the moment before
+#: Python waits for a lock does not end that wait.
+SIGNAL_LOOK = 1.0
+
 #: Requests in flight at once.
 CONCURRENCY = 16
 
@@ -132,7 +136,10 @@ class Tpu:
             try:
                 for thing in things:
                     futures.append(pool.submit(function, thing))
-                wait(futures, return_when=FIRST_EXCEPTION)
+                pending = True
+                while pending:
+                    done, left = wait(futures, SIGNAL_LOOK, return_when=FIRST_EXCEPTION)
+                    pending = bool(left) and not any(future.exception() for future in done)
                 # Where some have not ended, one of the others has failed.
                 return [future.result() for future in futures if future.done()]
             except BaseException:
