@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable
@@ -10,10 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.specs import good, myself
-from tpu_ops.host import child, ending, environment, fitness, probe, proc, record, spec, supervise, unit
+from tests.support.specs import good, good_net, myself
+from tpu_ops.host import child, ending, environment, fitness, private, probe, proc, record, spec, supervise, unit
+from tpu_ops.host.command import NotReady
 from tpu_ops.host.store import Store
+from tpu_ops.host.wire import Refused
 
+JOURNAL = "`sudo journalctl -u tpu-run.service` on this worker shows more"
 CHIPS = [f"/dev/accel{number}" for number in range(4)]
 
 
@@ -26,11 +30,11 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
     monkeypatch.setattr(child.Child, "fork", lambda *_: pytest.fail("it is forked"))
     monkeypatch.setattr(environment, "from_files", lambda _: pytest.fail("it is fit"))
 
-    def prepare(**changes: Any) -> None:
+    def prepare(config: Any = None, **changes: Any) -> None:
         data = spec.check(good(run_id="r1", **changes))
         supervisor = supervise.Supervisor(Store(str(tmp_path)), "r1")
         supervisor.record = record.new_record(data, myself(), os.getuid(), "")
-        supervisor._prepare(data, {"venv": "", "environment_files": []})
+        supervisor._prepare(data, config or {"venv": "", "environment_files": []})
 
     return prepare
 
@@ -38,16 +42,18 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
 def test_a_start_is_refused_for_what_a_probe_would_tell(
     prepared: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(child.NotReady, match=r"^no environment at /absent \(name an existing one with --venv, .*\)$"):
+    with pytest.raises(NotReady, match=r"^no environment at /absent \(name an existing one with --venv, .*\)$"):
         prepared(venv="/absent")
-    with pytest.raises(child.NotReady, match="device files of 4 chips, 8 expected"):
+    with pytest.raises(NotReady, match=r"device files of 4 chips, 8 expected \(reboot it, or recreate the node\)$"):
         prepared(chips=8)
     held = [{"pid": 7, "user": "bob", "command": "x"}]
     monkeypatch.setattr(proc, "holders", lambda **_: held)
-    with pytest.raises(
-        child.NotReady, match=r"no environment at /absent \(.*\); its chips are held by pid 7 of bob: x$"
-    ):
+    with pytest.raises(NotReady) as raised:
         prepared(venv="/absent")
+    told = str(raised.value).partition("; ")[2]
+    assert told.startswith("its chips are held by pid 7 of bob: x (ask bob to end it")
+    # To whom the asking person is an administrator that one's command is told, with this worker's name.
+    assert "WORKER" not in told
 
 
 def test_what_was_overridden_before_is_no_reason_at_the_start(
@@ -55,10 +61,47 @@ def test_what_was_overridden_before_is_no_reason_at_the_start(
 ) -> None:
     full = {"/tmp": {"free": 1, "total": 2}, "/run": {"free": 10 * 2**20, "total": 20 * 2**20}}
     monkeypatch.setattr(fitness, "space", lambda: full)
-    with pytest.raises(child.NotReady, match=r"^/tmp has 0 MiB free \(remove what is not needed there\)$"):
+    with pytest.raises(NotReady, match=r"^/tmp has 0 MiB free \(remove what is not needed there\)$"):
         prepared()
     with pytest.raises(pytest.fail.Exception, match="it is fit"):
         prepared(force=True)
+
+
+def test_an_environment_that_this_worker_should_have_is_configured_again(prepared: Callable[..., None]) -> None:
+    with pytest.raises(NotReady, match=r"^no environment at /absent \(tpu_ops configure pod-w1\)$"):
+        prepared(config={"venv": "/absent", "environment_files": []})
+
+
+@pytest.mark.usefixtures("waits")
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (Refused("failed", "/etc/x: No such file", "run site.yml again"), "/etc/x: No such file; run site.yml again"),
+        (NotReady("it is so; do that"), "it is so; do that"),
+        (
+            OSError(errno.EAGAIN, "Resource temporarily unavailable"),
+            "the supervisor cannot prepare the command: Resource temporarily unavailable; " + JOURNAL,
+        ),
+    ],
+)
+def test_why_a_rank_cannot_start_is_recorded_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception, said: str
+) -> None:
+    store = Store(str(tmp_path))
+    data = spec.check(good(run_id="r1", rank=0, net=good_net(port=0)))
+    private.directory(store.run_dir, "specs")
+    spec.put(store.run_dir, data, os.getuid(), os.getuid(), "0123456789")
+    supervisor = supervise.Supervisor(store, "r1")
+
+    def fail(*_: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(supervisor, "_prepare", fail)
+    monkeypatch.setattr(environment, "load_config", dict)
+    assert supervisor.run() == 1
+    record = store.read("r1")
+    assert record
+    assert (record["state"], record["reason"]) == ("refused", said)
 
 
 @pytest.mark.parametrize(("chips", "stays"), [(4, False), (0, True)], ids=["with chips", "without"])
@@ -82,7 +125,7 @@ def test_a_start_is_refused_where_a_lockfile_has_to_stay(
     monkeypatch.setattr(proc, "holders", lambda paths=(), **_: [opener] if paths else [])
     with kept.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(child.NotReady) as raised:
+        with pytest.raises(NotReady) as raised:
             prepared(chips=4)
         with pytest.raises(pytest.fail.Exception, match="it is fit"):
             prepared()

@@ -19,6 +19,7 @@ from tests.support.specs import good, myself
 from tpu_ops.host import after as behind
 from tpu_ops.host import child, ending, keeper, link, logs, private, record, spec, supervise, unit
 from tpu_ops.host.after import after
+from tpu_ops.host.command import NotReady
 from tpu_ops.host.store import Store
 
 FULL = "No space left on device"
@@ -121,7 +122,7 @@ def test_an_attempt_that_comes_just_after_a_stop_is_refused_and_the_stop_stays_o
     record.note_stop_request(store, ended, "ada")
     supervisor = supervise.Supervisor(store, "r1")
     supervisor.record = record.new_record(spec.check(good(**ALONE, attempt=2)), myself(), os.getuid(), "")
-    with pytest.raises(child.NotReady, match="run r1 was stopped by ada"):
+    with pytest.raises(NotReady, match="run r1 was stopped by ada"):
         supervisor._keep()
     assert (written(tmp_path)["attempt"], written(tmp_path)["stop_requested_by"]) == (2, "ada")
 

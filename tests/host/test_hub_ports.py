@@ -9,8 +9,10 @@ import pytest
 
 from tests.support.star import HERE, Star, free_ports, team
 from tpu_ops.host import hub
-from tpu_ops.host.child import NotReady
+from tpu_ops.host.command import NotReady
 from tpu_ops.host.hub import Hub
+
+TAKEN = "`sudo ss -ltnp` on this worker shows by what they are taken; end that, or give others in launcher_ports"
 
 
 def test_nothing_listens_once_all_go_and_the_coordinators_port_is_free(star: Callable[..., Star]) -> None:
@@ -32,8 +34,9 @@ def test_a_taken_port_is_passed_over_and_none_is_an_error() -> None:
     with socket.create_server((HERE, ports[0])):
         listener = hub.listen_within(HERE, ports)
         assert listener.getsockname() == (HERE, ports[1])
-        with pytest.raises(NotReady, match=rf"no port of {ports[0]}-{ports[1]} can be used on 127\.0\.0\.1"):
+        with pytest.raises(NotReady, match=rf"no port of {ports[0]}-{ports[1]} can be used on 127\.0\.0\.1") as raised:
             hub.listen_within(HERE, ports)
+        assert str(raised.value).endswith("Address already in use; " + TAKEN), raised.value
         listener.close()
 
 
@@ -41,10 +44,21 @@ def test_a_coordinators_port_that_is_taken_is_said() -> None:
     ports = free_ports(3)
     with (
         socket.create_server((HERE, ports[2])),
-        pytest.raises(NotReady, match=f"port {ports[2]}, where the coordinator is to listen, cannot be used"),
+        pytest.raises(NotReady, match=f"port {ports[2]}, where the coordinator is to listen, cannot be used") as raised,
     ):
         Hub(team(0, 2), lambda: None, ports=ports[:2], coordinator=ports[2], ending_limit=1)
+    assert "shows what to end; --env JAX_COORDINATOR_PORT=PORT chooses another" in str(raised.value)
     socket.create_server((HERE, ports[0])).close()  # nobody has it
+
+
+def test_an_address_that_this_worker_does_not_have_is_no_matter_of_ports() -> None:
+    elsewhere = team(0, 2)._replace(address="192.0.2.1")
+    for call in (
+        lambda: hub.listen_within("192.0.2.1", range(8500, 8520)),
+        lambda: Hub(elsewhere, lambda: None, ports=range(8500, 8520), coordinator=8482, ending_limit=1),
+    ):
+        with pytest.raises(NotReady, match=r"lists 192\.0\.2\.1 .* and it does not have it: `tpu_ops refresh`$"):
+            call()
 
 
 def test_a_coordinators_port_among_those_of_the_hub_is_left_to_it() -> None:
@@ -65,3 +79,4 @@ def test_a_coordinators_port_that_cannot_be_reached_is_said(star: Callable[..., 
     made.add(1)
     reason = made.await_(made.hub, "abort")["reason"]
     assert f"port {made.coordinator + 1000} of w0, where the coordinator will listen, cannot be reached" in reason
+    assert reason.endswith(f"internal addresses at TCP port {made.coordinator + 1000}")

@@ -98,3 +98,20 @@ def test_a_host_that_does_not_say_what_is_mounted_has_runs_all_the_same(
 ) -> None:
     monkeypatch.setattr(mounts, "MOUNTINFO", str(tmp_path / "absent"))
     assert mounts.found() == []
+
+
+def test_the_mount_that_a_path_is_on_is_told_without_a_look_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "mountinfo"
+    monkeypatch.setattr(mounts, "MOUNTINFO", str(table))
+    assert mounts.told("/mnt/home/ada") == ""
+    assert mounts.gone("/mnt/home/ada").startswith("is the server of a mount there gone? see to it, or")
+    lines = [("/", "ext4", "/dev/sda1"), ("/mnt", "autofs", "systemd-1"), ("/mnt/home", "autofs", "systemd-1")]
+    lines.append((r"/mnt/home", "nfs4", r"10.0.0.5:/my\040home"))
+    table.write_text("".join(LINE.format(path, kind, source) for path, kind, source in lines))
+    for path in ("/mnt/home/ada", "/mnt/home", "/mnt/x/../home/"):
+        assert mounts.told(path) == "/mnt/home is 10.0.0.5:/my home (nfs4)"
+    assert mounts.told("/mnt/homes") == "/mnt is systemd-1 (autofs)"
+    assert mounts.told("/opt") == "/ is /dev/sda1 (ext4)"
+    assert "gone? /mnt/home is 10.0.0.5:/my home (nfs4): see to it, or unmount" in mounts.gone("/mnt/home/ada")

@@ -193,7 +193,7 @@ def test_a_link_leads_nobody_where_she_may_not_go_herself(bench: Bench) -> None:
     assert "no environment at /home/bob/env" in refused.stdout
     assert "9.9.9" not in refused.stdout + refused.stderr
     answer = ask(bench, "bob", "start", spec=bare_spec("astray", cwd="env"))
-    assert answer["error"]["message"] == "working directory /home/bob/env: Permission denied"
+    assert answer["error"]["message"].startswith("working directory /home/bob/env: Permission denied; `namei -l ")
     bench.await_clean(0)
     secret = ("--secret", f"KEY={bench.folder / 'key.pub'}")
     bench.started("sh", "-c", "cat $KEY_FILE; exec sleep 600", name="private", options=secret)

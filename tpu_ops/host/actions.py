@@ -24,6 +24,8 @@ _NAME_LIMIT = 15.0
 #: How long systemd may take to answer, and to end what SIGKILL was sent to, in seconds.
 _SYSTEMD_LIMIT = 15
 _KILL_LIMIT = 20.0
+#: What helps where the unit ends before anything is recorded.
+_JOURNAL = "`sudo journalctl -u {}` on this worker shows more".format(unit.UNIT)
 
 
 def held(holder: Dict[str, Any], asker: Person) -> Refused:
@@ -125,7 +127,8 @@ def _check_earlier(earlier: Dict[str, Any] | None, data: Dict[str, Any], person:
         raise Refused("held", "run {} has been on this worker before".format(run_id), "choose another --name")
     if earlier.get("stop_requested_by"):
         # After whoever starts it again has looked.
-        raise Refused("held", "run {} was stopped by {}".format(run_id, earlier["stop_requested_by"]))
+        message = "run {} was stopped by {}".format(run_id, earlier["stop_requested_by"])
+        raise Refused("held", message, "start it under another --name if it is wanted again")
     if data["attempt"] <= earlier["attempt"]:
         message = "attempt {} of run {} has been on this worker before".format(earlier["attempt"], run_id)
         raise Refused("held", message, "`tpu_ops status {}` shows its state".format(run_id))
@@ -140,7 +143,7 @@ def _of_start(record: Dict[str, Any] | None, data: Dict[str, Any], marker: str) 
 
 def _not_begun(store: Store, record: Dict[str, Any] | None) -> Refused:
     if record is None:
-        return Refused("failed", "the unit {} left no record".format(unit.UNIT))
+        return Refused("failed", "the unit {} left no record".format(unit.UNIT), _JOURNAL)
     store.settle(record)
     # Only a supervisor that lived to hear it knows whose fault it was.
     facts = {"blamed": record["blamed"]} if record["state"] == "refused" else {}
@@ -179,7 +182,7 @@ def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller)
         if holder is not None and holder["run_id"] != data["run_id"]:
             raise held(holder, asking())
         if "already" not in text:
-            raise Refused("failed", text, "journalctl -u {} on this worker shows more".format(unit.UNIT))
+            raise Refused("failed", text, _JOURNAL)
         if time.monotonic() > deadline:
             fix = "`systemctl status {0}` on this worker shows by what; `sudo systemctl stop {0}` ends it"
             raise Refused("held", "the unit {} is taken: {}".format(unit.UNIT, text), fix.format(unit.UNIT))

@@ -9,7 +9,8 @@ import select
 import signal
 import time
 
-from . import TYPE_CHECKING
+from . import TYPE_CHECKING, mounts
+from .command import NotReady, enter, find_program, not_executed
 from .person import Person
 from .spec import encode
 
@@ -23,50 +24,6 @@ NOT_EXECUTED = 127
 #: far more than looking for a directory and a program takes where their mounts answer.
 LIMIT = 20.0
 _POLL = 0.02
-
-#: Words that only a shell knows.
-_SHELL_BUILTINS = (b"cd", b"export", b"source", b".", b"set", b"unset", b"ulimit", b"umask", b"alias", b"eval", b"exec")
-
-
-class NotReady(Exception):
-    """The command cannot be executed as asked; the text says why."""
-
-
-def _hint(name: bytes) -> str:
-    """Return what somebody may have meant by the name of a program that is none, in words that follow the problem."""
-    if name.endswith(b".py"):
-        return "; to run it with Python: -- python {}".format(os.fsdecode(name))
-    if b"=" in name and os.fsdecode(name.partition(b"=")[0]).isidentifier():
-        return "; set a variable with --env NAME=VALUE"
-    if name in _SHELL_BUILTINS or any(mark in name for mark in b" \n;|&<>$*~"):
-        return "; for a shell line: --shell -- 'LINE'"
-    return ""
-
-
-#: What brings a file to the workers.
-_COPY = "; --sync DIR copies a directory, and runs the command in the copy"
-
-
-def find_program(name: bytes, path: bytes) -> bytes:
-    """Return what an argument vector's first word names, with the rights of this process.
-
-    Raises:
-        NotReady: There is no such executable file.
-    """
-    line = _hint(name)
-    if b"/" in name:
-        if os.path.isfile(name) and os.access(name, os.X_OK):
-            return name
-        if not os.path.lexists(name):
-            here = "on this worker" if name.startswith(b"/") else "in {}".format(os.getcwd())
-            what = "there is no {} {}{}".format(os.fsdecode(name), here, line if "--shell" in line else _COPY)
-            raise NotReady(what)
-        raise NotReady("{} is not an executable file{}".format(os.fsdecode(name), line))
-    for folder in path.split(b":"):
-        candidate = os.path.join(folder or b".", name)
-        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
-            return candidate
-    raise NotReady("{} is not on PATH ({}){}".format(os.fsdecode(name), os.fsdecode(path), line))
 
 
 def become(person: Person) -> None:
@@ -135,10 +92,8 @@ class Child:
             os.waitpid(pid, 0)
             raise NotReady(message.get("error") or "the process ended before it was ready")
         _end(pid)
-        raise NotReady(
-            "no answer within {:.0f} s from its working directory {} or where {} is looked for: "
-            "is the server of a mount there gone?".format(LIMIT, cwd, argv[0])
-        )
+        text = "no answer within {:.0f} s from its working directory {} or where {} is looked for"
+        raise NotReady("{}; {}".format(text.format(LIMIT, cwd, argv[0]), mounts.gone(cwd)))
 
     def go(self) -> str:
         """Let the child execute the command; return why that failed, or the empty string.
@@ -203,10 +158,7 @@ def _live(
         os.dup2(output, 2)
         become(person)
         os.umask(0o022)
-        try:
-            os.chdir(encode(cwd))
-        except OSError as exc:
-            raise NotReady("working directory {}: {}".format(cwd, exc.strerror)) from exc
+        enter(cwd, person)
         words = [encode(word) for word in argv]
         program = find_program(words[0], env.get(b"PATH", b""))
         say({"ready": True})
@@ -216,7 +168,7 @@ def _live(
     except NotReady as exc:
         say({"error": str(exc)})
     except OSError as exc:
-        say({"error": "{}: {}".format(argv[0], exc.strerror or exc)})
+        say({"error": not_executed(argv[0], exc)})
     except Exception:
         import traceback
 

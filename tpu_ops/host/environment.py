@@ -70,11 +70,12 @@ def coordinator_port(env: Mapping[bytes, bytes]) -> int:
     """
     text = env.get(b"JAX_COORDINATOR_PORT", b"8482").decode("ascii", "replace")
     if not text.isdigit() or not 0 < int(text) < 65536:
-        raise Refused("invalid", "JAX_COORDINATOR_PORT={} is not a port".format(text))
+        fix = "name one from {} to 65535, or leave it out".format(UNPRIVILEGED)
+        raise Refused("invalid", "JAX_COORDINATOR_PORT={} is not a port".format(text), fix)
     # The supervisor, which is root, keeps it for whoever asks.
     if int(text) < UNPRIVILEGED:
-        why = "JAX_COORDINATOR_PORT={} is a privileged port: name one from {} to 65535"
-        raise Refused("invalid", why.format(text, UNPRIVILEGED))
+        fix = "name one from {} to 65535".format(UNPRIVILEGED)
+        raise Refused("invalid", "JAX_COORDINATOR_PORT={} is a privileged port".format(text), fix)
     return int(text)
 
 

@@ -147,6 +147,7 @@ def faults(
     return found
 
 
-def told(fault: Dict[str, str]) -> str:
-    """Return one of the `faults` as a text: what is wrong, and what to do about it where that is known here."""
-    return "{problem} ({fix})".format(**fault) if fault["fix"] else fault["problem"]
+def told(fault: Dict[str, str], worker: str) -> str:
+    """Return one of the `faults` as a text: what is wrong with a worker, and what to do about it."""
+    fix = fault["fix"] or "tpu_ops configure WORKER"
+    return "{} ({})".format(fault["problem"], fix.replace("WORKER", worker))

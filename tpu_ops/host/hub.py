@@ -5,12 +5,13 @@ It listens only until all ranks go: nobody joins a run that is on, and nobody co
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import time
 from typing import Any, Callable, Dict
 
-from .child import NotReady
+from .command import NotReady
 from .ending import KILL_LIMIT
 from .handshake import Handshake, NotTrusted
 from .line import Gone, Line, reset
@@ -76,13 +77,23 @@ def listen_within(address: str, ports: range) -> socket.socket:
     Raises:
         NotReady: None is free.
     """
-    why = ""
+    fault = OSError()
     for port in ports:
         try:
             return listen(address, port)
         except OSError as exc:
-            why = exc.strerror or str(exc)
-    raise NotReady("no port of {}-{} can be used on {}: {}".format(ports[0], ports[-1], address, why))
+            fault = exc
+    what = "no port of {}-{} can be used on {}: {}".format(ports[0], ports[-1], address, fault.strerror)
+    fix = "`sudo ss -ltnp` on this worker shows by what they are taken; end that, or give others in launcher_ports"
+    raise NotReady("{}; {}".format(what, _remedy(fault, address, fix)))
+
+
+def _remedy(exc: OSError, address: str, fix: str) -> str:
+    """Return what to do where a port cannot be listened on: the fix, unless it is for the address."""
+    if exc.errno != errno.EADDRNOTAVAIL:
+        return fix
+    text = "the API lists {} as this worker's internal address, and it does not have it: `tpu_ops refresh`"
+    return text.format(address)
 
 
 class Hub(Networked):
@@ -109,8 +120,10 @@ class Hub(Networked):
         try:
             self._held = listen(team.address, coordinator)
         except OSError as exc:
-            text = "port {}, where the coordinator is to listen, cannot be used: {}; `ss -ltnp` there shows by what"
-            raise NotReady(text.format(coordinator, exc.strerror or exc)) from exc
+            what = "port {}, where the coordinator is to listen, cannot be used: {}"
+            fix = "`sudo ss -ltnp` on this worker shows what to end; --env JAX_COORDINATOR_PORT=PORT chooses another"
+            fix = _remedy(exc, team.address, fix)
+            raise NotReady("{}; {}".format(what.format(coordinator, exc.strerror or exc), fix)) from exc
         try:
             self._listener = listen_within(team.address, ports)
         except NotReady:

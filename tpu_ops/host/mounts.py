@@ -6,7 +6,13 @@ Without that a shutdown takes them away while the command saves its last checkpo
 
 from __future__ import annotations
 
+import os
 import re
+
+from . import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Iterator
 
 MOUNTINFO = "/proc/self/mountinfo"
 #: What systemd takes away last or never, with all that is below it.
@@ -34,16 +40,10 @@ def units(mountinfo: bytes) -> list[str]:
     What is to be mounted by an automount when it is used has its unit there as well.
     """
     paths: dict[bytes, set[str]] = {}
-    # Not `splitlines`: a carriage return may stand in a path, of which anybody may make one by FUSE.
-    for line in mountinfo.split(b"\n"):
-        left, _, right = line.partition(b" - ")
-        fields = left.split(b" ")
-        if len(fields) < 5:
-            continue
-        path = _OCTAL.sub(lambda match: bytes([int(match.group(1), 8)]), fields[4])
+    for path, kind, _ in _parsed(mountinfo):
         if path == b"/" or any(path == top or path.startswith(top + b"/") for top in _SYSTEM):
             continue
-        kinds = ("automount", "mount") if right.startswith(b"autofs ") else ("mount",)
+        kinds = ("automount", "mount") if kind == b"autofs" else ("mount",)
         paths.setdefault(path, set()).update(kinds)
     names = [
         "{}.{}".format(_escaped(path), kind)
@@ -51,6 +51,45 @@ def units(mountinfo: bytes) -> list[str]:
         for kind in sorted(paths[path])
     ]
     return [name for name in names if len(name) <= _LONGEST][:MOST]
+
+
+def _parsed(mountinfo: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Yield where each file system is mounted, of what type it is, and what is mounted there."""
+    # Not `splitlines`: a carriage return may stand in a path, of which anybody may make one by FUSE.
+    for line in mountinfo.split(b"\n"):
+        left, _, right = line.partition(b" - ")
+        fields, more = left.split(b" "), right.split(b" ")
+        if len(fields) >= 5 and len(more) >= 2:
+            path, source = (
+                _OCTAL.sub(lambda match: bytes([int(match.group(1), 8)]), text) for text in (fields[4], more[1])
+            )
+            yield path, more[0], source
+
+
+def told(path: str) -> str:
+    """Return the mount that a path is on, for people and without a look at it: a server that is gone would hang one.
+
+    Empty where it is not known. What a symbolic link leads to is not.
+    """
+    try:
+        with open(MOUNTINFO, "rb") as file:
+            mountinfo = file.read()
+    except OSError:
+        return ""
+    wanted = os.fsencode(os.path.normpath(path))
+    found = b"", b"", b""
+    for point, kind, source in _parsed(mountinfo):
+        around = wanted == point or wanted.startswith(point.rstrip(b"/") + b"/")
+        if around and len(point) >= len(found[0]):
+            found = point, kind, source
+    return "{0} is {2} ({1})".format(*map(os.fsdecode, found)) if found[0] else ""
+
+
+def gone(path: str) -> str:
+    """Return what to do about a path that does not answer."""
+    text = "is the server of a mount there gone? {}see to it, or unmount what waits for it: `sudo umount -f -l MOUNT`"
+    known = told(path)
+    return text.format(known + ": " if known else "")
 
 
 def _escaped(path: bytes) -> str:

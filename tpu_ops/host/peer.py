@@ -24,6 +24,10 @@ _LONGEST_REASON = 2000
 _BARRIER_MARGIN = 2.0
 
 
+#: What helps where one port is not to be reached.
+_FIREWALL = "firewalls have to let the workers reach each other's internal addresses at TCP port {}"
+
+
 class _Over(Exception):
     """The link has done what it is for."""
 
@@ -54,8 +58,9 @@ class Peer(Networked):
         except _Over:
             return
         except _TurnedAway:
-            text = "{} no longer waits for ranks: the run was given up, or a firewall is in the way"
-            self._order(do="abort", reason=self._problem or text.format(self._hub), ranks=self._own_fault)
+            text = "{} no longer waits for ranks: the run was given up, or a firewall is in the way; {}"
+            text = text.format(self._hub, _FIREWALL.format(self.team.port))
+            self._order(do="abort", reason=self._problem or text, ranks=self._own_fault)
         except Gone as exc:
             self._lost(str(exc))
 
@@ -106,7 +111,7 @@ class Peer(Networked):
                     return line
             self._wait_for_bell(_RETRY)
             self._give_up_if_stopped()
-        raise Gone("{} within {:g} s".format(why, self.team.barrier))
+        raise Gone("{} within {:g} s; {}".format(why, self.team.barrier, _FIREWALL.format(self.team.port)))
 
     def _give_up_if_stopped(self) -> None:
         for event in self._said:
@@ -155,8 +160,8 @@ class Peer(Networked):
         except ConnectionResetError:
             return  # reached: the hub lets go of such a connection as soon as it stands
         except OSError as exc:
-            text = "port {} of {}, where the coordinator will listen, cannot be reached: {}"
-            self._problem = text.format(port, self.team.workers[0], exc.strerror or exc)
+            text = "port {} of {}, where the coordinator will listen, cannot be reached: {}; {}"
+            self._problem = text.format(port, self.team.workers[0], exc.strerror or exc, _FIREWALL.format(port))
 
     # --- serving --------------------------------------------------------------------------------------------
 

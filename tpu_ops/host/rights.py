@@ -128,7 +128,7 @@ def _sudo_agrees(person: Person, words: list[str], before: Callable[[], None] | 
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise Refused(
-            "failed", "sudo did not say within {} s what {} may do".format(_SUDO_LIMIT, person.name)
-        ) from None
+        text = "sudo did not say within {} s what {} may do".format(_SUDO_LIMIT, person.name)
+        fix = "`sudo -l` on this worker waits for the same: the directory of users or the name service of its rules"
+        raise Refused("failed", text, fix) from None
     return done.returncode == 0

@@ -9,7 +9,8 @@ import time
 from typing import Any, Dict, TextIO
 
 from . import environment, fitness, proc, spec, unit
-from .child import Child, NotReady, output_pipe
+from .child import Child, output_pipe
+from .command import NotReady
 from .ending import chips_after, end_tree
 from .hub import Hub
 from .keeper import Keeper
@@ -82,7 +83,7 @@ class Supervisor:
             logger, env = self._prepare(data, config)
             self.link = self._linked(data, config, env)
         except (NotReady, Refused, OSError) as exc:
-            problem = str(exc)
+            problem = _told(exc)
             if data["rank"] == 0:
                 self._finish(state="refused", reason=problem, blamed=[0])
                 return 1
@@ -139,9 +140,9 @@ class Supervisor:
         """Fork the command and hold it: everything that can be wrong shows here, before anything runs."""
         person = by_uid(self.record["person"]["uid"])
         facts = fitness.look(config, person, data["venv"], self.store.turns_dir, unit.starting)
-        faults = fitness.faults(facts, data["chips"], force=data["force"])
+        faults = fitness.faults(facts, data["chips"], force=data["force"], asker=by_uid(self.record["asked_by"]))
         if faults:
-            raise NotReady("; ".join(fitness.told(fault) for fault in faults[:_SHOWN]))
+            raise NotReady("; ".join(fitness.told(fault, data["worker"]) for fault in faults[:_SHOWN]))
         if data["chips"]:
             self._clear_lockfiles()
         venv = facts["venv"]["path"]
@@ -395,3 +396,14 @@ class Supervisor:
         self._note_stop_request()
         self._last = True
         self._save(ended=self.record["ended"] or time.time(), **changes)
+
+
+def _told(exc: Exception) -> str:
+    """Return why a rank cannot start, and what to do."""
+    if isinstance(exc, Refused):
+        return "{}; {}".format(exc.message, exc.fix) if exc.fix else exc.message
+    if isinstance(exc, OSError):
+        where = " ({})".format(os.fsdecode(exc.filename)) if exc.filename else ""
+        text = "the supervisor cannot prepare the command: {}{}; `sudo journalctl -u {}` on this worker shows more"
+        return text.format(exc.strerror or exc, where, unit.UNIT)
+    return str(exc)
