@@ -154,17 +154,56 @@ def test_a_lockfile_that_cannot_be_removed_says_why(lockfile: Path, monkeypatch:
 
     monkeypatch.setattr("tpu_ops.host.ending.os.unlink", refused)
     faults = ending.chips_after()["lockfile_faults"]
-    assert faults == {str(lockfile): "it cannot be removed: Read-only file system"}
+    fix = f"`lsattr -d {lockfile}` and `findmnt -T {lockfile}` on this worker show what is in the way"
+    assert faults == {str(lockfile): f"it cannot be removed: Read-only file system; {fix}"}
 
 
 def test_a_directory_in_the_lockfiles_place_is_removed_unless_something_is_in_it(lockfile: Path) -> None:
     lockfile.unlink()
     (lockfile / "mine").mkdir(parents=True)
     faults = ending.chips_after()["lockfile_faults"]
-    assert faults == {str(lockfile): "it is a directory and cannot be removed: Directory not empty"}
+    fix = f"`ls -la {lockfile}` on this worker shows whose it is, `sudo mv {lockfile} /var/tmp/` takes it away"
+    assert faults == {str(lockfile): f"it is a directory with something in it and no lockfile; {fix}"}
+    assert [one["fix"] for one in ending.in_the_way()] == [fix]
     (lockfile / "mine").rmdir()
     assert ending.chips_after()["lockfiles_removed"] == [str(lockfile)]
     assert not lockfile.exists()
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "socket", "device"])
+def test_what_is_no_lockfile_is_neither_opened_nor_removed(
+    lockfile: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    lockfile.unlink()
+    if kind == "FIFO":
+        os.mkfifo(lockfile)
+    elif kind == "socket":
+        # Its path is too long for an address.
+        monkeypatch.chdir(lockfile.parent)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(lockfile.name)
+    else:
+        # Only root makes one.
+        monkeypatch.setattr(ending, "LOCKFILES", ("/dev/null",))
+    path = ending.LOCKFILES[0]
+    monkeypatch.setattr(ending, "_locked", lambda _: pytest.fail("it is opened"))
+    found = ending.chips_after()
+    fix = f"`ls -la {path}` on this worker shows whose it is, `sudo rm {path}` takes it away"
+    assert (found["lockfiles_removed"], found["lockfiles_kept"]) == ([], [path])
+    assert found["lockfile_faults"] == {path: f"it is a {kind} and no lockfile; {fix}"}
+    assert ending.in_the_way() == [{"path": path, "problem": f"it is a {kind} and no lockfile", "fix": fix}]
+    assert os.path.lexists(path)
+
+
+@pytest.mark.parametrize("target", ["precious", "gone"])
+def test_a_link_in_the_lockfiles_place_goes_and_what_it_leads_to_stays(lockfile: Path, target: str) -> None:
+    precious = lockfile.with_name("precious")
+    precious.write_text("hers")
+    lockfile.unlink()
+    lockfile.symlink_to(target)
+    assert ending.in_the_way() == []
+    assert ending.chips_after()["lockfiles_removed"] == [str(lockfile)]
+    assert (os.path.lexists(lockfile), precious.read_text()) == (False, "hers")
 
 
 def test_a_lockfile_of_whoever_holds_a_chip_is_kept_without_more_words(

@@ -134,6 +134,25 @@ def test_a_start_is_refused_where_a_lockfile_has_to_stay(
     assert kept.exists()
 
 
+def test_what_is_no_lockfile_keeps_a_start_from_chips_and_a_probe_tells_it_before(
+    prepared: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo = tmp_path / "libtpu_lockfile"
+    os.mkfifo(fifo)
+    monkeypatch.setattr(ending, "LOCKFILES", (str(fifo),))
+    problem = f"{fifo} would make libtpu fail: it is a FIFO and no lockfile"
+    fix = f"`ls -la {fifo}` on this worker shows whose it is, `sudo rm {fifo}` takes it away"
+    with pytest.raises(NotReady) as raised:
+        prepared(chips=4)
+    assert str(raised.value) == f"{problem} ({fix})"
+    with pytest.raises(pytest.fail.Exception, match="it is fit"):
+        prepared()
+    store = Store(str(tmp_path / "root"))
+    found = probe.describe(store, myself(), myself(), "", 4)
+    assert {"check": "lockfile", "problem": problem, "fix": fix} in found["faults"]
+    assert found["lockfiles"] == [str(fifo)]
+
+
 def test_a_start_that_looks_long_who_holds_the_chips_is_given_more_time(
     prepared: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

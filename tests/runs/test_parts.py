@@ -760,6 +760,15 @@ def test_the_doctor_looks_at_more_than_a_start_does() -> None:
         **usual | {"lockfiles": ["/tmp/l"], "holders": [{"pid": 1, "user": "ada", "command": "x"}]}
     )
     assert doctor.further(probes) == []
+    # What the worker itself has told of, as a start is refused for it, is none that `unlock` removes.
+    strange = {"path": "/tmp/l", "problem": "it is a FIFO and no lockfile", "fix": "look"}
+    probes["pod-w1"] = probe(**usual | {"lockfiles": ["/tmp/l", "/tmp/m"]}, in_the_way=[strange])
+    (fault,) = doctor.further(probes)
+    assert (fault.problem, fault.fix) == ("/tmp/m exists, and nobody holds a chip", "tpu_ops unlock pod-w1")
+    told = {"check": "lockfile", "problem": "/tmp/l would make libtpu fail: it is a FIFO", "fix": "look"}
+    (fault,) = preflight.faults_of(pod()[0], probe() | {"faults": [told]})
+    assert (fault.check, fault.fix, fault.forcible) == ("lockfile", "look", False)
+    assert fault.check in doctor.CHECKS
 
 
 def test_every_fault_is_of_a_check_that_the_doctor_names() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import signal
+import stat
 import struct
 import time
 
@@ -21,6 +21,8 @@ KILL_LIMIT = 10.0
 _POLL = 0.05
 #: struct flock of Linux on 64-bit machines (fcntl(2)): type, whence, start, length and process.
 _FLOCK = struct.Struct("@hhqqi4x")
+#: What may stand in a lockfile's place, by its type in a mode.
+_KINDS = {stat.S_IFDIR: "a directory with something in it", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 #: Processes that are named of those that have a lockfile open.
 _SHOWN = 3
 
@@ -124,13 +126,46 @@ def chips_after(beat: Callable[[], None] | None = None) -> Dict[str, Any]:
     return {"holders": holders, "lockfiles_removed": removed, "lockfiles_kept": kept, "lockfile_faults": faults}
 
 
-def _removed(path: str, beat: Callable[[], None] | None) -> str:
-    """Remove a file that no process has locked; return why it is still there, or the empty string.
+def in_the_way() -> list[Dict[str, str]]:
+    """Return what stands in the place of libtpu's lockfiles, is none, and is not removed here: as `_strange`, each."""
+    found = []
+    for path in LOCKFILES:
+        try:
+            strange = _strange(path)
+        except OSError:
+            continue  # gone, or what a start will say
+        if strange:
+            found.append(strange)
+    return found
 
-    A symbolic link is never followed, and counts as one that nobody has locked. So does a directory, which keeps libtpu
-    from starting as well; one in which there is something stays.
+
+def _strange(path: str) -> Dict[str, str] | None:
+    """Return what a path is of that is neither a file nor what can go with no loss: ``path``, ``problem``, ``fix``.
+
+    A symbolic link, which is never followed, and an empty directory can go: either keeps libtpu from starting as well.
+    Nothing is opened: a FIFO would wait for a writer, and a device do whatever that does to it.
+
+    Raises:
+        OSError: It cannot be looked at.
+    """
+    mode = os.lstat(path).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and not os.listdir(path)):
+        return None
+    what = _KINDS.get(stat.S_IFMT(mode), "a device")
+    away = "sudo mv {} /var/tmp/" if stat.S_ISDIR(mode) else "sudo rm {}"
+    fix = "`ls -la {0}` on this worker shows whose it is, `{1}` takes it away".format(path, away.format(path))
+    return {"path": path, "problem": "it is {} and no lockfile".format(what), "fix": fix}
+
+
+def _removed(path: str, beat: Callable[[], None] | None) -> str:
+    """Remove a file that no process has locked; return why it is still there and what to do, or the empty string.
+
+    Of what else may stand in its place, see `_strange`.
     """
     try:
+        strange = _strange(path)
+        if strange:
+            return "{problem}; {fix}".format(**strange)
         if os.path.isdir(path) and not os.path.islink(path):
             os.rmdir(path)
             return ""
@@ -138,13 +173,14 @@ def _removed(path: str, beat: Callable[[], None] | None) -> str:
             named = "pid {pid} of {user} ({command})"
             found = proc.holders(paths=[path], beat=beat)
             openers = ", ".join(named.format(**entry) for entry in found[:_SHOWN])
-            return "it is locked" + (", and open in {}".format(openers) if openers else "")
+            what = "it is locked" + (", and open in {}".format(openers) if openers else "")
+            return what + "; end what has it open, or remove it as root"
         os.unlink(path)
     except FileNotFoundError:
         return ""
     except OSError as exc:
-        what = "it is a directory and" if exc.errno == errno.ENOTEMPTY else "it"
-        return "{} cannot be removed: {}".format(what, exc.strerror or exc)
+        fix = "`lsattr -d {0}` and `findmnt -T {0}` on this worker show what is in the way".format(path)
+        return "it cannot be removed: {}; {}".format(exc.strerror or exc, fix)
     return ""
 
 

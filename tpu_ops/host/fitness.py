@@ -8,7 +8,7 @@ import json
 import os
 import time
 
-from . import TYPE_CHECKING, environment, proc
+from . import TYPE_CHECKING, ending, environment, proc
 from .person import Person, acting_as, way_past
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def look(
         "environment_files": {name: os.path.exists(name) for name in config["environment_files"]},
         "chips": proc.chips(),
         "holders": proc.holders(beat=beat),
+        "in_the_way": ending.in_the_way(),
         "space": space(),
         "changes": changes(turns_dir),
     }
@@ -137,6 +138,8 @@ def faults(
     for process in facts["holders"] if not holder else ():
         problem = "its chips are held by pid {pid} of {user}: {command}".format(**process)
         add("free", problem, _past_process(asker, process) if asker else "")
+    for strange in facts.get("in_the_way", ()) if chips else ():
+        add("lockfile", "{path} would make libtpu fail: {problem}".format(**strange), strange["fix"])
     for change in facts.get("changes", ()):
         since = time.strftime("%H:%M:%S UTC", time.gmtime(change["since"]))
         problem = "{} has been changing {} since {}".format(change["who"], " and ".join(change["changing"]), since)

@@ -8,8 +8,7 @@ import re
 import sys
 import time
 
-from . import TYPE_CHECKING, environment, fitness, proc
-from .ending import LOCKFILES
+from . import TYPE_CHECKING, ending, environment, fitness, proc
 from .person import Person, acting_as
 from .store import Store
 from .wire import PROTOCOL
@@ -103,6 +102,6 @@ def describe(store: Store, asker: Person, person: Person, venv: str = "", chips:
         "init_start": init_start,
         "clock": time.time(),
         "python": "{}.{}.{}".format(*sys.version_info[:3]),
-        "lockfiles": [path for path in LOCKFILES if os.path.lexists(path)],
+        "lockfiles": [path for path in ending.LOCKFILES if os.path.lexists(path)],
         "preloads": preloads(),
     }

@@ -166,9 +166,8 @@ class Supervisor:
         Raises:
             NotReady: One has to stay.
         """
-        text = "{} would make libtpu fail: {}; end what has it open, or remove it as root"
         for path, fault in chips_after(unit.starting)["lockfile_faults"].items():
-            raise NotReady(text.format(path, fault))
+            raise NotReady("{} would make libtpu fail: {}".format(path, fault))
 
     def _linked(self, data: Dict[str, Any], config: Dict[str, Any], env: Dict[bytes, bytes]) -> Link:
         """Return what ties this rank to the others; rank 0 has its ports then."""

@@ -81,8 +81,11 @@ def further(probes: Mapping[str, Mapping[str, Any]]) -> list[Fault]:
         if probe["program"] != usual:
             problem = f"its launcher is {probe['program']}, that of others {usual}"
             found.append(Fault(host, problem, fix, check="launcher"))
-        if probe["lockfiles"] and not probe["holders"] and not probe["holder"]:
-            problem = f"{', '.join(probe['lockfiles'])} exists, and nobody holds a chip"
+        # Of what `unlock` leaves alone the worker itself tells, and what to do about it.
+        strange = {one["path"] for one in probe.get("in_the_way", ())}
+        stale = [path for path in probe["lockfiles"] if path not in strange]
+        if stale and not probe["holders"] and not probe["holder"]:
+            problem = f"{', '.join(stale)} exists, and nobody holds a chip"
             found.append(Fault(host, problem, f"tpu_ops unlock {host}", check="lockfile"))
         for entry in probe["preloads"]:
             if "tcmalloc" in entry["line"]:
