@@ -33,6 +33,24 @@ def state_root(environ: Mapping[str, str] = os.environ) -> Path:
     return usual.absolute() / "tpu_ops"
 
 
+def room(exc: OSError, path: Path) -> str:
+    """Return how much room a full disk has where a file could not be written, in words that follow why; else nothing.
+
+    Args:
+        exc: The failure.
+        path: The file or directory, which need not be there.
+    """
+    if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    there = next((parent for parent in (path, *path.parents) if parent.is_dir()), Path("/"))
+    try:
+        found = os.statvfs(there)
+    except OSError:
+        return ""
+    free = f"{found.f_bavail * found.f_frsize / 10**6:.1f} MB free in {there}"
+    return f" ({free}{', and room for no more files' if found.f_files and not found.f_favail else ''})"
+
+
 def expanded(text: str, where: str) -> Path:
     """Return a path as a person writes it, with the home directory that its ``~`` or ``~NAME`` means.
 

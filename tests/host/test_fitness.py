@@ -61,8 +61,10 @@ def test_what_was_overridden_before_is_no_reason_at_the_start(
 ) -> None:
     full = {"/tmp": {"free": 1, "total": 2}, "/run": {"free": 10 * 2**20, "total": 20 * 2**20}}
     monkeypatch.setattr(fitness, "space", lambda: full)
-    with pytest.raises(NotReady, match=r"^/tmp has 0 MiB free \(remove what is not needed there\)$"):
+    with pytest.raises(NotReady) as raised:
         prepared()
+    fix = "remove what is not needed there: `sudo du -xh -d 2 /tmp` shows what takes it"
+    assert str(raised.value) == f"/tmp has 0 of 0 MiB free, and a start asks for 256 ({fix})"
     with pytest.raises(pytest.fail.Exception, match="it is fit"):
         prepared(force=True)
 
@@ -73,6 +75,18 @@ def test_an_environment_that_this_worker_should_have_is_configured_again(prepare
 
 
 @pytest.mark.usefixtures("waits")
+def test_a_disk_that_takes_no_more_files_is_no_place_to_start(
+    prepared: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitness, "space", lambda: {"/": {"free": 10**10, "total": 10**11, "files": 0}})
+    with pytest.raises(NotReady, match=r"^/ takes no more files: it has no inode left \(.* `sudo du -xh --inodes -d 2"):
+        prepared()
+    # Some count none, as btrfs does.
+    monkeypatch.setattr(fitness, "space", lambda: {"/": {"free": 10**10, "total": 10**11, "files": -1}})
+    with pytest.raises(pytest.fail.Exception, match="it is fit"):
+        prepared()
+
+
 @pytest.mark.parametrize(
     ("failure", "said"),
     [

@@ -380,7 +380,11 @@ def test_no_run_begins_on_a_full_disk(tmp_path: Path, disk: Disk, monkeypatch: p
     assert supervisor.run() == 1
     found = known(tmp_path)
     assert (found["state"], found["blamed"]) == ("refused", [0])
-    assert f"no record or log can be kept in {store.runs_dir}: {FULL}" in found["reason"]
+    assert (
+        f"no record or log can be kept in {store.runs_dir}: {FULL} ({store.runs_dir.partition('/var')[0]}"
+        in found["reason"]
+    )
+    assert " MiB free); make room there: `df " in found["reason"]
 
 
 def test_a_lockfile_on_a_read_only_disk_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

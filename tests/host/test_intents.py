@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -100,11 +101,13 @@ def test_a_stop_that_no_disk_takes_is_refused_in_words_and_leaves_nothing(
     monkeypatch.setattr("tpu_ops.host.actions.os.kill", lambda *_: pytest.fail("it would count as a shutdown"))
     with pytest.raises(wire.Refused) as raised:
         stop(store)
-    assert raised.value.message == (
-        f"the request to end run r1 cannot be recorded: {store.run_dir}/intents: No space left on device; "
-        f"{store.directory('r1')}: No space left on device"
+    full_places = [f"{store.run_dir}/intents", store.directory("r1")]
+    said = re.sub(r" \(/\S+ has [0-9.]+ of [0-9.]+ MiB free[^)]*\)", "", raised.value.message)
+    assert said != raised.value.message
+    assert said == "the request to end run r1 cannot be recorded: " + "; ".join(
+        f"{place}: No space left on device" for place in full_places
     )
-    assert "df" in raised.value.fix
+    assert f"`df {store.run_dir} {store.runs_dir};" in raised.value.fix
     assert left(store) == set()
 
 

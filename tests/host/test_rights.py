@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.specs import myself
-from tpu_ops.host import actions, fitness, person, requests, rights
+from tpu_ops.host import actions, fitness, person, requests, rights, space
 from tpu_ops.host.store import Store
 from tpu_ops.host.wire import PROTOCOL, Refused
 from tpu_ops.remote.wire import find_answer
@@ -134,11 +134,16 @@ def test_a_file_system_that_takes_nothing_is_named_with_what_shows_it(
         raise error
 
     monkeypatch.setitem(requests._ACTIONS, "status", refused)
-    monkeypatch.setattr(requests, "_is_full", lambda path: is_full and path.endswith("run/tpu_ops"))
+    monkeypatch.setattr(space, "is_full", lambda path: is_full and path.endswith("run/tpu_ops"))
+    monkeypatch.setattr(space, "facts", lambda _: {"free": 2**19, "total": 2**27, "files": 0})
     found = answer(Store(str(tmp_path)), "status")["error"]
     place = where.format(tmp_path)
-    assert (found["kind"], found["message"]) == ("failed", f"the launcher cannot write to {place}: {error.strerror}")
-    assert f"`df {place.replace(' or ', ' ')};" in found["fix"]
+    room = " has 0.5 of 128.0 MiB free and takes no more files)" if error.errno == errno.ENOSPC else ""
+    begins = f"the launcher cannot write to {place}: {error.strerror}"
+    assert (found["kind"], found["message"].startswith(begins)) == ("failed", True)
+    assert found["message"].removeprefix(begins).endswith(room)
+    assert ("sudo du -xh" in found["fix"], "sudo dmesg" in found["fix"]) == (bool(room), not room)
+    assert place.partition(" or ")[0] in found["fix"]
 
 
 @pytest.mark.parametrize(
@@ -191,3 +196,13 @@ def test_root_and_whoever_has_no_rights_anyway_are_not_asked_about(monkeypatch: 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("SUDO_COMMAND", "/usr/bin/bash -c 'tpu-host <request'")
     rights.require_right(person.Person(pwd.getpwnam("nobody")))
+
+
+def test_how_much_room_there_is_is_told_of_the_next_directory_that_is_there(tmp_path: Path) -> None:
+    missing = str(tmp_path / "no/such/directory")
+    assert space.left(missing).startswith(f"{tmp_path} has ")
+    quota, broken = OSError(errno.EDQUOT, "Disk quota exceeded"), OSError(errno.EIO, "Input/output error")
+    assert space.why(quota, [missing]).startswith(f"Disk quota exceeded ({tmp_path} has ")
+    assert space.fix(quota, [missing]) == "`sudo repquota -a` on this worker shows whose quota ends there"
+    assert space.why(broken, [missing]) == "Input/output error"
+    assert "sudo dmesg" in space.fix(broken, [missing])

@@ -263,7 +263,7 @@ def probe(**changes: Any) -> dict[str, Any]:
             ["run r1 of ada has held it since 1970-01-01 00:00:00 UTC"],
         ),
         ({"holders": [{"pid": 7, "user": "bob", "command": "python x"}]}, ["held by pid 7 of bob: python x"]),
-        ({"space": {"/": {"free": 2**20, "total": 2**30}}}, ["/ has 1 MiB free"]),
+        ({"space": {"/": {"free": 2**20, "total": 2**30}}}, ["/ has 1 of 1024 MiB free, and a start asks for 256"]),
     ],
 )
 def test_what_is_wrong_with_a_worker_is_said(changes: dict[str, Any], words: list[str]) -> None:

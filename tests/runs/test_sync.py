@@ -142,6 +142,28 @@ async def test_a_worker_whose_disk_is_full_is_named_with_what_is_free_there(
     assert (wrong.value.where, "digits/.gitignore" in wrong.value.fix) == ("w1", True)
 
 
+async def test_a_quota_that_is_used_up_is_no_full_disk(
+    workers: Workers, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = b"rsync: write failed on x: Disk quota exceeded (122)\n"
+
+    async def full(_: Any, host: str, *given: Any, **held: Any) -> Result:
+        return Result(host, 11, stderr=words, problem="Disk quota exceeded (122)")
+
+    looked = workers.run
+
+    async def run(hosts: Sequence[str], argv: Sequence[str], **options: Any) -> Mapping[str, Result]:
+        return (
+            {host: Result(host, 1) for host in hosts} if argv[0] == "/bin/sh" else await looked(hosts, argv, **options)
+        )
+
+    monkeypatch.setattr(sync, "_transfer", full)
+    monkeypatch.setattr(workers, "run", run)
+    with pytest.raises(HostError, match="your quota is used up on the disk that ~/tpu_ops/digits is on: ") as wrong:
+        await push(workers, code)
+    assert "df -i ~/tpu_ops" in wrong.value.fix
+
+
 async def test_a_tree_has_the_time_that_its_bytes_take_and_what_is_slower_is_told_what_to_do(
     workers: Workers, code: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

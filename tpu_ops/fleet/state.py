@@ -308,7 +308,7 @@ def unwritable(path: Path, exc: OSError) -> UnwritableError:
     if exc.errno != errno.ENOTDIR:
         fix = "move away what is there: it will be recreated" if in_the_way else files.TO_WRITE
     return UnwritableError(
-        f"cannot write the fleet's state: {exc.strerror or exc}",
+        f"cannot write the fleet's state: {exc.strerror or exc}{files.room(exc, path)}",
         where=str(exc.filename or path) if in_the_way else str(path),
         fix=fix,
     )

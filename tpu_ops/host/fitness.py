@@ -9,6 +9,7 @@ import os
 import time
 
 from . import TYPE_CHECKING, ending, environment, proc
+from . import space as disks
 from .person import Person, acting_as, way_past
 
 if TYPE_CHECKING:
@@ -23,18 +24,18 @@ FORCIBLE = ("space",)
 
 
 def space() -> Dict[str, Dict[str, int]]:
-    """Return free and total bytes of each file system that a run writes to, by its first path."""
+    """Return how much room each file system has that a run writes to, as `space.facts`, by its first path."""
     found: Dict[str, Dict[str, int]] = {}
     seen = set()
     for path in ("/", "/home", "/tmp", "/var/lib", "/var/lib/tpu_ops", "/dev/shm", "/run"):  # noqa: S108 - asks for their size alone
         try:
             device = os.stat(path).st_dev
-            facts = os.statvfs(path)
+            facts = disks.facts(path)
         except OSError:
             continue
         if device not in seen:
             seen.add(device)
-            found[path] = {"free": facts.f_bavail * facts.f_frsize, "total": facts.f_blocks * facts.f_frsize}
+            found[path] = facts
     return found
 
 
@@ -145,8 +146,14 @@ def faults(
         problem = "{} has been changing {} since {}".format(change["who"], " and ".join(change["changing"]), since)
         add("changing", problem, "wait until that has ended (pid {}), and start again".format(change["pid"]))
     for path, size in facts["space"].items():
-        if size["free"] < SMALL.get(path, SMALLEST_SPACE):
-            add("space", "{} has {} MiB free".format(path, size["free"] // 2**20), "remove what is not needed there")
+        least = SMALL.get(path, SMALLEST_SPACE)
+        look = "remove what is not needed there: `sudo du -xh{} -d 2 {}` shows what takes it"
+        if size["free"] < least:
+            text = "{} has {:.0f} of {:.0f} MiB free, and a start asks for {:.0f}"
+            sizes = (size["free"] // 2**20, size["total"] / 2**20, least / 2**20)
+            add("space", text.format(path, *sizes), look.format("", path))
+        elif size.get("files") == 0:
+            add("space", "{} takes no more files: it has no inode left".format(path), look.format(" --inodes", path))
     return found
 
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 
-from . import TYPE_CHECKING, private
+from . import TYPE_CHECKING, private, space
 from .wire import Refused
 
 if TYPE_CHECKING:
@@ -42,11 +42,13 @@ class Intents:
                     private.directory(self._run_dir, "intents")
                 _put(path, intent)
             except OSError as exc:
-                faults.append("{}: {}".format(os.path.dirname(path), exc.strerror or exc))
+                where = os.path.dirname(path)
+                faults.append("{}: {}".format(where, space.why(exc, [where])))
             else:
                 return
         message = "the request to end run {} cannot be recorded: {}".format(run_id, "; ".join(faults))
-        raise Refused("failed", message, "`df -h -i /run /var/lib` on this worker shows which disk is full")
+        fix = "make room on one of them: `df {0} {1}; df -i {0} {1}` on this worker show how full they are"
+        raise Refused("failed", message, fix.format(self._run_dir, self._runs_dir))
 
     def take(self, run_id: str, only: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """Return the recorded intent and remove it; None where nobody recorded one.

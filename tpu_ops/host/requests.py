@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 
-from . import TYPE_CHECKING, actions, wire
+from . import TYPE_CHECKING, actions, space, wire
 from .person import asking
 from .rights import require_right
 
@@ -24,12 +23,6 @@ _WAITING: Dict[str, Callable[[Dict[str, Any], Store, wire.Caller], Dict[str, Any
     "start": actions.start,
     "stop": actions.stop,
 }
-
-
-#: Of what a file system says that takes nothing more.
-_NOT_TAKEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-#: Free bytes with which a file system counts as full.
-_LITTLE = 64 * 1024
 
 
 def _carried_out(request: Dict[str, Any], store: Store, caller: wire.Caller) -> Dict[str, Any]:
@@ -56,19 +49,10 @@ def _not_taken(exc: OSError, store: Store) -> wire.Refused:
 
     Where a write fails, the error does not name the file: those of the launcher's directories that are full are named.
     """
-    full = [path for path in (store.run_dir, store.runs_dir) if _is_full(path)]
+    full = [path for path in (store.run_dir, store.runs_dir) if space.is_full(path)]
     where = [os.fsdecode(exc.filename)] if exc.filename else full or [store.run_dir, store.runs_dir]
-    text = "the launcher cannot write to {}: {}".format(" or ".join(where), exc.strerror)
-    fix = "make room there: `df {0}; df -i {0}` on that worker show what is full".format(" ".join(where))
-    return wire.Refused("failed", text, fix)
-
-
-def _is_full(path: str) -> bool:
-    try:
-        facts = os.statvfs(path)
-    except OSError:
-        return False
-    return facts.f_bavail * facts.f_frsize < _LITTLE or (facts.f_files > 0 and facts.f_favail == 0)
+    text = "the launcher cannot write to {}: {}".format(" or ".join(where), space.why(exc, where))
+    return wire.Refused("failed", text, space.fix(exc, where))
 
 
 def serve(store: Store, source: int = 0, sink: int = 1) -> int:
@@ -99,7 +83,7 @@ def serve(store: Store, source: int = 0, sink: int = 1) -> int:
             # Behind its answer stand frames and no text: where the connection just ends the controller asks again.
             sys.stderr.write("tpu-host: following failed:\n" + traceback.format_exc())
             return 1
-        if isinstance(exc, OSError) and exc.errno in _NOT_TAKEN:
+        if isinstance(exc, OSError) and exc.errno in space.NOT_TAKEN:
             value = _not_taken(exc, store).to_json()
         else:
             text = "the launcher failed:\n" + traceback.format_exc()

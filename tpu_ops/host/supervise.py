@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any, Dict, TextIO
 
-from . import environment, fitness, proc, spec, unit
+from . import environment, fitness, proc, space, spec, unit
 from .child import Child, output_pipe
 from .command import NotReady
 from .ending import chips_after, end_tree
@@ -123,8 +123,9 @@ class Supervisor:
                 self.store.prepare(self.run_id, person["uid"], by_uid(person["uid"]).gid)
                 self.store.write(self.record)
         except OSError as exc:
-            text = "no record or log can be kept in {0}: {1}; `df {0}` shows how full that disk is"
-            raise NotReady(text.format(self.store.runs_dir, exc.strerror or exc)) from exc
+            where = [self.store.runs_dir]
+            text = "no record or log can be kept in {}: {}; {}"
+            raise NotReady(text.format(where[0], space.why(exc, where), space.fix(exc, where))) from exc
         finally:
             spec.discard(self.store.run_dir, self.run_id, self.record["marker"])
         if who:
@@ -386,7 +387,9 @@ class Supervisor:
         fault = self._keeper.save(dict(self.record), beat)
         if fault and not self._disk_fault:
             text = "rank {rank} ({worker}): the run's record cannot be written to the disk and is kept in memory: "
-            self.record["notes"] = [*self.record["notes"], text.format(**self.record) + fault]
+            room = space.left(self.store.runs_dir)
+            note = text.format(**self.record) + fault + (" ({})".format(room) if room else "")
+            self.record["notes"] = [*self.record["notes"], note]
             self._keeper.save(dict(self.record), beat)
         self._disk_fault, self._tried = fault, time.monotonic()
 
@@ -402,6 +405,10 @@ def _told(exc: Exception) -> str:
     if isinstance(exc, Refused):
         return "{}; {}".format(exc.message, exc.fix) if exc.fix else exc.message
     if isinstance(exc, OSError):
+        if exc.errno in space.NOT_TAKEN:
+            # What a start writes beyond its record are the files of its secrets.
+            paths = [os.fsdecode(exc.filename)] if exc.filename else ["/run"]
+            return "{} cannot be written: {}; {}".format(paths[0], space.why(exc, paths), space.fix(exc, paths))
         where = " ({})".format(os.fsdecode(exc.filename)) if exc.filename else ""
         text = "the supervisor cannot prepare the command: {}{}; `sudo journalctl -u {}` on this worker shows more"
         return text.format(exc.strerror or exc, where, unit.UNIT)

@@ -10,6 +10,7 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from tpu_ops import files
 from tpu_ops.errors import OpsError
 from tpu_ops.runs.fold import WINDOW, Fold
 from tpu_ops.runs.lines import Lines
@@ -96,7 +97,7 @@ class Logs:
             if not self._warned:
                 self._warned = True
                 what = "what cannot be written is missing from the copies; the run continues"
-                self._warn(f"{self._path(rank)}: {exc.strerror or exc}; {what}")
+                self._warn(f"{self._path(rank)}: {exc.strerror or exc}{files.room(exc, self.directory)}; {what}")
 
 
 class Kept(NamedTuple):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from tpu_ops import files
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.log import Log
 from tpu_ops.remote.fanout import Fanout
@@ -80,7 +81,7 @@ def _unwritable(folder: Path, exc: OSError) -> OpsError:
     if isinstance(exc, (FileExistsError, NotADirectoryError)):
         what = "the logs cannot be written: this is not a directory"
         return UsageError(what, where=where, fix="name another place")
-    what = f"the logs cannot be written: {exc.strerror or exc}"
+    what = f"the logs cannot be written: {exc.strerror or exc}{files.room(exc, folder)}"
     return OpsError(what, where=where, fix="check that it can be written and that the disk has space (ls -ld, df)")
 
 

@@ -47,8 +47,8 @@ _RUN = ("/usr/bin/python3", "-IS", "-c", "import json, sys; exec(json.loads(sys.
 _LISTS = ("differs", "taken", "stale")
 #: How the problem of a worker begins whose line is too slow for the tree.
 _SLOW = "the tree did not arrive"
-#: How a program says that a disk is full, and what tells how full the one is that code is copied to.
-_FULL = b"No space left on device"
+#: How a program says that a disk takes no more, and what tells how full the one is that code is copied to.
+_FULL, _QUOTA = b"No space left on device", b"Disk quota exceeded"
 _SPACE = f"LC_ALL=C df -Pk {PARENT} 2>/dev/null || LC_ALL=C df -Pk ."
 #: Files that an error names before it only says that there are more.
 _NAMED = 4
@@ -361,7 +361,9 @@ async def _require_space(
     Raises:
         HostError: One has; it names the file system and what is free there.
     """
-    full = [result.host for result in results if result.reached and not result.ok and _FULL in result.stderr]
+    failed = [result for result in results if result.reached and not result.ok]
+    refused = [result for result in failed if _FULL in result.stderr or _QUOTA in result.stderr]
+    full = [result.host for result in refused]
     if not full:
         return
     looks = await fanout.run(full, ["/bin/sh", "-c", _SPACE], limit=_STEP_LIMIT)
@@ -374,8 +376,11 @@ async def _require_space(
     ]
     most = max((needed or {}).get(host, 0) for host in full)
     much = f"; up to {most / 10**6:.1f} MB were to be copied there" if most else ""
-    what = f"the disk is full that ~/{tree.cwd} is on: {texts.some(free, _NAMED) or 'no more is known of it'}{much}"
-    look = f"`tpu_ops run {texts.target(full)} --shell -- 'df -h ~/{PARENT}; du -sh ~/* ~/{PARENT}/*'` shows by what"
+    by_quota = all(_FULL not in result.stderr for result in refused)
+    why = "your quota is used up on the disk" if by_quota else "the disk is full"
+    what = f"{why} that ~/{tree.cwd} is on: {texts.some(free, _NAMED) or 'no more is known of it'}{much}"
+    asked = f"df -h ~/{PARENT}; df -i ~/{PARENT}; du -sh ~/* ~/{PARENT}/*"
+    look = f"`tpu_ops run {texts.target(full)} --shell -- '{asked}'` shows by what"
     fix = f"{look}; remove what is not needed there, or name data in {tree.name}/.gitignore, and run this again"
     raise HostError(what, where=texts.folded(full), fix=fix)
 
