@@ -27,7 +27,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
     monkeypatch.setattr(proc, "chips", lambda: CHIPS)
     monkeypatch.setattr(proc, "holders", lambda **_: [])
     monkeypatch.setattr(fitness, "space", lambda: {"/": {"free": 10**10, "total": 10**11}})
-    monkeypatch.setattr(child.Child, "fork", lambda *_: pytest.fail("it is forked"))
+    monkeypatch.setattr(child.Child, "fork", lambda *_, **__: pytest.fail("it is forked"))
     monkeypatch.setattr(environment, "from_files", lambda _: pytest.fail("it is fit"))
 
     def prepare(config: Any = None, **changes: Any) -> None:

@@ -9,7 +9,7 @@ import select
 import signal
 import time
 
-from . import TYPE_CHECKING, mounts
+from . import TYPE_CHECKING, clone, mounts
 from .command import NotReady, enter, find_program, not_executed
 from .person import Person
 from .spec import encode
@@ -57,7 +57,9 @@ class Child:
         self._report = report
 
     @classmethod
-    def fork(cls, argv: list[str], env: Dict[bytes, bytes], cwd: str, person: Person, output: int) -> Child:
+    def fork(
+        cls, argv: list[str], env: Dict[bytes, bytes], cwd: str, person: Person, output: int, *, commit: str = ""
+    ) -> Child:
         """Fork the child and wait until it is ready to be executed. To be called before any thread is started.
 
         Args:
@@ -66,9 +68,11 @@ class Child:
             cwd: Where it starts.
             person: Who it runs as.
             output: Descriptor that standard output and standard error go to.
+            commit: The one that the directory is a clone at; empty where it is to be at none.
 
         Raises:
-            NotReady: Directory or program are not there for this person, or their mount does not answer.
+            NotReady: Directory or program are not there for this person, the clone is at another commit, or a mount
+                does not answer.
         """
         go_read, go_write = os.pipe()
         report_read, report_write = os.pipe()
@@ -77,7 +81,7 @@ class Child:
             try:
                 os.close(go_write)
                 os.close(report_read)
-                _live(argv=argv, env=env, cwd=cwd, person=person, output=output, go=go_read, report=report_write)
+                _live(argv, env, cwd, commit, person=person, output=output, go=go_read, report=report_write)
             finally:
                 os._exit(NOT_EXECUTED)
         os.close(go_read)
@@ -133,10 +137,11 @@ def _end(pid: int) -> None:
 
 
 def _live(
-    *,
     argv: list[str],
     env: Dict[bytes, bytes],
     cwd: str,
+    commit: str,
+    *,
     person: Person,
     output: int,
     go: int,
@@ -159,6 +164,8 @@ def _live(
         become(person)
         os.umask(0o022)
         enter(cwd, person)
+        if commit:
+            clone.require(cwd, commit)
         words = [encode(word) for word in argv]
         program = find_program(words[0], env.get(b"PATH", b""))
         say({"ready": True})

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,78}")
+#: Names of commits, by SHA-1 and by SHA-256.
+COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Spec files that no supervisor took within this many seconds are removed.
 STALE_AFTER = 300.0
@@ -154,6 +156,15 @@ def digest(spec: dict[str, Any]) -> str:
     common = {key: value for key, value in spec.items() if key not in _OWN}
     common["secrets"] = sorted(spec["secrets"])
     return hashlib.sha256(json.dumps(common, sort_keys=True).encode("ascii")).hexdigest()[:12]
+
+
+def commit(spec: dict[str, Any]) -> str:
+    """Return the commit at which the command's directory is to be a clone; empty for none.
+
+    Only the clones of projects are named by a whole path; what is copied is below the person's home, and has a digest.
+    """
+    named = os.path.isabs(spec["cwd"]) and COMMIT.fullmatch(spec["code_digest"])
+    return str(spec["code_digest"]) if named else ""
 
 
 def encode(text: str) -> bytes:

@@ -154,7 +154,7 @@ class Supervisor:
         source, output = output_pipe(person)
         try:
             cwd = environment.working_directory(data, person)
-            self.child = Child.fork(data["argv"], env, cwd, person, output)
+            self.child = Child.fork(data["argv"], env, cwd, person, output, commit=spec.commit(data))
         finally:
             os.close(output)
         self.record.update(pid=self.child.pid, venv=venv, cwd=cwd)
