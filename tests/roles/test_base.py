@@ -603,6 +603,7 @@ def test_a_source_that_does_not_answer_stops_only_who_installs_and_is_named_with
         "base_apt_mirrors",
         "python_deadsnakes_url",
         "python_source: uv",
+        "/etc/apt/sources.list.d",
     ):
         assert words in said
     assert (result.get("failed", False), result.get("changed", False)) == (required, False)

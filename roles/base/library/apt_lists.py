@@ -56,7 +56,8 @@ SUM = "Some index files failed to download"
 
 WAYS = (
     "run again once they can be read, or name a mirror: base_apt_mirrors; for deadsnakes python_deadsnakes_url,"
-    " and python_source: uv does without it"
+    " and python_source: uv does without it; where the image brought a source whose key has expired, renew the key, or"
+    " remove the source below /etc/apt/sources.list.d if nothing is needed from it"
 )
 
 
