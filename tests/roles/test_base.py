@@ -643,11 +643,44 @@ def test_another_refresh_is_waited_for_as_long_as_said(
     assert result.get("failed", False) is (timeout < 0)
 
 
-@pytest.mark.parametrize(("missing", "required"), [(["htop"], True), ([], False)])
-def test_a_refresh_has_to_read_all_sources_where_packages_are_missing(missing: list[str], required: bool) -> None:
+@pytest.mark.parametrize(
+    ("packages", "fault", "uris", "needed"),
+    [
+        ([], AWAY, "", False),
+        (["htop"], UNSIGNED, "'http://b.example/u/pool/h/htop_1.deb' htop_1.deb 1 SHA256:0\n", False),
+        # What it depends on comes from there.
+        (["htop"], UNSIGNED, "'http://b.example/h.deb' h.deb 1 \n'http://a.example/pool/l.deb' l.deb 1 \n", True),
+        (["htop"], UNSIGNED, "'http://me:secret@a.example/h.deb' h.deb 1\n", True),
+        (["htop"], "E: Failed to fetch file:/srv/none/./Packages  x\n", "'file:/srv/here/h.deb' h.deb 1\n", True),
+        # There may be a package of that name in the source.
+        (["htop"], UNSIGNED, None, True),
+        # apt names no source.
+        (["htop"], "E: Malformed entry 1 in list file /etc/apt/x.list\n", "'http://b.example/h.deb' h.deb 1\n", True),
+    ],
+)
+def test_a_source_that_nothing_to_install_comes_from_may_be_unread(
+    run: Run,
+    tmp_path: Path,
+    apt: Callable[..., Path],
+    *,
+    packages: list[str],
+    fault: str,
+    uris: str | None,
+    needed: bool,
+) -> None:
+    calls = apt((100, fault), (100, "") if uris is None else (0, uris))
+    program = calls.parent / "apt-get"
+    program.write_text(program.read_text().replace("cat said$n >&2", "cat said$n; cat said$n >&2"))
+    result = run(apt_lists, {"packages": packages, "stamp": str(tmp_path / "stamp")})
+    assert (result.get("failed", False), "warnings" in result) == (needed, not needed)
+    asked = [line for line in calls.read_text().splitlines() if line.endswith("install -- htop")]
+    assert len(asked) == (bool(packages) and "Malformed" not in fault)
+
+
+def test_a_refresh_has_to_read_the_sources_that_missing_packages_come_from() -> None:
     task = task_of_install("Refresh the package lists")
-    templar = Templar(DataLoader(), {"__base_install": missing})
-    assert templar.template(task["apt_lists"]["required"]) is required
+    templar = Templar(DataLoader(), {"__base_install": ["htop"]})
+    assert templar.template(task["apt_lists"]["packages"]) == ["htop"]
     assert task["check_mode"] is False
 
 

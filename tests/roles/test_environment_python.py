@@ -226,7 +226,7 @@ def test_an_archive_is_read_in_the_run_that_writes_it(
     runs = [task["name"] for task in tasks if all(map(templar.evaluate_conditional, task["when"]))]
     assert runs == done
     # A worker that has its Pythons does without an archive that does not answer.
-    assert templar.template(tasks[0]["apt_lists"]["required"]) is bool(missing)
+    assert templar.template(tasks[0]["apt_lists"]["packages"]) == missing
     assert "update_cache" not in tasks[1]["ansible.builtin.apt"]
 
 

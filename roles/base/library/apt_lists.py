@@ -18,11 +18,20 @@ description:
     empty where a source does not answer.
   - Reads all sources, whichever of them fail. The lists are a cache, so that they never count as a change. Check mode
     does nothing.
+  - A source that cannot be read is a failure where something needs it, otherwise a warning. Images come with sources
+    of their own, whose keys expire.
 options:
   required:
-    description: Whether a source that cannot be read is a failure; otherwise it is a warning.
+    description: Whether all sources are needed.
     type: bool
-    required: true
+    default: false
+  packages:
+    description:
+      - What is to be installed next. A source is needed if one of them, or of the packages that they depend on, comes
+        from its server; all are if apt does not know where these come from, or does not say which source it is about.
+    type: list
+    elements: str
+    default: []
   stamp:
     description: File whose time is that of the last refresh of all sources; it is removed where one cannot be read.
     type: path
@@ -37,7 +46,7 @@ author: [tpu_ops]
 EXAMPLES = r"""
 - name: Refresh the package lists
   apt_lists:
-    required: false
+    packages: [htop]
     stamp: /var/lib/apt/periodic/example-stamp
 """
 
@@ -50,6 +59,12 @@ unread:
 
 #: apt repeats what failed for a moment only, and waits longer each time.
 UPDATE = ("-q", "-o", "Acquire::Retries=3", "update")
+
+#: Prints where packages would come from: nothing is fetched, no lock is waited for, and a name is one of a package.
+WHERE = ("-qq", "-y", "--print-uris", "-o", "Debug::NoLocking=1", "-o", "APT::Cmd::Pattern-Only=true", "install", "--")
+
+#: The server that an address is one of, without a password for it; of a file its topmost directory.
+SERVER = re.compile(r"\b([a-z+]+:/+)(?:[^/\s'\"@]*@)?([^/\s'\"]+)")
 
 #: The sum of lines that name the sources.
 SUM = "Some index files failed to download"
@@ -86,11 +101,27 @@ def update(module: AnsibleModule) -> list[str]:
         time.sleep(1)  # polls for the lock until the deadline
 
 
+def needed(module: AnsibleModule, packages: list[str], faults: list[str]) -> bool:
+    """Return whether packages may come from sources that could not be read.
+
+    Args:
+        module: Runs apt-get.
+        packages: What is to be installed.
+        faults: As of `unread`.
+    """
+    silent = [set(SERVER.findall(fault)) for fault in faults]
+    if not packages or not all(silent):
+        return bool(packages)
+    code, said, _ = module.run_command([module.get_bin_path("apt-get", required=True), *WHERE, *packages])
+    return code != 0 or not set(SERVER.findall(said)).isdisjoint(set().union(*silent))
+
+
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
         argument_spec={
-            "required": {"type": "bool", "required": True},
+            "required": {"type": "bool", "default": False},
+            "packages": {"type": "list", "elements": "str", "default": []},
             "stamp": {"type": "path", "required": True},
             "lock_timeout": {"type": "int", "default": 300},
         },
@@ -108,7 +139,7 @@ def main() -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(stamp)
     said = "apt cannot read all of its sources: %s; %s" % ("; ".join(faults), WAYS)
-    if module.params["required"]:
+    if module.params["required"] or needed(module, module.params["packages"], faults):
         module.fail_json(msg=said, unread=faults)
     module.warn(said)
     module.exit_json(changed=False, unread=faults)
