@@ -12,7 +12,20 @@ from typing import Any
 import pytest
 
 from tests.support.specs import good, good_net, myself
-from tpu_ops.host import child, ending, environment, fitness, private, probe, proc, record, spec, supervise, unit
+from tpu_ops.host import (
+    child,
+    ending,
+    environment,
+    fitness,
+    mounts,
+    private,
+    probe,
+    proc,
+    record,
+    spec,
+    supervise,
+    unit,
+)
 from tpu_ops.host.command import NotReady
 from tpu_ops.host.store import Store
 from tpu_ops.host.wire import Refused
@@ -188,3 +201,17 @@ def test_a_probe_tells_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "device files of 1 chip, 4 expected",
     ]
     assert "--venv" in found[0]["fix"]
+
+
+def test_a_mount_that_nobody_answers_for_is_told_and_nothing_on_it_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = {"path": "/mnt/gone", "problem": "/mnt/gone does not answer", "fix": "see to it"}
+    monkeypatch.setattr(mounts, "unfit", lambda: [broken])
+    store = Store(str(tmp_path))
+    found = probe.describe(store, myself(), myself(), "/absent", 0)["faults"]
+    assert {"check": "mounts", "problem": "/mnt/gone does not answer", "fix": "see to it"} in found
+    monkeypatch.setattr(fitness, "look", lambda *_: pytest.fail("it waits for the server"))
+    with pytest.raises(Refused, match="/mnt/gone does not answer") as refused:
+        probe.describe(store, myself(), myself(), "/mnt/gone/venv", 0)
+    assert refused.value.fix == "see to it"

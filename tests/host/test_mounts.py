@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -115,3 +119,76 @@ def test_the_mount_that_a_path_is_on_is_told_without_a_look_at_it(
     assert mounts.told("/mnt/homes") == "/mnt is systemd-1 (autofs)"
     assert mounts.told("/opt") == "/ is /dev/sda1 (ext4)"
     assert "gone? /mnt/home is 10.0.0.5:/my home (nfs4): see to it, or unmount" in mounts.gone("/mnt/home/ada")
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with mounts of which some are answered for, and which are asked in other processes than this one."""
+    found = {
+        "/mnt/data": "ext4",
+        "/mnt/well": "nfs4",
+        "/mnt/gone": "nfs4",
+        "/mnt/my bucket": "fuse.gcsfuse",
+        "/mnt/theirs": "fuse.sshfs",
+        "/mnt/later": "autofs",
+    }
+    file, parent = tmp_path / "mountinfo", os.getpid()
+    file.write_bytes(mountinfo(SYSTEM | {path.replace(" ", r"\040"): kind for path, kind in found.items()}))
+    monkeypatch.setattr(mounts, "MOUNTINFO", str(file))
+
+    def statvfs(path: bytes) -> None:
+        if os.getpid() == parent or [entry.name for entry in Path("/proc/self/fd").iterdir()] != ["0"]:
+            raise OSError(errno.EBADF, "")
+        if path == b"/mnt/gone":
+            signal.pause()
+        codes = {b"/mnt/my bucket": errno.ENOTCONN, b"/mnt/theirs": errno.EACCES, b"/mnt/well": 0}
+        if code := codes[path]:
+            raise OSError(code, "")
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+
+
+@pytest.mark.usefixtures("served")
+def test_what_is_mounted_from_a_server_that_does_not_answer_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, pids = os.fork, list[int]()
+
+    def forked() -> int:
+        pid = fork()
+        pids.append(pid)
+        return pid
+
+    monkeypatch.setattr(os, "fork", forked)
+    began = time.monotonic()
+    found = mounts.unfit(1.0)
+    assert time.monotonic() - began < 20
+    assert found == [
+        {
+            "path": "/mnt/gone",
+            "problem": "/mnt/gone, where /dev/sdb (nfs4) is mounted, does not answer within 1 s",
+            "fix": "see to its server, or unmount it on this worker: `sudo umount -f -l /mnt/gone`",
+        },
+        {
+            "path": "/mnt/my bucket",
+            "problem": "/mnt/my bucket, where /dev/sdb (fuse.gcsfuse) is mounted, fails: "
+            "Transport endpoint is not connected",
+            "fix": "see to its server, or unmount it on this worker: `sudo umount -f -l '/mnt/my bucket'`",
+        },
+    ]
+    # One each, of which the one that still waited was killed.
+    assert len(pids) == 4
+    _, status = os.waitpid(pids[1], 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("path", "point"),
+    [
+        ("/mnt/a/venv", "/mnt/a"),
+        ("/mnt/a/b/c", "/mnt/a/b"),
+        ("/mnt/a", "/mnt/a"),
+        ("/mnt/ab", "/"),
+        ("/mnt/ab/../a/x", "/mnt/a"),
+    ],
+)
+def test_a_path_is_below_the_deepest_mount_around_it(path: str, point: str) -> None:
+    assert mounts.around(path, ["/", "/mnt/a/b", "/mnt/a"]) == point

@@ -108,7 +108,8 @@ def faults(
     An empty fix is to configure this host; ``WORKER`` in one stands for what the fleet calls it.
 
     Args:
-        facts: As of `look`; with ``holder``, the run that has this host, where it is not the one that is being started.
+        facts: As of `look`; with ``holder``, the run that has this host, where it is not the one that is being started,
+            and ``mounts``, as of `mounts.unfit`, where these were asked.
         chips: How many there are to be.
         force: Whether the person has overridden what can be (`FORCIBLE`).
         asker: Who is told what to do; None where that is nobody.
@@ -145,6 +146,8 @@ def faults(
         since = time.strftime("%H:%M:%S UTC", time.gmtime(change["since"]))
         problem = "{} has been changing {} since {}".format(change["who"], " and ".join(change["changing"]), since)
         add("changing", problem, "wait until that has ended (pid {}), and start again".format(change["pid"]))
+    for mount in facts.get("mounts", ()):
+        add("mounts", mount["problem"], mount["fix"])
     for path, size in facts["space"].items():
         least = SMALL.get(path, SMALLEST_SPACE)
         look = "remove what is not needed there: `sudo du -xh{} -d 2 {}` shows what takes it"

@@ -1,18 +1,24 @@
-"""What is mounted on this host, as units of systemd: a run is ordered behind them, so that it ends before they go.
+"""What is mounted on this host: whether servers of it answer, and its units of systemd.
 
-Without that a shutdown takes them away while the command saves its last checkpoint there: those of ``nofail`` in
-/etc/fstab, and of network file systems, are ordered before no target that a service waits for.
+A run is ordered behind these, so that it ends before they go. Without that a shutdown takes them away while the command
+saves its last checkpoint there: those of ``nofail`` in /etc/fstab, and of network file systems, are ordered before no
+target that a service waits for.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
+import shlex
+import signal
+import time
 
 from . import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Iterator
+    from typing import Dict, Iterator
 
 MOUNTINFO = "/proc/self/mountinfo"
 #: What systemd takes away last or never, with all that is below it.
@@ -21,6 +27,15 @@ _SYSTEM = (b"/proc", b"/sys", b"/dev", b"/run")
 MOST = 100
 #: Longest name of a unit (systemd.unit(5)); of a path that makes a longer one systemd has none.
 _LONGEST = 255
+#: Types of file systems that a server or a program answers for; so do those of ``fuse.`` and a name, as gcsfuse.
+_ANSWERED_FOR = (b"nfs", b"nfs4", b"cifs", b"smb3", b"ceph", b"glusterfs", b"lustre", b"beegfs", b"9p")
+#: Seconds within which they answer.
+ANSWER = 5.0
+#: How many are asked at most, each by a process of its own.
+_ASKED = 32
+_POLL = 0.005
+#: What says nothing about who answers: a mount is somebody else's alone, or another one hides it.
+_NO_FAULT = (0, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR)
 _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 _ESCAPED = re.compile(rb"[^A-Za-z0-9:_.]")
 
@@ -64,6 +79,83 @@ def _parsed(mountinfo: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
                 _OCTAL.sub(lambda match: bytes([int(match.group(1), 8)]), text) for text in (fields[4], more[1])
             )
             yield path, more[0], source
+
+
+def unfit(limit: float = ANSWER) -> list[Dict[str, str]]:
+    """Return what is mounted and of no use, since nobody answers for it: ``path``, ``problem`` and ``fix`` each.
+
+    Args:
+        limit: Seconds within which an answer has to come.
+    """
+    try:
+        with open(MOUNTINFO, "rb") as file:
+            parsed = list(_parsed(file.read()))
+    except OSError:
+        return []
+    asked = {path: (kind, source) for path, kind, source in parsed}
+    asked = {path: of for path, of in asked.items() if of[0] in _ANSWERED_FOR or of[0].startswith(b"fuse.")}
+    found = []
+    for path, code in _answers(list(asked)[:_ASKED], limit).items():
+        if code in _NO_FAULT:
+            continue
+        kind, source = (os.fsdecode(text) for text in asked[path])
+        name = os.fsdecode(path)
+        what = "does not answer within {:.0f} s".format(limit) if code is None else "fails: " + os.strerror(code)
+        fix = "see to its server, or unmount it on this worker: `sudo umount -f -l {}`"
+        found.append({
+            "path": name,
+            "problem": "{}, where {} ({}) is mounted, {}".format(name, source, kind, what),
+            "fix": fix.format(shlex.quote(name)),
+        })  # fmt: skip
+    return found
+
+
+def around(path: str, points: list[str]) -> str:
+    """Return which of some mount points a path is below by its name, the deepest; empty where it is below none."""
+    named = os.path.normpath(path)
+    below = [point for point in points if named == point or named.startswith(point.rstrip("/") + "/")]
+    return max(below, key=len, default="")
+
+
+def _answers(paths: list[bytes], limit: float) -> Dict[bytes, int | None]:
+    """Ask file systems how large they are; return the error number, 0 for none, None where no answer came."""
+    found: Dict[bytes, int | None] = dict.fromkeys(paths)
+    children = {_child(path): path for path in paths}
+    until = time.monotonic() + limit
+    while children:
+        for pid in list(children):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                found[children.pop(pid)] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else errno.EIO
+        if time.monotonic() > until:
+            break
+        time.sleep(_POLL)  # polls until the deadline
+    for pid in children:
+        # Whom that does not end either, init collects one day.
+        os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def _child(path: bytes) -> int:
+    """Fork a process that asks one file system and ends with its error number; return its pid.
+
+    A thread that waits for a server would keep this process from ending, and a process that has the descriptors of this
+    one would keep the session open that it answers to.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    code = errno.EIO
+    try:
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+        os.statvfs(path)
+        code = 0
+    except OSError as exc:
+        code = exc.errno or errno.EIO
+    finally:
+        os._exit(code)
 
 
 def told(path: str) -> str:

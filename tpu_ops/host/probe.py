@@ -8,10 +8,10 @@ import re
 import sys
 import time
 
-from . import TYPE_CHECKING, ending, environment, fitness, proc
+from . import TYPE_CHECKING, ending, environment, fitness, mounts, proc
 from .person import Person, acting_as
 from .store import Store
-from .wire import PROTOCOL
+from .wire import PROTOCOL, Refused
 
 if TYPE_CHECKING:
     from typing import Any, Dict
@@ -86,9 +86,18 @@ def describe(store: Store, asker: Person, person: Person, venv: str = "", chips:
         person: Who the command is to run as.
         venv: The environment that was asked for; empty is the configured one.
         chips: How many chips there are to be.
+
+    Raises:
+        Refused: Nobody answers for the mount that the environment or the home is on.
     """
     boot, init_start = store.boot()
-    facts = dict(fitness.look(environment.load_config(), person, venv, store.turns_dir), holder=store.holder())
+    config, broken = environment.load_config(), mounts.unfit()
+    needed = [venv or config["venv"], person.home, "/home", *config["environment_files"]]
+    for entry in broken:
+        if any(mounts.around(path, [entry["path"]]) for path in needed if path):
+            # Whoever looks at these waits for the server as well.
+            raise Refused("failed", entry["problem"], entry["fix"])
+    facts = dict(fitness.look(config, person, venv, store.turns_dir), holder=store.holder(), mounts=broken)
     found = fitness.faults(facts, chips, asker=asker)
     with acting_as(person):
         facts["venv"] = venv_facts(facts["venv"]["path"])

@@ -30,12 +30,13 @@ CHECKS = {
     "environment": "the environment exists",
     "same": "the environment is the same on all workers",
     "changing": "nothing that runs use is being changed",
+    "mounts": "what is mounted from servers answers",
     "space": "the disks have free space",
     "clock": "the clocks agree",
 }
 #: Those that `tpu_ops train --force` overrides. Without the others nothing would start, or hang: the workers
 #: themselves refuse, by the same checks, and chips that somebody holds are never anybody else's.
-FORCIBLE = ("same", "space", "clock")
+FORCIBLE = ("same", "mounts", "space", "clock")
 
 
 @dataclass(frozen=True)
