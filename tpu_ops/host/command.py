@@ -31,16 +31,7 @@ _NOT_EXECUTED = {
 
 
 class NotReady(Exception):
-    """The command cannot be executed as asked; the text says why and what to do.
-
-    Args:
-        text: That.
-        passes: Whether it may be executed a while later without anybody doing anything.
-    """
-
-    def __init__(self, text: str, *, passes: bool = False) -> None:
-        super().__init__(text)
-        self.passes = passes
+    """The command cannot be executed as asked; the text says why and what to do."""
 
 
 def enter(cwd: str, person: Person) -> None:
