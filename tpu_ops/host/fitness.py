@@ -134,7 +134,8 @@ def faults(
         add("chips", "{}, {} expected".format(shown, chips), "reboot it, or recreate the node")
     holder = facts.get("holder")
     if holder:
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"]))
+        # To the minute: workers where ranks began in different seconds say the same, and are one row of a table.
+        since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(holder["since"]))
         problem = "run {} of {} has held it since {}".format(holder["run_id"], holder["person"], since)
         add("free", problem, past_run(asker, holder) if asker else "")
     for process in facts["holders"] if not holder else ():
@@ -143,7 +144,7 @@ def faults(
     for strange in facts.get("in_the_way", ()) if chips else ():
         add("lockfile", "{path} would make libtpu fail: {problem}".format(**strange), strange["fix"])
     for change in facts.get("changes", ()):
-        since = time.strftime("%H:%M:%S UTC", time.gmtime(change["since"]))
+        since = time.strftime("%H:%M UTC", time.gmtime(change["since"]))
         problem = "{} has been changing {} since {}".format(change["who"], " and ".join(change["changing"]), since)
         add("changing", problem, "wait until that has ended (pid {}), and start again".format(change["pid"]))
     for mount in facts.get("mounts", ()):
