@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
+from signal import pthread_sigmask
 
 import pytest
 
@@ -31,6 +33,15 @@ def _no_real_service(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv("CLOUDSDK_CONFIG", f"{own}/gcloud")
         monkeypatch.setenv("TPU_OPS_STATE", f"{own}/state")
         yield
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """A test that leaves signals blocked fails itself, and not a later one that waits for them for ever."""
+    before = pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    after = pthread_sigmask(signal.SIG_SETMASK, before)
+    assert after == before, "signals are blocked that were not before"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -111,6 +111,7 @@ def test_a_disk_that_takes_no_more_files_is_no_place_to_start(
         ),
     ],
 )
+@pytest.mark.usefixtures("waits")
 def test_why_a_rank_cannot_start_is_recorded_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception, said: str
 ) -> None:
