@@ -81,7 +81,7 @@ molecule: engine ## Run every scenario of the roles on the lab's workers, on eac
 molecule-roles: engine
 	@tools/molecule.sh test $(addprefix -s ,$(ROLE_SCENARIOS))
 molecule-site: engine
-	@TPU_OPS_LAB=$${TPU_OPS_LAB:-molecule}-site tools/molecule.sh test -s site
+	@TPU_OPS_LAB=$${TPU_OPS_LAB:-molecule}site tools/molecule.sh test -s site
 
 bench: engine ## Measure inventory, runs and site.yml in the lab, repeat tests that depend on races, write docs/benchmarks.md
 	@$(BIN)/python -m tools.bench
