@@ -644,18 +644,32 @@ def test_another_refresh_is_waited_for_as_long_as_said(
 
 
 @pytest.mark.parametrize(
-    ("packages", "fault", "uris", "needed"),
+    ("packages", "fault", "uris", "needed", "archive"),
     [
-        ([], AWAY, "", False),
-        (["htop"], UNSIGNED, "'http://b.example/u/pool/h/htop_1.deb' htop_1.deb 1 SHA256:0\n", False),
+        ([], AWAY, "", False, "http://c.example/u"),
+        (
+            ["htop"],
+            UNSIGNED,
+            "'http://b.example/u/pool/h/htop_1.deb' htop_1.deb 1 SHA256:0\n",
+            False,
+            "http://c.example/u",
+        ),
+        # It is to come from there.
+        (["htop"], UNSIGNED, "'http://b.example/h.deb' h.deb 1\n", True, "http://a.example/u"),
         # What it depends on comes from there.
-        (["htop"], UNSIGNED, "'http://b.example/h.deb' h.deb 1 \n'http://a.example/pool/l.deb' l.deb 1 \n", True),
-        (["htop"], UNSIGNED, "'http://me:secret@a.example/h.deb' h.deb 1\n", True),
-        (["htop"], "E: Failed to fetch file:/srv/none/./Packages  x\n", "'file:/srv/here/h.deb' h.deb 1\n", True),
+        (["htop"], UNSIGNED, "'http://b.example/h.deb' h.deb 1 \n'http://a.example/pool/l.deb' l.deb 1 \n", True, ""),
+        (["htop"], UNSIGNED, "'http://me:secret@a.example/h.deb' h.deb 1\n", True, ""),
+        (["htop"], "E: Failed to fetch file:/srv/none/./Packages  x\n", "'file:/srv/here/h.deb' h.deb 1\n", True, ""),
         # There may be a package of that name in the source.
-        (["htop"], UNSIGNED, None, True),
+        (["htop"], UNSIGNED, None, True, ""),
         # apt names no source.
-        (["htop"], "E: Malformed entry 1 in list file /etc/apt/x.list\n", "'http://b.example/h.deb' h.deb 1\n", True),
+        (
+            ["htop"],
+            "E: Malformed entry 1 in list file /etc/apt/x.list\n",
+            "'http://b.example/h.deb' h.deb 1\n",
+            True,
+            "",
+        ),
     ],
 )
 def test_a_source_that_nothing_to_install_comes_from_may_be_unread(
@@ -667,11 +681,12 @@ def test_a_source_that_nothing_to_install_comes_from_may_be_unread(
     fault: str,
     uris: str | None,
     needed: bool,
+    archive: str,
 ) -> None:
     calls = apt((100, fault), (100, "") if uris is None else (0, uris))
     program = calls.parent / "apt-get"
     program.write_text(program.read_text().replace("cat said$n >&2", "cat said$n; cat said$n >&2"))
-    result = run(apt_lists, {"packages": packages, "stamp": str(tmp_path / "stamp")})
+    result = run(apt_lists, {"packages": packages, "archive": archive, "stamp": str(tmp_path / "stamp")})
     assert (result.get("failed", False), "warnings" in result) == (needed, not needed)
     asked = [line for line in calls.read_text().splitlines() if line.endswith("install -- htop")]
     assert len(asked) == (bool(packages) and "Malformed" not in fault)

@@ -32,6 +32,10 @@ options:
     type: list
     elements: str
     default: []
+  archive:
+    description: Address of the archive that they are to come from, whichever others have packages of these names.
+    type: str
+    default: ""
   stamp:
     description: File whose time is that of the last refresh of all sources; it is removed where one cannot be read.
     type: path
@@ -102,7 +106,7 @@ def update(module: AnsibleModule) -> list[str]:
 
 
 def needed(module: AnsibleModule, packages: list[str], faults: list[str]) -> bool:
-    """Return whether packages may come from sources that could not be read.
+    """Return whether packages may, or are to, come from sources that could not be read.
 
     Args:
         module: Runs apt-get.
@@ -113,7 +117,8 @@ def needed(module: AnsibleModule, packages: list[str], faults: list[str]) -> boo
     if not packages or not all(silent):
         return bool(packages)
     code, said, _ = module.run_command([module.get_bin_path("apt-get", required=True), *WHERE, *packages])
-    return code != 0 or not set(SERVER.findall(said)).isdisjoint(set().union(*silent))
+    wanted = set(SERVER.findall("%s\n%s" % (said, module.params["archive"])))
+    return code != 0 or not wanted.isdisjoint(set().union(*silent))
 
 
 def main() -> None:
@@ -122,6 +127,7 @@ def main() -> None:
         argument_spec={
             "required": {"type": "bool", "default": False},
             "packages": {"type": "list", "elements": "str", "default": []},
+            "archive": {"type": "str", "default": ""},
             "stamp": {"type": "path", "required": True},
             "lock_timeout": {"type": "int", "default": 300},
         },
