@@ -7,6 +7,8 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+
+# By its own name: a test may replace it in the module.
 from signal import pthread_sigmask
 
 import pytest

@@ -181,14 +181,14 @@ def test_what_is_mounted_from_a_server_that_does_not_answer_is_told_in_time(monk
 
 
 @pytest.mark.parametrize(
-    ("path", "point"),
+    ("path", "point", "on"),
     [
-        ("/mnt/a/venv", "/mnt/a"),
-        ("/mnt/a/b/c", "/mnt/a/b"),
-        ("/mnt/a", "/mnt/a"),
-        ("/mnt/ab", "/"),
-        ("/mnt/ab/../a/x", "/mnt/a"),
+        ("/mnt/a/venv", "/mnt/a", True),
+        ("/mnt/a", "/mnt/a", True),
+        ("/mnt/ab", "/mnt/a", False),
+        ("/mnt/ab/../a/x", "/mnt/a", True),
+        ("/mnt/ab", "/", True),
     ],
 )
-def test_a_path_is_below_the_deepest_mount_around_it(path: str, point: str) -> None:
-    assert mounts.around(path, ["/", "/mnt/a/b", "/mnt/a"]) == point
+def test_a_path_is_on_a_mount_by_its_name(path: str, point: str, on: bool) -> None:
+    assert mounts.is_on(path, point) is on

@@ -380,7 +380,8 @@ def test_an_environment_is_changed_like_a_clone_is_moved(
     refused = bring(during_runs=False, editable=["."])
     assert f"vision: {place} is not changed, since the run spring-7 is active on this worker" in refused["msg"]
     assert (seen, (place / "installed").exists()) == ([[str(place)]], False)
-    assert f"install into {place}: + {tmp_path}/work/vision" in str(bring(editable=["."])["actions"])
+    clone = tmp_path / "work" / "vision"
+    assert f"install into {place}: + {clone}" in str(bring(editable=["."])["actions"])
     assert (place / "installed").exists()
 
 

@@ -255,7 +255,7 @@ def _dotted(project: str) -> str:
 
 
 def workers_of(nodes: Iterable[Node], labels: Mapping[str, str] | None = None) -> list[Worker]:
-    """Return every worker of some nodes, sorted by node label and index.
+    """Return every worker of some nodes, sorted by node label (`texts.natural`) and index.
 
     Args:
         nodes: All nodes that are listed, or some of them.

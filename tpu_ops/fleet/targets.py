@@ -142,7 +142,8 @@ class _Names:
         if close := alike(name, [*self.nodes, *self.hosts]):
             return f"did you mean {' or '.join(close)}? `tpu_ops refresh` looks for new nodes"
         if self.nodes:
-            return f"known nodes: {texts.some(sorted(self.nodes))}; `tpu_ops refresh` looks for new ones"
+            known = texts.some(sorted(self.nodes, key=texts.natural))
+            return f"known nodes: {known}; `tpu_ops refresh` looks for new ones"
         return without_workers(self._listed)
 
 
@@ -158,7 +159,8 @@ def _hidden(workers: Sequence[Worker], listed: Sequence[Node]) -> dict[str, list
 def without_workers(listed: Sequence[Node]) -> str:
     """Return what to do about a fleet without workers, given all nodes of the projects and zones."""
     if hidden := _hidden((), listed):
-        return f"the fleet's filters let none of its nodes pass ({texts.some(sorted(hidden))}): {FILTERS}"
+        names = texts.some(sorted(hidden, key=texts.natural))
+        return f"the fleet's filters let none of its nodes pass ({names}): {FILTERS}"
     return _EMPTY_FLEET
 
 

@@ -110,11 +110,10 @@ def unfit(limit: float = ANSWER) -> list[Dict[str, str]]:
     return found
 
 
-def around(path: str, points: list[str]) -> str:
-    """Return which of some mount points a path is below by its name, the deepest; empty where it is below none."""
+def is_on(path: str, point: str) -> bool:
+    """Return whether a path is at or below a mount point by its name; what a symbolic link leads to is not known."""
     named = os.path.normpath(path)
-    below = [point for point in points if named == point or named.startswith(point.rstrip("/") + "/")]
-    return max(below, key=len, default="")
+    return named == point or named.startswith(point.rstrip("/") + "/")
 
 
 def _answers(paths: list[bytes], limit: float) -> Dict[bytes, int | None]:
@@ -161,18 +160,16 @@ def _child(path: bytes) -> int:
 def told(path: str) -> str:
     """Return the mount that a path is on, for people and without a look at it: a server that is gone would hang one.
 
-    Empty where it is not known. What a symbolic link leads to is not.
+    By its name, as `is_on`; empty where it is not known.
     """
     try:
         with open(MOUNTINFO, "rb") as file:
             mountinfo = file.read()
     except OSError:
         return ""
-    wanted = os.fsencode(os.path.normpath(path))
     found = b"", b"", b""
     for point, kind, source in _parsed(mountinfo):
-        around = wanted == point or wanted.startswith(point.rstrip(b"/") + b"/")
-        if around and len(point) >= len(found[0]):
+        if is_on(path, os.fsdecode(point)) and len(point) >= len(found[0]):
             found = point, kind, source
     return "{0} is {2} ({1})".format(*map(os.fsdecode, found)) if found[0] else ""
 

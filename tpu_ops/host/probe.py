@@ -94,7 +94,7 @@ def describe(store: Store, asker: Person, person: Person, venv: str = "", chips:
     config, broken = environment.load_config(), mounts.unfit()
     needed = [venv or config["venv"], person.home, "/home", *config["environment_files"]]
     for entry in broken:
-        if any(mounts.around(path, [entry["path"]]) for path in needed if path):
+        if any(mounts.is_on(path, entry["path"]) for path in needed if path):
             # Whoever looks at these waits for the server as well.
             raise Refused("failed", entry["problem"], entry["fix"])
     facts = dict(fitness.look(config, person, venv, store.turns_dir), holder=store.holder(), mounts=broken)

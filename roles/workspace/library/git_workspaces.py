@@ -331,6 +331,7 @@ class Workspace:
         if not self.check:
             if names:
                 take_turn(self.module, ENVIRONMENTS)
+                tell_change(ENVIRONMENTS, [self.environment.path])
                 self.as_owner(lambda: self.environment.remove(names))
             if leaving:
                 self.as_keeper(lambda: self.delete(there=there))
