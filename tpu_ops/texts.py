@@ -37,9 +37,12 @@ def some(names: Sequence[str], limit: int = 8, rest: str = "more") -> str:
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} {rest}" if len(names) > limit else "")
 
 
-def natural(name: str) -> list[tuple[int, str]]:
-    """Return what names are sorted by for people, numbers by their value: pod-w2 before pod-w10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER.split(name)]
+def natural(name: str) -> tuple[list[tuple[int, str]], str]:
+    """Return what names are sorted by for people, numbers by their value: pod-w2 before pod-w10.
+
+    No two names have the same: in whichever order they come, they are sorted into one.
+    """
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER.split(name)], name
 
 
 def folded(hosts: Sequence[str]) -> str:

@@ -36,6 +36,8 @@ def test_names_with_numbers_are_sorted_by_their_value() -> None:
     assert sorted(names, key=texts.natural) == [
         "9", "10", "b", "tpu-2", "tpu-2-w9", "tpu-2-w10", "tpu-10-w0", "tpu-1234567890123-w1",
     ]  # fmt: skip
+    for same in (["a01", "a1"], ["a1", "a01"]):
+        assert sorted(same, key=texts.natural) == ["a01", "a1"]
 
 
 def test_to_fold_names_of_one_node_nothing_is_imported_that_takes_long() -> None:

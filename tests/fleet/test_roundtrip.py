@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.drawn import matching, text
-from tpu_ops import config
+from tpu_ops import config, texts
 from tpu_ops.cloud.accelerators import catalogue
 from tpu_ops.config import STATES, Filters
 from tpu_ops.fleet import build, documents, hostvars, selection
@@ -127,7 +127,7 @@ def test_labels_hosts_and_groups_are_unique_and_independent_of_order(nodes, rand
     workers = workers_of(nodes)
     assert workers == workers_of(shuffled)
     assert [(worker.label, worker.index) for worker in workers] == sorted(
-        (worker.label, worker.index) for worker in workers
+        ((worker.label, worker.index) for worker in workers), key=lambda one: (texts.natural(one[0]), one[1])
     )
     assert len({worker.host for worker in workers}) == len(workers) == sum(node.worker_count for node in nodes)
     groups = hostvars.groups(nodes)
