@@ -29,7 +29,7 @@ if [ "$command" = down ]; then
     exec tpu_ops lab down
 fi
 scenarios=() options=()
-while [ "$command" = test ] && [ $# -gt 0 ]; do
+while [ $# -gt 0 ]; do
     if [ "$1" = -s ] && [ $# -gt 1 ]; then
         scenarios+=("$2")
         shift 2
@@ -47,7 +47,7 @@ for scenario in "${scenarios[@]}"; do
         exit 1
     }
 done
-if [ "${#scenarios[@]}" -eq 0 ]; then
+if [ "${#scenarios[@]}" -eq 0 ] && [ "$command" = test ]; then
     for scenario in "${every[@]}"; do
         [ "$scenario" = site ] || scenarios+=("$scenario")
     done
@@ -55,9 +55,13 @@ if [ "${#scenarios[@]}" -eq 0 ]; then
 fi
 bare=
 if ! tpu_ops lab env >/dev/null 2>&1; then
-    tpu_ops lab up >/dev/null
-    bare=yes
     [ "$command" != test ] || trap 'tpu_ops lab down' EXIT
+    # What is left of one that was killed is used by nobody, and its workers are not as new ones are.
+    tpu_ops lab down >/dev/null
+    tpu_ops lab up >/dev/null
+    # Else Molecule remembers that it has prepared workers that are gone.
+    rm -rf "${every[@]/#/$logs/}"
+    bare=yes
 fi
 environment=$(tpu_ops lab env)
 eval "$environment"
@@ -101,16 +105,19 @@ nodes() {
 molecule=(molecule --base-config .config/molecule/config.yml)
 nodes
 if [ "$command" != test ]; then
-    exec "${molecule[@]}" "$command" --no-command-borders "$@"
+    # What a scenario keeps between commands belongs to this clone and this lab: Molecule's own place is the same for all
+    # clones of one name.
+    [ "${#scenarios[@]}" -ne 1 ] || export MOLECULE_EPHEMERAL_DIRECTORY="$logs/${scenarios[0]}"
+    exec "${molecule[@]}" "$command" --no-command-borders "${scenarios[@]/#/-s}" "${options[@]}"
 fi
-# Else Molecule remembers that it has prepared workers that are gone.
-said=$("${molecule[@]}" reset "${scenarios[@]/#/-s}" 2>&1) || { printf '%s\n' "$said" >&2; exit 1; }
 # One after the other, since Molecule ends at the first that fails.
 failed=()
 for scenario in "${scenarios[@]}"; do
     # The scenario of all roles starts on bare workers, and leaves more on them than others begin with.
     [ "$scenario" != site ] || [ -n "$bare" ] || nodes anew
     bare=
+    export MOLECULE_EPHEMERAL_DIRECTORY="$logs/$scenario"
+    rm -rf "$MOLECULE_EPHEMERAL_DIRECTORY"
     "${molecule[@]}" test --no-command-borders -s "$scenario" "${options[@]}" 2>&1 | tee "$logs/$scenario.log" || failed+=("$scenario")
 done
 code=0

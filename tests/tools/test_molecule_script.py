@@ -79,4 +79,41 @@ def test_a_misspelt_scenario_is_named_before_the_lab_is_asked_for_anything(scrip
 
 def test_what_molecule_says_of_a_failure_is_shown(script: Script) -> None:
     done = script("test", lab=LAB.format(release="none", said=""), molecule="echo no room; exit 1")
-    assert (done.returncode, done.stderr) == (1, "no room\n")
+    assert done.returncode == 1
+    assert "no room\nscenario base failed; all it printed: .build/molecule/molecule/base.log\n" in done.stdout
+
+
+def test_nothing_is_left_of_a_lab_that_was_killed_when_another_begins(script: Script, tmp_path: Path) -> None:
+    lab = """#!/bin/sh
+here=$(dirname "$0")
+echo "$1 $2" >>"$here/asked"
+case "$1 $2" in
+"lab up") touch "$here/up" ;;
+"lab env") [ -e "$here/up" ] && echo "export ANSIBLE_INVENTORY=a,b" ;;
+esac
+"""
+    stale = tmp_path / ".build/molecule/molecule/base/state.yml"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    script("converge", "-s", "base", lab=lab)
+    asked = (tmp_path / ".venv/bin/asked").read_text().splitlines()
+    assert asked[:4] == ["lab env", "lab down", "lab up", "lab env"]
+    assert not stale.exists()
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    script("converge", "-s", "base", lab=lab)
+    assert stale.exists()
+
+
+@pytest.mark.parametrize("command", ["test", "converge"])
+def test_what_a_scenario_keeps_belongs_to_the_clone_and_its_lab(script: Script, tmp_path: Path, command: str) -> None:
+    done = script(
+        command,
+        "-s",
+        "base",
+        lab=LAB.format(release="none", said=""),
+        molecule='echo "$MOLECULE_EPHEMERAL_DIRECTORY" "$@"',
+    )
+    place, *arguments = done.stdout.splitlines()[0].split()
+    assert place == str(tmp_path / ".build/molecule/molecule/base")
+    assert "-sbase" in "".join(arguments)
