@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.specs import good, good_net, myself
 from tpu_ops.host import (
+    actions,
     child,
     ending,
     environment,
@@ -130,6 +131,27 @@ def test_why_a_rank_cannot_start_is_recorded_with_what_to_do(
     record = store.read("r1")
     assert record
     assert (record["state"], record["reason"]) == ("refused", said)
+
+
+@pytest.mark.parametrize(("venv", "checks"), [("", ["changing"]), ("/absent", ["changing", "environment"])])
+@pytest.mark.usefixtures("prepared", "waits")
+def test_a_start_that_is_refused_tells_which_checks_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, venv: str, checks: list[str]
+) -> None:
+    change = {"who": "bob", "pid": 7, "since": 0, "changing": ["/opt/venvs/jax"]}
+    monkeypatch.setattr(fitness, "changes", lambda _: [change])
+    monkeypatch.setattr(environment, "load_config", lambda: {"venv": "", "environment_files": []})
+    store = Store(str(tmp_path))
+    private.directory(store.run_dir, "specs")
+    data = spec.check(good(run_id="r1", rank=0, net=good_net(port=0), venv=venv))
+    spec.put(store.run_dir, data, os.getuid(), os.getuid(), "0123456789")
+    assert supervise.Supervisor(store, "r1").run() == 1
+    found = store.read("r1")
+    assert found
+    told = actions._not_begun(store, found)
+    assert (told.facts, "bob has been changing" in told.message) == ({"blamed": [0], "failed_checks": checks}, True)
+    # Whose fault it was not says nothing of what was in the way of who is at fault.
+    assert actions._not_begun(store, found | {"blamed": [2]}).facts == {"blamed": [2]}
 
 
 @pytest.mark.parametrize(("chips", "stays"), [(4, False), (0, True)], ids=["with chips", "without"])

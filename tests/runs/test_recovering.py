@@ -975,6 +975,14 @@ def test_a_worker_that_is_not_ready_for_an_attempt_is_asked_a_few_times_and_then
         run(world)
 
 
+def test_a_worker_that_is_found_to_be_filled_at_the_start_itself_is_waited_for_as_before_it(run: Any) -> None:
+    filled = Reply("", {"blamed": [0], "failed_checks": ["changing"]}, "failed", "bob has been changing /opt/venvs/jax")
+    world = World(PREEMPTED, *[DONE] * 2 * attempt.REFUSALS)
+    world.refusals = [("start", filled)] * (attempt.REFUSALS + 1)
+    code, *_ = run(world)
+    assert (code, world.refusals) == (0, [])
+
+
 def test_pauses_between_refused_starts_double_until_an_attempt_is_on(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is an attempt of its own, which its workers remember as refused."""
     pauses: list[float] = []
@@ -1416,3 +1424,25 @@ def test_who_takes_over_sees_the_faults_of_all_workers(
 def test_what_ansible_is_changing_is_waited_for_as_long_as_it_takes(checks: list[str], passes: bool) -> None:
     faults = [preflight.Fault(f"pod-w{index}", "busy", check=check) for index, check in enumerate(checks)]
     assert attempt.passes(preflight.PreflightError(faults, 2)) is passes
+
+
+@pytest.mark.parametrize(
+    ("refusals", "passes"),
+    [
+        ([["changing"]], True),
+        ([["changing"], None], True),
+        ([["changing", "free"]], False),
+        ([["changing"], ["free"]], False),
+        ([[]], False),
+    ],
+)
+def test_what_is_found_to_be_changing_at_the_start_itself_is_waited_for(
+    refusals: list[list[str] | None], passes: bool
+) -> None:
+    refused = [
+        Reply("pod-w0", {}, "timeout", "silent")
+        if checks is None
+        else Reply("pod-w1", {"blamed": [1], "failed_checks": checks}, "failed", "busy")
+        for checks in refusals
+    ]
+    assert attempt.passes(launch.NotStarted(refused)) is passes

@@ -41,9 +41,16 @@ class CannotTell(OpsError):
 
 def passes(exc: OpsError) -> bool:
     """Return whether the same may succeed a while later: a worker or the API did not answer, or Ansible is at work."""
-    silent = isinstance(exc, launch.NotStarted) and all(map(control.is_lost, exc.refused))
-    changing = isinstance(exc, preflight.PreflightError) and {fault.check for fault in exc.faults} == {"changing"}
-    return silent or changing or exc.exit_code == ExitCode.UNREACHABLE or remaking.passes(exc)
+    waits = isinstance(exc, launch.NotStarted) and all(
+        control.is_lost(reply) or _is_changing(reply.value.get("failed_checks", ())) for reply in exc.refused
+    )
+    changing = isinstance(exc, preflight.PreflightError) and _is_changing(fault.check for fault in exc.faults)
+    return waits or changing or exc.exit_code == ExitCode.UNREACHABLE or remaking.passes(exc)
+
+
+def _is_changing(checks: Iterable[str]) -> bool:
+    """Return whether Ansible is at work on a worker, and nothing else is in the way there."""
+    return {*checks} == {"changing"}
 
 
 def may_pass(exc: OpsError) -> bool:

@@ -43,7 +43,8 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
     A request that comes again, since the connection broke over which it came first, is answered as the first one.
 
     Raises:
-        Refused: The spec is wrong, another run is on, or the run does not begin; ``blamed`` are the ranks at fault.
+        Refused: The spec is wrong, another run is on, or the run does not begin; ``blamed`` are the ranks at fault, and
+            ``failed_checks`` what is in this one's way, as of `fitness.faults`.
         Gone: Nobody waits for the answer any more; the run goes on as it would.
     """
     require_root()
@@ -145,8 +146,12 @@ def _not_begun(store: Store, record: Dict[str, Any] | None) -> Refused:
     if record is None:
         return Refused("failed", "the unit {} left no record".format(unit.UNIT), _JOURNAL)
     store.settle(record)
-    # Only a supervisor that lived to hear it knows whose fault it was.
-    facts = {"blamed": record["blamed"]} if record["state"] == "refused" else {}
+    facts = {}
+    if record["state"] == "refused":
+        # Only a supervisor that lived to hear it knows whose fault it was.
+        facts["blamed"] = record["blamed"]
+        if record["rank"] in record["blamed"]:
+            facts["failed_checks"] = record.get("failed_checks", [])
     return Refused("failed", record["reason"], **facts)
 
 

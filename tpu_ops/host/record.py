@@ -49,6 +49,7 @@ def new_record(data: Dict[str, Any], person: Person, asked_by: int, marker: str 
         port=0,
         first=None,
         blamed=[],
+        failed_checks=[],
         notes=[],
         traceback=None,
     )

@@ -143,6 +143,7 @@ class Supervisor:
         facts = fitness.look(config, person, data["venv"], self.store.turns_dir, unit.starting)
         faults = fitness.faults(facts, data["chips"], force=data["force"], asker=by_uid(self.record["asked_by"]))
         if faults:
+            self.record["failed_checks"] = sorted({fault["check"] for fault in faults})
             raise NotReady("; ".join(fitness.told(fault, data["worker"]) for fault in faults[:_SHOWN]))
         if data["chips"]:
             self._clear_lockfiles()
