@@ -385,6 +385,33 @@ def test_an_environment_is_changed_like_a_clone_is_moved(
     assert (place / "installed").exists()
 
 
+def test_a_clone_is_removed_under_a_run_only_where_it_may_be_moved_under_one(
+    bring: Bring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[list[str]]()
+
+    def look() -> str:
+        seen.extend(change["changing"] for change in fitness.changes(turns.DIRECTORY))
+        return "spring-7"
+
+    monkeypatch.setattr(git_workspaces, "active_run", look)
+    monkeypatch.setattr("roles.workspace.library.git_workspaces.Environment.remove", lambda *_: None)
+    place, venv = tmp_path / "work/vision", tmp_path / "venv"
+    bring()
+    refused = bring(during_runs=False, state="absent")
+    assert f"vision: {place} is not removed, since the run spring-7 is active on this worker" in refused["msg"]
+    assert (seen, refused["actions"], place.exists()) == ([[str(place)]], [], True)
+    assert f"vision: remove {place}" in bring(state="absent")["actions"]
+    assert not place.exists()
+    seen.clear()
+    # An interrupted run has left what is installed from it.
+    monkeypatch.setattr("roles.workspace.library.git_workspaces.Environment.below", lambda *_: ["vision"])
+    refused = bring(during_runs=False, state="absent")
+    assert f"vision: {venv} is not changed, since the run spring-7 is active on this worker" in refused["msg"]
+    assert (seen, refused["actions"]) == ([[str(venv)]], [])
+    assert f"vision: uninstall vision from {venv}" in bring(state="absent")["actions"]
+
+
 def test_workers_get_the_commit_that_was_asked_for_when_the_branch_moves_meanwhile(
     git: Git, bring: Bring, run: Run, tmp_path: Path
 ) -> None:

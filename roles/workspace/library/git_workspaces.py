@@ -66,7 +66,7 @@ options:
     choices: [fail, warn]
     default: fail
   during_runs:
-    description: Whether a clone may be moved, and an environment changed, while a training run is active.
+    description: Whether a clone may be moved or removed, and an environment changed, while a training run is active.
     type: bool
     default: true
   system:
@@ -324,14 +324,17 @@ class Workspace:
             self.module.warn("%s: git is not installed yet, so %s was not checked" % (self.project["name"], self.path))
         elif there:
             self.as_owner(lambda: self.clone(self.path).must_be_empty_of_work())
-        self.actions += ["remove %s" % path for path in leaving]
         names = self.as_owner(lambda: self.environment.below(self.path))
+        if there and not self.check:
+            self.spare_run(PROJECTS, self.path, "removed")
+        if names and not self.check:
+            take_turn(self.module, ENVIRONMENTS)
+            self.spare_run(ENVIRONMENTS, self.environment.path, "changed")
+        self.actions += ["remove %s" % path for path in leaving]
         if names:
             self.actions.append("uninstall %s from %s" % (", ".join(names), self.environment.path))
         if not self.check:
             if names:
-                take_turn(self.module, ENVIRONMENTS)
-                tell_change(ENVIRONMENTS, [self.environment.path])
                 self.as_owner(lambda: self.environment.remove(names))
             if leaving:
                 self.as_keeper(lambda: self.delete(there=there))
