@@ -315,7 +315,9 @@ count as still to be installed only if the playbook lists these roles under `rol
 change fails with the name of the run, before the first package moves, and check mode warns of it. A run that is started
 during the change is refused, with who is at work since when. `python_fill_during_runs: true` changes it all the same
 and keeps no run from starting. New environments are made, and everything else is configured, whether or not a run is
-active. `playbooks/upgrade.yml` does not start while one is.
+active: projects of the role workspace are moved too, and install what they need into their environment, unless
+`workspace_during_runs` is false; no run starts while that is done. `playbooks/upgrade.yml` does not start while one is
+active.
 
 ## Two playbooks at once
 
