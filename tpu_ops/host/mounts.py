@@ -93,7 +93,7 @@ def unfit(limit: float = ANSWER) -> list[Dict[str, str]]:
     except OSError:
         return []
     asked = {path: (kind, source) for path, kind, source in parsed}
-    asked = {path: of for path, of in asked.items() if of[0] in _ANSWERED_FOR or of[0].startswith(b"fuse.")}
+    asked = {path: of for path, of in asked.items() if _is_answered_for(of[0])}
     found = []
     for path, code in _answers(list(asked)[:_ASKED], limit).items():
         if code in _NO_FAULT:
@@ -108,6 +108,10 @@ def unfit(limit: float = ANSWER) -> list[Dict[str, str]]:
             "fix": fix.format(shlex.quote(name)),
         })  # fmt: skip
     return found
+
+
+def _is_answered_for(kind: bytes) -> bool:
+    return kind in _ANSWERED_FOR or kind.startswith(b"fuse.")
 
 
 def is_on(path: str, point: str) -> bool:
@@ -160,7 +164,7 @@ def _child(path: bytes) -> int:
 def told(path: str) -> str:
     """Return the mount that a path is on, for people and without a look at it: a server that is gone would hang one.
 
-    By its name, as `is_on`; empty where it is not known.
+    By its name, as `is_on`; empty where it is not known, or nobody answers for it, as for a disk.
     """
     try:
         with open(MOUNTINFO, "rb") as file:
@@ -171,7 +175,8 @@ def told(path: str) -> str:
     for point, kind, source in _parsed(mountinfo):
         if is_on(path, os.fsdecode(point)) and len(point) >= len(found[0]):
             found = point, kind, source
-    return "{0} is {2} ({1})".format(*map(os.fsdecode, found)) if found[0] else ""
+    is_asked = _is_answered_for(found[1]) or found[1] == b"autofs"
+    return "{0} is {2} ({1})".format(*map(os.fsdecode, found)) if is_asked else ""
 
 
 def gone(path: str) -> str:
