@@ -156,7 +156,8 @@ class Referee:
             return
         if self.phase == BARRIER:
             missing = [rank for rank in range(len(self._workers)) if rank not in self._ready]
-            self._abort("not ready within {:g} s: {}".format(self._barrier, self._names(missing)), missing)
+            text = "not ready within {:g} s: {}; `tpu_ops doctor` shows what is wrong there, --barrier gives more time"
+            self._abort(text.format(self._barrier, self._names(missing)), missing)
         elif self._failures:
             self._decide_failure(silent)
         elif now < self._skewed:
