@@ -69,6 +69,10 @@ def test_what_a_name_may_have_meant_is_told(tmp_path: Path) -> None:
 def test_a_link_to_nothing_is_called_one(tmp_path: Path) -> None:
     (tmp_path / "tool").symlink_to("gone")
     assert refused(["./tool"], str(tmp_path)).startswith("./tool is a link to gone, which is not there; --sync DIR")
+    # One on PATH is not what --sync copies.
+    assert refused(["tool"], path=os.fsencode(tmp_path)).endswith(
+        f"; {tmp_path}/tool is a link to gone, which is not there; install what it leads to, or name another program"
+    )
     (tmp_path / "tool").unlink()
     (tmp_path / "tool").symlink_to("tool")
     assert refused(["./tool"], str(tmp_path)).startswith("./tool cannot be looked at: Too many levels of symbolic")

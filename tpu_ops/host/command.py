@@ -136,7 +136,8 @@ def _require_program(path: bytes, hint: str) -> None:
     except (FileNotFoundError, NotADirectoryError) as exc:
         if os.path.islink(path):
             target = os.fsdecode(os.readlink(path))
-            raise NotReady("{} is a link to {}, which is not there{}".format(shown, target, _COPY)) from exc
+            fix = "; install what it leads to, or name another program" if path.startswith(b"/") else _COPY
+            raise NotReady("{} is a link to {}, which is not there{}".format(shown, target, fix)) from exc
         here = "on this worker" if path.startswith(b"/") else "in {}".format(os.getcwd())
         raise NotReady("there is no {} {}{}".format(shown, here, hint if "--shell" in hint else _COPY)) from exc
     except OSError as exc:
