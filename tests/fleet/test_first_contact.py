@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.support.nodes import key, node
 from tests.support.published import document
+from tpu_ops.cli import delete
 from tpu_ops.errors import UsageError
-from tpu_ops.fleet import documents, first_contact, hostkeys, keyfile, selection, update
+from tpu_ops.fleet import documents, first_contact, hostkeys, keyfile, model, selection, update
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
 from tpu_ops.fleet.state import Files
 
@@ -193,6 +196,18 @@ def test_nodes_are_named_by_name_or_label(fleet, name, words):
     with pytest.raises(UsageError) as caught:
         first_contact.workers_of(seen, [name])
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_the_first_of_many_nodes_are_named_in_the_order_of_their_numbers():
+    nodes = [node(f"tpu-{number}", node_id=str(number), count=1) for number in range(1, 30)]
+    seen: Any = SimpleNamespace(nodes=nodes, listed=nodes, labels={one.full_name: one.name for one in nodes})
+    known = ", ".join(f"tpu-{number}" for number in range(1, 9)) + " and 21 more"
+    with pytest.raises(UsageError) as caught:
+        first_contact._workers_of(model.workers_of(nodes), "nowhere")
+    assert caught.value.fix == f"nodes with workers: {known}"
+    with pytest.raises(UsageError) as caught:
+        delete.chosen(seen, "nowhere", zone=None, project=None)
+    assert caught.value.fix == f"known nodes: {known}"
 
 
 def test_a_jump_that_the_filters_hide_is_trusted_by_the_name_in_the_warning(silent, play, fleet):

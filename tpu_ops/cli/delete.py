@@ -98,7 +98,7 @@ def chosen(fleet: Fleet, name: str, *, zone: str | None, project: str | None) ->
         if name in (node.name, labels[node.full_name]) and zone in (None, node.zone) and project in (None, node.project)
     ]
     if not found:
-        known = ", ".join(sorted(labels.values())) or "none"
+        known = texts.some(sorted(labels.values(), key=texts.natural)) or "none"
         place = "".join(f", {kind} {value}" for kind, value in (("zone", zone), ("project", project)) if value)
         fix = f"known nodes: {known}"
         if any(name in (node.name, fleet.labels[node.full_name]) for node in fleet.listed if node not in fleet.nodes):

@@ -64,7 +64,7 @@ def _workers_of(workers: Sequence[Worker], name: str) -> list[Worker]:
         raise UsageError(f"several nodes are called {name!r}", where=where, fix=f"use {' or '.join(labels)}")
     if not found:
         node = next((worker.label for worker in workers if worker.host == name), "")
-        known = ", ".join(sorted({worker.label for worker in workers})) or "none"
+        known = texts.some(sorted({worker.label for worker in workers}, key=texts.natural)) or "none"
         fix = f"name its node: {node}" if node else f"nodes with workers: {known}"
         raise UsageError(f"no node is called {name!r}", where=where, fix=fix)
     if not found[0].node.node_id:
