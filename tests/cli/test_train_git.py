@@ -141,8 +141,9 @@ async def test_before_the_start_the_clone_is_open_to_who_runs_and_still_at_the_c
     assert (closed.value.where, "group or mode" in closed.value.fix) == ("pod-w[0-1]", True)
     with pytest.raises(HostError, match=f"is at {commit[:12]} and no longer at {COMMIT[:12]}"):
         await look(place, COMMIT)
-    with pytest.raises(HostError, match=r"git cannot tell the commit of .*: fatal: "):
+    with pytest.raises(HostError, match=r"git cannot tell the commit of .*: fatal: ") as unread:
         await look(tmp_path, commit)
+    assert unread.value.fix == f"see that you may read {tmp_path}/.git there, or run as its owner with --user"
     with pytest.raises(UnreachableError, match="no route"):
         await look(place, commit, Result("pod-w1", None, problem="no route", reached=False))
 

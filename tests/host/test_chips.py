@@ -115,8 +115,9 @@ def test_who_is_no_user_and_no_user_id_without_one_is_refused(
 ) -> None:
     monkeypatch.setattr(chips, "require_root", lambda: None)
     admin(monkeypatch, is_admin=is_admin)
-    with pytest.raises(wire.Refused, match=why):
+    with pytest.raises(wire.Refused, match=why) as refused:
         unlock(tmp_path, user=user)
+    assert refused.value.fix.startswith("`tpu_ops who` names" if is_admin else f"ask {user} or")
 
 
 @pytest.fixture

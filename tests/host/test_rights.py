@@ -206,3 +206,9 @@ def test_how_much_room_there_is_is_told_of_the_next_directory_that_is_there(tmp_
     assert space.fix(quota, [missing]) == "`sudo repquota -a` on this worker shows whose quota ends there"
     assert space.why(broken, [missing]) == "Input/output error"
     assert "sudo dmesg" in space.fix(broken, [missing])
+
+
+def test_who_has_no_account_any_more_is_told_what_shows_it() -> None:
+    with pytest.raises(Refused, match="user id 4000000000 has no entry in the password database") as refused:
+        person.by_uid(4_000_000_000)
+    assert refused.value.fix.startswith("`getent passwd 4000000000` on this worker finds nobody")

@@ -185,7 +185,8 @@ async def look(fanout: Fanout, hosts: Sequence[str], run: RunSpec) -> None:
         raise HostError(what, where=texts.folded(closed), fix=fix)
     if failed:
         said = failed[0].problem or failed[0].stderr.decode(errors="replace").strip()
-        raise HostError(f"git cannot tell the commit of {run.cwd}: {said}", where=failed[0].host)
+        fix = f"see that {run.user or 'you'} may read {run.cwd}/.git there, or run as its owner with --user"
+        raise HostError(f"git cannot tell the commit of {run.cwd}: {said}", where=failed[0].host, fix=fix)
     at = {host: result.stdout.decode(errors="replace").strip() for host, result in results.items()}
     if moved := [host for host, commit in at.items() if commit != run.code_digest]:
         what = f"{run.cwd} is at {at[moved[0]][:12]} and no longer at {run.code_digest[:12]}"

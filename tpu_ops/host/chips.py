@@ -110,4 +110,5 @@ def _allowed(person: Person, user: str) -> int:
         # As `proc.person_name` calls who has no account, a process of a container for example.
         if user.isascii() and user.isdecimal() and len(user) <= _UID_DIGITS and proc.person_name(int(user)) == user:
             return int(user)
-        raise Refused("missing", "there is no user {} on this host".format(user)) from None
+        fix = "`tpu_ops who` names the users that hold chips; who has no account is named by a user id"
+        raise Refused("missing", "there is no user {} on this host".format(user), fix) from None

@@ -67,7 +67,9 @@ def by_uid(uid: int) -> Person:
     try:
         return Person(pwd.getpwuid(uid))
     except KeyError:
-        raise Refused("denied", "user id {} has no entry in the password database".format(uid)) from None
+        fix = "`getent passwd {}` on this worker finds nobody while the account, or the directory it is in, is away"
+        text = "user id {} has no entry in the password database"
+        raise Refused("denied", text.format(uid), fix.format(uid)) from None
 
 
 def by_name(name: str) -> Person:
