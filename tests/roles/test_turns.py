@@ -145,7 +145,9 @@ def test_what_a_file_says_without_a_holder_is_nobodys_name(run: Run, tmp_path: P
 @pytest.mark.parametrize(
     ("text", "is_told"),
     [
-        ('{"who": "ada", "pid": 7, "since": 0, "changing": ["/opt/venvs/jax"]}', True),
+        ('{"who": "ada", "pid": 1, "since": 0, "changing": ["/opt/venvs/jax"]}', True),
+        # Of the one before, which has ended: whoever has just taken the turn has not written yet.
+        ('{"who": "ada", "pid": 4194305, "since": 0, "changing": ["/opt/venvs/jax"]}', False),
         ('{"who": "ada", "pid": 7, "since": 0}', False),
         ('{"changing": ["/opt/venvs/jax"]}', False),
         ('["changing"]', False),

@@ -84,7 +84,10 @@ def changes(turns_dir: str) -> list[Dict[str, Any]]:
                     # Somebody who has only just taken it, or a file that is no turn's, says nothing of the kind.
                     with contextlib.suppress(ValueError, KeyError, TypeError):
                         known = json.load(file)
-                        found.append({key: known[key] for key in ("who", "pid", "since", "changing")})
+                        change = {key: known[key] for key in ("who", "pid", "since", "changing")}
+                        # What the one before said stays there until the next one writes.
+                        if proc.start_time(change["pid"]):
+                            found.append(change)
     return found
 
 
