@@ -22,8 +22,6 @@ _REFUSAL_LIMIT = 10.0
 _LONGEST_REASON = 2000
 #: The hub decides at the barrier's end; a peer that hears nothing by then waits this much longer, in seconds.
 _BARRIER_MARGIN = 2.0
-
-
 #: What helps where one port is not to be reached.
 _FIREWALL = "firewalls have to let the workers reach each other's internal addresses at TCP port {}"
 

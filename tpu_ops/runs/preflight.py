@@ -48,7 +48,7 @@ class Fault:
         problem: What is wrong.
         fix: What to do about it; may be empty.
         unreachable: Whether the worker did not answer at all.
-        check: What was looked at, a key of `CHECKS`.
+        check: What was looked at, a key of `CHECKS` or of those that only the doctor shows (`doctor.CHECKS`).
     """
 
     worker: str
