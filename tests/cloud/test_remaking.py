@@ -92,6 +92,47 @@ def test_a_queued_resource_of_which_the_api_tells_more_than_is_known_here_is_sai
     assert (again.body, again.lacks) == (found.body, lacks)
 
 
+def test_a_queued_resource_is_asked_for_where_it_is_named_and_not_by_the_number_of_its_project() -> None:
+    answer = queued()
+    answer.tpu.node_spec[0].parent = "projects/123456/locations/z"
+    tpu: Any = Tpu(answer)
+    found = remaking.queued(tpu, QUEUED)
+    assert found is not None
+    assert found.body["tpu"]["node_spec"][0]["parent"] == "projects/p/locations/z"
+
+
+SPEC = {"accelerator_type": "v4-8", "metadata": {"script": "s", "ssh-keys": "ada:A"}, "labels": {"team": "x"}}
+
+
+def several(keys: str | None, **fields: Any) -> dict[str, Any]:
+    metadata = {"script": "s", "service": "added"} | ({} if keys is None else {"ssh-keys": keys})
+    return {"accelerator_type": "v4-8", "metadata": metadata, **fields}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "changed"),
+    [
+        ((several("ada:A\nbob:B"), several("bob:B\nada:A\neve:E")), {"ssh-keys": "ada:A\nbob:B", "labels": None}),
+        ((several("bob:B"), several("eve:E")), {"ssh-keys": None, "labels": None}),
+        ((several(None), several(None)), {"ssh-keys": None, "labels": None}),
+        ((several("ada:A", labels={"team": "y"}),) * 2, {"ssh-keys": "ada:A", "labels": {"team": "y"}}),
+        (
+            (several("ada:A", labels={"team": "y"}), several("ada:A", labels={"team": "z"})),
+            {"ssh-keys": "ada:A", "labels": {"team": "x"}},
+        ),
+    ],
+)
+def test_slices_of_one_entry_get_the_keys_that_all_of_them_have_and_else_what_was_asked_for_unless_all_are_alike(
+    nodes: tuple[dict[str, Any], ...], changed: dict[str, Any]
+) -> None:
+    body = {"tpu": {"node_spec": [{"multislice_params": {"node_count": 2}, "node": SPEC}]}}
+    names = [f"projects/p/locations/z/nodes/q-{index}" for index in (0, 1)]
+    spec = remaking.as_updated(QUEUED, body, dict(zip(names, nodes, strict=True)))["tpu"]["node_spec"][0]
+    metadata = {"script": "s"} | ({"ssh-keys": changed["ssh-keys"]} if changed["ssh-keys"] else {})
+    labels = {"labels": changed["labels"]} if changed["labels"] else {}
+    assert spec["node"] == {"accelerator_type": "v4-8", "metadata": metadata, **labels}
+
+
 @pytest.mark.parametrize(
     ("path", "lacks"), [((), True), (("scheduling_config",), True), (("network_endpoints",), False)]
 )

@@ -300,6 +300,23 @@ def test_nodes_of_a_queued_resource_are_made_again_by_it(tpu, lab_api):
     assert any("asking for its resources again" in text for text in said)
 
 
+def test_what_updates_have_changed_of_nodes_is_as_it_was_where_their_queued_resource_makes_them_again(tpu, lab_api):
+    """Such as the key that gcloud has put there, without which nobody could log in to the new ones."""
+    queued(lab_api, tpu, "a", "b")
+    for node, keys in (("a", "ada:ssh-rsa A ada\neve:ssh-rsa E eve"), ("b", "bob:ssh-rsa B bob\nada:ssh-rsa A ada")):
+        changes = {"metadata": {"a": "b", "ssh-keys": keys}, "labels": {"team": node}, "tags": ["t"]}
+        lab_api.done("PATCH", f"v2/{name(node)}?updateMask=metadata,labels,tags", changes)
+    before = {node: lab_api.node(node) for node in ("a", "b")}
+    plan = remaking.remember(tpu, [name("a"), name("b")])
+    preempt(lab_api, "a")
+    back(tpu, plan)
+    for node in ("a", "b"):
+        after = lab_api.node(node)
+        assert {key: after[key] for key in ("metadata", "labels", "tags")} == {
+            key: before[node][key] for key in ("metadata", "labels", "tags")
+        }
+
+
 @pytest.mark.parametrize("unknown", [True, False])
 def test_of_what_the_api_tells_more_than_is_known_here_is_named_once(tpu, lab_api, monkeypatch, unknown):
     queued(lab_api, tpu, "a", "b")

@@ -6,7 +6,7 @@ A node's metadata is among them, with its values: they may hold secrets, and non
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,12 @@ _TORUS = ("V4", "V5P")
 #: The same of a QueuedResource. Of its queueing policy only what counts from its creation stays.
 _QUEUED = ("spot", "guaranteed", "reservation_name")
 _RELATIVE = ("valid_until_duration", "valid_after_duration")
-_NODE_SPEC = ("parent", "node_id", "multislice_params")
+_NODE_SPEC = ("node_id", "multislice_params")
+#: Fields that an update of a node changes (UpdateNodeRequest; disks are attached and detached as `data_disks`), besides
+#: its metadata. Its queued resource keeps what was asked for.
+_UPDATED = ("description", "labels", "tags", "data_disks")
+#: The entry of a node's metadata that has a line for each key of somebody who may log in.
+_SSH_KEYS = "ssh-keys"
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,8 @@ def queued(tpu: Tpu, name: str) -> Queued | None:
     policy = {key: body["queueing_policy"][key] for key in _RELATIVE if key in body.get("queueing_policy", {})}
     if policy:
         kept["queueing_policy"] = policy
-    specs = [_spec(spec, tiered=bool({"spot", "guaranteed"} & kept.keys())) for spec in body["tpu"]["node_spec"]]
+    tiered = bool({"spot", "guaranteed"} & kept.keys())
+    specs = [_spec(spec, _parent(name), tiered=tiered) for spec in body["tpu"]["node_spec"]]
     kept["tpu"] = {"node_spec": specs}
     state = answer.state
     word = state.DESCRIPTOR.fields_by_name["state"].enum_type.values_by_number.get(state.state)
@@ -114,10 +120,41 @@ def queued(tpu: Tpu, name: str) -> Queued | None:
         word.name if word else str(state.state),
         state.failed_data.error.message,
         kept,
-        tuple(_nodes(name, specs)),
+        tuple(node for spec in specs for node in _nodes(name, spec)),
         body.get("create_time", ""),
         _has_unknown(answer, (*_QUEUED, "queueing_policy", "tpu")),
     )
+
+
+def as_updated(name: str, body: Json, nodes: Mapping[str, Json]) -> Json:
+    """Return what makes a queued resource again, with what updates have changed of its nodes since.
+
+    Among that are keys that gcloud puts on a node when somebody logs in, and those that were taken off. Nodes of one
+    entry that differ get what was asked for, and the keys that all of them have.
+
+    Args:
+        name: Its resource name.
+        body: As of `Queued`.
+        nodes: What makes each of its nodes again, by resource name.
+    """
+    specs = []
+    for spec in body["tpu"]["node_spec"]:
+        now = [nodes[node] for node in _nodes(name, spec)]
+        specs.append({**spec, "node": _with_updates(spec["node"], now)})
+    return {**body, "tpu": {"node_spec": specs}}
+
+
+def _with_updates(asked: Json, now: Sequence[Json]) -> Json:
+    first, *others = now
+    alike = {key: first.get(key) for key in _UPDATED if all(one.get(key) == first.get(key) for one in others)}
+    # The rest of it is left as it was asked for: the service may add to the metadata of slices.
+    keys, *more = [one.get("metadata", {}).get(_SSH_KEYS, "").splitlines() for one in now]
+    lines = [line for line in keys if all(line in several for several in more)]
+    metadata = {key: value for key, value in asked.get("metadata", {}).items() if key != _SSH_KEYS}
+    if lines:
+        metadata[_SSH_KEYS] = "\n".join(lines)
+    node = {**asked, **alike, "metadata": metadata}
+    return {key: value for key, value in node.items() if value or key not in (*_UPDATED, "metadata")}
 
 
 def create_queued(tpu: Tpu, name: str, body: Json, request_id: str) -> str:
@@ -185,26 +222,33 @@ def _settable(node: Json) -> Json:
     return kept
 
 
-def _spec(spec: Json, *, tiered: bool) -> Json:
-    """Given one entry of a queued resource, return what a client would send."""
+def _spec(spec: Json, parent: str, *, tiered: bool) -> Json:
+    """Given one entry of a queued resource, return what a client would send.
+
+    Args:
+        spec: As the API gives it, with the project's number in its parent.
+        parent: By which the queued resource is asked for.
+        tiered: Whether the queued resource has a tier.
+    """
     node = _settable(spec["node"])
     if tiered:
         # The queued resource says it, and its nodes have it from there.
         node.pop("scheduling_config", None)
-    return {**{key: spec[key] for key in _NODE_SPEC if key in spec}, "node": node}
+    return {"parent": parent, **{key: spec[key] for key in _NODE_SPEC if key in spec}, "node": node}
 
 
-def _nodes(name: str, specs: list[Json]) -> list[str]:
-    parent, _, short = name.rpartition("/queuedResources/")
-    found = []
-    for spec in specs:
-        several = spec.get("multislice_params")
-        if several:
-            prefix = several.get("node_id_prefix") or short
-            found += [f"{parent}/nodes/{prefix}-{index}" for index in range(several["node_count"])]
-        else:
-            found.append(f"{parent}/nodes/{spec['node_id']}")
-    return found
+def _parent(name: str) -> str:
+    return name.rpartition("/queuedResources/")[0]
+
+
+def _nodes(name: str, spec: Json) -> list[str]:
+    """Return the resource names of the nodes that one entry of a queued resource makes."""
+    short = name.rpartition("/")[2]
+    several = spec.get("multislice_params")
+    if not several:
+        return [f"{_parent(name)}/nodes/{spec['node_id']}"]
+    prefix = several.get("node_id_prefix") or short
+    return [f"{_parent(name)}/nodes/{prefix}-{index}" for index in range(several["node_count"])]
 
 
 def _in_words(name: str) -> str:

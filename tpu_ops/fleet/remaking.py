@@ -148,7 +148,10 @@ def remember(tpu: Tpu, names: Iterable[str], lacks: Callable[[str], object] = la
                 where=f"queued resource {source.rpartition('/')[2]}",
                 fix="name all of its nodes, or leave out --recover",
             )
-    return Plan(tuple(made), {source: found.body for source, found in queued.items()})
+    bodies = {one.name: one.body for one in made}
+    return Plan(
+        tuple(made), {source: remaking.as_updated(source, found.body, bodies) for source, found in queued.items()}
+    )
 
 
 def look(tpu: Tpu, plan: Plan) -> dict[str, Seen]:
