@@ -190,6 +190,32 @@ def test_lacking_capacity_is_waited_for_with_growing_pauses(tpu, lab_api):
     assert pauses == ["0.05 s", "0.1 s", "0.2 s"]
 
 
+def test_a_node_that_is_preempted_while_it_is_made_is_made_again(tpu, lab_api, monkeypatch):
+    lab_api.create("pod")
+    plan = remaking.remember(tpu, [name()])
+    lab_api.done("DELETE", f"v2/{name()}")
+    wait = operations.wait
+
+    def preempted(client, operation, **options):
+        wait(client, operation, **options)
+        monkeypatch.setattr(operations, "wait", wait)
+        preempt(lab_api)
+        what = "Cloud TPU received a bad request. update is not supported while in state PREEMPTED [EID: 0x73]"
+        raise operations.Failed(what, status="INVALID_ARGUMENT", where="node pod")
+
+    monkeypatch.setattr(operations, "wait", preempted)
+    seen, said = back(tpu, plan)
+    assert seen[name()].state == "READY"
+    assert [text for text in said if "while in state PREEMPTED" in text and "next try in" in text]
+
+
+@pytest.mark.parametrize(
+    ("status", "later"), [("UNKNOWN", True), ("INTERNAL", True), ("INVALID_ARGUMENT", False), ("NOT_FOUND", False)]
+)
+def test_what_may_succeed_later(status, later):
+    assert remaking.passes(ApiError("Stream removed", status=status)) is later
+
+
 def test_what_the_api_refuses_for_good_ends_it(tpu, lab_api):
     lab_api.create("pod")
     plan = remaking.remember(tpu, [name()])
@@ -361,6 +387,94 @@ def test_a_queued_resource_whose_deletion_fails_is_deleted_again_and_waited_for(
     assert remaking.fresh(plan, seen) == {name("a")}
     assert len(set(ids)) == len(ids) == 2
     assert any("a bad moment" in text for text in said)
+
+
+@pytest.fixture
+def lost_queue(tpu, lab_api):
+    """The plan of a queued resource that was deleted."""
+    resource = queued(lab_api, tpu, "a")
+    plan = remaking.remember(tpu, [name("a")])
+    lab_api.done("DELETE", f"v2/{resource}?force=true")
+    return plan
+
+
+def failing_creations(monkeypatch, *statuses):
+    """Have creations of a queued resource end with errors of these statuses, one after the other, and leave nothing."""
+    left, create, is_done = list(statuses), cloud.create_queued, operations.is_done
+
+    def creates(client, resource, body, request_id):
+        return "fails" if left else create(client, resource, body, request_id)
+
+    def ends(client, operation, *, what):
+        if operation != "fails":
+            return is_done(client, operation, what=what)
+        raise operations.Failed(f"quota {len(left)}", status=left.pop(0), where=what)
+
+    monkeypatch.setattr(cloud, "create_queued", creates)
+    monkeypatch.setattr(operations, "is_done", ends)
+
+
+def test_why_a_queued_resource_could_not_be_asked_for_is_said_before_it_is_asked_for_again(
+    tpu, lab_api, lost_queue, monkeypatch
+):
+    failing_creations(monkeypatch, "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED")
+    seen, said = back(tpu, lost_queue)
+    assert seen[name("a")].state == "READY"
+    told = [text.partition(": ")[2] for text in said if "quota" in text]
+    assert told == ["quota 2; next try in 0.05 s", "quota 1; next try in 0.1 s"]
+
+
+def test_a_queued_resource_that_cannot_be_asked_for_at_all_ends_it(tpu, lab_api, lost_queue, monkeypatch):
+    failing_creations(monkeypatch, "PERMISSION_DENIED")
+    with pytest.raises(ApiError, match="quota 1"):
+        back(tpu, lost_queue)
+
+
+def failing_answers(monkeypatch, times, **failure):
+    """Have a queued resource be FAILED that many times that it was asked for, as the API tells."""
+    look, failed, left = cloud.queued, set(), times
+
+    def looks(client, resource):
+        nonlocal left
+        found = look(client, resource)
+        if found and found.created not in failed and left:
+            left -= 1
+            failed.add(found.created)
+        return replace(found, state="FAILED", **failure) if found and found.created in failed else found
+
+    monkeypatch.setattr(cloud, "queued", looks)
+
+
+def test_a_queued_resource_that_fails_again_and_again_is_asked_for_after_growing_pauses(
+    tpu, lab_api, lost_queue, monkeypatch
+):
+    failing_answers(monkeypatch, 2, error="no capacity", status="OUT_OF_RANGE")
+    seen, said = back(tpu, lost_queue)
+    assert seen[name("a")].state == "READY"
+    pauses = [text.rpartition("next try in ")[2] for text in said if "no capacity" in text]
+    assert pauses == ["0.05 s", "0.1 s"]
+
+
+def test_a_queued_resource_that_would_only_fail_again_ends_it(tpu, lab_api, lost_queue, monkeypatch):
+    failing_answers(monkeypatch, 1, error="no such network", status="INVALID_ARGUMENT")
+    with pytest.raises(CloudError, match="no such network"):
+        back(tpu, lost_queue)
+
+
+def test_a_queued_resource_that_somebody_asks_for_during_a_pause_is_taken(tpu, lab_api, lost_queue, monkeypatch):
+    failing_answers(monkeypatch, 1, error="no capacity", status="RESOURCE_EXHAUSTED")
+    resource, pause = lost_queue.nodes[0].queued, remaking._Pauses.wait
+
+    def meanwhile(self, failure, seen):
+        pause(self, failure, seen)
+        lab_api.done("DELETE", f"v2/{resource}?force=true")
+        queued(lab_api, tpu, "a")
+
+    monkeypatch.setattr(remaking._Pauses, "wait", meanwhile)
+    before = lab_api.requests().get("DeleteQueuedResource", 0)
+    seen, _ = back(tpu, lost_queue)
+    assert seen[name("a")].state == "READY"
+    assert lab_api.requests()["DeleteQueuedResource"] == before + 1
 
 
 def test_a_stopped_node_of_a_queued_resource_is_started_and_the_others_stay(tpu, lab_api):

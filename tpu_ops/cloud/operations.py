@@ -35,14 +35,26 @@ def wait(tpu: Tpu, operation: str, *, what: str, timeout: float, progress: Progr
         ApiError: The API did not say how far it is.
         Late: It was not done in time.
     """
+    _until(
+        lambda: is_done(tpu, operation, what=what),
+        what=what,
+        timeout=timeout,
+        progress=lambda elapsed: progress(elapsed, "working"),
+    )
 
-    def look() -> bool:
-        answer = tpu.call("get_operation", {"name": operation}, what)
-        if answer.done and answer.HasField("error"):
-            raise Failed(answer.error.message, status=_status(answer.error.code), where=what)
-        return bool(answer.done)
 
-    _until(look, what=what, timeout=timeout, progress=lambda elapsed: progress(elapsed, "working"))
+def is_done(tpu: Tpu, operation: str, *, what: str) -> bool:
+    """Return whether an operation is done.
+
+    Raises:
+        Failed: It ended with an error.
+        ApiError: The API did not say.
+    """
+    answer = tpu.call("get_operation", {"name": operation}, what)
+    if answer.done and answer.HasField("error"):
+        status = status_of(answer.error.code)
+        raise Failed(answer.error.message or f"it failed ({status})", status=status, where=what)
+    return bool(answer.done)
 
 
 def wait_for_state(
@@ -97,7 +109,8 @@ def _until(look: Callable[[], bool], *, what: str, timeout: float, progress: Cal
         delay = min(delay * 1.5, LONGEST_LOOK)
 
 
-def _status(code: int) -> str:
+def status_of(code: int) -> str:
+    """Return the name of a google.rpc.Code."""
     import grpc
 
     return next((status.name for status in grpc.StatusCode if status.value[0] == code), "UNKNOWN")

@@ -12,6 +12,7 @@ from typing import Any
 
 from tpu_ops.cloud.client import ApiError, Tpu
 from tpu_ops.cloud.nodes import Json, create_node, node_in_words
+from tpu_ops.cloud.operations import status_of
 from tpu_ops.cloud.zones import raw
 
 #: Fields of google.cloud.tpu.v2.Node that a client sets; the service fills in the others.
@@ -50,6 +51,7 @@ class Queued:
     Attributes:
         state: Name of QueuedResourceState.State.
         error: Why it has failed, or empty.
+        status: Name of that error's status code, or empty.
         body: What makes it again.
         nodes: Resource names of the nodes that it asks for.
         created: When it was created, as the API writes times; empty where it does not say. Another one that is made
@@ -60,6 +62,7 @@ class Queued:
 
     state: str
     error: str
+    status: str
     body: Json
     nodes: tuple[str, ...]
     created: str = ""
@@ -116,9 +119,11 @@ def queued(tpu: Tpu, name: str) -> Queued | None:
     kept["tpu"] = {"node_spec": specs}
     state = answer.state
     word = state.DESCRIPTOR.fields_by_name["state"].enum_type.values_by_number.get(state.state)
+    failure = state.failed_data.error
     return Queued(
         word.name if word else str(state.state),
-        state.failed_data.error.message,
+        failure.message,
+        status_of(failure.code) if failure.code else "",
         kept,
         tuple(node for spec in specs for node in _nodes(name, spec)),
         body.get("create_time", ""),

@@ -37,9 +37,15 @@ _LATER = (
     "DEADLINE_EXCEEDED",
     "ABORTED",
     "INTERNAL",
+    "UNKNOWN",
     "CANCELLED",
     "FAILED_PRECONDITION",
 )
+#: What the operation that makes a node ends with, as INVALID_ARGUMENT, where the node was preempted on the way (seen in
+#: skypilot-org/skypilot).
+_PREEMPTED_ON_THE_WAY = "while in state PREEMPTED"
+#: Errors of a queued resource that has FAILED after which the same one would fail again.
+_FINAL = ("INVALID_ARGUMENT", "PERMISSION_DENIED", "NOT_FOUND")
 #: Answers where somebody was faster: what there is now is looked at.
 _FASTER = ("ALREADY_EXISTS", "NOT_FOUND")
 #: States of a node whose machine is taken away for good, and those that lead to another one by themselves.
@@ -205,7 +211,7 @@ def bring_back(tpu: Tpu, plan: Plan, request: str, told: Callable[[str], None]) 
 
 def passes(exc: Exception) -> bool:
     """Return whether an error of the API is one after which the same may succeed later."""
-    return isinstance(exc, ApiError) and exc.status in _LATER
+    return isinstance(exc, ApiError) and (exc.status in _LATER or _PREEMPTED_ON_THE_WAY in exc.what)
 
 
 def _seen(tpu: Tpu, name: str) -> Seen:
@@ -321,7 +327,9 @@ class _Queue:
         self._body: Any = plan.queued[name]
         self._nodes = [made.name for made in plan.nodes if made.queued == name]
         self._where = f"queued resource {name.rpartition('/')[2]}"
-        self._said, self._tries, self._undeleted = "", 0, 0
+        self._said, self._asked, self._tries, self._undeleted = "", "", 0, 0
+        #: The one that has failed, and after how many tries, for which there was a pause.
+        self._paused: object = None
 
     def bring(self) -> None:
         """Look and do what is next until it is ACTIVE and its nodes are READY."""
@@ -334,7 +342,7 @@ class _Queue:
                 states = {name: _seen(self._tpu, name).state for name in self._nodes}
                 if found and found.state == "ACTIVE" and set(states.values()) <= set(SERVING_STATES):
                     return
-                self._next(found, states, pauses)
+                self._next(found, states)
             except ApiError as exc:
                 pauses.wait(exc, found)
             except operations.Late as exc:
@@ -342,21 +350,21 @@ class _Queue:
             if self._tpu.closed.wait(LOOK):
                 raise CloudError("nobody waits for it any more", where=self._where)
 
-    def _next(self, found: remaking.Queued | None, states: Mapping[str, str], pauses: _Pauses) -> None:
+    def _next(self, found: remaking.Queued | None, states: Mapping[str, str]) -> None:
         there = set(states.values())
         if found is None:
-            self._tell("asking for its resources again; this may take a while in the queue")
-            # Ids of the first try are the same for everybody; one that failed is asked for anew.
-            remaking.create_queued(self._tpu, self._name, self._body, self._id(f"create {self._tries}"))
-            self._tries += 1
-        elif found.state in _QUEUED_ON_THE_WAY:
+            self._ask()
+            return
+        self._asked = ""
+        if found.state in _QUEUED_ON_THE_WAY:
             self._tell(f"{found.state}; waiting until it is ACTIVE")
         elif found.state in ("DELETING", "SUSPENDING"):
             self._tell(f"{found.state}; waiting for that to end")
         elif found.state in ("SUSPENDED", "FAILED") or (found.state == "ACTIVE" and there & {GONE, *_TAKEN_AWAY}):
-            if found.state == "FAILED" and self._tries:
-                why = ApiError(found.error or "it failed", status="RESOURCE_EXHAUSTED", where=self._where)
-                pauses.wait(why, found)
+            # What is there after a pause is looked at again before anything is deleted.
+            if found.state == "FAILED" and self._tries and self._paused != (found.created, self._tries):
+                self._paused = (found.created, self._tries)
+                raise self._failed(found)
             self._tell(f"{found.state}, nodes {', '.join(sorted(there))}; deleting what is left of it")
             self._delete(found)
         elif found.state == "ACTIVE" and there <= {*SERVING_STATES, *ON_THE_WAY, *_PASSING, "STOPPED"}:
@@ -366,6 +374,29 @@ class _Queue:
                 operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=lambda *_: None)
         else:
             raise _left_alone(self._where, f"{found.state}, nodes {', '.join(sorted(there))}")
+
+    def _ask(self) -> None:
+        """Ask for it; where that was done and it is not there, it is on its way, or that has failed."""
+        if not self._asked:
+            self._tell("asking for its resources again; this may take a while in the queue")
+            # Ids of the first try are the same for everybody; one that failed is asked for anew.
+            request = self._id(f"create {self._tries}")
+            self._asked = remaking.create_queued(self._tpu, self._name, self._body, request)
+            self._tries += 1
+            return
+        try:
+            if operations.is_done(self._tpu, self._asked, what=self._where):
+                self._asked = ""
+        except operations.Failed:
+            self._asked = ""
+            raise
+
+    def _failed(self, found: remaking.Queued) -> CloudError:
+        """Return the error about one that has failed again; one of the API where a later one may be granted."""
+        why = ApiError(found.error or "it failed", status=found.status or "RESOURCE_EXHAUSTED", where=self._where)
+        if why.status in _FINAL and not passes(why):
+            return CloudError(why.what, where=why.where, fix=why.fix)
+        return ApiError(why.what, status="RESOURCE_EXHAUSTED", where=why.where, fix=why.fix)
 
     def _delete(self, found: remaking.Queued) -> None:
         """Delete this one, and not one that somebody has asked for since; what failed is asked for anew."""
