@@ -47,6 +47,7 @@ def attempt(answers, clock, **options):
         exceptions.ServiceUnavailable(REFUSED),
         exceptions.ResourceExhausted("slow down"),
         exceptions.Aborted("again"),
+        exceptions.DeadlineExceeded("Deadline expired before operation could complete."),
     ],
 )
 def test_a_passing_failure_is_retried_after_growing_delays(failure):
@@ -63,7 +64,8 @@ def test_a_passing_failure_is_retried_after_growing_delays(failure):
         (exceptions.PermissionDenied("no"), "PERMISSION_DENIED", "TPU Viewer"),
         (exceptions.Unauthenticated("no"), "UNAUTHENTICATED", "gcloud auth"),
         (exceptions.InvalidArgument("no"), "INVALID_ARGUMENT", ""),
-        (exceptions.DeadlineExceeded("no"), "DEADLINE_EXCEEDED", "request_timeout"),
+        (exceptions.InternalServerError("no"), "INTERNAL", "wait a moment"),
+        (exceptions.Unknown("Stream removed"), "UNKNOWN", "wait a moment"),
         (exceptions.FailedPrecondition("no"), "FAILED_PRECONDITION", ""),
     ],
 )
@@ -82,6 +84,54 @@ def test_retries_end_within_the_time_out():
     with pytest.raises(ApiError, match="slow down"):
         attempt([exceptions.ResourceExhausted("slow down")] * 100, clock)
     assert 40 < clock.now <= 60
+
+
+def test_a_service_that_is_late_itself_is_asked_again_within_the_time_out_and_its_end_is_an_error():
+    clock = Clock()
+    with pytest.raises(ApiError, match="no answer within 60 s") as caught:
+        attempt([exceptions.DeadlineExceeded("expired")] * 100, clock)
+    assert 40 < clock.now <= 60
+    assert "request_timeout" in caught.value.fix
+
+
+NO_CAPACITY = (
+    'There is no more capacity in the zone "us-central2-b"; you can try in another zone where Cloud TPU Nodes are '
+    "offered (see https://cloud.google.com/tpu/docs/regions) [EID: 0x1]"
+)
+NO_RESERVED = "Insufficient reserved capacity. Contact customer support to increase your reservation. [EID: 0x2]"
+NO_QUOTA = "Quota limit 'TPUV6EPreemptiblePerProjectPerRegionForTPUAPI' has been exceeded. Limit: 0 in region us-east5."
+NO_MORE_QUOTA = "Quota 'TPUV4sPreemptiblePodPerProjectPerRegionForTPUAPI' exhausted. Limit 20800 in region us-central2"
+TOO_FAST = "Quota exceeded for quota metric 'CreateNode requests' and limit 'CreateNode requests per minute'"
+NOT_ENABLED = "Cloud TPU API has not been used in project 764086051850 before or it is disabled. Enable it at x"
+NO_QUOTA_PROJECT = (
+    "Your application is authenticating by using local Application Default Credentials. The tpu.googleapis.com API "
+    "requires a quota project, which is not set by default."
+)
+NOT_THEIR_PROJECT = (
+    "Caller does not have required permission to use project p. Grant the caller the "
+    "roles/serviceusage.serviceUsageConsumer role, or a custom role with the serviceusage.services.use permission"
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "fix"),
+    [
+        ("RESOURCE_EXHAUSTED", NO_CAPACITY, "a queued resource waits until there is some"),
+        ("FAILED_PRECONDITION", NO_RESERVED, "a queued resource waits until there is some"),
+        ("RESOURCE_EXHAUSTED", NO_QUOTA, "spot and on-demand TPUs have quotas of their own"),
+        ("RESOURCE_EXHAUSTED", NO_MORE_QUOTA, "SUSPENDED or FAILED"),
+        ("RESOURCE_EXHAUSTED", TOO_FAST, "wait a minute"),
+        ("RESOURCE_EXHAUSTED", "slow down", "wait, or ask for more quota"),
+        ("PERMISSION_DENIED", NOT_ENABLED, "gcloud services enable tpu.googleapis.com"),
+        ("PERMISSION_DENIED", NO_QUOTA_PROJECT, "set one for your login: gcloud auth"),
+        ("PERMISSION_DENIED", NOT_THEIR_PROJECT, "choose a quota project for your login that you may use"),
+        ("PERMISSION_DENIED", "Permission 'tpu.nodes.list' denied on 'projects/p/locations/z'", "TPU Viewer"),
+        ("INVALID_ARGUMENT", NO_CAPACITY, ""),
+    ],
+)
+def test_what_to_do_is_what_the_service_means(status, message, fix):
+    told = ApiError(f"{message} ({status})", status=status).fix
+    assert fix in told if fix else told == ""
 
 
 def test_a_closed_port_is_not_waited_for_long():

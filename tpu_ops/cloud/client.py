@@ -23,8 +23,9 @@ from tpu_ops.log import Log
 Thing = TypeVar("Thing")
 Answer = TypeVar("Answer")
 
-#: Status codes after which the same call may succeed; transport errors arrive as UNAVAILABLE.
-RETRIED = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED")
+#: Status codes after which the same call may succeed; transport errors arrive as UNAVAILABLE. DEADLINE_EXCEEDED comes
+#: from the service as well, of a deadline of its own that is sooner.
+RETRIED = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED", "DEADLINE_EXCEEDED")
 
 #: Seconds before the second attempt; doubled for each further one, up to the longest.
 FIRST_DELAY, LONGEST_DELAY = 0.25, 8.0
@@ -77,7 +78,27 @@ _FIXES = {
     "has the role TPU Viewer (TPU Admin for changes)",
     "NOT_FOUND": "check the project's and zone's names",
     "RESOURCE_EXHAUSTED": "wait, or ask for more quota of this accelerator type in this zone",
+    "ABORTED": "wait a moment: something else is changing it",
+    "INTERNAL": "wait a moment: this is an error of the service itself",
+    "UNKNOWN": "wait a moment: this is an error of the service itself",
 }
+
+_SET_QUOTA_PROJECT = "gcloud auth application-default set-quota-project PROJECT"
+
+#: What refusals of these say (as public programs and issues quote Cloud TPU), and what to do then; the first that is
+#: found holds.
+_MEANT = {
+    "per minute": "too many requests for now: wait a minute",
+    "no more capacity|[Ii]nsufficient (reserved )?capacity": "try another zone, or again later; a queued resource "
+    "waits until there is some (docs/inventory.md, Making nodes)",
+    "Quota .*(exceeded|exhausted)": "ask for more quota of this accelerator type in this zone; spot and on-demand TPUs "
+    "have quotas of their own, and a queued resource that is SUSPENDED or FAILED uses some until it is deleted",
+    "requires a quota project": f"set one for your login: {_SET_QUOTA_PROJECT}",
+    "serviceUsageConsumer": f"choose a quota project for your login that you may use: {_SET_QUOTA_PROJECT}",
+    "has not been used in project": "enable it: gcloud services enable tpu.googleapis.com --project PROJECT; if the "
+    f"project that is named is not yours, your login has no quota project: {_SET_QUOTA_PROJECT}",
+}
+_MEANT_BY = ("RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "PERMISSION_DENIED")
 
 
 class ApiError(CloudError):
@@ -88,8 +109,14 @@ class ApiError(CloudError):
     """
 
     def __init__(self, what: str, *, status: str, where: str = "", fix: str = "") -> None:
-        super().__init__(what, where=where, fix=fix or _FIXES.get(status, ""))
+        super().__init__(what, where=where, fix=fix or _fix(status, what))
         self.status = status
+
+
+def _fix(status: str, what: str) -> str:
+    """Return what to do about an error of the API, by what it says, or else by its status."""
+    said = (fix for words, fix in _MEANT.items() if status in _MEANT_BY and re.search(words, what))
+    return next(said, _FIXES.get(status, ""))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ Place = tuple[str, str]
 Answer = tuple[list[Json], list[str]] | ApiError
 
 #: Failures of one project or zone among several that leave the rest of the fleet worth listing.
-_PARTIAL = ("PERMISSION_DENIED", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", *RETRIED)
+_PARTIAL = ("PERMISSION_DENIED", "INTERNAL", "UNKNOWN", *RETRIED)
 
 #: How a service may refuse the zone ``-``. Of a location that it does not know Cloud TPU says PERMISSION_DENIED, with
 #: this text (seen in dstackai/gpuhunt issue 98).
