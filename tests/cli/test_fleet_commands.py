@@ -9,13 +9,15 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
 from tests.support.commands import failed
+from tests.support.lab_api import PATIENCE
 from tpu_ops import config
 from tpu_ops.cli.main import main
-from tpu_ops.cloud import nodes
+from tpu_ops.cloud import nodes, operations
 from tpu_ops.cloud.client import ApiError
 from tpu_ops.fleet import contact, lifecycle, model, remaking, update
 from tpu_ops.remote import ssh as remote_ssh
@@ -267,7 +269,59 @@ def test_labels_that_the_node_that_is_there_has_not_are_named(fleet, tpu_ops, mo
 def test_a_stopped_node_is_an_error_that_says_what_to_do(fleet, tpu_ops):
     fleet.create("pod", "v4-16")
     fleet.act("stop", "pod")
-    failed(tpu_ops("create", *POD), 3, "STOPPED", "tpu_ops delete pod")
+    start = "start it (`gcloud compute tpus tpu-vm start pod --zone us-central2-b --project"
+    failed(tpu_ops("create", *POD), 3, "STOPPED", start, "tpu_ops delete pod")
+
+
+def test_a_node_that_is_on_its_way_again_once_it_is_made_is_waited_for(fleet, tpu_ops, monkeypatch):
+    look, left = nodes.get_node, ["REPAIRING"]
+
+    def get_node(*args):
+        found = look(*args)
+        return {**found, "state": left.pop()} if left else found
+
+    monkeypatch.setattr(nodes, "get_node", get_node)
+    monkeypatch.setattr(operations, "get_node", get_node)
+    code, out, err = tpu_ops("create", *POD, "--json")
+    assert (code, json.loads(out)["outcome"], left) == (0, "created", []), err
+
+
+PREEMPTED = "Cloud TPU received a bad request. update is not supported while in state PREEMPTED [EID: 0x73]"
+NO_CAPACITY = 'There is no more capacity in the zone "us-central2-b"'
+NO_SUCH_TYPE = "CloudTpu received an invalid AcceleratorType"
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "words"),
+    [
+        (PREEMPTED, "INVALID_ARGUMENT", ["preempted while it was made", "tpu_ops delete pod", "same command again"]),
+        (NO_CAPACITY, "RESOURCE_EXHAUSTED", ["another zone", "queued resource"]),
+        (NO_SUCH_TYPE, "INVALID_ARGUMENT", ["has no accelerator type 'v3-16'"]),
+    ],
+)
+@pytest.mark.usefixtures("fleet")
+def test_a_creation_that_was_begun_and_has_failed_says_what_to_do(tpu_ops, monkeypatch, message, status, words):
+    def fails(*_, what, **__):
+        raise operations.Failed(message, status=status, where=what)
+
+    monkeypatch.setattr(operations, "wait", fails)
+    # The lab refuses at once what the service may refuse later.
+    monkeypatch.setattr(nodes, "create_node", lambda *_: "operation")
+    argv = ["v3-16" if message == NO_SUCH_TYPE and word == "v4-16" else word for word in POD]
+    failed(tpu_ops("create", *argv), 3, message, *words)
+
+
+def test_a_queued_resource_that_stays_without_its_node_is_named_with_what_deletes_it(fleet, tpu_ops):
+    node = {"acceleratorType": "v4-8", "runtimeVersion": "tpu-ubuntu2204-base"}
+    body = {"tpu": {"nodeSpec": [{"parent": fleet.location(), "nodeId": "pod", "node": node}]}}
+    fleet.api.done("POST", f"v2/{fleet.location()}/queuedResources?queuedResourceId=spring", body)
+    deadline = time.monotonic() + PATIENCE
+    while not (rows := json.loads(tpu_ops("list", "--json")[1])):
+        assert time.monotonic() < deadline
+    deletes = f"gcloud compute tpus queued-resources delete spring --zone {rows[0]['zone']} --project {fleet.project}"
+    err = tpu_ops("delete", "pod", "--dry-run")[2]
+    assert "queued resource spring, which made it, stays and may use quota until it is deleted" in err
+    assert f"`{deletes} --force`" in err
 
 
 @pytest.mark.parametrize(

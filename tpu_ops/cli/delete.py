@@ -11,7 +11,7 @@ from tpu_ops import config, texts
 from tpu_ops.cli import commands, options, output
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UsageError
 from tpu_ops.fleet import lifecycle, origin, targets, update
-from tpu_ops.fleet.model import TAKEN_STATES, Node
+from tpu_ops.fleet.model import TAKEN_STATES, Node, queued_deletion
 from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.runs import records
@@ -45,6 +45,9 @@ def run(args: argparse.Namespace) -> int:
         output.warning(f"run {last.run_id}, which was started here, may be running on it: {look} {last.run_id}")
     for text in _recoveries(settings.state_dir, node):
         output.warning(commands.on_fleet(text, settings.command))
+    if node.queued_resource:
+        stays = f"queued resource {node.queued_resource}, which made it, stays and may use quota until it is deleted"
+        output.warning(f"{stays}, with all nodes that it made: `{queued_deletion(node)}`")
     if args.dry_run:
         return _say(args, node, f"would delete {what} ({size})")
     if not args.yes and not options.confirmed(f"delete {what} ({size})?", "deleting"):

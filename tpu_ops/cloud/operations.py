@@ -15,6 +15,10 @@ Json = dict[str, Any]
 #: Seconds between two looks; the first look comes sooner, for operations that take no time.
 FIRST_LOOK, LONGEST_LOOK = 0.2, 5.0
 
+#: What the operation that makes a node ends with, as INVALID_ARGUMENT, where the node was preempted on the way (seen in
+#: skypilot-org/skypilot).
+_PREEMPTED = "while in state PREEMPTED"
+
 #: Told now and then what is waited for: seconds since the beginning, and the state in words.
 Progress = Callable[[float, str], None]
 
@@ -25,6 +29,11 @@ class Failed(ApiError):
 
 class Late(CloudError):
     """What was waited for takes longer; it goes on."""
+
+
+def was_preempted(failure: ApiError) -> bool:
+    """Return whether an error says that a node was preempted while it was made."""
+    return _PREEMPTED in failure.what
 
 
 def wait(tpu: Tpu, operation: str, *, what: str, timeout: float, progress: Progress) -> None:

@@ -160,9 +160,15 @@ def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, prog
         else:
             if not wait:
                 return "begun"
-            with _begun(_CREATING, _creation(wish)):
-                operations.wait(tpu, operation, what=wish.where, timeout=timeout, progress=progress)
-                node = find(tpu, wish)
+            try:
+                with _begun(_CREATING, _creation(wish)):
+                    operations.wait(tpu, operation, what=wish.where, timeout=timeout, progress=progress)
+                    # It may have gone on its way again, or be listed as it was before.
+                    node = operations.wait_for_state(
+                        tpu, wish.full_name, through=ON_THE_WAY, what=wish.where, timeout=timeout, progress=progress
+                    )
+            except operations.Failed as exc:
+                raise _failed(tpu, wish, exc) from exc
             _must_be_ready(wish, node)
             return "created"
     must_match(wish, existing)
@@ -213,6 +219,14 @@ def _in_spite_of(tpu: Tpu, wish: Wish, failure: ApiError) -> Json:
     if existing is None:
         raise failure
     return existing
+
+
+def _failed(tpu: Tpu, wish: Wish, failure: operations.Failed) -> ApiError:
+    """Return the error about a creation that was begun and has failed, with what to do then."""
+    if not operations.was_preempted(failure):
+        return explained(tpu, wish, failure)
+    fix = f"it was preempted while it was made: {_removal(wish)} and run the same command again"
+    return ApiError(failure.what, status=failure.status, where=failure.where, fix=fix)
 
 
 def _lost(failure: ApiError, known: str, then: str) -> ApiError:
@@ -284,11 +298,17 @@ def _must_be_ready(wish: Wish, node: Json | None) -> None:
             fix="run the same command again",
         )
     if node["state"] != "READY":
+        start = f"gcloud compute tpus tpu-vm start {wish.name} --zone {wish.zone} --project {wish.project}"
+        first = f"start it (`{start}`), or " if node["state"] == "STOPPED" else ""
         raise CloudError(
             f"the node is in state {node['state']}",
             where=wish.where,
-            fix=f"remove it (tpu_ops delete {wish.name} --zone {wish.zone}) and run the same command again",
+            fix=f"{first}{_removal(wish)} and run the same command again",
         )
+
+
+def _removal(wish: Wish) -> str:
+    return f"remove it (tpu_ops delete {wish.name} --zone {wish.zone})"
 
 
 def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout: float, progress: Progress) -> None:

@@ -151,10 +151,8 @@ def until_ready(node: Node) -> str:
         place = ["--zone", node.zone, "--project", node.project]
         if node.queued_resource:
             # Its nodes can only be made together.
-            words = ["gcloud", "compute", "tpus", "queued-resources", "delete", node.queued_resource, *place, "--force"]
-            return (
-                f"it does not come back by itself: `{shlex.join(words)}` deletes all its nodes, then ask for it again"
-            )
+            command = queued_deletion(node)
+            return f"it does not come back by itself: `{command}` deletes all its nodes, then ask for it again"
         delete = shlex.join(["tpu_ops", "delete", node.name, *place])
         if node.reserved:
             # What `tpu_ops create` makes is on demand, and paid for besides the reservation.
@@ -164,6 +162,12 @@ def until_ready(node: Node) -> str:
     if node.state == "STOPPED":
         return f"start it: `gcloud compute tpus tpu-vm start {node.name} --zone {node.zone} --project {node.project}`"
     return "`tpu_ops list` shows when it is READY; if that is old: `tpu_ops refresh`"
+
+
+def queued_deletion(node: Node) -> str:
+    """Return the command that deletes the queued resource of a node, with all nodes that it made."""
+    words = ["gcloud", "compute", "tpus", "queued-resources", "delete", node.queued_resource]
+    return shlex.join([*words, "--zone", node.zone, "--project", node.project, "--force"])
 
 
 def _creation(node: Node, place: Sequence[str]) -> list[str]:

@@ -41,9 +41,6 @@ _LATER = (
     "CANCELLED",
     "FAILED_PRECONDITION",
 )
-#: What the operation that makes a node ends with, as INVALID_ARGUMENT, where the node was preempted on the way (seen in
-#: skypilot-org/skypilot).
-_PREEMPTED_ON_THE_WAY = "while in state PREEMPTED"
 #: Errors of a queued resource that has FAILED after which the same one would fail again.
 _FINAL = ("INVALID_ARGUMENT", "PERMISSION_DENIED", "NOT_FOUND")
 #: Answers where somebody was faster: what there is now is looked at.
@@ -211,7 +208,7 @@ def bring_back(tpu: Tpu, plan: Plan, request: str, told: Callable[[str], None]) 
 
 def passes(exc: Exception) -> bool:
     """Return whether an error of the API is one after which the same may succeed later."""
-    return isinstance(exc, ApiError) and (exc.status in _LATER or _PREEMPTED_ON_THE_WAY in exc.what)
+    return isinstance(exc, ApiError) and (exc.status in _LATER or operations.was_preempted(exc))
 
 
 def _seen(tpu: Tpu, name: str) -> Seen:
