@@ -273,6 +273,15 @@ def test_a_stopped_node_is_an_error_that_says_what_to_do(fleet, tpu_ops):
     failed(tpu_ops("create", *POD), 3, "STOPPED", start, "tpu_ops delete pod")
 
 
+@pytest.mark.parametrize("state", ["17", "HIDDEN", "UNKNOWN", "STATE_UNSPECIFIED"])
+def test_a_node_in_a_state_of_which_nothing_is_known_is_not_only_to_be_removed(fleet, tpu_ops, monkeypatch, state):
+    fleet.create("pod", "v4-16")
+    look = nodes.get_node
+    monkeypatch.setattr(nodes, "get_node", lambda *args: {**look(*args), "state": state})
+    see = "see what that means (`gcloud compute tpus tpu-vm describe pod --zone us-central2-b --project"
+    failed(tpu_ops("create", *POD), 3, f"in state {state}", see, "tpu_ops delete pod")
+
+
 def test_a_node_that_is_on_its_way_again_once_it_is_made_is_waited_for(fleet, tpu_ops, monkeypatch):
     look, left = nodes.get_node, ["REPAIRING"]
 
@@ -333,6 +342,7 @@ def test_a_queued_resource_that_stays_without_its_node_is_named_with_what_delete
         (["x", "--type", "v4-8", "--zone", "mars-north1-a"], 3, ["mars-north1-a", "us-central2-b"]),
         (["x", "--type", "v4-8", "--zone", "us-central2-b", "--runtime", "tpu-ubuntu"], 3, ["tpu-ubuntu2204-base"]),
         (["x", "--type", "v4-8", "--zone", "us-central2-b", "--project", "nobodys"], 3, ["nobodys"]),
+        (["x", "--type", "tpu7x-8", "--zone", "us-central2-b"], 2, ["--type", "Google Kubernetes Engine"]),
         (["x", "--type", "v4-8"], 2, ["--zone"]),
         (["x", "--type", "v4-8", "--zone", "../x"], 2, ["--zone", "'../x' is not a zone"]),
         (["x", "--type", "v4-8", "--zone", "us-central2-b", "--project", "x/y"], 2, ["--project", "'x/y'"]),

@@ -125,6 +125,7 @@ NOT_THEIR_PROJECT = (
         ("PERMISSION_DENIED", NOT_ENABLED, "gcloud services enable tpu.googleapis.com"),
         ("PERMISSION_DENIED", NO_QUOTA_PROJECT, "set one for your login: gcloud auth"),
         ("PERMISSION_DENIED", NOT_THEIR_PROJECT, "choose a quota project for your login that you may use"),
+        ("PERMISSION_DENIED", "Request had insufficient authentication scopes.", "the scope cloud-platform"),
         ("PERMISSION_DENIED", "Permission 'tpu.nodes.list' denied on 'projects/p/locations/z'", "TPU Viewer"),
         ("INVALID_ARGUMENT", NO_CAPACITY, ""),
     ],

@@ -300,6 +300,7 @@ def test_an_interrupt_in_the_moment_before_the_calls_are_waited_for_is_none_too_
         ("NOT_FOUND", "no wildcards here"),
         ("UNIMPLEMENTED", "no wildcards here"),
         ("PERMISSION_DENIED", "Location - is not found or access is unauthorized."),
+        ("PERMISSION_DENIED", "Permission denied on 'locations/-' (or it may not exist)."),
     ],
 )
 def test_where_all_zones_cannot_be_asked_at_once_each_is_asked(tpu, stock, code, message):

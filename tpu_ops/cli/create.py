@@ -106,6 +106,12 @@ def _label(text: str) -> tuple[str, str]:
 
 def _refuse_unknown_generation(tpu: Tpu, wish: Wish) -> None:
     """Without a runtime version nothing can be created: say whether the type or only the default is unknown."""
+    if wish.accelerator_type.startswith("tpu7x"):
+        raise UsageError(
+            "the Cloud TPU API has no TPU7x (Ironwood): these are made with Google Kubernetes Engine",
+            where="--type",
+            fix="use another accelerator type, as in v6e-8",
+        )
     if unknown := lifecycle.unknown(tpu, wish):
         raise CloudError("the API would refuse this node", where=wish.where, fix=unknown)
     raise UsageError(

@@ -95,6 +95,8 @@ _MEANT = {
     "have quotas of their own, and a queued resource that is SUSPENDED or FAILED uses some until it is deleted",
     "requires a quota project": f"set one for your login: {_SET_QUOTA_PROJECT}",
     "serviceUsageConsumer": f"choose a quota project for your login that you may use: {_SET_QUOTA_PROJECT}",
+    "insufficient authentication scopes": "this machine's service account may not use the scope cloud-platform: log in "
+    "(gcloud auth application-default login), or give the machine that scope",
     "has not been used in project": "enable it: gcloud services enable tpu.googleapis.com --project PROJECT; if the "
     f"project that is named is not yours, your login has no quota project: {_SET_QUOTA_PROJECT}",
 }

@@ -22,9 +22,9 @@ Answer = tuple[list[Json], list[str]] | ApiError
 _PARTIAL = ("PERMISSION_DENIED", "INTERNAL", "UNKNOWN", *RETRIED)
 
 #: How a service may refuse the zone ``-``. Of a location that it does not know Cloud TPU says PERMISSION_DENIED, with
-#: this text (seen in dstackai/gpuhunt issue 98).
+#: one of these texts (seen in dstackai/gpuhunt issue 98, and of the reason LOCATION_POLICY_VIOLATED).
 _NO_WILDCARD = ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")
-_UNKNOWN_WILDCARD = "Location - is not found"
+_UNKNOWN_WILDCARD = ("Location - is not found", "denied on 'locations/-'")
 
 #: How it may refuse a zone that it does not know, and how many of those that it knows are named then.
 _UNKNOWN_PLACE, _MOST_ZONES = ("PERMISSION_DENIED", "NOT_FOUND", "INVALID_ARGUMENT"), 8
@@ -79,7 +79,9 @@ def _answers(tpu: Tpu, places: Sequence[Place]) -> dict[Place, Answer]:
 
 
 def _refuses_wildcard(answer: Answer) -> bool:
-    return isinstance(answer, ApiError) and (answer.status in _NO_WILDCARD or _UNKNOWN_WILDCARD in answer.what)
+    if not isinstance(answer, ApiError):
+        return False
+    return answer.status in _NO_WILDCARD or any(text in answer.what for text in _UNKNOWN_WILDCARD)
 
 
 def _zones(tpu: Tpu, place: Place) -> list[str]:

@@ -28,6 +28,9 @@ _log = Log(__name__)
 #: States that a node passes through on its way to READY without anyone's doing.
 ON_THE_WAY = ("CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING")
 
+#: States of a node that is no more, or will be.
+_GOING = ("PREEMPTED", "TERMINATED", "DELETING", "STOPPING")
+
 #: Answers, or none, after which nobody knows whether the API has taken a request.
 _UNCLEAR = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "CANCELLED")
 
@@ -298,8 +301,12 @@ def _must_be_ready(wish: Wish, node: Json | None) -> None:
             fix="run the same command again",
         )
     if node["state"] != "READY":
-        start = f"gcloud compute tpus tpu-vm start {wish.name} --zone {wish.zone} --project {wish.project}"
-        first = f"start it (`{start}`), or " if node["state"] == "STOPPED" else ""
+        command, place = "gcloud compute tpus tpu-vm", f"{wish.name} --zone {wish.zone} --project {wish.project}"
+        first = f"see what that means (`{command} describe {place}`), or "
+        if node["state"] == "STOPPED":
+            first = f"start it (`{command} start {place}`), or "
+        elif node["state"] in _GOING:
+            first = ""
         raise CloudError(
             f"the node is in state {node['state']}",
             where=wish.where,
