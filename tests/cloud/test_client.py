@@ -103,6 +103,14 @@ NO_QUOTA = "Quota limit 'TPUV6EPreemptiblePerProjectPerRegionForTPUAPI' has been
 NO_MORE_QUOTA = "Quota 'TPUV4sPreemptiblePodPerProjectPerRegionForTPUAPI' exhausted. Limit 20800 in region us-central2"
 TOO_FAST = "Quota exceeded for quota metric 'CreateNode requests' and limit 'CreateNode requests per minute'"
 NOT_ENABLED = "Cloud TPU API has not been used in project 764086051850 before or it is disabled. Enable it at x"
+NO_ADDRESSES = (
+    "Constraint constraints/compute.vmExternalIpAccess violated for project 123456789. Add instance "
+    "projects/p/zones/z/instances/i to the constraint to use external IP with it."
+)
+NO_NETWORK = (
+    "Invalid value for field 'resource.networkInterfaces[0].network': 'projects/p/global/networks/default'. The "
+    "referenced network resource cannot be found."
+)
 NO_QUOTA_PROJECT = (
     "Your application is authenticating by using local Application Default Credentials. The tpu.googleapis.com API "
     "requires a quota project, which is not set by default."
@@ -127,7 +135,10 @@ NOT_THEIR_PROJECT = (
         ("PERMISSION_DENIED", NOT_THEIR_PROJECT, "choose a quota project for your login that you may use"),
         ("PERMISSION_DENIED", "Request had insufficient authentication scopes.", "the scope cloud-platform"),
         ("PERMISSION_DENIED", "Permission 'tpu.nodes.list' denied on 'projects/p/locations/z'", "TPU Viewer"),
-        ("INVALID_ARGUMENT", NO_CAPACITY, ""),
+        ("INTERNAL", "Quota 'IN_USE_ADDRESSES' exceeded.  Limit: 8.0 in region us-central1.", "--internal-ips"),
+        ("FAILED_PRECONDITION", NO_ADDRESSES, "--internal-ips"),
+        ("INVALID_ARGUMENT", NO_NETWORK, "--network"),
+        ("INVALID_ARGUMENT", "Cloud TPU received a bad request.", ""),
     ],
 )
 def test_what_to_do_is_what_the_service_means(status, message, fix):

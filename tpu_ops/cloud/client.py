@@ -85,9 +85,13 @@ _FIXES = {
 
 _SET_QUOTA_PROJECT = "gcloud auth application-default set-quota-project PROJECT"
 
-#: What refusals of these say (as public programs and issues quote Cloud TPU), and what to do then; the first that is
-#: found holds.
+#: What refusals say, whatever their status (public programs quote Cloud TPU so, and Compute Engine behind it), and what
+#: to do then; the first that is found holds.
 _MEANT = {
+    "IN_USE_ADDRESSES|vmExternalIpAccess": "each worker needs an external address: ask for more of them in this "
+    "region, or make the node with gcloud and --internal-ips (docs/inventory.md, Making nodes)",
+    "referenced (sub)?network resource cannot be found": "make the node with gcloud, --network and --subnetwork "
+    "(docs/inventory.md, Making nodes)",
     "per minute": "too many requests for now: wait a minute",
     "no more capacity|[Ii]nsufficient (reserved )?capacity": "try another zone, or again later; a queued resource "
     "waits until there is some (docs/inventory.md, Making nodes)",
@@ -100,7 +104,6 @@ _MEANT = {
     "has not been used in project": "enable it: gcloud services enable tpu.googleapis.com --project PROJECT; if the "
     f"project that is named is not yours, your login has no quota project: {_SET_QUOTA_PROJECT}",
 }
-_MEANT_BY = ("RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "PERMISSION_DENIED")
 
 
 class ApiError(CloudError):
@@ -117,7 +120,7 @@ class ApiError(CloudError):
 
 def _fix(status: str, what: str) -> str:
     """Return what to do about an error of the API, by what it says, or else by its status."""
-    said = (fix for words, fix in _MEANT.items() if status in _MEANT_BY and re.search(words, what))
+    said = (fix for words, fix in _MEANT.items() if re.search(words, what))
     return next(said, _FIXES.get(status, ""))
 
 
