@@ -12,6 +12,7 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from google.auth._cloud_sdk import CLOUD_SDK_CLIENT_ID
 from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import DefaultCredentialsError
 from google.auth.transport.grpc import AuthMetadataPlugin
@@ -71,6 +72,16 @@ def test_application_default_credentials_are_asked_for_the_same_scope(monkeypatc
     found = {(SCOPE,): (AnonymousCredentials(), "grant")}
     monkeypatch.setattr(google.auth, "default", lambda scopes: found[scopes])
     assert credentials(Auth()) is found[SCOPE,][0]
+
+
+def test_a_login_without_a_quota_project_is_used_without_a_word(monkeypatch, tmp_path, recwarn):
+    """The API may take it, and says so if it does not."""
+    file = tmp_path / "adc.json"
+    login = {"client_id": CLOUD_SDK_CLIENT_ID, "client_secret": "void", "refresh_token": "void"}
+    file.write_text(json.dumps({"type": "authorized_user", **login}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    assert isinstance(credentials(Auth()), users.Credentials)
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_without_application_default_credentials_the_error_says_why_and_what_else_there_is(monkeypatch, tmp_path):

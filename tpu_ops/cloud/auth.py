@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ def _application_default() -> Any:
     import google.auth
     from google.auth.exceptions import GoogleAuthError
 
+    # That a login has no quota project is told where the API refuses it for that, not with a line of Python each time.
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"google\.auth\._default")
     cause: Exception | None = None
     try:
         return google.auth.default(scopes=_SCOPES)[0]
