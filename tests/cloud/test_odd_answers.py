@@ -86,6 +86,20 @@ def test_one_endless_project_of_several_leaves_the_others():
     assert "leads back" in listing.warnings[0]
 
 
+def test_nodes_of_the_first_version_of_the_api_are_none_of_the_fleet():
+    """They have no workers to log in to; what the installed client does not know may have some."""
+    versions = ["V1", "V2", "V1_ALPHA1", "V2_ALPHA1", "API_VERSION_UNSPECIFIED", 9]
+    made = [tpu_v2.Node(name=f"{NAME}-{at}", id=at + 1, api_version=version) for at, version in enumerate(versions)]
+
+    class Old(Odd):
+        def list_nodes(self, request, **options):
+            return SimpleNamespace(pages=iter([tpu_v2.ListNodesResponse(nodes=made)]))
+
+    listing = list_nodes(client(Old()), ["lab"])
+    assert [node["name"] for node in listing.nodes] == [f"{NAME}-{at}" for at in (1, 3, 4, 5)]
+    assert listing.warnings == ()
+
+
 @pytest.mark.parametrize(("entries", "keys"), [(0, None), (1, "key ['{}']"), (2, None), (3, "key ['']"), (4, None)])
 def test_host_keys_are_taken_from_as_many_entries_as_workers_were_asked_for(entries, keys):
     """Else one worker's key would be recorded for others."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tpu_ops.cloud.client import RETRIED, ApiError, Tpu
 from tpu_ops.cloud.names import split_name
-from tpu_ops.cloud.nodes import Json, node_data, node_in_words
+from tpu_ops.cloud.nodes import Json, has_workers, node_data, node_in_words
 from tpu_ops.cloud.zones import locations, pages_of, zones_in_words
 from tpu_ops.errors import printable
 
@@ -105,7 +105,7 @@ def _list_place(tpu: Tpu, project: str, zone: str) -> Answer:
     unreachable: list[str] = []
     try:
         for page in pages_of(tpu, "list_nodes", project, zone):
-            nodes.extend(node_data(node) for node in page.nodes)
+            nodes.extend(node_data(node) for node in page.nodes if has_workers(node))
             unreachable.extend(page.unreachable)
     except ApiError as exc:
         known = _zones(tpu, (project, zone)) if zone != "-" and exc.status in _UNKNOWN_PLACE else []

@@ -126,6 +126,14 @@ def node_in_words(name: str) -> str:
     return f"node {node}, zone {zone}, project {project}"
 
 
+def has_workers(node: Any) -> bool:
+    """Given a raw google.cloud.tpu.v2.Node, return whether it has workers that somebody could log in to.
+
+    The API lists those of its version 1, too, which have none; gcloud leaves them out as well.
+    """
+    return not _enum(node, "api_version", node.api_version).startswith("V1")
+
+
 def node_data(node: Any) -> Json:
     """Given a raw google.cloud.tpu.v2.Node, return its dictionary.
 
