@@ -88,6 +88,10 @@ OWN = "machine own.test login me password own\n"
         f'machine q login me password "machine h login x"\n{OWN}',
         f"machine odd login machine password h\n{OWN}",
         f"machine h login user password #old\n{OWN}",
+        # Since 3.11, Python reads no file with an empty line in front of a comment.
+        f"{OWN}\nmachine h login user password old\n# next\nmachine b login x password y\n",
+        f"{OWN}default login x password y \n\nmachine h login user password old\n# next\n",
+        "macdef init\ncd x\n\n\nmachine h login user password old\n# next\nmachine b login x password y\n",
     ],
 )
 def test_a_host_has_one_entry_in_netrc_and_all_others_stay(tmp_path: Path, before: str) -> None:

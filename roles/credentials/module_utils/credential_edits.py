@@ -54,21 +54,35 @@ def netrc_edit(host: str, login: str | None, secret: str | None) -> Edit:
     """Return the edit that makes a host's one entry in a netrc; without a login it removes the host's entries."""
 
     def edit(text: str) -> str:
-        own = [part for part in netrc_entries(text) if part[2][:2] == ["machine", host]]
+        parts = netrc_entries(text)
+        own = [part for part in parts if part[2][:2] == ["machine", host]]
         wanted = ["machine", host, "login", login, "password", secret]
         if login is not None and len(own) == 1 and own[0][2] == wanted:
             return text
+        block = "" if login is None else "machine %s\n  login %s\n  password %s\n" % (host, login, secret)
+        # In the place of the old one; nothing after the default is read.
+        default = [part for part in parts if part[2][0] == "default"]
+        where = min((start for start, _, _ in own + default), default=len(text))
         for start, end, _ in reversed(own):
-            text = text[:start] + text[end:]
-        if login is None:
-            return text
-        block = "machine %s\n  login %s\n  password %s\n" % (host, login, secret)
-        # Nothing after the default is read.
-        where = min((start for start, _, words in netrc_entries(text) if words[0] == "default"), default=len(text))
+            ended = max((each[1] for each in parts if each[1] <= start), default=0)
+            before, after = text[:start], text[end:]
+            text = (before if block and start == where else closed_up(before, ended, after)) + after
         before = text[:where]
-        return before + ("\n" if before and not before.endswith("\n") else "") + block + text[where:]
+        return before + ("\n" if block and before and not before.endswith("\n") else "") + block + text[where:]
 
     return edit
+
+
+def closed_up(before: str, ended: int, after: str) -> str:
+    """Given what is before and after an entry that goes, return the former without empty lines in front of a comment.
+
+    Since 3.11, Python's netrc reads no file with one.
+    """
+    gap = before[ended:]
+    if "\n" not in gap or not after.lstrip(" \t").startswith("#"):
+        return before
+    kept = before[:ended] + gap.rstrip()
+    return kept + ("\n" if kept and not kept.endswith("\n") else "")
 
 
 def aws_edit(profile: str, values: dict[str, str | None]) -> Edit:
