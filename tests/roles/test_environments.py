@@ -391,6 +391,56 @@ def test_uv_takes_a_version_that_came_out_after_its_page_was_kept(
     assert "demo==3" in (tmp_path / "lock").read_text()
 
 
+def _wheel(directory: Path, name: str, files: dict[str, str], longer: int = 0) -> None:
+    """Make a wheel whose record has its files with lengths that are so many bytes longer."""
+    info = f"{name}-1.dist-info"
+    files = files | {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    rows = [f"{path},sha256=x,{len(text) + longer}" for path, text in files.items()]
+    directory.mkdir(exist_ok=True)
+    with zipfile.ZipFile(directory / f"{name}-1-py3-none-any.whl", "w") as archive:
+        for path, text in (files | {f"{info}/RECORD": "\n".join([*rows, f"{info}/RECORD,,", ""])}).items():
+            archive.writestr(path, text)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a directory that is all that the real uv, which the arguments name from now on, takes packages from."""
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    arguments["uv"] = UV
+    arguments["environments"][0]["find_links"] = [str(tmp_path / "wheels")]
+    return tmp_path / "wheels"
+
+
+def test_a_wheel_with_a_wrong_record_is_installed_once_and_mended_as_any(
+    run: Run, tmp_path: Path, arguments: dict[str, Any], wheels: Path
+) -> None:
+    _wheel(wheels, "odd", {"odd.py": "x = 1\n", "odd.txt": "text"}, longer=20)
+    odd = more(arguments, requirements=["odd==1"])
+    assert state(run(uv_environments, odd))["damaged"] == []
+    assert run(uv_environments, odd, check=True)["changed"] is False
+    (file,) = (tmp_path / "venv").glob("lib/python3*/site-packages/odd.py")
+    file.write_text("x")
+    mended = run(uv_environments, odd)
+    assert (mended["changed"], state(mended)["plan"], state(mended)["damaged"]) == (True, ["~ odd==1"], [])
+    assert file.read_text() == "x = 1\n"
+    assert run(uv_environments, odd, check=True)["changed"] is False
+
+
+@pytest.mark.parametrize("first", [["one==1"], ["other==1"], ["one==1", "other==1"]])
+def test_packages_with_one_file_in_common_are_not_reinstalled_in_turns(
+    run: Run, arguments: dict[str, Any], wheels: Path, first: list[str]
+) -> None:
+    _wheel(wheels, "one", {"one.py": "", "tests/__init__.py": "# of one\n"})
+    _wheel(wheels, "other", {"other.py": "", "tests/__init__.py": "# of the other\n"})
+    both = more(arguments, requirements=["one==1", "other==1"])
+    run(uv_environments, more(both, requirements=first))
+    assert state(run(uv_environments, both))["damaged"] == []
+    assert run(uv_environments, both, check=True)["changed"] is False
+
+
 def test_an_environment_that_does_not_work_fails_again_until_it_does(
     run: Run, tmp_path: Path, arguments: dict[str, Any]
 ) -> None:

@@ -80,18 +80,46 @@ def from_index(directory: str) -> bool:
 
 def intact(directory: str) -> bool:
     """Given a directory with a package's metadata, return whether its files are all there and as long as recorded."""
-    site = os.path.dirname(directory)
     try:
-        with open(os.path.join(directory, "RECORD"), encoding="utf-8", newline="") as stream:
-            rows = [row for row in csv.reader(stream) if len(row) == 3]
+        rows = record(directory)
         for path, _, size in rows:
             if not path.endswith(_VOLATILE):
-                length = os.stat(os.path.join(site, path)).st_size
+                length = os.stat(os.path.join(os.path.dirname(directory), path)).st_size
                 if size and int(size) != length:
                     return False
     except (OSError, ValueError):
         return False
     return bool(rows)
+
+
+def record(directory: str) -> list[list[str]]:
+    """Given a directory with a package's metadata, return path, hash and length of each of its files, as recorded.
+
+    Raises:
+        OSError: There is no record.
+    """
+    with open(os.path.join(directory, "RECORD"), encoding="utf-8", newline="") as stream:
+        return [row for row in csv.reader(stream) if len(row) == 3]
+
+
+def correct_record(directory: str) -> None:
+    """Given a directory with the metadata of a package just installed, have its record name what is there.
+
+    Raises:
+        OSError: There is no record, or it cannot be written.
+    """
+    rows = []
+    for path, digest_of_file, size in record(directory):
+        try:
+            length = os.stat(os.path.join(os.path.dirname(directory), path)).st_size
+        except FileNotFoundError:
+            continue
+        rows.append((path, digest_of_file, str(length) if size else ""))
+    path = os.path.join(directory, "RECORD")
+    # The file itself may be a link to the one in uv's cache.
+    with open(path + ".new", "w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream, lineterminator="\n").writerows(rows)
+    os.replace(path + ".new", path)
 
 
 def damaged(path: str) -> list[str]:

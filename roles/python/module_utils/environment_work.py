@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 from ansible.module_utils.environment_state import (
+    correct_record,
     damaged,
     digest,
     dist_infos,
@@ -22,6 +23,7 @@ from ansible.module_utils.environment_state import (
     from_index,
     fully_hashed,
     minor,
+    normalised,
     packages,
     pins,
     python_version,
@@ -107,6 +109,20 @@ class Environment:
             arguments += ["--requirements", requirements, *constraints]
         plan: list[str] = plan_lines(self.uv.run(*arguments, place=self.path)[1])
         return plan
+
+    def settle(self, directory: str, plan: list[str]) -> None:
+        """Have packages that were just installed count as whole, whatever their wheels say of their files.
+
+        Some wheels name other lengths than their files have, and some have a file in common with another package's.
+        """
+        if not damaged(self.path):
+            return
+        # Files of an environment are those of the cache, by links: what was changed there may be changed here.
+        plan = plan + self.install(directory, "--no-cache")
+        installed = {normalised(line[2:].partition("==")[0]) for line in plan if line[0] in "+~"}
+        there = dist_infos(self.path)
+        for name in installed.intersection(damaged(self.path)):
+            correct_record(there[name][1])
 
     def links(self) -> list[str]:
         """Return the options that name pages."""
@@ -288,6 +304,7 @@ class Environment:
             if self.wanted["proof"]:
                 written(self.path, UNPROVED, "")
             plan = self.install(directory)
+            self.settle(directory, plan)
             gone = self.surplus()
             if gone:
                 self.uv.run("pip", "uninstall", "--python", self.python, "--", *gone)
