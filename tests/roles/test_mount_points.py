@@ -54,7 +54,9 @@ def test_mount_points_that_would_hide_something_are_refused(tmp_path: Path) -> N
 
 def test_mount_points_of_fstab_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mount_points, "FSTAB", str(tmp_path / "fstab"))
-    (tmp_path / "fstab").write_text("# UUID=1 /mnt/a ext4\nUUID=2 /mnt/b ext4 defaults 0 2\n\n")
+    lines = ("# UUID=1 /mnt/a ext4", "UUID=2 /mnt/b ext4 defaults 0 2", "UUID=3 /mnt/c/ ext4", "")
+    (tmp_path / "fstab").write_text("\n".join(lines))
     mount_points.check_fstab("/mnt/a")
-    with pytest.raises(Refusal, match="fstab has a line"):
-        mount_points.check_fstab("/mnt/b")
+    for path in ("/mnt/b", "/mnt/c"):
+        with pytest.raises(Refusal, match="fstab has a line"):
+            mount_points.check_fstab(path)

@@ -76,7 +76,7 @@ def check_fstab(path: str) -> None:
     """
     for line in read(FSTAB).splitlines():
         fields = line.split("#")[0].split()
-        if len(fields) > 1 and fields[1] == path:
+        if len(fields) > 1 and os.path.normpath(fields[1]) == path:
             raise Refusal("/etc/fstab has a line for it; remove that line: this role writes units instead")
 
 
