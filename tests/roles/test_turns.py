@@ -15,6 +15,7 @@ import pytest
 from roles.facts.library import managed_files, worker_facts
 from roles.facts.module_utils import turns
 from roles.python.library import uv_environments
+from roles.tcmalloc.library import preload_entries
 from tests.roles.conftest import Run
 from tests.support.environments import state
 from tpu_ops.host import fitness
@@ -124,6 +125,23 @@ def test_an_environment_that_another_playbook_has_just_filled_is_not_filled_agai
     monkeypatch.setattr("time.sleep", end)
     done = run(uv_environments, arguments)
     assert (done["changed"], state(done)["packages"]) == (False, {"jax": "1"})
+
+
+def test_a_file_that_two_roles_change_is_changed_in_one_turn(
+    run: Run, tmp_path: Path, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "environment", hold("configuration files")
+    path.write_text("LD_PRELOAD=/usr/lib/libtcmalloc.so.4\n")
+
+    def end(_: float) -> None:
+        # What the role base does before it ends.
+        path.write_text(f"{path.read_text()}SSL_CERT_FILE=/a.crt\n")
+        other.kill()
+        other.wait()
+
+    monkeypatch.setattr("time.sleep", end)
+    assert run(preload_entries, {"files": [str(path)], "library": "libtcmalloc"})["changed"] is True
+    assert path.read_text() == "SSL_CERT_FILE=/a.crt\n"
 
 
 def test_who_is_at_work_is_told_when_a_playbook_begins(run: Run, hold: Hold) -> None:

@@ -412,6 +412,21 @@ def test_a_clone_is_removed_under_a_run_only_where_it_may_be_moved_under_one(
     assert f"vision: uninstall vision from {venv}" in bring(state="absent")["actions"]
 
 
+def test_git_s_configuration_for_everybody_is_changed_in_the_turn_of_the_role_git(
+    bring: Bring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def look(*_: Any, **__: Any) -> list[str]:
+        seen.append(any(line.startswith("settings of git by ") for line in turns.busy()))
+        return []
+
+    bring()
+    monkeypatch.setattr(git_workspaces, "keep_safe", look)
+    bring(state="absent")
+    assert seen == [True]
+
+
 def test_workers_get_the_commit_that_was_asked_for_when_the_branch_moves_meanwhile(
     git: Git, bring: Bring, run: Run, tmp_path: Path
 ) -> None:

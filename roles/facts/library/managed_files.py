@@ -10,7 +10,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.file_entries import File, nothing_asked
 from ansible.module_utils.guarded_paths import Refused
-from ansible.module_utils.turns import take_turn
+from ansible.module_utils.turns import FILES, take_turn
 
 DOCUMENTATION = r"""
 module: managed_files
@@ -192,7 +192,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    take_turn(module, "configuration files")
+    take_turn(module, FILES)
     if module.params["secret"] and not module.no_log:
         module.fail_json(msg="the contents are secret: give the task no_log: true")
     faults, diffs, changes = [], [], []

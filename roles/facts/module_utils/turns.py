@@ -22,6 +22,12 @@ DIRECTORY = "/run/tpu_ops-turns"
 #: The turn at virtual environments, which two roles change.
 ENVIRONMENTS = "Python environments"
 
+#: The turn at files of the system, such as /etc/environment, which several roles change.
+FILES = "configuration files"
+
+#: The turn at git's configuration for everybody, which two roles change.
+GIT = "settings of git"
+
 #: Seconds that a turn is waited for: as long as tasks wait for apt's lock (base_apt_lock_timeout).
 PATIENCE = 300.0
 

@@ -12,7 +12,7 @@ from typing import Any
 from ansible.module_utils.as_person import PersonFault, as_person
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.text_files import changed_lines, read
-from ansible.module_utils.turns import take_turn
+from ansible.module_utils.turns import GIT, take_turn
 
 DOCUMENTATION = r"""
 module: git_includes
@@ -271,7 +271,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    take_turn(module, "settings of git")
+    take_turn(module, GIT)
     includes, people = Includes(module), module.params["people"]
     includes.mend_system()
     for name in sorted({*people, *names_in(os.path.join(includes.directory, "people"))}):

@@ -10,6 +10,7 @@ import subprocess
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.text_files import changed_lines, replace
+from ansible.module_utils.turns import FILES, take_turn
 
 DOCUMENTATION = r"""
 module: preload_entries
@@ -187,6 +188,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    take_turn(module, FILES)
     diffs, faults = [], []
     library = module.params["library"]
     for path in sorted({os.path.realpath(found) for pattern in module.params["files"] for found in glob.glob(pattern)}):

@@ -18,7 +18,7 @@ from ansible.module_utils.clones import Clone
 from ansible.module_utils.editables import Environment
 from ansible.module_utils.guarded_paths import guarded_way
 from ansible.module_utils.programs import keep_safe
-from ansible.module_utils.turns import ENVIRONMENTS, take_turn, tell_change
+from ansible.module_utils.turns import ENVIRONMENTS, GIT, take_turn, tell_change
 
 DOCUMENTATION = r"""
 module: git_workspaces
@@ -425,6 +425,8 @@ def main() -> None:
         for project in module.params["projects"]
         if project["owner"] == "root" and project["name"] in commits
     ]
+    if roots or gone:
+        take_turn(module, GIT)
     try:
         actions += keep_safe(roots, gone, module.params["system"], module.params["timeout"], check=module.check_mode)
     except PersonFault as exc:
