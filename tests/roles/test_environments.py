@@ -441,6 +441,21 @@ def test_packages_with_one_file_in_common_are_not_reinstalled_in_turns(
     assert run(uv_environments, both, check=True)["changed"] is False
 
 
+def test_a_package_keeps_what_the_one_that_it_takes_the_place_of_had_as_well(
+    run: Run, tmp_path: Path, arguments: dict[str, Any], wheels: Path
+) -> None:
+    """As opencv-python-headless has what opencv-python has."""
+    for name in ("one", "other"):
+        _wheel(wheels, name, {"cv.py": f"name = {name!r}\n"})
+    run(uv_environments, more(arguments, requirements=["one==1"]))
+    other = more(arguments, lock="other==1\n", agreed=True)
+    changed = run(uv_environments, other)
+    (file,) = (tmp_path / "venv").glob("lib/python3*/site-packages/cv.py")
+    assert file.read_text() == "name = 'other'\n"
+    assert (changed["changed"], state(changed)["packages"], state(changed)["damaged"]) == (True, {"other": "1"}, [])
+    assert run(uv_environments, other, check=True)["changed"] is False
+
+
 def test_an_environment_that_does_not_work_fails_again_until_it_does(
     run: Run, tmp_path: Path, arguments: dict[str, Any]
 ) -> None:

@@ -111,9 +111,10 @@ class Environment:
         return plan
 
     def settle(self, directory: str, plan: list[str]) -> None:
-        """Have packages that were just installed count as whole, whatever their wheels say of their files.
+        """Mend what the installation left damaged, and have what it cannot mend count as whole.
 
-        Some wheels name other lengths than their files have, and some have a file in common with another package's.
+        Some wheels name other lengths than their files have. Some have a file in common with another package, which
+        writes its own, or takes it along when it goes.
         """
         if not damaged(self.path):
             return
@@ -304,10 +305,10 @@ class Environment:
             if self.wanted["proof"]:
                 written(self.path, UNPROVED, "")
             plan = self.install(directory)
-            self.settle(directory, plan)
             gone = self.surplus()
             if gone:
                 self.uv.run("pip", "uninstall", "--python", self.python, "--", *gone)
+            self.settle(directory, plan)
         self.prove()
         for path in self.kept():
             try:
