@@ -810,6 +810,40 @@ def test_a_clone_is_not_removed_with_a_commit_that_only_something_in_it_knows(
     assert (tmp_path / "work/vision/a.txt").exists()
 
 
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("", ""),
+        ("echo mine >a.txt", "changed files: lib, lib/a.txt"),
+        ("touch notes", "untracked files: lib/notes"),
+        ("echo mine >a.txt; git stash -q", "stashes: stash@{0} WIP on (no branch): "),
+        ("git commit -q --allow-empty -m mine; git checkout -q origin/main", " mine in lib"),
+    ],
+    ids=["nothing", "a change", "a new file", "a stash", "a commit"],
+)
+def test_a_clone_is_not_removed_with_work_in_a_submodule_that_somebody_fetched(
+    git: Git, bring: Bring, tmp_path: Path, what: str, said: str
+) -> None:
+    (tmp_path / "lib").mkdir()
+    git("lib", "init", "-q")
+    (tmp_path / "lib" / "a.txt").write_text("one\n")
+    git("lib", "add", ".")
+    git("lib", "commit", "-q", "-m", "first")
+    local = ("-c", "protocol.file.allow=always")
+    git("source", *local, "submodule", "--quiet", "add", str(tmp_path / "lib"), "lib")
+    # git itself then tells of no work there.
+    git("source", "config", "--file", ".gitmodules", "submodule.lib.ignore", "all")
+    git("source", "commit", "-q", "-a", "-m", "with lib")
+    bring()
+    git("work/vision", *local, "submodule", "--quiet", "update", "--init")
+    place = tmp_path / "work/vision/lib"
+    environment = os.environ | {"HOME": str(tmp_path / "home"), "GIT_CONFIG_NOSYSTEM": "1"}
+    subprocess.run(["sh", "-ec", what], cwd=place, check=True, timeout=60, env=environment)
+    result = bring(state="absent")
+    assert said in result.get("msg", "")
+    assert place.exists() is bool(said)
+
+
 def test_a_clone_is_removed_with_all_that_its_remote_has_or_had(git: Git, bring: Bring, tmp_path: Path) -> None:
     bring()
     git("source", "checkout", "-q", "--detach")

@@ -44,7 +44,8 @@ class Local:
             git: git in the clone.
             everything: Whether to include what another commit does not touch: other branches and ignored files.
         """
-        options = ["--porcelain", "-z", "--no-renames", "--untracked-files=normal"] + ["--ignored"] * everything
+        options = ["--porcelain", "-z", "--no-renames", "--untracked-files=normal"]
+        options += ["--ignored", "--ignore-submodules=none"] if everything else []
         entries = [(entry[:2], entry[3:]) for entry in git("status", *options).split("\0") if entry]
         self.changed = [name for kind, name in entries if kind not in ("??", "!!")]
         # An editable installation by setuptools leaves its own record next to the code, and recreates it.
@@ -113,6 +114,17 @@ def in_use(directory: str) -> bool:
         if os.path.join(place, "").startswith(os.path.join(os.path.realpath(directory), "")):
             return True
     return False
+
+
+def fetched_submodules(git: Git) -> list[tuple[str, Git]]:
+    """Return the submodules that somebody has fetched into a clone, and theirs, each with its path in the clone."""
+    found = []
+    for entry in sorted(paths(git("ls-files", "--stage", "-z"))):
+        what, _, name = entry.partition("\t")
+        inner = Git(os.path.join(git.path, name), git.timeout)
+        if what.startswith("160000 ") and os.path.lexists(os.path.join(inner.path, ".git")):
+            found += [(name, inner), *((name + "/" + deeper, each) for deeper, each in fetched_submodules(inner))]
+    return found
 
 
 def head(git: Git) -> str:
@@ -329,15 +341,19 @@ class Clone:
             PersonFault: Something in it exists nowhere else.
         """
         self.must_be_own()
-        local = Local(self.git, everything=True)
-        kinds = {
-            "changed files": local.changed,
-            "files whose changes git was told not to see": local.hidden,
-            "untracked files": local.unknown,
-            "files that git ignores": local.ignored,
-            "commits that the remote does not have": local.commits,
-            "stashes": local.stashes,
-        }
+        everywhere = [("", Local(self.git, everything=True))]
+        everywhere += [(name, Local(git, everything=True)) for name, git in fetched_submodules(self.git)]
+        kinds: dict[str, list[str]] = {}
+        for inside, local in everywhere:
+            for kind, names in (
+                ("changed files", local.changed),
+                ("files whose changes git was told not to see", local.hidden),
+                ("untracked files", local.unknown),
+                ("files that git ignores", local.ignored),
+            ):
+                kinds.setdefault(kind, []).extend(os.path.join(inside, name) for name in names)
+            for kind, lines in (("commits that the remote does not have", local.commits), ("stashes", local.stashes)):
+                kinds.setdefault(kind, []).extend("%s in %s" % (line, inside) if inside else line for line in lines)
         kept = "; ".join("%s: %s" % (kind, listed(names)) for kind, names in kinds.items() if names)
         if kept:
             raise PersonFault(
