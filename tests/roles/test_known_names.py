@@ -56,7 +56,7 @@ def test_a_name_that_a_directory_service_may_have_is_left_to_the_worker() -> Non
     mount = {"device": "/dev/sdb", "path": "/mnt/a", "owner": "eve", "group": "eve"}
 
     def faults(known: dict[str, list[str]]) -> list[str]:
-        nfs_host = {"host": "box", "allow_preemptible": False, **known}
+        nfs_host = {"host": "box", "allow_preemptible": False, "disks": [], **known}
         return [
             fault
             for found in (

@@ -203,6 +203,48 @@ def plan(host: str, hosts: dict[str, Any] = HOSTS, **changes: Any) -> dict[str, 
     return nfs_plan.nfs_plan(nfs.nfs_here(known, hosts, GROUPS), known)
 
 
+DISK = {"path": "/srv/share", "owner": "ada", "mode": "0770"}
+
+
+@pytest.mark.parametrize(
+    ("export", "disk", "directory"),
+    [
+        ({}, DISK, ("ada", "root", "0770")),
+        ({"group": "research", "mode": "770"}, DISK, ("ada", "research", "770")),
+        ({}, {"path": "/srv/share"}, ("root", "root", "0755")),
+        ({}, DISK | {"state": "absent"}, ("root", "root", "0755")),
+        ({}, DISK | {"path": "/srv"}, ("root", "root", "0755")),
+    ],
+)
+def test_the_mount_point_of_a_disk_has_the_owner_that_both_roles_give_it(
+    export: dict[str, Any], disk: dict[str, Any], directory: tuple[str, ...]
+) -> None:
+    given: dict[str, Any] = {
+        "exports": [{"path": "/srv/share", "server": "pod-w0", **export}],
+        "disks": [disk],
+        "mounts": [],
+    }
+    assert faults(host="pod-w0", **given) == ""
+    assert plan("pod-w0", **given)["directories"] == [
+        {"path": "/srv/share", **dict(zip(("owner", "group", "mode"), directory, strict=True))}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"owner": "root"}, "nfs_exports[0]: /srv/share: owner is root here and ada in disks_mounts; remove one"),
+        ({"mode": "2775"}, "nfs_exports[0]: /srv/share: mode is 2775 here and 0770 in disks_mounts; remove one"),
+        ({"disk": {"mode": "0777"}}, "nfs_exports[0]: /srv/share: mode 0777 of disks_mounts lets everybody write"),
+    ],
+)
+def test_two_roles_that_would_undo_each_other_are_refused(change: dict[str, Any], fault: str) -> None:
+    export = {"path": "/srv/share", "server": "pod-w0"} | {key: change[key] for key in change if key != "disk"}
+    given: dict[str, Any] = {"exports": [export], "disks": [DISK | change.get("disk", {})], "mounts": []}
+    assert fault in faults(host="pod-w0", **given)
+    assert faults(host="pod-w1", **given) == "", "only the server has that disk"
+
+
 def test_servers_that_a_play_leaves_out_are_known() -> None:
     here = {host: nfs.nfs_here(variables(host), HOSTS, GROUPS) for host in HOSTS}
     server = here["pod-w1"]["mounts"][0]["server_name"]

@@ -39,6 +39,8 @@ TAKEN = {
     "rw",
     "addr",
 }
+#: Who owns an exported directory, and its mode, unless something else is said.
+RIGHTS = {"owner": "root", "group": "root", "mode": "0755"}
 #: What to do if a server is gone with its node; workers of a stopped node are not in the inventory either.
 GONE = "start its node if it is stopped; if it is gone, remove its exports and list its mounts with state absent"
 
@@ -99,14 +101,38 @@ def client_hosts(export: Entry, hosts: Hosts, groups: Groups) -> list[str]:
     return members(export.get("clients") or ["all"], hosts, groups)
 
 
+def disk_of(export: Entry, nfs: Entry) -> Entry:
+    """Return the entry of disks_mounts for the path of an export of the host itself; empty where there is none."""
+    here = nfs["disks"] if export.get("server") == nfs["host"] else []
+    there = (disk for disk in here if disk.get("path") == export.get("path") and disk.get("state") != "absent")
+    return next(there, {})
+
+
+def rights(export: Entry, nfs: Entry) -> dict[str, str]:
+    """Return owner, group and mode of an exported directory; that of a disk has what is said there."""
+    disk = disk_of(export, nfs)
+    return {key: str(export.get(key) or disk.get(key) or usual) for key, usual in RIGHTS.items()}
+
+
+def rights_faults(export: Entry, nfs: Entry) -> list[str]:
+    """Return where nfs_exports and disks_mounts differ about one directory: each role would undo the other's."""
+    disk = disk_of(export, nfs)
+    return [
+        f"{key} is {export[key]} here and {disk[key]} in disks_mounts; remove one of them"
+        for key in RIGHTS
+        if export.get(key) and disk.get(key) and str(export[key]).lstrip("0") != str(disk[key]).lstrip("0")
+    ]
+
+
 def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
     """Return what is wrong with one export, looked at alone."""
     faults = [f"path {fault}"] if (fault := path_fault(str(export.get("path", "")))) else []
-    mode = str(export.get("mode") or "0755")
+    mode = rights(export, nfs)["mode"]
     if not re.fullmatch(r"[0-7]{3,4}", mode):
         faults.append(f"mode '{mode}' is not octal in quotes, for example \"2775\"")
     elif int(mode, 8) & 0o002:
-        faults.append(f"mode {mode} lets everybody write; give a group and a mode such as 2775")
+        place = "" if export.get("mode") else " of disks_mounts"
+        faults.append(f"mode {mode}{place} lets everybody write; give a group and a mode such as 2775")
     try:
         clients = client_hosts(export, hosts, groups)
     except KeyError as exc:
@@ -129,8 +155,9 @@ def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> li
     if server == nfs["host"]:
         # Checked on the server only: a fleet of n hosts is then read once and not n times.
         faults += [f"clients: {fault}" for host in clients if (fault := address_fault(host, hosts))]
+        faults += rights_faults(export, nfs)
         for key, known in (("owner", nfs["accounts"]), ("group", nfs["groups"])):
-            name = str(export.get(key) or "root")
+            name = rights(export, nfs)[key]
             if not name.isdecimal() and not {name, "*"} & set(known):
                 faults.append(
                     f"there is no {key} {name}, and users_people does not add it on this node; set {key}, or list"
@@ -262,6 +289,7 @@ def nfs_here(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
     exports = [
         {
             **export,
+            **rights(export, nfs),
             "id": export_id(export["path"]),
             "addresses": [address(host, hosts) for host in client_hosts(export, hosts, groups)],
         }

@@ -161,9 +161,9 @@ def nfs_plan(here: Entry, nfs: Entry) -> Entry:
     directories = [
         {
             "path": export["path"],
-            "owner": str(export.get("owner") or "root"),
-            "group": str(export.get("group") or "root"),
-            "mode": str(export.get("mode") or "0755"),
+            "owner": export["owner"],
+            "group": export["group"],
+            "mode": export["mode"],
         }
         for export in exports
     ]
