@@ -209,11 +209,12 @@ DISK = {"path": "/srv/share", "owner": "ada", "mode": "0770"}
 @pytest.mark.parametrize(
     ("export", "disk", "directory"),
     [
-        ({}, DISK, ("ada", "root", "0770")),
-        ({"group": "research", "mode": "770"}, DISK, ("ada", "research", "770")),
-        ({}, {"path": "/srv/share"}, ("root", "root", "0755")),
-        ({}, DISK | {"state": "absent"}, ("root", "root", "0755")),
-        ({}, DISK | {"path": "/srv"}, ("root", "root", "0755")),
+        ({}, DISK, ("ada", "root", "0770", "/srv/share")),
+        ({"group": "research", "mode": "770"}, DISK, ("ada", "research", "770", "/srv/share")),
+        ({}, {"path": "/srv/share"}, ("root", "root", "0755", "/srv/share")),
+        ({}, DISK | {"state": "absent"}, ("root", "root", "0755", "")),
+        ({}, DISK | {"path": "/srv/sha"}, ("root", "root", "0755", "")),
+        ({"path": "/srv/share/below"}, DISK, ("root", "root", "0755", "/srv/share")),
     ],
 )
 def test_the_mount_point_of_a_disk_has_the_owner_that_both_roles_give_it(
@@ -226,7 +227,7 @@ def test_the_mount_point_of_a_disk_has_the_owner_that_both_roles_give_it(
     }
     assert faults(host="pod-w0", **given) == ""
     assert plan("pod-w0", **given)["directories"] == [
-        {"path": "/srv/share", **dict(zip(("owner", "group", "mode"), directory, strict=True))}
+        {"path": given["exports"][0]["path"]} | dict(zip(("owner", "group", "mode", "disk"), directory, strict=True))
     ]
 
 

@@ -270,6 +270,16 @@ def exported_file(run: Run, folder: Path, patch: Patch) -> str:
     return str(run(nfs_host, {"directories": [directory]})["msg"])
 
 
+def export_without_its_disk(run: Run, folder: Path, patch: Patch) -> str:
+    """Export a directory of a disk that is not mounted."""
+    rights = {"owner": str(os.getuid()), "group": str(os.getgid()), "mode": "0755"}
+    directory = {"path": str(folder / "disk" / "share"), "disk": str(folder / "disk"), **rights}
+    said = str(run(nfs_host, {"directories": [directory]})["msg"])
+    assert not (folder / "disk").exists()
+    assert "msg" not in run(nfs_host, {"directories": [directory]}, check=True), "it mounts no disk"
+    return said
+
+
 def project_of_no_group(run: Run, folder: Path, patch: Patch) -> str:
     """Give a project to a group that the worker does not have."""
     module = SimpleNamespace(check_mode=False, params={"timeout": 1, "uv": "uv", "pinned_packages": []})
@@ -319,6 +329,10 @@ Refused = Callable[[Run, Path, Patch], str]
             ("disks_mounts: /mnt/second: ", "/mnt/none-such; remove one of them, or name another disk"),
         ),
         (exported_file, ("nfs_exports: ", "or is behind a symbolic link; give the path of the directory itself")),
+        (
+            export_without_its_disk,
+            ("nfs_exports: ", "/disk; run again with --tags disks,nfs, which mounts it or says why not"),
+        ),
         (project_of_no_group, ("none-such on this worker", "; set group in workspace_projects, or create it")),
         (busy_mount, ("disks_mounts: /mnt/none-such ", "used by sleep (7): end that and run again")),
     ],

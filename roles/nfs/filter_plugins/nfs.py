@@ -102,21 +102,27 @@ def client_hosts(export: Entry, hosts: Hosts, groups: Groups) -> list[str]:
 
 
 def disk_of(export: Entry, nfs: Entry) -> Entry:
-    """Return the entry of disks_mounts for the path of an export of the host itself; empty where there is none."""
+    """Return the entry of disks_mounts that an export of the host itself is on; empty where it is on none."""
     here = nfs["disks"] if export.get("server") == nfs["host"] else []
-    there = (disk for disk in here if disk.get("path") == export.get("path") and disk.get("state") != "absent")
-    return next(there, {})
+    there = (disk for disk in here if disk.get("state") != "absent")
+    return next((disk for disk in there if f"{export.get('path')}/".startswith(f"{disk.get('path')}/")), {})
+
+
+def same_directory(export: Entry, nfs: Entry) -> Entry:
+    """Return the entry of disks_mounts whose mount point is exported; empty where there is none."""
+    disk = disk_of(export, nfs)
+    return disk if disk.get("path") == export.get("path") else {}
 
 
 def rights(export: Entry, nfs: Entry) -> dict[str, str]:
     """Return owner, group and mode of an exported directory; that of a disk has what is said there."""
-    disk = disk_of(export, nfs)
+    disk = same_directory(export, nfs)
     return {key: str(export.get(key) or disk.get(key) or usual) for key, usual in RIGHTS.items()}
 
 
 def rights_faults(export: Entry, nfs: Entry) -> list[str]:
     """Return where nfs_exports and disks_mounts differ about one directory: each role would undo the other's."""
-    disk = disk_of(export, nfs)
+    disk = same_directory(export, nfs)
     return [
         f"{key} is {export[key]} here and {disk[key]} in disks_mounts; remove one of them"
         for key in RIGHTS
@@ -290,6 +296,7 @@ def nfs_here(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
         {
             **export,
             **rights(export, nfs),
+            "disk": str(disk_of(export, nfs).get("path") or ""),
             "id": export_id(export["path"]),
             "addresses": [address(host, hosts) for host in client_hosts(export, hosts, groups)],
         }

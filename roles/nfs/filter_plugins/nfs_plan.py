@@ -158,15 +158,7 @@ def nfs_plan(here: Entry, nfs: Entry) -> Entry:
     """Given what `nfs_here` returns and the host's variables, return what the module `nfs_host` makes of the host."""
     exports = here["exports"]
     mounts = [mount if mount.get("state") == "absent" else mount_units(mount, nfs) for mount in here["mounts"]]
-    directories = [
-        {
-            "path": export["path"],
-            "owner": export["owner"],
-            "group": export["group"],
-            "mode": export["mode"],
-        }
-        for export in exports
-    ]
+    directories = [{key: export[key] for key in ("path", "owner", "group", "mode", "disk")} for export in exports]
     remote = any(mount.get("server") for mount in mounts)
     packages = PACKAGES[nfs["kind"]] if exports else []
     return {

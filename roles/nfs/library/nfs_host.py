@@ -36,6 +36,7 @@ options:
       owner: {description: Name or number., type: str, required: true}
       group: {description: Name or number., type: str, required: true}
       mode: {description: Octal digits., type: str, required: true}
+      disk: {description: Mount point of the disk that it is on; empty if it is on none., type: str, default: ""}
   files:
     description: The server's files; none means that this host serves nothing.
     type: list
@@ -102,8 +103,15 @@ class NfsHost(Server, Client):  # type: ignore[misc] # Ansible alone knows modul
                 "nfs_exports: the kernel %s has no NFS server, its module is nfsd; boot a kernel that has it, or set"
                 " nfs_server_kind: ganesha" % platform.release()
             )
+        mounts = self.mounts()
         for export in parameters["directories"]:
-            path = export["path"]
+            path, disk = export["path"], export["disk"]
+            # Check mode mounts no disk. Without it, clients would write to the boot disk, below the mount point.
+            if disk and not self.module.check_mode and all(mount.target != disk for mount in mounts):
+                refusals.append(
+                    "nfs_exports: %s: its disk is not mounted at %s; run again with --tags disks,nfs, which mounts it"
+                    " or says why not" % (path, disk)
+                )
             if os.path.realpath(path) != path or (os.path.lexists(path) and not os.path.isdir(path)):
                 refusals.append(
                     "nfs_exports: %s is not a directory, or is behind a symbolic link; give the path of the"
@@ -116,7 +124,6 @@ class NfsHost(Server, Client):  # type: ignore[misc] # Ansible alone knows modul
                         "nfs_exports: %s: there is no %s %s on this worker; set %s, or create it"
                         % (path, key, export[key], key)
                     )
-        mounts = self.mounts()
         for mount in coming:
             try:
                 check_point(mount["path"], mounts, mount["what"])
@@ -144,7 +151,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "kind": {"type": "str", "choices": sorted(SERVICES), "default": "kernel"},
-            "directories": entries({"path": path, "owner": text, "group": text, "mode": text}),
+            "directories": entries({"path": path, "owner": text, "group": text, "mode": text, "disk": optional}),
             "files": entries(
                 {"path": path, "content": text, "takes": {**text, "choices": ["reload", "restart", "units"]}}
             ),
