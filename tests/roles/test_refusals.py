@@ -231,6 +231,13 @@ def busy_mount(run: Run, folder: Path, patch: Patch) -> str:
     return disks(run, patch, there, EXT4, state="absent")
 
 
+def exported_mount(run: Run, folder: Path, patch: Patch) -> str:
+    """Unmount what the kernel's NFS server exports."""
+    (folder / "exports").write_text("# Version 1.1\n/mnt/none-such-else\t*(ro)\n/mnt/none-such/share\t10.0.0.3(rw)\n")
+    patch.setattr("ansible.module_utils.disk_state.EXPORTS", str(folder / "exports"))
+    return busy_mount(run, folder, patch)
+
+
 def linked_mount(run: Run, folder: Path, patch: Patch) -> str:
     """Mount a disk behind a symbolic link."""
     (folder / "link").symlink_to("/mnt")
@@ -335,6 +342,13 @@ Refused = Callable[[Run, Path, Patch], str]
         ),
         (project_of_no_group, ("none-such on this worker", "; set group in workspace_projects, or create it")),
         (busy_mount, ("disks_mounts: /mnt/none-such ", "used by sleep (7): end that and run again")),
+        (
+            exported_mount,
+            (
+                "disks_mounts: /mnt/none-such ",
+                "the NFS export of /mnt/none-such/share (if it is no longer in nfs_exports",
+            ),
+        ),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

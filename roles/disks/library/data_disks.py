@@ -20,6 +20,7 @@ from ansible.module_utils.disk_state import (
     Mount,
     check_unit,
     device_number,
+    exports_below,
     first_data,
     lacks_journal,
     parse_blkid,
@@ -298,10 +299,8 @@ class DataDisks:
         # Not systemctl: it would stop the services that work there first, runs among them.
         code, _ = self.run("umount", path, check=False)
         if code or self.at(path):
-            self.fail(
-                "%s cannot be unmounted; used by %s: end that and run again"
-                % (path, processes_below(path) or "something")
-            )
+            used_by = ", ".join(filter(None, (processes_below(path), exports_below(path))))
+            self.fail("%s cannot be unmounted; used by %s: end that and run again" % (path, used_by or "something"))
 
     def unit(self, mount: Mount, uuid: str) -> None:
         """Have the unit written, loaded and enabled."""

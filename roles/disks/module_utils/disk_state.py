@@ -26,6 +26,8 @@ SAMPLES = 256
 #: Bytes in a block group of ext4, whose superblock's copies are in the groups 1 and powers of 3, 5 and 7, and most that
 #: XFS puts into one of its parts (mke2fs(8), mkfs.xfs(8)).
 EXT4_GROUP, XFS_PART = 32768 * 4096, (1 << 40) - 4096
+#: What the kernel's NFS server has exported to clients that have asked for it (nfsd(7)).
+EXPORTS = "/proc/fs/nfsd/exports"
 #: A mount as the module's argument has it.
 Mount = Dict[str, Any]
 
@@ -151,14 +153,14 @@ def check_unit(path: str) -> None:
 
 
 def used_by(path: str, number: str, mounts: list[Mounted]) -> str:
-    """Return what keeps a disk mounted at a path: processes below it, further mounts, and mounts in containers.
+    """Return what keeps a disk mounted at a path: processes and exports below it, further mounts, and in containers.
 
     Args:
         path: The mount point.
         number: Major and minor number of the disk.
         mounts: What is mounted on the host.
     """
-    found = [processes_below(path), _containers(number)]
+    found = [processes_below(path), exports_below(path), _containers(number)]
     found += sorted(
         "the mount at %s" % each.target
         for each in mounts
@@ -195,6 +197,14 @@ def stays_mounted(mountinfo: str, number: str) -> bool:
         fields[2] == number and not any(field.startswith(("shared:", "master:")) for field in fields[6:])
         for fields in lines
     )
+
+
+def exports_below(path: str) -> str:
+    """Return the directories below a path that the kernel's NFS server exports: no process has them open."""
+    lines = (line.split() for line in read(EXPORTS).splitlines())
+    found = sorted({words[0] for words in lines if words and (words[0] + "/").startswith(path + "/")})
+    way = "if it is no longer in nfs_exports, --tags nfs ends it"
+    return "the NFS export of %s (%s)" % (" and ".join(found), way) if found else ""
 
 
 def processes_below(path: str) -> str:
