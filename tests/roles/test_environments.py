@@ -238,6 +238,13 @@ def test_exact_removes_what_no_lock_has_but_for_editable_packages(
     assert run(uv_environments, exact)["changed"] is False
 
 
+@pytest.mark.parametrize("address", ["@ https://a.test/x-1.whl", "@ git+https://a.test/x@0123 # via mine", "[y] @ a"])
+def test_exact_keeps_what_the_lock_has_by_its_address(run: Run, arguments: dict[str, Any], address: str) -> None:
+    exact = more(arguments, lock=f"jax==1\nbyaddress {address}\n", exact=True)
+    assert set(state(run(uv_environments, exact))["packages"]) == {"jax", "byaddress"}
+    assert run(uv_environments, exact)["changed"] is False
+
+
 def test_what_workers_agree_on_is_all_that_one_of_them_has_from_the_index(
     run: Run, tmp_path: Path, arguments: dict[str, Any]
 ) -> None:

@@ -137,6 +137,12 @@ def pins(lock: str) -> dict[str, str]:
     return found
 
 
+def named(lock: str) -> set[str]:
+    """Given the text of a lock file, return the names of what it has, whether pinned or at an address (PEP 508)."""
+    found = re.findall(r"^([A-Za-z0-9][A-Za-z0-9._-]*)[ \t]*(?:\[[^]]*\])?[ \t]*(?:==|@)", lock, re.MULTILINE)
+    return {normalised(name) for name in found}
+
+
 def fully_hashed(lock: str) -> bool:
     """Given the text of a lock file, return whether it has a hash for everything that it names."""
     # A requirement can continue over lines that end in a backslash.

@@ -23,6 +23,7 @@ from ansible.module_utils.environment_state import (
     from_index,
     fully_hashed,
     minor,
+    named,
     normalised,
     packages,
     pins,
@@ -146,7 +147,7 @@ class Environment:
         """Return the packages that are to go."""
         if not ((self.wanted["exact"] or self.wanted["agreed"]) and self.wanted["lock"]):
             return []
-        kept = pins(self.wanted["lock"])
+        kept = named(self.wanted["lock"])
         found = {name: entry for name, (_, entry) in dist_infos(self.path).items() if name not in kept}
         # What is from elsewhere is in no set that workers agree on.
         return [
