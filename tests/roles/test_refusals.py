@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 from collections.abc import Callable
@@ -256,6 +257,19 @@ def signed_disk(run: Run, folder: Path, patch: Patch) -> str:
     return disks(run, patch, None, {}, format=True)
 
 
+def unread_disk(run: Run, folder: Path, patch: Patch) -> str:
+    """Format a disk that is failing."""
+
+    def fail(_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (folder / "disk").touch()
+    patch.setattr(data_disks, "first_data", fail)
+    patch.setattr(data_disks.DataDisks, "run", lambda *_, **__: (0, ""))
+    patch.setattr(data_disks.DataDisks, "disk", lambda *_: Disk(str(folder / "disk"), "8:16", {}, read_only=False))
+    return str(run(data_disks, {"mounts": [DISK | {"format": True}]})["msg"])
+
+
 def disk_without_a_link(run: Run, folder: Path, patch: Patch) -> str:
     """Mount a disk that udev makes no link of."""
     patch.setattr(data_disks, "LINK_TIMEOUT", 0)
@@ -285,6 +299,21 @@ def export_without_its_disk(run: Run, folder: Path, patch: Patch) -> str:
     assert not (folder / "disk").exists()
     assert "msg" not in run(nfs_host, {"directories": [directory]}, check=True), "it mounts no disk"
     return said
+
+
+def exported_read_only(run: Run, folder: Path, patch: Patch) -> str:
+    """Export a directory of a file system that can only be read."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    patch.setattr("os.chown", refuse)
+    patch.setattr("os.chmod", refuse)
+    directory = {"path": str(folder), "owner": "4711", "group": "4711", "mode": "0755"}
+    file = {"path": str(folder / "exports"), "content": "", "takes": "reload"}
+    patch.setattr(nfs_host.NfsHost, "kernel_has", lambda *_: True)
+    patch.setattr(nfs_host.NfsHost, "withdraw", lambda *_: None)
+    return str(run(nfs_host, {"directories": [directory], "files": [file]})["msg"])
 
 
 def project_of_no_group(run: Run, folder: Path, patch: Patch) -> str:
@@ -334,6 +363,11 @@ Refused = Callable[[Run, Path, Patch], str]
         (
             disk_mounted_twice,
             ("disks_mounts: /mnt/second: ", "/mnt/none-such; remove one of them, or name another disk"),
+        ),
+        (exported_read_only, ("nfs_exports: ", ": Read-only file system; where it can only be read, name a directory")),
+        (
+            unread_disk,
+            ("disks_mounts: /mnt/none-such: ", "/disk cannot be read (Input/output error); name another disk"),
         ),
         (exported_file, ("nfs_exports: ", "or is behind a symbolic link; give the path of the directory itself")),
         (

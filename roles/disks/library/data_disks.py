@@ -215,7 +215,10 @@ class DataDisks:
             reason = "in use; end the processes that use it" if exc.errno == errno.EBUSY else exc.strerror
             raise Refusal("%s cannot be formatted: %s" % (disk.path, reason)) from exc
         with os.fdopen(handle, "rb") as stream:
-            place = first_data(stream)
+            try:
+                place = first_data(stream)
+            except OSError as exc:
+                raise Refusal("%s cannot be read (%s); name another disk" % (disk.path, exc.strerror)) from exc
         if place is not None:
             raise Refusal(
                 "%s holds data without a signature, near byte %d; if nobody needs it, empty the disk by hand"

@@ -31,7 +31,21 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
     """A worker that exports what the module's parameters say, and withdraws what this role had it export before."""
 
     def directory(self, export: Entry) -> None:
-        """Have a directory with owner, group and mode."""
+        """Have a directory with owner, group and mode; fail with what keeps it from them."""
+        try:
+            self.change_directory(export)
+        except OSError as exc:
+            self.fail(
+                "nfs_exports: %s: %s; where it can only be read, name a directory that is there, with the owner, group"
+                " and mode that it has (`stat %s`)" % (export["path"], exc.strerror, export["path"])
+            )
+
+    def change_directory(self, export: Entry) -> None:
+        """Have a directory with owner, group and mode.
+
+        Raises:
+            OSError: It cannot be.
+        """
         path, mode = export["path"], int(export["mode"], 8)
         if not os.path.isdir(path) and self.act("make %s" % path):
             os.makedirs(path, mode=0o755)
