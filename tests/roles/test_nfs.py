@@ -88,7 +88,6 @@ def test_lists_that_say_all_there_is_to_say(changes: dict[str, Any]) -> None:
             "server spot-w0 is preemptible, and its disk is lost with it; set nfs_allow_preemptible",
         ),
         ({"server": "bare"}, "bare has no internal address; set nfs_address for it"),
-        ({"clients": ["pod", "team"]}, "clients: no group, node or host is called team"),
         ({"mode": "0777"}, "mode 0777 lets everybody write; give a group and a mode such as 2775"),
         ({"mode": "1777"}, "mode 1777 lets everybody write"),
         ({"mode": "u=rwx"}, "mode 'u=rwx' is not octal in quotes"),
@@ -244,6 +243,23 @@ def test_two_roles_that_would_undo_each_other_are_refused(change: dict[str, Any]
     given: dict[str, Any] = {"exports": [export], "disks": [DISK | change.get("disk", {})], "mounts": []}
     assert fault in faults(host="pod-w0", **given)
     assert faults(host="pod-w1", **given) == "", "only the server has that disk"
+
+
+def test_a_client_that_is_not_there_keeps_nobody_from_being_configured() -> None:
+    """As a node that was preempted; while all are gone, nothing is exported, and not to everybody."""
+    exports = [{**EXPORT, "clients": ["pod", "gone"]}, {**EXPORT, "path": "/srv/other", "clients": ["gone-w0"]}]
+    for host in ("pod-w0", "pod-w1"):
+        known = variables(host, exports=exports)
+        assert nfs.nfs_faults(known, HOSTS, GROUPS) == []
+        gone, other, nobody = nfs.nfs_warnings(known, HOSTS, GROUPS)
+        assert gone.startswith("nfs_exports[0]: /srv/share: clients: no group, node or host is called gone; name what")
+        assert other.startswith("nfs_exports[1]: /srv/other: clients: no group, node or host is called gone-w0; name")
+        assert nobody.startswith("nfs_exports[1]: /srv/other: clients: there are none, so that it is not exported; ")
+    assert nfs.nfs_warnings(variables(), HOSTS, GROUPS) == []
+    planned = plan("pod-w0", exports=exports)
+    assert [directory["path"] for directory in planned["directories"]] == ["/srv/share"]
+    assert "/srv/other" not in str(planned["files"])
+    assert plan("pod-w0", exports=exports[1:], mounts=[])["files"] == []
 
 
 def test_servers_that_a_play_leaves_out_are_known() -> None:

@@ -500,12 +500,6 @@ PUBLIC = "copy the whole line of the .pub file"
             "nfs_exports[0]: /srv/x: ",
             "set it to the host's internal address",
         ),
-        (lambda: of_exports({"clients": ["c"]}), "nfs_exports[0]: ", "name what `ansible-inventory --graph` shows"),
-        (
-            lambda: of_exports({"clients": ["empty"]}),
-            "nfs_exports[0]: ",
-            "name a group with hosts, or leave clients out for all",
-        ),
         (lambda: of_exports({}, {"server": "b"}), "nfs_exports: ", "remove one of them, or give it another path"),
         (lambda: of_exports({}, {}), "nfs_exports: ", "remove one of them"),
         (lambda: of_exports({}, {"path": "/srv/x/y"}), "nfs_exports: ", "export directories next to each other"),

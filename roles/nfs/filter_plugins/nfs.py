@@ -79,11 +79,7 @@ def address_fault(host: str, hosts: Hosts) -> str:
 
 
 def members(names: Iterable[str], hosts: Hosts, groups: Groups) -> list[str]:
-    """Return the hosts that names of groups, nodes and hosts mean, in order.
-
-    Raises:
-        KeyError: A name does not exist.
-    """
+    """Return the hosts that names of groups, nodes and hosts mean, in order; a name that does not exist means none."""
     found: dict[str, None] = {}
     for name in names:
         node = "node_" + re.sub(r"\W", "_", name)
@@ -91,9 +87,14 @@ def members(names: Iterable[str], hosts: Hosts, groups: Groups) -> list[str]:
             found.update(dict.fromkeys(groups[name if name in groups else node]))
         elif name in hosts:
             found[name] = None
-        else:
-            raise KeyError(name)
     return list(found)
+
+
+def unknown(names: Iterable[str], hosts: Hosts, groups: Groups) -> list[str]:
+    """Return which names are none of a group, a node or a host."""
+    return [
+        name for name in names if not {name, "node_" + re.sub(r"\W", "_", name)} & set(groups) and name not in hosts
+    ]
 
 
 def client_hosts(export: Entry, hosts: Hosts, groups: Groups) -> list[str]:
@@ -139,16 +140,6 @@ def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> li
     elif int(mode, 8) & 0o002:
         place = "" if export.get("mode") else " of disks_mounts"
         faults.append(f"mode {mode}{place} lets everybody write; give a group and a mode such as 2775")
-    try:
-        clients = client_hosts(export, hosts, groups)
-    except KeyError as exc:
-        faults.append(
-            f"clients: no group, node or host is called {exc.args[0]}; name what `ansible-inventory --graph` shows"
-        )
-        clients = []
-    else:
-        # exports(5): a line without clients exports to everybody.
-        faults += [] if clients else ["clients: there are none; name a group with hosts, or leave clients out for all"]
     server = str(export.get("server", ""))
     if server not in hosts:
         return [*faults, f"server {server} is not in the inventory; {GONE}"]
@@ -160,7 +151,9 @@ def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> li
         )
     if server == nfs["host"]:
         # Checked on the server only: a fleet of n hosts is then read once and not n times.
-        faults += [f"clients: {fault}" for host in clients if (fault := address_fault(host, hosts))]
+        faults += [
+            f"clients: {fault}" for host in client_hosts(export, hosts, groups) if (fault := address_fault(host, hosts))
+        ]
         faults += rights_faults(export, nfs)
         for key, known in (("owner", nfs["accounts"]), ("group", nfs["groups"])):
             name = rights(export, nfs)[key]
@@ -229,14 +222,11 @@ def mount_faults(mount: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> list
             )
         return faults
     faults += [fault] if (fault := address_fault(server, hosts)) else []
-    try:
-        if nfs["host"] not in client_hosts(export, hosts, groups):
-            faults.append(
-                f"{nfs['host']} is not among the clients of {export['path']} on {server}; add it, or remove this mount"
-                " from its list"
-            )
-    except KeyError:
-        pass  # said of the export
+    if nfs["host"] not in client_hosts(export, hosts, groups):
+        faults.append(
+            f"{nfs['host']} is not among the clients of {export['path']} on {server}; add it, or remove this mount"
+            " from its list"
+        )
     return faults
 
 
@@ -281,6 +271,28 @@ def nfs_faults(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
     return faults
 
 
+def nfs_warnings(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
+    """Return clients of exports that the inventory does not have, as sentences.
+
+    Nodes come and go, so this is not a fault, but it may be a misspelt name.
+    """
+    lines = []
+    for position, export in enumerate(nfs["exports"]):
+        where = f"nfs_exports[{position}]: {export.get('path')}: clients: "
+        if missing := unknown(export.get("clients") or ["all"], hosts, groups):
+            names = ", ".join(missing)
+            lines.append(
+                f"{where}no group, node or host is called {names}; name what `ansible-inventory --graph` shows, unless"
+                " its node is to come back"
+            )
+        if not client_hosts(export, hosts, groups):
+            lines.append(
+                f"{where}there are none, so that it is not exported; name a group with hosts, or leave clients out for"
+                " all"
+            )
+    return lines
+
+
 def export_id(path: str) -> int:
     """Return the number of an export: it is part of every file handle, so it stays when the list changes."""
     return zlib.crc32(path.encode()) % 65535 + 1
@@ -301,7 +313,8 @@ def nfs_here(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
             "addresses": [address(host, hosts) for host in client_hosts(export, hosts, groups)],
         }
         for export in nfs["exports"]
-        if export["server"] == nfs["host"]
+        # exports(5): a line without clients exports to everybody.
+        if export["server"] == nfs["host"] and client_hosts(export, hosts, groups)
     ]
     mounts: list[Entry] = []
     for mount in nfs["mounts"]:
@@ -337,4 +350,9 @@ class FilterModule:
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""
-        return {"nfs_faults": nfs_faults, "nfs_here": nfs_here, "nfs_left_out": nfs_left_out}
+        return {
+            "nfs_faults": nfs_faults,
+            "nfs_here": nfs_here,
+            "nfs_left_out": nfs_left_out,
+            "nfs_warnings": nfs_warnings,
+        }
