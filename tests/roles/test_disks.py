@@ -264,6 +264,8 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "by-uuid/1234-abcd": "sdb",
         "by-uuid/ABCD-1234": "sdc",
         "by-label/my\\x20data": "sdc",
+        "by-label/d\u00e4ta\u2013\\x5c1": "sdd",
+        "by-label/BIG": "sdd",
         "by-id/google-gone": "gone",
     }.items():
         path = tmp_path / "disk" / link
@@ -285,6 +287,7 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"uuid": "1234-ABCD"}, "sdb"),
         ({"uuid": "abcd-1234"}, "sdc"),
         ({"label": "my data"}, "sdc"),
+        ({"label": "d\u00e4ta\u2013\\1"}, "sdd"),
     ],
 )
 def test_disks_are_found_by_serial_uuid_and_label(devices: Path, named: dict[str, str], found: str) -> None:
@@ -300,6 +303,7 @@ def test_disks_are_found_by_serial_uuid_and_label(devices: Path, named: dict[str
         ({"device": "gone"}, "no disk named gone"),
         ({"uuid": "9999"}, "no disk with the uuid 9999"),
         ({"label": "data"}, "no disk with the label data"),
+        ({"label": "big"}, "no disk with the label big"),
     ],
 )
 def test_disks_that_are_not_one_are_refused(devices: Path, named: dict[str, str], reason: str) -> None:

@@ -112,12 +112,11 @@ def resolve(mount: Mount) -> str:
         Refusal: There is none, or more than one.
     """
     if mount["uuid"] or mount["label"]:
-        kind, name = ("uuid", mount["uuid"].lower()) if mount["uuid"] else ("label", mount["label"])
-        # As udev writes names that are no file names.
-        name = "".join(c if re.match(r"[\w#+.:=@-]", c) else "".join("\\x%02x" % b for b in c.encode()) for c in name)
-        links = [
-            path for path in glob.glob("%s/by-%s/*" % (DISKS, kind)) if os.path.basename(path) in (name, name.upper())
-        ]
+        kind = "uuid" if mount["uuid"] else "label"
+        # As udev writes names that are no file names; what is not ASCII stays (blkid_encode_string of libblkid).
+        label = "".join(c if re.match(r"[\w#+.:=@-]|[^\0-\x7f]", c) else "\\x%02x" % ord(c) for c in mount["label"])
+        names = (mount["uuid"].lower(), mount["uuid"].upper()) if mount["uuid"] else (label,)
+        links = [path for path in glob.glob("%s/by-%s/*" % (DISKS, kind)) if os.path.basename(path) in names]
         wanted = "with the %s %s" % (kind, mount[kind])
     elif mount["device"].startswith("/"):
         links, wanted = [mount["device"]], mount["device"]
