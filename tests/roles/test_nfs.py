@@ -82,7 +82,6 @@ def test_lists_that_say_all_there_is_to_say(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"server": "nobody"}, "server nobody is not in the inventory; start its node if it is stopped; if it"),
         (
             {"server": "spot-w0"},
             "server spot-w0 is preemptible, and its disk is lost with it; set nfs_allow_preemptible",
@@ -243,6 +242,16 @@ def test_two_roles_that_would_undo_each_other_are_refused(change: dict[str, Any]
     given: dict[str, Any] = {"exports": [export], "disks": [DISK | change.get("disk", {})], "mounts": []}
     assert fault in faults(host="pod-w0", **given)
     assert faults(host="pod-w1", **given) == "", "only the server has that disk"
+
+
+def test_a_server_that_is_not_there_keeps_only_those_from_being_configured_who_mount_from_it() -> None:
+    gone = [{**EXPORT, "server": "gone-w0"}]
+    said = "server gone-w0 is not in the inventory; start its node if it is stopped; if it is gone, remove its exports"
+    assert faults(exports=gone, mounts=[]) == ""
+    assert faults(exports=gone, mounts=[{**MOUNT, "state": "absent"}]) == ""
+    assert faults(exports=gone).startswith(f"nfs_mounts[0]: /mnt/share: {said}")
+    (warning,) = nfs.nfs_warnings(variables(exports=gone, mounts=[]), HOSTS, GROUPS)
+    assert warning.startswith(f"nfs_exports[0]: /srv/share: {said}")
 
 
 def test_a_client_that_is_not_there_keeps_nobody_from_being_configured() -> None:

@@ -142,7 +142,7 @@ def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> li
         faults.append(f"mode {mode}{place} lets everybody write; give a group and a mode such as 2775")
     server = str(export.get("server", ""))
     if server not in hosts:
-        return [*faults, f"server {server} is not in the inventory; {GONE}"]
+        return faults  # Only who mounts from it needs it.
     faults += [fault] if (fault := address_fault(server, hosts)) else []
     preemptible = hosts[server].get("tpu_preemptible") or hosts[server].get("tpu_spot")
     if preemptible and not nfs["allow_preemptible"]:
@@ -272,13 +272,16 @@ def nfs_faults(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
 
 
 def nfs_warnings(nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
-    """Return clients of exports that the inventory does not have, as sentences.
+    """Return servers and clients of exports that the inventory does not have, as sentences.
 
     Nodes come and go, so this is not a fault, but it may be a misspelt name.
     """
     lines = []
     for position, export in enumerate(nfs["exports"]):
-        where = f"nfs_exports[{position}]: {export.get('path')}: clients: "
+        entry = f"nfs_exports[{position}]: {export.get('path')}: "
+        if export.get("server") not in hosts:
+            lines.append(f"{entry}server {export.get('server')} is not in the inventory; {GONE}")
+        where = f"{entry}clients: "
         if missing := unknown(export.get("clients") or ["all"], hosts, groups):
             names = ", ".join(missing)
             lines.append(
