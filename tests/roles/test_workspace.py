@@ -22,6 +22,7 @@ from roles.workspace.filter_plugins.workspace import (
     workspace_environment_warnings,
     workspace_everywhere,
     workspace_faults,
+    workspace_on_disks,
     workspace_only_faults,
     workspace_questions,
     workspace_wanted,
@@ -209,6 +210,20 @@ def test_each_remote_and_ref_is_asked_for_once_and_whole_commits_are_not() -> No
     assert wanted[0] == PROJECT | {"path": "/w/vision", "commit": "a", "environment": "/e", "owner": "root"}
 
 
+@pytest.mark.parametrize(
+    ("disks", "disk"),
+    [
+        ([{"path": "/mnt/a"}, {"path": "/w"}], "/w"),
+        ([{"path": "/w/vision"}], "/w/vision"),
+        ([{"path": "/w", "state": "absent"}, {"path": "/w/vis"}], ""),
+        ([None, "/w"], ""),
+        ("/w", ""),
+    ],
+)
+def test_the_disk_that_a_project_is_on_is_known(disks: Any, disk: str) -> None:
+    assert workspace_on_disks(workspace_wanted([PROJECT], "/w", "/e", {}, []), disks)[0]["disk"] == disk
+
+
 def test_a_forge_is_asked_by_the_first_worker_that_has_the_project() -> None:
     other = {"name": "other", "url": "git@forge.test:other.git", "owner": "ada"}
     hostvars: dict[str, dict[str, Any]] = {
@@ -299,7 +314,11 @@ def bring(run: Run, git: Git, tmp_path: Path) -> Callable[..., dict[str, Any]]:
         arguments = {
             "projects": [
                 project
-                | {key: value for key, value in changes.items() if key in project or key in ("state", "editable")}
+                | {
+                    key: value
+                    for key, value in changes.items()
+                    if key in project or key in ("state", "editable", "disk")
+                }
             ],
             "uv": "/nonexistent/uv",
             "cache_dir": str(tmp_path / "cache"),
@@ -334,6 +353,16 @@ def test_a_clone_is_made_moved_and_left_alone(git: Git, bring: Bring, tmp_path: 
     assert bring()["commits"] == {"vision": second}
     assert (tmp_path / "work/vision/a.txt").read_text() == "two\n"
     assert bring()["changed"] is False
+
+
+def test_nothing_is_cloned_below_a_mount_point_whose_disk_is_not_mounted(bring: Bring, tmp_path: Path) -> None:
+    said = (
+        f"vision: its disk is not mounted at {tmp_path}/work; run site.yml with --tags disks, which mounts it or says"
+    )
+    assert said in bring(disk=str(tmp_path / "work"))["msg"]
+    assert not (tmp_path / "work").exists()
+    assert "msg" not in bring(disk=str(tmp_path / "work"), check=True), "it mounts none"
+    assert bring(disk="/")["changed"] is True
 
 
 def test_no_run_starts_while_a_clone_moves_and_none_is_moved_under_a_run_unless_it_may_be(

@@ -273,6 +273,19 @@ def workspace_wanted(
     return found
 
 
+def workspace_on_disks(projects: list[Project], disks: Any) -> list[Project]:
+    """Given what `workspace_wanted` returns and disks_mounts, return it with the mount point that each clone is below.
+
+    The role disks says what is wrong with its list.
+    """
+    listed = [disk for disk in disks if isinstance(disk, dict)] if isinstance(disks, list) else []
+    places = [str(disk.get("path")) for disk in listed if disk.get("state") != "absent"]
+    return [
+        project | {"disk": next((place for place in places if f"{project['path']}/".startswith(f"{place}/")), "")}
+        for project in projects
+    ]
+
+
 class FilterModule:
     """Filters of the role workspace."""
 
@@ -283,6 +296,7 @@ class FilterModule:
             "workspace_environment_faults": workspace_environment_faults,
             "workspace_environment_warnings": workspace_environment_warnings,
             "workspace_faults": workspace_faults,
+            "workspace_on_disks": workspace_on_disks,
             "workspace_only_faults": workspace_only_faults,
             "workspace_everywhere": workspace_everywhere,
             "workspace_questions": workspace_questions,

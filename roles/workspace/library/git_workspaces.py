@@ -17,6 +17,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.clones import Clone
 from ansible.module_utils.editables import Environment
 from ansible.module_utils.guarded_paths import guarded_way
+from ansible.module_utils.mount_points import parse_mounts, read
 from ansible.module_utils.programs import keep_safe
 from ansible.module_utils.turns import ENVIRONMENTS, GIT, take_turn, tell_change
 
@@ -40,6 +41,7 @@ options:
       url: { description: The remote., type: str, required: true }
       commit: { description: The full commit hash; empty if check mode does not know it., type: str, required: true }
       path: { description: The clone., type: path, required: true }
+      disk: { description: Mount point of the disk that it is on; empty if it is on none., type: str, default: "" }
       owner: { description: Account that owns the clone., type: str, required: true }
       group: { description: Group of the directory., type: str, default: "" }
       mode: { description: Permissions of the directory., type: str, default: "0755" }
@@ -183,6 +185,7 @@ class Workspace:
         url, commit = self.project["url"], self.project["commit"]
         if not commit and not self.check:
             raise PersonFault("the commit is not known, since no worker of this run asked for it; run again")
+        self.must_have_disk()
         kept = ""
         if self.as_keeper(lambda: is_free(self.path)):
             if not self.check:
@@ -210,6 +213,18 @@ class Workspace:
         self.set_rights()
         if self.project["editable"]:
             self.install()
+
+    def must_have_disk(self) -> None:
+        """Refuse a place whose disk is not mounted: what is made there is hidden once it is.
+
+        Raises:
+            PersonFault: It is not. Check mode mounts none, so there it may still come.
+        """
+        disk = self.project["disk"]
+        if disk and not self.check and all(each.target != disk for each in parse_mounts(read("/proc/self/mountinfo"))):
+            raise PersonFault(
+                "its disk is not mounted at %s; run site.yml with --tags disks, which mounts it or says why not" % disk
+            )
 
     def spare_run(self, turn: str, path: str, changed: str) -> None:
         """Keep runs from starting from now on, and leave what is there to one that is active, unless it may be changed.
@@ -374,6 +389,7 @@ def main() -> None:
                     "url": needed,
                     "commit": needed,
                     "path": {"type": "path", "required": True},
+                    "disk": dict(text, default=""),
                     "owner": needed,
                     "group": dict(text, default=""),
                     "mode": dict(text, default="0755"),
