@@ -213,6 +213,7 @@ DISK = {"path": "/srv/share", "owner": "ada", "mode": "0770"}
         ({}, DISK | {"state": "absent"}, ("root", "root", "0755", "")),
         ({}, DISK | {"path": "/srv/sha"}, ("root", "root", "0755", "")),
         ({"path": "/srv/share/below"}, DISK, ("root", "root", "0755", "/srv/share")),
+        ({"owner": "root"}, {"path": "/srv/share", "owner": "0"}, ("root", "root", "0755", "/srv/share")),
     ],
 )
 def test_the_mount_point_of_a_disk_has_the_owner_that_both_roles_give_it(
@@ -225,7 +226,8 @@ def test_the_mount_point_of_a_disk_has_the_owner_that_both_roles_give_it(
     }
     assert faults(host="pod-w0", **given) == ""
     assert plan("pod-w0", **given)["directories"] == [
-        {"path": given["exports"][0]["path"]} | dict(zip(("owner", "group", "mode", "disk"), directory, strict=True))
+        {"path": given["exports"][0]["path"], "served": True}
+        | dict(zip(("owner", "group", "mode", "disk"), directory, strict=True))
     ]
 
 
@@ -266,7 +268,8 @@ def test_a_client_that_is_not_there_keeps_nobody_from_being_configured() -> None
         assert nobody.startswith("nfs_exports[1]: /srv/other: clients: there are none, so that it is not exported; ")
     assert nfs.nfs_warnings(variables(), HOSTS, GROUPS) == []
     planned = plan("pod-w0", exports=exports)
-    assert [directory["path"] for directory in planned["directories"]] == ["/srv/share"]
+    served = {directory["path"]: directory["served"] for directory in planned["directories"]}
+    assert served == {"/srv/share": True, "/srv/other": False}, "both are there for the server itself"
     assert "/srv/other" not in str(planned["files"])
     assert plan("pod-w0", exports=exports[1:], mounts=[])["files"] == []
 

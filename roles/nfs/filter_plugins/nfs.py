@@ -127,8 +127,16 @@ def rights_faults(export: Entry, nfs: Entry) -> list[str]:
     return [
         f"{key} is {export[key]} here and {disk[key]} in disks_mounts; remove one of them"
         for key in RIGHTS
-        if export.get(key) and disk.get(key) and str(export[key]).lstrip("0") != str(disk[key]).lstrip("0")
+        if export.get(key) and disk.get(key) and _differ(key, str(export[key]), str(disk[key]))
     ]
+
+
+def _differ(key: str, one: str, other: str) -> bool:
+    """Return whether two values of a right are known to mean different ones."""
+    if key == "mode":
+        return one.lstrip("0") != other.lstrip("0")
+    # Only the worker knows whose number it is.
+    return one != other and one.isdecimal() == other.isdecimal()
 
 
 def export_faults(export: Entry, nfs: Entry, hosts: Hosts, groups: Groups) -> list[str]:
@@ -316,8 +324,7 @@ def nfs_here(nfs: Entry, hosts: Hosts, groups: Groups) -> Entry:
             "addresses": [address(host, hosts) for host in client_hosts(export, hosts, groups)],
         }
         for export in nfs["exports"]
-        # exports(5): a line without clients exports to everybody.
-        if export["server"] == nfs["host"] and client_hosts(export, hosts, groups)
+        if export["server"] == nfs["host"]
     ]
     mounts: list[Entry] = []
     for mount in nfs["mounts"]:

@@ -157,13 +157,18 @@ def mount_units(mount: Entry, nfs: Entry) -> Entry:
 def nfs_plan(here: Entry, nfs: Entry) -> Entry:
     """Given what `nfs_here` returns and the host's variables, return what the module `nfs_host` makes of the host."""
     exports = here["exports"]
+    # exports(5): a line without clients exports to everybody.
+    served = [export for export in exports if export["addresses"]]
     mounts = [mount if mount.get("state") == "absent" else mount_units(mount, nfs) for mount in here["mounts"]]
-    directories = [{key: export[key] for key in ("path", "owner", "group", "mode", "disk")} for export in exports]
+    directories = [
+        {**{key: export[key] for key in ("path", "owner", "group", "mode", "disk")}, "served": export in served}
+        for export in exports
+    ]
     remote = any(mount.get("server") for mount in mounts)
-    packages = PACKAGES[nfs["kind"]] if exports else []
+    packages = PACKAGES[nfs["kind"]] if served else []
     return {
         "directories": directories,
-        "files": server_files(exports, nfs) if exports else [],
+        "files": server_files(served, nfs) if served else [],
         "mounts": mounts,
         "packages": [*packages, *(CLIENT_PACKAGES if remote and not nfs["units_only"] else [])],
     }

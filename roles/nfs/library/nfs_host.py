@@ -27,7 +27,7 @@ description:
 options:
   kind: {description: Which server exports., type: str, choices: [kernel, ganesha], default: kernel}
   directories:
-    description: Exported directories; created if missing, and given owner, group and mode.
+    description: Directories to export; created if missing, and given owner, group and mode.
     type: list
     elements: dict
     default: []
@@ -37,6 +37,7 @@ options:
       group: {description: Name or number., type: str, required: true}
       mode: {description: Octal digits., type: str, required: true}
       disk: {description: Mount point of the disk that it is on; empty if it is on none., type: str, default: ""}
+      served: {description: Whether anybody may mount it., type: bool, default: true}
   files:
     description: The server's files; none means that this host serves nothing.
     type: list
@@ -144,6 +145,7 @@ def main() -> None:
     text: dict[str, Any] = {"type": "str", "required": True}
     path: dict[str, Any] = {"type": "path", "required": True}
     optional: dict[str, Any] = {"type": "str", "default": ""}
+    more: dict[str, Any] = {"disk": optional, "served": {"type": "bool", "default": True}}
 
     def entries(options: dict[str, Any]) -> dict[str, Any]:
         return {"type": "list", "elements": "dict", "default": [], "options": options}
@@ -151,7 +153,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "kind": {"type": "str", "choices": sorted(SERVICES), "default": "kernel"},
-            "directories": entries({"path": path, "owner": text, "group": text, "mode": text, "disk": optional}),
+            "directories": entries({"path": path, "owner": text, "group": text, "mode": text, **more}),
             "files": entries(
                 {"path": path, "content": text, "takes": {**text, "choices": ["reload", "restart", "units"]}}
             ),

@@ -66,10 +66,10 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
         for other in SERVICES:
             if other != kind or not files:
                 self.withdraw(other)
-        if not files:
-            return
         for export in self.module.params["directories"]:
             self.directory(export)
+        if not files:
+            return
         written = {entry["takes"] for entry in files if self.write(entry["path"], entry["content"])}
         name, log = SERVICES[kind], os.path.getsize(LOG) if os.path.exists(LOG) else 0
         state = self.unit(name)
@@ -110,7 +110,7 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
 
     def check_served(self, kind: str, log: int) -> None:
         """Wait until the server exports what it should; fail with what its log says past a number of bytes."""
-        wanted = {export["path"] for export in self.module.params["directories"]}
+        wanted = {export["path"] for export in self.module.params["directories"] if export["served"]}
         deadline = time.monotonic() + self.module.params["wait"]
         missing = wanted - set(self.served(kind))
         while missing and time.monotonic() < deadline:

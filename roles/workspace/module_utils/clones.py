@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from collections.abc import Sequence
 from typing import Any
 
 from ansible.module_utils.as_person import PersonFault
@@ -37,12 +39,13 @@ def is_cache(name: str) -> bool:
 class Local:
     """What exists only in a clone."""
 
-    def __init__(self, git: Git, *, everything: bool = False) -> None:
+    def __init__(self, git: Git, *, everything: bool = False, inside: bool = False) -> None:
         """Ask git.
 
         Args:
             git: git in the clone.
             everything: Whether to include what another commit does not touch: other branches and ignored files.
+            inside: Whether it is a submodule, whose commits git may have fetched without a branch that has them.
         """
         options = ["--porcelain", "-z", "--no-renames", "--untracked-files=normal"]
         options += ["--ignored", "--ignore-submodules=none"] if everything else []
@@ -52,7 +55,7 @@ class Local:
         self.unknown = [name for kind, name in entries if kind == "??" and not name.endswith(".egg-info/")]
         self.ignored = [name for kind, name in entries if kind == "!!" and not is_cache(name)]
         self.hidden = hidden(git) if everything else []
-        self.commits = unpublished(git, everything=everything)
+        self.commits = unpublished(git, everything=everything, there=fetched(git) if inside else ())
         self.stashes = git("stash", "list", "--format=%gd %s").splitlines()
 
 
@@ -62,18 +65,29 @@ def hidden(git: Git) -> list[str]:
     return [entry[2:] for entry in marked if os.path.lexists(os.path.join(git.path, entry[2:]))]
 
 
-def unpublished(git: Git, *, everything: bool) -> list[str]:
+def fetched(git: Git) -> list[str]:
+    """Return the commits that the last fetch brought, and those at which a shallow history ends."""
+    found: list[str] = []
+    for name in ("FETCH_HEAD", "shallow"):
+        path = os.path.join(git.path, git("rev-parse", "--git-path", name).strip())
+        with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as stream:
+            found += [line.split()[0] for line in stream if line.strip()]
+    return found
+
+
+def unpublished(git: Git, *, everything: bool, there: Sequence[str] = ()) -> list[str]:
     """Return the commits that the remote never had, as lines for people.
 
     Args:
         git: git in the clone.
         everything: Whether branches, tags and what HEAD once was count too, not only what HEAD is.
+        there: Commits that are known to be the remote's besides those of its branches.
 
     Raises:
         PersonFault: Only the remote can say whether a tag is its own, and it does not answer.
     """
     heads = (["--branches", "--tags", "--reflog"] if everything else []) + (["HEAD"] if head(git) else [])
-    published = ["--not", "--remotes", *git("for-each-ref", "--format=%(refname)", DEPLOYED).split()]
+    published = ["--not", "--remotes", *there, *git("for-each-ref", "--format=%(refname)", DEPLOYED).split()]
     if not everything:
         published.append("--tags")
     else:
@@ -85,8 +99,8 @@ def unpublished(git: Git, *, everything: bool) -> list[str]:
     if found and everything:
         # A tag may exist only here, or on the remote at a commit that is on no branch.
         asked = [line.partition("\t")[0] for line in git("ls-remote", "--tags", "origin").splitlines()]
-        there = [commit for commit in asked if git.has("cat-file", "-e", commit + "^{commit}")]
-        found = git("log", "--format=%h %s", *heads, *published, *there).splitlines()
+        published += [commit for commit in asked if git.has("cat-file", "-e", commit + "^{commit}")]
+        found = git("log", "--format=%h %s", *heads, *published).splitlines()
     return [str(line) for line in found]
 
 
@@ -342,7 +356,7 @@ class Clone:
         """
         self.must_be_own()
         everywhere = [("", Local(self.git, everything=True))]
-        everywhere += [(name, Local(git, everything=True)) for name, git in fetched_submodules(self.git)]
+        everywhere += [(name, Local(git, everything=True, inside=True)) for name, git in fetched_submodules(self.git)]
         kinds: dict[str, list[str]] = {}
         for inside, local in everywhere:
             for kind, names in (
