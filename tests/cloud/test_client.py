@@ -129,6 +129,8 @@ NOT_THEIR_PROJECT = (
         ("RESOURCE_EXHAUSTED", NO_QUOTA, "spot and on-demand TPUs have quotas of their own"),
         ("RESOURCE_EXHAUSTED", NO_MORE_QUOTA, "SUSPENDED or FAILED"),
         ("RESOURCE_EXHAUSTED", TOO_FAST, "wait a minute"),
+        ("INTERNAL", "Quota 'CPUS' exceeded.  Limit: 72.0 in region us-central1.", "more of the quota that is named"),
+        ("PERMISSION_DENIED", "Compute Engine API has not been used in project 1 before", "the API that is named"),
         ("RESOURCE_EXHAUSTED", "slow down", "wait, or ask for more quota"),
         ("PERMISSION_DENIED", NOT_ENABLED, "gcloud services enable tpu.googleapis.com"),
         ("PERMISSION_DENIED", NO_QUOTA_PROJECT, "set one for your login: gcloud auth"),

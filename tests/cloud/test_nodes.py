@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tpu_ops.cloud import nodes, operations, zones
@@ -87,6 +89,21 @@ def test_a_wait_ends_and_says_what_it_waited_for(tpu, fleet):
             progress=lambda elapsed, state: told.append(state),
         )
     assert set(told) == {"READY"}
+
+
+def test_a_second_wait_gets_what_the_first_has_left(tpu, fleet):
+    fleet.create("pod")
+    began = time.monotonic() - 60
+    with pytest.raises(CloudError, match="not done after 60 s"):
+        operations.wait_for_state(
+            tpu,
+            f"{fleet.location()}/nodes/pod",
+            through=("READY",),
+            what="node pod",
+            timeout=60,
+            progress=lambda *_: pytest.fail("it waits"),
+            began=began,
+        )
 
 
 def test_what_a_zone_has(tpu, fleet):

@@ -417,17 +417,68 @@ def failing_creations(monkeypatch, *statuses):
 def test_why_a_queued_resource_could_not_be_asked_for_is_said_before_it_is_asked_for_again(
     tpu, lab_api, lost_queue, monkeypatch
 ):
-    failing_creations(monkeypatch, "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED")
+    failing_creations(monkeypatch, *3 * ["RESOURCE_EXHAUSTED"])
     seen, said = back(tpu, lost_queue)
     assert seen[name("a")].state == "READY"
-    told = [text.partition(": ")[2] for text in said if "quota" in text]
+    first, *told = [text.partition(": ")[2] for text in said if "quota" in text]
+    assert first == "quota 3; asking once more, since that may be the answer to an earlier command"
     assert told == ["quota 2; next try in 0.05 s", "quota 1; next try in 0.1 s"]
 
 
 def test_a_queued_resource_that_cannot_be_asked_for_at_all_ends_it(tpu, lab_api, lost_queue, monkeypatch):
-    failing_creations(monkeypatch, "PERMISSION_DENIED")
+    failing_creations(monkeypatch, "PERMISSION_DENIED", "PERMISSION_DENIED")
     with pytest.raises(ApiError, match="quota 1"):
         back(tpu, lost_queue)
+
+
+@pytest.mark.parametrize("kind", ["create_queued", "delete_queued"])
+def test_what_an_earlier_command_was_refused_is_asked_for_again(tpu, lab_api, monkeypatch, kind):
+    """The service answers one request id with one operation, also after whatever was in the way is gone."""
+    resource = queued(lab_api, tpu, "a")
+    plan = remaking.remember(tpu, [name("a")])
+    if kind == "create_queued":
+        lab_api.done("DELETE", f"v2/{resource}?force=true")
+    else:
+        preempt(lab_api, "a")
+    ask, is_done, refused, forbidden = getattr(cloud, kind), operations.is_done, set(), True
+
+    def asks(client, resource, *further):
+        if forbidden:
+            refused.add(further[-1])
+        return "refused" if further[-1] in refused else ask(client, resource, *further)
+
+    def ends(client, operation, *, what):
+        if operation == "refused":
+            raise operations.Failed("not allowed", status="PERMISSION_DENIED", where=what)
+        return is_done(client, operation, what=what)
+
+    monkeypatch.setattr(cloud, kind, asks)
+    monkeypatch.setattr(operations, "is_done", ends)
+    for _ in range(2):
+        with connect(lab_api.grpc, timeout=10) as client, pytest.raises(ApiError, match="not allowed"):
+            back(client, plan)
+    forbidden = False
+    seen, _ = back(tpu, plan)
+    assert seen[name("a")].state == "READY"
+
+
+def test_a_creation_of_which_nothing_is_known_any_more_is_asked_for_again(tpu, lab_api, lost_queue, monkeypatch):
+    create, is_done, known = cloud.create_queued, operations.is_done, []
+
+    def creates(client, resource, body, request_id):
+        known.append(request_id)
+        return create(client, resource, body, request_id) if len(known) > 2 else "forgotten"
+
+    def ends(client, operation, *, what):
+        if operation == "forgotten":
+            raise ApiError("operation not found", status="NOT_FOUND", where=what)
+        return is_done(client, operation, what=what)
+
+    monkeypatch.setattr(cloud, "create_queued", creates)
+    monkeypatch.setattr(operations, "is_done", ends)
+    seen, _ = back(tpu, lost_queue)
+    assert seen[name("a")].state == "READY"
+    assert len(set(known)) == len(known)
 
 
 def failing_answers(monkeypatch, times, **failure):

@@ -114,6 +114,16 @@ def test_a_host_has_one_entry_in_netrc_and_all_others_stay(tmp_path: Path, befor
     ]
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\n\n", "\n \n"])
+def test_an_entry_does_not_become_part_of_the_macro_in_front_of_it(tmp_path: Path, end: str) -> None:
+    edit = netrc_edit("h", "user", "new")
+    after = edit(f"{OWN}macdef init\ncd x{end}")
+    assert edit(after) == after
+    (tmp_path / "netrc").write_text(after)
+    (tmp_path / "netrc").chmod(0o600)
+    assert set(netrc.netrc(tmp_path / "netrc").hosts) == {"own.test", "h"}
+
+
 @pytest.mark.parametrize("password", ['"old', "", '#"'])
 def test_an_entry_that_readers_of_netrc_refuse_costs_no_other(password: str) -> None:
     before = f'machine h login user password {password}\n{OWN}machine q login me password "x\n'

@@ -95,14 +95,16 @@ _MEANT = {
     "per minute": "too many requests for now: wait a minute",
     "no more capacity|[Ii]nsufficient (reserved )?capacity": "try another zone, or again later; a queued resource "
     "waits until there is some (docs/inventory.md, Making nodes)",
-    "Quota .*(exceeded|exhausted)": "ask for more quota of this accelerator type in this zone; spot and on-demand TPUs "
-    "have quotas of their own, and a queued resource that is SUSPENDED or FAILED uses some until it is deleted",
+    "Quota .*TPU.*(exceeded|exhausted)": "ask for more quota of this accelerator type in this zone; spot and on-demand "
+    "TPUs have quotas of their own, and a queued resource that is SUSPENDED or FAILED uses some until it is deleted",
+    "Quota .*(exceeded|exhausted)": "ask for more of the quota that is named",
     "requires a quota project": f"set one for your login: {_SET_QUOTA_PROJECT}",
     "serviceUsageConsumer": f"choose a quota project for your login that you may use: {_SET_QUOTA_PROJECT}",
     "insufficient authentication scopes": "this machine's service account may not use the scope cloud-platform: log in "
     "(gcloud auth application-default login), or give the machine that scope",
-    "has not been used in project": "enable it: gcloud services enable tpu.googleapis.com --project PROJECT; if the "
-    f"project that is named is not yours, your login has no quota project: {_SET_QUOTA_PROJECT}",
+    "Cloud TPU API has not been used in project": "enable it: gcloud services enable tpu.googleapis.com --project "
+    f"PROJECT; if the project that is named is not yours, your login has no quota project: {_SET_QUOTA_PROJECT}",
+    "has not been used in project": "enable the API that is named in that project: gcloud services enable",
 }
 
 

@@ -67,7 +67,14 @@ def is_done(tpu: Tpu, operation: str, *, what: str) -> bool:
 
 
 def wait_for_state(
-    tpu: Tpu, name: str, *, through: tuple[str, ...], what: str, timeout: float, progress: Progress
+    tpu: Tpu,
+    name: str,
+    *,
+    through: tuple[str, ...],
+    what: str,
+    timeout: float,
+    progress: Progress,
+    began: float | None = None,
 ) -> Json | None:
     """Wait until a node has left certain states; return it, or None where it is gone.
 
@@ -78,6 +85,7 @@ def wait_for_state(
         what: What is waited for, for an error.
         timeout: Seconds to wait at most.
         progress: Told what is waited for.
+        began: When waiting began, on the monotonic clock; None is now.
 
     Raises:
         Late: The node was still in one of these states when the time was over.
@@ -99,12 +107,20 @@ def wait_for_state(
         what=what,
         timeout=timeout,
         progress=lambda elapsed: progress(elapsed, node["state"] if node else "gone"),
+        began=began,
     )
     return node
 
 
-def _until(look: Callable[[], bool], *, what: str, timeout: float, progress: Callable[[float], None]) -> None:
-    start, delay = time.monotonic(), FIRST_LOOK
+def _until(
+    look: Callable[[], bool],
+    *,
+    what: str,
+    timeout: float,
+    progress: Callable[[float], None],
+    began: float | None = None,
+) -> None:
+    start, delay = time.monotonic() if began is None else began, FIRST_LOOK
     while not look():
         elapsed = time.monotonic() - start
         if elapsed >= timeout:

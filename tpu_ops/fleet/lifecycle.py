@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import re
 import shlex
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,12 +164,19 @@ def create(tpu: Tpu, wish: Wish, body: Json, *, wait: bool, timeout: float, prog
         else:
             if not wait:
                 return "begun"
+            began = time.monotonic()
             try:
                 with _begun(_CREATING, _creation(wish)):
                     operations.wait(tpu, operation, what=wish.where, timeout=timeout, progress=progress)
                     # It may have gone on its way again, or be listed as it was before.
                     node = operations.wait_for_state(
-                        tpu, wish.full_name, through=ON_THE_WAY, what=wish.where, timeout=timeout, progress=progress
+                        tpu,
+                        wish.full_name,
+                        through=ON_THE_WAY,
+                        what=wish.where,
+                        timeout=timeout,
+                        progress=progress,
+                        began=began,
                     )
             except operations.Failed as exc:
                 raise _failed(tpu, wish, exc) from exc

@@ -376,17 +376,18 @@ class _Queue:
         """Ask for it; where that was done and it is not there, it is on its way, or that has failed."""
         if not self._asked:
             self._tell("asking for its resources again; this may take a while in the queue")
-            # Ids of the first try are the same for everybody; one that failed is asked for anew.
-            request = self._id(f"create {self._tries}")
+            request = self._id("create", self._tries)
             self._asked = remaking.create_queued(self._tpu, self._name, self._body, request)
             self._tries += 1
             return
         try:
             if operations.is_done(self._tpu, self._asked, what=self._where):
                 self._asked = ""
-        except operations.Failed:
+        except ApiError as exc:
+            if not isinstance(exc, operations.Failed) and exc.status != "NOT_FOUND":
+                raise
             self._asked = ""
-            raise
+            self._refused(exc, self._tries)
 
     def _failed(self, found: remaking.Queued) -> CloudError:
         """Return the error about one that has failed again; one of the API where a later one may be granted."""
@@ -397,20 +398,31 @@ class _Queue:
 
     def _delete(self, found: remaking.Queued) -> None:
         """Delete this one, and not one that somebody has asked for since; what failed is asked for anew."""
-        request = self._id(f"delete {found.created or self._tries} {self._undeleted}")
+        request = self._id(f"delete {found.created or self._tries}", self._undeleted)
         operation = remaking.delete_queued(self._tpu, self._name, request)
         # How long that takes is seen by its state.
         with contextlib.suppress(operations.Late):
             try:
                 operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=lambda *_: None)
-            except ApiError:
+            except ApiError as exc:
                 self._undeleted += 1
-                raise
+                if not isinstance(exc, operations.Failed):
+                    raise
+                self._refused(exc, self._undeleted)
 
     def _tell(self, text: str) -> None:
         if text != self._said:
             self._said = text
             self._told(f"{self._where}: {text}")
 
-    def _id(self, what: str) -> str:
+    def _id(self, what: str, failed: int) -> str:
+        """Return the id of a request: the first one's is everybody's who asks for the same, and is answered once."""
+        if failed:
+            return str(uuid.uuid4())
         return str(uuid.uuid5(uuid.NAMESPACE_URL, f"tpu_ops/{self._request}/{self._name}/{what}"))
+
+    def _refused(self, failure: ApiError, tries: int) -> None:
+        """Raise what an operation ended with, unless that may be an earlier command's, of which the cause is gone."""
+        if tries > 1:
+            raise failure
+        self._tell(f"{failure.what}; asking once more, since that may be the answer to an earlier command")

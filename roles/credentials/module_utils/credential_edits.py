@@ -14,6 +14,8 @@ ARGUMENT = re.compile(r'"(?:\\.|[^"\\\n])*"(?!\S)|\S+')
 #: A word where none is expected: `#` begins a comment.
 WORD = re.compile(r"#[^\n]*|" + ARGUMENT.pattern)
 PARTS = ("machine", "default", "macdef")
+#: The empty line that ends a macdef, where nothing follows.
+MACRO_END = re.compile(r"\n\n\Z")
 #: A line of ~/.git-credentials that is for a whole host (credential_from_url of git): login and host.
 WHOLE_HOST = re.compile(r"\s*https://([^:@/]*)(?::[^@/]*)?@([^/?#]+)/?\s*")
 #: A line of ~/.git-credentials that git reads at all (credential_from_url_gently of git): it has login and secret.
@@ -68,7 +70,11 @@ def netrc_edit(host: str, login: str | None, secret: str | None) -> Edit:
             before, after = text[:start], text[end:]
             text = (before if block and start == where else closed_up(before, ended, after)) + after
         before = text[:where]
-        return before + ("\n" if block and before and not before.endswith("\n") else "") + block + text[where:]
+        if block and before and not before.endswith("\n"):
+            before += "\n"
+        if block and [part[2] for part in netrc_entries(before)][-1:] == [["macdef"]] and not MACRO_END.search(before):
+            before += "\n"
+        return before + block + text[where:]
 
     return edit
 
