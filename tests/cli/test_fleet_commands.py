@@ -600,6 +600,15 @@ def test_a_person_whom_workers_refuse_is_told_what_decides_who_logs_in(fleet, tp
     assert "fix:" not in tpu_ops("run", "pod", "--", "true")[2]
 
 
+def test_a_person_whose_key_ssh_passes_over_is_told_that_first(fleet, tpu_ops, ssh, monkeypatch):
+    fleet.create("pod", "v4-16")
+    monkeypatch.setenv("SSH_SAYS", "ada@100.64.0.1: Permission denied (publickey).")
+    fleet.private_key.chmod(0o644)
+    key = fleet.private_key
+    fix = f"  fix: others can read {key}, so ssh does not use it: `chmod 600 {key}`. Otherwise: you logged in as ada"
+    assert tpu_ops("run", "pod", "--", "true")[2].count(fix) == 1
+
+
 def test_a_person_whose_agent_has_too_many_keys_is_told_to_name_one(fleet, tpu_ops, ssh, monkeypatch):
     fleet.create("pod", "v4-16")
     many = "Received disconnect from 100.64.0.1 port 22:2: Too many authentication failures"

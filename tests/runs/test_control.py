@@ -71,7 +71,7 @@ async def test_whoever_is_refused_by_workers_learns_with_which_key_and_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
 ) -> None:
     there, said = fleet(tmp_path), "tpu@10.0.0.1: Permission denied (publickey)."
-    vars(there.settings).update(user="tpu", private_key="/k", more_keys=(), only_key=True, file="tpu_vm.yml")
+    vars(there.settings).update(user="tpu", private_key=Path("/k"), more_keys=(), only_key=True, file="tpu_vm.yml")
     refused = Reply("", {}, "unreachable", said)
     fanout: Any = Answers(pod_w0=refused, pod_w1=refused)
     monkeypatch.setattr("tpu_ops.cli.who.contact.fanout", lambda _: fanout)

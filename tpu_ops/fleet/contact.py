@@ -118,9 +118,14 @@ def login_hint(settings: Settings, said: str = "") -> str:
             f"set `private_key` in {settings.file} (or TPU_OPS_PRIVATE_KEY) to the key that the workers know: then "
             "only that one is offered, and not those of your agent before it"
         )
-    keys = [str(path) for path in (settings.private_key, *settings.more_keys) if path]
-    key = f"with {', '.join(keys) or 'the keys that ssh finds'}"
+    # Imported here: it is wanted only where somebody is refused.
+    from tpu_ops.remote import identities
+
+    keys = [path for path in (settings.private_key, *settings.more_keys) if path]
+    key = f"with {', '.join(map(str, keys)) or 'the keys that ssh finds'}"
+    faults = [fault for fault in map(identities.fault, keys) if fault]
     return (
+        f"{'. '.join([*faults, 'Otherwise: '] if faults else [])}"
         f"you logged in as {settings.user} {key}. If that is wrong, set `user` and `private_key` in {settings.file} "
         "(or TPU_OPS_USER, TPU_OPS_PRIVATE_KEY). If your key is not on the workers, whoever configures them adds it to "
         "`users_people` (docs/members.md). With OS Login: `gcloud compute os-login ssh-keys add --key-file KEY.pub` "
@@ -130,8 +135,10 @@ def login_hint(settings: Settings, said: str = "") -> str:
 
 def with_hint(settings: Settings, replies: Iterable[Reply]) -> tuple[Reply, ...]:
     """Return answers of workers; where one refuses the person who logs in it says what to do about that."""
+    # One for all that are told the same: a person's keys are looked at for it.
+    hint = functools.cache(lambda said: login_hint(settings, said))
     return tuple(
-        reply._replace(fix=login_hint(settings, reply.problem))
+        reply._replace(fix=hint(reply.problem if openssh.too_many(reply.problem) else ""))
         if reply.kind == "unreachable" and openssh.refused(reply.problem)
         else reply
         for reply in replies
