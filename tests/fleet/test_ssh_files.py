@@ -113,7 +113,8 @@ def test_ansible_gets_the_same_options_as_ssh(tmp_path):
         ({"XDG_RUNTIME_DIR": "/run/${HOME}"}, "/tmp/tpu_ops-7"),
     ],
 )
-def test_the_directory_of_control_sockets_is_short_and_plain(environ, expected):
+def test_the_directory_of_control_sockets_is_short_and_plain(environ, expected, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: True)
     path = ssh_files.mux_dir(environ, 7)
     assert str(path) == expected
     # The longest name of a socket that ssh makes there, with the final NUL; Linux allows 108 bytes.
@@ -128,6 +129,15 @@ def test_the_runtime_directory_of_another_user_is_not_taken():
     assert str(ssh_files.mux_dir(environ, os.getuid() + 1)) == "/home/ada/.cache/tpu_ops/mux"
     yet_to_be_made = {"XDG_RUNTIME_DIR": f"{runtime}/x"}
     assert str(ssh_files.mux_dir(environ | yet_to_be_made, os.getuid())) == f"{runtime}/x/tpu_ops/mux"
+
+
+def test_a_runtime_directory_that_is_gone_and_cannot_be_made_is_not_taken(tmp_path, monkeypatch):
+    """As /run/user/UID is without a session, and in a container or a scheduler's job that got the variable."""
+    monkeypatch.setattr(os, "access", lambda path, _mode: path != tmp_path)
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path / "user" / "7"), "HOME": "/home/ada"}
+    assert str(ssh_files.mux_dir(environ, 7)) == "/home/ada/.cache/tpu_ops/mux"
+    (tmp_path / "user").mkdir()
+    assert ".cache" not in ssh_files.mux_dir(environ, 7).parts
 
 
 def test_the_directory_of_control_sockets_is_absolute_whatever_home_says(monkeypatch):

@@ -37,17 +37,21 @@ _PLAIN = re.compile(r"[A-Za-z0-9/._@+=:, -]+")
 def mux_dir(environ: Mapping[str, str], uid: int) -> Path:
     """Given the environment and the user id, return the directory of the control sockets; makes nothing."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
-    path = Path(runtime if runtime and _is_own(runtime, uid) else _cache(environ), "tpu_ops", "mux")
+    path = Path(runtime if runtime and _is_usable(Path(runtime), uid) else _cache(environ), "tpu_ops", "mux")
     fits = path.is_absolute() and len(os.fsencode(path)) <= _LONGEST_MUX_DIR and _PLAIN.fullmatch(str(path))
     return path if fits else Path(f"/tmp/tpu_ops-{uid}")  # noqa: S108 - make_mux_dir and openssh.guard look whose it is
 
 
-def _is_own(directory: str, uid: int) -> bool:
-    """Return whether a directory is this user's or is yet to be made; behind `su` it is that of whoever called it."""
+def _is_usable(directory: Path, uid: int) -> bool:
+    """Return whether a directory is this user's or can yet be made; behind `su` it is that of whoever called it.
+
+    The variable may be left of a session that has ended, or come from another machine with a job of its scheduler.
+    """
     try:
-        return Path(directory).stat().st_uid == uid
+        return directory.stat().st_uid == uid
     except FileNotFoundError:
-        return True
+        above = next((parent for parent in directory.absolute().parents if parent.exists()), Path("/"))
+        return os.access(above, os.W_OK | os.X_OK)
     except OSError:
         return False
 
