@@ -171,6 +171,10 @@ def test_ssh_calls_the_jump_with_these_words(jump, folder, tmp_path, monkeypatch
     file = state / ("ssh_config" if own else "jump_config")
     assert notes.read_text().splitlines() == [str(file), wanted] * 2
     assert bool(found.jump_config) != own
+    # What is done to the connection to it is done to that very connection.
+    assert found.lead
+    assert (found.lead.ssh_config, shlex.join([*found.lead.options, "-W"])) == (file, wanted.split(" [")[0])
+    assert wanted.endswith(f" {found.lead.name}")
 
 
 def test_the_words_for_gcloud_name_instance_zone_and_project():

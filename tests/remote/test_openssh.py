@@ -55,6 +55,10 @@ SAID = {
         f"Received disconnect from UNKNOWN port 65535:2: {MANY}\nDisconnected from UNKNOWN port 65535\n",
         [MANY],
     ),
+    "nothing answers behind the proxy": (
+        "Connection timed out during banner exchange\r\nConnection to UNKNOWN port 65535 timed out\r\n",
+        ["Connection timed out during banner exchange"],
+    ),
     "gcloud is not installed": (f"/bin/bash: line 1: exec: gcloud: not found\n{CUT}", ["gcloud: not found"]),
     "gcloud is not logged in": (
         f"ERROR: (gcloud.compute) You do not currently have an active account selected.\nPlease run:\n{CUT}",

@@ -46,7 +46,13 @@ def fanout(fleet: Fleet) -> Fanout:
     proxied = {worker.host for worker in fleet.workers if ways.of(worker).proxy} if ways.proxies else set()
     search = _Search(fleet)
     return Fanout(
-        fleet.ssh_config, search.news, proxied, search.master, taken=search.is_taken, connects=search.connects
+        fleet.ssh_config,
+        search.news,
+        proxied,
+        search.master,
+        taken=search.is_taken,
+        connects=search.connects,
+        jump=ways.lead,
     )
 
 

@@ -64,6 +64,7 @@ class Ways:
         jump_alias: Its alias in known_hosts, or empty.
         outside: Name, as ssh gets it, of a jump that is no worker of the fleet, or empty.
         outside_options: Options of ssh that go before that.
+        lead: How ssh reaches the jump, a worker or not; None where there is none.
         jump_config: OpenSSH configuration for the jump, or empty where there is none or it is a worker of the fleet.
     """
 
@@ -72,6 +73,7 @@ class Ways:
         self.jump, self.outside, self._proxy, self.jump_config, self._blocked = "", "", "", "", ""
         self.jump_place, self.jump_alias = ("", SSH_PORT), ""
         self.outside_options: tuple[str, ...] = ()
+        self.lead: openssh.Jump | None = None
         if settings.proxy_jump:
             options, place = _jump_words(settings.proxy_jump)
             known = {worker.host: worker for worker in workers}
@@ -79,7 +81,8 @@ class Ways:
             place = next((host for host in (place, f"{place}-w0") if host in known), place)
             own = place in known
             self.jump = place if own else ""
-            self._proxy = _jump_command(files.ssh_config(settings.login) if own else files.jump_config, options, place)
+            config = files.ssh_config(settings.login) if own else files.jump_config
+            self._proxy, self.lead = _jump_command(config, options, place), openssh.Jump(config, tuple(options), place)
             self.jump_config = "" if own else _jump_config(mux)
             self.outside, self.outside_options = ("", ()) if own else (place, tuple(options))
             if own:

@@ -38,6 +38,7 @@ class Fanout:
             tried.
         connects: Whether a worker can be connected to where it was seen last, as far as that can be found out in a
             moment: a silent one is looked for only where it cannot.
+        jump: Through which the proxied are reached, where it is ssh that leads to them.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class Fanout:
         *,
         taken: Callable[[str], bool] = lambda host: False,
         connects: Callable[[str], Coroutine[Any, Any, bool]] | None = None,
+        jump: openssh.Jump | None = None,
     ) -> None:
         self.ssh_config = ssh_config
-        self.masters = ssh.Masters(ssh_config, proxied, find)
+        self.masters = ssh.Masters(ssh_config, proxied, find, jump)
         self._find, self._taken, self._connects = find, taken, connects
         self._renewal = Renewal(renew) if renew else None
         self._silence = Silence()

@@ -9,6 +9,7 @@ import shlex
 import socket
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from tpu_ops import digests
 from tpu_ops.errors import OpsError
@@ -19,7 +20,15 @@ from tpu_ops.remote import aliases
 _SPECIAL = re.compile(r'[*?\[\]\\"%$\x00-\x1f\x7f]')
 
 #: What ssh says at the end whatever a proxy failed from.
-_OF_A_PROXY = ("Connection closed by UNKNOWN port", "kex_exchange_identification:", "stdio forwarding failed")
+_OF_A_PROXY = (
+    "Connection closed by UNKNOWN port",
+    "Connection to UNKNOWN port",
+    "kex_exchange_identification:",
+    "stdio forwarding failed",
+)
+
+#: What ssh says where it was connected, if only to a proxy, and the worker did not begin to talk in time.
+_UNANSWERED = "Connection timed out during banner exchange"
 
 #: Where ssh says of which host, or which HostKeyAlias, the key is not known or has changed. Not compiled here, nor is
 #: the next: most commands never search for them.
@@ -31,6 +40,14 @@ _UNSIGNED = r"signing failed.*: (agent refused operation|communication with agen
 
 #: How sshd ends a connection on which as many keys were offered as it takes: six, where nobody has changed that.
 _TOO_MANY = "Too many authentication failures"
+
+
+class Jump(NamedTuple):
+    """How ssh reaches whoever others are reached through: its configuration, options before the name, the name."""
+
+    ssh_config: Path
+    options: tuple[str, ...]
+    name: str
 
 
 def home() -> Path:
@@ -143,6 +160,18 @@ def shared_session(ssh_config: Path, host: str, command: str) -> list[str]:
     return [*base(ssh_config), "-o", "ControlMaster=no", "-o", "ProxyCommand=false", "-T", host, command]
 
 
+def through_jump(jump: Jump) -> list[str]:
+    """Return the command that asks a jump for something over its open master, and ends at once where there is none."""
+    *words, name, _ = shared_session(jump.ssh_config, jump.name, "true")
+    return [*words, *jump.options, name, "true"]
+
+
+def leave_jump(jump: Jump) -> list[str]:
+    """Return the command that has the master of a jump take no more sessions, so that the next opens another."""
+    *words, name = control(jump.ssh_config, jump.name, "stop")
+    return [*words, *jump.options, name]
+
+
 def attempt(ssh_config: Path, host: str) -> list[str]:
     """Return the command that connects without a master, and so lets a proxy say what its trouble is.
 
@@ -203,6 +232,11 @@ def reason(stderr: str, code: int | None) -> str:
 def unexplained(stderr: str) -> bool:
     """Given what ssh said, return whether it said no more than that its proxy failed."""
     return all(line.startswith(_OF_A_PROXY) for line in stderr.splitlines() if line.strip())
+
+
+def unanswered(stderr: str) -> bool:
+    """Given what ssh said, return whether nothing came from a worker though ssh was connected, if only to a proxy."""
+    return _UNANSWERED in stderr
 
 
 def without_room(stderr: str) -> bool:

@@ -236,13 +236,22 @@ class Masters:
         ssh_config: The configuration.
         proxied: Workers that are reached through a proxy.
         find: Says where the master of a worker listens; ssh is asked where it does not know.
+        jump: Through which these are reached, where it is ssh that leads to them.
     """
 
-    def __init__(self, ssh_config: Path, proxied: Collection[str] = (), find: FindMaster = lambda host: None) -> None:
+    def __init__(
+        self,
+        ssh_config: Path,
+        proxied: Collection[str] = (),
+        find: FindMaster = lambda host: None,
+        jump: openssh.Jump | None = None,
+    ) -> None:
         self._config = ssh_config
         self._proxied = proxied
         self._find = find
         self._first, self._tried = asyncio.Lock(), False
+        # When a connection to the jump that no longer served was let go, in the loop's time.
+        self._jump, self._jump_asked, self._jump_left = jump, asyncio.Lock(), float("-inf")
         # How many workers are being reached beside each other, and for how many the agent is to be asked alone; why it
         # does not sign even so.
         self._beside, self._alone, self._refusal = 0, 0, ""
@@ -360,7 +369,10 @@ class Masters:
 
     async def _open(self, host: str) -> None:
         command = openssh.open_master(self._config, host)
+        begun = asyncio.get_running_loop().time()
         code, said = await quiet(command, OPEN_LIMIT)
+        if code and host in self._proxied and openssh.unanswered(said) and await self._leave_stale_jump(begun):
+            code, said = await quiet(command, OPEN_LIMIT)
         if code and host in self._proxied and openssh.unexplained(said):
             reached, more = await quiet(openssh.attempt(self._config, host), OPEN_LIMIT)
             # Where that connects, what kept the proxy from it was over in a moment.
@@ -371,6 +383,25 @@ class Masters:
         if code:
             kind = Unsigned if openssh.unsigned(said) else Unreachable
             raise kind(openssh.reason(said, code), answered=openssh.refused(said))
+
+    async def _leave_stale_jump(self, begun: float) -> bool:
+        """Let the connection to the jump go where nothing answers over it any more, as after a laptop has slept.
+
+        ssh itself gives it up later than it gives up the workers behind it.
+
+        Args:
+            begun: Since when a worker behind it does not answer, in the loop's time.
+
+        Returns:
+            Whether there was such a connection since then.
+        """
+        if self._jump is None:
+            return False
+        async with self._jump_asked:
+            if self._jump_left < begun and (await quiet(openssh.through_jump(self._jump), CONTROL_LIMIT))[0] is None:
+                await quiet(openssh.leave_jump(self._jump), CONTROL_LIMIT)
+                self._jump_left = asyncio.get_running_loop().time()
+        return self._jump_left >= begun
 
     @contextlib.asynccontextmanager
     async def _locked(self, name: str, limit: float, deadline: asyncio.Timeout | None = None) -> AsyncIterator[None]:
