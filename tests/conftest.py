@@ -23,8 +23,8 @@ pytest_plugins = ["tests.support.lab_api", "tests.support.fleet", "tests.support
 def _no_real_service(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Void credentials, and directories of the test's own for state and control sockets."""
     for name in list(os.environ):
-        # Of a shell that talks to a fleet or a lab, only the choice of the container engine holds for tests as well.
-        if name in ("ANSIBLE_INVENTORY", "STORAGE_EMULATOR_HOST") or (
+        # Of a shell with an agent, a fleet or a lab, only the choice of the container engine holds for tests as well.
+        if name in ("ANSIBLE_INVENTORY", "STORAGE_EMULATOR_HOST", "SSH_AUTH_SOCK") or (
             name.startswith("TPU_OPS_") and name != "TPU_OPS_ENGINE"
         ):
             monkeypatch.delenv(name)

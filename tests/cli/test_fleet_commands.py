@@ -603,6 +603,9 @@ def test_a_person_whom_workers_refuse_is_told_what_decides_who_logs_in(fleet, tp
 def test_a_person_whose_key_ssh_passes_over_is_told_that_first(fleet, tpu_ops, ssh, monkeypatch):
     fleet.create("pod", "v4-16")
     monkeypatch.setenv("SSH_SAYS", "ada@100.64.0.1: Permission denied (publickey).")
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/ssh-gone/agent")
+    assert "fix: no ssh agent answers at /tmp/ssh-gone/agent (" in tpu_ops("run", "pod", "--", "true")[2]
+    monkeypatch.setenv("SSH_AUTH_SOCK", "")
     fleet.private_key.chmod(0o644)
     key = fleet.private_key
     fix = f"  fix: others can read {key}, so ssh does not use it: `chmod 600 {key}`. Otherwise: you logged in as ada"

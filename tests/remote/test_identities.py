@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from pathlib import Path
 
@@ -56,6 +57,21 @@ def test_what_is_no_key_of_openssh_is_said_to_be_none(key: Path) -> None:
     key.write_text("PuTTY-User-Key-File-3: ssh-ed25519\n")
     key.chmod(0o600)
     assert identities.fault(key).startswith(f"ssh cannot use {key} (")
+
+
+def test_an_agent_of_an_earlier_login_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind("agent")
+        agent.listen()
+        for name in ("", "agent"):
+            monkeypatch.setenv("SSH_AUTH_SOCK", name)
+            assert identities.agent_fault() == ""
+    for name, why in (("agent", "Connection refused"), ("gone", "No such file or directory"), ("a" * 200, "too long")):
+        monkeypatch.setenv("SSH_AUTH_SOCK", name)
+        fault = identities.agent_fault()
+        assert fault.startswith(f"no ssh agent answers at {name} (")
+        assert why in fault
 
 
 def test_where_ssh_keygen_is_missing_nothing_is_said(key: Path, monkeypatch: pytest.MonkeyPatch) -> None:

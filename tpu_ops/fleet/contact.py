@@ -129,7 +129,7 @@ def login_hint(settings: Settings, said: str = "") -> str:
 
     keys = [path for path in (settings.private_key, *settings.more_keys) if path]
     key = f"with {', '.join(map(str, keys)) or 'the keys that ssh finds'}"
-    faults = [fault for fault in map(identities.fault, keys) if fault]
+    faults = [fault for fault in (identities.agent_fault(), *map(identities.fault, keys)) if fault]
     return (
         f"{'. '.join([*faults, 'Otherwise: '] if faults else [])}"
         f"you logged in as {settings.user} {key}. If that is wrong, set `user` and `private_key` in {settings.file} "

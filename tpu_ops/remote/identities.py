@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import subprocess
 from pathlib import Path
 
-#: Seconds for ssh-keygen to read a key: its file may be far away.
+#: Seconds for ssh-keygen to read a key, whose file may be far away, and for an agent to take a connection.
 _LIMIT = 5.0
 #: How a public key begins. In the place of a private one it names a key that an agent holds.
 _PUBLIC = re.compile(rb"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-[a-z0-9@.-]+ ")
@@ -32,6 +33,23 @@ def fault(key: Path) -> str:
     if "permissions" in why:
         return f"others can read {key}, so ssh does not use it: `chmod 600 {quoted}`"
     return f"ssh cannot use {key} ({why}): see `ssh-keygen -y -f {quoted}`, or name another" if why else ""
+
+
+def agent_fault() -> str:
+    """Return why ssh finds no agent though one is named, and what to do about it; empty where it finds it."""
+    path = os.environ.get("SSH_AUTH_SOCK", "")
+    if not path:
+        return ""
+    try:
+        with socket.socket(socket.AF_UNIX) as agent:
+            agent.settimeout(_LIMIT)
+            agent.connect(path)
+    except OSError as exc:
+        return (
+            f"no ssh agent answers at {path} ({exc.strerror or exc}), which SSH_AUTH_SOCK names: it may be that of an "
+            "earlier login, as in tmux or screen; set it as a new login shell has it"
+        )
+    return ""
 
 
 def _why(key: Path) -> str:
