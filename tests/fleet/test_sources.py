@@ -9,6 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from google.api_core.exceptions import Forbidden, Unauthorized
+from google.auth.exceptions import RefreshError
 
 from tests.support.published import NOW, SOLO, certificate, text, web
 from tpu_ops import config, files, texts
@@ -258,6 +260,35 @@ def test_a_bucket_without_an_emulator_is_read_by_nobody_and_written_by_somebody(
     assert buckets._client(Auth(), anonymous=True)._credentials.token is None
     with pytest.raises(CloudError, match="no credentials"):
         buckets.write("gs://bucket/x", b"", Auth(), content_type="text/plain", timeout=1)
+
+
+@pytest.mark.parametrize("refusal", [RefreshError("Reauthentication is needed."), Forbidden("insufficient scopes")])
+@pytest.mark.parametrize("public", [True, False])
+def test_a_public_object_is_read_whatever_became_of_the_persons_own_login(monkeypatch, refusal, public):
+    asked = []
+
+    class Client:
+        _credentials: object = object()
+
+        @staticmethod
+        def create_anonymous_client():
+            return Client()
+
+    def content(client, *_):
+        asked.append(client)
+        if len(asked) == 1 or not public:
+            raise refusal if len(asked) == 1 else Unauthorized("no anonymous caller")
+        return b"text"
+
+    monkeypatch.setattr(buckets, "_client", lambda *_, **__: Client())
+    monkeypatch.setattr(buckets, "_content", content)
+    if public:
+        assert buckets.read("gs://bucket/x", Auth(), limit=10, timeout=5) == b"text"
+    else:
+        with pytest.raises(CloudError, match="no access") as caught:
+            buckets.read("gs://bucket/x", Auth(), limit=10, timeout=5)
+        assert caught.value.__cause__ is refusal
+    assert len(asked) == 2
 
 
 # --- where to --------------------------------------------------------------------------------------------------------

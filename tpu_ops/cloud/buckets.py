@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from tpu_ops.cloud.auth import Auth, credentials
@@ -37,24 +37,40 @@ def read(uri: str, auth: Auth, *, limit: int, timeout: float) -> bytes:
 
     Args:
         uri: ``gs://BUCKET/OBJECT``.
-        auth: Who asks; where there are no credentials, nobody in particular does: a public object needs none.
+        auth: Who asks; where there are no credentials, or they do not help (a login that has expired, a machine's
+            account), nobody in particular does: a public object needs none.
         limit: Bytes that it may have.
         timeout: Seconds that each request may take, its retries included.
 
     Raises:
         CloudError: It is not there, not to be read, or larger.
     """
-    bucket, name = split(uri)
+    from google.api_core.exceptions import Forbidden, Unauthorized
+    from google.auth.credentials import AnonymousCredentials
+    from google.auth.exceptions import GoogleAuthError
+
     with _requests(uri, "read"):
-        blob = _client(auth, anonymous=True).bucket(bucket).blob(name)
-        more = {"timeout": timeout, "retry": _retry(timeout)}
-        blob.reload(**more)
-        if (blob.size or 0) > limit:
-            raise CloudError(
-                f"the object has more than {limit // 2**20} MiB", where=uri, fix="name the object that was published"
-            )
-        # The generation whose size was looked at: another may have been written since.
-        return bytes(blob.download_as_bytes(if_generation_match=blob.generation, raw_download=True, **more))
+        client = _client(auth, anonymous=True)
+        try:
+            return _content(client, uri, limit, timeout)
+        except (Forbidden, Unauthorized, GoogleAuthError):
+            if not isinstance(client._credentials, AnonymousCredentials):
+                with suppress(Forbidden, Unauthorized):
+                    return _content(client.create_anonymous_client(), uri, limit, timeout)
+            raise
+
+
+def _content(client: Any, uri: str, limit: int, timeout: float) -> bytes:
+    bucket, name = split(uri)
+    blob = client.bucket(bucket).blob(name)
+    more = {"timeout": timeout, "retry": _retry(timeout)}
+    blob.reload(**more)
+    if (blob.size or 0) > limit:
+        raise CloudError(
+            f"the object has more than {limit // 2**20} MiB", where=uri, fix="name the object that was published"
+        )
+    # The generation whose size was looked at: another may have been written since.
+    return bytes(blob.download_as_bytes(if_generation_match=blob.generation, raw_download=True, **more))
 
 
 def write(uri: str, content: bytes, auth: Auth, *, content_type: str, timeout: float) -> None:
