@@ -600,6 +600,20 @@ def test_a_person_whom_workers_refuse_is_told_what_decides_who_logs_in(fleet, tp
     assert "fix:" not in tpu_ops("run", "pod", "--", "true")[2]
 
 
+def test_a_jump_of_the_persons_own_that_refuses_is_told_as_such(fleet, tpu_ops, ssh, monkeypatch):
+    fleet.create("pod", "v4-16")
+    monkeypatch.setenv("TPU_OPS_PROXY_JUMP", "eve@bastion")
+    closed = "kex_exchange_identification: Connection closed by remote host\nConnection closed by UNKNOWN port 65535"
+    monkeypatch.setenv("SSH_SAYS", f"eve@bastion: Permission denied (publickey).\n{closed}")
+    _, out, err = tpu_ops("run", "pod", "--", "true")
+    assert "eve@bastion: Permission denied (publickey). (said by what it is reached through)\n" in out
+    assert "  fix: bastion (proxy_jump), through which they are reached, refuses you: your own ssh config says" in err
+    assert "you logged in as" not in err
+    # A jump that is a worker knows the same accounts and keys as the others.
+    monkeypatch.setenv("TPU_OPS_PROXY_JUMP", "pod-w0")
+    assert "  fix: you logged in as ada" in tpu_ops("run", "pod", "--", "true")[2]
+
+
 def test_a_person_whose_key_ssh_passes_over_is_told_that_first(fleet, tpu_ops, ssh, monkeypatch):
     fleet.create("pod", "v4-16")
     monkeypatch.setenv("SSH_SAYS", "ada@100.64.0.1: Permission denied (publickey).")

@@ -45,7 +45,7 @@ SAID = {
     ),
     "the jump refuses": (
         f"tpu@198.19.176.8: Permission denied (publickey).\n{CUT}",
-        ["198.19.176.8: Permission denied"],
+        ["198.19.176.8: Permission denied (publickey). (said by what it is reached through)"],
     ),
     "the agent has many keys": (
         f"Received disconnect from 34.0.1.1 port 22:2: {MANY}\nDisconnected from 34.0.1.1 port 22\n",
@@ -84,6 +84,14 @@ def test_workers_that_take_no_more_keys_say_the_same_and_have_refused_the_person
     assert openssh.refused(told)
     assert openssh.too_many(told)
     assert not openssh.too_many("ada@a: Permission denied (publickey).")
+
+
+def test_who_refuses_the_person_is_the_worker_or_what_leads_there() -> None:
+    denied = "ada@a: Permission denied (publickey)."
+    for words, by_proxy in (("", False), (CUT, True)):
+        told = openssh.reason(f"{denied}\n{words}", 255)
+        assert openssh.refused(told)
+        assert openssh.refused_by_proxy(told) is by_proxy
 
 
 @pytest.mark.parametrize("name", ["plain", "a b", "100%", "it's", 'q"q', "back\\slash", "\\", "a#b", "%h %C", "ü"])

@@ -119,6 +119,12 @@ def login_hint(settings: Settings, said: str = "") -> str:
         settings: Of the fleet.
         said: By ssh, of any of them.
     """
+    fleet = view.last(settings) if openssh.refused_by_proxy(said) else None
+    if fleet and (jump := selection.ways_of(settings, fleet.listed).outside):
+        return (
+            f"{jump} (proxy_jump), through which they are reached, refuses you: your own ssh config says with which "
+            f"account and key you log in there; see that `ssh {jump}` asks for nothing (docs/ssh.md)"
+        )
     if openssh.too_many(said) and not settings.only_key:
         return (
             f"set `private_key` in {settings.file} (or TPU_OPS_PRIVATE_KEY) to the key that the workers know: then "
@@ -143,8 +149,13 @@ def with_hint(settings: Settings, replies: Iterable[Reply]) -> tuple[Reply, ...]
     """Return answers of workers; where one refuses the person who logs in it says what to do about that."""
     # One for all that are told the same: a person's keys are looked at for it.
     hint = functools.cache(lambda said: login_hint(settings, said))
+
+    def telling(said: str) -> str:
+        """Leave out what names only the worker's own address."""
+        return said if openssh.too_many(said) or openssh.refused_by_proxy(said) else ""
+
     return tuple(
-        reply._replace(fix=hint(reply.problem if openssh.too_many(reply.problem) else ""))
+        reply._replace(fix=hint(telling(reply.problem)))
         if reply.kind == "unreachable" and openssh.refused(reply.problem)
         else reply
         for reply in replies

@@ -38,6 +38,9 @@ _HOST_KEY = r"[Hh]ost key (?:is known )?for (\S+) (has changed|and you have requ
 _UNSIGNED = r"signing failed.*: (agent refused operation|communication with agent failed)"
 
 
+#: What is added to what ssh says where not the worker refused the person, but who leads there.
+_BY_A_PROXY = "said by what it is reached through"
+
 #: How sshd ends a connection on which as many keys were offered as it takes: six, where nobody has changed that.
 _TOO_MANY = "Too many authentication failures"
 
@@ -226,7 +229,8 @@ def reason(stderr: str, code: int | None) -> str:
         return f"{_TOO_MANY}: more keys were offered than it takes"
     if agent := re.search(_UNSIGNED, stderr):
         return f"the agent that holds the key would not sign ({agent[1]}): unlock it; `ssh-add -l` lists its keys"
-    return told
+    # With a proxy's words the way ended before the worker was asked.
+    return f"{told} ({_BY_A_PROXY})" if refused(told) and len(telling) < len(lines) else told
 
 
 def unexplained(stderr: str) -> bool:
@@ -264,6 +268,11 @@ def _host_key_reason(name: str, what: str) -> str:
 def of_host_key(reason: str) -> bool:
     """Given what `reason` returned, return whether it is a host key that ssh did not accept."""
     return "host key" in reason
+
+
+def refused_by_proxy(reason: str) -> bool:
+    """Given what `reason` returned, return whether it is the way to a worker on which the person was refused."""
+    return _BY_A_PROXY in reason
 
 
 def unsigned(stderr: str) -> bool:
