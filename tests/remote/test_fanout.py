@@ -96,7 +96,8 @@ async def test_an_agent_that_will_not_sign_is_told_of_and_not_asked_again_for_ea
         "the agent that holds the key would not sign (agent refused operation): unlock it; `ssh-add -l` lists its keys"
     )
     assert {result.problem for result in results.values()} == {said}
-    assert 8 + ssh._TRIES <= len(calls(play, "-f -N")) < 8 * ssh._TRIES
+    # On a busy machine some come to ask when others have been refused already, and are told at once.
+    assert 1 + ssh._TRIES <= len(calls(play, "-f -N")) < 8 * ssh._TRIES
     # Once it is unlocked it is asked again.
     (play / "agent-for-none").unlink()
     assert (await fanout.run("ab", ["true"], limit=20))["b"].ok
