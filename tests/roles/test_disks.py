@@ -242,6 +242,8 @@ def test_what_somebody_uses_is_not_mounted_anew(run: Run, tmp_path: Path, monkey
         ("36 35 8:16 / /data rw,relatime master:7 - ext4 /dev/sdb rw", False),
         ("36 35 8:16 / /data rw,relatime shared:7 - ext4 /dev/sdb rw", False),
         ("36 35 8:1 / /data rw,relatime - ext4 /dev/sda1 rw", False),
+        # Anybody can mount something in a user namespace, at whatever path.
+        ("36 35 0:50 / /home/bob/a\rb rw - tmpfs x rw\n36 35 8:16 / /data rw - ext4 /dev/sdb rw\n", True),
         ("", False),
     ],
 )

@@ -35,6 +35,15 @@ def test_mounts_are_read_as_the_kernel_writes_them() -> None:
     ]
 
 
+@pytest.mark.parametrize("odd", ["\r", "\x0b", "\x0c", "\x1e", "\x85", "\u2028"])
+def test_a_mount_of_somebody_whose_path_reads_as_two_lines_is_one(odd: str) -> None:
+    path = f"/home/bob/a{odd}b"
+    mountinfo = f"36 22 0:50 / {path} rw - fuse.sshfs bob: rw,user_id=1002\n"
+    assert mount_points.parse_mounts(mountinfo) == [
+        Mounted("0:50", path, "rw", "fuse.sshfs", "bob:", "rw,user_id=1002")
+    ]
+
+
 def test_mount_points_that_would_hide_something_are_refused(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()

@@ -4,6 +4,7 @@ import os
 import pwd
 import signal
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -313,6 +314,26 @@ def test_a_home_that_is_not_the_person_s_is_not_removed(tmp_path: Path) -> None:
     assert "does not belong to ada" in people_leave.home_fault("ada", str(home), me + 1)
     (tmp_path / "link").symlink_to(home)
     assert "is not a directory" in people_leave.home_fault("ada", str(tmp_path / "link"), me)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="it takes root to mount")
+def test_a_mount_of_somebody_at_a_path_that_is_no_text_keeps_nobody_from_leaving(tmp_path: Path) -> None:
+    home, odd = tmp_path / "ada", f"{tmp_path}/\udcff\rx"
+    home.mkdir()
+    Path(odd).mkdir()
+    script = (
+        "import json, os, sys; from tests.roles import conftest; from roles.users.library import people_leave;"
+        " from roles.facts.library import worker_facts; from ansible.module_utils.mount_points import read;"
+        " mounted = worker_facts.mounts(read('/proc/self/mountinfo'));"
+        " print(json.dumps([people_leave.home_fault('ada', sys.argv[1], os.getuid()),"
+        " sum(each['target'].startswith(sys.argv[2]) for each in mounted)]))"
+    )
+    # In a namespace of its own: it goes with the process.
+    command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"', odd, sys.executable, "-c"]
+    done = subprocess.run(
+        [*command, script, str(home), str(tmp_path)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout == '["", 1]\n', done.stderr
 
 
 def person(name: str, uid: int, home: Path | str) -> pwd.struct_passwd:

@@ -191,7 +191,7 @@ def stays_mounted(mountinfo: str, number: str) -> bool:
 
     A mount that is shared with the host's or follows it (master) goes with it (mount_namespaces(7)).
     """
-    lines = [line.partition(" - ")[0].split(" ") for line in mountinfo.splitlines()]
+    lines = [line.partition(" - ")[0].split(" ") for line in mountinfo.split("\n") if line]
     return any(
         fields[2] == number and not any(field.startswith(("shared:", "master:")) for field in fields[6:])
         for fields in lines

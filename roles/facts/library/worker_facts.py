@@ -19,7 +19,7 @@ from typing import Any, Callable
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.file_entries import block_in
-from ansible.module_utils.mount_points import parse_mounts
+from ansible.module_utils.mount_points import parse_mounts, read
 from ansible.module_utils.openpgp import fingerprints
 from ansible.module_utils.turns import busy
 from ansible.module_utils.unit_settings import PROPERTIES, behind, blocks
@@ -393,7 +393,7 @@ def main() -> None:
             settings, output("systemctl", "show", "--no-pager", PROPERTIES, "--", *settings) if settings else ""
         ),
         "hugepages": hugepages(text("/sys/kernel/mm/transparent_hugepage/enabled")),
-        "mounts": mounts(text("/proc/self/mountinfo")),
+        "mounts": mounts(read("/proc/self/mountinfo")),
         "filesystems": sorted(line.split()[-1] for line in text("/proc/filesystems").splitlines() if line.strip()),
         "programs": {path: line for path, line in versions.items() if line},
         "paths": {path: standing(path) for path in module.params["paths"]},

@@ -43,7 +43,8 @@ def unescaped(field: str) -> str:
 def parse_mounts(mountinfo: str) -> list[Mounted]:
     """Given /proc/self/mountinfo, return the mounts in its order: the last one at a path is the one that is seen."""
     found = []
-    for line in mountinfo.splitlines():
+    # Not `splitlines`: a carriage return and others may stand in a path, of which anybody may make one by FUSE.
+    for line in filter(None, mountinfo.split("\n")):
         left, _, right = line.partition(" - ")
         fields, (fstype, source, super_options) = left.split(" "), (right.split(" ") + [""])[:3]
         found.append(Mounted(fields[2], unescaped(fields[4]), fields[5], fstype, unescaped(source), super_options))

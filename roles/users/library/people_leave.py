@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.homes import ownerless, usual_home
-from ansible.module_utils.mount_points import parse_mounts
+from ansible.module_utils.mount_points import parse_mounts, read
 from ansible.module_utils.turns import take_turn
 
 DOCUMENTATION = r"""
@@ -130,8 +130,7 @@ def home_fault(name: str, home: str, uid: int) -> str:
     # A home that somebody else owns is shared, or is not a home.
     if entry.st_uid != uid and not ownerless(name, home):
         return "%s does not belong to %s; set home: keep, or chown it" % (home, name)
-    with open("/proc/self/mountinfo", encoding="utf-8") as stream:
-        mounted = mounts_below(home, stream.read())
+    mounted = mounts_below(home, read("/proc/self/mountinfo"))
     return "%s is mounted there; unmount it first" % ", ".join(mounted) if mounted else ""
 
 
