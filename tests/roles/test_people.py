@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import struct
 import subprocess
@@ -589,6 +590,31 @@ def test_sshd_s_files_are_proved_before_it_reads_them_and_before_anybody_leaves(
     ]
     assert [name for name in names if name in order] == order
     assert tasks[names.index(order[1])]["people_state"]["prove"] is True
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
+def test_who_replaces_what_is_given_back_with_a_link_gets_nothing_of_what_that_leads_to(tmp_path: Path) -> None:
+    tasks = {task["name"]: task for task in yaml.safe_load((ROLE / "tasks" / "main.yml").read_text())}
+    home, system, programs = tmp_path / "home", tmp_path / "system", tmp_path / "bin"
+    for directory in (home / "a" / "b", system, programs):
+        directory.mkdir(parents=True)
+    for path in (home / "a" / "b" / "passwd", home / "a" / "own", system / "passwd"):
+        path.touch()
+    # Between the look at what is there and the change.
+    (programs / "chown").write_text(
+        '#!/bin/sh\nmv "$HOME/a/b" "$HOME/a/c" && ln -s "$SYSTEM" "$HOME/a/b"\nexec /bin/chown "$@"\n'
+    )
+    (programs / "chown").chmod(0o755)
+    words = tasks["Return the contents of the homes of people who come back"]["ansible.builtin.command"]["argv"]
+    item = {"{{ item.home }}": str(home), "{{ item.uid }}:{{ item.group }}": "54321:54321"}
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(home), "SYSTEM": str(system)}
+    subprocess.run([item.get(word, word) for word in words], env=environment, check=False, timeout=30)
+    assert (system / "passwd").stat().st_uid == 0
+    given = {path.relative_to(home).as_posix(): path.lstat().st_uid for path in home.rglob("*")}
+    assert given == dict.fromkeys(("a", "a/b", "a/c", "a/c/passwd", "a/own"), 54321)
+    assert home.stat().st_uid == 0
+    # Ansible goes down by paths.
+    assert "recurse" not in tasks["Return homes to people who come back"]["ansible.builtin.file"]
 
 
 def test_key_files_of_others_stay_unless_the_person_is_listed() -> None:
