@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import os
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ from ansible.template import Templar
 from roles.facts.module_utils import mount_points
 from roles.facts.module_utils.mount_points import Mounted, Refusal
 from roles.nfs.filter_plugins import nfs, nfs_plan
-from roles.nfs.module_utils import nfs_client, nfs_state
+from roles.nfs.module_utils import nfs_client, nfs_server, nfs_state
 
 ROLE = Path(nfs_plan.__file__).parents[1]
 EXPORT: dict[str, Any] = {"path": "/srv/share", "server": "pod-w0", "group": "research", "mode": "2775"}
@@ -476,6 +478,42 @@ def test_a_directory_that_is_bound_to_its_place_already_is_left_there(units: Pat
     mounts = [mounted(str(point), "ext4", "/dev/sda1")]
     assert refusal(point, mounts, what=str(point)) == ""
     assert refusal(point, mounts, what=str(units)) != ""
+
+
+class Server(nfs_server.Server):
+    """A worker that exports something."""
+
+    def __init__(self, *, check: bool = False) -> None:
+        super().__init__(SimpleNamespace(check_mode=check, params={}))
+
+    def fail(self, text: str) -> None:
+        raise AssertionError(text)
+
+
+def exported(path: Path, mode: str = "2775") -> dict[str, Any]:
+    return {"path": str(path), "owner": str(os.geteuid()), "group": str(os.getegid()), "mode": mode}
+
+
+def test_a_directory_is_made_and_changed_once(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "share"
+    for check, actions in ((True, 1), (False, 2), (False, 0)):
+        server = Server(check=check)
+        server.directory(exported(path))
+        assert len(server.actions) == actions
+        assert path.is_dir() is not check
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (path.parent, path)] == [0o755, 0o2775]
+
+
+def test_whoever_puts_a_link_in_the_place_of_a_directory_gets_nothing_of_what_that_leads_to(tmp_path: Path) -> None:
+    shared, system = tmp_path / "shared", tmp_path / "system"
+    for path, mode in ((shared, 0o777), (system, 0o755)):
+        path.mkdir()
+        path.chmod(mode)
+    (shared / "link").symlink_to(system)
+    for path in (shared / "link", shared / "link" / "below"):
+        with pytest.raises(AssertionError, match=f"nfs_exports: {path}: .*/link is a symbolic link in a place where"):
+            Server().directory(exported(path))
+    assert (stat.S_IMODE(system.stat().st_mode), list(system.iterdir())) == (0o755, [])
 
 
 class Client(nfs_client.Client):

@@ -307,8 +307,8 @@ def exported_read_only(run: Run, folder: Path, patch: Patch) -> str:
     def refuse(*_: Any) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    patch.setattr("os.chown", refuse)
-    patch.setattr("os.chmod", refuse)
+    patch.setattr("os.fchown", refuse)
+    patch.setattr("os.fchmod", refuse)
     directory = {"path": str(folder), "owner": "4711", "group": "4711", "mode": "0755"}
     file = {"path": str(folder / "exports"), "content": "", "takes": "reload"}
     patch.setattr(nfs_host.NfsHost, "kernel_has", lambda *_: True)

@@ -9,6 +9,7 @@ import pwd
 import stat
 import time
 
+from ansible.module_utils.guarded_paths import Refused, make_parents, open_directory
 from ansible.module_utils.mount_points import UNITS, read
 from ansible.module_utils.nfs_state import (
     HELPERS,
@@ -34,6 +35,8 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
         """Have a directory with owner, group and mode; fail with what keeps it from them."""
         try:
             self.change_directory(export)
+        except Refused as exc:
+            self.fail("nfs_exports: %s: %s" % (export["path"], exc))
         except OSError as exc:
             self.fail(
                 "nfs_exports: %s: %s; where it can only be read, name a directory that is there, with the owner, group"
@@ -44,21 +47,27 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
         """Have a directory with owner, group and mode.
 
         Raises:
+            Refused: Somebody may have put a link on the way since it was checked, to have root give away what that
+                leads to.
             OSError: It cannot be.
         """
         path, mode = export["path"], int(export["mode"], 8)
-        if not os.path.isdir(path) and self.act("make %s" % path):
-            os.makedirs(path, mode=0o755)
-        if not os.path.isdir(path):
-            return
-        found = os.stat(path)
-        ids = (number(export["owner"], pwd.getpwnam), number(export["group"], grp.getgrnam))
-        text = "give %s to %s:%s" % (path, export["owner"], export["group"])
-        if ids != (found.st_uid, found.st_gid) and self.act(text):
-            os.chown(path, *ids)
-        # A change of owner may have cleared bits of the mode.
-        if mode != stat.S_IMODE(os.stat(path).st_mode) and self.act("set the mode of %s to %04o" % (path, mode)):
-            os.chmod(path, mode)
+        directory, missing = open_directory(path)
+        try:
+            if missing and not self.act("make %s" % path):
+                return
+            directory = make_parents(directory, missing)
+            found = os.fstat(directory)
+            ids = (number(export["owner"], pwd.getpwnam), number(export["group"], grp.getgrnam))
+            text = "give %s to %s:%s" % (path, export["owner"], export["group"])
+            if ids != (found.st_uid, found.st_gid) and self.act(text):
+                os.fchown(directory, *ids)
+            # A change of owner may have cleared bits of the mode.
+            found = os.fstat(directory)
+            if mode != stat.S_IMODE(found.st_mode) and self.act("set the mode of %s to %04o" % (path, mode)):
+                os.fchmod(directory, mode)
+        finally:
+            os.close(directory)
 
     def serve(self) -> None:
         """Have this host export what it is asked to, by the kind of server that is asked for."""
