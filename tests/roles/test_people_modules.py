@@ -8,6 +8,7 @@ import sys
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -297,6 +298,21 @@ def test_nothing_but_files_is_read_as_keys(tmp_path: Path) -> None:
     (tmp_path / "right").write_text("x")
     names = ("fifo", "large", "missing", "", "right")
     assert [people_state.read(str(tmp_path / name)) for name in names] == ["", "", "", "", "x"]
+
+
+def test_root_opens_no_device_that_a_link_in_a_home_leads_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    real = os.open
+
+    def noted(path: str, flags: int, *more: Any, **named: Any) -> int:
+        opened.extend([] if flags & os.O_PATH else [path])
+        return real(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", noted)
+    monkeypatch.setattr("builtins.open", lambda path, *_: opened.append(path))
+    (tmp_path / "authorized_keys").symlink_to("/dev/null")
+    assert people_state.read(str(tmp_path / "authorized_keys")) == ""
+    assert opened == []
 
 
 def test_a_mount_in_a_home_is_seen_and_that_of_a_neighbour_is_not() -> None:
