@@ -357,7 +357,7 @@ def test_what_is_slow_to_go_and_a_lock_that_is_kept_leave_time_to_close_the_reco
     monkeypatch.setattr(ending, "others", lambda _: [os.getpid()] if slow.now < 9 else [])
     store = begun(tmp_path, disk).store
     disk.full = False
-    with private.opened(str(Path(private.directory(store.run_dir), "changing"))) as file:
+    with private.opened(str(Path(private.directory(store.run_dir, "changes"), "r1"))) as file:
         assert private.take(file)
         assert after(store, "r1") == 0
     assert (written(tmp_path)["state"], written(tmp_path)["stuck"]) == ("failed", [])

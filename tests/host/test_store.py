@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def _put(store: Store) -> None:
 
 
 def _change(store: Store) -> None:
-    with store.changing():
+    with store.changing("r1"):
         pass
 
 
@@ -92,9 +93,9 @@ def test_nobody_else_can_lock_what_runs_wait_for(store: Store, first: Callable[[
     umask = os.umask(0)
     try:
         if earlier:
-            for name in ("specs", "records", "intents"):
+            for name in ("specs", "records", "intents", "changes"):
                 Path(store.run_dir, name).mkdir(parents=True)
-            for name in ("lock", "changing"):
+            for name in ("lock", "changes/r1"):
                 Path(store.run_dir, name).touch(0o644)
         first(store)
         assert stat.S_IMODE(Path(store.run_dir).stat().st_mode) == 0o700
@@ -104,13 +105,14 @@ def test_nobody_else_can_lock_what_runs_wait_for(store: Store, first: Callable[[
     finally:
         os.umask(umask)
     found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in Path(store.run_dir).iterdir()}
-    assert found == {"specs": 0o700, "records": 0o700, "intents": 0o700, "lock": 0o600, "changing": 0o600}
+    assert found == {**dict.fromkeys(("specs", "records", "intents", "changes"), 0o700), "lock": 0o600}
+    assert stat.S_IMODE(Path(store.run_dir, "changes", "r1").stat().st_mode) == 0o600
 
 
 @contextlib.contextmanager
-def kept(store: Store) -> Iterator[int]:
-    """Have another process lock what changes of records are made under; its id is given."""
-    path = Path(store.run_dir, "changing")
+def kept(store: Store, run_id: str = "r1") -> Iterator[int]:
+    """Have another process lock what changes of a run's record are made under; its id is given."""
+    path = Path(store.run_dir, "changes", run_id)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     command = [sys.executable, "-c", LOCKER, str(path)]
@@ -125,20 +127,20 @@ def kept(store: Store) -> Iterator[int]:
 
 def test_who_keeps_records_locked_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "LOCK_LIMIT", 0.2)
-    with kept(store) as pid, pytest.raises(wire.Refused) as raised, store.changing():
+    with kept(store) as pid, pytest.raises(wire.Refused) as raised, store.changing("r1"):
         pytest.fail("somebody else has it")
-    assert raised.value.message.startswith(f"{store.run_dir}/changing has been locked by another process for 0 s; ")
+    assert raised.value.message.startswith(f"{store.run_dir}/changes/r1 has been locked by another process for 0 s; ")
     assert f"pid {pid} of {myself().name} (" in raised.value.message
     assert "sudo fuser" in raised.value.fix
-    with store.changing():
+    with store.changing("r1"):
         pass
 
 
 def test_records_that_are_let_go_of_in_time_are_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = private.opened(str(Path(private.directory(store.run_dir), "changing")))
+    file = private.opened(str(Path(private.directory(store.run_dir, "changes"), "r1")))
     assert private.take(file)
     monkeypatch.setattr("tpu_ops.host.private.time.sleep", lambda _: fcntl.flock(file, fcntl.LOCK_UN))
-    with store.changing(), pytest.raises(BlockingIOError):
+    with store.changing("r1"), pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     file.close()
 
@@ -155,6 +157,30 @@ def test_the_record_of_a_dead_supervisor_is_closed_whoever_keeps_it_locked(
         assert after(store, "r1") == 0
     found = store.read("r1") or {}
     assert (found["state"], found["stop_requested_by"]) == ("stopped" if state == "running" else "failed", "ada")
+
+
+def test_a_stop_that_its_person_has_stand_still_is_in_the_way_of_no_other_run(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-Z does, and a control group that is frozen: what sudo starts is in those of whoever called it."""
+    monkeypatch.setattr(private, "LOCK_LIMIT", 0.2)
+    ended_run = begun(store, run_id="r2", state="failed")
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(store, "save", lambda _: os.kill(os.getpid(), signal.SIGSTOP))
+        try:
+            record.note_stop_request(store, ended_run, "bob")
+        finally:
+            os._exit(0)
+    try:
+        assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
+        supervisor = supervise.Supervisor(store, "r1")
+        supervisor.record = record.new_record(spec.check(good(**ALONE)), myself(), os.getuid(), "")
+        supervisor._keep()
+        assert (store.read("r1") or {})["state"] == "starting"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["whose it is", "who may not stop it anyway"])
@@ -201,7 +227,7 @@ def test_a_start_that_is_refused_for_a_lock_is_on_record_and_loses_no_stop(
 ) -> None:
     monkeypatch.setattr(private, "LOCK_LIMIT", 0.2)
     ended(store, stop_requested_by="ada")
-    with kept(store) as pid:
+    with kept(store) as pid, kept(store, "r2") as other:
         for run_id, attempt in (("r1", 2), ("r2", 1)):
             data = spec.check(good(**ALONE | {"run_id": run_id, "attempt": attempt}))
             spec.put(store.run_dir, data, os.getuid(), os.getuid(), "")
@@ -213,7 +239,7 @@ def test_a_start_that_is_refused_for_a_lock_is_on_record_and_loses_no_stop(
         (1, "refused", ""),
     ]
     assert f"pid {pid} of " in again["reason"]
-    assert f"pid {pid} of " in new["reason"]
+    assert f"pid {other} of " in new["reason"]
     assert Path(store.directory("r2"), "record.json").exists()
 
 

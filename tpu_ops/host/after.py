@@ -48,7 +48,7 @@ def after(store: Store, run_id: str, marker: str = "") -> int:
         if record is not None and requested_by(intent):
             note_stop_request(store, record, requested_by(intent), anyway=True)
         return 0
-    with store.changing(anyway=True, limit=deadline - time.monotonic()):
+    with store.changing(run_id, anyway=True, limit=deadline - time.monotonic()):
         _close(store, store.read(run_id) or record, intent, chips=chips, stuck=stuck)
     return 0
 

@@ -122,7 +122,7 @@ def note_stop_request(store: Store, record: Dict[str, Any], name: str, *, anyway
     Raises:
         Refused: Somebody keeps the records locked.
     """
-    with store.changing(anyway=anyway):
+    with store.changing(record["run_id"], anyway=anyway):
         found = store.read(record["run_id"])
         if found is None or found["attempt"] != record["attempt"]:
             return record

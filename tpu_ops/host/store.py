@@ -178,7 +178,7 @@ class Store:
             for name in filter(_BESIDE_RECORD.fullmatch, os.listdir(self.directory(run_id))):
                 _remove(os.path.join(self.directory(run_id), name))
             if set(os.listdir(self.directory(run_id))) <= {"record.json"}:
-                for path in self._records(run_id):
+                for path in (*self._records(run_id), self._changes(run_id)):
                     _remove(path)
                 os.rmdir(self.directory(run_id))
 
@@ -202,17 +202,26 @@ class Store:
             self.directory(run_id), "record.json"
         )
 
-    def changing(self, *, anyway: bool = False, limit: float = private.LOCK_LIMIT) -> ContextManager[None]:
-        """Keep others from setting a record aside, or from adding to one that has ended, for as long as this lasts.
+    def changing(self, run_id: str, *, anyway: bool = False, limit: float = private.LOCK_LIMIT) -> ContextManager[None]:
+        """Keep others from setting a run's record aside, or from adding to it once that has ended, while this lasts.
+
+        Each run has a lock of its own: whoever stops one may have that request stand still for good, as any process
+        that they start, and is to be in the way of no other's.
 
         Args:
+            run_id: The run.
             anyway: Where somebody else does not let go of it, go on all the same.
             limit: How long that is waited for at most, in seconds; no longer than `private.LOCK_LIMIT`.
 
         Raises:
             Refused: Somebody else does not let go of it.
         """
-        return private.locked(os.path.join(private.directory(self.run_dir), "changing"), anyway=anyway, limit=limit)
+        private.directory(self.run_dir, "changes")
+        return private.locked(self._changes(run_id), anyway=anyway, limit=limit)
+
+    def _changes(self, run_id: str) -> str:
+        """Return the file that is locked while a run's record is changed."""
+        return os.path.join(self.run_dir, "changes", run_id)
 
     def write(self, record: dict[str, Any]) -> None:
         """Write a run's record to the disk; a reader sees the old one or the new one, never a part.

@@ -118,7 +118,7 @@ class Supervisor:
             # Where others do not let go of the records, this one is to be kept all the same, with what it replaces.
             self._take_stop_request()
             self.store.make(self.run_id)
-            with self.store.changing():
+            with self.store.changing(self.run_id):
                 who = self._take_stop_request()
                 self.store.prepare(self.run_id, person["uid"], by_uid(person["uid"]).gid)
                 self.store.write(self.record)
