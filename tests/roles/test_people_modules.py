@@ -434,6 +434,31 @@ def test_an_archive_is_whole_or_not_there_at_all(tmp_path: Path, monkeypatch: py
     assert (home / "model").exists()
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
+@pytest.mark.parametrize("wish", ["keep", "remove"])
+def test_the_next_account_with_the_same_number_gets_no_home_and_no_files_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: str
+) -> None:
+    home, runs = tmp_path / "home", tmp_path / "runs"
+    for path, uid in ((home, 54321), (runs / "hers" / "files", 54321), (runs / "his" / "files", 54322)):
+        path.mkdir(parents=True)
+        path.chmod(0o755)
+        os.chown(path, uid, uid)
+    said: list[str] = []
+    monkeypatch.setattr(people_leave, "command", lambda *words, **_: said.append(words[0]))
+    monkeypatch.setattr(people_leave, "end_processes", lambda *_: None)
+    monkeypatch.setattr(people_leave, "RUN_FILES", str(runs / "*" / "files"))
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: person(name, 54321, home))
+    people_leave.leave("ada", wish, str(tmp_path / "archives"), 0)
+    assert said[-1] == "userdel"
+    found = {path: path.stat() for path in (home, *runs.glob("*/files")) if path.exists()}
+    assert {str(path.relative_to(tmp_path)): (each.st_uid, each.st_mode & 0o777) for path, each in found.items()} == {
+        **({"home": (0, 0o700)} if wish == "keep" else {}),
+        "runs/hers/files": (0, 0o700),
+        "runs/his/files": (54322, 0o755),
+    }
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="starts a process as another user")
 def test_processes_that_ignore_sigterm_end_as_well() -> None:
     # A number that no account has.

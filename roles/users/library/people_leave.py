@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import pwd
 import shutil
@@ -59,6 +60,8 @@ archives:
 KILL_TIMEOUT = 30
 #: What systemd and cron would start in the person's name (logind's linger files, cron's spool on Debian).
 STARTERS = ("/var/lib/systemd/linger", "/var/spool/cron/crontabs")
+#: What people keep of their runs (tpu_ops/host/store.py); only root can create anything beside it.
+RUN_FILES = "/var/lib/tpu_ops/runs/*/files"
 
 
 class Fault(Exception):
@@ -210,6 +213,16 @@ def named(name: str) -> Iterator[None]:
         raise Fault("%s: %s" % (name, exc)) from exc
 
 
+def close(path: str, uid: int) -> None:
+    """Have a directory of a user belong to root and let nobody else in; what is somebody else's, or none, stays."""
+    if not os.path.isdir(path) or os.stat(path).st_uid != uid:
+        return
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    os.fchown(handle, 0, 0)
+    os.fchmod(handle, 0o700)
+    os.close(handle)
+
+
 def leave(name: str, home_wish: str, directory: str, patience: int) -> str:
     """Remove a person; return the archive of the home, or the empty string.
 
@@ -235,13 +248,10 @@ def leave(name: str, home_wish: str, directory: str, patience: int) -> str:
     if home_wish != "keep" and os.path.isdir(home):
         archived = archive(name, home, directory) if home_wish == "archive" else ""
         shutil.rmtree(home)
-    elif account and os.path.isdir(home) and os.stat(home).st_uid == account.pw_uid:
-        # The next account may get the same user ID, and must not own anything of this person.
-        handle = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        os.fchown(handle, 0, 0)
-        os.fchmod(handle, 0o700)
-        os.close(handle)
     if account:
+        # The next account may get the same user ID, and must not own anything of this person.
+        for path in [home, *glob.glob(RUN_FILES)]:
+            close(path, account.pw_uid)
         command("userdel", name)
     return archived
 
