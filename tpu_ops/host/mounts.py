@@ -55,7 +55,7 @@ def units(mountinfo: bytes) -> list[str]:
     What is to be mounted by an automount when it is used has its unit there as well.
     """
     paths: dict[bytes, set[str]] = {}
-    for path, kind, _ in _parsed(mountinfo):
+    for path, kind, _, _ in _parsed(mountinfo):
         if path == b"/" or any(path == top or path.startswith(top + b"/") for top in _SYSTEM):
             continue
         kinds = ("automount", "mount") if kind == b"autofs" else ("mount",)
@@ -68,8 +68,8 @@ def units(mountinfo: bytes) -> list[str]:
     return [name for name in names if len(name) <= _LONGEST][:MOST]
 
 
-def _parsed(mountinfo: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Yield where each file system is mounted, of what type it is, and what is mounted there."""
+def _parsed(mountinfo: bytes) -> Iterator[tuple[bytes, bytes, bytes, bytes]]:
+    """Yield where each file system is mounted, of what type it is, what is mounted there, and its own options."""
     # Not `splitlines`: a carriage return may stand in a path, of which anybody may make one by FUSE.
     for line in mountinfo.split(b"\n"):
         left, _, right = line.partition(b" - ")
@@ -78,13 +78,16 @@ def _parsed(mountinfo: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
             path, source = (
                 _OCTAL.sub(lambda match: bytes([int(match.group(1), 8)]), text) for text in (fields[4], more[1])
             )
-            yield path, more[0], source
+            yield path, more[0], source, b" ".join(more[2:])
 
 
-def unfit(limit: float = ANSWER) -> list[Dict[str, str]]:
+def unfit(uid: int, limit: float = ANSWER) -> list[Dict[str, str]]:
     """Return what is mounted and of no use, since nobody answers for it: ``path``, ``problem`` and ``fix`` each.
 
+    What another person than the one of a run has mounted, as anybody can by FUSE, is in the way of their own runs.
+
     Args:
+        uid: Of the person whose run it is to be.
         limit: Seconds within which an answer has to come.
     """
     try:
@@ -92,8 +95,12 @@ def unfit(limit: float = ANSWER) -> list[Dict[str, str]]:
             parsed = list(_parsed(file.read()))
     except OSError:
         return []
-    asked = {path: (kind, source) for path, kind, source in parsed}
-    asked = {path: of for path, of in asked.items() if _is_answered_for(of[0])}
+    of = {path: (kind, source, options) for path, kind, source, options in parsed}
+    asked = {
+        path: (kind, source)
+        for path, (kind, source, options) in of.items()
+        if _is_answered_for(kind) and _mounted_by(options) in (0, uid)
+    }
     found = []
     for path, code in _answers(list(asked)[:_ASKED], limit).items():
         if code in _NO_FAULT:
@@ -112,6 +119,12 @@ def unfit(limit: float = ANSWER) -> list[Dict[str, str]]:
 
 def _is_answered_for(kind: bytes) -> bool:
     return kind in _ANSWERED_FOR or kind.startswith(b"fuse.")
+
+
+def _mounted_by(options: bytes) -> int:
+    """Given the options of a file system, return the user id of who has mounted it: root unless FUSE names another."""
+    named = [option[len(b"user_id=") :] for option in options.split(b",") if option.startswith(b"user_id=")]
+    return int(named[0]) if named and named[0].isdigit() else 0
 
 
 def is_on(path: str, point: str) -> bool:
@@ -172,7 +185,7 @@ def told(path: str) -> str:
     except OSError:
         return ""
     found = b"", b"", b""
-    for point, kind, source in _parsed(mountinfo):
+    for point, kind, source, _ in _parsed(mountinfo):
         if is_on(path, os.fsdecode(point)) and len(point) >= len(found[0]):
             found = point, kind, source
     is_asked = _is_answered_for(found[1]) or found[1] == b"autofs"

@@ -91,7 +91,7 @@ def describe(store: Store, asker: Person, person: Person, venv: str = "", chips:
         Refused: Nobody answers for the mount that the environment or the home is on.
     """
     boot, init_start = store.boot()
-    config, broken = environment.load_config(), mounts.unfit()
+    config, broken = environment.load_config(), mounts.unfit(person.uid)
     needed = [venv or config["venv"], person.home, "/home", *config["environment_files"]]
     for entry in broken:
         if any(mounts.is_on(path, entry["path"]) for path in needed if path):
