@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tpu_ops.host import record
 from tpu_ops.host.referee import (
     DECIDED,
     QUIET,
@@ -254,6 +255,17 @@ def test_a_stop_ends_all_at_once_and_what_fails_of_it_is_no_failure() -> None:
     referee.stopped(1, 5.0, 5.2, STOP)
     order = last(referee)
     assert (order["kind"], order["grace"], order["by"], order["first"]) == ("stop", 3, "ada", None)
+
+
+@pytest.mark.parametrize("grace", [1e12, -1, float("nan"), float("inf"), "3", [3]])
+def test_no_supervisor_has_another_wait_longer_than_any_stop(grace: Any) -> None:
+    """Whoever started a run knows its key, and may have any program speak for a rank."""
+    referee = running()
+    referee.stopped(1, 5.0, 5.2, STOP | {"grace": grace})
+    order = last(referee)
+    assert (order["kind"], order["grace"]) == ("stop", None)
+    assert record.intent_of(order | {"grace": grace})["grace"] is None
+    assert record.intent_of(order | {"grace": 3})["grace"] == 3
 
 
 def test_a_stop_after_a_failure_is_still_a_failure() -> None:

@@ -172,5 +172,5 @@ def intent_of(order: Dict[str, Any]) -> Dict[str, Any]:
         "by": order.get("by") or "the run itself",
         "at": time.time(),
         "reason": order["reason"],
-        "grace": order.get("grace"),
+        "grace": spec.grace_of(order.get("grace")),
     }

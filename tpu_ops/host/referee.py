@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, NamedTuple
 
+from .spec import grace_of
+
 #: How long reports of failure are collected before it is said who was first, in seconds.
 SETTLE = 1.0
 #: Failures within this many seconds count as of the same moment: a busy host notices its own a little later.
@@ -143,7 +145,7 @@ class Referee:
             if any(failure.at < at - SAME for failure in self._failures):
                 self._decide_failure()
             else:
-                self._end(kind="stop", reason=reason, grace=intent.get("grace"), by=intent.get("by"))
+                self._end(kind="stop", reason=reason, grace=grace_of(intent.get("grace")), by=intent.get("by"))
 
     def tick(self, now: float, silent: Dict[int, float] | None = None) -> None:
         """Time has passed.

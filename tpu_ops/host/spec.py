@@ -135,6 +135,14 @@ def _check_net(net: dict[str, Any], rank: int) -> None:
         raise Refused("invalid", "the spec's net has no key or no port")
 
 
+def grace_of(value: Any) -> float | None:
+    """Return a grace that another supervisor tells where it is one, else None.
+
+    It may be any program of whoever started the run: they know its key. With a longer one no stop would ever end it.
+    """
+    return value if isinstance(value, (int, float)) and 0 <= value <= MAX_GRACE else None
+
+
 def check_run_id(text: Any) -> str:
     """Return the text where it is a run id (it becomes part of a path).
 
