@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,24 @@ def test_what_was_mounted_without_its_journal_is_mounted_anew_to_be_written(
     assert host.commands == [f"umount {host.path}", "systemctl start"]
     assert ("check it (`e2fsck -fn /dev/sdb`)" in str(done.get("warnings"))) == there.startswith("rw")
     assert run(data_disks, {"mounts": [host.mount]})["actions"] == []
+
+
+def test_whoever_puts_a_link_on_the_way_to_a_mount_gets_nothing_of_what_that_leads_to(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(tmp_path, monkeypatch, "rw,discard")
+    assert run(data_disks, {"mounts": [host.mount | {"mode": "2775"}]})["changed"]
+    assert stat.S_IMODE(Path(host.path).stat().st_mode) == 0o2775
+    # After the mount was looked for, which is known by its path.
+    shared, system = tmp_path / "shared", tmp_path / "system"
+    shared.mkdir()
+    shared.chmod(0o777)
+    (system / "data").mkdir(parents=True, mode=0o755)
+    (shared / "way").symlink_to(system)
+    host.path = str(shared / "way" / "data")
+    said = run(data_disks, {"mounts": [host.mount | {"path": host.path, "mode": "2775"}]})
+    assert f"{host.path}: {shared}/way is a symbolic link in a place where others" in said["msg"]
+    assert stat.S_IMODE((system / "data").stat().st_mode) == 0o755
 
 
 def test_what_somebody_uses_is_not_mounted_anew(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
