@@ -4,6 +4,7 @@ import configparser
 import netrc
 import os
 import pwd
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,16 @@ def test_lines_that_git_passes_over_are_named_by_their_number(run: Run, home: Pa
         notes = [] if reads else [f"{store}, line 5: git ignores it; it reads lines such as https://LOGIN:SECRET@HOST"]
         assert said["notes"] == notes
         assert "s3cret" not in str(said)
+
+
+@pytest.mark.usefixtures("home")
+def test_a_home_that_does_not_answer_keeps_nobody_else_s_from_being_written(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(person_credentials, "TIME_LIMIT", 1)
+    monkeypatch.setattr(person_credentials, "look", lambda _: signal.pause())
+    entry = {"person": "ada", "kind": "huggingface", "secret": "s3cret"}
+    assert run(person_credentials, {"entries": [entry]})["faults"] == ["credentials of ada: it did not end within 1 s"]
 
 
 def test_one_file_that_cannot_be_written_keeps_no_other_from_being_written(run: Run, home: Path) -> None:

@@ -129,7 +129,7 @@ def foreign_file(run: Run, folder: Path, patch: Patch) -> str:
     (folder / ".cache/huggingface").mkdir(parents=True)
     (folder / ".cache/huggingface/token").touch()
     user = os.geteuid()
-    patch.setattr(person_credentials, "as_person", lambda _, work: work())
+    patch.setattr(person_credentials, "as_person", lambda _, work, **__: work())
     patch.setattr(os, "geteuid", lambda: user + 1)
     return credentials(run, "ada")
 

@@ -90,6 +90,9 @@ faults:
 
 Entry = Dict[str, Any]
 
+#: Seconds that the work in one person's home may take: whatever serves it may not answer, as a mount by FUSE.
+TIME_LIMIT = 60
+
 
 def edits(entry: Entry) -> list[tuple[str, Edit, int | None]]:
     """Given an entry, return the files below the home that it is about, each with its edit and its mode.
@@ -236,7 +239,11 @@ def main() -> None:
             )
             continue
         try:
-            done = as_person(account, lambda: keep(account.pw_dir, entries, module.check_mode))  # noqa: B023
+            done = as_person(
+                account,
+                lambda: keep(account.pw_dir, entries, module.check_mode),  # noqa: B023
+                seconds=TIME_LIMIT,
+            )
         except PersonFault as exc:
             faults.append("credentials of %s: %s" % (name, exc))
             continue
