@@ -1,7 +1,5 @@
 """OpenSSH's command lines, how its options are written, and what it says when it fails."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import re
