@@ -230,7 +230,7 @@ def test_a_mount_that_nobody_answers_for_is_told_and_nothing_on_it_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = {"path": "/mnt/gone", "problem": "/mnt/gone does not answer", "fix": "see to it"}
-    monkeypatch.setattr(mounts, "unfit", lambda _: [broken])
+    monkeypatch.setattr(mounts, "unfit", lambda _, needed: [broken] if needed else [])
     store = Store(str(tmp_path))
     found = probe.describe(store, myself(), myself(), "/absent", 0)["faults"]
     assert {"check": "mounts", "problem": "/mnt/gone does not answer", "fix": "see to it"} in found

@@ -161,7 +161,7 @@ def test_what_is_mounted_from_a_server_that_does_not_answer_is_told_in_time(monk
 
     monkeypatch.setattr(os, "fork", forked)
     began = time.monotonic()
-    found = mounts.unfit(1001, 1.0)
+    found = mounts.unfit(1001, limit=1.0)
     assert time.monotonic() - began < 20
     assert found == [
         {
@@ -182,16 +182,23 @@ def test_what_is_mounted_from_a_server_that_does_not_answer_is_told_in_time(monk
     assert os.WTERMSIG(status) == signal.SIGKILL
 
 
-@pytest.mark.parametrize(("uid", "asked"), [(1001, ["/mnt/all", "/home/ada/b"]), (1002, ["/mnt/all", "/home/bob/b"])])
-def test_what_another_person_has_mounted_and_does_not_answer_for_is_in_nobodys_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, asked: list[str]
+@pytest.mark.parametrize(
+    ("uid", "needed", "asked"),
+    [
+        (1001, [], ["/mnt/all", "/home/ada/b"]),
+        (1002, ["/home/ada"], ["/mnt/all", "/home/bob/b"]),
+        (1002, ["/home/ada/b/venv"], ["/mnt/all", "/home/ada/b", "/home/bob/b"]),
+    ],
+)
+def test_what_another_person_has_mounted_and_does_not_answer_for_is_in_the_way_of_those_who_use_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, needed: list[str], asked: list[str]
 ) -> None:
     line = "36 22 0:50 / {} rw,nosuid shared:1 - fuse.gcsfuse bucket rw,user_id={},group_id=1,allow_other\n"
     found = {"/mnt/all": 0, "/home/ada/b": 1001, "/home/bob/b": 1002}
     (tmp_path / "mountinfo").write_text("".join(line.format(*each) for each in found.items()))
     monkeypatch.setattr(mounts, "MOUNTINFO", str(tmp_path / "mountinfo"))
     monkeypatch.setattr(mounts, "_answers", lambda paths, _: dict.fromkeys(paths, errno.ENOTCONN))
-    assert [fault["path"] for fault in mounts.unfit(uid)] == asked
+    assert [fault["path"] for fault in mounts.unfit(uid, needed)] == asked
 
 
 @pytest.mark.parametrize(

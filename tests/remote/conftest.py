@@ -25,6 +25,10 @@ case "$*" in
     fi
     if rm "$PLAY/blinks-$last" 2>/dev/null; then echo "Connection closed by UNKNOWN port 65535" >&2; exit 255; fi
     exec 9>"$PLAY/signs"
+    # Until so many have come to ask as the file says.
+    while [ "$(grep -c -e '-f -N' "$PLAY/calls")" -lt "$(cat "$PLAY/agent-for-none" 2>/dev/null || echo 0)" ]; do
+        sleep 0.02
+    done
     if [ -e "$PLAY/agent-for-one" ] && ! flock -n 9 || [ -e "$PLAY/agent-for-none" ]; then
         echo "sign_and_send_pubkey: signing failed for ED25519 \"k\" from agent: agent refused operation" >&2
         echo "ada@$last: Permission denied (publickey)." >&2

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import os
 import pwd
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -304,6 +306,29 @@ def test_a_configuration_that_is_a_link_to_a_directory_that_is_missing_is_named(
 def test_work_as_a_person_may_be_given_a_time_limit() -> None:
     with pytest.raises(PersonFault, match="it did not end within 1 s"):
         as_person(ME, lambda: time.sleep(60), seconds=1)
+
+
+def test_work_that_no_signal_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As of a process that waits for a file system by FUSE: it keeps neither the lock nor the output of the module."""
+    handle = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    kill, ended = os.kill, list[int]()
+    monkeypatch.setattr(os, "kill", lambda pid, _: ended.append(pid))
+
+    def deaf() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+        time.sleep(60)
+
+    with pytest.raises(PersonFault, match="it did not end within 1 s, as where a mount does not answer"):
+        as_person(ME, deaf, seconds=1)
+    os.close(handle)
+    try:
+        with (tmp_path / "lock").open() as again:
+            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert {Path(f"/proc/{ended[0]}/fd/{number}").readlink() for number in range(3)} == {Path("/dev/null")}
+    finally:
+        kill(ended[0], signal.SIGKILL)
+        os.waitpid(ended[0], 0)
 
 
 def test_work_as_a_person_brings_results_and_faults_back() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import fnmatch
 import os
 import socket
@@ -502,6 +503,20 @@ def test_a_directory_is_made_and_changed_once(tmp_path: Path) -> None:
         assert len(server.actions) == actions
         assert path.is_dir() is not check
     assert [stat.S_IMODE(each.stat().st_mode) for each in (path.parent, path)] == [0o755, 0o2775]
+
+
+def test_why_a_directory_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mkdir, before = os.mkdir, len(list(Path("/proc/self/fd").iterdir()))
+
+    def full(name: str, *more: Any, **at: Any) -> None:
+        if name == "share":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        mkdir(name, *more, **at)
+
+    monkeypatch.setattr(os, "mkdir", full)
+    with pytest.raises(AssertionError, match="No space left on device; where it can only be read"):
+        Server().directory(exported(tmp_path / "new" / "share" / "below"))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_whoever_puts_a_link_in_the_place_of_a_directory_gets_nothing_of_what_that_leads_to(tmp_path: Path) -> None:

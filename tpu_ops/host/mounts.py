@@ -18,7 +18,7 @@ import time
 from . import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Dict, Iterator
+    from typing import Dict, Iterator, Sequence
 
 MOUNTINFO = "/proc/self/mountinfo"
 #: What systemd takes away last or never, with all that is below it.
@@ -81,13 +81,14 @@ def _parsed(mountinfo: bytes) -> Iterator[tuple[bytes, bytes, bytes, bytes]]:
             yield path, more[0], source, b" ".join(more[2:])
 
 
-def unfit(uid: int, limit: float = ANSWER) -> list[Dict[str, str]]:
+def unfit(uid: int, needed: Sequence[str] = (), limit: float = ANSWER) -> list[Dict[str, str]]:
     """Return what is mounted and of no use, since nobody answers for it: ``path``, ``problem`` and ``fix`` each.
 
     What another person than the one of a run has mounted, as anybody can by FUSE, is in the way of their own runs.
 
     Args:
         uid: Of the person whose run it is to be.
+        needed: Paths that the run is to use, whoever has mounted what they are on.
         limit: Seconds within which an answer has to come.
     """
     try:
@@ -99,7 +100,8 @@ def unfit(uid: int, limit: float = ANSWER) -> list[Dict[str, str]]:
     asked = {
         path: (kind, source)
         for path, (kind, source, options) in of.items()
-        if _is_answered_for(kind) and _mounted_by(options) in (0, uid)
+        if _is_answered_for(kind)
+        and (_mounted_by(options) in (0, uid) or any(is_on(used, os.fsdecode(path)) for used in needed))
     }
     found = []
     for path, code in _answers(list(asked)[:_ASKED], limit).items():

@@ -91,10 +91,11 @@ def describe(store: Store, asker: Person, person: Person, venv: str = "", chips:
         Refused: Nobody answers for the mount that the environment or the home is on.
     """
     boot, init_start = store.boot()
-    config, broken = environment.load_config(), mounts.unfit(person.uid)
-    needed = [venv or config["venv"], person.home, "/home", *config["environment_files"]]
+    config = environment.load_config()
+    needed = [path for path in (venv or config["venv"], person.home, "/home", *config["environment_files"]) if path]
+    broken = mounts.unfit(person.uid, needed)
     for entry in broken:
-        if any(mounts.is_on(path, entry["path"]) for path in needed if path):
+        if any(mounts.is_on(path, entry["path"]) for path in needed):
             # Whoever looks at these waits for the server as well.
             raise Refused("failed", entry["problem"], entry["fix"])
     facts = dict(fitness.look(config, person, venv, store.turns_dir), holder=store.holder(), mounts=broken)

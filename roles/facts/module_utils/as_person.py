@@ -6,13 +6,18 @@ allowed to; if the person follows it, it leads only where the person is allowed 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
+import select
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
+#: Seconds for a process to end by itself once its time is over, before it is given up.
+PATIENCE = 2
 #: Where programs are, whatever the environment of the connection.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -56,6 +61,8 @@ def as_person(account: pwd.struct_passwd, work: Callable[[], Any], seconds: int 
         # This copy of the module must not return, whatever happens: it ends here.
         try:
             os.close(reader)
+            if seconds:
+                let_go(writer)
             try:
                 become(account)
                 signal.alarm(seconds)
@@ -70,8 +77,14 @@ def as_person(account: pwd.struct_passwd, work: Callable[[], Any], seconds: int 
         finally:
             os._exit(0)
     os.close(writer)
-    with os.fdopen(reader) as stream:
-        text = stream.read()
+    try:
+        text = read_all(reader, seconds + PATIENCE if seconds else None)
+    finally:
+        os.close(reader)
+    if text is None:
+        # Nor does this end whoever waits for a file system; init collects it one day.
+        os.kill(child, signal.SIGKILL)
+        raise PersonFault("it did not end within %d s, as where a mount does not answer" % seconds)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
         raise PersonFault("it did not end within %d s" % seconds)
@@ -81,3 +94,27 @@ def as_person(account: pwd.struct_passwd, work: Callable[[], Any], seconds: int 
     if "fault" in answer:
         raise PersonFault(answer["fault"])
     return answer["value"]
+
+
+def let_go(kept: int) -> None:
+    """Close what this process has of its parent but one descriptor: locks, and the output that somebody waits for."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def read_all(reader: int, seconds: float | None) -> bytes | None:
+    """Read a pipe to its end; None where that does not come in time."""
+    found, until = b"", time.monotonic() + (seconds or 0)
+    while True:
+        left = None if seconds is None else max(0.0, until - time.monotonic())
+        if not select.select([reader], [], [], left)[0]:
+            return None
+        more = os.read(reader, 65536)
+        if not more:
+            return found
+        found += more

@@ -104,11 +104,24 @@ def open_directory(path: str) -> tuple[int, list[str]]:
 
 
 def make_parents(directory: int, missing: list[str]) -> int:
-    """Make directories below an open one; return the last of them, open."""
-    for name in missing:
-        os.mkdir(name, 0o755, dir_fd=directory)
-        below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
-        os.fchmod(below, 0o755)
+    """Make directories below an open one; return the last of them, open, in its place.
+
+    Raises:
+        OSError: One cannot be made. The given one is still open.
+    """
+    last = directory
+    try:
+        for name in missing:
+            os.mkdir(name, 0o755, dir_fd=last)
+            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=last)
+            if last != directory:
+                os.close(last)
+            last = below
+            os.fchmod(below, 0o755)
+    except OSError:
+        if last != directory:
+            os.close(last)
+        raise
+    if last != directory:
         os.close(directory)
-        directory = below
-    return directory
+    return last

@@ -133,7 +133,10 @@ def home_fault(name: str, home: str, uid: int) -> str:
     # A home that somebody else owns is shared, or is not a home.
     if entry.st_uid != uid and not ownerless(name, home):
         return "%s does not belong to %s; set home: keep, or chown it" % (home, name)
-    mounted = mounts_below(home, read("/proc/self/mountinfo"))
+    mountinfo = read("/proc/self/mountinfo")
+    if not mountinfo:
+        return "what is mounted there cannot be read (/proc/self/mountinfo); set home: keep"
+    mounted = mounts_below(home, mountinfo)
     return "%s is mounted there; unmount it first" % ", ".join(mounted) if mounted else ""
 
 
