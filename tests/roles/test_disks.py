@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 import subprocess
 from pathlib import Path
@@ -223,6 +225,18 @@ def test_what_was_mounted_without_its_journal_is_mounted_anew_to_be_written(
     assert host.commands == [f"umount {host.path}", "systemctl start"]
     assert ("check it (`e2fsck -fn /dev/sdb`)" in str(done.get("warnings"))) == there.startswith("rw")
     assert run(data_disks, {"mounts": [host.mount]})["actions"] == []
+
+
+def test_a_file_system_that_can_only_be_read_after_an_error_is_told_of(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    host = Host(tmp_path, monkeypatch, "rw,discard")
+    monkeypatch.setattr(os, "fchmod", refuse)
+    said = run(data_disks, {"mounts": [host.mount | {"mode": "2775"}]})["msg"]
+    assert f"{host.path}: owner, group and mode cannot be set: Read-only file system; after an error" in said
 
 
 def test_whoever_puts_a_link_on_the_way_to_a_mount_gets_nothing_of_what_that_leads_to(

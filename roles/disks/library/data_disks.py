@@ -30,7 +30,7 @@ from ansible.module_utils.disk_state import (
     used_by,
     wrong_options,
 )
-from ansible.module_utils.guarded_paths import Refused, open_directory
+from ansible.module_utils.guarded_paths import Refused, give, open_directory
 from ansible.module_utils.mount_points import UNITS, Mounted, Refusal, check_free, parse_mounts, read, unit_name
 from ansible.module_utils.turns import take_turn
 
@@ -337,25 +337,21 @@ class DataDisks:
             root, missing = open_directory(path)
         except Refused as exc:
             self.fail("%s: %s" % (path, exc))
-        try:
-            if not missing:
-                self.give(mount, root)
-        finally:
-            os.close(root)
-
-    def give(self, mount: Mount, root: int) -> None:
-        """Have owner, group and mode of a file system, given by its open root, as asked."""
-        path, found = mount["path"], os.fstat(root)
+        found = os.fstat(root)
         owner = self.number(mount["owner"], lambda name: pwd.getpwnam(name).pw_uid, found.st_uid)
         group = self.number(mount["group"], lambda name: grp.getgrnam(name).gr_gid, found.st_gid)
-        names = (path, mount["owner"] or found.st_uid, mount["group"] or found.st_gid)
-        if (owner, group) != (found.st_uid, found.st_gid) and self.act("give %s to %s:%s" % names):
-            os.fchown(root, owner, group)
+        who = mount["owner"] or found.st_uid, mount["group"] or found.st_gid
         mode = int(mount["mode"], 8) if mount["mode"] else stat.S_IMODE(found.st_mode)
-        # A change of owner may have cleared bits of the mode.
-        mode_now = stat.S_IMODE(os.fstat(root).st_mode)
-        if mode != mode_now and self.act("set the mode of %s to %04o" % (path, mode)):
-            os.fchmod(root, mode)
+        try:
+            if not missing:
+                give(root, path, who=who, ids=(owner, group), mode=mode, act=self.act)
+        except OSError as exc:
+            self.fail(
+                "%s: owner, group and mode cannot be set: %s; after an error the kernel lets a file system only be"
+                " read: see `sudo dmesg`" % (path, exc.strerror)
+            )
+        finally:
+            os.close(root)
 
     def number(self, name: str, find: Any, present: int) -> int:
         """Return the number of an account or group; -1 for one that check mode did not make."""

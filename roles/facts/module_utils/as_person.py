@@ -18,6 +18,7 @@ from typing import Any
 
 #: Seconds for a process to end by itself once its time is over, before it is given up.
 PATIENCE = 2
+
 #: Where programs are, whatever the environment of the connection.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
+from typing import Any
 
 #: More symbolic links on one way are a loop; the kernel's own limit (path_resolution(7)).
 LINKS = 40
@@ -125,3 +127,28 @@ def make_parents(directory: int, missing: list[str]) -> int:
     if last != directory:
         os.close(directory)
     return last
+
+
+def give(
+    directory: int, path: str, *, who: tuple[Any, Any], ids: tuple[int, int], mode: int, act: Callable[[str], bool]
+) -> None:
+    """Have an open directory with owner, group and mode, whatever its path leads to by then.
+
+    Args:
+        directory: It.
+        path: Where it is, for people.
+        who: Owner and group, for people.
+        ids: Their numbers.
+        mode: Its mode.
+        act: Told what is to be done; returns whether it is.
+
+    Raises:
+        OSError: It cannot be.
+    """
+    found = os.fstat(directory)
+    if ids != (found.st_uid, found.st_gid) and act("give %s to %s:%s" % (path, *who)):
+        os.fchown(directory, *ids)
+    # A change of owner may have cleared bits of the mode.
+    now = stat.S_IMODE(os.fstat(directory).st_mode)
+    if mode != now and act("set the mode of %s to %04o" % (path, mode)):
+        os.fchmod(directory, mode)

@@ -6,10 +6,9 @@ import glob
 import grp
 import os
 import pwd
-import stat
 import time
 
-from ansible.module_utils.guarded_paths import Refused, make_parents, open_directory
+from ansible.module_utils.guarded_paths import Refused, give, make_parents, open_directory
 from ansible.module_utils.mount_points import UNITS, read
 from ansible.module_utils.nfs_state import (
     HELPERS,
@@ -57,15 +56,8 @@ class Server(Worker):  # type: ignore[misc] # Ansible alone knows module_utils
             if missing and not self.act("make %s" % path):
                 return
             directory = make_parents(directory, missing)
-            found = os.fstat(directory)
             ids = (number(export["owner"], pwd.getpwnam), number(export["group"], grp.getgrnam))
-            text = "give %s to %s:%s" % (path, export["owner"], export["group"])
-            if ids != (found.st_uid, found.st_gid) and self.act(text):
-                os.fchown(directory, *ids)
-            # A change of owner may have cleared bits of the mode.
-            found = os.fstat(directory)
-            if mode != stat.S_IMODE(found.st_mode) and self.act("set the mode of %s to %04o" % (path, mode)):
-                os.fchmod(directory, mode)
+            give(directory, path, who=(export["owner"], export["group"]), ids=ids, mode=mode, act=self.act)
         finally:
             os.close(directory)
 
