@@ -126,6 +126,10 @@ def _fix(status: str, what: str) -> str:
     return next(said, _FIXES.get(status, ""))
 
 
+class Abandoned(CloudError):
+    """This process closed the client before the API answered: nothing is known of the request, and nobody waits."""
+
+
 @dataclass(frozen=True)
 class Tpu:
     """An open client.
@@ -194,6 +198,7 @@ class Tpu:
 
         Raises:
             ApiError: With the status that the API answered, or DEADLINE_EXCEEDED where it is too late to ask.
+            Abandoned: The client was closed meanwhile; another thread does that, as `concurrently` on an interrupt.
         """
         if time.monotonic() > self.until:
             what, fix = (
@@ -203,15 +208,21 @@ class Tpu:
             raise ApiError(what, status="DEADLINE_EXCEEDED", where=where, fix=fix)
         function = getattr(self.client, method)
         at_endpoint = self.endpoint != REAL_SERVICE
-        with told(f"waiting for an answer from {self.endpoint} ({where}), at most {self.timeout:g} s"):
-            return attempt(
-                lambda left: function(request=request, timeout=left, retry=None),
-                where=f"{where} ({self.endpoint})" if at_endpoint else where,
-                timeout=self.timeout,
-                retried=RETRIED if repeat else (),
-                at_endpoint=at_endpoint,
-                pause=self.closed.wait,
-            )
+        try:
+            with told(f"waiting for an answer from {self.endpoint} ({where}), at most {self.timeout:g} s"):
+                return attempt(
+                    lambda left: function(request=request, timeout=left, retry=None),
+                    where=f"{where} ({self.endpoint})" if at_endpoint else where,
+                    timeout=self.timeout,
+                    retried=RETRIED if repeat else (),
+                    at_endpoint=at_endpoint,
+                    pause=self.closed.wait,
+                )
+        except (ApiError, ValueError) as exc:
+            # gRPC has no other way to end a call in flight than its channel, and takes no call on a closed one.
+            if self.closed.is_set():
+                raise Abandoned("no longer waited for", where=where) from exc
+            raise
 
 
 @contextmanager
