@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,7 +32,7 @@ def desk(cloud: Desk) -> Iterator[Desk]:
     cloud.do("tpu_ops", "configure", "x,y")
     yield cloud
     for name in ("x", "y"):
-        cloud.do("tpu_ops", "delete", name, "--yes")
+        cloud.try_("tpu_ops", "delete", name, "--yes")
 
 
 def machine_like(desk: Desk, state: Path) -> Desk:
@@ -87,12 +88,12 @@ def test_a_node_that_is_taken_under_the_start_under_site_yml_and_in_training_is_
     assert logs == {f"attempt-{number}": f"attempt {number} is on\n" for number in (2, 3)}
 
 
-def test_a_queued_resource_that_is_lost_in_every_way_is_asked_for_again(desk: Desk) -> None:
-    """Preempted, again before the next attempt, in maintenance, and deleted by somebody with all that it made."""
+def queued(desk: Desk, **more: object) -> str:
+    """Ask for a node `q` like `y` by a queued resource, configure it, and return the queued resource's path."""
     lab = Lab(desk)
     like = lab.call("GET", f"v2/{ZONE}/nodes/y")[1]
     node = {key: like[key] for key in ("acceleratorType", "runtimeVersion", "metadata")}
-    spec = {"tpu": {"nodeSpec": [{"parent": ZONE, "nodeId": "q", "node": node}]}, "spot": {}}
+    spec = {"tpu": {"nodeSpec": [{"parent": ZONE, "nodeId": "q", "node": node}]}, "spot": {}, **more}
     spring = f"v2/{ZONE}/queuedResources/spring"
     lab.done("POST", f"v2/{ZONE}/queuedResources?queuedResourceId=spring", spec)
     deadline = time.monotonic() + desk.patience
@@ -100,6 +101,12 @@ def test_a_queued_resource_that_is_lost_in_every_way_is_asked_for_again(desk: De
         assert time.monotonic() < deadline, state
         time.sleep(0.2)  # polls until the deadline
     desk.do("tpu_ops", "configure", "q")
+    return spring
+
+
+def test_a_queued_resource_that_is_lost_in_every_way_is_asked_for_again(desk: Desk) -> None:
+    """Preempted, again before the next attempt, in maintenance, and deleted by somebody with all that it made."""
+    lab, spring = Lab(desk), queued(desk)
     line = f'{NOTED}; [ "$TPU_OPS_ATTEMPT" = 4 ] || exec sleep 600'
     configuring = "configuring q-w0 (site.yml)"
     with begun(
@@ -204,3 +211,41 @@ def test_whoever_recovers_a_run_may_be_killed_at_any_moment_and_nothing_happens_
     assert (seen["state"], seen["attempt"]) == ("succeeded", begun_[-1])
     assert not out or told(out) == ("succeeded", begun_[-1], 0, len(begun_) - 1)
     assert re.search(r"^killed .* succeeded ", desk.do("tpu_ops", "runs"), re.MULTILINE)
+
+
+def test_a_queued_resource_that_starts_later_is_named_at_ctrl_c_and_deleted_by_stop(desk: Desk) -> None:
+    lab, spring = Lab(desk), queued(desk, queueingPolicy={"validAfterDuration": "6s"})
+    with begun(desk, "tpu_ops", "train", "q", "--recover", "--name", "later", "--", "sleep", "600") as train:
+        lines_until(train, "started on 1 worker")
+        desk.do("tpu_ops", "lab", "preempt", "q")
+        lines_until(train, "asking for its resources again")
+        lines_until(train, "; waiting until it is ACTIVE")
+        train.send_signal(signal.SIGINT)
+        _, said = train.communicate(timeout=desk.patience)
+    assert train.returncode == ExitCode.INTERRUPTED
+    assert "its recovery requested queued resource spring" in said
+    assert "it is billed once it is ACTIVE; `tpu_ops stop later --delete-requested` deletes it" in said
+    assert lab.call("GET", spring)[0] == 200
+    (stopped,) = desk.json("tpu_ops", "stop", "later", "--delete-requested", "--json")
+    assert [one["deleted"] for one in stopped["requested"]] == [True]
+    assert lab.call("GET", spring)[0] == 404
+    assert "q" not in {worker["node"] for worker in desk.json("tpu_ops", "list", "--json")}
+
+
+def test_a_node_that_is_being_made_is_named_by_stop_while_the_api_answers_late(desk: Desk) -> None:
+    lab = Lab(desk)
+    with begun(desk, "tpu_ops", "train", "x", "--recover", "--name", "late", "--", "sleep", "600") as train:
+        lines_until(train, "started on 1 worker")
+        desk.do("tpu_ops", "lab", "preempt", "x")
+        lines_until(train, "creating it as it was")
+        lab.fault(method="GetOperation", seconds=60)
+        stopped = desk.succeed("tpu_ops", "stop", "late")
+        _, said = train.communicate(timeout=desk.patience)
+    lab.clear_faults()
+    assert train.returncode == ExitCode.FAILED
+    for text in (said, stopped.stderr):
+        assert "its recovery requested node x, zone us-central2-b, project lab" in text
+        assert "`tpu_ops delete x --zone us-central2-b --project lab` deletes it" in text
+        assert "CANCELLED" not in text
+    assert "deleted node x" in desk.succeed("tpu_ops", "stop", "late", "--delete-requested").stderr
+    assert lab.call("GET", f"v2/{ZONE}/nodes/x")[0] == 404

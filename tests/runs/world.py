@@ -19,6 +19,7 @@ from tpu_ops.cli import attempt, recovering
 from tpu_ops.errors import OpsError
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.remaking import Made, Plan, Seen
+from tpu_ops.fleet.requests import Requests
 from tpu_ops.remote.playbook import Outcome
 from tpu_ops.remote.replies import Reply, Result
 from tpu_ops.remote.ssh import Unreachable
@@ -139,13 +140,17 @@ class World:
     def look(self, _: object, plan: Plan) -> dict[str, Seen]:
         return {made.name: Seen(self.state, self.node_id) for made in plan.nodes}
 
-    def bring_back(self, _: object, plan: Plan, request: str, told: Callable[[str], None]) -> dict[str, Seen]:
+    def bring_back(
+        self, _: object, plan: Plan, request: str, told: Callable[[str], None], asked: Requests
+    ) -> dict[str, Seen]:
         self.done.append(f"bring back {request}")
         if self.refusal:
             refusal, self.refusal = self.refusal, None
             raise refusal
         if self.state != "READY":
+            asked.send(NODE, "create", lambda: "operation")
             self.state, self.node_id = "READY", str(int(self.node_id) + 1)
+            asked.seen(NODE, self.state, self.node_id)
         return self.look(None, plan)
 
     def known(self, *_: object) -> tuple[Any, list[Worker]]:

@@ -6,16 +6,17 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tpu_ops.cli import configure, faults, options, output, projects
+from tpu_ops.cli import configure, faults, options, output, projects, requested
 from tpu_ops.cli.attempt import lost_of
 from tpu_ops.cli.bookkeeping import Bookkeeping
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError, UsageError
 from tpu_ops.fleet import contact, newcomers, origin, remaking, view
 from tpu_ops.fleet.model import Worker
+from tpu_ops.fleet.requests import Requests
 from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import control, endings, preflight, spec
+from tpu_ops.runs import control, endings, preflight, recovery, spec
 from tpu_ops.runs.outcomes import ON, Outcome
 from tpu_ops.runs.recovery import Recovery
 
@@ -50,6 +51,12 @@ class Bringing(Bookkeeping):
         #: The nodes that the next attempt is to be on, from when they are READY until it is followed.
         self._now: remaking.Plan | None = None
         self._has_made = False
+        path = recovery.requests_file(settings.state_dir, kept.run_id)
+        self._requests = Requests(path, lambda text: output.warning(self._on_fleet(text)))
+
+    def tell_requested(self) -> None:
+        """Say what was requested from the API and no attempt is on: it is or will be billed without this command."""
+        requested.tell(self._settings, self.kept.run_id, self._requests.all)
 
     def _fleet(self) -> view.Fleet:
         """Return the fleet as it is known now; a warning of it is said once, however often it is looked at."""
@@ -68,7 +75,8 @@ class Bringing(Bookkeeping):
             # known: it may be more than the budget allows.
             self._count_these(lost_of(self._settings, plan))
         with origin.api(self._settings) as tpu:
-            seen = remaking.bring_back(tpu, plan, f"{self.kept.run_id}/{self.kept.attempt + 1}", output.info)
+            request = f"{self.kept.run_id}/{self.kept.attempt + 1}"
+            seen = remaking.bring_back(tpu, plan, request, output.info, self._requests)
         names = [made.name for made in plan.nodes]
         if self._now:
             self._count_these(remaking.lost(self._now, seen), anew=True)

@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
             timeout=args.timeout,
             progress=progress,
         )
+    _requested_no_more(settings.state_dir, node)
     try:
         update.refresh(settings)
     except (CloudError, UnwritableError) as exc:
@@ -86,6 +87,14 @@ def _recoveries(state_dir: Path, node: Node) -> Iterator[str]:
             if node.full_name in {made.name for made in recovery.read(state_dir, run_id).plan.nodes}:
                 what = recovery.note_of(state_dir, run_id) or f"run {run_id}: a process on this machine recovers it"
                 yield f"{what}; it needs this node and recreates it unless `tpu_ops stop {run_id}` ends the recovery"
+
+
+def _requested_no_more(state_dir: Path, node: Node) -> None:
+    if any((state_dir / "runs").glob("*/requests.json")):
+        from tpu_ops.runs import recovery
+
+        # Its queued resource stays.
+        recovery.taken_up(state_dir, [node._replace(queued_resource="")])
 
 
 def chosen(fleet: Fleet, name: str, *, zone: str | None, project: str | None) -> Node:

@@ -78,6 +78,11 @@ def grace(most: float) -> Callable[[str], float]:
     return read
 
 
+def can_ask() -> bool:
+    """Return whether somebody is at a terminal to be asked."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def confirmed(question: str, doing: str) -> bool:
     """Ask the person at the terminal, and return whether the answer is yes.
 
@@ -88,7 +93,7 @@ def confirmed(question: str, doing: str) -> bool:
     Raises:
         UsageError: Nobody is at a terminal.
     """
-    if sys.stdin is None or not sys.stdin.isatty():
+    if not can_ask():
         what = f"{doing} needs confirmation, and there is nobody to ask"
         raise UsageError(what, where="standard input, which is not a terminal", fix="add --yes")
     output.info(f"{question} [y/N]")

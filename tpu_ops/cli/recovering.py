@@ -132,6 +132,12 @@ class Recovering(Bringing):
             work: What starts the attempt that is followed first; None where its nodes are to be brought back before.
         """
         try:
+            return self._followed_to_the_end(work)
+        finally:
+            self.tell_requested()
+
+    def _followed_to_the_end(self, work: Coroutine[Any, Any, int] | None) -> int:
+        try:
             with ended_by(lambda: (self._begun or self._wrote) and self._on is None and self._asked()):
                 try:
                     code = self._followed(work) if work else self._next()
@@ -258,6 +264,7 @@ class Recovering(Bringing):
     def _is_on(self) -> None:
         """Know that the attempt has begun: what is refused or lost from now on is so for the first time."""
         self._refusals, self._pause = 0, remaking.FIRST_PAUSE
+        self._requests.drop(*(request.name for request in self._requests.all))
         if self.kept.counted or self.kept.early:
             self._keep(counted=False, early=False)
 

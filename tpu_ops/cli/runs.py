@@ -46,6 +46,10 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
         output.table([_row(*row) for row in seen.rows], ("run", "person", "workers", "state", "started"))
     elif not problem:
         output.info(f"no run is active, and this machine remembers none; `{settings.command('train')}` starts one")
+    for path in sorted((settings.state_dir / "runs").glob("*/requests.json")):
+        from tpu_ops.cli import requested  # few recoveries leave any
+
+        requested.tell(settings, path.parent.name, requested.kept(settings, path.parent.name))
     if problem:
         raise problem
     return ExitCode.OK

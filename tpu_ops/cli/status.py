@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from tpu_ops import config
-from tpu_ops.cli import commands, options, output, runs, runs_output
+from tpu_ops.cli import commands, options, output, requested, runs, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError
 from tpu_ops.fleet import contact, view
@@ -70,6 +70,7 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], settings: Settings)
         failed = next((outcome for outcome in outcomes if outcome.rank == rank), None)
         if failed and failed.record and failed.state != "refused":
             output.info(f"  output: {settings.command('logs')} {run_.run_id} --rank {rank}")
+    requested.tell(settings, run_.run_id, requested.kept(settings, run_.run_id))
     if note := recovery.note_of(settings.state_dir, run_.run_id):
         output.info(commands.on_fleet(note, settings.command))
     elif runs_output.is_gone(outcomes) or endings.host_failed(outcomes):

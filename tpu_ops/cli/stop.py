@@ -6,12 +6,12 @@ import argparse
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tpu_ops import config, texts
-from tpu_ops.cli import commands, options, output, runs_output
+from tpu_ops.cli import commands, options, output, requested, runs_output
 from tpu_ops.errors import ExitCode, HostError, OpsError
 from tpu_ops.fleet import contact, view
 from tpu_ops.fleet.model import SERVING_STATES, Worker
@@ -47,17 +47,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"seconds from SIGTERM until SIGKILL (default: {GRACE_STOP:.0f}, at most {MAX_GRACE:.0f})",
     )
+    parser.add_argument(
+        requested.DELETE,
+        action="store_true",
+        help="delete nodes and queued resources that the run's recovery has requested and no run uses, without asking",
+    )
     parser.add_argument("run", help=runs_output.RUN)
 
 
 def run(args: argparse.Namespace) -> int:
     """Stop it."""
     fleet = view.current(config.load(args.fleet))
-    ended, problem = asyncio.run(_stop(fleet, args))
-    if ended or not problem:
-        report(ended, fleet.settings.command, as_json=args.json)
-    if not ended and not problem and not args.json:
+    settings = fleet.settings
+    # Nothing else may be kept of it, as once an earlier stop has ended its recovery.
+    only = recovery.requests_file(settings.state_dir, args.run).exists() and not control.is_target(fleet, args.run)
+    try:
+        ended, problem = asyncio.run(_stop(fleet, args))
+    except OpsError:
+        if not only:
+            raise
+        ended, problem = [], None
+    if not args.json and (ended or not problem):
+        report(ended, settings.command, as_json=False)
+    if not ended and not problem and not args.json and not only:
         output.info(f"no run is active on {args.run}")
+    left: dict[str, list[dict[str, Any]]] = {}
+    for run_id in {run_.run_id for run_, _ in ended} or ({args.run} if only else set()):
+        ask = options.can_ask() and not args.json
+        left[run_id], failure = requested.settle(settings, run_id, delete=args.delete_requested, ask=ask)
+        problem = problem or failure
+    if args.json and (ended or not problem):
+        report(ended, settings.command, as_json=True, left=left)
     if problem:
         raise problem
     return exit_code([outcome for _, stopped in ended for outcome in stopped.outcomes])
@@ -218,12 +238,27 @@ async def _say(stopping: asyncio.Future[control.Stopped], fanout: Fanout, run_: 
 
 
 def report(
-    ended: Sequence[tuple[control.RunRef, control.Stopped]], command: Callable[[str], str], *, as_json: bool
+    ended: Sequence[tuple[control.RunRef, control.Stopped]],
+    command: Callable[[str], str],
+    *,
+    as_json: bool,
+    left: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> None:
-    """Say how runs that were stopped have ended; ``command`` is `Settings.command` of the fleet."""
+    """Say how runs that were stopped have ended.
+
+    Args:
+        ended: The runs.
+        command: `Settings.command` of the fleet.
+        as_json: Whether as JSON.
+        left: What `requested.settle` returned for each run, which may be one of which nothing else is known.
+    """
     if as_json:
+        left = left or {}
+        of = {run.run_id: stopped.outcomes for run, stopped in ended}
+        runs = [runs_output.summary(run_id, of[run_id]) for run_id in of]
+        runs += [{"run_id": run_id} for run_id in left if run_id not in of and left[run_id]]
         with output.read_or_not():
-            output.as_json([runs_output.summary(run.run_id, stopped.outcomes) for run, stopped in ended])
+            output.as_json([one | {"requested": list(left.get(one["run_id"], ()))} for one in runs])
     for run_, stopped in ended:
         if not as_json:
             output.info(f"run {run_.run_id}{_how(stopped)}")

@@ -388,6 +388,7 @@ class _Job:
                 records.forget(state_dir, self.spec.run_id)
             raise
         self.started_by = fanout
+        recovery.taken_up(state_dir, [worker.node for worker in self.workers])
         where, took = texts.count(len(self.hosts), "worker"), time.monotonic() - begun
         output.info(f"run {self.spec.run_id} started on {where} in {took:.1f} s: {shlex.join(self.spec.argv)}")
 

@@ -104,7 +104,7 @@ def queued(tpu: Tpu, name: str) -> Queued | None:
         ApiError: The API refused.
     """
     try:
-        answer = raw(tpu.call("get_queued_resource", {"name": name}, _in_words(name)))
+        answer = raw(tpu.call("get_queued_resource", {"name": name}, queued_in_words(name)))
     except ApiError as exc:
         if exc.status == "NOT_FOUND":
             return None
@@ -178,13 +178,13 @@ def create_queued(tpu: Tpu, name: str, body: Json, request_id: str) -> str:
         "queued_resource": resource,
         "request_id": request_id,
     }
-    return str(tpu.call("create_queued_resource", request, _in_words(name), repeat=False).operation.name)
+    return str(tpu.call("create_queued_resource", request, queued_in_words(name), repeat=False).operation.name)
 
 
 def delete_queued(tpu: Tpu, name: str, request_id: str) -> str:
     """Begin to delete a queued resource and its nodes; return the operation's name."""
     request = {"name": name, "force": True, "request_id": request_id}
-    return str(tpu.call("delete_queued_resource", request, _in_words(name), repeat=False).operation.name)
+    return str(tpu.call("delete_queued_resource", request, queued_in_words(name), repeat=False).operation.name)
 
 
 def _json(message: Any) -> Json:
@@ -256,7 +256,7 @@ def _nodes(name: str, spec: Json) -> list[str]:
     return [f"{_parent(name)}/nodes/{prefix}-{index}" for index in range(several["node_count"])]
 
 
-def _in_words(name: str) -> str:
+def queued_in_words(name: str) -> str:
     """``projects/P/locations/Z/queuedResources/Q`` in words."""
     _, project, _, zone, _, short = name.split("/")
     return f"queued resource {short}, zone {zone}, project {project}"

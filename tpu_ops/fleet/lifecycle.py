@@ -20,6 +20,7 @@ from tpu_ops.cloud.operations import Progress
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.fleet.keyfile import valid_key
+from tpu_ops.fleet.model import node_deletion
 from tpu_ops.log import Log
 
 Json = dict[str, Any]
@@ -33,7 +34,7 @@ ON_THE_WAY = ("CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING")
 _GOING = ("PREEMPTED", "TERMINATED", "DELETING", "STOPPING")
 
 #: Answers, or none, after which nobody knows whether the API has taken a request.
-_UNCLEAR = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "CANCELLED")
+UNCLEAR = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "CANCELLED")
 
 _NAME = re.compile(r"^[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?$")
 
@@ -139,7 +140,7 @@ def _find_first(tpu: Tpu, wish: Wish) -> Json | None:
     try:
         return find(tpu, wish)
     except ApiError as exc:
-        if exc.status in _UNCLEAR:
+        if exc.status in UNCLEAR:
             raise _lost(exc, "nothing was created", "run the same command again") from exc
         raise
 
@@ -205,8 +206,8 @@ _AGAIN = "run the same command again: it goes on with what it finds"
 def _creation(wish: Wish) -> str:
     """Return what to do about a creation that goes on by itself."""
     return (
-        "run the same command again to wait for it: the node costs money until `tpu_ops delete "
-        f"{wish.name} --zone {wish.zone}`, and `tpu_ops list` shows it"
+        "run the same command again to wait for it: the node costs money until "
+        f"`{node_deletion(wish.name, wish.zone)}`, and `tpu_ops list` shows it"
     )
 
 
@@ -216,7 +217,7 @@ def _in_spite_of(tpu: Tpu, wish: Wish, failure: ApiError) -> Json:
     Raises:
         ApiError: There is none, or nobody knows.
     """
-    unclear = failure.status in _UNCLEAR
+    unclear = failure.status in UNCLEAR
     if not unclear and failure.status != "ALREADY_EXISTS":
         raise explained(tpu, wish, failure) from failure
     try:
@@ -289,7 +290,7 @@ def must_match(wish: Wish, node: Json) -> None:
         raise CloudError(
             f"a node of this name exists {others[0]}",
             where=wish.where,
-            fix=f"take another name, or remove it first: tpu_ops delete {wish.name} --zone {wish.zone}",
+            fix=f"take another name, or remove it first: {node_deletion(wish.name, wish.zone)}",
         )
     has = node["labels"]
     lacking = [
@@ -323,7 +324,7 @@ def _must_be_ready(wish: Wish, node: Json | None) -> None:
 
 
 def _removal(wish: Wish) -> str:
-    return f"remove it (tpu_ops delete {wish.name} --zone {wish.zone})"
+    return f"remove it ({node_deletion(wish.name, wish.zone)})"
 
 
 def delete(tpu: Tpu, name: str, node_id: str, *, what: str, wait: bool, timeout: float, progress: Progress) -> None:
@@ -374,7 +375,7 @@ def _begin_deletion(tpu: Tpu, name: str) -> str:
     except ApiError as exc:
         if exc.status == "NOT_FOUND":
             return ""
-        if exc.status in _UNCLEAR:
+        if exc.status in UNCLEAR:
             raise _lost(exc, known, f"{_AGAIN}; `tpu_ops list` shows whether the node is gone") from exc
         raise
 

@@ -153,7 +153,7 @@ def until_ready(node: Node) -> str:
             # Its nodes can only be made together.
             command = queued_deletion(node)
             return f"it does not come back by itself: `{command}` deletes all its nodes, then ask for it again"
-        delete = shlex.join(["tpu_ops", "delete", node.name, *place])
+        delete = node_deletion(node.name, node.zone, node.project)
         if node.reserved:
             # What `tpu_ops create` makes is on demand, and paid for besides the reservation.
             gcloud = "create it in its reservation again with gcloud's --reserved (docs/inventory.md, Making nodes)"
@@ -162,6 +162,11 @@ def until_ready(node: Node) -> str:
     if node.state == "STOPPED":
         return f"start it: `gcloud compute tpus tpu-vm start {node.name} --zone {node.zone} --project {node.project}`"
     return "`tpu_ops list` shows when it is READY; if that is old: `tpu_ops refresh`"
+
+
+def node_deletion(name: str, zone: str, project: str = "") -> str:
+    """Return the command that deletes a node."""
+    return shlex.join(["tpu_ops", "delete", name, "--zone", zone, *(["--project", project] if project else [])])
 
 
 def queued_deletion(node: Node) -> str:

@@ -7,6 +7,7 @@ queued resource is asked for with a request id that follows from the run and its
 from __future__ import annotations
 
 import contextlib
+import functools
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -19,9 +20,8 @@ from tpu_ops.cloud.nodes import Json, node_in_words
 from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.fleet.lifecycle import ON_THE_WAY
 from tpu_ops.fleet.model import SERVING_STATES
+from tpu_ops.fleet.requests import CREATE, GONE, START, Requests
 
-#: The state of a node that is no longer listed.
-GONE = "gone"
 #: Seconds that a node in maintenance or repair has to come back by itself, and a new one to be READY.
 COMING_BACK = 3600.0
 MAKING = 1800.0
@@ -185,7 +185,9 @@ def fresh(plan: Plan, seen: Mapping[str, Seen]) -> set[str]:
     return {made.name for made in plan.nodes if seen[made.name].node_id != made.node_id}
 
 
-def bring_back(tpu: Tpu, plan: Plan, request: str, told: Callable[[str], None]) -> dict[str, Seen]:
+def bring_back(
+    tpu: Tpu, plan: Plan, request: str, told: Callable[[str], None], asked: Requests | None = None
+) -> dict[str, Seen]:
     """Return once all nodes of a plan are READY, whatever had to be done for that; how they are then.
 
     Capacity that is lacking is waited for, with growing pauses. A node that is READY is left alone.
@@ -195,12 +197,14 @@ def bring_back(tpu: Tpu, plan: Plan, request: str, told: Callable[[str], None]) 
         plan: The nodes.
         request: A name of what is done here, the same for everybody who does the same.
         told: Told what is done, from several threads.
+        asked: Keeps what is asked for from before it is asked for; None keeps it nowhere.
 
     Raises:
         CloudError: The API refused for good, or a node did not come back in time.
     """
-    work: list[Callable[[], None]] = [_Queue(tpu, plan, name, request, told).bring for name in plan.queued]
-    work += [_Single(tpu, made, told).bring for made in plan.nodes if not made.queued]
+    asked = asked or Requests()
+    work: list[Callable[[], None]] = [_Queue(tpu, plan, name, request, told, asked=asked).bring for name in plan.queued]
+    work += [_Single(tpu, made, told, asked).bring for made in plan.nodes if not made.queued]
     # Each waits for as long as it takes: none waits for another.
     tpu.concurrently(lambda bring: bring(), work, at_once=max(1, len(work)))
     return look(tpu, plan)
@@ -266,8 +270,8 @@ class _Pauses:
 class _Single:
     """One node that no queued resource made."""
 
-    def __init__(self, tpu: Tpu, made: Made, told: Callable[[str], None]) -> None:
-        self._tpu, self._made, self._told = tpu, made, told
+    def __init__(self, tpu: Tpu, made: Made, told: Callable[[str], None], asked: Requests) -> None:
+        self._tpu, self._made, self._told, self._asked = tpu, made, told, asked
         self._where = node_in_words(made.name)
 
     def bring(self) -> None:
@@ -276,6 +280,7 @@ class _Single:
         while True:
             try:
                 now = _seen(self._tpu, self._made.name)
+                self._asked.seen(self._made.name, now.state, now.node_id)
                 if now.state in SERVING_STATES:
                     return
                 self._next(now)
@@ -293,10 +298,10 @@ class _Single:
             self._wait(_PASSING, MAKING)
         elif now.state == "STOPPED" and same:
             self._told(f"{self._where}: starting it")
-            self._finish(cloud.start_node(self._tpu, self._made.name))
+            self._finish(self._send(START, lambda: cloud.start_node(self._tpu, self._made.name)))
         elif now.state == GONE:
             self._told(f"{self._where}: creating it as it was")
-            self._finish(remaking.create(self._tpu, self._made.name, self._made.body))
+            self._finish(self._send(CREATE, lambda: remaking.create(self._tpu, self._made.name, self._made.body)))
         elif now.state in _TAKEN_AWAY:
             self._told(f"{self._where}: {now.state}; deleting what is left of it")
             # Whatever there is afterwards, perhaps what somebody else has made meanwhile, is looked at again.
@@ -309,8 +314,15 @@ class _Single:
             self._tpu, self._made.name, through=through, what=self._where, timeout=timeout, progress=self._progress
         )
 
+    def _send(self, kind: str, call: Callable[[], str]) -> str:
+        return self._asked.send(self._made.name, kind, call)
+
     def _finish(self, operation: str) -> None:
-        operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=self._progress)
+        try:
+            operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=self._progress)
+        except operations.Failed:
+            self._asked.drop(self._made.name)
+            raise
 
     def _progress(self, elapsed: float, state: str) -> None:
         """What is waited for was said when it began."""
@@ -319,8 +331,10 @@ class _Single:
 class _Queue:
     """All nodes of one queued resource: they come and go together."""
 
-    def __init__(self, tpu: Tpu, plan: Plan, name: str, request: str, told: Callable[[str], None]) -> None:
-        self._tpu, self._name, self._request, self._told = tpu, name, request, told
+    def __init__(
+        self, tpu: Tpu, plan: Plan, name: str, request: str, told: Callable[[str], None], *, asked: Requests
+    ) -> None:
+        self._tpu, self._name, self._request, self._told, self._requests = tpu, name, request, told, asked
         self._body: Any = plan.queued[name]
         self._nodes = [made.name for made in plan.nodes if made.queued == name]
         self._where = f"queued resource {name.rpartition('/')[2]}"
@@ -336,6 +350,7 @@ class _Queue:
             try:
                 # Before its nodes: where it is ACTIVE they are there already.
                 found = remaking.queued(self._tpu, self._name)
+                self._requests.seen(self._name, *((found.state, found.created) if found else (GONE, "")))
                 states = {name: _seen(self._tpu, name).state for name in self._nodes}
                 if found and found.state == "ACTIVE" and set(states.values()) <= set(SERVING_STATES):
                     return
@@ -367,7 +382,7 @@ class _Queue:
         elif found.state == "ACTIVE" and there <= {*SERVING_STATES, *ON_THE_WAY, *_PASSING, "STOPPED"}:
             self._tell("its nodes are coming back; waiting until they are READY")
             for name in (name for name, state in states.items() if state == "STOPPED"):
-                operation = cloud.start_node(self._tpu, name)
+                operation = self._requests.send(name, START, functools.partial(cloud.start_node, self._tpu, name))
                 operations.wait(self._tpu, operation, what=self._where, timeout=MAKING, progress=lambda *_: None)
         else:
             raise _left_alone(self._where, f"{found.state}, nodes {', '.join(sorted(there))}")
@@ -377,7 +392,9 @@ class _Queue:
         if not self._asked:
             self._tell("asking for its resources again; this may take a while in the queue")
             request = self._id("create", self._tries)
-            self._asked = remaking.create_queued(self._tpu, self._name, self._body, request)
+            self._asked = self._requests.send(
+                self._name, CREATE, lambda: remaking.create_queued(self._tpu, self._name, self._body, request)
+            )
             self._tries += 1
             return
         try:
@@ -387,6 +404,7 @@ class _Queue:
             if not isinstance(exc, operations.Failed) and exc.status != "NOT_FOUND":
                 raise
             self._asked = ""
+            self._requests.drop(self._name)
             self._refused(exc, self._tries)
 
     def _failed(self, found: remaking.Queued) -> CloudError:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +18,9 @@ from typing import Any
 
 from tpu_ops import files
 from tpu_ops.errors import OpsError, UsageError
+from tpu_ops.fleet.model import Node
 from tpu_ops.fleet.remaking import Plan
+from tpu_ops.fleet.requests import Requests
 from tpu_ops.fleet.state import unwritable
 from tpu_ops.runs import spec, sync
 
@@ -111,6 +113,20 @@ def next_attempt(run: spec.RunSpec, attempt: int) -> spec.RunSpec:
 def folder(state_dir: Path, run_id: str) -> Path:
     """Return where all this is kept of a run; its logs as well."""
     return state_dir / "runs" / run_id
+
+
+def requests_file(state_dir: Path, run_id: str) -> Path:
+    """Return where is kept what the recovery of a run has requested from the API: `forget` leaves it."""
+    return folder(state_dir, run_id) / "requests.json"
+
+
+def taken_up(state_dir: Path, nodes: Iterable[Node]) -> None:
+    """Forget what any recovery here has requested of nodes on which a run has started, or that were deleted."""
+    found = list(nodes)
+    parents = {node.full_name: node.full_name.rpartition("/nodes/")[0] for node in found}
+    sources = {f"{parents[node.full_name]}/queuedResources/{node.queued_resource}" for node in found}
+    for path in (state_dir / "runs").glob("*/requests.json"):
+        Requests(path).drop(*parents, *sources)
 
 
 def write(state_dir: Path, recovery: Recovery) -> None:

@@ -1,0 +1,120 @@
+"""Says what a run's recovery has requested from the API and no run uses, and deletes it for `tpu_ops stop`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+from tpu_ops.cli import commands, options, output
+from tpu_ops.config import Settings
+from tpu_ops.errors import CloudError, OpsError
+from tpu_ops.fleet import origin, requests
+from tpu_ops.fleet.model import node_deletion
+from tpu_ops.fleet.requests import CREATE, START, Request
+from tpu_ops.runs import recovery
+
+#: The option of `tpu_ops stop` that deletes all of it.
+DELETE = "--delete-requested"
+#: Seconds to wait for a deletion.
+DELETION_LIMIT = 900.0
+
+
+def kept(settings: Settings, run_id: str) -> list[Request]:
+    """Return what the recovery of a run has requested, as kept on this machine; a damaged file is a warning."""
+    try:
+        return requests.read(recovery.requests_file(settings.state_dir, run_id))
+    except OpsError as exc:
+        output.warning(commands.on_fleet(f"run {run_id}: {exc}", settings.command))
+        return []
+
+
+def removal(run_id: str, request: Request) -> str:
+    """Return the command that ends the cost of a request, without the name of the fleet."""
+    _, project, _, zone, _, short = request.name.split("/")
+    if request.kind == START:
+        return shlex.join(["gcloud", "compute", "tpus", "tpu-vm", "stop", short, "--zone", zone, "--project", project])
+    return node_deletion(short, zone, project) if request.is_node else shlex.join(["tpu_ops", "stop", run_id, DELETE])
+
+
+def tell(settings: Settings, run_id: str, found: Iterable[Request]) -> None:
+    """Say of each request what it is about, its state, its cost and the command that ends that."""
+    for request in found:
+        asked, ends = ("the start of ", "stops") if request.kind == START else ("", "deletes")
+        text = f"its recovery requested {asked}{request.in_words} at {output.at(request.since)}"
+        text = f"run {run_id}: {text}; {_cost(request)}; `{removal(run_id, request)}` {ends} it"
+        output.info(commands.on_fleet(text, settings.command))
+
+
+def _cost(request: Request) -> str:
+    ready = "READY" if request.is_node else "ACTIVE"
+    if request.state == ready:
+        return f"{ready} when last seen, and billed"
+    if request.state in ("SUSPENDED", "FAILED"):
+        return f"{request.state} when last seen; it uses quota"
+    seen = f"{request.state} when last seen" if request.state else "not seen yet"
+    return f"{seen}; it is billed once it is {ready}"
+
+
+def settle(settings: Settings, run_id: str, *, delete: bool, ask: bool) -> tuple[list[dict[str, Any]], OpsError | None]:
+    """Look at what the recovery of a run that was stopped has requested, say what is left, and delete what is unwanted.
+
+    Args:
+        settings: Of the fleet.
+        run_id: The run.
+        delete: Whether all of it is deleted.
+        ask: Whether the person at the terminal is asked for each.
+
+    Returns:
+        For --json each request that is left or was deleted, and the error that came in between.
+    """
+    path = recovery.requests_file(settings.state_dir, run_id)
+    if not kept(settings, run_id):
+        return [], None
+    if recovery.is_held(settings.state_dir, run_id):
+        # What is deleted while a recovery goes on would be requested again.
+        tell(settings, run_id, kept(settings, run_id))
+        what = "nothing was deleted: a process on this machine is still recovering the run"
+        held = OpsError(what, where=f"run {run_id}", fix="repeat the command once it has ended")
+        return _facts(run_id, kept(settings, run_id)), held if delete else None
+    book, done = requests.Requests(path, output.warning), []
+    problem: OpsError | None = None
+    deleting = delete
+    left = {request.name: request for request in book.all}
+    try:
+        with origin.api(settings) as tpu:
+            for request in book.all:
+                now = requests.look(tpu, request)
+                del left[request.name]
+                if now is None:
+                    book.drop(request.name)
+                    continue
+                book.seen(now.name, now.state, now.made)
+                tell(settings, run_id, [now])
+                if not now.state:
+                    # A deletion now would miss what still appears.
+                    what, fix = "it has not appeared yet, so it was not deleted", "repeat the command in a minute"
+                    problem = problem or CloudError(what, where=now.in_words, fix=fix)
+                elif now.kind == CREATE and (
+                    delete or (ask and options.confirmed(f"delete {now.in_words}?", "deleting"))
+                ):
+                    deleting = True
+                    requests.delete(tpu, now, timeout=DELETION_LIMIT, progress=options.Waiting(now.in_words))
+                    output.info(f"run {run_id}: deleted {now.in_words}")
+                    done.append(now)
+                    book.drop(now.name)
+    except OpsError as exc:
+        problem = exc
+        tell(settings, run_id, left.values())
+    if problem and not deleting:
+        output.warning(commands.on_fleet(f"run {run_id}: {problem}", settings.command))
+        problem = None
+    return _facts(run_id, done, deleted=True) + _facts(run_id, book.all), problem
+
+
+def _facts(run_id: str, found: Iterable[Request], *, deleted: bool = False) -> list[dict[str, Any]]:
+    return [
+        {key: getattr(request, key) for key in ("name", "kind", "since", "state")}
+        | {"deleted": deleted, "command": removal(run_id, request)}
+        for request in found
+    ]
