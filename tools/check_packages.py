@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "tpu_ops"
 
 #: Below all rooms but the host program, as modules of the standard library are.
-LOWEST = {"digests", "errors", "log"}
+LOWEST = {"errors"}
 #: Room -> what of tpu_ops it may import besides.
 ALLOWED: dict[str, set[str]] = {
     "host": {"host"},
@@ -24,9 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "fleet": {"fleet", "cloud", "remote", "config", "files", "texts"},
     "runs": {"runs", "fleet", "remote", "cloud", "config", "options", "files", "texts"},
     "cli": {"cli", "runs", "fleet", "lab", "remote", "cloud", "config", "options", "files", "texts"},
-    "digests": set(),
     "errors": set(),
-    "log": set(),
     "texts": set(),
 }
 #: Only the lab's own command may use the lab.
@@ -39,10 +37,8 @@ LAB_BLIND = (
     "tpu_ops/runs",
     "tpu_ops/host",
     "tpu_ops/config",
-    "tpu_ops/digests.py",
     "tpu_ops/errors.py",
     "tpu_ops/files.py",
-    "tpu_ops/log.py",
     "tpu_ops/options.py",
     "tpu_ops/texts.py",
 )

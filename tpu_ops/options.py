@@ -1,5 +1,6 @@
 """Options of a file and the environment, read with their types; every error names where the value stands."""
 
+import difflib
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
@@ -34,9 +35,6 @@ def check_name(text: str, where: str, form: re.Pattern[str], expected: str) -> s
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the end of a sentence that names the nearest known word, whatever its case; empty where none is near."""
-    # Imported here: only errors need it.
-    import difflib
-
     spelled = {entry.lower(): entry for entry in known}
     close = difflib.get_close_matches(word.lower(), list(spelled), n=1, cutoff=0.6)
     return f", did you mean {spelled[close[0]]!r}?" if close else ""

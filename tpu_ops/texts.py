@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 from collections.abc import Sequence
 
-#: A name that ends in a number without leading zeros, and holds nothing that ClusterShell takes for more than a name.
-_NUMBERED = re.compile(r"(?P<stem>[A-Za-z0-9._-]*[A-Za-z._-])(?P<number>0|[1-9][0-9]*)", re.ASCII)
+from ClusterShell.NodeSet import NodeSet
+
 #: A number in a name; one of more digits is taken for several, since no name has one.
 _NUMBER = re.compile(r"([0-9]{1,9})")
 #: How many workers a command names at most one by one.
@@ -21,8 +22,6 @@ def count(number: int, noun: str) -> str:
 
 def signal_name(number: int) -> str:
     """Return a signal's name, as in ``SIGKILL``; empty where there is none of this number."""
-    import signal  # a command that succeeds does without it
-
     return signal.Signals(number).name if number in set(signal.Signals) else ""
 
 
@@ -47,35 +46,12 @@ def natural(name: str) -> tuple[list[tuple[int, str]], str]:
 
 def folded(hosts: Sequence[str]) -> str:
     """Return workers as one node set, which a target may be, as in ``pod-w[0-3]``; there is at least one."""
-    if len(hosts) == 1:
-        return hosts[0]
-    if simple := _folded_numbers(hosts):
-        return simple
-    # Imported here: it takes as long as sessions with a dozen workers, and most names are those of one node.
-    from ClusterShell.NodeSet import NodeSet
-
     return str(NodeSet.fromlist(list(hosts)))
 
 
 def target(hosts: Sequence[str]) -> str:
     """Return workers as a word of a command that any shell takes as it is, as in ``'pod-w[0-3]'``."""
     return ",".join(hosts) if len(hosts) <= _NAMED else shlex.quote(folded(hosts))
-
-
-def _folded_numbers(hosts: Sequence[str]) -> str:
-    """Return what ClusterShell makes of hosts that differ in a number at their end alone, empty where others do."""
-    found = [_NUMBERED.fullmatch(host) for host in hosts]
-    stems, numbers = {match["stem"] for match in found if match}, {int(match["number"]) for match in found if match}
-    if len(stems) != 1 or None in found:
-        return ""
-    ranges: list[list[int]] = []
-    for number in sorted(numbers):
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1] = [ranges[-1][0], number]
-        else:
-            ranges.append([number])
-    listed = ",".join("-".join(map(str, ends)) for ends in ranges)
-    return stems.pop() + (f"[{listed}]" if len(numbers) > 1 else listed)
 
 
 def ago(asked_at: float, now: float) -> str:

@@ -52,19 +52,19 @@ def test_a_result_that_cannot_be_written_is_one_error(argv: list[str]) -> None:
 ACTS = """
 import pathlib, sys
 from tpu_ops.cli import list as command, main, options, output
-from tpu_ops.log import Log
+import logging
 *_, path, mode = sys.argv
 sys.argv[1:] = ["list"]
 def run(args):
-    Log("tpu_ops.x").warning("one")
-    Log("tpu_ops.x").warning("two")
+    logging.getLogger("tpu_ops.x").warning("one")
+    logging.getLogger("tpu_ops.x").warning("two")
     pathlib.Path(path).touch()
     if mode == "ask":
         options.confirmed("Sure?", "this")
     output.line("result")
     return 0
 command.run, command.add_arguments = run, lambda parser: None
-main.program()
+sys.exit(main.main())
 """
 
 
@@ -92,31 +92,6 @@ def test_streams_that_are_closed_or_have_no_reader(
     assert err in done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
-
-
-#: Leaves something to be done at the end, and a thread where it is asked to.
-ENDS = """
-import atexit, pathlib, sys, threading
-from tpu_ops.cli import list as command, main
-*_, path, mode = sys.argv
-sys.argv[1:] = ["list"]
-def last():
-    pathlib.Path(path).touch()
-def late():
-    threading.main_thread().join()
-    atexit.register(last)
-def run(args):
-    threading.Thread(target=late).start() if mode else atexit.register(last)
-    return 3
-command.run, command.add_arguments = run, lambda parser: None
-main.program()
-"""
-
-
-@pytest.mark.parametrize("mode", ["", "thread"])
-def test_what_is_to_be_done_at_the_end_is_done_and_threads_are_waited_for(tmp_path: Path, mode: str) -> None:
-    done = subprocess.run([sys.executable, "-c", ENDS, str(tmp_path / "done"), mode], timeout=60, check=False)
-    assert (done.returncode, (tmp_path / "done").exists()) == (3, True)
 
 
 def test_a_cell_of_a_table_gives_no_orders_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -349,7 +324,7 @@ def run(args):
         raise OSError(28, "No space left on device", "/x")
     raise UnreachableError("no answer", where="pod-w0", fix="wait")
 runs.run = run
-main.program()
+sys.exit(main.main())
 """
 
 
@@ -377,15 +352,3 @@ def test_who_asks_for_json_gets_one_document_of_a_failure_too(
         assert result.items() <= found["error"].items()
     else:
         assert found == result
-
-
-def test_a_command_runs_with_garbage_collection_and_without_what_was_imported_before_it():
-    script = """
-import gc, sys
-from tpu_ops.cli import main, runs
-sys.argv = ["tpu_ops", "runs"]
-runs.run = lambda args: print(gc.isenabled(), gc.get_freeze_count() > 1000, flush=True) or 0
-main.program()
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("True True\n", "")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tpu_ops import config
-from tpu_ops.config import document
 from tpu_ops.errors import UsageError
 from tpu_ops.remote.playbook import project_of
 
@@ -451,67 +450,6 @@ def test_yaml_that_cannot_be_taken_is_an_error_in_words(file, text, words):
     with pytest.raises(UsageError, match=words) as caught:
         config.read_file(file)
     assert caught.value.where.startswith(str(file))
-
-
-@pytest.fixture
-def projects(file, environ, monkeypatch):
-    """Write a fleet's file with a project and perhaps more, and say of which projects it is read to be."""
-    file.parent.mkdir(parents=True)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-
-    def ask(project: str = "", more: str = "") -> tuple[str, ...]:
-        if project:
-            file.write_text(f"plugin: tpu_vm\nprojects: [{project}]\nuser: ada\n{more}")
-        return config.load_file(file).projects
-
-    return ask
-
-
-def test_a_file_that_was_read_before_is_not_parsed_again(projects, tmp_path, monkeypatch):
-    assert projects("one") == ("one",)
-    (kept,) = (tmp_path / "state" / "parsed").iterdir()
-    assert kept.stat().st_mode & 0o777 == 0o600
-    with monkeypatch.context() as patch:
-        patch.setattr(document, "parsed", lambda *_: pytest.fail("it is parsed"))
-        assert projects() == ("one",)
-    assert projects("two") == ("two",)
-    for wrong in (b"", b"[]", b"{}", b'{"format": 1, "text": 1, "data": {}}', b"\xff", b"[" * 200_000):
-        kept.write_bytes(wrong)
-        assert projects() == ("two",)
-
-
-@pytest.mark.parametrize("value", ["2026-01-01", "{1: x}", "!!set {a}", ".nan"])
-def test_what_json_does_not_hold_as_it_is_is_read_each_time(projects, tmp_path, value):
-    for _ in range(2):
-        with pytest.raises(UsageError, match="expected a string"):
-            projects("one", f"keyed_groups: [{{key: a, default_value: {value}}}]\n")
-    assert not (tmp_path / "state" / "parsed").exists()
-
-
-def test_a_file_with_a_secret_is_not_copied(projects, tmp_path):
-    assert projects("one", "auth_kind: accesstoken\naccess_token: ya29.void\n") == projects() == ("one",)
-    assert not (tmp_path / "state" / "parsed").exists()
-
-
-def test_what_was_remembered_long_ago_is_forgotten(projects, tmp_path):
-    projects("one")
-    (kept,) = (tmp_path / "state" / "parsed").iterdir()
-    old = kept.with_name("of-a-fleet-that-is-gone.json")
-    old.touch()
-    os.utime(old, (0, 0))
-    projects("two")
-    assert [*kept.parent.iterdir()] == [kept]
-
-
-def test_nor_is_a_file_with_anchors_remembered(projects, tmp_path):
-    assert projects("one", "zones: &zones [us-central2-b]\nnames: *zones\n") == projects() == ("one",)
-    assert not (tmp_path / "state" / "parsed").exists()
-
-
-def test_a_state_that_cannot_be_written_keeps_nobody_from_reading(projects, tmp_path):
-    (tmp_path / "state").write_text("no directory")
-    assert projects("one") == ("one",)
 
 
 def test_a_value_of_any_size_is_shown_shortly(file, environ):

@@ -21,7 +21,6 @@ from tpu_ops.fleet.model import until_ready
 from tpu_ops.fleet.reach import Way, Ways
 from tpu_ops.fleet.state import unwritable
 from tpu_ops.fleet.targets import UnknownError
-from tpu_ops.remote import fanout as remote_fanout
 from tpu_ops.remote.renewal import News
 
 
@@ -49,7 +48,7 @@ def search(monkeypatch):
 
     def search(fleet):
         given = []
-        monkeypatch.setattr(remote_fanout, "Fanout", lambda _config, renew, *_, **__: given.append(renew))
+        monkeypatch.setattr(contact, "Fanout", lambda _config, renew, *_, **__: given.append(renew))
         contact.fanout(view.current(fleet.settings()))
         return given[0]
 
@@ -83,7 +82,7 @@ def test_the_master_of_a_worker_that_moved_is_looked_for_elsewhere(fleet, monkey
     fleet.create("pod", "v4-16")
     given: dict[str, Any] = {}
     monkeypatch.setattr(
-        remote_fanout, "Fanout", lambda _config, renew, _proxied, find, **_: given.update(look=renew, find=find)
+        contact, "Fanout", lambda _config, renew, _proxied, find, **_: given.update(look=renew, find=find)
     )
     contact.fanout(view.current(fleet.settings()))
     before = given["find"]("pod-w1")
@@ -118,7 +117,7 @@ def test_workers_whose_node_was_taken_away_are_known_and_asked_for_as_such(fleet
     fleet.create("pod", "v4-16")
     fleet.create("solo")
     given: dict[str, Any] = {}
-    monkeypatch.setattr(remote_fanout, "Fanout", lambda _config, renew, *_, **more: given.update(more, look=renew))
+    monkeypatch.setattr(contact, "Fanout", lambda _config, renew, *_, **more: given.update(more, look=renew))
     fleet.act("stop", "pod")
     update.refresh(fleet.settings())
     contact.fanout(view.current(fleet.settings()))
@@ -140,7 +139,7 @@ def test_workers_whose_node_was_taken_away_are_known_and_asked_for_as_such(fleet
 def test_whether_a_worker_takes_connections_is_known_but_behind_a_proxy(fleet, monkeypatch):
     fleet.create("pod")
     given: dict[str, Any] = {}
-    monkeypatch.setattr(remote_fanout, "Fanout", lambda *_, **more: given.update(more))
+    monkeypatch.setattr(contact, "Fanout", lambda *_, **more: given.update(more))
     contact.fanout(view.current(fleet.settings()))
     way = Way("127.0.0.1")
     monkeypatch.setattr(Ways, "of", lambda *_: way)
@@ -178,7 +177,7 @@ def test_workers_behind_a_jump_that_takes_no_connections_are_given_up_together_w
         Ways, "_address", lambda _, worker: ("127.0.0.1" if worker.external_ip else worker.internal_ip, "")
     )
     given: dict[str, Any] = {}
-    monkeypatch.setattr(remote_fanout, "Fanout", lambda _config, renew, *_, **more: given.update(more, look=renew))
+    monkeypatch.setattr(contact, "Fanout", lambda _config, renew, *_, **more: given.update(more, look=renew))
     for listens in (True, False):
         with socket.create_server(("127.0.0.1", 0)) as server:
             jump.write(proxy_jump=f"gate:{server.getsockname()[1]}")
@@ -203,7 +202,7 @@ def test_workers_behind_a_silent_jump_of_the_persons_own_are_given_up_together_t
     (tmp_path / "own/.ssh/config").write_text(f"Host bastion\nHostName 127.0.0.1\nPort 1\n{further}")
     monkeypatch.setattr("tpu_ops.fleet.reach.openssh.home", lambda: tmp_path / "own")
     given: dict[str, Any] = {}
-    monkeypatch.setattr(remote_fanout, "Fanout", lambda _config, renew, *_, **more: given.update(more, look=renew))
+    monkeypatch.setattr(contact, "Fanout", lambda _config, renew, *_, **more: given.update(more, look=renew))
     for listens in (True, False):
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]

@@ -338,7 +338,6 @@ def no_yaml(inventory: Path) -> str:
 
     Ansible names no file where it is one of variables.
     """
-    # Imported here: it is rarely wanted.
     import yaml
 
     # Nothing else below it is read: it may be anybody's home.

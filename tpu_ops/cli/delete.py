@@ -14,7 +14,7 @@ from tpu_ops.fleet import lifecycle, origin, targets, update
 from tpu_ops.fleet.model import TAKEN_STATES, Node, queued_deletion
 from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.runs import records
+from tpu_ops.runs import records, recovery
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,9 +78,6 @@ def _recoveries(state_dir: Path, node: Node) -> Iterator[str]:
 
     It is known by its name: a recovery may have made it anew since, under another id.
     """
-    # Imported here: few runs are recovered.
-    from tpu_ops.runs import recovery
-
     for path in sorted((state_dir / "runs").glob("*/recovery.json")):
         run_id = path.parent.name
         with contextlib.suppress(OpsError):

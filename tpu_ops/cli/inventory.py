@@ -6,6 +6,8 @@ import argparse
 import json
 from collections.abc import Iterable, Sequence
 
+from ClusterShell.NodeSet import NodeSet
+
 from tpu_ops import config
 from tpu_ops.cli import options, output
 from tpu_ops.errors import ExitCode, UsageError
@@ -93,9 +95,6 @@ def folded(workers: Sequence[Worker]) -> str:
     Names whose nodes have numbers could be folded further, but pdsh takes one range a name, and for thousands of
     hosts that costs ClusterShell seconds.
     """
-    # Imported here: `tpu_ops --help` must stay fast.
-    from ClusterShell.NodeSet import NodeSet
-
     nodes: dict[str, list[int]] = {}
     for worker in workers:
         nodes.setdefault(worker.label, []).append(worker.index)

@@ -12,7 +12,7 @@ from tpu_ops import config, texts
 from tpu_ops.cli import options, output
 from tpu_ops.config import Filters
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.fleet import selection, view
+from tpu_ops.fleet import selection, update, view
 from tpu_ops.fleet.hostvars import facts, facts_without_worker
 from tpu_ops.fleet.model import Node, Worker
 from tpu_ops.fleet.view import Fleet
@@ -60,9 +60,6 @@ def run(args: argparse.Namespace) -> int:
     if args.cached:
         fleet, changes = view.cached(settings), None
     else:
-        # Imported here: --cached does without it.
-        from tpu_ops.fleet import update
-
         fleet, changes = update.look(settings)
         for text in fleet.warnings:
             output.warning(text)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
+import difflib
 import functools
-import gc
 import importlib
 import itertools
 import os
@@ -17,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from tpu_ops import __version__, log
+from tpu_ops import __version__, config
 from tpu_ops.cli import output
 from tpu_ops.cli.commands import COMMANDS, name_fleet
 from tpu_ops.errors import ExitCode, OpsError, UsageError
@@ -25,8 +24,8 @@ from tpu_ops.errors import ExitCode, OpsError, UsageError
 #: Options that ask for help.
 _HELP = ("-h", "--help")
 #: First words of commands that stand where a target was to stand. A node may be called as some are, but without `--` no
-#: command stands behind it. Not compiled here: most commands never search for it.
-_PROGRAM = r"(?:python[0-9.]*|bash|sh|torchrun|accelerate|deepspeed|uv|env)|[^\[\]@]*/.*|.*\.(?:py|sh)"
+#: command stands behind it.
+_PROGRAM = re.compile(r"(?:python[0-9.]*|bash|sh|torchrun|accelerate|deepspeed|uv|env)|[^\[\]@]*/.*|.*\.(?:py|sh)")
 #: An argument that says nothing, or an option's.
 _EMPTY = re.compile(r"(?:--[a-z-]+=)?")
 
@@ -43,13 +42,6 @@ def _usage() -> str:
         "exit codes: 0 ok, 1 a host or run failed, 2 usage or configuration, 3 cloud API,\n"
         "            4 unreachable, 130 interrupted or detached"
     )
-
-
-# Its own name for gettext, which takes 1.3 ms to find out that there is no translation of its words.
-argparse._ = str  # type: ignore[attr-defined]
-
-#: argparse makes one for each argument that it is told of, and asks the terminal for its width unless it has one.
-_DECLARING = functools.partial(argparse.HelpFormatter, width=80)
 
 
 class _Misused(SystemExit):
@@ -96,9 +88,8 @@ def _dispatch(argv: Sequence[str]) -> int:
         raise UsageError("unknown command", where=f"tpu_ops {name}", fix=fix)
     module_name, text = COMMANDS[name]
     module = importlib.import_module(f"tpu_ops.cli.{module_name}")
-    parser = _Parser(prog=f"tpu_ops {name}", description=f"{text[0].upper()}{text[1:]}.", formatter_class=_DECLARING)
+    parser = _Parser(prog=f"tpu_ops {name}", description=f"{text[0].upper()}{text[1:]}.")
     module.add_arguments(parser)
-    parser.formatter_class = argparse.HelpFormatter
     if not getattr(module, "TAKES_COMMAND", False):
         args = parser.parse_args(rest)
         behind = getattr(args, "command", ())
@@ -112,7 +103,7 @@ def _dispatch(argv: Sequence[str]) -> int:
         if len(others) > 1 and parser.parse_known_args(bare)[1]:
             front = bare
     args, more = parser.parse_known_args(front)
-    if "--" not in rest and re.fullmatch(_PROGRAM, args.target):
+    if "--" not in rest and _PROGRAM.fullmatch(args.target):
         raise _without_target(name, front, args.target)
     if more and ("--" in rest or more[0].startswith("-")):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
@@ -126,9 +117,6 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 def _alike(word: str, known: Iterable[str], before: str = "") -> str:
     """Return which of the known words are meant, perhaps, with what stands before each; empty where none is like it."""
-    # Imported here: only errors need it.
-    import difflib
-
     return " or ".join(f"{before}{close}" for close in difflib.get_close_matches(word, list(known), n=2))
 
 
@@ -146,10 +134,6 @@ def _run(module: ModuleType, args: argparse.Namespace) -> int:
     Raises:
         OpsError: It failed.
     """
-    if not gc.isenabled():
-        # See `program`. What is there by now is never looked at again.
-        gc.freeze()
-        gc.enable()
     try:
         return int(module.run(args))
     except OpsError as failure:
@@ -159,9 +143,6 @@ def _run(module: ModuleType, args: argparse.Namespace) -> int:
 
 
 def _name_fleet(failure: OpsError, fleet: str | None) -> None:
-    # Imported here: help does without it.
-    from tpu_ops import config
-
     try:
         file = config.find_file(fleet, os.environ, config.here())
     except (OpsError, OSError):
@@ -194,13 +175,6 @@ def _empty_one(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str
     return ""
 
 
-def _listen() -> None:
-    # Imported here: see tpu_ops.log.
-    from tpu_ops.cli import listening
-
-    listening.listen()
-
-
 def _tell_program(failure: OpsError, words: Sequence[str]) -> None:
     """Print an error as the result of a command that was to print JSON, and has not."""
     front = words[: words.index("--")] if "--" in words else words
@@ -219,8 +193,8 @@ def _failed(failure: OpsError, words: Sequence[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; every error a user may meet becomes a message and a code."""
     output.begin()
+    output.listen()
     words = sys.argv[1:] if argv is None else argv
-    log.heard_by(_listen)
     try:
         return _dispatch(words)
     except OpsError as failure:
@@ -238,27 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = exc.filename if isinstance(exc.filename, str) else ""
         fix = "check that it can be read and written (ls -l, df)"
         return _failed(OpsError(exc.strerror or str(exc), where=path, fix=fix), words)
-    finally:
-        # Who has called this from a program of their own may have others listen.
-        log.heard_by(None)
-
-
-def program() -> NoReturn:
-    """Run the command that this process is, and end.
-
-    What the interpreter takes apart at its end goes with the process anyway, and to do so takes as long as a session
-    with a worker.
-    """
-    # Of what is imported nothing is ever garbage, and to look for some takes 2 ms.
-    gc.disable()
-    code = main()
-    threading = sys.modules.get("threading")
-    if threading is None or threading.active_count() == 1:
-        # As multiprocessing ends its children. What was written is flushed by then: see `output`.
-        atexit._run_exitfuncs()
-        os._exit(code)
-    sys.exit(code)
 
 
 if __name__ == "__main__":
-    program()
+    sys.exit(main())

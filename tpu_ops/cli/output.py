@@ -2,8 +2,7 @@
 
 Text of others gets into what is said (names, what a server answered, what ssh printed). So each of its lines is made
 one line without orders for a terminal here, and nowhere else needs to; what a program printed, and text that another
-program reads, passes as it is by functions of its own. Each write is flushed at once: the process ends
-without the interpreter's own flush (main.program).
+program reads, passes as it is by functions of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import sys
 import time
@@ -35,6 +35,24 @@ def give_up() -> None:
     """Let go of standard output, so that the interpreter does not complain of it again when it ends."""
     if sys.stdout is not None:
         _to_nowhere(sys.stdout)
+
+
+class _Said(logging.Handler):
+    """Prints what the packages below the command line log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print it as a warning, or as information."""
+        say = warning if record.levelno >= logging.WARNING else info
+        say(record.getMessage())
+
+
+def listen() -> None:
+    """Print what is logged below the name of this package, once."""
+    log = logging.getLogger("tpu_ops")
+    if not any(isinstance(handler, _Said) for handler in log.handlers):
+        log.addHandler(_Said())
+        log.setLevel(logging.INFO)
+        log.propagate = False
 
 
 @contextlib.contextmanager

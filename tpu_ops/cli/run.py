@@ -17,14 +17,13 @@ from tpu_ops.remote.replies import LATE, LONGEST, MUTE, Result
 
 #: Seconds that the command may take on each worker where --timeout does not say.
 TIMEOUT = 300.0
-#: How the shell of the envelope, dash or bash, says before all else that there is no such command. Not compiled here:
-#: most commands never search for it.
-_NOT_STARTED = (
+#: How the shell of the envelope, dash or bash, says before all else that there is no such command.
+_NOT_STARTED = re.compile(
     rb"(?ms)\A" + wire.SHELL_SAYS + rb"(?:line )?1: exec: (.*?): (?:cannot execute: )?"
     rb"(not found|No such file or directory|Permission denied)$"
 )
 #: What only a shell reads, and what to do then.
-_OF_A_SHELL = rb"[\s;|&<>$*~=]|^(cd|export|source|\.|set|unset|ulimit|umask|alias|eval|exec)$"
+_OF_A_SHELL = re.compile(rb"[\s;|&<>$*~=]|^(cd|export|source|\.|set|unset|ulimit|umask|alias|eval|exec)$")
 _HINT = b"; for a shell line: --shell -- 'LINE'"
 #: Longest command, in bytes with what it is run by: on a worker it is one argument of a shell, of which Linux takes
 #: 128 KiB.
@@ -165,12 +164,12 @@ def said_by(stderr: bytes) -> bytes:
     def not_started(found: re.Match[bytes]) -> bytes:
         name, why = found[1], found[2]
         what = b"permission denied: " if why.startswith(b"Permission") else b"command not found: "
-        line = _HINT if re.search(_OF_A_SHELL, name) else b""
+        line = _HINT if _OF_A_SHELL.search(name) else b""
         if re.search(rb"^(python3?|pip3?)$", name):
             line = b"; give the full path of an environment's, as in /opt/venvs/jax/bin/" + name
         return what + name + line
 
-    return re.sub(_NOT_STARTED, not_started, stderr) if stderr else b""
+    return _NOT_STARTED.sub(not_started, stderr)
 
 
 def exit_code(results: Sequence[Result], *, of_rank: bool = False) -> int:

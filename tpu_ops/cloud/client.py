@@ -5,6 +5,7 @@ google-cloud-tpu is imported only when a client is made: its import costs half a
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import re
@@ -18,7 +19,6 @@ from typing import Any, TypeVar
 
 from tpu_ops.cloud.auth import Auth, credentials
 from tpu_ops.errors import CloudError
-from tpu_ops.log import Log
 
 Thing = TypeVar("Thing")
 Answer = TypeVar("Answer")
@@ -70,7 +70,7 @@ _NO_GRPC = "this is not a gRPC port: something else listens there"
 
 _ENDPOINT_FIX = "start what serves the endpoint (TPU_OPS_ENDPOINT), or unset it to reach the real service"
 
-_log = Log(__name__)
+_log = logging.getLogger(__name__)
 
 _FIXES = {
     "UNAUTHENTICATED": "log in: gcloud auth application-default login; with auth_kind, renew the key or the token",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tpu_ops import digests, files
+from tpu_ops import files
 from tpu_ops.config.read import from_data
 from tpu_ops.config.settings import FLEET_FILE, Settings
 from tpu_ops.errors import OpsError, UsageError
@@ -20,13 +17,6 @@ ENDINGS = ("tpu_vm.yml", "tpu_vm.yaml")
 
 #: Bytes that a fleet's file may have.
 _LARGEST = 10_000_000
-
-#: Of what is remembered of parsed files: another number whenever `document` takes them for something else than before.
-_FORMAT = 1
-#: Keys whose values are secrets: a file that has them is not copied.
-_SECRETS = frozenset({"access_token", "service_account_contents"})
-#: Seconds after which what was parsed is forgotten; a file that is still in use is then parsed again.
-_KEPT = 30 * 86400.0
 
 
 def load(fleet: str | None = None) -> Settings:
@@ -49,7 +39,7 @@ def load_file(file: Path) -> Settings:
         UsageError: The file cannot be read or its settings are wrong; names file and key.
     """
     file = files.resolved(str(file.parent), "the fleet's file") / file.name
-    settings = from_data(_remembered(file, files.state_root(os.environ)), file, os.environ)
+    settings = from_data(read_file(file), file, os.environ)
     return settings._replace(named=must_be_named(file))
 
 
@@ -140,14 +130,9 @@ def read_file(file: Path) -> Mapping[str, Any]:
     Raises:
         UsageError: The file cannot be read, is no YAML, or is no mapping.
     """
-    return _parsed(_text(file), file)
+    from tpu_ops.config import document  # which imports yaml
 
-
-def _parsed(text: str, file: Path) -> Mapping[str, Any]:
-    # Imported here: most commands know what the file holds, and the parser takes longer than all else that they do.
-    from tpu_ops.config import document
-
-    return document.parsed(text, file)
+    return document.parsed(_text(file), file)
 
 
 def _text(file: Path) -> str:
@@ -157,31 +142,3 @@ def _text(file: Path) -> str:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
         fix = "make it a text file in UTF-8 that you can read"
         raise UsageError(f"cannot read the fleet's file: {reason}", where=str(file), fix=fix) from exc
-
-
-def _remembered(file: Path, root: Path) -> Mapping[str, Any]:
-    """Return what `read_file` does, out of the directory for state where this very text was parsed before."""
-    text, place = _text(file), root / "parsed" / f"{digests.sha256(os.fsencode(file)).hexdigest()[:16]}.json"
-    # Whatever it is that stands there, the file itself is to be had.
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
-        known = json.loads(files.read_regular(place, 10 * _LARGEST))
-        if (known["format"], known["text"]) == (_FORMAT, text) and isinstance(known["data"], dict):
-            return dict(known["data"])
-    data = _parsed(text, file)
-    # With anchors a small text may mean more than any memory holds.
-    if "&" not in text and not _SECRETS & data.keys():
-        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
-            _remember(place, text, data)
-    return data
-
-
-def _remember(place: Path, text: str, data: Mapping[str, Any]) -> None:
-    content = json.dumps({"format": _FORMAT, "text": text, "data": data})
-    if json.loads(content)["data"] != data:
-        return
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for old in place.parent.iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            if old.stat().st_mtime < time.time() - _KEPT:
-                old.unlink()
-    files.replace(place, content, 0o600)

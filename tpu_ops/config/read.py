@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
+import hashlib
 import json
 import re
 import shlex
@@ -10,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tpu_ops import digests, files
+from tpu_ops import files
 from tpu_ops.cloud.auth import KINDS, Auth
 from tpu_ops.config import composed
 from tpu_ops.config.hosts import USER, USER_AT_HOST, is_loopback
@@ -131,7 +133,7 @@ def _with_login(found: Settings, options: Options) -> Settings:
     )
     if login == others:
         return found
-    return found._replace(login=digests.sha256(repr(login).encode()).hexdigest()[:8], shared=shared)
+    return found._replace(login=hashlib.sha256(repr(login).encode()).hexdigest()[:8], shared=shared)
 
 
 def _check_keys(data: Mapping[str, Any], file: Path) -> None:
@@ -177,9 +179,6 @@ def _user(options: Options) -> str:
     """The login name, by default the local one: the same that gcloud takes."""
     user = options.text("user", "TPU_OPS_USER")
     if not user.value:
-        # Imported here: nobody needs it where the name is set.
-        import getpass
-
         try:
             user = Value(getpass.getuser(), "this machine's login name")
         except (KeyError, OSError) as exc:

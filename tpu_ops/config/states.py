@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from tpu_ops import digests
 from tpu_ops.config.settings import folder_of
 
 #: What a path that stands in an ssh config may not have.
@@ -27,7 +27,7 @@ def state_name(file: Path, endpoint: str, own: Sequence[str]) -> str:
         own: These projects and zones, each sorted.
     """
     path = folder_of(file)
-    digest = digests.sha256("\n".join([str(path), endpoint, *own]).encode()).hexdigest()[:8]
+    digest = hashlib.sha256("\n".join([str(path), endpoint, *own]).encode()).hexdigest()[:8]
     return f"{NOT_FOR_SSH.sub('_', path.name)}-{digest}"
 
 

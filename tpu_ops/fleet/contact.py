@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
+import logging
+import socket
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from tpu_ops import texts
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UnreachableError
-from tpu_ops.fleet import selection, targets, view
+from tpu_ops.fleet import bastion, hostkeys, origin, selection, sources, targets, update, view
 from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, Worker, label_of, until_ready
 from tpu_ops.fleet.reach import SSH_PORT
 from tpu_ops.fleet.state import Files, UnwritableError
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.log import Log
-from tpu_ops.remote import direct, openssh
+from tpu_ops.remote import identities, openssh
+from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.mux_protocol import Master
+from tpu_ops.remote.renewal import News, in_thread
 from tpu_ops.remote.replies import Reply, Result
-
-if TYPE_CHECKING:
-    from tpu_ops.remote.fanout import Fanout
-    from tpu_ops.remote.renewal import News
 
 #: Seconds for a worker to take a connection; for a jump, without which all behind it are given up at once.
 _CONNECTS, _JUMP_CONNECTS = 1.5, 5.0
@@ -34,14 +33,11 @@ _NAMES = 4
 #: Lines of news that are said before it is only said that there are more.
 _LINES = 12
 
-_log = Log(__name__)
+_log = logging.getLogger(__name__)
 
 
 def fanout(fleet: Fleet) -> Fanout:
     """Return what reaches the workers of a fleet, and looks for those that no longer answer."""
-    # Imported here: over connections that are open, commands without input go without an event loop.
-    from tpu_ops.remote.fanout import Fanout
-
     ways = selection.ways_of(fleet.settings, fleet.listed)
     proxied = {worker.host for worker in fleet.workers if ways.of(worker).proxy} if ways.proxies else set()
     search = _Search(fleet)
@@ -68,21 +64,7 @@ def run(fleet: Fleet, hosts: Sequence[str], argv: Sequence[str], limit: float) -
     Raises:
         OpsError: This process may not have that many sessions, or those that do not answer cannot be looked for.
     """
-    search = _Search(fleet)
-    masters = {host: master for host in hosts if (master := search.master(host))}
-
-    # One for all, as it asks for all that are silent at once.
-    through = functools.cache(lambda: fanout(fleet))
-
-    async def others(left: Sequence[str]) -> dict[str, Result]:
-        return await through().run(left, argv, limit=limit)
-
-    if len(masters) == len(hosts):
-        return direct.run(masters, argv, limit=limit, others=others, gone=lambda *one: through().gone(*one))
-    # Imported here, since it is not wanted where all connections are open.
-    import asyncio
-
-    return asyncio.run(others(hosts))
+    return asyncio.run(fanout(fleet).run(hosts, argv, limit=limit))
 
 
 def find(settings: Settings, target: str) -> tuple[Fleet, list[Worker]]:
@@ -130,9 +112,6 @@ def login_hint(settings: Settings, said: str = "") -> str:
             f"set `private_key` in {settings.file} (or TPU_OPS_PRIVATE_KEY) to the key that the workers know: then "
             "only that one is offered, and not those of your agent before it"
         )
-    # Imported here: it is wanted only where somebody is refused.
-    from tpu_ops.remote import identities
-
     keys = [path for path in (settings.private_key, *settings.more_keys) if path]
     key = f"with {', '.join(map(str, keys)) or 'the keys that ssh finds'}"
     faults = [fault for fault in (identities.agent_fault(), *map(identities.fault, keys)) if fault]
@@ -211,9 +190,6 @@ def way_back(fleet: Fleet, away: Collection[str]) -> str:
 
 def without_host_keys(fleet: Fleet) -> dict[str, str]:
     """Return what to do about the workers that serve and of which, or of whose jump, no host key is known."""
-    # Imported here, and below: needed only where a worker does not answer.
-    from tpu_ops.fleet import hostkeys
-
     settings, keys = fleet.settings, hostkeys.keys_of(fleet.settings)
     refresh = settings.command("refresh")
     found = {
@@ -246,8 +222,6 @@ class _Search:
             return self._ways.jump_place
         with self._lock:
             if self._outside is None:
-                from tpu_ops.fleet import bastion
-
                 config = Files(self._fleet.settings.state_dir).jump_config
                 self._outside = bastion.place_of(config, self._ways.outside_options, self._ways.outside)
             return self._outside
@@ -268,10 +242,6 @@ class _Search:
         way = self._ways.of(worker) if worker else None
         if way is None:
             return True
-        import asyncio
-
-        from tpu_ops.remote.renewal import in_thread
-
         # Of one behind a proxy nobody can tell, nor of a jump that ssh itself reaches through another.
         place = await in_thread(self._jump_place) if way.proxy else (way.address, SSH_PORT)
         if not place[0]:
@@ -285,8 +255,6 @@ class _Search:
 
     def news(self, hosts: Sequence[str]) -> News:
         """Ask for the fleet anew; return which workers are reached another way, and what became of these."""
-        from tpu_ops.remote.renewal import News
-
         before, former = _ways(self._fleet), self._workers
         if all(map(self.is_taken, hosts)):
             said, whose = _last_seen([former[host] for host in hosts]), {former[host].label for host in hosts}
@@ -325,8 +293,6 @@ class _Search:
         behind = [host for host, worker in self._workers.items() if place[0] and self._ways.of(worker).proxy]
         if not {*behind} & {*hosts} or {*behind} & {*changed}:
             return []
-        import socket
-
         with contextlib.suppress(OSError):
             socket.create_connection(place, timeout=_JUMP_CONNECTS).close()
             return []
@@ -345,9 +311,6 @@ def _last_seen(workers: Iterable[Worker]) -> str:
 
 def _asked(fleet: Fleet, reason: str, what: str, hosts: Collection[str] = ()) -> Fleet | None:
     """Ask for the fleet anew, say why and for what, and the news of these hosts; None where nobody could be asked."""
-    # Imported here: most commands find their workers where they are known to be.
-    from tpu_ops.fleet import origin, sources, update
-
     source = origin.source_of(fleet.settings)
     asking = f"reading {sources.shown(source)} again" if source else "asking the API"
     _log.info("%s: %s for %s", reason, asking, what)
@@ -370,8 +333,6 @@ def _asked(fleet: Fleet, reason: str, what: str, hosts: Collection[str] = ()) ->
 
 def _ways(fleet: Fleet) -> dict[str, tuple[str, ...]]:
     """Return what decides how each worker is reached, its address first; empty where it is not to be had."""
-    from tpu_ops.fleet import hostkeys
-
     keys = hostkeys.keys_of(fleet.settings)
     ways = selection.ways_of(fleet.settings, fleet.listed)
     found = {}

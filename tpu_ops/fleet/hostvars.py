@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tpu_ops import digests
 from tpu_ops.fleet.model import Node, Worker, node_labels
 
 #: Facts that roles and playbooks read as `tpu_<name>`, whatever else the fleet's file calls them.
@@ -138,7 +138,7 @@ def _unique(names: Mapping[str, str]) -> dict[str, str]:
     """Given the group name of each of several things, return them with a digest in those that would be shared."""
     shared = Counter(names.values())
     return {
-        thing: f"{name}_{digests.sha256(thing.encode()).hexdigest()[:6]}" if shared[name] > 1 else name
+        thing: f"{name}_{hashlib.sha256(thing.encode()).hexdigest()[:6]}" if shared[name] > 1 else name
         for thing, name in names.items()
     }
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import re
 from collections.abc import Container, Mapping
 
-from tpu_ops import digests
 from tpu_ops.remote import aliases
 
 #: Host keys of one alias: key type -> base64 blob.
@@ -45,7 +45,7 @@ def _fields(raw: bytes) -> list[bytes]:
 
 def fingerprint(blob: str) -> str:
     """Given a key's base64 blob, return its fingerprint as ssh-keygen shows it."""
-    digest = digests.sha256(base64.b64decode(blob)).digest()
+    digest = hashlib.sha256(base64.b64decode(blob)).digest()
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import logging
 import re
 import shlex
 import time
@@ -21,11 +22,10 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.fleet.keyfile import valid_key
 from tpu_ops.fleet.model import node_deletion
-from tpu_ops.log import Log
 
 Json = dict[str, Any]
 
-_log = Log(__name__)
+_log = logging.getLogger(__name__)
 
 #: States that a node passes through on its way to READY without anyone's doing.
 ON_THE_WAY = ("CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING")

@@ -1,13 +1,13 @@
 """How each worker is reached: directly, through another host, or through Identity-Aware Proxy."""
 
 import contextlib
+import hashlib
 import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tpu_ops import digests
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError
 from tpu_ops.fleet.model import SERVING_STATES, Worker
@@ -164,7 +164,7 @@ class Ways:
 
 def control_path(mux: Path, worker: Worker, how: str = "") -> str:
     """Return ssh's ControlPath for a worker that is reached in some way, as its options take it."""
-    own = digests.sha256(f"{worker.host_key_alias}{how}".encode()).hexdigest()[:_ALIAS_DIGITS]
+    own = hashlib.sha256(f"{worker.host_key_alias}{how}".encode()).hexdigest()[:_ALIAS_DIGITS]
     return _socket(mux, f"%C.{own}")
 
 

@@ -9,6 +9,7 @@ import shlex
 import signal
 import stat
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -19,6 +20,7 @@ from tpu_ops.cloud import buckets
 from tpu_ops.config import Settings
 from tpu_ops.config.hosts import USER_AT_HOST, is_loopback
 from tpu_ops.errors import CloudError, OpsError, UsageError
+from tpu_ops.fleet import web
 from tpu_ops.fleet.documents import BEGINNING, LARGEST
 from tpu_ops.remote import openssh
 
@@ -108,9 +110,6 @@ def read(source: str, settings: Settings) -> bytes:
     if match := _SSH.fullmatch(source):
         return _read_ssh(source, match["host"], match["path"] or PATH_THERE, timeout)
     if _SCHEME.match(source):
-        # Imported here: few fleets need it, and every command loads this module.
-        from tpu_ops.fleet import web
-
         return web.read(source, shown(source), limit=LARGEST, timeout=timeout)
     named = f"with key 'snapshot' in {settings.file} or TPU_OPS_SNAPSHOT" if settings.snapshot else "with --from"
     return _read_file(Path(source), named)
@@ -218,9 +217,6 @@ def _read_pipe(process: subprocess.Popen[bytes], deadline: float) -> bytes:
 
 
 def _read_ssh(source: str, host: str, path: str, timeout: float) -> bytes:
-    # Imported here: few fleets need it, and its import costs some milliseconds.
-    import tempfile
-
     # A master that this opens goes on in the background with its standard error: a pipe would be open as long.
     with tempfile.TemporaryFile() as said:
         try:

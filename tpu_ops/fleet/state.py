@@ -6,16 +6,14 @@ import os
 from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tpu_ops import files
 from tpu_ops.config import Settings
 from tpu_ops.errors import OpsError
-from tpu_ops.fleet import forms
+from tpu_ops.fleet import forms, keyfile
+from tpu_ops.fleet.keyfile import Keys
 from tpu_ops.fleet.model import Node
-
-if TYPE_CHECKING:
-    from tpu_ops.fleet.keyfile import Keys
 
 #: Form of the snapshot; one of another form is not read.
 VERSION = 1
@@ -190,18 +188,13 @@ class Files(NamedTuple):
         except OSError as exc:
             raise unwritable(self.shown, exc) from exc
 
-    def host_keys(self) -> "tuple[dict[str, Keys], set[str]]":
+    def host_keys(self) -> tuple[dict[str, Keys], set[str]]:
         """Return the known host keys by alias, and the aliases whose keys only the first contact vouches for."""
-        # Imported here, and below: over connections that are open nobody asks for host keys.
-        from tpu_ops.fleet import keyfile
-
         text = self.text(self.known_hosts)
         return keyfile.parse(text), keyfile.trusted_first(text)
 
-    def write_host_keys(self, keys: "Mapping[str, Keys]", trusted_first: Container[str]) -> None:
+    def write_host_keys(self, keys: Mapping[str, Keys], trusted_first: Container[str]) -> None:
         """Replace known_hosts."""
-        from tpu_ops.fleet import keyfile
-
         replace(self.known_hosts, keyfile.text_of(keys, trusted_first), 0o644)
 
     def text(self, path: Path) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection, Iterable, Sequence
 
+from ClusterShell.NodeSet import NodeSet, NodeSetException
+from ClusterShell.NodeUtils import GroupResolver, GroupResolverError
+
 from tpu_ops import texts
 from tpu_ops.errors import UsageError
+from tpu_ops.fleet import hostvars
 from tpu_ops.fleet.model import Node, Worker, node_labels, workers_of
 
 #: A range of numbers in a node set's brackets, and how many names one part of a target may stand for.
@@ -110,9 +115,6 @@ class _Names:
 
     def _groups(self) -> dict[str, set[str]]:
         """Return the hosts of each of the inventory's own groups, and of all workers, which may be empty."""
-        # Imported here: few targets are groups.
-        from tpu_ops.fleet import hostvars
-
         labels = node_labels(self._listed) | {worker.node.full_name: worker.label for worker in self._workers}
         names, found = hostvars.groups(self._listed, labels), {"all": set[str]()}
         for worker in self._workers:
@@ -166,9 +168,6 @@ def without_workers(listed: Sequence[Node]) -> str:
 
 def alike(name: str, known: Iterable[str]) -> list[str]:
     """Return the known names that are like a name."""
-    # Imported here: only errors need it.
-    import difflib
-
     return difflib.get_close_matches(name, list(known), n=3)
 
 
@@ -200,10 +199,6 @@ def _fold_out(part: str, target: str) -> Iterable[str]:
         raise UsageError("a name is missing", where=f"target {shortened(target)}", fix="name a node, as in `pod`")
     if "[" not in part:
         return [part]
-    # Imported here: most commands never need it.
-    from ClusterShell.NodeSet import NodeSet, NodeSetException
-    from ClusterShell.NodeUtils import GroupResolver, GroupResolverError
-
     if _too_many(part):
         raise UsageError(
             f"the node set stands for more than {_MOST_NAMES} names",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -11,9 +12,8 @@ from tpu_ops.fleet.diff import Changes, diff
 from tpu_ops.fleet.model import Node, workers_of
 from tpu_ops.fleet.state import Files, Question, Snapshot, Stored, question_of, replace
 from tpu_ops.fleet.view import Fleet
-from tpu_ops.log import Log
 
-_log = Log(__name__)
+_log = logging.getLogger(__name__)
 
 
 def newest(settings: Settings, *, learn: bool = True) -> tuple[Fleet, Changes]:

@@ -3,6 +3,7 @@
 `tpu_ops.fleet.update` brings it up to date, and is imported only where that is done: most commands start without.
 """
 
+import logging
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -15,9 +16,8 @@ from tpu_ops.errors import OpsError
 from tpu_ops.fleet import selection, ssh_files
 from tpu_ops.fleet.model import Node, Worker
 from tpu_ops.fleet.state import Files, Snapshot, Stored, question_of, replace
-from tpu_ops.log import Log
 
-_log = Log(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Fleet(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import subprocess
@@ -11,7 +12,6 @@ from pathlib import Path
 
 from tpu_ops.files import state_root
 from tpu_ops.lab.backend import BackendError
-from tpu_ops.log import Log
 
 #: No file of an agent is larger; a worker's root may write what it likes.
 MAX_BYTES = 1 << 20
@@ -19,7 +19,7 @@ MAX_BYTES = 1 << 20
 INOTIFY_AT_BOOT, INOTIFY_IN_USE = 7, 16
 INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
 _SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
-_log = Log(__name__)
+_log = logging.getLogger(__name__)
 
 
 def worker_directories(instance: str) -> Path:

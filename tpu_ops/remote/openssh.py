@@ -1,5 +1,6 @@
 """OpenSSH's command lines, how its options are written, and what it says when it fails."""
 
+import hashlib
 import os
 import pwd
 import re
@@ -9,7 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from tpu_ops import digests
 from tpu_ops.errors import OpsError
 from tpu_ops.remote import aliases
 
@@ -144,7 +144,7 @@ def control_socket(control_path: str, user: str, address: str) -> Path:
         user: Likewise.
         address: Likewise; it is connected to at the usual port.
     """
-    digest = digests.sha1(f"{socket.gethostname()}{address}22{user}".encode(), usedforsecurity=False)
+    digest = hashlib.sha1(f"{socket.gethostname()}{address}22{user}".encode(), usedforsecurity=False)
     return Path(control_path.strip('"').replace("%C", digest.hexdigest()))
 
 

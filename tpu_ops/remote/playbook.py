@@ -234,7 +234,6 @@ def run(
         UsageError: The inventories that it names are those of other machines.
     """
     inventories = exported.inventories(project.inventory, environ)
-    # Imported here: ansible-runner takes a third of a second.
     from ansible_runner.interface import run_async
 
     events: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()

@@ -5,12 +5,13 @@ Such a connection may lead to where the worker was. OpenSSH gives it up when sev
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tpu_ops import texts
-from tpu_ops.log import Log
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
@@ -21,7 +22,7 @@ PATIENCE, GATHER = 4.0, 0.5
 #: 10 s for a new connection, and for 20 s for an answer over an old one.
 LOOK_AFTER = 1.5
 
-_log = Log(__name__)
+_log = logging.getLogger(__name__)
 
 
 def say(hosts: Iterable[str]) -> None:
@@ -61,7 +62,4 @@ class Silence:
 
 
 def _later(seconds: float, call: Callable[..., None], *args: str) -> TimerHandle:
-    # Imported here: what has no event loop says itself when workers are silent.
-    import asyncio
-
     return asyncio.get_running_loop().call_later(seconds, call, *args)

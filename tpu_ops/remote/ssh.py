@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from tpu_ops import files
 from tpu_ops.errors import OpsError
-from tpu_ops.log import Log
 from tpu_ops.remote import mux, openssh
 from tpu_ops.remote.mux_protocol import Master, Unavailable
 from tpu_ops.remote.renewal import paused
@@ -33,7 +34,7 @@ _TRIES, _AGAIN = 3, 0.5
 #: The lock of whoever asks it alone; no worker is called so. Seconds to wait for it: many may be before one.
 _AGENT, _AGENT_LIMIT = ".agent", 300.0
 
-_log = Log(__name__)
+_log = logging.getLogger(__name__)
 
 #: What runs a remote command line.
 Process = asyncio.subprocess.Process | mux.Session
@@ -120,9 +121,6 @@ def _scratch() -> IO[bytes]:
     """Return a file that is nowhere: in memory, as a full disk is no reason not to reach a worker."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("tpu_ops"), "w+b")
-    # Imported here: where masters are open already none is asked for.
-    import tempfile
-
     try:
         return tempfile.TemporaryFile()
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,13 +11,12 @@ from typing import BinaryIO, NamedTuple
 
 from tpu_ops import files
 from tpu_ops.errors import OpsError, UsageError
-from tpu_ops.log import Log
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.runs.control import RunRef
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome
 
-_log = Log(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Copied(NamedTuple):

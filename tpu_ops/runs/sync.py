@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import inspect
 import json
+import logging
 import os
 import re
 import shutil
@@ -21,7 +22,6 @@ from typing import Any
 from tpu_ops import files, texts
 from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet.state import unwritable
-from tpu_ops.log import Log
 from tpu_ops.remote import openssh, ssh
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import SSH_FAILED, Result
@@ -53,7 +53,7 @@ _SPACE = f"LC_ALL=C df -Pk {PARENT} 2>/dev/null || LC_ALL=C df -Pk ."
 #: Files that an error names before it only says that there are more.
 _NAMED = 4
 
-_log = Log(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ in the operation's arguments, and asks the backend again, whose methods are idem
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 
 from tpu_ops.lab.api.errors import ApiError, Code, already_exists, precondition
@@ -15,7 +16,6 @@ from tpu_ops.lab.api.records import NodeRecord, OperationRecord, timestamp
 from tpu_ops.lab.api.service import Service
 from tpu_ops.lab.api.wire import Json
 from tpu_ops.lab.backend import BackendError, disk_resource
-from tpu_ops.log import Log
 
 
 def add(service: Service, name: str, body: Json) -> NodeRecord:
@@ -91,7 +91,7 @@ async def ask(service: Service, record: NodeRecord, action: str) -> None:
     except BackendError:
         raise
     except Exception as failure:
-        Log(__name__).exception("%s of the workers of %s failed", action, record.name)
+        logging.getLogger(__name__).exception("%s of the workers of %s failed", action, record.name)
         raise BackendError(f"{type(failure).__name__}: {failure}") from failure
 
 

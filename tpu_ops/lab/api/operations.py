@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 
@@ -16,7 +17,6 @@ from tpu_ops.lab.api.records import OperationRecord, Record
 from tpu_ops.lab.api.service import Service, paged
 from tpu_ops.lab.api.wire import Json, Message
 from tpu_ops.lab.backend import BackendError
-from tpu_ops.log import Log
 
 #: Where there are more operations than this, those that ended longer ago than so many seconds are forgotten.
 KEEP_COUNT = 1000
@@ -121,7 +121,7 @@ async def run(service: Service, record: OperationRecord) -> None:
     except BackendError as failure:
         record.finish(time.time(), failure=ApiError(Code.INTERNAL, str(failure)))
     except Exception as failure:
-        Log(__name__).exception("%s of %s failed", record.verb, record.target)
+        logging.getLogger(__name__).exception("%s of %s failed", record.verb, record.target)
         record.finish(time.time(), failure=ApiError(Code.INTERNAL, f"{type(failure).__name__}: {failure}"))
     else:
         record.finish(time.time(), response=response)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from typing import Any
@@ -17,7 +18,6 @@ from tpu_ops.lab.api.state import State
 from tpu_ops.lab.api.store import Store
 from tpu_ops.lab.api.wire import Message, Page
 from tpu_ops.lab.backend import Backend
-from tpu_ops.log import Log
 
 #: Most resources on one page, and how many where the client does not say.
 PAGE_LIMIT = 1000
@@ -69,7 +69,7 @@ class Service:
         except ApiError:
             raise
         except Exception as failure:
-            Log(__name__).exception("%s failed", method)
+            logging.getLogger(__name__).exception("%s failed", method)
             raise ApiError(Code.INTERNAL, f"the lab's API failed: {type(failure).__name__}: {failure}") from failure
         return answer.without(unreachable) if isinstance(answer, Page) and unreachable else answer
 

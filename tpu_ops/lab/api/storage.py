@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -26,7 +27,6 @@ from tpu_ops.errors import UsageError
 from tpu_ops.lab.api.records import timestamp
 from tpu_ops.lab.api.storage_records import Bucket, Conditions, StorageError, Stored, bad, bucket_fields
 from tpu_ops.lab.api.wire import Json
-from tpu_ops.log import Log
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 _PARTIAL = ".uploads"
@@ -110,7 +110,7 @@ class Buckets:
         for entry in set(path.parent.glob("*.content")) - kept:
             entry.unlink()
         for missing in kept - set(path.parent.glob("*.content")):
-            Log(__name__).warning("%s is gone: the object cannot be downloaded", missing)
+            logging.getLogger(__name__).warning("%s is gone: the object cannot be downloaded", missing)
 
     def buckets(self, project: str, prefix: str = "") -> list[Bucket]:
         """Return a project's buckets by name."""

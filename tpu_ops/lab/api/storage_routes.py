@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -20,7 +21,6 @@ from tpu_ops.lab.api.storage import Buckets, Upload
 from tpu_ops.lab.api.storage_lists import listing
 from tpu_ops.lab.api.storage_records import Conditions, StorageError, Stored, bad
 from tpu_ops.lab.api.wire import Json
-from tpu_ops.log import Log
 
 _CHUNK = 256 * 1024
 
@@ -72,7 +72,7 @@ class Routes:
         except web.HTTPException:
             raise
         except Exception as failure:
-            Log(__name__).exception("%s %s failed", http.method, http.path)
+            logging.getLogger(__name__).exception("%s %s failed", http.method, http.path)
             return _refuse(http, StorageError(500, "internalError", f"the lab's API failed: {failure}"))
 
     def _method(self, base: str, verb: str, form: str) -> tuple[str, Answer]:

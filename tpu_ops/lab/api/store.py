@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 
 from tpu_ops.errors import UsageError
 from tpu_ops.lab.api.errors import ApiError, Code
-from tpu_ops.log import Log
 
 #: What a state file says it is; another value means a file of something else.
 FORMAT = "tpu-ops-lab-api"
@@ -114,7 +114,7 @@ class Store:
         try:
             await self.flush()
         except ApiError as failure:
-            Log(__name__).warning("%s", failure.message)
+            logging.getLogger(__name__).warning("%s", failure.message)
 
     def close(self) -> None:
         """Let another process have the file."""

@@ -30,13 +30,12 @@ from tpu_ops.lab.engine import Engine, EngineError, Result, find
 from tpu_ops.lab.image import bootstrap, releases, sources
 from tpu_ops.lab.image.bootstrap import BUILD_TIMEOUT, LABEL, PACKAGES, ImageError, Say, digest_of
 from tpu_ops.lab.shared import certificate_bundle
-from tpu_ops.log import Log
 
 HERE = Path(__file__).parent
 LIBRARY = Path("usr/local/lib/tpu-lab")
 REGISTRY_TIMEOUT = 15.0
 
-_log = Log(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
