@@ -88,8 +88,6 @@ def _recoveries(state_dir: Path, node: Node) -> Iterator[str]:
 
 def _requested_no_more(state_dir: Path, node: Node) -> None:
     if any((state_dir / "runs").glob("*/requests.json")):
-        from tpu_ops.runs import recovery
-
         # Its queued resource stays.
         recovery.taken_up(state_dir, [node._replace(queued_resource="")])
 
