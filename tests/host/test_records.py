@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -259,27 +260,110 @@ def test_the_first_intent_stays(tmp_path: Path) -> None:
     assert store.take_intent("r1") is None
 
 
-def test_what_is_no_run_or_cannot_be_read_is_in_the_way_of_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _garbage(path: Path) -> None:
+    path.write_bytes(b"\0\xff{")
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20])
+
+
+def _of_another(path: Path) -> None:
+    path.write_text('{"run_id": "other", "state": "failed"}')
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+NOT_JSON, NOT_REGULAR = "it does not hold JSON", "it is not a regular file"
+DAMAGES = pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (_empty, "it is empty"),
+        (_garbage, NOT_JSON),
+        (_cut, NOT_JSON),
+        (_of_another, "it does not hold what it is for"),
+        (_fifo, NOT_REGULAR),
+        (_directory, NOT_REGULAR),
+    ],
+)
+
+
+@pytest.fixture
+def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+
+@pytest.mark.usefixtures("as_root")
+@DAMAGES
+def test_a_damaged_record_is_named_and_no_other_run_is_affected(
+    tmp_path: Path, damage: Callable[[Path], None], what: str
 ) -> None:
     store = Store(str(tmp_path))
     recorded(store)
     recorded(store, run_id="damaged")
+    path = Path(store.directory("damaged"), "record.json")
+    damage(path)
+    with pytest.raises(Refused) as raised:
+        actions.status({"protocol": wire.PROTOCOL, "run_id": "damaged"}, store)
+    message = f"{path} is damaged: {what}"
+    assert (raised.value.kind, raised.value.message) == ("damaged", message)
+    assert f"`sudo mv {path.parent} /var/tmp/`" in raised.value.fix
+    answer = actions.status({"protocol": wire.PROTOCOL}, store)
+    assert [record["run_id"] for record in answer["records"]] == ["r1"]
+    assert answer["damaged"] == [{"message": message, "fix": raised.value.fix}]
+    with pytest.raises(Refused, match=what):
+        actions.stop({"protocol": wire.PROTOCOL, "run_id": "damaged"}, store, wire.Caller(0, attended=False))
+    recorded(store, run_id="next")
+    assert Path(store.directory("damaged"), "log").is_dir(), "an administrator may repair its record"
+
+
+@pytest.mark.usefixtures("as_root")
+def test_of_an_active_run_with_a_damaged_record_it_is_said_how_to_end_it(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    found = recorded(store)
+    lock = store.lock({"run_id": "r1", "supervisor": found["supervisor"]})
+    assert lock is not None
+    with lock:
+        _empty(Path(store.directory("r1"), "record.json"))
+        with pytest.raises(Refused) as raised:
+            actions.stop({"protocol": wire.PROTOCOL, "run_id": "r1"}, store, wire.Caller(0, attended=False))
+        store.write(found)
+    assert raised.value.fix.startswith("the run is active: `sudo systemctl stop tpu-run.service` on this worker")
+    assert store.read("r1") == found, "the supervisor's next record replaces it"
+
+
+def test_a_file_that_is_no_run_is_in_the_way_of_nothing(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    recorded(store)
     stray = Path(store.runs_dir, "notes.txt")
     stray.touch()
-    plain = Path.open
-
-    def damaged(path: str, *words: Any, **named: Any) -> Any:
-        if "/damaged/record.json" in path and "r" in str(words or named.get("mode", "r")):
-            raise OSError(5, "Input/output error")
-        return plain(Path(path), *words, **named)
-
-    monkeypatch.setattr("builtins.open", damaged)
     assert store.observe("notes.txt") is None
-    assert [record["run_id"] for record in store.recent(10)] == ["r1"]
+    assert ([record["run_id"] for record in store.recent(10)], store.survey()[1]) == (["r1"], [])
     recorded(store, run_id="next")
     assert stray.exists()
-    assert Path(store.directory("damaged"), "log").is_dir(), "its record may be read again"
+
+
+@pytest.mark.parametrize("damage", [_empty, _garbage, _fifo])
+def test_a_damaged_stop_request_still_stops_the_run(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    store = Store(str(tmp_path))
+    store.put_intent("r1", {"kind": "stop", "by": "ada"})
+    damage(Path(store.run_dir, "intents", "r1.json"))
+    told = store.take_intent("r1") or {}
+    assert (told["kind"], told["requested"]) == ("stop", True)
+    assert "r1.json" in told["reason"]
+    assert "is damaged" in told["reason"]
 
 
 def test_a_log_without_a_record_is_in_nobodys_way_and_goes(tmp_path: Path) -> None:

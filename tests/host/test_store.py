@@ -209,14 +209,14 @@ def test_a_stop_that_comes_while_another_is_being_read_is_not_lost(
 ) -> None:
     first, later = {"kind": "stop", "by": "recovery"}, {"kind": "stop", "by": "ada", "requested": True}
     store.put_intent("r1", first)
-    load = json.load
+    load = json.loads
 
-    def slow(file: Any) -> Any:
+    def slow(text: str) -> Any:
         monkeypatch.undo()
         store.put_intent("r1", later)
-        return load(file)
+        return load(text)
 
-    monkeypatch.setattr("tpu_ops.host.store.json.load", slow)
+    monkeypatch.setattr("tpu_ops.host.private.json.loads", slow)
     assert [store.take_intent("r1") for _ in range(3)] == [first, later, None]
     assert list(Path(store.run_dir, "intents").iterdir()) == []
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.runs.test_parts import pod
 from tpu_ops import config
-from tpu_ops.cli import runs_output, status, stop, unlock, who
+from tpu_ops.cli import runs, runs_output, status, stop, unlock, who
 from tpu_ops.errors import ExitCode, HostError, OpsError, UnreachableError, UsageError
 from tpu_ops.fleet.model import until_ready
 from tpu_ops.remote.replies import Reply
@@ -677,6 +677,29 @@ async def test_a_worker_that_never_heard_of_a_run_is_no_failure_to_stop_it(
     out, err = capsys.readouterr()
     assert (stop.exit_code(stopped.outcomes), err) == (code, f"{said}\n")
     assert re.search("1 +pod-w1 +gone +the worker knows nothing of this run", out)
+
+
+DAMAGED = Reply("", {}, "damaged", "/runs/r1/record.json is damaged: it is empty", "move it away")
+
+
+async def test_a_damaged_record_is_shown_as_such_and_not_as_an_unknown_run(tmp_path: Path) -> None:
+    fanout: Any = Answers(pod_w0=ENDED, pod_w1=DAMAGED)
+    _, outcome = await control.outcomes(fanout, control.RunRef("r1", ("pod-w0", "pod-w1")))
+    reason = "/runs/r1/record.json is damaged: it is empty; move it away"
+    assert (outcome.host, outcome.state, outcome.reason) == ("pod-w1", "unknown", reason)
+    with pytest.raises(HostError) as raised:
+        await find(tmp_path, "r1", pod_w1=DAMAGED)
+    assert DAMAGED.problem in raised.value.what
+    assert (raised.value.where, raised.value.fix) == ("pod-w1", DAMAGED.fix)
+
+
+async def test_a_list_of_runs_warns_of_damaged_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = {"message": DAMAGED.problem, "fix": DAMAGED.fix}
+    fanout: Any = Answers(pod_w1=Reply("", {"holder": None, "records": [], "damaged": [told]}))
+    there = fleet(tmp_path)
+    there.settings.command = str
+    assert runs.show(await overview.overview(there, fanout), there.settings, as_json=False) == ExitCode.OK
+    assert "warning: pod-w1: /runs/r1/record.json is damaged: it is empty; move it away" in capsys.readouterr().err
 
 
 NOT_THEIRS = Reply("", {}, "denied", "the run belongs to ada", "ask them, or add --force")

@@ -217,6 +217,24 @@ def test_a_command_that_is_not_there_starts_nowhere(bench: Bench) -> None:
     bench.clean()
 
 
+def test_a_record_that_became_a_fifo_is_named_and_no_process_waits_for_it(bench: Bench) -> None:
+    bench.started("true", name="fifo")
+    bench.await_state(0, "fifo", "succeeded")
+    record = "/var/lib/tpu_ops/runs/fifo/record.json"
+    bench.inside(0, f"rm {record} && mkfifo {record}")
+    try:
+        for person in ("ada", "bob"):
+            done = bench.tpu_ops("status", "fifo", person=person)
+            assert f"{record} is damaged: it is not a regular file; `sudo mv " in done.stdout, done.stderr
+            assert "pod-w0" in done.stdout
+            assert "knows nothing" not in done.stdout
+            listed = bench.tpu_ops("runs", person=person)
+            assert f"pod-w0: {record} is damaged" in listed.stderr
+        assert bench.inside(0, "ps -eo args --no-headers | grep -c '[t]pu-host' || true").strip() == "0"
+    finally:
+        bench.inside(0, "rm -r /var/lib/tpu_ops/runs/fifo")
+
+
 def test_much_output_arrives_whole_over_several_segments(bench: Bench) -> None:
     script = "import sys; sys.stdout.write(''.join('%d %s\\n' % (i, 'x' * 60) for i in range(150000)))"
     done = bench.tpu_ops("train", "pod", "--name", "chatty", "--", "python", "-c", script)

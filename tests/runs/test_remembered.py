@@ -668,3 +668,25 @@ def test_lines_that_were_followed_while_the_run_went_on_are_no_success(
     monkeypatch.setattr("tpu_ops.cli.following.followed", following)
     assert world(logs, "r1", "--follow")[0] == ExitCode.FAILED
     assert world(logs, "r1")[0] == ExitCode.OK
+
+
+@pytest.mark.parametrize("damage", ["empty", "garbage", "a FIFO"])
+def test_a_damaged_record_of_this_machine_is_warned_of_and_never_waited_for(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    records.write(tmp_path, KNOWN)
+    path = tmp_path / "runs" / "r1.json"
+    kept = tmp_path / "runs" / "r1" / "recovery.json"
+    kept.parent.mkdir()
+    for file in (path, kept):
+        if damage == "a FIFO":
+            file.unlink(missing_ok=True)
+            os.mkfifo(file)
+        else:
+            file.write_text("" if damage == "empty" else "[1,")
+    assert records.read(tmp_path, "r1") is None
+    assert records.recent(tmp_path, 5) == []
+    (said,) = caplog.messages
+    assert said.startswith(f"what this machine remembers of run r1 is damaged and not used: {path}: ")
+    with pytest.raises(OpsError, match="this cannot be read"):
+        recovery.read(tmp_path, "r1")

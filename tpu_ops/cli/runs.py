@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 
 from tpu_ops import config, texts
-from tpu_ops.cli import options, output, preparing, runs_output
+from tpu_ops.cli import options, output, preparing, requested, runs_output
 from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode
 from tpu_ops.fleet import contact, view
@@ -47,9 +47,9 @@ def show(seen: overview.Overview, settings: Settings, *, as_json: bool) -> int:
     elif not problem:
         output.info(f"no run is active, and this machine remembers none; `{settings.command('train')}` starts one")
     for path in sorted((settings.state_dir / "runs").glob("*/requests.json")):
-        from tpu_ops.cli import requested  # few recoveries leave any
-
         requested.tell(settings, path.parent.name, requested.kept(settings, path.parent.name))
+    for text in seen.damaged:
+        output.warning(text)
     if problem:
         raise problem
     return ExitCode.OK

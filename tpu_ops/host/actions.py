@@ -197,7 +197,11 @@ def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller)
 def status(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     """Return one run's record, or those of the newest runs of this worker, and who has it now.
 
-    Of the newest, ``workers`` stands only in the record of the run that is on.
+    Of the newest, ``workers`` stands only in the record of the run that is on; ``damaged`` has the ``message`` and the
+    ``fix`` of each record that cannot be read.
+
+    Raises:
+        Damaged: The record of the one run cannot be read.
     """
     require_root()
     require_protocol(request)
@@ -208,9 +212,11 @@ def status(request: Dict[str, Any], store: Store) -> Dict[str, Any]:
     else:
         # With the names of all workers in every record, 512 workers with ten runs each would answer with 39 MB.
         held_by = (answer["holder"] or {}).get("run_id")
+        records, damages = store.survey()
+        answer["damaged"] = [{"message": damage.message, "fix": damage.fix} for damage in damages]
         answer["records"] = [
             {key: value for key, value in record.items() if key != "workers" or record["run_id"] == held_by}
-            for record in store.recent(request.get("count") or 10)
+            for record in records[: request.get("count") or 10]
         ]
     return answer
 

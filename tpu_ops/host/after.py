@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from . import TYPE_CHECKING, spec, unit
 from .ending import chips_after, end_left
+from .private import Damaged
 from .record import note_stop_request, requested_by
 from .store import FINAL, Store
 
@@ -37,7 +39,12 @@ def after(store: Store, run_id: str, marker: str = "") -> int:
     spec.discard(store.run_dir, run_id, marker)
     store.drop_secrets()
     intent = store.take_intent(run_id)
-    record = store.read(run_id)
+    try:
+        record = store.read(run_id)
+    except Damaged as damage:
+        # It stays for `status` to name; all else of the end is done.
+        sys.stderr.write("tpu-host: {}\n".format(damage.message))
+        record = None
     # A supervisor that was killed before its own record was written leaves that of an earlier attempt.
     closed = record is None or record["state"] in FINAL or not store.of_this_boot(record)
     # What is just going holds a chip until it has gone.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from . import TYPE_CHECKING
+from . import TYPE_CHECKING, private
 from .person import Person
 from .spec import encode
 from .wire import Refused
@@ -36,14 +36,12 @@ def load_config(path: str = CONFIG) -> dict[str, Any]:
     """
     config: dict[str, Any] = {"environment_files": [], "venv": "", "ports": range(PORTS[0], PORTS[1] + 1)}
     try:
-        with open(path, encoding="utf-8") as file:
-            data = json.load(file)
+        found = private.content(path)
+        data = {} if found is None else json.loads(found.decode("utf-8"))
         config["environment_files"] = [str(entry) for entry in data.get("environment_files") or []]
         config["venv"] = str(data.get("venv") or "")
         if data.get("ports"):
             config["ports"] = _ports(*data["ports"])
-    except FileNotFoundError:
-        pass
     except (OSError, ValueError, AttributeError, TypeError) as exc:
         raise Refused("failed", "{}: {}".format(path, exc), "run the role launcher again on this host") from exc
     return config

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import time
 
 from . import TYPE_CHECKING, logs, wire
+from .private import Damaged
 from .rights import require_root
 from .spec import check_run_id
 from .store import FINAL, Store, same_start
@@ -37,7 +39,7 @@ def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int
     ``lines`` (default true: send the log); ``live`` (default true: wait for the end, else send what there is).
 
     Raises:
-        Refused: There is no such run here.
+        Refused: There is no such run here, or its record is damaged.
         Gone: The peer has gone.
     """
     require_root()
@@ -47,8 +49,12 @@ def follow(request: Dict[str, Any], store: Store, caller: wire.Caller, sink: int
     if record is None:
         raise wire.Refused("missing", "this worker does not know run {}".format(run_id))
     wire.answer(sink, request["marker"], {"ok": True, "record": record})
-    with _log_of(store, record, caller) as directory:
-        _send(request, _Attempt(store, record), directory, caller, sink)
+    try:
+        with _log_of(store, record, caller) as directory:
+            _send(request, _Attempt(store, record), directory, caller, sink)
+    except Damaged as damage:
+        # No END: the controller asks again, and is answered with this.
+        sys.stderr.write("tpu-host: {}\n".format(damage.message))
 
 
 def _send(request: Dict[str, Any], rank: _Attempt, directory: str, caller: wire.Caller, sink: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 
 from . import TYPE_CHECKING, private, space
 from .wire import Refused
@@ -57,7 +58,7 @@ class Intents:
             run_id: The run.
             only: Leave any other than this one.
         """
-        places = [path for path in self._places(run_id) if only is None or private.read(path) == only]
+        places = [path for path in self._places(run_id) if only is None or _read(path) == only]
         found = [intent for intent in map(_take, places) if intent is not None]
         # What a person asks for stands before all else, wherever there was room for it.
         return next((intent for intent in found if intent.get("requested")), found[0] if found else None)
@@ -98,7 +99,16 @@ def _take(path: str) -> dict[str, Any] | None:
     except OSError:
         return None
     try:
-        return private.read(taken)
+        return _read(taken)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(taken)
+
+
+def _read(path: str) -> dict[str, Any] | None:
+    """Return the intent in a file, None where there is no file. A damaged one still says that somebody wants an end."""
+    try:
+        return private.read(path)
+    except private.Damaged as damage:
+        reason = "stopped; who asked for it is not known: {}".format(damage.message)
+        return {"kind": "stop", "by": "somebody", "at": time.time(), "reason": reason, "requested": True}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import stat
 import time
 
 from . import TYPE_CHECKING, proc
@@ -18,6 +20,18 @@ if TYPE_CHECKING:
 #: and what comes behind one (`unit.START_LIMIT`, `unit.STOP_MARGIN`).
 LOCK_LIMIT = 10.0
 _POLL = 0.02
+
+
+class Damaged(Refused):
+    """A state file is there and cannot be read as a JSON object.
+
+    Args:
+        path: The file.
+        what: What is wrong with it.
+    """
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__("damaged", "{} is damaged: {}".format(path, what), "remove it: `sudo rm {}`".format(path))
 
 
 def directory(top: str, name: str = "") -> str:
@@ -86,14 +100,47 @@ def _kept(path: str) -> Refused:
     return Refused("failed", message, fix.format(path))
 
 
-def read(path: str) -> dict[str, Any] | None:
-    """Return the record in a file, or None where it has none."""
+def content(path: str) -> bytes | None:
+    """Return the content of a state file, None where there is none. It never waits, as opening a FIFO would.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+    """
     try:
-        with open(path, encoding="ascii") as file:
-            data = json.load(file)
-    except (OSError, ValueError):
-        return None  # what is no run, or a record that the disk has lost, is in the way of nothing
-    return data if isinstance(data, dict) else None
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", path)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+def read(path: str, is_valid: Callable[[dict[str, Any]], bool] = bool) -> dict[str, Any] | None:
+    """Return the JSON object in a state file, None where there is no file.
+
+    Args:
+        path: The file.
+        is_valid: Given the object, returns whether it is what the file is for.
+
+    Raises:
+        Damaged: The file is there and cannot be read, or holds something else.
+    """
+    try:
+        found = content(path)
+        data = None if found is None else json.loads(found.decode("ascii"))
+    except OSError as exc:
+        raise Damaged(path, exc.strerror or str(exc)) from exc
+    except (ValueError, RecursionError):
+        raise Damaged(path, "it does not hold JSON" if found else "it is empty") from None
+    if found is None:
+        return None
+    if not isinstance(data, dict) or not is_valid(data):
+        raise Damaged(path, "it does not hold what it is for")
+    return data
 
 
 def write(path: str, record: dict[str, Any], before: Callable[[], None] | None = None) -> None:

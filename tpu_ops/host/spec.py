@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -211,10 +212,10 @@ def put(run_dir: str, spec: dict[str, Any], uid: int, asked_by: int, marker: str
 def waits(run_dir: str, run_id: str, marker: str) -> bool:
     """Return whether the spec that came with this very request waits for its supervisor."""
     try:
-        with open(path_of(run_dir, run_id), encoding="ascii") as file:
-            return bool(json.load(file)["marker"] == marker)
-    except (FileNotFoundError, ValueError):
-        return False
+        data = private.read(path_of(run_dir, run_id))
+    except private.Damaged:
+        return False  # it keeps another start away until `sweep` removes it
+    return data is not None and bool(data["marker"] == marker)
 
 
 def read(run_dir: str, run_id: str) -> tuple[dict[str, Any], int, int, str]:
@@ -224,9 +225,12 @@ def read(run_dir: str, run_id: str) -> tuple[dict[str, Any], int, int, str]:
 
     Raises:
         OSError: There is none.
+        Damaged: It cannot be read.
     """
-    with open(path_of(run_dir, run_id), encoding="ascii") as file:
-        data = json.load(file)
+    path = path_of(run_dir, run_id)
+    data = private.read(path)
+    if data is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     return check(data["spec"]), int(data["uid"]), int(data["asked_by"]), str(data["marker"])
 
 

@@ -73,7 +73,11 @@ class Store:
         return os.path.join(self._aside(run_id, attempt), "log")
 
     def read_aside(self, run_id: str, attempt: int) -> dict[str, Any] | None:
-        """Return the record of an attempt that was set aside, None where there is none."""
+        """Return the record of an attempt that was set aside, None where there is none.
+
+        Raises:
+            Damaged: It cannot be read.
+        """
         return private.read(os.path.join(self._aside(run_id, attempt), "record.json"))
 
     def is_aside(self, record: dict[str, Any] | None) -> bool:
@@ -273,8 +277,8 @@ class Store:
     def restore(self) -> None:
         """Write to the disk what it did not take before; a run that it has never heard of is forgotten."""
         for run_id in self._in_memory():
-            record = self.read(run_id)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, private.Damaged):
+                record = self.read(run_id)
                 if record is not None and os.path.isdir(self.directory(run_id)):
                     self.write(record)
                 else:
@@ -289,16 +293,45 @@ class Store:
         return [name[: -len(".json")] for name in names if name.endswith(".json")]
 
     def read(self, run_id: str) -> dict[str, Any] | None:
-        """Return a run's record, or None where this host has never heard of it."""
-        found = (private.read(path) for path in self._records(run_id))
+        """Return a run's record, or None where this host has never heard of it.
+
+        Raises:
+            Damaged: There is one, and it cannot be read.
+        """
+        found = (self._checked(run_id, path) for path in self._records(run_id))
         return next((record for record in found if record is not None), None)
 
+    def _checked(self, run_id: str, path: str) -> dict[str, Any] | None:
+        """Return the record of a run in a file, None where there is no file.
+
+        Raises:
+            Damaged: The file does not hold one.
+        """
+        try:
+            return private.read(path, lambda record: _is_record(record, run_id))
+        except private.Damaged as damage:
+            if (self.holder() or {}).get("run_id") == run_id:
+                damage.fix = (
+                    "the run is active: `sudo systemctl stop tpu-run.service` on this worker ends it and has its "
+                    "record written again"
+                )
+            elif path == self._records(run_id)[1]:
+                fix = "`sudo mv {} /var/tmp/` on this worker keeps its log and files, and frees the run's name"
+                damage.fix = fix.format(self.directory(run_id))
+            raise
+
     def _on_disk(self, run_id: str) -> dict[str, Any] | None:
-        """Return a run's record as the disk has it, or None where it has none that can be read."""
-        return private.read(self._records(run_id)[1])
+        """Return a run's record as the disk has it, or None where it has none that can be read: it is replaced then."""
+        with contextlib.suppress(private.Damaged):
+            return private.read(self._records(run_id)[1])
+        return None
 
     def observe(self, run_id: str) -> dict[str, Any] | None:
-        """Return a run's record with the state that holds now: what died without a word is lost, not running."""
+        """Return a run's record with the state that holds now: what died without a word is lost, not running.
+
+        Raises:
+            Damaged: As for `read`.
+        """
         record = self.read(run_id)
         if record is None or record["state"] in FINAL:
             return record
@@ -335,13 +368,24 @@ class Store:
         return (record["boot_id"], record["init_start"]) == self.boot()
 
     def recent(self, count: int | None = None) -> list[dict[str, Any]]:
-        """Return the records of the newest runs, or of all, newest first."""
+        """Return the records of the newest runs, or of all, newest first. Damaged ones are left out."""
+        return self.survey()[0][:count]
+
+    def survey(self) -> tuple[list[dict[str, Any]], list[private.Damaged]]:
+        """Return the records of all runs, newest first, and what is wrong with those that are damaged."""
         names = set(self._in_memory())
         with contextlib.suppress(FileNotFoundError):
             names.update(os.listdir(self.runs_dir))
-        records = [record for record in map(self.observe, names) if record]
+        records, damages = [], []
+        for name in sorted(names):
+            try:
+                record = self.observe(name)
+            except private.Damaged as damage:
+                damages.append(damage)
+            else:
+                records += [record] if record else []
         records.sort(key=lambda record: -float(record["since"]))
-        return records[:count]
+        return records, damages
 
     # --- the lock: whoever holds it is the run of this host -------------------------------------------------
 
@@ -366,12 +410,12 @@ class Store:
         The lock itself is left alone: asking must never be in the way of a supervisor that takes it.
         """
         try:
-            data = json.loads(proc.read_text(self._lock_path()))
-            supervisor = data["supervisor"]
+            data = private.read(self._lock_path())
+            supervisor = (data or {})["supervisor"]
             alive = proc.start_time(supervisor["pid"]) == supervisor["start"]
-        except (ValueError, KeyError, TypeError):
-            return None
-        return dict(data) if alive else None
+        except (private.Damaged, KeyError, TypeError):
+            return None  # before the first run, or while a supervisor is about to name itself there
+        return data if alive else None
 
     def _lock_path(self) -> str:
         return os.path.join(self.run_dir, "lock")
@@ -404,6 +448,11 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.secrets_dir):
                 os.unlink(os.path.join(self.secrets_dir, name))
+
+
+def _is_record(record: dict[str, Any], run_id: str) -> bool:
+    """Return whether a JSON object is the record of a run."""
+    return record.get("run_id") == run_id and isinstance(record.get("state"), str)
 
 
 def _attempt(record: dict[str, Any] | None) -> int:

@@ -67,7 +67,7 @@ class Refused(Exception):
     """A request that is answered with a reason instead of a result.
 
     Args:
-        kind: One word for programs: ``invalid``, ``denied``, ``held``, ``missing`` or ``failed``.
+        kind: One word for programs: ``invalid``, ``denied``, ``held``, ``missing``, ``damaged`` or ``failed``.
         message: What is wrong, for people.
         fix: What to do about it.
         facts: More for programs, for example who holds the worker.

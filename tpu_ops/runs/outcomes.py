@@ -111,6 +111,8 @@ def without_record(rank: int, reply: Reply) -> Outcome:
     """Given why a worker does not tell of a run, return the outcome of its rank."""
     if reply.kind == "missing":
         return Outcome(rank, reply.host, "gone", reason=KNOWS_NOTHING)
+    if reply.kind == "damaged":
+        return Outcome(rank, reply.host, "unknown", reason=f"{reply.problem}; {reply.fix}")
     state = "unreachable" if reply.kind in {"unreachable", "timeout"} else "unknown"
     return Outcome(rank, reply.host, state, reason=short(reply.problem), bare=reply.kind == "no-launcher")
 

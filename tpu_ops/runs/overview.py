@@ -24,10 +24,12 @@ class Overview:
         rows: The runs that are on and those that this machine started lately, the newest first: the run, its
             outcomes by rank, and when it started (seconds since 1970).
         silent: Workers that could not tell.
+        damaged: Records on workers that cannot be read: the worker, what is wrong, and what to do, in words each.
     """
 
     rows: tuple[tuple[control.RunRef, tuple[Outcome, ...], float], ...]
     silent: control.Found
+    damaged: tuple[str, ...] = ()
 
 
 async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
@@ -48,7 +50,12 @@ async def overview(fleet: Fleet, fanout: Fanout) -> Overview:
         for (run, since), outcomes in zip(newest, seen, strict=True)
     )
     silent = contact.with_hint(fleet.settings, (reply for reply in replies.values() if not reply.ok))
-    return Overview(rows, control.Found([], silent))
+    damaged = tuple(
+        f"{reply.host}: {record['message']}; {record['fix']}"
+        for reply in replies.values()
+        for record in (reply.value.get("damaged", ()) if reply.ok else ())
+    )
+    return Overview(rows, control.Found([], silent), damaged)
 
 
 async def _seen_of(fanout: Fanout, run: control.RunRef, replies: Mapping[str, Reply]) -> tuple[Outcome, ...]:

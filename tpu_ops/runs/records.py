@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,14 +20,19 @@ from tpu_ops import files
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.fleet.state import UnwritableError, replace, unwritable
+from tpu_ops.log import Log
 from tpu_ops.runs.outcomes import Outcome
 
 #: Runs that are remembered, and those that can be started again: more than any list shows.
 KEPT = 200
 #: Seconds for another process to remember a run.
 _PATIENCE = 10.0
+#: Bytes of a record: the names of 512 workers, and a command line of 2 MB, which is more than Linux takes.
+_LARGEST = 4 * 2**20
 #: States in which a run has ended.
 ENDED = ("succeeded", "failed", "stopped", "refused")
+
+log = Log(__name__)
 
 
 @dataclass(frozen=True)
@@ -147,27 +154,50 @@ def forget(state_dir: Path, run_id: str) -> None:
 
 
 def read(state_dir: Path, run_id: str) -> RunRecord | None:
-    """Return what this machine remembers of a run; None where it remembers nothing."""
+    """Return what this machine remembers of a run; None where it remembers nothing.
+
+    A damaged record is warned of, and the workers tell of the run as of one that another machine has started.
+    """
     if "/" in run_id or run_id.startswith("."):
         return None
-    try:
-        data = json.loads(_path(state_dir, run_id).read_text(encoding="utf-8"))
-        return RunRecord(
-            run_id=data["run_id"],
-            nodes=tuple(data["nodes"]),
-            node_ids=tuple(data["node_ids"]),
-            hosts=tuple(data["hosts"]),
-            argv=tuple(data["argv"]),
-            since=float(data["since"]),
-            attempt=int(data["attempt"]),
-            ended=str(data.get("ended", "")),
-            full_names=tuple(data.get("full_names", ())),
-            ended_at=float(data.get("ended_at", 0)),
-            person=str(data.get("person", "")),
-            started_by=str(data.get("started_by", "")),
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+    path = _path(state_dir, run_id)
+    if not os.path.lexists(path):
         return None
+    try:
+        return _read(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        _warn_once(path, (exc.strerror if isinstance(exc, OSError) else "") or "it does not hold the record of a run")
+        return None
+
+
+@functools.cache
+def _warn_once(path: Path, why: str) -> None:
+    text = "what this machine remembers of run %s is damaged and not used: %s: %s; its workers still tell of it; rm %s"
+    log.warning(text, path.stem, path, why, path)
+
+
+def _read(path: Path) -> RunRecord:
+    """Return the record in a file.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+        ValueError, KeyError, TypeError, AttributeError, RecursionError: It holds something else.
+    """
+    data = json.loads(files.read_regular(path, _LARGEST))
+    return RunRecord(
+        run_id=data["run_id"],
+        nodes=tuple(data["nodes"]),
+        node_ids=tuple(data["node_ids"]),
+        hosts=tuple(data["hosts"]),
+        argv=tuple(data["argv"]),
+        since=float(data["since"]),
+        attempt=int(data["attempt"]),
+        ended=str(data.get("ended", "")),
+        full_names=tuple(data.get("full_names", ())),
+        ended_at=float(data.get("ended_at", 0)),
+        person=str(data.get("person", "")),
+        started_by=str(data.get("started_by", "")),
+    )
 
 
 def hosts_now(known: RunRecord, workers: Iterable[Worker]) -> tuple[str, ...]:

@@ -24,6 +24,9 @@ from tpu_ops.fleet.requests import Requests
 from tpu_ops.fleet.state import unwritable
 from tpu_ops.runs import spec, sync
 
+#: Bytes of what is kept of a run: metadata of its nodes, of 256 KB each, and a command line of 2 MB.
+_LARGEST = 256 * 2**20
+
 
 @dataclass(frozen=True)
 class Recovery:
@@ -168,7 +171,7 @@ def read(state_dir: Path, run_id: str) -> Recovery:
     if "/" in run_id or run_id.startswith("."):
         raise UsageError(f"{run_id!r} is not a run", where="--recover", fix=fix)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(files.read_regular(path, _LARGEST))
         # As the version before has it, which counted before it brought nodes back.
         data.setdefault("counted", data["pending"] and data["preemptions"] > 0)
         lists = {key: tuple(data[key]) for key in ("env_files", "secret_words")}
@@ -177,7 +180,7 @@ def read(state_dir: Path, run_id: str) -> Recovery:
     except FileNotFoundError:
         what = f"this machine keeps nothing to start run {run_id} again with"
         raise UsageError(what, where=str(path), fix=fix) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         fix = f"take the run over with the version of tpu_ops that wrote it, or end it: tpu_ops stop {run_id}"
         raise OpsError(f"this cannot be read: {exc}", where=str(path), fix=fix) from exc
     return found
