@@ -13,7 +13,7 @@ import pytest
 from tests.support.specs import myself
 from tpu_ops.host import child, unit
 from tpu_ops.host.command import NotReady
-from tpu_ops.host.ending import end_tree
+from tpu_ops.host.ending import end_tree, left_behind
 from tpu_ops.host.person import Person
 
 
@@ -111,3 +111,20 @@ def test_the_tree_is_told_first_and_killed_after_the_grace(tmp_path: Path) -> No
     assert end_tree(str(tmp_path), 0.4, time.sleep) == []
     assert time.monotonic() - begun >= 0.4
     assert (polite.wait(5), stubborn.wait(5)) == (-15, -9)
+
+
+def test_what_stays_behind_a_command_is_named_and_what_goes_by_itself_is_not(tmp_path: Path) -> None:
+    """A directory of files plays the control group."""
+    stays = subprocess.Popen(["sleep", "60"])
+    goes = subprocess.Popen(["sh", "-c", "read line"], stdin=subprocess.PIPE)
+    (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n{stays.pid}\n{goes.pid}\n")
+
+    def pause(seconds: float) -> None:
+        assert goes.stdin is not None
+        goes.stdin.close()
+        time.sleep(seconds)  # as the supervisor waits for a signal
+
+    assert left_behind(str(tmp_path), pause) == [{"pid": stays.pid, "command": "sleep 60"}]
+    stays.kill()
+    assert (stays.wait(5), goes.wait(5)) == (-9, 1)
+    assert left_behind(str(tmp_path), pause) == []

@@ -76,6 +76,21 @@ def test_a_stopped_run_that_exits_with_0_did_not_succeed(bench: Bench) -> None:
     assert bench.tpu_ops("status", "polite").returncode == 1
 
 
+def test_processes_left_behind_by_a_rank_that_exits_with_0_are_named_at_the_end(bench: Bench) -> None:
+    script = 'if [ "$TPU_OPS_RANK" = 1 ]; then sleep 4242 & fi; exit 0'
+    done = bench.tpu_ops("train", "pod", "--name", "leaves", "--", "sh", "-c", script)
+    assert done.returncode == 0
+    (process,) = bench.record(1, "leaves")["left_behind"]
+    assert process["command"] == "sleep 4242"
+    said = f"pod-w1: processes that the command of rank 1 left behind are ended: pid {process['pid']} (sleep 4242)"
+    assert said in done.stderr
+    assert "pod-w0: " not in done.stderr
+    assert said in bench.tpu_ops("status", "leaves").stderr
+    [found] = json.loads(bench.tpu_ops("status", "leaves", "--json").stdout)
+    assert [rank["left_behind"] for rank in found["ranks"]] == [[], [process]]
+    bench.clean()
+
+
 def test_a_failing_rank_fails_the_run_and_ends_the_other(bench: Bench) -> None:
     script = 'echo "rank $TPU_OPS_RANK"; [ "$TPU_OPS_RANK" = 0 ] && exec sleep 600; echo last words; exit 7'
     done = bench.tpu_ops("train", "pod", "--name", "seven", "--", "sh", "-c", script)

@@ -17,6 +17,8 @@ from tpu_ops.runs.outcomes import ON, UNKNOWN, Outcome, first_failure, raised_be
 #: Lines shown of a failed rank whose log was not followed.
 TAIL_LINES = 20
 _DIGITS = 9
+#: Workers whose processes that were left behind are named.
+_WORKERS_NAMED = 4
 #: Help of --rank, and of the one where a worker may be named.
 RANKS_SHOWN = "ranks whose output is shown: all, or a list such as 0,3 or 0-2 (default: 0)"
 RANKS_OR_OWN = RANKS_SHOWN.replace("(default: 0)", "(default: that of the worker, if RUN is one, else 0)")
@@ -349,8 +351,25 @@ def notes(outcomes: Sequence[Outcome]) -> None:
         output.info(f"  {text}")
 
 
+def left_behind(outcomes: Sequence[Outcome]) -> None:
+    """Warn of processes that are ended because the command of their rank has ended without them."""
+    found = [outcome for outcome in outcomes if outcome.left_behind]
+    for outcome in found[:_WORKERS_NAMED]:
+        named = [f"pid {process['pid']} ({process['command']})" for process in outcome.left_behind]
+        what = f"processes that the command of rank {outcome.rank} left behind are ended"
+        output.warning(f"{outcome.host}: {what}: {texts.some(named)}")
+    if others := found[_WORKERS_NAMED:]:
+        hosts = texts.folded([outcome.host for outcome in others])
+        output.warning(f"{hosts}: processes that were left behind are ended there too; `status RUN --json` names them")
+
+
 def leftovers(outcomes: Sequence[Outcome], command: Callable[[str], str]) -> None:
-    """Warn of processes that could not be ended, of chips that are still held, and of lockfiles that are there."""
+    """Warn of what a run has left.
+
+    These are processes that were ended behind its commands, or could not be ended, chips that are still held, and
+    lockfiles that are there.
+    """
+    left_behind(outcomes)
     held: list[Holder] = []
     for outcome in outcomes:
         record = outcome.record or {}

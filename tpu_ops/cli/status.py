@@ -66,6 +66,7 @@ def _show(run_: control.RunRef, outcomes: Sequence[Outcome], settings: Settings)
         runs_output.table(outcomes)
     if runs_output.run_state(outcomes) in ON:
         runs_output.notes(outcomes)
+    runs_output.left_behind(outcomes)
     if (rank := runs_output.failed_first(outcomes, ())) is not None:
         failed = next((outcome for outcome in outcomes if outcome.rank == rank), None)
         if failed and failed.record and failed.state != "refused":

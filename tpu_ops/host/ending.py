@@ -19,6 +19,11 @@ LOCKFILES = ("/tmp/libtpu_lockfile", "/tmp/libtpu.so_lockfile")  # noqa: S108 - 
 #: it has mapped of a device, take a while to give back.
 KILL_LIMIT = 10.0
 _POLL = 0.05
+#: How long processes that a command has left behind may take to end by themselves, in seconds: helpers of Python's
+#: multiprocessing end just after their parent.
+_BY_ITSELF = 0.5
+#: Processes that a record names of those left behind.
+_NAMED = 100
 #: struct flock of Linux on 64-bit machines (fcntl(2)): type, whence, start, length and process.
 _FLOCK = struct.Struct("@hhqqi4x")
 #: What may stand in a lockfile's place, by its type in a mode.
@@ -40,6 +45,24 @@ def send(pids: list[int], number: int) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
+
+
+def left_behind(cgroup: str, pause: Callable[[float], None]) -> list[Dict[str, Any]]:
+    """Return the processes that a command has left in its control group and that do not end by themselves.
+
+    Args:
+        cgroup: Directory of the group.
+        pause: Called to wait at most so many seconds.
+
+    Returns:
+        ``{"pid", "command"}`` each, the command with its arguments.
+    """
+    deadline = time.monotonic() + _BY_ITSELF
+    left = others(cgroup)
+    while left and time.monotonic() < deadline:
+        pause(_POLL)
+        left = others(cgroup)
+    return [{"pid": pid, "command": proc.command_line("/proc/{}".format(pid))} for pid in left[:_NAMED]]
 
 
 def end_tree(cgroup: str, grace: float, pause: Callable[[float], None]) -> list[Dict[str, Any]]:

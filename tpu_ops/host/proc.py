@@ -127,6 +127,18 @@ def chips(root: str = "/") -> list[str]:
     return sorted(filter(_CHIP.fullmatch, found), key=lambda path: (len(path), path))
 
 
+def command_line(folder: str, place: str = "") -> str:
+    """Return the command line of a process, or its name where it has none, in one line of a limited length.
+
+    Args:
+        folder: The directory of the process.
+        place: The directory of a thread of it that shows more than the first.
+    """
+    # A program that was given with -c has several lines.
+    command = " ".join(read_text(os.path.join(place or folder, "cmdline")).replace("\0", " ").split())
+    return (command or read_text(os.path.join(folder, "comm")))[:_SHOWN_COMMAND]
+
+
 def holders(
     root: str = "/",
     only: Iterable[int] | None = None,
@@ -153,14 +165,12 @@ def holders(
         except OSError:
             continue  # ended while we looked
         if devices:
-            # One line, whatever stands in it, as in a program that was given with -c.
-            command = " ".join(read_text(os.path.join(place, "cmdline")).replace("\0", " ").split())
             found.append(
                 {
                     "pid": pid,
                     "uid": uid,
                     "user": person_name(uid),
-                    "command": (command or read_text(os.path.join(folder, "comm")))[:_SHOWN_COMMAND],
+                    "command": command_line(folder, place),
                     "devices": sorted(devices),
                 }
             )

@@ -52,6 +52,7 @@ def new_record(data: Dict[str, Any], person: Person, asked_by: int, marker: str 
         failed_checks=[],
         notes=[],
         traceback=None,
+        left_behind=[],
     )
     return record
 

@@ -11,7 +11,7 @@ from typing import Any, Dict, TextIO
 from . import environment, fitness, proc, space, spec, unit
 from .child import Child, output_pipe
 from .command import NotReady
-from .ending import chips_after, end_tree
+from .ending import chips_after, end_tree, left_behind
 from .hub import Hub
 from .keeper import Keeper
 from .link import Alone, Link, team
@@ -233,7 +233,9 @@ class Supervisor:
         elif self.intent is None:
             self.intent, self._intent_told = intent_of(self.order or {}), True
         intent = None if ended_itself else self.intent
-        self._save(state="ending", intent=intent)
+        # A stop or a failure elsewhere tells that all is ended; after its own end nobody expects that anything is.
+        left = left_behind(self.record["cgroup"], self.pause) if ended_itself else []
+        self._save(state="ending", intent=intent, left_behind=left)
         stuck = end_tree(self.record["cgroup"], self._grace(data, intent), self.pause)
         # The command may have been the last to go, after the last look at ended children.
         self.pause(0)

@@ -87,6 +87,12 @@ class Outcome:
         return found
 
     @property
+    def left_behind(self) -> Sequence[Mapping[str, Any]]:
+        """The processes that its command left when it ended by itself, and which were ended: ``pid``, ``command``."""
+        found: Sequence[Mapping[str, Any]] = (self.record or {}).get("left_behind") or ()
+        return found
+
+    @property
     def is_requested(self) -> bool:
         """Whether somebody wanted this end, and not what starts the run, or starts it again."""
         return bool(((self.record or {}).get("intent") or {}).get("requested"))
@@ -94,7 +100,7 @@ class Outcome:
     def to_json(self) -> dict[str, Any]:
         """Return the outcome for --json."""
         keys = ("rank", "host", "state", "exit", "reason", "intent", "traceback")
-        return {key: getattr(self, key) for key in keys}
+        return {**{key: getattr(self, key) for key in keys}, "left_behind": list(self.left_behind)}
 
 
 def outcome_of(rank: int, host: str, record: Mapping[str, Any] | None, tail: str = "") -> Outcome:
