@@ -47,6 +47,7 @@ def test_doctor_ends_as_what_it_found(fleet, tpu_ops, unread, monkeypatch, more)
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
+@pytest.mark.usefixtures("play")
 def test_host_keys_that_could_not_be_compared_are_told(fleet, tpu_ops, unread, more):
     fleet.create("pod", "v4-16")
     tpu_ops("refresh")

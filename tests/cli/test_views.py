@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import failed
-from tests.support.fleet import ROOT
-from tests.support.nodes import node
+from tests.support.fleet import ROOT, answering, answering_as_known
+from tests.support.nodes import key, node
 from tests.support.published import POD, Member, text
-from tpu_ops.fleet import contact, documents
+from tpu_ops.fleet import contact, documents, keyfile
 
 BIN = Path(sys.executable).parent
 
@@ -342,15 +342,17 @@ def test_keys_that_are_known_already_are_compared_where_that_is_asked_for(fleet,
     failed(tpu_ops("refresh", "--verify-keys"), 1, "pod-w0", "CHANGED", f"ssh-keygen -R {one}")
 
 
-def test_who_verifies_keys_is_told_of_how_many_and_of_whom_not_and_why(fleet, tpu_ops):
+def test_who_verifies_keys_is_told_of_how_many_and_of_whom_not_and_why(fleet, tpu_ops, play):
     fleet.write(projects=[fleet.project, fleet.second])
     fleet.create("pod", "v4-16")
     fleet.create("theirs", project=fleet.second)
     tpu_ops("refresh")
+    answering_as_known(play, fleet.settings().state_dir / "known_hosts")
     fleet.create("new")
     code, out, err = tpu_ops("refresh", "--verify-keys")
     assert (code, err) == (0, "")
-    assert "host keys of 3 workers compared\n" in out  # none was known of the new one
+    # None was known of the new one.
+    assert "host keys of 3 workers compared\n3 of 3 workers answered with a known host key\n" in out
     fleet.api.fault(project=fleet.project, method="GetGuestAttributes", code="PERMISSION_DENIED", message="denied")
     fleet.api.fault(project=fleet.second, method="ListNodes", code="PERMISSION_DENIED", message="denied")
     result, told = tpu_ops("refresh", "--verify-keys"), tpu_ops("refresh", "--verify-keys", "--json")
@@ -359,7 +361,7 @@ def test_who_verifies_keys_is_told_of_how_many_and_of_whom_not_and_why(fleet, tp
     failed(result, 3, "the host keys of 4 of 4 workers could not be compared", printed=True)
     assert "the host keys of new-w0, pod-w0, pod-w1 could not be compared: denied (PERMISSION_DENIED)" in result[2]
     assert "the host keys of theirs-w0 could not be compared: the API did not list it this time" in result[2]
-    assert "no change\nhost keys of 0 workers compared\n" in result[1]
+    assert "no change\nhost keys of 0 workers compared\n3 of 4 workers answered with a known host key\n" in result[1]
     data = json.loads(told[1])
     assert (told[0], data["compared"], sorted(data["not_compared"])) == (
         3,
@@ -368,6 +370,36 @@ def test_who_verifies_keys_is_told_of_how_many_and_of_whom_not_and_why(fleet, tp
     )
     assert plain[0] == 0
     assert "compared" not in plain[1] + plain[2]
+
+
+def test_who_verifies_keys_is_told_that_another_machine_answers_at_an_address(fleet, tpu_ops, play):
+    fleet.create("pod", "v4-16")
+    tpu_ops("refresh")
+    known_hosts = fleet.settings().state_dir / "known_hosts"
+    answering_as_known(play, known_hosts)
+    worker = contact.find(fleet.settings(), "pod")[1][1]
+    answering(play, worker, key("somebody else"))
+    before = known_hosts.read_text()
+    result, told = tpu_ops("refresh", "--verify-keys"), tpu_ops("refresh", "--verify-keys", "--json")
+    failed(result, 1, f"pod-w1 ({worker.external_ip})", "another machine answers at this address", printed=True)
+    stranger = keyfile.fingerprint(key("somebody else"))
+    assert f"pod-w1: the machine at {worker.external_ip} answers with ssh-ed25519 {stranger}; the known" in result[2]
+    assert "do not log in there" in result[2]
+    assert "1 of 2 workers answered with a known host key" in result[1]
+    data = json.loads(told[1])
+    row = {"worker": "pod-w1", "type": "ssh-ed25519", "fingerprint": stranger}
+    assert (told[0], data["same_machine"], data["another_machine"], data["no_answer"]) == (1, ["pod-w0"], [row], {})
+    assert known_hosts.read_text() == before
+
+
+def test_who_verifies_keys_is_told_of_workers_that_do_not_answer(fleet, tpu_ops, play):
+    fleet.create("pod", "v4-16")
+    tpu_ops("refresh")
+    answering_as_known(play, fleet.settings().state_dir / "known_hosts")
+    (play / contact.find(fleet.settings(), "pod")[1][0].host_key_alias).unlink()
+    result = tpu_ops("refresh", "--verify-keys")
+    failed(result, 4, "1 of 2 workers did not answer with a host key", "pod-w0", printed=True)
+    assert "pod-w0 did not answer with a host key: ssh: connect to host" in result[2]
 
 
 def test_a_dry_run_does_not_pretend_to_verify_keys(fleet, tpu_ops):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.fleet import answering
 from tests.support.nodes import key, node
 from tests.support.published import document
 from tpu_ops.cli import delete
@@ -16,37 +16,6 @@ from tpu_ops.errors import UsageError
 from tpu_ops.fleet import documents, first_contact, hostkeys, keyfile, model, selection, update
 from tpu_ops.fleet.hostkeys import HostKeyAlarm
 from tpu_ops.fleet.state import Files
-
-#: Plays ssh: says which options it got, and notes the host key `$PLAY/ALIAS` of the asked worker as ssh does.
-STAND_IN = r"""#!/bin/sh
-echo "$*" >>"$PLAY/calls"
-alias= file=
-for word; do
-    case "$word" in
-    HostKeyAlias=*) alias="${word#*=}" ;;
-    UserKnownHostsFile=*) [ -n "$file" ] || file="${word#*=}" ;;
-    esac
-done
-if [ -e "$PLAY/$alias" ]; then
-    echo "$alias $(cat "$PLAY/$alias")" >"$file"
-    echo "ada@host: Permission denied (publickey)." >&2
-else
-    echo "ssh: connect to host $alias port 22: Connection refused" >&2
-fi
-exit 255
-"""
-
-
-@pytest.fixture
-def play(tmp_path, monkeypatch):
-    """A directory with the host keys of the workers that answer, by alias."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "ssh").write_text(STAND_IN)
-    (tmp_path / "bin" / "ssh").chmod(0o755)
-    (tmp_path / "play").mkdir()
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("PLAY", str(tmp_path / "play"))
-    return tmp_path / "play"
 
 
 @pytest.fixture
@@ -59,11 +28,6 @@ def silent(fleet):
     seen, _ = update.refresh(fleet.settings())
     yield seen
     fleet.api.clear_faults()
-
-
-def answering(play, worker, blob=""):
-    """Have a worker answer with a host key."""
-    (play / worker.host_key_alias).write_text(f"ssh-ed25519 {blob or key(worker.host)}")
 
 
 def known(fleet):
@@ -242,3 +206,19 @@ def test_a_node_without_an_id_is_never_vouched_for(member, tmp_path):
     assert not hostkeys.has_keys(settings, seen.workers[:1])
     update.refresh(settings)
     assert seen.known_hosts.read_text() == ""
+
+
+def test_a_worker_that_answers_with_another_key_is_told_from_a_silent_one(fleet, play):
+    fleet.create("pod", "v4-32")
+    seen, _ = update.refresh(fleet.settings())
+    keys = known(seen)
+    for worker in seen.workers[:3]:
+        answering(play, worker, keys[worker.host_key_alias]["ssh-ed25519"])
+    answering(play, seen.workers[1], key("somebody else"))
+    verdicts = first_contact.verify(seen.settings, seen, seen.workers)
+    hosts = [[answer.worker.host for answer in answers] for answers in verdicts]
+    assert hosts == [["pod-w0", "pod-w2"], ["pod-w1"], ["pod-w3"]]
+    assert verdicts.others[0].address == seen.workers[1].external_ip
+    assert known(seen) == keys, "nothing is written"
+    preferred = {call.split("HostKeyAlgorithms=")[1].split()[0] for call in (play / "calls").read_text().splitlines()}
+    assert preferred == {f"^{','.join(keys[seen.workers[0].host_key_alias])}"}

@@ -16,8 +16,10 @@ import pytest
 import yaml
 
 from tests.support.lab_api import LabApi
+from tests.support.nodes import key
 from tpu_ops import config
 from tpu_ops.config import Settings
+from tpu_ops.fleet.model import Worker
 
 ROOT = Path(__file__).resolve().parents[2]
 ZONE = "us-central2-b"
@@ -137,3 +139,48 @@ def slow_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Flee
     api.start()
     yield fleet_dir(api, tmp_path, monkeypatch)
     api.close()
+
+
+#: Plays ssh: says which options it got, and notes the host key `$PLAY/ALIAS` of the asked worker as ssh does.
+STAND_IN = r"""#!/bin/sh
+echo "$*" >>"$PLAY/calls"
+alias= file=
+for word; do
+    case "$word" in
+    HostKeyAlias=*) alias="${word#*=}" ;;
+    UserKnownHostsFile=*) [ -n "$file" ] || file="${word#*=}" ;;
+    esac
+done
+if [ -e "$PLAY/$alias" ]; then
+    echo "$alias $(cat "$PLAY/$alias")" >"$file"
+    echo "ada@host: Permission denied (publickey)." >&2
+else
+    echo "ssh: connect to host $alias port 22: Connection refused" >&2
+fi
+exit 255
+"""
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the host keys of the workers that answer, by alias."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(STAND_IN)
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    (tmp_path / "play").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PLAY", str(tmp_path / "play"))
+    return tmp_path / "play"
+
+
+def answering(play: Path, worker: Worker, blob: str = "") -> None:
+    """Have a worker answer with a host key."""
+    (play / worker.host_key_alias).write_text(f"ssh-ed25519 {blob or key(worker.host)}")
+
+
+def answering_as_known(play: Path, known_hosts: Path) -> None:
+    """Have all workers answer with the ed25519 keys that are known of them."""
+    for line in known_hosts.read_text().splitlines():
+        alias, kind, blob, *_ = [*line.split(), "", "", ""]
+        if kind == "ssh-ed25519":
+            (play / alias).write_text(f"{kind} {blob}")

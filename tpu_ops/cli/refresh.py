@@ -12,9 +12,9 @@ from tpu_ops import config, texts
 from tpu_ops.cli import options, output
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, ExitCode, OpsError, UnreachableError, UsageError
-from tpu_ops.fleet import first_contact, hostkeys, origin, selection, sources, ssh_include, update
+from tpu_ops.fleet import first_contact, hostkeys, keyfile, origin, selection, sources, ssh_include, update
 from tpu_ops.fleet.diff import Changes
-from tpu_ops.fleet.first_contact import Answer
+from tpu_ops.fleet.first_contact import Answer, Verdicts
 from tpu_ops.fleet.model import Worker
 from tpu_ops.fleet.view import Fleet
 
@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify-keys",
         action="store_true",
-        help="compare the host keys of all nodes, not only learn those of new ones; fails if some cannot be compared",
+        help="compare the host keys of all nodes with what they publish and what their workers answer with; fails if "
+        "another machine answers, or some cannot be compared",
     )
     parser.add_argument(
         "--trust-first",
@@ -61,11 +62,13 @@ def run(args: argparse.Namespace) -> int:
     warnings += selection.unreachable(settings, fleet.listed, asked=not args.dry_run)
     unknown = {host: why for host, why in fleet.compared.items() if why}
     warnings += _not_compared(unknown)
+    seen = _contacted(settings, fleet)
+    warnings += _of_verdicts(settings, seen)
     for text in warnings:
         output.warning(text)
     if not args.json:
         with _seen(args):
-            _show(args, fleet, changes, source)
+            _show(args, fleet, changes, source, seen)
     answers = _trust(args, settings, fleet, chosen) if chosen else []
     silent = [answer for answer in answers if answer.problem]
     if args.json:
@@ -74,10 +77,19 @@ def run(args: argparse.Namespace) -> int:
             told |= {"ssh_config": str(fleet.ssh_config), "known_hosts": str(fleet.known_hosts)}
         if args.verify_keys:
             told |= {"compared": [host for host in fleet.compared if host not in unknown], "not_compared": unknown}
+            told |= {
+                "same_machine": [answer.worker.host for answer in seen.same],
+                "another_machine": _rows(seen.others),
+                "no_answer": {answer.worker.host: answer.problem for answer in seen.silent},
+            }
         if args.trust_first:
             told |= {"contacted": _rows(answers), "silent": {answer.worker.host: answer.problem for answer in silent}}
         with output.read_or_not():
             output.as_json(told)
+    if seen.others:
+        first, places = seen.others[0].worker, [f"{answer.worker.host} ({answer.address})" for answer in seen.others]
+        published = first.host not in unknown
+        raise hostkeys.another_machine(places, first.host_key_alias, fleet.known_hosts, published=published)
     if silent:
         raise UnreachableError(
             f"{len(silent)} of {len(answers)} workers did not answer with a host key: {silent[0].problem}",
@@ -90,7 +102,33 @@ def run(args: argparse.Namespace) -> int:
             where=texts.some(list(unknown)),
             fix="the warnings say why; run this again, or compare them on the workers' serial consoles (docs/ssh.md)",
         )
+    if seen.silent:
+        raise UnreachableError(
+            f"{len(seen.silent)} of {texts.count(len(fleet.compared), 'worker')} did not answer with a host key, so "
+            f"which machines are there is not known: {seen.silent[0].problem}",
+            where=texts.some([answer.worker.host for answer in seen.silent]),
+            fix="run this again once they answer; `tpu_ops list` shows their nodes' states",
+        )
     return ExitCode.OK
+
+
+def _contacted(settings: Settings, fleet: Fleet) -> Verdicts:
+    """Contact the workers whose known host keys are to be compared; nobody logs in."""
+    workers = [worker for worker in selection.reached(settings, fleet.listed) if worker.host in fleet.compared]
+    return first_contact.verify(settings, fleet, workers) if workers else Verdicts((), (), ())
+
+
+def _of_verdicts(settings: Settings, seen: Verdicts) -> list[str]:
+    """Return a warning for each worker that answers with another host key than the known one, or with none."""
+    known = hostkeys.keys_of(settings) if seen.others else {}
+    warnings = []
+    for answer in seen.others:
+        blobs = known.get(answer.worker.host_key_alias, {})
+        before = ", ".join(keyfile.fingerprint(blob) for kind, blob in blobs.items() if kind == answer.key_type)
+        now = f"the machine at {answer.address} answers with {answer.key_type} {answer.fingerprint}"
+        warnings.append(f"{answer.worker.host}: {now}; the known key is {before or ' and '.join(blobs)}")
+    silent = (f"{answer.worker.host} did not answer with a host key: {answer.problem}" for answer in seen.silent)
+    return [*warnings, *silent]
 
 
 @contextlib.contextmanager
@@ -110,7 +148,7 @@ def _seen(args: argparse.Namespace) -> Iterator[None]:
         raise OpsError(what, where="standard output", fix="leave it open, or add --yes") from exc
 
 
-def _show(args: argparse.Namespace, fleet: Fleet, changes: Changes, source: str | None) -> None:
+def _show(args: argparse.Namespace, fleet: Fleet, changes: Changes, source: str | None, seen: Verdicts) -> None:
     """Print what changed and what was written."""
     for text in changes.news():
         output.line(text)
@@ -118,6 +156,7 @@ def _show(args: argparse.Namespace, fleet: Fleet, changes: Changes, source: str 
     if args.verify_keys:
         same = list(fleet.compared.values()).count("")
         output.line(f"host keys of {texts.count(same, 'worker')} compared")
+        output.line(f"{len(seen.same)} of {texts.count(len(fleet.compared), 'worker')} answered with a known host key")
     if fleet.source:
         output.line(fleet.age)
     if source is not None and source != origin.source_of(fleet.settings) and not args.dry_run:

@@ -1,4 +1,4 @@
-"""Host keys of workers that publish none: taken from the workers themselves, once, when a person says so."""
+"""Host keys that workers answer with: those of workers that publish none, and whether known ones are the same."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from tpu_ops import texts
 from tpu_ops.config import Settings
 from tpu_ops.errors import CloudError, UsageError
 from tpu_ops.fleet import guest_attributes, hostkeys, keyfile, origin, selection, ssh_files
+from tpu_ops.fleet.keyfile import Keys
 from tpu_ops.fleet.model import SERVING_STATES, Worker, label_of
 from tpu_ops.fleet.reach import Way
 from tpu_ops.fleet.state import Files
@@ -20,6 +23,8 @@ from tpu_ops.remote import openssh, ssh
 
 #: Workers that are contacted at once.
 WIDTH = 32
+#: Signatures by which ssh asks for a key whose type does not name one.
+_ALGORITHMS = {"ssh-rsa": "rsa-sha2-512,rsa-sha2-256"}
 
 
 @dataclass(frozen=True)
@@ -31,12 +36,14 @@ class Answer:
         key_type: For example ``ssh-ed25519``; empty where it did not answer.
         blob: The key in base64.
         problem: Why there is no key; empty where there is one.
+        address: Where it answered.
     """
 
     worker: Worker
     key_type: str = ""
     blob: str = ""
     problem: str = ""
+    address: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -127,19 +134,59 @@ def must_be_heard(workers: Sequence[Worker], unheard: Mapping[str, str]) -> None
         )
 
 
-def ask(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> list[Answer]:
+def ask(
+    settings: Settings,
+    fleet: Fleet,
+    workers: Sequence[Worker],
+    known: Mapping[str, Keys] = MappingProxyType({}),
+) -> list[Answer]:
     """Connect to each of these workers by its own way, and return the host keys they answer with.
 
     Nobody logs in, and what they answer is written nowhere.
+
+    Args:
+        settings: Of the fleet.
+        fleet: The fleet.
+        workers: The workers.
+        known: Alias -> host keys; a worker is asked for a key of a known type before any other.
     """
     with tempfile.TemporaryDirectory(prefix="tpu_ops-") as folder:
-        return asyncio.run(_Round(settings, fleet, Path(folder)).answers(workers))
+        return asyncio.run(_Round(settings, fleet, Path(folder), known).answers(workers))
+
+
+class Verdicts(NamedTuple):
+    """Which machines answer at the addresses of workers whose host keys are known.
+
+    Attributes:
+        same: Workers that answer with a known key.
+        others: What answers with another key.
+        silent: Workers that do not answer with a key.
+    """
+
+    same: tuple[Answer, ...]
+    others: tuple[Answer, ...]
+    silent: tuple[Answer, ...]
+
+
+def verify(settings: Settings, fleet: Fleet, workers: Sequence[Worker]) -> Verdicts:
+    """Connect to each of these workers, and compare the host keys they answer with with the known ones."""
+    known = hostkeys.keys_of(settings)
+    answers = ask(settings, fleet, workers, known)
+    heard = [answer for answer in answers if not answer.problem]
+    others = [
+        answer
+        for answer in heard
+        if hostkeys.differ(known.get(answer.worker.host_key_alias, {}), {answer.key_type: answer.blob})
+    ]
+    same = tuple(answer for answer in heard if answer not in others)
+    return Verdicts(same, tuple(others), tuple(answer for answer in answers if answer.problem))
 
 
 class _Round:
     """Asks workers of one fleet; what ssh notes goes into a folder of its own."""
 
-    def __init__(self, settings: Settings, fleet: Fleet, folder: Path) -> None:
+    def __init__(self, settings: Settings, fleet: Fleet, folder: Path, known: Mapping[str, Keys]) -> None:
+        self._known = known
         self._ways = selection.ways_of(settings, fleet.listed)
         self._options, self._user, self._folder = selection.ssh_options(settings), settings.user, folder
 
@@ -159,10 +206,11 @@ class _Round:
         if way.problem:
             return Answer(worker, problem=f"it {way.problem}")
         file = self._folder / worker.host_key_alias
-        options = (*ssh_files.own_options(worker, way), *self._options)
+        options = (*_preferred(self._known.get(worker.host_key_alias, {})), *ssh_files.own_options(worker, way))
+        options = (*options, *self._options)
         code, said = await ssh.quiet(openssh.contact(options, file, self._user, way.address), ssh.OPEN_LIMIT)
         for key_type, blob in _written(file, worker).items():
-            return Answer(worker, key_type, blob)
+            return Answer(worker, key_type, blob, address=way.address)
         if code is None:
             return Answer(worker, problem=f"it did not answer within {ssh.OPEN_LIMIT:.0f} s")
         jump = self._ways.jump
@@ -172,7 +220,13 @@ class _Round:
         return Answer(worker, problem=openssh.reason(said, code))
 
 
-def _written(file: Path, worker: Worker) -> keyfile.Keys:
+def _preferred(known: Keys) -> tuple[tuple[str, str], ...]:
+    """Return the ssh option by which a machine that has keys of these types answers with one of them."""
+    algorithms = [_ALGORITHMS.get(kind, kind) for kind in known]
+    return (("HostKeyAlgorithms", f"^{','.join(algorithms)}"),) if algorithms else ()
+
+
+def _written(file: Path, worker: Worker) -> Keys:
     """Return the keys of a worker that ssh wrote into a file; it makes none where it saw no key."""
     text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     return keyfile.parse(text).get(worker.host_key_alias, {})

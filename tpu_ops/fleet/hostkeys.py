@@ -104,6 +104,29 @@ def alarm(alias: str, host: str, file: Path, *, trusted_first: bool) -> HostKeyA
     )
 
 
+def another_machine(places: Sequence[str], alias: str, file: Path, *, published: bool) -> HostKeyAlarm:
+    """Return the error for workers at whose addresses machines answer with other host keys than the known ones.
+
+    Args:
+        places: The workers, with their addresses.
+        alias: Of the first of them.
+        file: The known_hosts file.
+        published: Whether the known key is the one that the node publishes.
+    """
+    what = (
+        "another machine answers at this address than the one whose host key is known. Either the address was given to "
+        "another machine, or somebody intercepts connections to it, or the worker's host keys were replaced"
+    )
+    forget = f"forget the old key with `ssh-keygen -R {alias} -f {shlex.quote(str(file))}` and refresh"
+    own = "reboot the worker, which then publishes it, and verify again" if published else forget
+    return HostKeyAlarm(
+        f"{what} without being published" if published else what,
+        where=texts.some(places),
+        fix="do not log in there; compare the fingerprint on the worker's serial console (docs/ssh.md). If it is the "
+        f"worker's own, {own}; if it is not, tell who runs the project's network",
+    )
+
+
 def compared(
     workers: Iterable[Worker], known: Container[str], published: Container[str], reasons: Mapping[str, str]
 ) -> dict[str, str]:

@@ -258,7 +258,7 @@ def _host_key_reason(name: str, what: str) -> str:
     if changed:
         return (
             "host key verification failed: the worker answers with a key other than the known one; "
-            "`tpu_ops refresh --verify-keys` compares it with the published one"
+            "`tpu_ops refresh --verify-keys` compares it with the published one and says what that means"
         )
     return "host key verification failed: no host key is known (`tpu_ops refresh` learns one that is published)"
 
