@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.specs import good, myself
 from tpu_ops import texts
+from tpu_ops.cli import doctor as doctor_command
 from tpu_ops.cli import following, runs_output, who
 from tpu_ops.cli import logs as cli_logs
 from tpu_ops.cli import run as run_command
@@ -769,6 +770,49 @@ def test_the_doctor_looks_at_more_than_a_start_does() -> None:
     (fault,) = preflight.faults_of(pod()[0], probe() | {"faults": [told]})
     assert (fault.check, fault.fix, fault.forcible) == ("lockfile", "look", False)
     assert fault.check in doctor.CHECKS
+
+
+class Probes:
+    """Stands for the workers: each describes itself; those of the node `other` have another jax."""
+
+    async def call(self, requests: Any, *_: Any, done: Any, **__: Any) -> dict[str, Reply]:
+        usual: dict[str, Any] = {"program": "/p/1", "lockfiles": [], "preloads": []}
+        venv = {**probe()["venv"], "packages": {"jax": "0.9.0"}, "digest": "d2"}
+        replies = {
+            host: Reply(host, {"probe": probe(**usual, **({"venv": venv} if host.startswith("other") else {}))})
+            for host in requests
+        }
+        for reply in replies.values():
+            done(reply)
+        return replies
+
+
+async def test_doctor_and_train_judge_several_nodes_of_one_run_alike() -> None:
+    fanout: Any = Probes()
+    workers = [*pod(), *pod(name="other", node_id="2", subnet=1)]
+    with pytest.raises(preflight.PreflightError) as refused:
+        await preflight.check(fanout, control.by_rank(workers, "pod,other"))
+    findings = await doctor.examine(fanout, workers, "pod,other")
+    (same,) = (finding for finding in findings if finding.check == "same")
+    assert (same.passed, same.each_node) == (False, False)
+    assert {fault.worker for fault in same.faults} == {f"other-w{index}" for index in range(4)}
+    assert [(one.worker, one.problem) for one in same.faults] == [
+        (one.worker, one.problem) for one in refused.value.faults
+    ]
+
+
+@pytest.mark.parametrize("target", ["", "pod-w0,other"])
+async def test_doctor_says_that_nodes_of_no_one_run_are_compared_by_themselves(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fanout: Any = Probes()
+    workers = [*pod()[: 1 if target else 4], *pod(name="other", node_id="2", subnet=1)]
+    findings = await doctor.examine(fanout, workers, target)
+    (same,) = (finding for finding in findings if finding.check == "same")
+    assert (same.passed, same.each_node, doctor_command.row(same)["each_node"]) == (True, True, True)
+    doctor_command.show(same)
+    said = f"PASS  the environment is the same on all workers, node by node ({len(workers)} workers)\n"
+    assert capsys.readouterr().out == said
 
 
 def test_every_fault_is_of_a_check_that_the_doctor_names() -> None:

@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser)
     parser.add_argument("target", nargs="?", help="a node, a worker, a node set or a group (default: the whole fleet)")
     parser.epilog = (
-        "Workers of one node are compared with each other. Exits with 1 if a check fails, and with 4 if a worker does "
-        "not answer."
+        "Workers of a target that a run can have are compared with each other, otherwise those of each node. Exits "
+        "with 1 if a check fails, and with 4 if a worker does not answer."
     )
 
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "the fleet has no workers", where=str(settings.path), fix=targets.without_workers(fleet.listed)
         )
-    found = asyncio.run(doctor.examine(contact.fanout(fleet), workers))
+    found = asyncio.run(doctor.examine(contact.fanout(fleet), workers, args.target or ""))
     waiting = unconfigured(found, settings.state_dir)
     findings = [replace(finding, faults=cli_faults.on_fleet(finding.faults, settings)) for finding in waiting]
     with output.read_or_not():
@@ -77,13 +77,14 @@ def row(finding: Finding) -> dict[str, object]:
         "check": finding.check,
         "passed": finding.passed if finding.asked or finding.faults else None,
         "workers": list(finding.asked),
+        "each_node": finding.each_node,
         "faults": [{"worker": fault.worker, "problem": fault.problem, "fix": fault.fix} for fault in finding.faults],
     }
 
 
 def show(finding: Finding) -> None:
     """Print a finding: one line where it passed, else one more for each kind of fault."""
-    title = doctor.CHECKS[finding.check]
+    title = doctor.CHECKS[finding.check] + (", node by node" if finding.each_node else "")
     if not finding.faults:
         count = texts.count(len(finding.asked), "worker")
         output.line(f"PASS  {title} ({count})" if finding.asked else f"----  {title}: no worker could be checked")

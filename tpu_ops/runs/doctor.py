@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tpu_ops.errors import UsageError
 from tpu_ops.fleet.model import SERVING_STATES, Worker, until_ready
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import preflight
+from tpu_ops.runs import control, preflight
 from tpu_ops.runs.preflight import Fault
 
 #: Beyond the checks of a start: what is looked at -> what is true of a worker that passes.
@@ -31,11 +33,13 @@ class Finding:
         check: Key of `CHECKS`.
         faults: What is wrong; empty where all workers pass.
         asked: The workers that could be looked at.
+        each_node: Whether the workers of one node were compared with each other only, though there are several nodes.
     """
 
     check: str
     faults: tuple[Fault, ...]
     asked: tuple[str, ...]
+    each_node: bool = False
 
     @property
     def passed(self) -> bool:
@@ -43,13 +47,20 @@ class Finding:
         return not self.faults and bool(self.asked)
 
 
-async def examine(fanout: Fanout, workers: Sequence[Worker]) -> list[Finding]:
-    """Look at all workers at once; those of one node are compared with each other."""
+async def examine(fanout: Fanout, workers: Sequence[Worker], target: str = "") -> list[Finding]:
+    """Look at all workers at once.
+
+    All workers of a target that a run can have are compared with each other, as a start does; otherwise those of each
+    node are.
+
+    Args:
+        fanout: Reaches the workers.
+        workers: The workers.
+        target: What named them; empty for the whole fleet.
+    """
     serving = [worker for worker in workers if worker.node.state in SERVING_STATES]
-    nodes: dict[str, list[Worker]] = {}
-    for worker in serving:
-        nodes.setdefault(worker.node.full_name, []).append(worker)
-    looked = await asyncio.gather(*(preflight.examine(fanout, members) for members in nodes.values()))
+    groups = _compared(serving, target)
+    looked = await asyncio.gather(*(preflight.examine(fanout, members) for members in groups))
     faults = [fault for found, _ in looked for fault in found]
     probes = {host: probe for _, found in looked for host, probe in found.items()}
     faults += [
@@ -65,10 +76,24 @@ async def examine(fanout: Fanout, workers: Sequence[Worker]) -> list[Finding]:
     faults += further(probes)
     every, answering = tuple(worker.host for worker in workers), tuple(probes)
     asked = {"state": every, "answers": tuple(worker.host for worker in serving)}
+    apart = preflight.COMPARED if len(groups) > 1 else ()
     return [
-        Finding(check, tuple(fault for fault in faults if fault.check == check), asked.get(check, answering))
+        Finding(
+            check, tuple(fault for fault in faults if fault.check == check), asked.get(check, answering), check in apart
+        )
         for check in CHECKS
     ]
+
+
+def _compared(workers: Sequence[Worker], target: str) -> list[list[Worker]]:
+    """Return workers in groups that are compared: all in one if a run can have them, else node by node."""
+    if target:
+        with contextlib.suppress(UsageError):
+            return [control.by_rank(workers, target)]
+    nodes: dict[str, list[Worker]] = {}
+    for worker in workers:
+        nodes.setdefault(worker.node.full_name, []).append(worker)
+    return list(nodes.values())
 
 
 def further(probes: Mapping[str, Mapping[str, Any]]) -> list[Fault]:

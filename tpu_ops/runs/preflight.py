@@ -34,6 +34,8 @@ CHECKS = {
     "space": "the disks have free space",
     "clock": "the clocks agree",
 }
+#: Those in which workers are compared with each other.
+COMPARED = ("identity", "same", "clock")
 #: Those that `tpu_ops train --force` overrides. Without the others nothing would start, or hang: the workers
 #: themselves refuse, by the same checks, and chips that somebody holds are never anybody else's.
 FORCIBLE = ("same", "mounts", "space", "clock")
