@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,6 @@ from tpu_ops import files
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.fleet.state import UnwritableError, replace, unwritable
-from tpu_ops.log import Log
 from tpu_ops.runs.outcomes import Outcome
 
 #: Runs that are remembered, and those that can be started again: more than any list shows.
@@ -32,7 +32,7 @@ _LARGEST = 4 * 2**20
 #: States in which a run has ended.
 ENDED = ("succeeded", "failed", "stopped", "refused")
 
-log = Log(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
