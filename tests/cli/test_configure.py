@@ -96,6 +96,15 @@ def test_check_changes_nothing_and_tags_choose(fleet):
     assert not (fleet.path / "pod-w0").exists()
 
 
+@pytest.mark.parametrize("variables", [{"LC_ALL": "C"}, {"LANG": "xx_XX.UTF-8"}], ids=str)
+def test_a_locale_that_ansible_refuses_is_replaced_for_it(fleet, variables):
+    write(fleet, TOUCH + "    - {name: Grüße, ansible.builtin.debug: {msg: schön}, tags: [other]}\n")
+    done = configure(fleet, "pod-w0", "--tags", "write,other", **variables)
+    assert done.returncode == 0, done.stderr
+    assert "schön" in done.stderr
+    assert (fleet.path / "pod-w0").exists()
+
+
 def test_the_inventory_of_other_machines_that_a_shell_exports_is_none_to_run_on(fleet, tmp_path):
     write(fleet, TOUCH)
     servers = tmp_path / "servers.yml"

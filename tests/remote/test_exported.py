@@ -1,4 +1,4 @@
-"""Which inventories of a shell are the fleet's, so that no playbook runs on other machines."""
+"""What of a shell Ansible gets: the inventories of the fleet and of no other machines, and a locale that it takes."""
 
 from __future__ import annotations
 
@@ -72,3 +72,22 @@ def test_inventories_of_other_machines_are_refused(place: Path, own: str, given:
     assert str(place / own) in caught.value.where
     assert "`unset ANSIBLE_INVENTORY`" in caught.value.fix
     assert "--fleet" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("variables", "taken"),
+    [
+        ({}, None),
+        ({"LANG": "C"}, None),
+        ({"LANG": "C.UTF-8", "LC_TIME": "C"}, None),
+        ({"LC_ALL": "C"}, "C.UTF-8"),
+        ({"LC_ALL": "POSIX", "LANG": "C.UTF-8"}, "C.UTF-8"),
+        ({"LC_ALL": "xx_XX.UTF-8"}, "C.UTF-8"),
+        ({"LANG": "xx_XX"}, "C.UTF-8"),
+        ({"LANG": "C.UTF-8", "LC_TIME": "xx_XX.UTF-8"}, "C.UTF-8"),
+    ],
+    ids=str,
+)
+def test_a_locale_that_ansible_refuses_is_replaced_and_no_other(variables: dict[str, str], taken: str | None) -> None:
+    environ = {"HOME": "/", **variables}
+    assert exported.with_utf8(environ) == environ | ({"LC_ALL": taken} if taken else {})

@@ -1,8 +1,10 @@
-"""Which inventories a person's shell names for Ansible, and whether the fleet's own is among them."""
+"""What a person's shell exports for Ansible: inventories, of which the fleet's own is to be one, and a locale."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +15,14 @@ from tpu_ops.errors import UsageError
 VARIABLE, _BETWEEN = "ANSIBLE_INVENTORY", ","
 #: How the file of a fleet directory is called, and how names of the files of other fleets end.
 _FLEET_FILE, _OF_A_FLEET = ("inventory", "tpu_vm.yml"), ("tpu_vm.yml", "tpu_vm.yaml")
+#: Fails where Ansible itself would refuse the locale of its environment: it asks for UTF-8 by these two calls.
+_TRY_LOCALE = """
+import locale
+locale.setlocale(locale.LC_ALL, "")
+raise SystemExit((locale.getlocale()[1] or "").lower() not in ("utf-8", "utf8"))
+"""
+#: What Ansible gets in place of a locale that it would refuse; not every system has the first one.
+_LOCALES = ("C.UTF-8", "en_US.UTF-8")
 
 
 def inventories(own: Path, environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -44,3 +54,15 @@ def _is_of(path: Path, own: Path) -> bool:
     # In any other directory files stand side by side that have nothing to do with each other.
     beside = own.parts[-2:] == _FLEET_FILE and path.parent.resolve() == own.parent.resolve()
     return beside and not path.name.endswith(_OF_A_FLEET)
+
+
+def with_utf8(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with a locale that Ansible takes: its own one where that is of UTF-8 and installed here."""
+    tried = [dict(environ), *({**environ, "LC_ALL": name} for name in _LOCALES)]
+    return next(filter(_has_utf8, tried), tried[0])
+
+
+def _has_utf8(environ: Mapping[str, str]) -> bool:
+    # A process of its own: this one keeps its locale, and Python replaces some locales as it starts.
+    command = [sys.executable, "-S", "-c", _TRY_LOCALE]
+    return subprocess.run(command, env=environ, capture_output=True, check=False).returncode == 0

@@ -201,7 +201,7 @@ def tags_of(project: Project, playbook: Path, environ: Mapping[str, str] = os.en
 def _ansible(project: Project, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that Ansible runs in."""
     return {
-        **environ,
+        **exported.with_utf8(environ),
         # Ansible stands beside this Python, whether or not its environment is active in the person's shell.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', os.defpath)}",
         "ANSIBLE_CONFIG": environ.get("ANSIBLE_CONFIG") or str(project.config),
