@@ -310,7 +310,7 @@ service_account_contents: "{{ lookup('file', '~/keys/lister.json') }}"
 # ansible_user: ada
 # ansible_python_interpreter: /usr/bin/python3
 # ansible_ssh_private_key_file: /home/ada/.ssh/id_ed25519
-# ansible_ssh_common_args: -o HostKeyAlias=tpu-8066102453917220011-w1 -o UserKnownHostsFile=... -o ControlPath=...
+# ansible_ssh_common_args: -o HostKeyAlias=tpu-8066102453917220011-w1 -o ControlPath=... -F none -o UserKnownHosts...
 # tpu_host: pod-w1                    # its name for tpu_ops and in the written ssh config
 # tpu_node: pod                       # name in the API
 # tpu_node_label: pod                 # name in this fleet, unique
@@ -732,7 +732,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         workers = selection.of(settings, nodes)[1]
         ways = selection.ways_of(settings, nodes)
         shared = self._shared(settings)
-        options = ssh_files.arguments((*selection.ssh_options(settings), ssh_files.NO_AGENT))
+        options = selection.ansible_arguments(settings)
         choice = Choice(self, settings.file, groups.union(self.inventory.groups), frozenset(self.inventory.hosts))
         hosts: list[Host] = []
         reached: list[tuple[Worker, Way]] = []

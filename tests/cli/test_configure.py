@@ -242,6 +242,31 @@ def test_hosts_that_refuse_the_person_are_told_from_those_that_do_not_answer(fle
     assert "hosts did not answer" in done.stderr
 
 
+CHANGED = "Host key for tpu-1-w0 has changed and you have requested strict checking.\\nHost key verification failed."
+
+
+@pytest.mark.parametrize(
+    ("said", "cause", "fix"),
+    [
+        ("command-line: line 0: Bad configuration option: foo", "Bad configuration option: foo", "ANSIBLE_SSH_ARGS"),
+        (CHANGED, "a key other than the known one", "mend that; then run the same command again"),
+        ("ssh: connect to host 34.0.1.0 port 22: Connection refused", "1 host did not answer\n", "`tpu_ops list`"),
+    ],
+)
+def test_what_keeps_ansible_from_a_host_is_named_with_the_way_out(fleet, tmp_path, said, cause, fix):
+    write(fleet, TOUCH)
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/sh\nprintf '{said}\\n' >&2\nexit 255\n")
+    ssh.chmod(0o700)
+    variables = f"ansible_connection: ssh\nansible_ssh_retries: 0\nansible_ssh_executable: {ssh}\n"
+    (fleet.path / "inventory" / "group_vars" / "node_solo.yml").write_text(variables)
+    done = configure(fleet, "solo")
+    assert done.returncode == 4, done.stderr
+    error, _, way = done.stderr.partition("error: ")[2].partition("fix: ")
+    assert cause in error, error
+    assert fix in way, way
+
+
 def test_what_site_yml_asks_for_is_looked_for_before_it_is_needed(fleet, monkeypatch, capsys):
     """On one worker of each node, as before the first change; a site.yml that looks for nothing is good enough."""
     variables = {"credentials_entries": [{"kind": "wandb", "person": "ada", "from_env": "NO_SUCH_KEY"}]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -268,8 +269,9 @@ def test_of_a_key_that_is_named_no_others_of_an_agent_are_offered_but_to_a_jump_
 
 
 @pytest.mark.parametrize("forward", [False, True])
-def test_what_a_persons_config_says_of_all_hosts_forwards_no_agent(tmp_path, forward):
-    """It stands below the line that includes ours; Ansible reads it beside its arguments."""
+def test_what_a_persons_config_says_of_all_hosts_forwards_no_agent(tmp_path, monkeypatch, forward):
+    """It stands below the line that includes ours."""
+    monkeypatch.setattr(openssh, "home", lambda: tmp_path)
     settings = SETTINGS._replace(state_dir=tmp_path, forward_agent=forward)
     text = ssh_files.ssh_config(
         [(GATE, Ways(settings, Files(tmp_path), tmp_path, WORKERS).of(GATE))],
@@ -282,11 +284,60 @@ def test_what_a_persons_config_says_of_all_hosts_forwards_no_agent(tmp_path, for
     (tmp_path / "ssh_config").write_text(text)
     own = tmp_path / "config"
     own.write_text(f"{openssh.include(tmp_path / 'ssh_config')}\nHost *\n    ForwardAgent yes\n")
-    ansible = f"-F {own} {ssh_files.arguments((*selection.ssh_options(settings), ssh_files.NO_AGENT))}"
+    ansible = selection.ansible_arguments(settings)
     assert f"forwardagent {'yes' if forward else 'no'}" in made_of(f"-F {own} -G {GATE.host}")
     assert "forwardagent yes" in made_of(f"-F {own} -G 192.0.2.1")
     assert "forwardagent no" in made_of(f"{ansible} -G 192.0.2.1")
     assert "forwardagent yes" in made_of(f"{ansible} -A -G 192.0.2.1")
+
+
+#: Options of all hosts in a person's config with which ssh reaches no worker, or not as it should.
+HARM = """\
+Host *
+    RequestTTY force
+    RemoteCommand true
+    SessionType none
+    StdinNull yes
+    ForkAfterAuthentication yes
+    Port 2222
+    User nobody
+    ProxyCommand false
+    PubkeyAuthentication no
+    ControlPath none
+    HostKeyAlias other
+    LocalForward 1 localhost:1
+    PermitLocalCommand yes
+    LocalCommand exit 1
+    IdentityAgent /nowhere
+    Misspelt yes
+"""
+
+
+def test_ansible_reads_nothing_of_a_persons_config(tmp_path, monkeypatch):
+    monkeypatch.setattr(openssh, "home", lambda: tmp_path)
+    settings = SETTINGS._replace(state_dir=tmp_path)
+    without = selection.ansible_arguments(settings)
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text(HARM)
+    assert selection.ansible_arguments(settings) == without
+    assert made_of(f"{without} -G 192.0.2.1") == made_of(
+        f"-F none {ssh_files.arguments(selection.ssh_options(settings))} -G 192.0.2.1"
+    )
+
+
+@pytest.mark.parametrize("only_key", [False, True])
+def test_ansible_keeps_the_agent_and_the_keys_of_a_persons_config(tmp_path, monkeypatch, only_key):
+    monkeypatch.setattr(openssh, "home", lambda: tmp_path)
+    settings = SETTINGS._replace(state_dir=tmp_path, only_key=only_key)
+    agent, key = tmp_path / "my agent", tmp_path / "my key"
+    (tmp_path / ".ssh").mkdir()
+    own = f'Host *\n    IdentityAgent "{agent}"\n    IdentityFile "{key}"\n    Misspelt yes\n'
+    (tmp_path / ".ssh" / "config").write_text(own)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(agent))
+        seen = made_of(f"{selection.ansible_arguments(settings)} -G 192.0.2.1")
+    assert f"identityagent {agent}" in seen
+    assert (f"identityfile {key}" in seen) is not only_key
 
 
 @pytest.mark.parametrize("options", [{}, {"proxy_jump": "bastion"}, {"forward_agent": True, "user": "Ada"}])

@@ -164,6 +164,65 @@ def test_another_machine_under_the_same_address_is_refused_in_words(at_home, lab
     assert at_home.do("ssh", *at_home.file_option(), "gate-w0", "echo back") == "back\n"
 
 
+# --- what the person's own config says of all hosts -------------------------------------------------------------------
+
+
+#: With each of these alone Ansible once failed on the workers or waited for ever.
+OF_ALL_HOSTS = """\
+Host *
+    RequestTTY force
+    RemoteCommand true
+    SessionType none
+    StdinNull yes
+    ForkAfterAuthentication yes
+    HostName 192.0.2.1
+    Port 2222
+    ProxyCommand false
+    PubkeyAuthentication no
+    HostKeyAlgorithms ssh-rsa
+    AddressFamily inet6
+    BindAddress 192.0.2.1
+"""
+
+
+@pytest.fixture(scope="module")
+def configuring(desk_with) -> Person:
+    """A person with an ssh config of their own, whose fleet has a small playbook."""
+    desk: Person = desk_with()
+    if not desk.entry:
+        pytest.skip("no password file of the test's own can be put in place here, and ssh reads no other config")
+    copy = "{name: Write, ansible.builtin.copy: {content: in, dest: /tmp/written, mode: '0600'}}"
+    play = f"- {{name: Try, hosts: all, gather_facts: false, tasks: [{copy}]}}\n"
+    Path(desk.environ["TPU_OPS_FLEET"], "site.yml").write_text(play)
+    (desk.home / ".ssh").mkdir(mode=0o700)
+    return desk
+
+
+@pytest.mark.parametrize("lines", [OF_ALL_HOSTS, "Misspelt yes\n"], ids=["all hosts", "misspelt"])
+def test_ansible_reaches_workers_whatever_the_persons_config_says(configuring, lines):
+    configuring.own_config.write_text(lines)
+    for command in (["ansible", "node_gate", "-m", "ansible.builtin.ping"], ["tpu_ops", "configure", "gate"]):
+        configuring.hang_up()
+        configuring.do(*command)
+
+
+def test_ansible_logs_in_with_the_agent_of_the_persons_config(configuring, tmp_path):
+    agent = str(tmp_path / "agent")
+    configuring.own_config.write_text(f"Host *\n    IdentityAgent {agent}\n    Misspelt yes\n")
+    key = configuring.environ["TPU_OPS_PRIVATE_KEY"]
+    ping = ["ansible", "node_gate", "-m", "ansible.builtin.ping"]
+    with subprocess.Popen(["ssh-agent", "-D", "-a", agent], stdout=subprocess.DEVNULL) as process:
+        try:
+            while not Path(agent).is_socket():
+                time.sleep(0.01)  # until it listens
+            configuring.hang_up()
+            assert configuring.try_(*ping, TPU_OPS_PRIVATE_KEY="").returncode == 4
+            configuring.do("ssh-add", "-q", key, SSH_AUTH_SOCK=agent)
+            assert "pong" in configuring.do(*ping, TPU_OPS_PRIVATE_KEY="")
+        finally:
+            process.terminate()
+
+
 # --- first contact ----------------------------------------------------------------------------------------------------
 
 

@@ -38,6 +38,8 @@ FULL_SUDO = (
     "whoever configures workers needs full passwordless sudo there: log in as the account that the node was made with,"
     " or have `sudo: full` set for you in users_people (`sudo: launcher` lets you train only)"
 )
+#: The way out where ssh refuses an option. Nothing of ssh's own configuration files reaches Ansible.
+_SSH_OPTIONS = "correct ANSIBLE_SSH_ARGS, ssh_args in ansible.cfg, or what the variables named ansible_ssh_*_args hold"
 #: Letters of a line and lines of one failure's message that are printed; all of it stands in --json.
 _LONGEST, _LINES = 600, 100
 
@@ -388,8 +390,12 @@ def exit_code(outcome: Outcome, name: str, target: str, settings: Settings, then
             what = f"login was refused on {texts.count(len(refused), 'host')}"
             fix = contact.login_hint(settings, " ".join(said[host] for host in refused))
             raise RefusedError(what, where=texts.folded(refused), fix=fix)
-        away = f"`tpu_ops list` shows which nodes are READY; {then} once they answer"
-        fix = "; ".join(keys) or away
+        fix = "; ".join(keys) or f"`tpu_ops list` shows which nodes are READY; {then} once they answer"
+        others = [message for host, message in said.items() if host not in refused]
+        reasons = [openssh.reason(message.rpartition("via ssh: ")[2], None) for message in others]
+        if causes := dict.fromkeys(reason for reason in reasons if not keys and not openssh.silent(reason)):
+            what = f"Ansible did not reach {who}: {'; '.join(causes)}"
+            fix = f"{_SSH_OPTIONS if any(map(openssh.of_options, causes)) else 'mend that'}; then {then}"
         raise UnreachableError(what, where=texts.folded(outcome.unreachable), fix=fix)
     if outcome.failures:
         output.info(f"  fix: {again}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from tpu_ops import texts
 from tpu_ops.config import Settings
+from tpu_ops.errors import OpsError
 from tpu_ops.fleet import reach, ssh_files
 from tpu_ops.fleet.model import SERVING_STATES, Node, Worker, node_labels, workers_of
 from tpu_ops.fleet.reach import Ways
@@ -38,6 +40,22 @@ def ssh_options(settings: Settings) -> tuple[tuple[str, str], ...]:
         # A worker ends a connection after a handful of keys, and those of an agent would be offered first.
         more.append(("IdentitiesOnly", "yes"))
     return (*more, *ssh_files.common_options(Files(settings.state_dir).known_hosts))
+
+
+def ansible_arguments(settings: Settings) -> str:
+    """Return the arguments of ssh that Ansible gets for all workers of the fleet.
+
+    ssh reads no configuration for Ansible, as for the commands. Only the agent and the keys are taken from the person's
+    own: people without SSH_AUTH_SOCK reach the workers by these.
+    """
+    # Imported here: the commands do not need it.
+    from tpu_ops.remote import identities
+
+    named: tuple[tuple[str, str], ...] = ()
+    with contextlib.suppress(OpsError):
+        named = identities.named(openssh.home() / ".ssh" / "config")
+    kept = [option for option in named if option[0] == "IdentityAgent" or not settings.only_key]
+    return f"-F none {ssh_files.arguments((*ssh_options(settings), *kept))}"
 
 
 def reached(settings: Settings, listed: Sequence[Node]) -> list[Worker]:

@@ -102,10 +102,6 @@ def common_options(known_hosts: Path) -> tuple[tuple[str, str], ...]:
     )
 
 
-#: For Ansible, whatever the person's own config says of all hosts; `-A` of theirs wins over it.
-NO_AGENT = ("ForwardAgent", "no")
-
-
 def own_options(worker: Worker, way: Way) -> tuple[tuple[str, str], ...]:
     """Return the ssh options that a worker has for itself, as (keyword, value)."""
     found = [("HostKeyAlias", worker.host_key_alias)]

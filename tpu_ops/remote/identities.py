@@ -1,4 +1,4 @@
-"""Private keys of a person that ssh passes over without a word where it cannot ask for anything."""
+"""A person's keys: those that their ssh config names, and those that ssh passes over without a word."""
 
 from __future__ import annotations
 
@@ -9,10 +9,43 @@ import socket
 import subprocess
 from pathlib import Path
 
-#: Seconds for ssh-keygen to read a key, whose file may be far away, and for an agent to take a connection.
+from tpu_ops.remote import openssh
+
+#: Seconds for ssh-keygen to read a key, whose file may be far away, for ssh to read its configuration, and for an agent
+#: to take a connection.
 _LIMIT = 5.0
 #: How a public key begins. In the place of a private one it names a key that an agent holds.
 _PUBLIC = re.compile(rb"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-[a-z0-9@.-]+ ")
+
+
+def named(config: Path) -> tuple[tuple[str, str], ...]:
+    """Return the agent and the keys that a person's ssh config names for all hosts, as options (keyword, value).
+
+    An agent that is not there is left out: ssh would not ask that of SSH_AUTH_SOCK in its place.
+    """
+    # Without the first option ssh lists its default keys as well; with the second it passes over misspelt options.
+    *words, host = openssh.effective(config, "any")
+    try:
+        done = subprocess.run(
+            [*words, "-o", "IdentityFile=none", "-o", "IgnoreUnknown=*", host],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT,
+            check=False,
+            env=openssh.environment(),
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    said = [line.partition(" ")[::2] for line in done.stdout.splitlines()]
+    agents = [value for key, value in said if key == "identityagent" and Path(os.path.expandvars(value)).is_socket()]
+    keys = [value for key, value in said if key == "identityfile" and value != "none"]
+    # In quotes, for blanks. Tokens such as %d stay: ssh expands them.
+    return (
+        *(("IdentityAgent", f'"{agent}"') for agent in agents),
+        *(("IdentityFile", f'"{key}"') for key in keys),
+    )
 
 
 def fault(key: Path) -> str:

@@ -28,6 +28,12 @@ _OF_A_PROXY = (
 #: What ssh says where it was connected, if only to a proxy, and the worker did not begin to talk in time.
 _UNANSWERED = "Connection timed out during banner exchange"
 
+#: What ssh, or Ansible in its place, says where nothing answers at an address, or the connection was lost.
+_SILENT = (
+    r"connect to host |Could not resolve hostname|Connection (?:closed|reset|timed out|to )|stdio forwarding failed"
+    r"|not responding|Broken pipe|Data could not be sent to remote host"
+)
+
 #: Where ssh says of which host, or which HostKeyAlias, the key is not known or has changed. Not compiled here, nor is
 #: the next: most commands never search for them.
 _HOST_KEY = r"[Hh]ost key (?:is known )?for (\S+) (has changed|and you have requested)"
@@ -261,6 +267,16 @@ def _host_key_reason(name: str, what: str) -> str:
             "`tpu_ops refresh --verify-keys` compares it with the published one and says what that means"
         )
     return "host key verification failed: no host key is known (`tpu_ops refresh` learns one that is published)"
+
+
+def silent(reason: str) -> bool:
+    """Given what `reason` returned, return whether nothing answered: no fault of this machine or of the worker."""
+    return bool(re.search(_SILENT, reason))
+
+
+def of_options(reason: str) -> bool:
+    """Given what `reason` returned, return whether ssh refused an option of its command line."""
+    return reason.startswith("command-line")
 
 
 def of_host_key(reason: str) -> bool:
