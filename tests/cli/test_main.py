@@ -116,8 +116,54 @@ def test_what_is_said_of_others_is_one_line_without_orders_to_a_terminal(capsys:
 def test_what_a_program_printed_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     text = "\x1b[1m of a program\nas it is"
     output.as_it_is(text)
-    output.aside(text)
+    output.raw(f"{text}\n".encode(), aside=True)
     assert capsys.readouterr() == (f"{text}\n", f"{text}\n")
+
+
+BYTES = b"\0\r\n\xff\x80 no line end"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_bytes_of_a_program_are_text_on_a_terminal_only(
+    capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    output.raw(BYTES)
+    output.raw(BYTES, aside=True)
+    shown = BYTES.decode(errors="replace").encode() + b"\n" if terminal else BYTES
+    assert capsysbinary.readouterr() == (shown, shown)
+
+
+def test_pieces_of_a_line_are_one_line_unless_other_output_comes_between(capsys: pytest.CaptureFixture[str]) -> None:
+    output.begin()
+    for text, ended in ((b".", False), (b".", False), (b"", True)):
+        output.piece("[0] ", text, ended=ended)
+    assert capsys.readouterr().out == "[0] ..\n"
+    for lead, text, ended in (
+        ("[0] ", b"a", False),
+        ("[1] ", b"b", False),
+        ("[0] ", b"c", False),
+        ("[1] ", b"", True),
+        ("[0] ", b"d", True),
+        ("[0] ", b"e", False),
+    ):
+        output.piece(lead, text, ended=ended)
+    output.raw(b"[1] whole\n")
+    output.piece("[0] ", b"", ended=True)
+    assert capsys.readouterr().out == "[0] a\n[1] b\n[0] cd\n[0] e\n[1] whole\n"
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [(False, "[0] ab\n"), (True, "[0] a\n[0] b\n")])
+def test_a_message_interrupts_an_unfinished_line_on_a_terminal_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool, shown: str
+) -> None:
+    output.begin()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    output.piece("[0] ", b"a", ended=False)
+    output.info("a message")
+    output.piece("[0] ", b"b", ended=True)
+    assert capsys.readouterr() == (shown, "a message\n")
 
 
 def test_a_worker_s_word_gives_no_orders_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shlex
 import signal
@@ -97,8 +98,37 @@ def test_a_command_that_signals_its_own_group_has_its_exit_code(line: str, code:
     ("code", "shown"), [(7, "exit code 7"), (137, "exit code 137 (SIGKILL)"), (255, "exit code 255")]
 )
 def test_a_signal_that_ended_a_command_is_named(code: int, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run._show(["pod-w0"], 1, Result("pod-w0", code, b"", b""))
+    run.show([Result("pod-w0", code, b"", b"")])
     assert capsys.readouterr().out == f"--- pod-w0: {shown}\n"
+
+
+BINARY = b"\0\r\n\xff\x80 no line end"
+
+
+def test_the_output_of_one_worker_is_printed_byte_by_byte(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    run.show([Result("pod-w0", 0, BINARY, BINARY)])
+    assert capsysbinary.readouterr() == (BINARY, BINARY)
+
+
+def test_output_of_several_workers_that_is_not_utf_8_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    run.show([*(Result(f"pod-w{index}", 0, BINARY) for index in range(2)), Result("pod-w2", 0, b"text", b"\xff")])
+    out, err = capsys.readouterr()
+    shown = BINARY.decode(errors="replace")
+    assert out == f"--- pod-w[0-1] (2 workers)\n{shown}\n--- pod-w2\ntext\n"
+    replaced = "is not UTF-8; invalid bytes were replaced"
+    assert err.splitlines() == [
+        "\ufffd",
+        f"warning: pod-w[0-1]: the standard output of each, {len(BINARY)} bytes, {replaced}",
+        f"warning: pod-w2: the standard error, 1 byte, {replaced}",
+        "  fix: for the unchanged bytes, run the command on one worker (pod-w0), or use --json",
+    ]
+
+
+@pytest.mark.parametrize(("data", "whole"), [(BINARY, base64.b64encode(BINARY).decode()), (b"text", None), (b"", None)])
+def test_json_has_the_bytes_of_output_that_is_not_utf_8(data: bytes, whole: str | None) -> None:
+    for row in (run.row(Result("pod-w0", 0, data)), run.row(Result("pod-w0", 0, stderr=data))):
+        stream = "stdout" if row["stdout"] or not row["stderr"] else "stderr"
+        assert (row[stream], row[f"{stream}_base64"]) == (data.decode(errors="replace"), whole)
 
 
 def test_what_is_deaf_to_sigterm_does_not_outlive_a_command_that_took_too_long(tmp_path: Path) -> None:

@@ -86,6 +86,14 @@ def test_run_gathers_equal_output_and_keeps_words_and_codes(bench: Bench) -> Non
     assert done.stdout == "--- pod-w[0-1] (2 workers)\nsame\n"
 
 
+def test_run_prints_the_output_of_one_worker_byte_by_byte(bench: Bench) -> None:
+    script = "import os; data = bytes(range(256)) * 20; os.write(1, data); os.write(2, data)"
+    argv = ["run", "pod-w0", "--", "python3", "-c", script]
+    done = subprocess.run(bench.command(*argv), env=bench.environ(), capture_output=True, timeout=90, check=False)
+    whole = bytes(range(256)) * 20
+    assert (done.returncode, done.stdout == whole, done.stderr == whole) == (0, True, True)
+
+
 def test_run_names_the_worker_that_takes_too_long_and_leaves_nothing_there(bench: Bench) -> None:
     done = bench.tpu_ops(
         "run", "pod", "--timeout", "4", "--", "sh", "-c", "case $(hostname) in *-0) ;; *) sleep 60;; esac"

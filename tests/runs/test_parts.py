@@ -614,7 +614,7 @@ def test_equal_output_is_gathered_the_most_first() -> None:
 
 def test_who_printed_too_much_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
     cut = Result("pod-w0", 0, b"x", cut=True)
-    run_command._show(["pod-w0", "pod-w1"], 3, cut)
+    run_command.show([cut, cut._replace(host="pod-w1")])
     assert capsys.readouterr() == (
         "--- pod-w[0-1] (2 workers)\nx\n",
         "warning: pod-w[0-1]: the output was cut after 64 MiB\n",

@@ -128,12 +128,16 @@ class Bench:
             "XDG_RUNTIME_DIR": str(self.folder / "mux"),
         }
 
+    def command(self, *argv: str) -> list[str]:
+        """Return the command line of tpu_ops."""
+        return [sys.executable, "-m", "tpu_ops.cli.main", *argv]
+
     def tpu_ops(
         self, *argv: str, person: str = "ada", cwd: Path | None = None, timeout: float = 90
     ) -> subprocess.CompletedProcess[str]:
         """Run tpu_ops as a person and return how it ended."""
         return subprocess.run(
-            [sys.executable, "-m", "tpu_ops.cli.main", *argv],
+            self.command(*argv),
             env=self.environ(person),
             cwd=cwd,
             capture_output=True,

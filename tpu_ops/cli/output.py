@@ -2,7 +2,8 @@
 
 Text of others gets into what is said (names, what a server answered, what ssh printed). So each of its lines is made
 one line without orders for a terminal here, and nowhere else needs to; what a program printed, and text that another
-program reads, passes as it is by functions of its own.
+program reads, passes as it is by functions of its own. The output of programs is bytes, and becomes text on a terminal
+only.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from tpu_ops.errors import OpsError, printable
 
 #: Whether this command has written of its result.
 _written: list[bool] = []
+#: Of the line that was written last and is not finished: whether it is on standard error, and its lead.
+_unfinished: list[tuple[bool, str]] = []
 
 
 def begin() -> None:
     """Begin the output of a command: both outputs take any text, and what their encoding lacks is escaped."""
     _written.clear()
+    _unfinished.clear()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -75,13 +79,35 @@ def has_result() -> bool:
     return bool(_written)
 
 
-def _result(text: str, end: str = "\n") -> None:
+def _put(stream: TextIO, data: str | bytes) -> None:
+    if isinstance(data, bytes) and not stream.isatty():
+        stream.buffer.write(data)
+    else:
+        stream.write(data if isinstance(data, str) else data.decode(errors="replace"))
+    # At once, as threads print as well.
+    stream.flush()
+
+
+def _finish_line(stream: TextIO) -> None:
+    """Finish the unfinished line before other output goes to a stream.
+
+    Where the line is in a pipe or a file, output of the other stream does not interrupt it.
+    """
+    if _unfinished:
+        interrupted = sys.stderr if _unfinished[0][0] else sys.stdout
+        if interrupted is not None and (interrupted is stream or interrupted.isatty()):
+            _unfinished.clear()
+            _put(interrupted, "\n")
+
+
+def _result(data: str | bytes, *, goes_on: bool = False) -> None:
     _written[:] = [True]
     if sys.stdout is None:
         raise OpsError("the result cannot be written: it is closed", where="standard output", fix="open it: no `>&-`")
     try:
-        # At once, as threads print as well.
-        print(text + end, end="", flush=True)
+        if not goes_on:
+            _finish_line(sys.stdout)
+        _put(sys.stdout, data)
     except BrokenPipeError:
         raise
     except OSError as exc:
@@ -93,12 +119,14 @@ def _result(text: str, end: str = "\n") -> None:
         ) from exc
 
 
-def _say(text: str) -> None:
+def _say(data: str | bytes, *, goes_on: bool = False) -> None:
     # What is said on the way is no reason to end what it is said of.
     if sys.stderr is None:
         return
     try:
-        print(text + "\n", end="", file=sys.stderr, flush=True)
+        if not goes_on:
+            _finish_line(sys.stderr)
+        _put(sys.stderr, data)
     except BrokenPipeError:
         # The reader has gone for good, and what is left in the buffer must not fail once more at the end.
         _to_nowhere(sys.stderr)
@@ -108,28 +136,54 @@ def _say(text: str) -> None:
 
 def line(text: str = "") -> None:
     """Print one line of a result."""
-    _result(printable(text))
+    _result(printable(text) + "\n")
 
 
 def as_it_is(text: str) -> None:
-    """Print what a program printed, or what another one reads, as a result."""
-    _result(text)
+    """Print text that another program reads, as a result."""
+    _result(text + "\n")
+
+
+def raw(data: bytes, *, aside: bool = False) -> None:
+    """Print the output of a program byte by byte.
+
+    On a terminal, bytes that are not UTF-8 are replaced, and a missing end of the last line is added.
+
+    Args:
+        data: The bytes.
+        aside: Whether they go to standard error, as where standard output has other results.
+    """
+    stream = sys.stderr if aside else sys.stdout
+    if stream is not None and stream.isatty() and not data.endswith(b"\n"):
+        data += b"\n"
+    (_say if aside else _result)(data)
+
+
+def piece(lead: str, data: bytes, *, ended: bool, aside: bool = False) -> None:
+    """Print a piece of a line of a program, on the line of the piece before it unless other output came in between.
+
+    Args:
+        lead: What a line begins with; pieces of one line have the same.
+        data: The bytes. The end of a line that other output has ended already needs none.
+        ended: Whether the line ends with them.
+        aside: As of `raw`.
+    """
+    goes_on = _unfinished == [(aside, lead)]
+    if goes_on or data:
+        whole = (b"" if goes_on else lead.encode()) + data + b"\n" * ended
+        (_say if aside else _result)(whole, goes_on=goes_on)
+        _unfinished[:] = [] if ended else [(aside, lead)]
 
 
 def clear() -> None:
     """Let the next result stand in the place of those before it, on a terminal."""
     if sys.stdout is not None and sys.stdout.isatty():
-        _result("\x1b[H\x1b[2J", end="")
+        _result("\x1b[H\x1b[2J")
 
 
 def info(text: str) -> None:
     """Say what is going on, in one line."""
-    _say(printable(text))
-
-
-def aside(text: str) -> None:
-    """Print what a program printed, as it is, where standard output has other results."""
-    _say(text)
+    _say(printable(text) + "\n")
 
 
 def warning(text: str) -> None:
@@ -153,7 +207,7 @@ def at(moment: float) -> str:
 
 def as_json(value: Any) -> None:
     """Print a result as JSON."""
-    _result(json.dumps(value, indent=2, sort_keys=True))
+    _result(json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:

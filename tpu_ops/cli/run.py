@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import os
 import re
 import shlex
@@ -82,8 +83,7 @@ def run(args: argparse.Namespace) -> int:
         if cut := [result.host for result in results if result.cut]:
             _say_cut(cut)
     else:
-        for result_hosts, result in gathered(results):
-            _show(result_hosts, len(hosts), result)
+        show(results)
     if any(result.problem.startswith((LATE, MUTE)) for result in results):
         # It is of all workers, whoever has printed last.
         stays = "; to leave something running, redirect its output: `... >/tmp/log 2>&1 &`"
@@ -112,12 +112,14 @@ def words(command: Sequence[str], example: str) -> list[str]:
 
 
 def row(result: Result) -> dict[str, object]:
-    """Return a result for --json."""
+    """Return a result for --json; the bytes are there as base64 where the text does not have them all."""
     return {
         "host": result.host,
         "code": result.code,
         "stdout": result.stdout.decode(errors="replace"),
         "stderr": result.stderr.decode(errors="replace"),
+        "stdout_base64": None if _is_text(result.stdout) else base64.b64encode(result.stdout).decode(),
+        "stderr_base64": None if _is_text(result.stderr) else base64.b64encode(result.stderr).decode(),
         "problem": result.problem,
         "reached": result.reached,
         "cut": result.cut,
@@ -134,6 +136,15 @@ def gathered(results: Sequence[Result]) -> list[tuple[list[str], Result]]:
     return [([result.host for result in group], group[0]) for group in ordered]
 
 
+def show(results: Sequence[Result]) -> None:
+    """Print what workers printed: equal output once, and that of one worker byte by byte."""
+    groups = gathered(results)
+    for hosts, result in groups:
+        _show(hosts, len(results), result)
+    if len(results) > 1:
+        _say_no_text(groups)
+
+
 def _show(hosts: Sequence[str], total: int, result: Result) -> None:
     with output.read_or_not():
         if total > 1 or not result.ok:
@@ -141,11 +152,39 @@ def _show(hosts: Sequence[str], total: int, result: Result) -> None:
             ending = "" if result.ok else f": {result.problem or _ending(result.code or 0)}"
             output.line(f"--- {texts.folded(hosts)}{count}{ending}")
         if result.stdout:
-            output.as_it_is(result.stdout.decode(errors="replace").removesuffix("\n"))
+            output.raw(result.stdout if total == 1 else _as_text(result.stdout))
     if said := said_by(result.stderr):
-        output.aside(said.decode(errors="replace").removesuffix("\n"))
+        output.raw(said if total == 1 else _as_text(said), aside=True)
     if result.cut:
         _say_cut(hosts)
+
+
+def _is_text(data: bytes) -> bool:
+    """Return whether bytes are UTF-8."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _as_text(data: bytes) -> bytes:
+    """Return output as it is shown among that of other workers: as UTF-8, with an end of its last line."""
+    return data.decode(errors="replace").removesuffix("\n").encode() + b"\n"
+
+
+def _say_no_text(groups: Sequence[tuple[Sequence[str], Result]]) -> None:
+    """Warn of the output of several workers that was not shown byte by byte."""
+    first = ""
+    for hosts, result in groups:
+        for name, data in (("standard output", result.stdout), ("standard error", result.stderr)):
+            if not _is_text(data):
+                first = first or hosts[0]
+                each = " of each" if len(hosts) > 1 else ""
+                what = f"the {name}{each}, {texts.count(len(data), 'byte')}, is not UTF-8; invalid bytes were replaced"
+                output.warning(f"{texts.folded(hosts)}: {what}")
+    if first:
+        output.info(f"  fix: for the unchanged bytes, run the command on one worker ({first}), or use --json")
 
 
 def _ending(code: int) -> str:

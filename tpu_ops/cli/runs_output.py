@@ -73,13 +73,31 @@ def folded(numbers: Sequence[int]) -> str:
 
 
 def line(said_by: Sequence[int], text: str) -> None:
-    """Print one line of the log of some ranks."""
-    output.as_it_is(f"[{folded(said_by)}] {text}")
+    """Print one line of the log of some ranks, as `follow.Follower` gives it."""
+    output.raw(_bytes(f"{_lead(said_by)}{text}\n"))
 
 
 def line_aside(said_by: Sequence[int], text: str) -> None:
     """Print one line of the log of some ranks where the result is JSON."""
-    output.aside(f"[{folded(said_by)}] {text}")
+    output.raw(_bytes(f"{_lead(said_by)}{text}\n"), aside=True)
+
+
+def part(said_by: Sequence[int], text: str, ended: bool) -> None:
+    """Print a part of a line of the log of some ranks, as `follow.Follower` gives it."""
+    output.piece(_lead(said_by), _bytes(text), ended=ended)
+
+
+def part_aside(said_by: Sequence[int], text: str, ended: bool) -> None:
+    """Print a part of a line of the log of some ranks where the result is JSON."""
+    output.piece(_lead(said_by), _bytes(text), ended=ended, aside=True)
+
+
+def _lead(said_by: Sequence[int]) -> str:
+    return f"[{folded(said_by)}] "
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def person(name: str, asker: str) -> str:
