@@ -8,7 +8,7 @@ import pytest
 from tpu_ops.runs.fold import WINDOW, Fold
 
 
-def folded(ranks: Sequence[int]) -> tuple[Fold, list[tuple[tuple[int, ...], str]]]:
+def folded(ranks: Sequence[int]) -> tuple[Fold[str], list[tuple[tuple[int, ...], str]]]:
     said: list[tuple[tuple[int, ...], str]] = []
     return Fold(ranks, lambda ranks, text: said.append((tuple(ranks), text))), said
 

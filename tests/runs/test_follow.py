@@ -141,6 +141,58 @@ async def test_a_line_whose_end_is_missing_is_not_joined_to_a_later_one() -> Non
     assert said == [f"rank 0: 887 bytes before byte 900 are not in the log on w0: {why}"]
 
 
+class Unfinished(Workers):
+    """Each sends its next piece of output once a part of a line was shown."""
+
+    def __init__(self, **sent: list[list[Frame]]) -> None:
+        super().__init__(**sent)
+        self.parts: list[tuple[tuple[int, ...], str, bool]] = []
+        self._shown = asyncio.Event()
+
+    def part(self, ranks: Sequence[int], text: str, ended: bool) -> None:
+        self.parts.append((tuple(ranks), text, ended))
+        self._shown.set()
+        self._shown = asyncio.Event()
+
+    async def next_part(self, number: int) -> None:
+        if len(self.parts) == number:
+            await asyncio.wait_for(self._shown.wait(), 10)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, host: str, action: str, values: Mapping[str, Any]) -> AsyncIterator[Stream]:
+        workers = self
+
+        class OneByOne(Stream):
+            async def frames(self) -> AsyncIterator[Frame]:
+                async for frame in super().frames():
+                    number = len(workers.parts)
+                    yield frame
+                    if frame.kind == DATA:
+                        await workers.next_part(number)
+
+        async with super().stream(host, action, values) as stream:
+            yield OneByOne(stream._frames)
+
+
+async def test_a_line_that_is_not_finished_is_shown_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "UNFINISHED", 0.0)
+    monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
+    first = [Frame(DATA, 0, b"."), Frame(DATA, 1, b".\xc3"), Frame(DATA, 3, b"\xa4\n")]
+    second = [Frame(DATA, 5, b"whole\n."), Frame(DATA, 12, b"."), end(13)]
+    workers = Unfinished(w0=[first, second])
+    _, _, lines = await followed(workers, ["w0"], part=workers.part)
+    told = [(".", False), (".", False), ("ä", True), (".", False), (".", False), ("", True)]
+    assert (workers.parts, lines) == ([((0,), *part) for part in told], ["whole"])
+
+
+async def test_unfinished_lines_that_are_equal_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "UNFINISHED", 0.0)
+    frames = [Frame(DATA, 0, b"..."), Frame(DATA, 3, b"\n"), end(4)]
+    workers = Unfinished(w0=[frames], w1=[frames])
+    _, _, lines = await followed(workers, ["w0", "w1"], shown=[0, 1], part=workers.part)
+    assert (workers.parts, lines) == ([((0, 1), "...", False), ((0, 1), "", True)], [])
+
+
 async def test_silent_workers_are_given_up_once_all_others_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "RETRY_EVERY", 0.01)
     monkeypatch.setattr(follow, "ALONE_LIMIT", 0.1)

@@ -94,6 +94,17 @@ def test_run_prints_the_output_of_one_worker_byte_by_byte(bench: Bench) -> None:
     assert (done.returncode, done.stdout == whole, done.stderr == whole) == (0, True, True)
 
 
+def test_a_line_is_shown_before_the_program_has_finished_it(bench: Bench) -> None:
+    script = 'printf .; for i in $(seq 200); do [ ! -e "$TPU_OPS_RUN_DIR/seen" ] || exec echo done; sleep 0.1; done'
+    process = bench.popen("train", "pod", "--name", "dots", "--shell", "--", f"{script}; exit 1")
+    assert process.stdout is not None
+    assert process.stdout.read(5) == "[0] ."
+    for index in BOTH:
+        bench.inside(index, "touch /var/lib/tpu_ops/runs/dots/files/seen")
+    rest, said = process.communicate(timeout=60)
+    assert (process.returncode, rest.splitlines()[0]) == (0, "done"), said
+
+
 def test_run_names_the_worker_that_takes_too_long_and_leaves_nothing_there(bench: Bench) -> None:
     done = bench.tpu_ops(
         "run", "pod", "--timeout", "4", "--", "sh", "-c", "case $(hostname) in *-0) ;; *) sleep 60;; esac"

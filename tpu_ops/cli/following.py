@@ -57,10 +57,15 @@ async def followed(
     shown = runs_output.ranks(own if rank is None else rank, len(run_.hosts))
     begun(fanout, run_)
     show = runs_output.line_aside if aside else runs_output.line
+    show_part = runs_output.part_aside if aside else runs_output.part
 
     def line(said_by: Sequence[int], text: str) -> None:
         heard(said_by)
         show(said_by, text)
+
+    def part(said_by: Sequence[int], text: str, ended: bool) -> None:
+        heard(said_by)
+        show_part(said_by, text, ended)
 
     follower = Follower(
         fanout,
@@ -68,6 +73,7 @@ async def followed(
         run_.hosts,
         shown=shown,
         line=line,
+        part=part,
         say=output.info,
         live=live,
         since=since,

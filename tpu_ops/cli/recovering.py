@@ -281,6 +281,7 @@ class Recovering(Bringing):
         run = control.RunRef(self.kept.run_id, tuple(names))
         shown = self._shown(len(names))
         line = runs_output.line_aside if self._args.json else runs_output.line
+        part = runs_output.part_aside if self._args.json else runs_output.part
         return Attempt(
             self._settings,
             self.kept,
@@ -293,6 +294,7 @@ class Recovering(Bringing):
                 run.hosts,
                 shown=shown,
                 line=line,
+                part=part,
                 say=output.info,
                 data=logs.write,
                 offsets=logs.offsets,

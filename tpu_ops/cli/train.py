@@ -399,6 +399,7 @@ class _Job:
             self.hosts,
             shown=self.shown,
             line=runs_output.line_aside if self.args.json else runs_output.line,
+            part=runs_output.part_aside if self.args.json else runs_output.part,
             say=output.info,
             taken=nodes.taken(self.fleet, self.spec.run_id),
         )

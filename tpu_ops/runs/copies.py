@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 from tpu_ops import files
 from tpu_ops.errors import OpsError
 from tpu_ops.runs.fold import WINDOW, Fold
-from tpu_ops.runs.lines import Lines
+from tpu_ops.runs.lines import Lines, Piece
 
 #: Bytes that copies of logs leave free on this machine's disk, and after how many it is looked at again; where it has
 #: too little space, it is each time.
@@ -144,13 +144,14 @@ def show(paths: Mapping[int, Path], line: Callable[[Sequence[int], str], None]) 
 
     Args:
         paths: The copy of each rank.
-        line: As of `Fold`.
+        line: As of `follow.Follower`.
 
     Raises:
         OpsError: One cannot be read.
     """
     lacking = dict.fromkeys(paths, 0)
-    fold, lines, now = Fold([*paths], line), {rank: Lines() for rank in paths}, 0.0
+    fold: Fold[Piece] = Fold([*paths], lambda ranks, piece: line(ranks, piece.text))
+    lines, now = {rank: Lines() for rank in paths}, 0.0
     with contextlib.ExitStack() as stack:
         left = {rank: stack.enter_context(_opened(path)) for rank, path in paths.items()}
         while left:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, TypeVar
 
 #: Seconds that a line waits for the same line of the other ranks.
 WINDOW = 0.5
 #: Of so many ranks, whose lines have waited longest, one is looked for whose line no other rank says later.
 _LOOKED_AT = 16
 
+Line = TypeVar("Line", bound=Hashable)
 
-class Fold:
+
+class Fold(Generic[Line]):
     """Takes lines of ranks and gives them on, equal ones together; each rank's lines keep their order.
 
     Args:
@@ -20,20 +23,20 @@ class Fold:
         line: Called with the ranks that said a line, and the line.
     """
 
-    def __init__(self, ranks: Sequence[int], line: Callable[[Sequence[int], str], None]) -> None:
-        self._waiting: dict[int, deque[tuple[float, str]]] = {rank: deque() for rank in ranks}
+    def __init__(self, ranks: Sequence[int], line: Callable[[Sequence[int], Line], None]) -> None:
+        self._waiting: dict[int, deque[tuple[float, Line]]] = {rank: deque() for rank in ranks}
         self._place = {rank: place for place, rank in enumerate(ranks)}
         self._line = line
         # Of each rank that has something to say the next line, by time and by text; what was given on together with
         # another's stays in the first until it is on top.
         self._by_time: list[tuple[float, int]] = []
-        self._by_text: dict[str, set[int]] = {}
+        self._by_text: dict[Line, set[int]] = {}
         # How often each text stands behind a rank's next line, and behind those of how many ranks.
-        self._behind: dict[int, dict[str, int]] = {rank: {} for rank in ranks}
-        self._later: dict[str, int] = {}
+        self._behind: dict[int, dict[Line, int]] = {rank: {} for rank in ranks}
+        self._later: dict[Line, int] = {}
         self._speaking = 0
 
-    def add(self, rank: int, texts: Sequence[str], now: float) -> None:
+    def add(self, rank: int, texts: Sequence[Line], now: float) -> None:
         """Take lines that came together at a time (seconds, of a clock that only grows)."""
         lines = self._waiting[rank]
         if len(self._waiting) == 1:
@@ -60,13 +63,13 @@ class Fold:
         while self._speaking:
             self._give(self._chosen())
 
-    def _comes_later(self, rank: int, text: str) -> None:
+    def _comes_later(self, rank: int, text: Line) -> None:
         behind = self._behind[rank]
         if text not in behind:
             self._later[text] = self._later.get(text, 0) + 1
         behind[text] = behind.get(text, 0) + 1
 
-    def _comes_now(self, rank: int, text: str) -> None:
+    def _comes_now(self, rank: int, text: Line) -> None:
         behind = self._behind[rank]
         behind[text] -= 1
         if not behind[text]:

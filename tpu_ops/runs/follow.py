@@ -15,7 +15,7 @@ from tpu_ops.remote.ssh import Unreachable
 from tpu_ops.remote.stream import Broken, Stream
 from tpu_ops.runs import mute
 from tpu_ops.runs.fold import Fold
-from tpu_ops.runs.lines import Lines
+from tpu_ops.runs.lines import Lines, Piece
 from tpu_ops.runs.outcomes import CUT, KNOWS_NOTHING, ON, Outcome, outcome_of, short, without_record
 
 #: Seconds between two attempts to reach a worker again, and after which it is given up where none answers. While
@@ -29,6 +29,8 @@ HELD = 30.0
 ALONE_LIMIT = 15.0
 #: Seconds between two looks at lines that wait for the same line of other ranks.
 TICK = 0.1
+#: Seconds after which what has come of a line is shown though its end has not.
+UNFINISHED = 1.0
 #: Seconds beyond the grace that ending ranks may take.
 STOP_MARGIN = 60.0
 #: Seconds for a worker whose stream may have gone mute to tell how the rank is.
@@ -49,6 +51,7 @@ class _Place:
     attempt: int = 0
     notes: int = 0
     lines: Lines = field(default_factory=Lines)
+    unfinished_at: float | None = None
     lost_at: float | None = None
     patient: bool = False
     reached_at: float | None = None
@@ -63,7 +66,10 @@ class Follower:
         run_id: The run.
         hosts: Its workers, by rank.
         shown: Ranks whose lines are printed.
-        line: Called with the ranks that said a line, and its text: equal lines of several ranks are one.
+        line: Called with the ranks that said a line, and its text: equal lines of several ranks are one. A byte that is
+            not UTF-8 is a lone surrogate in it.
+        part: Called with the ranks, the text and whether the line ends with it, for the parts of a line that was not
+            finished for a while; without it such a line is given on once it is finished.
         say: Called with what a person should know.
         live: Whether to wait for the end; else what there is now is printed.
         since: Lines from that time on (seconds since 1970); 0 is from the beginning.
@@ -82,6 +88,7 @@ class Follower:
         shown: Sequence[int],
         line: Callable[[Sequence[int], str], None],
         say: Callable[[str], None],
+        part: Callable[[Sequence[int], str, bool], None] | None = None,
         live: bool = True,
         since: float = 0.0,
         data: Callable[[int, int, bytes], object] | None = None,
@@ -93,7 +100,8 @@ class Follower:
         self._run_id = run_id
         self._hosts = list(hosts)
         self._shown = set(shown)
-        self._fold = Fold(shown, line)
+        self._line, self._part = line, part
+        self._fold = Fold(shown, self._give)
         self._say = say
         self._live = live
         self._since = since
@@ -158,9 +166,14 @@ class Follower:
         return [task.result() for task in tasks]
 
     async def _tick(self) -> None:
-        """Print what has waited long enough for other ranks, again and again."""
+        """Print what has waited long enough for its end or for other ranks, again and again."""
         while True:
-            self._fold.tick(asyncio.get_running_loop().time())
+            now = asyncio.get_running_loop().time()
+            for place in self._places if self._part else ():
+                if place.unfinished_at is not None and now - place.unfinished_at >= UNFINISHED:
+                    place.unfinished_at = None
+                    self._print(place.rank, place.lines.unfinished())
+            self._fold.tick(now)
             await asyncio.sleep(TICK)
 
     async def _rank(self, rank: int) -> Outcome:
@@ -328,9 +341,20 @@ class Follower:
         if self._data is not None:
             self._data(place.rank, offset, data)
         if place.rank in self._shown:
-            self._print(place.rank, place.lines.feed(data))
+            pieces = place.lines.feed(data)
+            self._print(place.rank, pieces)
+            if not place.lines.has_rest:
+                place.unfinished_at = None
+            elif pieces or place.unfinished_at is None:
+                place.unfinished_at = asyncio.get_running_loop().time()
 
-    def _print(self, rank: int, lines: Sequence[str]) -> None:
+    def _give(self, ranks: Sequence[int], piece: Piece) -> None:
+        if self._part is None or (piece.begins and piece.ends):
+            self._line(ranks, piece.text)
+        else:
+            self._part(ranks, piece.text, piece.ends)
+
+    def _print(self, rank: int, lines: Sequence[Piece]) -> None:
         # A rank that is not shown has none.
         if lines:
             self._fold.add(rank, lines, asyncio.get_running_loop().time())

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
-#: A longer line is cut into pieces of this many bytes.
+import codecs
+from collections.abc import Iterator
+from typing import NamedTuple
+
+#: A longer line is cut into pieces of about this many bytes.
 LONGEST = 16 * 1024
+
+
+class Piece(NamedTuple):
+    """A line, or a part of one.
+
+    Attributes:
+        text: Without the line end; a byte that is not UTF-8 is a lone surrogate, as of `surrogateescape`.
+        begins: Whether the line begins with it.
+        ends: Whether the line ends with it.
+    """
+
+    text: str
+    begins: bool = True
+    ends: bool = True
 
 
 class Lines:
@@ -16,30 +34,50 @@ class Lines:
         self._longest = longest
         self._rest = b""
         self._returned = False
+        #: Whether the beginning of the unfinished line was returned by `unfinished`.
+        self._begun = False
 
-    def feed(self, data: bytes) -> list[str]:
+    @property
+    def has_rest(self) -> bool:
+        """Whether bytes stand after the last line end that were not returned yet."""
+        return bool(self._rest)
+
+    def feed(self, data: bytes) -> list[Piece]:
         """Given more bytes, return the lines that are complete now."""
         if not data:
             return []
         if self._returned and data.startswith(b"\n"):
             data = data[1:]  # the second half of a line end that came in two pieces
         self._returned = data.endswith(b"\r")
-        pieces = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        self._rest = pieces.pop()
-        found = [part for piece in pieces for part in self._cut(piece)]
-        while len(self._rest) > self._longest:
-            found.append(self._rest[: self._longest])
-            self._rest = self._rest[self._longest :]
-        return [_text(piece) for piece in found]
+        lines = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        *cut, self._rest = self._cut(lines.pop())
+        return [self._ended(part) for part in [*(part for line in lines for part in self._cut(line)), *cut]]
 
-    def finish(self) -> list[str]:
+    def unfinished(self) -> list[Piece]:
+        """Return what has come of the line that is not finished; what follows is the rest of that line.
+
+        Bytes of a character that is not complete stay.
+        """
+        text, used = codecs.utf_8_decode(self._rest, "surrogateescape", False)
+        if not text:
+            return []
+        piece = Piece(text, begins=not self._begun, ends=False)
+        self._rest, self._begun = self._rest[used:], True
+        return [piece]
+
+    def finish(self) -> list[Piece]:
         """Return what stands after the last line end."""
         rest, self._rest = self._rest, b""
-        return [_text(rest)] if rest else []
+        return [self._ended(rest)] if rest or self._begun else []
 
-    def _cut(self, piece: bytes) -> list[bytes]:
-        return [piece[at : at + self._longest] for at in range(0, len(piece), self._longest)] or [b""]
+    def _ended(self, data: bytes) -> Piece:
+        begun, self._begun = self._begun, False
+        return Piece(data.decode("utf-8", "surrogateescape"), begins=not begun)
 
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", errors="replace")
+    def _cut(self, line: bytes) -> Iterator[bytes]:
+        """Cut a line into pieces that are not too long; no character is cut."""
+        while len(line) > self._longest:
+            used = codecs.utf_8_decode(line[: self._longest], "surrogateescape", False)[1] or self._longest
+            yield line[:used]
+            line = line[used:]
+        yield line
