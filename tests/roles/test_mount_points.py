@@ -63,9 +63,18 @@ def test_mount_points_that_would_hide_something_are_refused(tmp_path: Path) -> N
 
 def test_mount_points_of_fstab_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mount_points, "FSTAB", str(tmp_path / "fstab"))
-    lines = ("# UUID=1 /mnt/a ext4", "UUID=2 /mnt/b ext4 defaults 0 2", "UUID=3 /mnt/c/ ext4", "")
+    lines = (
+        "# UUID=1 /mnt/a ext4",
+        " #UUID=1 /mnt/a ext4",
+        "UUID=2 /mnt/b ext4 defaults 0 2",
+        "UUID=3 /mnt/c/ ext4",
+        "sshfs#ada@host:/d /mnt/d fuse noauto 0 0",
+        r"UUID=4 /mnt/my\040data ext4",
+        "LABEL=e#1 /mnt/#e ext4",
+        "",
+    )
     (tmp_path / "fstab").write_text("\n".join(lines))
     mount_points.check_fstab("/mnt/a")
-    for path in ("/mnt/b", "/mnt/c"):
+    for path in ("/mnt/b", "/mnt/c", "/mnt/d", "/mnt/my data", "/mnt/#e"):
         with pytest.raises(Refusal, match="fstab has a line"):
             mount_points.check_fstab(path)

@@ -402,6 +402,7 @@ def test_rpcbind_is_known_to_serve_others(rows: list[str], others: list[str]) ->
         ("", "", "ext4", []),
         ("# a:/b /c nfs\nUUID=1 / ext4 defaults 0 1\n", "[Mount]\nType=none\n", "ext4", []),
         ("a:/b /home nfs4 ro 0 0\n", "", "ext4", ["/home"]),
+        ("a:/#b /home nfs4 ro 0 0\n", "", "ext4", ["/home"]),
         ("", "[Mount]\nType=nfs\n", "ext4", ["/etc/x.mount"]),
         ("", "", "nfs4", ["/x"]),
     ],

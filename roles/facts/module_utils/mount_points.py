@@ -36,7 +36,7 @@ class Mounted(NamedTuple):
 
 
 def unescaped(field: str) -> str:
-    r"""Return a field of mountinfo with its \040 and the like as characters."""
+    r"""Return a field of mountinfo or fstab with its \040 and the like as characters."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
 
@@ -69,14 +69,22 @@ def read(path: str, start: int = 0) -> str:
         return ""
 
 
+def parse_fstab(fstab: str) -> list[list[str]]:
+    """Given the text of /etc/fstab, return the fields of each entry.
+
+    A `#` starts a comment only at the start of a line (fstab(5)): `sshfs#ada@host:/d` is a source.
+    """
+    lines = (line.split() for line in fstab.splitlines())
+    return [[unescaped(field) for field in fields] for fields in lines if fields and not fields[0].startswith("#")]
+
+
 def check_fstab(path: str) -> None:
     """Refuse a mount point that /etc/fstab names.
 
     Raises:
         Refusal: It does.
     """
-    for line in read(FSTAB).splitlines():
-        fields = line.split("#")[0].split()
+    for fields in parse_fstab(read(FSTAB)):
         if len(fields) > 1 and os.path.normpath(fields[1]) == path:
             raise Refusal("/etc/fstab has a line for it; remove that line: this role writes units instead")
 

@@ -6,7 +6,16 @@ import json
 import os
 from typing import Any, Dict
 
-from ansible.module_utils.mount_points import UNITS, Mounted, Refusal, check_free, check_fstab, read, unit_name
+from ansible.module_utils.mount_points import (
+    UNITS,
+    Mounted,
+    Refusal,
+    check_free,
+    check_fstab,
+    parse_fstab,
+    read,
+    unit_name,
+)
 
 HEADER = "# Written by Ansible (role nfs); changes are lost."
 SERVICES = {"kernel": "nfs-server.service", "ganesha": "nfs-ganesha.service"}
@@ -76,8 +85,7 @@ def nfs_left(fstab: str, units: dict[str, str], mounts: list[Mounted]) -> list[s
         units: Path -> text of mount units.
         mounts: What is mounted.
     """
-    rows = [line.split() for line in fstab.splitlines() if not line.lstrip().startswith("#")]
-    found = {row[1] for row in rows if len(row) > 2 and row[2].startswith("nfs")}
+    found = {row[1] for row in parse_fstab(fstab) if len(row) > 2 and row[2].startswith("nfs")}
     found |= {path for path, text in units.items() if "\nType=nfs" in "\n" + text}
     return sorted(found | {mount.target for mount in mounts if mount.fstype.startswith("nfs")})
 
