@@ -364,8 +364,12 @@ def test_a_dry_run_creates_nothing_and_shows_the_request(fleet, tpu_ops):
     assert tpu_ops("list")[1] == ""
 
 
-def test_a_missing_public_key_is_named(fleet, tpu_ops):
+def test_a_missing_or_doubtful_public_key_is_named(fleet, tpu_ops):
     public = fleet.private_key.with_suffix(".pub")
+    key = public.read_text().strip()
+    for second in ("\n", ",", " "):
+        public.write_text(f"{key}{second}{key}\n")
+        failed(tpu_ops("create", *POD), 2, str(public), "this file holds 2 keys")
     public.unlink()
     failed(tpu_ops("create", *POD), 2, str(public), "ssh-keygen -y")
     public.write_text("this is not a key")

@@ -68,13 +68,27 @@ def made(kind: str, *fields: bytes) -> str:
         (ED25519.replace("ssh-ed25519", "ssh-rsa"), "not of the type ssh-rsa"),
         (made("ssh-ed25519", bytes(31)), "truncated"),
         (made("ssh-rsa", b"\1\0\1", b"\x7f" * 127), "so sshd refuses it; create another pair: ssh-keygen -t ed25519"),
-        (f"{ED25519}\n{ED25519}", "more than one line; list each key separately"),
+        (f"# ada's\n{ED25519}", "more than one line; list each key separately"),
+        (f"{ED25519} Ada Lovelace (ssh-ed25519, made 2026)", ""),
     ],
 )
 def test_keys_are_judged_before_anything_changes(key: str, fault: str) -> None:
     found = people.key_fault(key)
     assert fault in found
     assert bool(found) == bool(fault)
+
+
+@pytest.mark.parametrize(
+    "between", [",", ", ", " a@x,", " a@x\n", " a@x ", " a@x\t", " Ada L. ", " a@x;", " a@x\r\n", " a@x"]
+)
+@pytest.mark.parametrize(
+    "second", [OTHER, made("ssh-rsa", b"\1\0\1", b"\x7f" * 256), made("sk-ssh-ed25519@openssh.com", bytes(32), b"ssh:")]
+)
+def test_two_keys_in_one_entry_are_refused(between: str, second: str) -> None:
+    listed = [{"name": "ada", "keys": [ED25519, f"{ED25519}{between}{second} b@x"]}]
+    assert people.people_faults({"users_people": listed}) == [
+        "users_people[0]: ada: keys[1] holds 2 keys, of which sshd would read the first alone; write them as 2 entries"
+    ]
 
 
 @pytest.mark.parametrize(

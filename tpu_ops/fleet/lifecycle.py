@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import logging
 import re
 import shlex
@@ -86,7 +87,7 @@ def ssh_keys(settings: Settings) -> str:
     """Return the `ssh-keys` metadata that lets the fleet's user in with the fleet's key.
 
     Raises:
-        UsageError: There is no key, or no public half beside it.
+        UsageError: There is no key, or its file does not hold exactly one public half.
     """
     private = settings.private_key
     if private is None:
@@ -98,11 +99,15 @@ def ssh_keys(settings: Settings) -> str:
     public = Path(f"{private}.pub")
     fix = f"write it: ssh-keygen -y -f {shlex.quote(str(private))} > {shlex.quote(str(public))}"
     try:
-        words = public.read_text(encoding="utf-8").split()
+        text = public.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise UsageError("the public half of the ssh key cannot be read", where=str(public), fix=fix) from exc
+    words = text.split()
     if len(words) < 2 or not valid_key(words[0], words[1]):
         raise UsageError("this is not an ssh public key", where=str(public), fix=fix)
+    count = sum(valid_key(*pair) for pair in itertools.pairwise(re.split(r"[\s,;]+", text)))
+    if count > 1:
+        raise UsageError(f"this file holds {count} keys, and a node gets one of them", where=str(public), fix=fix)
     return f"{settings.user}:{words[0]} {words[1]} {settings.user}"
 
 

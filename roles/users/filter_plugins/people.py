@@ -32,6 +32,9 @@ KEY_TYPES = {
     "sk-ecdsa-sha2-nistp256@openssh.com": 3,
 }
 
+#: A type and the beginning of a key, whose first field is always shorter than 256 bytes (RFC 4251 5).
+TYPE_AND_KEY = re.compile(r"(?:ssh|ecdsa)-[\w.@-]+\s+AAAA[A-Za-z0-9+/]")
+
 #: Length of an Ed25519 key (RFC 8032 5.1.5).
 ED25519_BYTES = 32
 
@@ -61,11 +64,8 @@ ROOT_ALIKE_GROUPS = ("disk", "docker", "lxd")
 
 def key_fault(key: str) -> str:
     """Given one line of authorized_keys without options, return what is wrong with it, or the empty string."""
-    # Checked first: a private key also has more than one line.
-    if "PRIVATE KEY" in key:
-        return "this is a private key; give the public one, and replace the key pair"
-    if "\n" in key.strip():
-        return "more than one line; list each key separately"
+    if fault := _entry_fault(key):
+        return fault
     kind, _, rest = key.strip().partition(" ")
     if kind.startswith(("/", "~", "./")) or kind.endswith(".pub"):
         return "this is a path; give the content of the file, or read it with lookup('ansible.builtin.file', PATH)"
@@ -78,6 +78,18 @@ def key_fault(key: str) -> str:
     except (binascii.Error, ValueError):
         return "the part after the type is not base64; copy the whole line of the .pub file"
     return _blob_fault(kind, blob)
+
+
+def _entry_fault(key: str) -> str:
+    """Given an entry of keys, return why it is not one public key in one line, or the empty string."""
+    # Checked first: a private key also has more than one line.
+    if "PRIVATE KEY" in key:
+        return "this is a private key; give the public one, and replace the key pair"
+    if (count := len(TYPE_AND_KEY.findall(key))) > 1:
+        return f"holds {count} keys, of which sshd would read the first alone; write them as {count} entries"
+    if "\n" in key.strip():
+        return "more than one line; list each key separately"
+    return ""
 
 
 def _blob_fault(kind: str, blob: bytes) -> str:
