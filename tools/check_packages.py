@@ -22,7 +22,8 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"config", "cloud", "options", "files"},
     "options": set(),
     "fleet": {"fleet", "cloud", "remote", "config", "files", "texts"},
-    "runs": {"runs", "fleet", "remote", "cloud", "config", "options", "files", "texts"},
+    # The rule of what a sync has brought stands once, in the launcher.
+    "runs": {"runs", "fleet", "remote", "cloud", "config", "options", "files", "texts", "host.marks"},
     "cli": {"cli", "runs", "fleet", "lab", "remote", "cloud", "config", "options", "files", "texts"},
     "errors": set(),
     "texts": set(),

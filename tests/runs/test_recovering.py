@@ -10,7 +10,7 @@ import json
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ from tpu_ops.fleet.remaking import Made, Plan, Seen
 from tpu_ops.fleet.state import UnwritableError, unwritable
 from tpu_ops.remote.playbook import Outcome
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import control, endings, follow, launch, outcomes, preflight, records, recovery, spec, sync
+from tpu_ops.runs import control, endings, follow, launch, outcomes, preflight, records, recovery, spec, sync, turns
 
 
 def test_a_preempted_node_is_brought_back_and_the_run_goes_on_as_its_next_attempt(
@@ -298,9 +298,8 @@ def test_what_this_machine_lacks_for_a_moment_is_waited_for_and_else_told_with_t
     assert ("  recover: tpu_ops attach r1 --recover" in said) is ends
 
 
-@pytest.mark.parametrize("locks", [True, False])
-def test_code_is_copied_only_to_workers_that_were_found_free(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, locks: bool
+def test_code_is_copied_only_to_workers_that_were_found_free_and_locked(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another run of the same person, in the same directory, may be on them by now, or just be started."""
     world, steps = World(PREEMPTED, DONE), []
@@ -309,23 +308,24 @@ def test_code_is_copied_only_to_workers_that_were_found_free(
     check = recovering.Recovering._check
 
     async def checked(*words: Any) -> Any:
-        with contextlib.suppress(OpsError), sync.alone(tmp_path, ["pod"], tree):
-            steps.append("another may copy")
         found = await check(*words)
         steps.append("checked")
         return found
 
-    async def pushed(*_: object) -> None:
-        steps.append("pushed")
+    @contextlib.asynccontextmanager
+    async def alone(*_: object) -> AsyncIterator[str]:
+        steps.append("locked")
+        yield "the turn"
+        steps.append("started")
+
+    async def pushed(*given: object) -> None:
+        steps.append(f"pushed in {given[-1]}")
 
     monkeypatch.setattr(recovering.Recovering, "_check", checked)
+    monkeypatch.setattr(turns, "alone", alone)
     monkeypatch.setattr(sync, "push", pushed)
-    if not locks:
-        (tmp_path / "syncing").write_text("")
     code, *_ = run(world)
-    assert (code, steps) == (0, ["checked", "pushed"])
-    without = "the code is copied without a lock against other commands of this machine"
-    assert (without in capsys.readouterr().err) is not locks
+    assert (code, steps) == (0, ["checked", "locked", "pushed in the turn", "started"])
 
 
 def test_a_new_node_that_goes_on_refusing_the_person_ends_the_recovery(

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
 import shutil
+import signal
 import stat
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from tpu_ops.cli import main
 from tpu_ops.errors import HostError, OpsError
+from tpu_ops.host import marks
+from tpu_ops.remote import ssh
 from tpu_ops.remote.replies import Result
-from tpu_ops.runs import sync, synced
+from tpu_ops.runs import sync, synced, turns
 
 HOSTS = ("w0", "w1")
 
@@ -36,7 +38,12 @@ class Workers:
         self.steps: list[tuple[str, ...]] = []
         self.limits: list[float] = []
         for host in HOSTS:
-            (folder / host).mkdir()
+            (folder / host).mkdir(exist_ok=True)
+
+    @contextlib.asynccontextmanager
+    async def attended(self, host: str, argv: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+        async with ssh.started(["env", "-C", str(self.folder / host), sys.executable, *argv[1:]]) as process:
+            yield process
 
     async def run(
         self, hosts: Sequence[str], argv: Sequence[str], *, limit: float, stdin: bytes
@@ -82,7 +89,7 @@ def code(tmp_path: Path) -> Path:
 
 async def push(workers: Workers, code: Path) -> dict[str, sync.Seen]:
     fanout: Any = workers
-    return await sync.push(fanout, HOSTS, sync.read(code))
+    return await sync.push(fanout, HOSTS, sync.read(code), turns.Turn("digits"))
 
 
 def names(place: Path) -> list[str]:
@@ -184,43 +191,98 @@ async def test_a_tree_has_the_time_that_its_bytes_take_and_what_is_slower_is_tol
     assert "copying up to 60 MB to each of 2 workers, 120 MB in all" in caplog.text
 
 
-def test_of_two_commands_that_copy_one_tree_to_a_node_the_second_is_refused(tmp_path: Path, code: Path) -> None:
-    tree = sync.read(code)
-    with sync.alone(tmp_path, ["b", "a", "a"], tree):
-        with (
-            pytest.raises(HostError, match="is copying digits to it") as wrong,
-            sync.alone(tmp_path, ["c", "b"], tree),
-        ):
-            pytest.fail("both are let in")
-        assert wrong.value.where == "node b"
-        other = replace(tree, name="other")
-        with sync.alone(tmp_path, ["c"], tree), sync.alone(tmp_path, ["a"], other):
-            pass
-    with sync.alone(tmp_path, ["a"], tree):
+def alone(workers: Workers, name: str = "digits", *, force: bool = False) -> Any:
+    fanout: Any = workers
+    return turns.alone(fanout, HOSTS, name, force=force)
+
+
+async def test_of_two_syncs_of_one_name_the_second_is_refused_and_told_who(workers: Workers) -> None:
+    async with alone(workers), alone(workers, "other"):
+        for force in (False, True):
+            with pytest.raises(HostError, match=r"copying digits there, or starting a run .*: \w+@.* since ") as wrong:
+                async with alone(workers, force=force):
+                    pytest.fail("both are let in")
+            assert wrong.value.where == "w0"
+    async with alone(workers):
         pass
 
 
-async def test_what_a_killed_command_still_copies_keeps_the_next_one_out(
-    workers: Workers, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_workers_that_share_a_home_are_locked_by_one_command(workers: Workers, code: Path) -> None:
+    (workers.folder / "w1").rmdir()
+    (workers.folder / "w1").symlink_to("w0")
+    fanout: Any = workers
+    async with alone(workers) as turn:
+        await sync.push(fanout, HOSTS, sync.read(code), turn)
+        with pytest.raises(HostError, match="another command is copying"):
+            async with alone(workers):
+                pytest.fail("both are let in")
+
+
+async def test_a_killed_sync_keeps_others_out_while_its_rsync_copies(workers: Workers, code: Path) -> None:
+    wrote = workers.folder / "copying"
+    program = "import sys; from tests.runs.test_sync import stuck; stuck(*sys.argv[1:])"
+    command = [sys.executable, "-c", program, str(workers.folder), str(code), str(wrote)]
+    killed = await asyncio.create_subprocess_exec(*command)
+    while not wrote.exists() or len(wrote.read_text().split()) < len(HOSTS):
+        assert killed.returncode is None
+        await asyncio.sleep(0.02)  # until it copies to both
+    killed.kill()
+    await killed.wait()
+    with pytest.raises(HostError, match="another command is copying"):
+        async with alone(workers):
+            pytest.fail("it is let in")
+    for pid in wrote.read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(HostError):
+                async with alone(workers):
+                    return
+
+
+def stuck(folder: str, code: str, wrote: str) -> None:
+    """Copy a directory to workers by an rsync that never ends and writes its pid."""
+    workers = Workers(Path(folder))
+    copying = ["/bin/sh", "-c", f"echo $$ >>{wrote}; exec sleep 60"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sync, "transfer_command", lambda *_: copying)
+        asyncio.run(_copy(workers, Path(code)))
+
+
+async def _copy(workers: Workers, code: Path) -> None:
+    fanout: Any = workers
+    async with alone(workers) as turn:
+        await sync.push(fanout, HOSTS, sync.read(code), turn)
+
+
+def used_by_a_run(workers: Workers, host: str) -> int:
+    """Lock a worker's directory as a run does."""
+    lock = marks.opened(marks.use_lock(os.fsencode(workers.folder / host / "tpu_ops"), b"digits"))
+    assert lock is not None
+    assert marks.take(lock, shared=True)
+    marks.say(lock, {"run_id": "exp", "person": "bob"})
+    return lock
+
+
+async def test_files_that_a_run_uses_are_replaced_by_force_alone(
+    workers: Workers, code: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its rsync goes on to the end of its copy, and would replace what the next one has brought."""
-    tree, fanout = sync.read(code), Mock()
-    monkeypatch.setattr(sync, "transfer_command", lambda *_: ["sleep", "60"])
-    ended: list[asyncio.subprocess.Process] = []
-
-    async def left(process: asyncio.subprocess.Process) -> None:
-        # As where the command was killed: nobody ends what it has started.
-        ended.append(process)
-
-    monkeypatch.setattr("tpu_ops.remote.ssh.end", left)
-    with sync.alone(tmp_path, ["pod"], tree) as held:
-        await sync._transfer(fanout, "w0", tree, ["train.py"], 0.1, held=held)
-    with pytest.raises(HostError, match="is copying digits to it"), sync.alone(tmp_path, ["pod"], tree):
-        pytest.fail("it is let in")
-    ended[0].kill()
-    await ended[0].wait()
-    with sync.alone(tmp_path, ["pod"], tree):
-        pass
+    fanout: Any = workers
+    await push(workers, code)
+    lock = used_by_a_run(workers, "w1")
+    async with alone(workers) as turn:
+        assert (await sync.push(fanout, HOSTS, sync.read(code), turn))["w1"].differs == (), "nothing differs"
+    (code / "train.py").write_text("newer")
+    async with alone(workers) as turn:
+        with pytest.raises(HostError, match=r"run exp of bob uses ~/tpu_ops/digits \(") as wrong:
+            await sync.push(fanout, HOSTS, sync.read(code), turn)
+    assert (wrong.value.where, "`tpu_ops stop exp`" in wrong.value.fix) == ("w1", True)
+    assert [(workers.there(host) / "train.py").read_text() for host in HOSTS] == ["x", "x"]
+    async with alone(workers, force=True) as turn:
+        await sync.push(fanout, HOSTS, sync.read(code), turn)
+    assert "w1: run exp of bob uses ~/tpu_ops/digits" in caplog.text
+    assert (workers.there("w1") / "train.py").read_text() == "newer"
+    os.close(lock)
 
 
 async def test_what_a_run_has_written_is_neither_removed_nor_overwritten(workers: Workers, code: Path) -> None:

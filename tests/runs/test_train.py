@@ -170,25 +170,6 @@ async def test_a_dry_run_finds_what_is_in_the_way_of_the_code(tmp_path: Path, mo
     looked.assert_awaited_once_with(None, ("pod-w0", "pod-w1"), would.tree)
 
 
-async def test_workers_are_looked_at_while_no_other_command_can_copy_code_to_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or a second start would find them free, wait for the first one's copy, and then change the code under its run."""
-    starting, tree = job(tmp_path), sync.Tree(tmp_path, "code", ("a",), {b"a": "f"}, "0")
-    starting.tree = tree
-
-    async def check(_: object) -> None:
-        refused = pytest.raises(HostError, match="another command on this machine is copying code")
-        with refused, sync.alone(tmp_path, ["pod"], tree):
-            pytest.fail("it may copy")
-        raise OpsError("seen")
-
-    monkeypatch.setattr("tpu_ops.cli.train.contact.fanout", lambda _: None)
-    monkeypatch.setattr(starting, "_check", check)
-    with pytest.raises(OpsError, match="seen"):
-        await starting.run()
-
-
 async def test_a_run_is_kept_as_begun_right_before_a_worker_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -362,6 +362,23 @@ def apart(bench: Bench, folder: Path, nodes: Mapping[str, str], endpoint: str) -
     return desk
 
 
+def second_desk(bench: Bench, folder: Path) -> Bench:
+    """Return another machine of the same people's, with a fleet directory and a state of its own.
+
+    Args:
+        bench: The workers.
+        folder: A directory for all that is made.
+    """
+    (folder / "key").symlink_to(bench.folder / "key")
+    keys = {
+        f"tpu-{spec.node_id}-w{spec.index}": asyncio.run(bench.backend.guest_attributes(spec))["hostkeys"]
+        for spec in bench.specs
+    }
+    desk = replace(bench, folder=folder)
+    _write_fleet(desk, keys)
+    return desk
+
+
 def _write_fleet(bench: Bench, keys: dict[str, dict[str, str]], endpoint: str = "") -> None:
     """Write what a refresh would have written: these tests have workers, and no API that knows their addresses."""
     options = f"endpoint: {endpoint}\n" if endpoint else ""

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from tpu_ops import texts
@@ -20,10 +19,9 @@ from tpu_ops.config import Settings
 from tpu_ops.errors import ExitCode, OpsError, RefusedError, UsageError
 from tpu_ops.fleet import contact, origin, remaking
 from tpu_ops.fleet.model import Worker
-from tpu_ops.fleet.state import UnwritableError
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
-from tpu_ops.runs import control, endings, launch, records, recovery, spec, sync
+from tpu_ops.runs import control, endings, launch, records, recovery, spec, sync, turns
 from tpu_ops.runs.endings import STOPPED, SUCCEEDED, TAKEN
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome
@@ -317,14 +315,14 @@ class Recovering(Bringing):
         fanout = contact.fanout(self._fleet())
         hosts = tuple(worker.host for worker in workers)
         tree = recovery.kept_code(state_dir, self.kept)
-        alone: AbstractContextManager[list[int]] = self._alone(workers, tree) if tree else contextlib.nullcontext([])
-        with alone as held:
+        async with contextlib.AsyncExitStack() as stack:
             # Before the code is copied: another run may be on these workers by now, in the same directory.
             if stopped := await self._check(fanout, workers):
                 self._outcomes = stopped
                 return ExitCode.OK
             if tree:
-                await sync.push(fanout, hosts, tree, held)
+                turn = await stack.enter_async_context(turns.alone(fanout, hosts, tree.name))
+                await sync.push(fanout, hosts, tree, turn)
                 output.info(f"synced {tree.name}, digest {tree.digest}, to {texts.count(len(hosts), 'worker')}")
             if self.kept.git:
                 await projects.look(fanout, hosts, self._spec)
@@ -338,18 +336,6 @@ class Recovering(Bringing):
                 raise
         output.info(f"run {self.kept.run_id}, attempt {attempt}: started on {texts.count(len(hosts), 'worker')}")
         return await self.started(fanout, workers)
-
-    @contextlib.contextmanager
-    def _alone(self, workers: Sequence[Worker], tree: sync.Tree) -> Iterator[list[int]]:
-        """Hold `sync.alone` for as long as the block lasts; a disk that takes no lock ends no recovery."""
-        held: list[int] = []
-        with contextlib.ExitStack() as stack:
-            try:
-                labels = [worker.label for worker in workers]
-                held = stack.enter_context(sync.alone(self._settings.state_dir, labels, tree))
-            except UnwritableError as exc:
-                output.warning(f"{exc}; the code is copied without a lock against other commands of this machine")
-            yield held
 
     # --- between two attempts -------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ from tpu_ops import config, files, texts
 from tpu_ops.cli import asked, options, output
 from tpu_ops.errors import ExitCode, OpsError, UnreachableError
 from tpu_ops.fleet import contact
-from tpu_ops.runs import sync
+from tpu_ops.remote.fanout import Fanout
+from tpu_ops.runs import sync, turns
 
 #: Entries that are named of each group of workers.
 _NAMED = 8
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_fleet(parser)
     options.add_json(parser)
     parser.add_argument("--dry-run", action="store_true", help="compare only; show what would be copied and removed")
+    parser.add_argument("--force", action="store_true", help="replace files although a run uses the directory")
     parser.add_argument("target", help="a node, a worker, a node set or a group")
     parser.add_argument("directory", metavar="DIR", help="copied to ~/tpu_ops/<its name>, without what git ignores")
     parser.epilog = (
@@ -47,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         seen = asyncio.run(sync.look(fanout, hosts, tree))
     else:
-        with sync.alone(fleet.settings.state_dir, [worker.label for worker in workers], tree) as held:
-            seen = asyncio.run(sync.push(fanout, hosts, tree, held))
+        seen = asyncio.run(_push(fanout, hosts, tree, force=args.force))
     if args.json:
         found = {host: {"copied": list(one.differs), "removed": list(one.stale)} for host, one in seen.items()}
         facts = {"source": str(tree.source), "path": f"~/{tree.cwd}", "files": len(tree.files)}
@@ -57,6 +58,11 @@ def run(args: argparse.Namespace) -> int:
         _show(seen, dry=args.dry_run)
         said(tree, hosts, time.monotonic() - begun, dry=args.dry_run)
     return ExitCode.OK
+
+
+async def _push(fanout: Fanout, hosts: Sequence[str], tree: sync.Tree, *, force: bool) -> dict[str, sync.Seen]:
+    async with turns.alone(fanout, hosts, tree.name, force=force) as turn:
+        return await sync.push(fanout, hosts, tree, turn)
 
 
 def _read(directory: str) -> sync.Tree:

@@ -9,7 +9,6 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,7 +32,7 @@ from tpu_ops.errors import ExitCode, HostError, OpsError, UsageError
 from tpu_ops.fleet import contact, remaking, targets, view
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
-from tpu_ops.runs import control, endings, launch, nodes, preflight, records, recovery, spec, sync
+from tpu_ops.runs import control, endings, launch, nodes, preflight, records, recovery, spec, sync, turns
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome
 
@@ -272,19 +271,18 @@ class _Job:
             if self.tree:
                 await sync.look(fanout, self.hosts, self.tree)
             return self._would()
-        tree, labels = self.tree, [worker.label for worker in self.workers]
-        alone: AbstractContextManager[list[int]] = contextlib.nullcontext([])
-        if tree:
-            alone = sync.alone(self.fleet.settings.state_dir, labels, tree)
-        with alone as held:
-            # Within it: of two starts at once, the second would find the workers free and then change the first's code.
-            await self._check(fanout)
+        await self._check(fanout)
+        async with contextlib.AsyncExitStack() as stack:
+            tree, turn = self.tree, None
+            if tree:
+                # Until all ranks are ready, and have locked it themselves.
+                turn = await stack.enter_async_context(turns.alone(fanout, self.hosts, tree.name))
             if self.guard:
                 # Every attempt has the code as it is now: what is brought is a copy of it.
                 self.tree = await self.guard.begin(self.workers, tree)
-            if tree and self.tree:
+            if tree and self.tree and turn:
                 begun = time.monotonic()
-                await sync.push(fanout, self.hosts, self.tree, held)
+                await sync.push(fanout, self.hosts, self.tree, turn)
                 cli_sync.said(tree, self.hosts, time.monotonic() - begun)
             if self.project:
                 await projects.look(fanout, self.hosts, self.spec)

@@ -9,13 +9,15 @@ import select
 import signal
 import time
 
-from . import TYPE_CHECKING, clone, mounts
+from . import TYPE_CHECKING, clone, mounts, unit
 from .command import NotReady, enter, find_program, not_executed
 from .person import Person
 from .spec import encode
 
 if TYPE_CHECKING:
     from typing import Any, Dict
+
+    from .code import Copy
 
 #: Exit code of a child whose command could not be executed; nobody but the supervisor sees it.
 NOT_EXECUTED = 127
@@ -58,7 +60,15 @@ class Child:
 
     @classmethod
     def fork(
-        cls, argv: list[str], env: Dict[bytes, bytes], cwd: str, person: Person, output: int, *, commit: str = ""
+        cls,
+        argv: list[str],
+        env: Dict[bytes, bytes],
+        cwd: str,
+        person: Person,
+        output: int,
+        *,
+        commit: str = "",
+        copy: Copy | None = None,
     ) -> Child:
         """Fork the child and wait until it is ready to be executed. To be called before any thread is started.
 
@@ -69,10 +79,11 @@ class Child:
             person: Who it runs as.
             output: Descriptor that standard output and standard error go to.
             commit: The one that the directory is a clone at; empty where it is to be at none.
+            copy: What a sync has brought to the directory, if any.
 
         Raises:
-            NotReady: Directory or program are not there for this person, the clone is at another commit, or a mount
-                does not answer.
+            NotReady: Directory or program are not there for this person, the clone is at another commit, the copy is
+                another one, or a mount does not answer.
         """
         go_read, go_write = os.pipe()
         report_read, report_write = os.pipe()
@@ -81,14 +92,19 @@ class Child:
             try:
                 os.close(go_write)
                 os.close(report_read)
-                _live(argv, env, cwd, commit, person=person, output=output, go=go_read, report=report_write)
+                _live(argv, env, cwd, commit, copy, person=person, output=output, go=go_read, report=report_write)
             finally:
                 os._exit(NOT_EXECUTED)
         os.close(go_read)
         os.close(report_write)
         child = cls(pid, go_write, report_read)
-        reported = bool(select.select([report_read], [], [], LIMIT)[0])
-        message = child._read_report() if reported else {}
+        while True:
+            reported = bool(select.select([report_read], [], [], LIMIT)[0])
+            message = child._read_report() if reported else {}
+            if not message.get("busy"):
+                break
+            # Much code takes its time to be read; the child says so.
+            unit.starting()
         if message.get("ready"):
             return child
         child.drop()
@@ -141,6 +157,7 @@ def _live(
     env: Dict[bytes, bytes],
     cwd: str,
     commit: str,
+    copy: Copy | None,
     *,
     person: Person,
     output: int,
@@ -166,6 +183,9 @@ def _live(
         enter(cwd, person)
         if commit:
             clone.require(cwd, commit)
+        if copy:
+            # Its lock goes when the command is executed; by then the supervisor has one too.
+            copy.require(lambda: say({"busy": True}))
         words = [encode(word) for word in argv]
         program = find_program(words[0], env.get(b"PATH", b""))
         say({"ready": True})

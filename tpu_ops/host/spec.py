@@ -176,6 +176,11 @@ def commit(spec: dict[str, Any]) -> str:
     return str(spec["code_digest"]) if named else ""
 
 
+def copied(spec: dict[str, Any]) -> str:
+    """Return the digest of what a sync has brought to the command's directory; empty where none has."""
+    return "" if os.path.isabs(spec["cwd"]) or not spec["cwd"] else str(spec["code_digest"])
+
+
 def encode(text: str) -> bytes:
     """Return the bytes that a text of a request stands for; bytes that are no UTF-8 travel as lone surrogates."""
     return text.encode("utf-8", "surrogateescape")

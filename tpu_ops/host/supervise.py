@@ -10,6 +10,7 @@ from typing import Any, Dict, TextIO
 
 from . import environment, fitness, proc, space, spec, unit
 from .child import Child, output_pipe
+from .code import Copy
 from .command import NotReady
 from .ending import chips_after, end_tree, left_behind
 from .hub import Hub
@@ -154,8 +155,11 @@ class Supervisor:
         self.record["cgroup"] = proc.own_cgroup()
         source, output = output_pipe(person)
         try:
-            cwd = environment.working_directory(data, person)
-            self.child = Child.fork(data["argv"], env, cwd, person, output, commit=spec.commit(data))
+            cwd, digest = environment.working_directory(data, person), spec.copied(data)
+            copy = Copy(cwd, digest, holder_of(self.record)) if digest else None
+            self.child = Child.fork(data["argv"], env, cwd, person, output, commit=spec.commit(data), copy=copy)
+            if copy:
+                copy.hold(person)
         finally:
             os.close(output)
         self.record.update(pid=self.child.pid, venv=venv, cwd=cwd)

@@ -144,6 +144,22 @@ class Fanout:
                 process.stdin.write(wire.request(marker, action, values))
                 yield Stream(host, process, marker, self.unless_gone)
 
+    @contextlib.asynccontextmanager
+    async def attended(self, host: str, argv: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+        """Run a command that reads its input for as long as the block lasts; its end is left to the caller.
+
+        Its input is a pipe of ssh's process, so that another process that is given it keeps the command there.
+
+        Raises:
+            Unreachable: There is no connection to the worker.
+            OpsError: This process may not have that many sessions.
+        """
+        with self._room(1):
+            await self.reach(host)
+            command = openssh.session(self.ssh_config, host, wire.joined(argv))
+            async with self._session(host), ssh.started(command) as process:
+                yield process
+
     async def answer(self, host: str, *, limit: float) -> None:
         """Return once a worker has answered over its connection, or the time is over; a stale connection is replaced.
 

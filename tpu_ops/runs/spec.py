@@ -187,7 +187,7 @@ class RunSpec:
             "chips": worker.node.chips_per_worker,
             "force": self.force,
             "code_digest": self.code_digest,
-            "started_from": f"{_user()}@{socket.gethostname()}",
+            "started_from": here(),
         }
 
 
@@ -201,11 +201,13 @@ def _without_others(worker: Worker, slices: int) -> dict[str, str]:
     return dict.fromkeys(MEGASCALE, "") if worker.node.multislice and slices == 1 else {}
 
 
-def _user() -> str:
+def here() -> str:
+    """Return the user and the machine that a run is started from."""
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (KeyError, OSError):
-        return "unknown"
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
 
 
 def is_run_id(text: str) -> bool:

@@ -14,18 +14,21 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tpu_ops import files, texts
+from tpu_ops import texts
 from tpu_ops.errors import HostError, OpsError, UnreachableError, UsageError
-from tpu_ops.fleet.state import unwritable
+from tpu_ops.host import marks as marks_of
 from tpu_ops.remote import openssh, ssh
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import SSH_FAILED, Result
 from tpu_ops.runs import listing, synced
+
+if TYPE_CHECKING:
+    from tpu_ops.runs.turns import Turn
 
 #: Below the person's home on every worker.
 PARENT = "tpu_ops"
@@ -43,7 +46,7 @@ _MUCH = 50 * 10**6
 WIDTH = 8
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 #: Runs the first line of its input, which reads the rest.
-_RUN = ("/usr/bin/python3", "-IS", "-c", "import json, sys; exec(json.loads(sys.stdin.readline()))")
+RUN = ("/usr/bin/python3", "-IS", "-c", "import json, sys; exec(json.loads(sys.stdin.readline()))")
 _LISTS = ("differs", "taken", "stale")
 #: How the problem of a worker begins whose line is too slow for the tree.
 _SLOW = "the tree did not arrive"
@@ -64,7 +67,7 @@ class Tree:
         source: The directory on this machine.
         name: Its name below ~/tpu_ops on the workers.
         entries: Paths below it, directories with a slash at the end.
-        marks: What each of them is (`synced.mark`), without that slash.
+        marks: What each of them is (`marks.mark`), without that slash.
         digest: Of all files' names, executable bits and contents; 12 hexadecimal digits.
     """
 
@@ -136,14 +139,14 @@ def _tree(source: Path, entries: tuple[str, ...]) -> Tree:
     if not entries:
         raise UsageError("there is nothing to copy to the workers", where=where, fix="check its .gitignore")
     marks = {os.fsencode(entry.rstrip("/")): _mark(source, entry.rstrip("/")) for entry in entries}
-    return Tree(source, source.name, entries, marks, synced.digest(marks))
+    return Tree(source, source.name, entries, marks, marks_of.digest(marks))
 
 
 def _mark(source: Path, entry: str) -> str:
     path = source / entry
     try:
-        found = synced.mark(os.fsencode(path))
-        if found == synced.OTHER:
+        found = marks_of.mark(os.fsencode(path))
+        if found == marks_of.OTHER:
             raise UsageError(
                 f"{str(path)!r} is a {_kind(path.lstat().st_mode)}: only files, links and directories are copied to "
                 "the workers",
@@ -181,39 +184,6 @@ class Seen:
     listed: bool
 
 
-@contextlib.contextmanager
-def alone(state_dir: Path, labels: Iterable[str], tree: Tree) -> Iterator[list[int]]:
-    """Be the only command of this machine that copies a tree of this name to these nodes, while the block lasts.
-
-    Of two starts at once the pod's lock lets one run: the other is not to have changed the code under it by then.
-
-    Args:
-        state_dir: Of the fleet.
-        labels: Of the nodes.
-        tree: What is copied.
-
-    Yields:
-        The descriptors of its locks, for `push`.
-
-    Raises:
-        HostError: Another command is copying one there.
-        OpsError: The disk does not take a lock.
-    """
-    folder = state_dir / "syncing"
-    held: list[int] = []
-    with contextlib.ExitStack() as stack:
-        for label in sorted(set(labels)):
-            try:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                held.append(stack.enter_context(files.locked(folder / f"{label}+{tree.name}", 0)))
-            except TimeoutError:
-                what = f"another command on this machine is copying {tree.name} to it, or starting a run with it"
-                raise HostError(what, where=f"node {label}", fix="wait until it has ended") from None
-            except OSError as exc:
-                raise unwritable(folder, exc) from exc
-        yield held
-
-
 async def look(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Seen]:
     """Compare a tree with what all these workers have of it, by content; nothing is changed.
 
@@ -233,20 +203,30 @@ async def look(fanout: Fanout, hosts: Sequence[str], tree: Tree) -> dict[str, Se
     return seen
 
 
-async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree, held: Sequence[int] = ()) -> dict[str, Seen]:
+async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree, turn: Turn) -> dict[str, Seen]:
     """Bring a tree to all these workers; return what each had of it before.
 
     Args:
         fanout: Reaches the workers.
         hosts: The workers.
         tree: The tree.
-        held: Locks that what brings it holds as well: where this process is killed, it goes on to its end.
+        turn: Keeps other syncs out.
 
     Raises:
         UnreachableError: A worker did not answer.
-        HostError: A worker could not take the tree, or has another one afterwards; names it and says why.
+        HostError: A run uses what differs, or a worker could not take the tree, or has another one afterwards; names it
+            and says why.
     """
     seen = await look(fanout, hosts, tree)
+    if any(one.differs or one.stale or not one.listed for one in seen.values()):
+        async with turn.claimed():
+            await _bring(fanout, hosts, tree, seen, turn.held)
+    return seen
+
+
+async def _bring(
+    fanout: Fanout, hosts: Sequence[str], tree: Tree, seen: Mapping[str, Seen], held: Sequence[int]
+) -> None:
     if behind := [host for host in hosts if seen[host].stale or not seen[host].listed]:
         await _ask(fanout, behind, "prepare", tree)
     slots, at_once = asyncio.Semaphore(WIDTH), min(WIDTH, len(hosts))
@@ -262,7 +242,7 @@ async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree, held: Sequence[
         results = await asyncio.gather(*(one(host) for host in changing))
         needed = {host: _bytes(tree, seen[host].differs) for host in changing}
         await _require_space(fanout, tree, results, needed)
-        _require({result.host: result for result in results})
+        require({result.host: result for result in results})
         after = await _ask(fanout, changing, "look", tree)
         wrong = {host: _seen(answer).differs for host, answer in after.items() if answer["differs"]}
         if wrong:
@@ -272,7 +252,6 @@ async def push(fanout: Fanout, hosts: Sequence[str], tree: Tree, held: Sequence[
                 where=texts.folded(list(wrong)),
                 fix="run the same command again once nothing writes there or here",
             )
-    return seen
 
 
 def _seen(answer: Mapping[str, Any]) -> Seen:
@@ -282,21 +261,35 @@ def _seen(answer: Mapping[str, Any]) -> Seen:
 
 async def _ask(fanout: Fanout, hosts: Sequence[str], action: str, tree: Tree) -> dict[str, Any]:
     """Have the workers do what `synced` can; return their answers."""
-    program = json.dumps(inspect.getsource(synced))
     marks = {entry.decode("latin-1"): mark for entry, mark in tree.marks.items()}
-    request = f"{program}\n{json.dumps({'action': action, 'name': tree.name, 'marks': marks})}\n".encode()
+    request = request_of({"action": action, "name": tree.name, "marks": marks})
     limit = _STEP_LIMIT + min(len(hosts) * len(request) / _UPLINK, _TELLING)
-    results = await fanout.run(hosts, _RUN, limit=limit, stdin=request)
+    results = await fanout.run(hosts, RUN, limit=limit, stdin=request)
     await _require_space(fanout, tree, results.values())
-    _require(results)
+    require(results)
     answers = {host: _answer(result.stdout) for host, result in results.items()}
     if mute := [host for host, answer in answers.items() if answer is None]:
-        raise HostError(
-            "no answer came from the program that checks the files there",
-            where=texts.folded(mute),
-            fix="have the login shell's start-up files print nothing, and run the same command again",
-        )
+        raise unanswered(mute)
     return answers
+
+
+def request_of(values: Mapping[str, Any]) -> bytes:
+    """Return what `RUN` reads on a worker: the program, and what it is asked for."""
+    rule, name = inspect.getsource(marks_of), marks_of.__name__
+    program = (
+        f"import sys, types\nrule = sys.modules[{name!r}] = types.ModuleType({name!r})\n"
+        f"exec({rule!r}, rule.__dict__)\nexec({inspect.getsource(synced)!r})\n"
+    )
+    return f"{json.dumps(program)}\n{json.dumps(values)}\n".encode()
+
+
+def unanswered(hosts: Sequence[str]) -> HostError:
+    """Return the error that workers gave no answer."""
+    return HostError(
+        "no answer came from the program that checks the files there",
+        where=texts.folded(hosts),
+        fix="have the login shell's start-up files print nothing, and run the same command again",
+    )
 
 
 def _answer(said: bytes) -> Any:
@@ -385,7 +378,8 @@ async def _require_space(
     raise HostError(what, where=texts.folded(full), fix=fix)
 
 
-def _require(results: dict[str, Result]) -> None:
+def require(results: Mapping[str, Result]) -> None:
+    """Raise the first of the errors that workers have ended with, if any."""
     bad = [result for result in results.values() if not result.ok]
     if not bad:
         return

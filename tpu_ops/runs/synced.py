@@ -1,14 +1,13 @@
 """What stands in a directory beside what is to stand there, and what an earlier sync has put there.
 
-Its text is sent to the workers, where the system's Python, 3.8 on the oldest images, runs it as the person; the
-controller takes the same marks and the same digest from here. Names of files are bytes, in JSON each byte a character.
+Its text and that of `host/marks.py` are sent to the workers, where the system's Python, 3.8 on the oldest images, runs
+them as the person. Names of files are bytes, in JSON each byte a character.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
+import fcntl
 import json
 import os
 import stat
@@ -16,52 +15,14 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 
-#: Below the person's home: where trees are, and the lists of what was put into each.
-PARENT = b"tpu_ops"
-_LISTS = os.path.join(PARENT, b".synced")
-_PIECE = 2**20
-#: The mark of a directory, and that of what no sync brings.
-FOLDER, OTHER = "d", "?"
+from tpu_ops.host.marks import FOLDER, LISTS, PARENT, listed, mark, opened, said, say, take, turn_lock, use_lock
 
-
-def mark(path: bytes) -> str:
-    """Return what a path is: its kind, with the content or the target of a file or link; empty where nothing is.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError as exc:
-        if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            return ""
-        raise
-    if stat.S_ISDIR(mode):
-        return FOLDER
-    if stat.S_ISLNK(mode):
-        return "l" + os.readlink(path).hex()
-    if not stat.S_ISREG(mode):
-        return OTHER
-    total = hashlib.sha256()
-    with open(path, "rb") as file:
-        for piece in iter(lambda: file.read(_PIECE), b""):
-            total.update(piece)
-    return ("x" if mode & stat.S_IXUSR else "f") + total.hexdigest()
-
-
-def digest(marks: Mapping[bytes, str]) -> str:
-    """Return the digest of a tree: of all files' names, executable bits and contents; 12 hexadecimal digits."""
-    total = hashlib.sha256()
-    for name in sorted(marks):
-        if marks[name] != FOLDER:
-            kind, content = marks[name][:1].encode(), bytes.fromhex(marks[name][1:])
-            total.update(b"\0".join((kind, name, content)) + b"\n")
-    return total.hexdigest()[:12]
+_LISTS = os.path.join(PARENT, LISTS)
 
 
 def look(name: bytes, marks: Mapping[bytes, str]) -> dict[str, object]:
     """Return what of a tree is not in its place: what differs, what of that is somebody else's, and what is to go."""
-    place, before = os.path.join(PARENT, name), _listed(name)
+    place, before = os.path.join(PARENT, name), listed(PARENT, name)
     differs, taken = [], []
     for entry, wanted in marks.items():
         # The link goes before the directory comes that takes its place.
@@ -86,7 +47,7 @@ def prepare(name: bytes, marks: Mapping[bytes, str]) -> dict[str, object]:
     place = os.path.join(PARENT, name)
     os.makedirs(place, exist_ok=True)
     os.makedirs(_LISTS, exist_ok=True)
-    for entry in _stale(place, _listed(name) or set(), marks):
+    for entry in _stale(place, listed(PARENT, name) or set(), marks):
         _remove(os.path.join(place, entry))
         _remove_parents(place, entry, marks)
     for entry in _files(marks):
@@ -148,14 +109,6 @@ def _files(marks: Mapping[bytes, str]) -> set[bytes]:
     return {entry for entry, kind in marks.items() if kind != FOLDER}
 
 
-def _listed(name: bytes) -> set[bytes] | None:
-    try:
-        with open(os.path.join(_LISTS, name), "rb") as file:
-            return {entry for entry in file.read().split(b"\0") if entry}
-    except FileNotFoundError:
-        return None
-
-
 def _stale(place: bytes, before: set[bytes], marks: Mapping[bytes, str]) -> Iterator[bytes]:
     """Yield what was put there, is no longer in the tree, and is there."""
     for entry in sorted(before - _files(marks)):
@@ -172,9 +125,53 @@ def _behind_link(place: bytes, entry: bytes) -> bool:
     return any(os.path.islink(os.path.join(place, *parts[:count])) for count in range(1, len(parts)))
 
 
+def hold(name: bytes, facts: Mapping[str, object]) -> None:
+    """Lock a directory for one sync for as long as standard input lasts; the answers are lines of JSON.
+
+    Each line on standard input asks for something: ``claim`` also excludes runs, ``free`` lets them in again, any other
+    line ends it. An answer with ``busy`` tells who has the lock.
+
+    Args:
+        name: Of the directory.
+        facts: Who asks: ``who``, and a ``token`` that no other command has.
+    """
+    with contextlib.suppress(OSError):  # what copies will say so
+        os.makedirs(_LISTS, exist_ok=True)
+    turn, use = opened(turn_lock(PARENT, name)), opened(use_lock(PARENT, name))
+    # Workers may share the home: then one of them has both locks for all.
+    shared = False
+    if not take(turn):
+        other = said(turn)
+        if other.get("token") != facts["token"]:
+            return _answer({"busy": other}, facts)
+        shared = True
+    else:
+        say(turn, dict(facts, pid=os.getpid()))
+    _answer({}, facts)
+    for line in iter(sys.stdin.readline, ""):
+        if line.strip() == "claim":
+            _answer({} if shared or take(use) else {"busy": said(use)}, facts)
+        elif line.strip() == "free":
+            if use is not None and not shared:
+                fcntl.flock(use, fcntl.LOCK_UN)
+            _answer({}, facts)
+        else:
+            return None
+    return None
+
+
+def _answer(answer: Mapping[str, object], facts: Mapping[str, object]) -> None:
+    """Print an answer on a line of its own, with the token, since the login shell prints what it likes."""
+    sys.stdout.write("\n" + json.dumps({**answer, "token": facts["token"]}) + "\n")
+    sys.stdout.flush()
+
+
 def main() -> int:
     """Do what the request on standard input asks for; the answer is one line of JSON."""
-    request = json.load(sys.stdin)
+    request = json.loads(sys.stdin.readline())
+    if request["action"] == "hold":
+        hold(request["name"].encode("latin-1"), request["facts"])
+        return 0
     marks = {entry.encode("latin-1"): kind for entry, kind in request["marks"].items()}
     try:
         answer = {"look": look, "prepare": prepare}[request["action"]](request["name"].encode("latin-1"), marks)

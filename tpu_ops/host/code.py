@@ -1,0 +1,80 @@
+"""Whether the directory that a command starts in has the code that its run was started with, and keeps it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from . import TYPE_CHECKING, marks
+from .command import NotReady
+from .person import acting_as
+from .spec import encode
+
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict
+
+    from .person import Person
+
+#: Seconds between two signs of life of a check that takes long.
+_BEAT = 1.0
+
+
+class Copy:
+    """What a sync has brought to the directory where a command starts.
+
+    Args:
+        cwd: The directory.
+        digest: The digest that the run was started with.
+        user: The run, as `record.holder_of` describes it.
+    """
+
+    def __init__(self, cwd: str, digest: str, user: Dict[str, Any]) -> None:
+        self._cwd, self._digest, self._user = cwd, digest, user
+        self._parent, self._name = os.path.split(encode(cwd))
+
+    def require(self, beat: Callable[[], None]) -> None:
+        """Lock the copy against syncs and check its digest, with the rights of this process, which keeps the lock.
+
+        Args:
+            beat: Called about every second.
+
+        Raises:
+            NotReady: A sync is replacing files, or the digest is another one.
+        """
+        lock = marks.opened(marks.use_lock(self._parent, self._name))
+        if not marks.take(lock, shared=True):
+            turn = marks.opened(marks.turn_lock(self._parent, self._name))
+            text = "{} of {} is replacing files of {} on this worker; start again once that has ended"
+            raise NotReady(text.format("a sync", marks.said(turn).get("who", "somebody"), self._cwd))
+        marks.say(lock, self._user)
+        last = time.monotonic()
+
+        def each() -> None:
+            nonlocal last
+            if time.monotonic() - last > _BEAT:
+                last = time.monotonic()
+                beat()
+
+        try:
+            found = marks.digest_of(self._parent, self._name, each)
+        except OSError as exc:
+            text = "{}: {}; what a sync has brought must be readable for this user"
+            raise NotReady(text.format(os.fsdecode(exc.filename or self._cwd), exc.strerror)) from exc
+        if found != self._digest:
+            text = (
+                "{} has digest {} and no longer {}: another sync, or somebody at work there, has changed its files "
+                "since they were copied for this run; start again, and have --sync copy a directory of another name "
+                "where several people use this account"
+            )
+            raise NotReady(text.format(self._cwd, found, self._digest))
+
+    def hold(self, person: Person) -> int | None:
+        """Lock the copy for as long as this process lasts; the child, which has it locked, keeps syncs out by now.
+
+        Returns:
+            The descriptor of the lock.
+        """
+        with acting_as(person):
+            lock = marks.opened(marks.use_lock(self._parent, self._name))
+            marks.take(lock, shared=True)
+        return lock
