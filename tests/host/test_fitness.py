@@ -238,3 +238,33 @@ def test_a_mount_that_nobody_answers_for_is_told_and_nothing_on_it_is_looked_at(
     with pytest.raises(Refused, match="/mnt/gone does not answer") as refused:
         probe.describe(store, myself(), myself(), "/mnt/gone/venv", 0)
     assert refused.value.fix == "see to it"
+
+
+STOP = {"kind": "stop", "by": "ada", "at": 1000.0, "reason": "stopped by ada"}
+
+
+@pytest.mark.parametrize(
+    ("intent", "said"),
+    [
+        (STOP, "stopped by ada; SIGKILL follows at 00:17:10 UTC at the latest"),
+        ({**STOP, "grace": 600}, "stopped by ada; SIGKILL follows at 00:26:40 UTC at the latest"),
+        ({**STOP, "kind": "failed", "reason": "rank 0 failed"}, "rank 0 failed; SIGKILL follows at 00:16:50 UTC at"),
+        (None, "its command has ended; SIGKILL follows at 00:16:50 UTC at the latest"),
+    ],
+)
+def test_a_start_is_told_when_the_run_that_is_ending_has_ended(tmp_path: Path, intent: Any, said: str) -> None:
+    store = Store(str(tmp_path))
+    ending_ = record.new_record(spec.check(good(run_id="r1")), myself(), os.getuid(), "")
+    ending_.update(state="ending", intent=intent, exited=1000.0)
+    store.prepare("r1", os.getuid(), os.getgid())
+    store.write(ending_)
+    looked = {"venv": {"path": ""}, "environment_files": {}, "chips": [], "holders": [], "space": {}}
+    with store.lock(record.holder_of(ending_)) or pytest.fail("another run has the host"):
+        holder = record.occupant(store)
+        (fault,) = fitness.faults({**looked, "holder": holder}, 0, asker=myself())
+        with pytest.raises(Refused) as refused:
+            raise actions.held(holder or {}, myself())
+    name = ending_["person"]["name"]
+    assert fault["problem"].startswith(f"run r1 of {name} is ending: {said}")
+    assert (refused.value.message, refused.value.fix) == (fault["problem"], fault["fix"])
+    assert fault["fix"] == "start again once it has ended: `tpu_ops status r1` shows that"

@@ -28,12 +28,18 @@ _KILL_LIMIT = 20.0
 _JOURNAL = "`sudo journalctl -u {}` on this worker shows more".format(unit.UNIT)
 
 
+def _occupant(store: Store) -> Dict[str, Any] | None:
+    """Return what `record.occupant` does."""
+    from .record import occupant  # few requests want it
+
+    return occupant(store)
+
+
 def held(holder: Dict[str, Any], asker: Person) -> Refused:
     """Return the refusal that names who has this worker, and what somebody can do about it."""
-    from .fitness import past_run  # few requests want it
+    from .fitness import in_use, past_run  # few requests want it
 
-    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"]))
-    message = "run {} of {} has held this worker since {}".format(holder["run_id"], holder["person"], since)
+    message = in_use(holder, "this worker", "%Y-%m-%d %H:%M:%S UTC")
     return Refused("held", message, past_run(asker, holder), holder=holder)
 
 
@@ -56,7 +62,7 @@ def start(request: Dict[str, Any], store: Store, caller: Caller) -> Dict[str, An
     deadline = time.monotonic() + unit.START_LIMIT
     if not _has_come(request, run_id, store, asker, caller, deadline=deadline):
         try:
-            holder = store.holder()
+            holder = _occupant(store)
             if holder is not None:
                 raise held(holder, asker)
             _check_earlier(store.read(run_id), data, person)
@@ -183,7 +189,7 @@ def _start_unit(store: Store, data: Dict[str, Any], marker: str, caller: Caller)
         record = _of_start(store.read(data["run_id"]), data, marker)
         if record is not None and record["state"] == "refused":
             raise _not_begun(store, record)
-        holder = store.holder()
+        holder = _occupant(store)
         if holder is not None and holder["run_id"] != data["run_id"]:
             raise held(holder, asking())
         if "already" not in text:

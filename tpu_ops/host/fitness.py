@@ -21,6 +21,8 @@ SMALLEST_SPACE = 256 * 1024 * 1024
 SMALL = {"/run": 8 * 1024 * 1024}
 #: Checks that a person may override: a run may do well all the same, and is in nobody's way.
 FORCIBLE = ("space",)
+#: To how many seconds the end of a run is told.
+_ROUND = 10
 
 
 def space() -> Dict[str, Dict[str, int]]:
@@ -91,8 +93,29 @@ def changes(turns_dir: str) -> list[Dict[str, Any]]:
     return found
 
 
+def in_use(holder: Dict[str, Any], what: str = "it", form: str = "%Y-%m-%d %H:%M UTC") -> str:
+    """Return which run has this host, as of `record.occupant`.
+
+    Args:
+        holder: The run.
+        what: What it has, in words.
+        form: Of the time since when. To the minute, workers whose ranks began in different seconds say the same.
+    """
+    ends = holder.get("ends")
+    if ends:
+        # Rounded up for the same reason.
+        at = time.strftime("%H:%M:%S UTC", time.gmtime(-(-ends["kill_at"] // _ROUND) * _ROUND))
+        return "run {run_id} of {person} is ending: {why}; SIGKILL follows at {at} at the latest".format(
+            why=ends["why"], at=at, **holder
+        )
+    since = time.strftime(form, time.gmtime(holder["since"]))
+    return "run {} of {} has held {} since {}".format(holder["run_id"], holder["person"], what, since)
+
+
 def past_run(asker: Person, holder: Dict[str, Any]) -> str:
-    """Return what somebody can do about a run that has this host, as its lock says."""
+    """Return what somebody can do about a run that has this host, as of `record.occupant`."""
+    if holder.get("ends"):
+        return "start again once it has ended: `tpu_ops status {}` shows that".format(holder["run_id"])
     stop = "`tpu_ops stop {}{{}}`".format(holder["run_id"])
     return "wait for it, or " + way_past(asker, holder, stop.format(""), stop.format(" --force"))
 
@@ -111,7 +134,7 @@ def faults(
     An empty fix is to configure this host; ``WORKER`` in one stands for what the fleet calls it.
 
     Args:
-        facts: As of `look`; with ``holder``, the run that has this host, where it is not the one that is being started,
+        facts: As of `look`; with ``holder``, as of `record.occupant`, where that is not the run that is being started,
             and ``mounts``, as of `mounts.unfit`, where these were asked.
         chips: How many there are to be.
         force: Whether the person has overridden what can be (`FORCIBLE`).
@@ -137,10 +160,7 @@ def faults(
         add("chips", "{}, {} expected".format(shown, chips), "reboot it, or recreate the node")
     holder = facts.get("holder")
     if holder:
-        # To the minute: workers where ranks began in different seconds say the same, and are one row of a table.
-        since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(holder["since"]))
-        problem = "run {} of {} has held it since {}".format(holder["run_id"], holder["person"], since)
-        add("free", problem, past_run(asker, holder) if asker else "")
+        add("free", in_use(holder), past_run(asker, holder) if asker else "")
     for process in facts["holders"] if not holder else ():
         problem = "its chips are held by pid {pid} of {user}: {command}".format(**process)
         add("free", problem, _past_process(asker, process) if asker else "")

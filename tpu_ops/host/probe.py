@@ -10,6 +10,7 @@ import time
 
 from . import TYPE_CHECKING, ending, environment, fitness, mounts, proc
 from .person import Person, acting_as
+from .record import occupant
 from .store import Store
 from .wire import PROTOCOL, Refused
 
@@ -98,7 +99,7 @@ def describe(store: Store, asker: Person, person: Person, venv: str = "", chips:
         if any(mounts.is_on(path, entry["path"]) for path in needed):
             # Whoever looks at these waits for the server as well.
             raise Refused("failed", entry["problem"], entry["fix"])
-    facts = dict(fitness.look(config, person, venv, store.turns_dir), holder=store.holder(), mounts=broken)
+    facts = dict(fitness.look(config, person, venv, store.turns_dir), holder=occupant(store), mounts=broken)
     found = fitness.faults(facts, chips, asker=asker)
     with acting_as(person):
         facts["venv"] = venv_facts(facts["venv"]["path"])

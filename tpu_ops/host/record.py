@@ -70,6 +70,29 @@ def holder_of(record: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
+def grace(graces: Dict[str, Any], intent: Dict[str, Any] | None) -> float:
+    """Return the seconds from SIGTERM to SIGKILL, given those of the run (``failure``, ``stop``) and its intent."""
+    if intent is None or intent["kind"] not in ("stop", "shutdown"):
+        return float(graces["failure"])
+    asked = intent.get("grace")
+    return float(graces["stop"] if asked is None else asked)
+
+
+def occupant(store: Store) -> Dict[str, Any] | None:
+    """Return who has this host, as `Store.holder` does; with ``ends`` where its run is being ended.
+
+    ``ends`` has ``why``, and ``kill_at``: when SIGKILL is sent at the latest, in seconds since 1970.
+    """
+    holder = store.holder()
+    record = store.read(holder["run_id"]) if holder is not None else None
+    if holder is None or record is None or record["state"] != "ending" or record["supervisor"] != holder["supervisor"]:
+        return holder
+    intent = record["intent"]
+    begun = intent["at"] if intent else record["exited"]
+    why = intent["reason"] if intent else "its command has ended"
+    return dict(holder, ends={"why": why, "kill_at": begun + grace(record["grace"], intent)})
+
+
 def exit_of(status: int) -> Dict[str, int]:
     """Given a wait status, return ``{"code": n}`` or ``{"signal": n}``."""
     return {"signal": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else {"code": os.WEXITSTATUS(status)}

@@ -19,7 +19,7 @@ from .link import Alone, Link, team
 from .logs import Logger
 from .peer import Peer
 from .person import by_uid
-from .record import cause_of, exit_of, first_in, holder_of, intent_of, new_record, requested_by, verdict
+from .record import cause_of, exit_of, first_in, grace, holder_of, intent_of, new_record, requested_by, verdict
 from .store import Store
 from .tracebacks import STILL
 from .wire import Refused
@@ -290,10 +290,7 @@ class Supervisor:
     @staticmethod
     def _grace(data: Dict[str, Any], intent: Dict[str, Any] | None) -> float:
         """Return how long processes have from SIGTERM to SIGKILL."""
-        if intent is None or intent["kind"] not in ("stop", "shutdown"):
-            return float(data["grace_failure"])
-        asked = intent.get("grace")
-        return float(data["grace_stop"] if asked is None else asked)
+        return grace({"failure": data["grace_failure"], "stop": data["grace_stop"]}, intent)
 
     def _await_end(self, finished: bool) -> Dict[str, Any]:
         """Return how the whole run ends once that is known; a rank that has finished is shown as such meanwhile."""
