@@ -21,6 +21,7 @@ from tpu_ops.host.wire import PROTOCOL, Refused
 from tpu_ops.remote.wire import find_answer
 
 MARKER = "0123456789abcdef"
+WAIT = "wait for it (`tpu_ops attach r1` follows it), or "
 #: What the group database calls some numbers. 9 has no name.
 GROUPS = {5: "users", 7: "tpu-run", 8: "google-sudoers"}
 
@@ -64,14 +65,14 @@ def test_a_run_is_its_persons_and_an_insisting_administrators(
 @pytest.mark.parametrize(
     ("uid", "admin", "run", "process"),
     [
-        (7, False, "wait for it, or `tpu_ops stop r1`", "tpu_ops unlock WORKER"),
+        (7, False, WAIT + "`tpu_ops stop r1`", "tpu_ops unlock WORKER"),
         # Who started it as somebody else.
-        (8, False, "wait for it, or `tpu_ops stop r1`", "ask ada to end it"),
-        (9, False, "wait for it, or ask ada to end it", "ask ada to end it"),
+        (8, False, WAIT + "`tpu_ops stop r1`", "ask ada to end it"),
+        (9, False, WAIT + "ask ada to end it", "ask ada to end it"),
         (
             9,
             True,
-            "wait for it, or ask ada to end it, or as an administrator: `tpu_ops stop r1 --force`",
+            WAIT + "ask ada to end it, or as an administrator: `tpu_ops stop r1 --force`",
             "ask ada to end it, or as an administrator: tpu_ops unlock WORKER --force --user ada",
         ),
     ],

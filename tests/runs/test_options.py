@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.runs.test_parts import pod, probe
+from tests.support.specs import myself
 from tpu_ops import config
 from tpu_ops.cli import run as run_command
 from tpu_ops.cli import runs_output
@@ -156,6 +157,22 @@ async def test_a_name_that_a_worker_knows_is_refused_before_anything_is_brought(
     ]
     for run_id in ("r2", ""):
         assert await preflight.check(fanout, pod(2), run_id=run_id)
+
+
+async def test_a_name_whose_run_is_on_the_worker_offers_to_follow_it() -> None:
+    class On(Probes):
+        async def call(self, requests: Any, *_: Any, **__: Any) -> dict[str, Reply]:
+            found = await super().call(requests)
+            return found | {"pod-w1": Reply("pod-w1", {**found["pod-w1"].value, "known": True})}
+
+    me = myself()
+    holder = {"run_id": "r1", "person": me.name, "uid": me.uid, "since": 0.0}
+    fanout: Any = On(holder=holder)
+    with pytest.raises(preflight.PreflightError) as caught:
+        await preflight.check(fanout, pod(2), run_id="r1")
+    (fault,) = caught.value.faults
+    assert fault.problem == f"run r1 of {me.name} has held it since 1970-01-01 00:00 UTC"
+    assert fault.fix == "wait for it (`tpu_ops attach r1` follows it), or `tpu_ops stop r1`; or choose another --name"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,8 +195,9 @@ async def test_of_two_starts_of_one_name_one_is_asked_for(tmp_path: Path, monkey
     # What recovers a run of the name `starting` has its own place beside it.
     with recovering.alone(stand_in(tmp_path), "starting"):
         await job(tmp_path)._start(fanout)
-    with pytest.raises(UsageError, match="a run with this name was started here just now"):
+    with pytest.raises(UsageError, match="a run with this name was started here just now") as refused:
         await job(tmp_path)._start(fanout)
+    assert refused.value.fix.startswith("`tpu_ops attach exp` follows it, ")
     assert start.await_count == 1
 
 
@@ -243,9 +245,12 @@ async def test_the_name_of_a_run_that_is_recovered_here_is_taken(tmp_path: Path)
     kept = recovery.Recovery("exp", 1, Plan(()), recovery.options_of(starting.spec, {}), pending=True)
     recovery.write(tmp_path, kept)
     fanout: Any = None
-    with pytest.raises(UsageError, match="it has not ended") as wrong:
-        await starting._check(fanout)
-    assert "--name" in wrong.value.fix
+    follows, others = "`tpu_ops attach exp` follows it", "`tpu_ops stop exp` ends it; or choose another --name"
+    for process, first in (("", "`tpu_ops attach exp --recover` resumes it"), ("at work", follows)):
+        at_work = recovery.lock(tmp_path, "exp") if process else contextlib.nullcontext()
+        with at_work, pytest.raises(UsageError, match="it has not ended") as wrong:
+            await starting._check(fanout)
+        assert wrong.value.fix == f"{first}, {others}"
 
 
 async def test_the_name_of_a_run_that_is_on_elsewhere_is_taken(tmp_path: Path) -> None:
@@ -258,6 +263,7 @@ async def test_the_name_of_a_run_that_is_on_elsewhere_is_taken(tmp_path: Path) -
     with pytest.raises(UsageError, match="a run exp that was started here is active") as wrong:
         await starting._check(fanout)
     assert wrong.value.where == "other-w0"
+    assert wrong.value.fix == "`tpu_ops attach exp` follows it, `tpu_ops stop exp` ends it; or choose another --name"
 
 
 class Ready:

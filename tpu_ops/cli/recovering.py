@@ -21,7 +21,7 @@ from tpu_ops.fleet import contact, origin, remaking
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.renewal import in_thread
-from tpu_ops.runs import control, endings, launch, records, recovery, spec, sync, turns
+from tpu_ops.runs import advice, control, endings, launch, records, recovery, spec, sync, turns
 from tpu_ops.runs.endings import STOPPED, SUCCEEDED, TAKEN
 from tpu_ops.runs.follow import Follower
 from tpu_ops.runs.outcomes import Outcome
@@ -94,10 +94,10 @@ class Recovering(Bringing):
         """
         state_dir, run_id = self._settings.state_dir, self.kept.run_id
         place = recovery.folder(state_dir, run_id)
-        recovery.require_none(state_dir, run_id)
+        recovery.require_none(state_dir, run_id, alone=True)
         if any(place.glob("attempt-*")):
             what = f"logs of a run with this name are in {place}"
-            raise UsageError(what, where=f"run {run_id}", fix="choose another --name")
+            raise UsageError(what, where=f"run {run_id}", fix=advice.OTHER_NAME)
         # What is interrupted goes on in its thread, and so may only ask: nothing is written behind a start given up.
         plan = await in_thread(lambda: self._plan_of(workers))
         if self._lacking:
@@ -224,11 +224,11 @@ class Recovering(Bringing):
             # Not all was heard of its start, or nobody has been asked yet.
             how = f"run {self.kept.run_id} {'is not' if self.kept.pending else 'may be'} running"
         output.info(f"{how}; nothing will {'restart' if self.kept.attempt else 'start'} it")
-        output.info(f"  stop:    {self._settings.command('stop')} {self.kept.run_id}")
-        self._hint()
+        _, stop = advice.reaching(self.kept.run_id)
+        runs_output.steps([stop, advice.resuming(self.kept.run_id)], self._settings.command)
 
     def _hint(self) -> None:
-        output.info(f"  recover: {self._settings.command('attach')} {self.kept.run_id} --recover")
+        runs_output.steps([advice.resuming(self.kept.run_id)], self._settings.command)
 
     # --- one attempt ----------------------------------------------------------------------------------------
 

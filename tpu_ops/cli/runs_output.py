@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from tpu_ops import texts
-from tpu_ops.cli import output
+from tpu_ops.cli import commands, output
 from tpu_ops.errors import ExitCode, UsageError
-from tpu_ops.runs import endings, holders
+from tpu_ops.runs import advice, endings, holders
 from tpu_ops.runs.holders import Holder
 from tpu_ops.runs.outcomes import ON, UNKNOWN, Outcome, first_failure, raised_before
 
@@ -325,8 +325,14 @@ def after_gone(command: Callable[[str], str]) -> None:
 
 def hints(run_id: str, command: Callable[[str], str]) -> None:
     """Say how to get at a run that may be on, and how to end it."""
-    output.info(f"  follow: {command('attach')} {run_id}")
-    output.info(f"  stop:   {command('stop')} {run_id}")
+    steps(advice.reaching(run_id), command)
+
+
+def steps(found: Sequence[advice.Step], command: Callable[[str], str]) -> None:
+    """Say what to do, a line for each step; ``command`` is as of `commands.on_fleet`."""
+    width = max(7, *(len(step.what) + 1 for step in found))
+    for step in found:
+        output.info(f"  {step.what + ':' if step.what else '':<{width}} {commands.on_fleet(step.how, command)}")
 
 
 def failure(outcomes: Sequence[Outcome], shown: Sequence[int], command: Callable[[str], str]) -> None:

@@ -308,7 +308,7 @@ class _Job:
     async def _check(self, fanout: Fanout) -> None:
         begun, self.before = time.monotonic(), records.read(self.fleet.settings.state_dir, self.spec.run_id)
         if self.args.name:
-            recovery.require_none(self.fleet.settings.state_dir, self.spec.run_id)
+            recovery.require_none(self.fleet.settings.state_dir, self.spec.run_id, alone=self.guard is not None)
             await control.require_free_name(self.fleet, fanout, self.spec.run_id, self.hosts)
         forced = self.overridden if self.args.force else None
 

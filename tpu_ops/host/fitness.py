@@ -117,7 +117,9 @@ def past_run(asker: Person, holder: Dict[str, Any]) -> str:
     if holder.get("ends"):
         return "start again once it has ended: `tpu_ops status {}` shows that".format(holder["run_id"])
     stop = "`tpu_ops stop {}{{}}`".format(holder["run_id"])
-    return "wait for it, or " + way_past(asker, holder, stop.format(""), stop.format(" --force"))
+    # How a run is, and what it prints, is anybody's to know.
+    wait = "wait for it (`tpu_ops attach {}` follows it), or ".format(holder["run_id"])
+    return wait + way_past(asker, holder, stop.format(""), stop.format(" --force"))
 
 
 def _past_process(asker: Person, process: Dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from tpu_ops.fleet.model import SERVING_STATES, TAKEN_STATES, Worker, label_of
 from tpu_ops.fleet.view import Fleet
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
-from tpu_ops.runs import denied, elsewhere, preflight, records
+from tpu_ops.runs import advice, denied, elsewhere, preflight, records
 from tpu_ops.runs.follow import STOP_MARGIN
 from tpu_ops.runs.outcomes import ON, Outcome, outcome_of, without_record
 from tpu_ops.runs.spec import GRACE_STOP, is_run_id
@@ -312,12 +312,11 @@ async def require_free_name(fleet: Fleet, fanout: Fanout, run_id: str, hosts: Se
     on = [host for host, reply in replies.items() if ((reply.ok and reply.value["record"]) or {}).get("state") in ON]
     if on:
         what = f"a run {run_id} that was started here is active"
-        fix = f"choose another --name, or `tpu_ops stop {run_id}`"
-        raise UsageError(what, where=texts.folded(on), fix=fix)
+        raise UsageError(what, where=texts.folded(on), fix=advice.name_taken(run_id))
     if silent := [reply for reply in replies.values() if not reply.ok]:
         what = f"a run {run_id} was started here on other workers, and they cannot tell whether it is active"
         where = texts.folded([reply.host for reply in silent])
-        raise UnreachableError(f"{what}: {silent[0].problem}", where=where, fix="choose another --name")
+        raise UnreachableError(f"{what}: {silent[0].problem}", where=where, fix=advice.OTHER_NAME)
 
 
 async def outcomes(fanout: Fanout, run: RunRef) -> list[Outcome]:

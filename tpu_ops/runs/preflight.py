@@ -15,6 +15,7 @@ from tpu_ops.fleet.model import SERVING_STATES, Worker, until_ready
 from tpu_ops.remote import openssh, wire
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
+from tpu_ops.runs import advice
 
 #: Seconds for each worker, a cold connection included.
 LIMIT = 45.0
@@ -237,6 +238,11 @@ async def check(
     return probes
 
 
+def _of_name(fault: Fault) -> Fault:
+    """Return a fault of a worker that a run of the very name has which is to be started."""
+    return replace(fault, fix=f"{fault.fix}; or {advice.OTHER_NAME}") if fault.check == "free" else fault
+
+
 async def examine(
     fanout: Fanout, workers: Sequence[Worker], venv: str = "", user: str = "", run_id: str = ""
 ) -> tuple[list[Fault], dict[str, Mapping[str, Any]]]:
@@ -250,11 +256,13 @@ async def examine(
 
     replies = await fanout.call(requests, "probe", limit=LIMIT, done=note)
     faults = [fault_of_reply(reply) for reply in replies.values() if not reply.ok]
-    known = [host for host, reply in replies.items() if reply.ok and reply.value.get("known")]
-    faults += [Fault(host, f"run {run_id} has been on it before", "choose another --name") for host in known]
     probes = {host: reply.value["probe"] for host, reply in replies.items() if reply.ok}
+    on = {host for host, probe in probes.items() if run_id and (probe.get("holder") or {}).get("run_id") == run_id}
+    known = [host for host in probes if replies[host].value.get("known") and host not in on]
+    faults += [Fault(host, f"run {run_id} has been on it before", advice.OTHER_NAME) for host in known]
     for worker in workers:
         if worker.host in probes:
-            faults += faults_of(worker, probes[worker.host])
+            found = faults_of(worker, probes[worker.host])
+            faults += [_of_name(fault) for fault in found] if worker.host in on else found
     ages = {host: time.monotonic() - when for host, when in came.items()}
     return faults + differences(probes, venv, ages), probes

@@ -21,6 +21,7 @@ from tpu_ops import files
 from tpu_ops.errors import UsageError
 from tpu_ops.fleet.model import Worker, label_of
 from tpu_ops.fleet.state import UnwritableError, replace, unwritable
+from tpu_ops.runs import advice
 from tpu_ops.runs.outcomes import Outcome
 
 #: Runs that are remembered, and those that can be started again: more than any list shows.
@@ -110,7 +111,7 @@ def begin(state_dir: Path, record: RunRecord, before: RunRecord | None) -> None:
         with files.locked(folder / ".starting", _PATIENCE):
             known = read(state_dir, record.run_id)
             if known is not None and (before is None or known.since != before.since):
-                what, fix = "a run with this name was started here just now", "choose another --name"
+                what, fix = "a run with this name was started here just now", advice.name_taken(record.run_id)
                 raise UsageError(what, where=f"run {record.run_id}", fix=fix)
             write(state_dir, record)
     except (OSError, TimeoutError) as exc:

@@ -22,7 +22,7 @@ from tpu_ops.fleet.model import Node
 from tpu_ops.fleet.remaking import Plan
 from tpu_ops.fleet.requests import Requests
 from tpu_ops.fleet.state import unwritable
-from tpu_ops.runs import spec, sync
+from tpu_ops.runs import advice, spec, sync
 
 #: Bytes of what is kept of a run: metadata of its nodes, of 256 KB each, and a command line of 2 MB.
 _LARGEST = 256 * 2**20
@@ -148,15 +148,20 @@ def write(state_dir: Path, recovery: Recovery) -> None:
         raise unwritable(path, exc) from exc
 
 
-def require_none(state_dir: Path, run_id: str) -> None:
+def require_none(state_dir: Path, run_id: str, *, alone: bool) -> None:
     """Return where no run of this name is recovered on this machine, or could be.
+
+    Args:
+        state_dir: Of the fleet.
+        run_id: The name.
+        alone: Whether this process has the `lock`.
 
     Raises:
         UsageError: One is.
     """
     if is_kept(state_dir, run_id):
-        fix = f"`tpu_ops attach {run_id} --recover` resumes it, `tpu_ops stop {run_id}` ends it, or choose another"
-        raise UsageError("as far as this machine knows, it has not ended", where=f"run {run_id}", fix=f"{fix} --name")
+        fix = advice.name_taken(run_id, resumes=alone or not is_held(state_dir, run_id))
+        raise UsageError("as far as this machine knows, it has not ended", where=f"run {run_id}", fix=fix)
 
 
 def read(state_dir: Path, run_id: str) -> Recovery:

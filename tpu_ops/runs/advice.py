@@ -1,0 +1,41 @@
+"""What to do about a run, in words, from what was seen of it: the only place that decides this on the controller.
+
+What a worker has seen itself, as the run that has it, it says itself (`host/fitness.py`). Commands in the words are on
+no fleet yet (`cli/commands.py`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: What to do where a name is taken and nothing more is known of its run.
+OTHER_NAME = "choose another --name"
+
+
+class Step(NamedTuple):
+    """What to do: what for in a word, and how."""
+
+    what: str
+    how: str
+
+
+def reaching(run_id: str) -> tuple[Step, ...]:
+    """Return how to get at a run that may be on, and how to end it."""
+    return Step("follow", f"tpu_ops attach {run_id}"), Step("stop", f"tpu_ops stop {run_id}")
+
+
+def resuming(run_id: str) -> Step:
+    """Return how to go on with a recovery that no process is at."""
+    return Step("recover", f"tpu_ops attach {run_id} --recover")
+
+
+def name_taken(run_id: str, *, resumes: bool = False) -> str:
+    """Return what to do where the name of a new run is that of one which is on.
+
+    Args:
+        run_id: The run.
+        resumes: Whether it is one whose recovery has no process any more.
+    """
+    follow, stop = reaching(run_id)
+    first = f"`{resuming(run_id).how}` resumes it" if resumes else f"`{follow.how}` follows it"
+    return f"{first}, `{stop.how}` ends it; or {OTHER_NAME}"
