@@ -27,6 +27,12 @@ printf '%s\n' "$line" | /usr/local/sbin/tpu-host.real
 END
 """
 UNHANG = "cd /usr/local/sbin && mv tpu-host.real tpu-host; rm -f /run/asked; pkill -x -f 'sleep 61'"
+#: The same with one that holds the request back until it is let go, and then carries it out.
+HOLD = HANG.replace(
+    "exec sleep 61",
+    """until [ -e /run/go ]; do sleep 0.05; done
+    line=$(printf '%s' "$line" | sed 's/"attended": true/"attended": false/')""",
+)
 KEY = "5a" * 32
 BARRIER = 15
 #: From the first record to the barrier's begin, and from its end to the final record, in seconds.
@@ -96,6 +102,23 @@ def test_a_worker_that_is_too_late_is_named(bench: Bench) -> None:
     record = refused(bench, 0, "late")
     assert record["reason"].partition(";")[0] == "not ready within 5 s: rank 1 (pod-w1)"
     assert bench.tpu_ops("train", "pod", "--", "true").returncode == 0, "the pod is free again"
+
+
+def test_a_stop_at_the_barrier_is_told_to_who_started_the_run(bench: Bench) -> None:
+    try:
+        bench.inside(1, HOLD)
+        starter = bench.popen("train", "pod", "--name", "halted", "--", "true")
+        bench.await_(lambda: bench.inside(1, "ls /run/asked", check=False), "worker 1 is asked to start")
+        ended = bench.tpu_ops("stop", "halted", "--grace", "1")
+        bench.inside(1, "touch /run/go")
+        _, said = starter.communicate(timeout=60)
+    finally:
+        bench.inside(1, UNHANG + "; rm -f /run/go", check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert (starter.returncode, "error: the run was not started: run halted was stopped by ada" in said) == (1, True)
+    assert "firewall" not in said
+    refused(bench, 0, "halted")
+    bench.await_clean(1)
 
 
 def test_a_rank_that_finds_no_hub_ends_at_once_by_itself(bench: Bench) -> None:

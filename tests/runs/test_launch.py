@@ -36,6 +36,8 @@ class Workers:
         self.calls: list[tuple[str, dict[str, Mapping[str, Any]]]] = []
         self.hangs = ""
         self.deaf = self.slow_to_stop = False
+        #: Who has stopped the run, as rank 0 knows it.
+        self.stopped_by = ""
         self.hanging = asyncio.Event()
 
     async def call(
@@ -45,7 +47,7 @@ class Workers:
         self.calls.append((action, dict(requests)))
         found = {}
         for host in requests:
-            reply = self._replies.get(host, RUNNING) if action == "start" else Reply("", {"record": {}})
+            reply = self._replies.get(host, RUNNING) if action == "start" else self._given_up()
             if (action == "start" and host == self.hangs) or (action == "stop" and self.slow_to_stop):
                 self.hanging.set()
                 await asyncio.Event().wait()
@@ -56,6 +58,9 @@ class Workers:
                 done(found[host])
         await asyncio.sleep(0)
         return found
+
+    def _given_up(self) -> Reply:
+        return Reply("", {"record": {"stop_requested_by": self.stopped_by}, "already": True})
 
     @property
     def asked(self) -> list[tuple[str, list[str]]]:
@@ -114,6 +119,20 @@ async def test_those_at_fault_are_named_and_not_those_that_tell_of_them() -> Non
     assert (await not_started(workers)).where == "pod-w[1,3]"
     workers = Workers(pod_w1=told(0), pod_w2=HELD, pod_w3=told())
     assert (await not_started(workers)).where == "pod-w2"
+
+
+@pytest.mark.parametrize("leader", [False, True], ids=["a rank came too late", "a slice came too late"])
+async def test_a_stop_at_the_barrier_is_told_to_the_starter_and_no_firewall(leader: bool) -> None:
+    late = Reply("", {"blamed": []}, "failed", "rank 0 (pod-w0) no longer waits: given up, or a firewall is in the way")
+    slices = pod(2, "a", "1") + pod(2, "b", "2")
+    workers = Workers(a_w0=WAITING, b_w0=late if leader else WAITING, b_w1=late)
+    workers.stopped_by = "ada"
+    fanout: Any = workers
+    with pytest.raises(launch.NotStarted) as raised:
+        await launch.start(fanout, SPEC, slices)
+    assert (raised.value.what, raised.value.where) == ("the run was not started: run r1 was stopped by ada", "a-w0")
+    assert raised.value.fix == "start it under another --name if it is wanted again"
+    assert not raised.value.may_be_on
 
 
 async def test_who_is_at_fault_is_named_with_its_own_words() -> None:

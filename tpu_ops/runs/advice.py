@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 #: What to do where a name is taken and nothing more is known of its run.
 OTHER_NAME = "choose another --name"
+#: What to do about a run that somebody has stopped before it began.
+STOPPED = "start it under another --name if it is wanted again"
 
 
 class Step(NamedTuple):

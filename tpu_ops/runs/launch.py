@@ -12,6 +12,7 @@ from tpu_ops.errors import ExitCode, OpsError, UsageError
 from tpu_ops.fleet.model import Worker
 from tpu_ops.remote.fanout import Fanout
 from tpu_ops.remote.replies import Reply
+from tpu_ops.runs import advice
 from tpu_ops.runs.outcomes import GIVEN_UP
 from tpu_ops.runs.spec import RunSpec
 
@@ -82,7 +83,7 @@ async def start(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> Non
         deaf = True
         # Whoever interrupts that too knows no more than that it may be on.
         with contextlib.suppress(asyncio.CancelledError):
-            deaf = bool(await _give_up(fanout, spec, workers[0].host, "its start was interrupted"))
+            deaf = _is_deaf(await _give_up(fanout, spec, workers[0].host, "its start was interrupted"))
         raise Interrupted(may_be_on=all_asked and deaf) from None
     except OSError:
         # This machine can no more, as where it may start no further ssh; whom it still reaches is not left waiting.
@@ -115,14 +116,16 @@ async def _reserve(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]) -> 
         reply = (await _call(fanout, spec, {host: request}))[host]
         if not reply.ok:
             # A worker that did not answer in time may have begun to wait for the others all the same.
-            silent, doubtful = _is_silent(reply), []
+            silent, doubtful, stopped = _is_silent(reply), list[str](), None
             if rank > 0 or silent:
                 reason = f"{host}: {reply.problem}" if rank > 0 else "the command that started it got no answer"
-                doubtful = await _give_up(fanout, spec, first, reason)
+                told = await _give_up(fanout, spec, first, reason)
+                doubtful = [first] if _is_deaf(told) else []
+                stopped = _stopped(spec.run_id, told)
             if rank > 0 and silent:
                 doubtful.append(host)
             alone = len(workers) == 1 and bool(doubtful)
-            raise NotStarted(_at_fault([reply], workers), doubtful, spec.barrier, may_be_on=alone)
+            raise NotStarted(stopped or _at_fault([reply], workers), doubtful, spec.barrier, may_be_on=alone)
         port = port or int(reply.value["record"]["port"])
     return port
 
@@ -140,7 +143,7 @@ async def _start_others(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]
         if rank not in leaders
     }
     replies: dict[str, Reply] = {}
-    giving_up: list[asyncio.Task[list[str]]] = []
+    giving_up: list[asyncio.Task[Reply]] = []
 
     def has_begun(reply: Reply) -> bool:
         """Return whether a worker that fell silent was ready all the same: whoever answers has heard that all were."""
@@ -153,13 +156,15 @@ async def _start_others(fanout: Fanout, spec: RunSpec, workers: Sequence[Worker]
             giving_up.append(asyncio.create_task(_give_up(fanout, spec, first, f"{reply.host}: {reply.problem}")))
 
     await _call(fanout, spec, requests, done=came)
-    doubtful = [name for task in giving_up for name in await task]
+    told = [await task for task in giving_up]
+    doubtful = [reply.host for reply in told if _is_deaf(reply)]
     refused = [replies[host] for host in requests if not replies[host].ok]
     if refused and (giving_up or not all(map(has_begun, refused))):
         doubtful += [reply.host for reply in refused if _is_silent(reply)]
         # An answer that was lost may have been that all ranks go, and rank 0 could not be told to end them.
         lost = first in doubtful and any(map(_is_silent, refused))
-        raise NotStarted(_at_fault(refused, workers), doubtful, spec.barrier, may_be_on=lost)
+        stopped = _stopped(spec.run_id, told[0]) if told else None
+        raise NotStarted(stopped or _at_fault(refused, workers), doubtful, spec.barrier, may_be_on=lost)
 
 
 async def _call(
@@ -189,10 +194,29 @@ def _at_fault(refused: Sequence[Reply], workers: Sequence[Worker]) -> list[Reply
     return [blamed[host] for host in sorted(blamed, key=texts.natural)] or list(refused)
 
 
-async def _give_up(fanout: Fanout, spec: RunSpec, first: str, reason: str) -> list[str]:
-    """Let rank 0 give up a run that has not begun; return where that could not be done."""
+def _stopped(run_id: str, told: Reply) -> list[Reply] | None:
+    """Return the refusal of all workers where somebody has stopped the run; else None.
+
+    A worker that came too late only knows that rank 0 no longer listens, as behind a firewall.
+
+    Args:
+        run_id: The run.
+        told: The answer of rank 0 when it was asked to give the run up: its record has who stopped it.
+    """
+    who = (told.value.get("record") or {}).get("stop_requested_by") if told.ok else ""
+    if not who:
+        return None
+    return [told._replace(kind="failed", problem=f"run {run_id} was stopped by {who}", fix=advice.STOPPED)]
+
+
+def _is_deaf(told: Reply) -> bool:
+    """Return whether rank 0 could not give the run up: its answer when it was asked to is given."""
+    return not told.ok and told.kind != "missing"
+
+
+async def _give_up(fanout: Fanout, spec: RunSpec, first: str, reason: str) -> Reply:
+    """Let rank 0 give up a run that has not begun; return its answer."""
     # Of an earlier attempt it knows already that it has ended.
     request = {"run_id": spec.run_id, "attempt": spec.attempt, "reason": GIVEN_UP + reason, "grace": spec.grace_failure}
     limit = spec.grace_failure + MARGIN
-    reply = (await fanout.call({first: request}, "stop", limit=limit))[first]
-    return [] if reply.ok or reply.kind == "missing" else [first]
+    return (await fanout.call({first: request}, "stop", limit=limit))[first]
